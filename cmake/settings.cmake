@@ -1,0 +1,26 @@
+# How all of our targets are compiled.
+include(GNUInstallDirs)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG -g1")
+
+find_program(MANIPLE_CCACHE ccache)
+if(MANIPLE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${MANIPLE_CCACHE})
+endif()
+
+add_library(maniple_warnings INTERFACE)
+target_compile_options(maniple_warnings INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wcast-qual -Wpedantic
+  $<$<BOOL:${MANIPLE_WERROR}>:-Werror>)
+
+if(MANIPLE_SANITIZE)
+  add_compile_options(-fsanitize=${MANIPLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${MANIPLE_SANITIZE})
+endif()

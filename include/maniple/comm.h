@@ -1,0 +1,12 @@
+// Communication between ranks, without LibTorch. See comm/process_group.h, which is the manual.
+#pragma once
+
+#include <maniple/comm/deadline.h>
+#include <maniple/comm/error.h>
+#include <maniple/comm/options.h>
+#include <maniple/comm/process_group.h>
+#include <maniple/comm/registered_memory.h>
+#include <maniple/comm/store.h>
+#include <maniple/comm/topology.h>
+#include <maniple/comm/types.h>
+#include <maniple/comm/work.h>

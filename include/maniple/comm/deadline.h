@@ -1,0 +1,58 @@
+// A point in time by which something must have happened.
+//
+// Deadlines, not timeouts, are passed down through the layers: an operation made of many waits has one deadline, so a
+// limit of 30 s means 30 s however many steps it takes. Only the monotonic clock is used: a jump of the wall clock
+// changes nothing.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace maniple {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Duration = Clock::duration;
+
+  /// Never expires.
+  constexpr Deadline() noexcept : when_(Clock::time_point::max()) {}
+  explicit constexpr Deadline(Clock::time_point when) noexcept : when_(when) {}
+
+  static constexpr Deadline never() noexcept { return Deadline(); }
+
+  /// Expires `limit` from now; zero or less has expired already; very large limits mean never.
+  template <class Rep, class Period>
+  static Deadline after(std::chrono::duration<Rep, Period> limit) {
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(limit).count();
+    if (seconds >= kForever) return never();
+    return Deadline(now + std::chrono::duration_cast<Duration>(limit));
+  }
+
+  bool is_never() const noexcept { return when_ == Clock::time_point::max(); }
+  bool expired() const noexcept { return !is_never() && Clock::now() >= when_; }
+  Clock::time_point when() const noexcept { return when_; }
+
+  /// Time left, never negative. A deadline that never expires has `Duration::max()` left.
+  Duration remaining() const noexcept {
+    if (is_never()) return Duration::max();
+    return std::max(Duration::zero(), when_ - Clock::now());
+  }
+
+  /// Milliseconds left, rounded up and clamped for poll(2) and its kin: -1 for never, otherwise 0 .. cap.
+  int poll_ms(int cap = 1'000'000) const noexcept {
+    if (is_never()) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(remaining()).count();
+    return static_cast<int>(std::min<long long>(left, cap));
+  }
+
+  friend constexpr auto operator<=>(const Deadline&, const Deadline&) = default;
+  static Deadline sooner(Deadline a, Deadline b) { return std::min(a, b); }
+
+ private:
+  static constexpr double kForever = 1e9;  // about 30 years, in seconds
+  Clock::time_point when_;
+};
+
+}  // namespace maniple

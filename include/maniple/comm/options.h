@@ -1,0 +1,58 @@
+// Options, with their defaults and what they trade.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace maniple {
+
+using Seconds = std::chrono::duration<double>;
+
+/// How bytes travel between two ranks.
+enum class TransportKind : std::uint8_t {
+  automatic,  ///< threads of one process: loopback; same host: shm; otherwise tcp. Right for nearly everyone.
+  loopback,   ///< only for ranks that are threads of one process
+  shm,        ///< only for ranks of one host
+  tcp,        ///< everywhere; slower inside a host
+};
+std::string_view to_string(TransportKind kind) noexcept;
+TransportKind parse_transport(std::string_view name);  ///< "auto", "loopback", "shm", "tcp"; throws InvalidArgument
+
+struct JoinOptions {
+  /// Where ranks meet:
+  ///   "env://"             MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, as every launcher of the PyTorch world sets them
+  ///   "tcp://host:port"    rank 0 listens there; rank and world_size come from the fields below (or from
+  ///                        `?rank=R&world_size=N`)
+  ///   "file:///path"       a file all ranks can reach; rank may be left at -1 to be given one
+  std::string init_method = "env://";
+
+  /// -1: taken from the environment, the address, or (file://) assigned in the order of arrival.
+  int rank = -1;
+  int world_size = -1;
+
+  /// Limit for joining, and the default limit of every operation (one deadline for one operation, not per step).
+  Seconds timeout = std::chrono::minutes(30);
+
+  /// Limit for joining alone, if it should be shorter than `timeout`.
+  std::optional<Seconds> join_timeout;
+
+  std::string backend = "native";
+  TransportKind transport = TransportKind::automatic;
+
+  /// Forces an algorithm by the name that `maniple bench --list` shows; empty: chosen by size and topology.
+  std::string algorithm;
+};
+
+struct GroupOptions {
+  std::optional<Seconds> timeout;          ///< default: that of the parent group
+  std::optional<TransportKind> transport;  ///< default: that of the parent group
+  std::optional<std::string> algorithm;    ///< default: that of the parent group
+};
+
+/// Given to single calls.
+struct CallOptions {
+  std::optional<Seconds> timeout;  ///< default: that of the group
+};
+
+}  // namespace maniple

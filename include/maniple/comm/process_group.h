@@ -1,0 +1,199 @@
+// A group of ranks and everything they can say to each other.
+//
+//   auto world = maniple::join();                          // env://, started by `maniple run`, torchrun, mpirun, ...
+//   std::vector<float> x(1000, float(world->rank()));
+//   world->all_reduce(buffer_of(x));                       // x now holds the sum on every rank
+//
+// Contract of every collective: all ranks of the group call it, with matching arguments, in the same order. Ranks that
+// disagree (another operation, dtype, count, root, reduce op, order) all get `Mismatch`, which lists what each rank
+// called and where. A rank that does not come is named by `Timeout`; one that dies, by `PeerLost`, at once.
+//
+// Synchronous and asynchronous: `op(...)` returns when this rank's result is in place; `op_async(...)` returns a
+// `Work`. A synchronous call on an idle group runs in the calling thread and costs no thread switch.
+//
+// Threads: a group may be used from several threads, but as the order of calls must be the same on all ranks, only
+// one at a time in practice; use one group per thread for concurrency. send and recv are exempt from the order of
+// collectives: they are matched by (source, tag) in the order posted.
+//
+// After an error of the second family (see error.h) the group is aborted on all ranks: later calls throw `Aborted` at
+// once with the first cause. Make a new group, or end. Destroying a group never communicates and never blocks on
+// peers. In a child of fork() every call throws: a forked child is not a rank.
+//
+// Counts are in elements. "In place" means that input and output are the same memory.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <maniple/comm/options.h>
+#include <maniple/comm/registered_memory.h>
+#include <maniple/comm/store.h>
+#include <maniple/comm/topology.h>
+#include <maniple/comm/types.h>
+#include <maniple/comm/work.h>
+
+namespace maniple {
+
+class ProcessGroup;
+
+/// Joins the world: waits until all `world_size` ranks have come, or throws `Timeout` naming those that have not.
+/// Throws `InvalidArgument` naming the variable, what it holds and what was expected.
+std::shared_ptr<ProcessGroup> join(const JoinOptions& options = {});
+
+/// The same over a store that the program brings along (tests, launchers). Uses keys under "maniple/".
+std::shared_ptr<ProcessGroup> join(std::shared_ptr<Store> store, const JoinOptions& options);
+
+inline constexpr int kAnySource = -1;
+
+/// One element of a batch of point-to-point operations.
+struct PointToPoint {
+  static PointToPoint send(ConstBuffer buffer, int peer, int tag = 0) { return {Op::send, buffer, {}, peer, tag}; }
+  static PointToPoint recv(Buffer buffer, int peer, int tag = 0) { return {Op::recv, {}, buffer, peer, tag}; }
+
+  Op op;
+  ConstBuffer out;  ///< for send
+  Buffer in;        ///< for recv
+  int peer;
+  int tag;
+};
+
+/// What every call may be told, and where it was made (for error messages; leave `where` alone).
+struct Call {
+  Call(CallOptions options = {}, std::source_location where = std::source_location::current())  // NOLINT
+      : options(options), where(where) {}
+  CallOptions options;
+  std::source_location where;
+};
+
+class ProcessGroup {
+ public:
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const noexcept;
+  int size() const noexcept;
+  const Topology& topology() const noexcept;
+  const std::string& name() const noexcept;       ///< "world", "world/2", ...
+  const std::string& backend() const noexcept;    ///< "native"
+  std::string_view transport() const noexcept;    ///< "loopback", "shm", "tcp", "shm+tcp", or "none" for one rank
+  Store& store() noexcept;                        ///< shared by the ranks of this group; keys of its own
+
+  // ---- Groups of ranks -----------------------------------------------------------------------------------------
+
+  /// A group of some of this group's ranks, in the order given. Collective over *this*; every rank passes the same
+  /// list. Ranks that are not in it get null.
+  std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options = {}, Call call = {});
+
+  /// One group for each colour; inside it ranks are ordered by (key, rank). A negative colour: no group (null).
+  std::shared_ptr<ProcessGroup> split(int color, int key = 0, const GroupOptions& options = {}, Call call = {});
+
+  // ---- Collectives ---------------------------------------------------------------------------------------------
+
+  /// The root's buffer is copied to all.
+  void broadcast(Buffer buffer, int root, Call call = {});
+  Work broadcast_async(Buffer buffer, int root, Call call = {});
+
+  /// `output` on the root becomes the reduction of all inputs. Other ranks' outputs are ignored and may be empty.
+  void reduce(ConstBuffer input, Buffer output, int root, ReduceOp op = ReduceOp::sum, Call call = {});
+  Work reduce_async(ConstBuffer input, Buffer output, int root, ReduceOp op = ReduceOp::sum, Call call = {});
+
+  /// Every rank's buffer becomes the reduction of all buffers.
+  void all_reduce(Buffer buffer, ReduceOp op = ReduceOp::sum, Call call = {});
+  Work all_reduce_async(Buffer buffer, ReduceOp op = ReduceOp::sum, Call call = {});
+
+  /// The same, out of place.
+  void all_reduce(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum, Call call = {});
+  Work all_reduce_async(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum, Call call = {});
+
+  /// Many buffers, of any dtypes and counts, in one operation; small ones are packed together.
+  void all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op = ReduceOp::sum, Call call = {});
+  Work all_reduce_coalesced_async(std::span<const Buffer> buffers, ReduceOp op = ReduceOp::sum, Call call = {});
+
+  /// `output` on the root holds the inputs of rank 0, 1, ... one after the other. With `counts` (one for each rank,
+  /// the same list on all ranks) inputs may differ in length.
+  void gather(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {}, Call call = {});
+  Work gather_async(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {}, Call call = {});
+
+  /// gather, with the result on all ranks. `input` may be this rank's part of `output`.
+  void all_gather(ConstBuffer input, Buffer output, std::span<const std::size_t> counts = {}, Call call = {});
+  Work all_gather_async(ConstBuffer input, Buffer output, std::span<const std::size_t> counts = {}, Call call = {});
+
+  /// The root's `input` is cut into parts, one for each rank.
+  void scatter(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {}, Call call = {});
+  Work scatter_async(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {}, Call call = {});
+
+  /// The reduction of all inputs is cut into parts, one for each rank. `output` may be this rank's part of `input`.
+  void reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum,
+                      std::span<const std::size_t> counts = {}, Call call = {});
+  Work reduce_scatter_async(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum,
+                            std::span<const std::size_t> counts = {}, Call call = {});
+
+  /// Part j of this rank's input becomes part (this rank) of rank j's output. Without counts all parts are equal.
+  /// With counts, `input_counts[j]` here must equal `output_counts[this rank]` on rank j. Not in place.
+  void all_to_all(ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts = {},
+                  std::span<const std::size_t> output_counts = {}, Call call = {});
+  Work all_to_all_async(ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts = {},
+                        std::span<const std::size_t> output_counts = {}, Call call = {});
+
+  /// Returns when all ranks have called it.
+  void barrier(Call call = {});
+  Work barrier_async(Call call = {});
+
+  /// A barrier with a limit of its own that, when it fails, names every missing rank and leaves the group usable. Goes
+  /// through the store, so it is slow (a millisecond) and works even while collectives are stuck.
+  void monitored_barrier(Seconds timeout, Call call = {});
+
+  // ---- Point to point ------------------------------------------------------------------------------------------
+
+  /// Returns when the buffer may be reused, which may be before the receiver has it.
+  void send(ConstBuffer buffer, int peer, int tag = 0, Call call = {});
+  Work isend(ConstBuffer buffer, int peer, int tag = 0, Call call = {});
+
+  /// Receives exactly `buffer.count` elements; a message of another length or dtype is a `Mismatch`. `peer` may be
+  /// kAnySource. Returns the sender's rank.
+  int recv(Buffer buffer, int peer, int tag = 0, Call call = {});
+  /// `source`, if not null, is set to the sender's rank before the Work is done.
+  Work irecv(Buffer buffer, int peer, int tag = 0, int* source = nullptr, Call call = {});
+
+  /// Starts them all together, so that no order of sends and receives can deadlock. One Work for each.
+  std::vector<Work> batch_isend_irecv(std::span<const PointToPoint> operations, Call call = {});
+
+  // ---- Objects: bytes of any length, different on every rank ---------------------------------------------------
+
+  std::string broadcast_object(std::string_view object, int root, Call call = {});
+  std::vector<std::string> gather_objects(std::string_view object, int root, Call call = {});  ///< empty except on root
+  std::vector<std::string> all_gather_objects(std::string_view object, Call call = {});
+  std::string scatter_objects(std::span<const std::string> objects, int root, Call call = {});
+
+  // ---- Memory --------------------------------------------------------------------------------------------------
+
+  /// Memory that every rank of this host maps, so that collectives on it copy nothing. Collective over the group; sizes
+  /// may differ. Zeroed, page-aligned. Freed when the last handle goes, on each rank for itself.
+  RegisteredMemory allocate(std::size_t bytes, Call call = {});
+
+  // ---- Ends ----------------------------------------------------------------------------------------------------
+
+  /// Makes every rank's current and later calls on this group fail with `Aborted`. Any thread, any time.
+  void abort(const std::string& reason);
+
+  /// The cause if the group has been aborted, otherwise null.
+  std::exception_ptr error() const;
+
+  /// The last operations of this rank, oldest first, one line each: what people paste into bug reports.
+  std::vector<std::string> recent_operations() const;
+
+  class Impl;  // internal
+  explicit ProcessGroup(std::unique_ptr<Impl> impl);
+  Impl& impl() noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace maniple

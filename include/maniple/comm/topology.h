@@ -1,0 +1,32 @@
+// Where the ranks of a group are.
+//
+// Hosts are recognised by fact: two ranks share a host when they see the same kernel boot id and live in the same
+// network, IPC and user namespaces, so that they can share memory. What variables such as LOCAL_RANK claim is not used
+// here.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace maniple {
+
+struct Topology {
+  struct Member {
+    int global_rank = 0;  ///< rank in the world
+    int node_rank = 0;    ///< index of its host, in the order in which hosts appear by rank
+    int local_rank = 0;   ///< index among the group's ranks of that host
+    std::string host;     ///< host name, for messages
+    int pid = 0;
+  };
+  int rank = 0;                         ///< of the calling process
+  std::vector<Member> members;          ///< by rank in the group
+  std::vector<std::vector<int>> nodes;  ///< the group's ranks on each host, ascending
+
+  int size() const noexcept { return static_cast<int>(members.size()); }
+  int node_count() const noexcept { return static_cast<int>(nodes.size()); }
+  int node_rank() const { return members.at(rank).node_rank; }
+  int local_rank() const { return members.at(rank).local_rank; }
+  int local_size() const { return static_cast<int>(nodes.at(node_rank()).size()); }
+};
+
+}  // namespace maniple

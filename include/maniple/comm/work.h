@@ -1,0 +1,52 @@
+// A handle to an operation that was started with one of the `_async` calls.
+//
+//   Work work = group->all_reduce_async(buffer_of(gradients));
+//   ...                        // the group's own thread communicates meanwhile
+//   work.wait();               // returns when the result is in place; throws what went wrong
+//
+// Operations of one group run in the order in which they were called, on every rank. A handle may be copied; all
+// copies are the same operation. Dropping the last handle neither waits nor cancels. All methods may be called from
+// any thread.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+
+#include <maniple/comm/deadline.h>
+
+namespace maniple {
+
+class Work {
+ public:
+  /// A handle to nothing; only assignment and `valid` may be used.
+  Work() = default;
+  bool valid() const noexcept { return state_ != nullptr; }
+
+  /// True once the operation has succeeded or failed.
+  bool done() const;
+
+  /// Blocks until done; rethrows the operation's error. (The operation has a deadline of its own, so this ends.)
+  void wait() const;
+
+  /// Blocks until done or until the deadline; true when done. Rethrows the operation's error. That the deadline of this
+  /// wait passes is no error and does not disturb the operation.
+  bool wait_until(Deadline deadline) const;
+
+  /// The error, or null while running and after success.
+  std::exception_ptr error() const;
+
+  /// Runs `next` once the operation is done: at once in the calling thread if it is done already, otherwise in the
+  /// thread that finishes it. The returned Work is done when `next` has returned; it carries the error of the
+  /// operation, in which case `next` is not run, or what `next` threw. `next` must not block on operations of the same
+  /// group.
+  Work then(std::function<void()> next) const;
+
+  struct State;  // internal
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace maniple

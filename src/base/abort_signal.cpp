@@ -1,0 +1,62 @@
+#include "base/abort_signal.h"
+
+#include <sys/eventfd.h>
+
+#include "base/system_error.h"
+
+namespace maniple {
+
+AbortSignal::AbortSignal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!event_) throw_system_error("eventfd");
+}
+
+bool AbortSignal::raise(std::exception_ptr cause) {
+  std::vector<std::pair<int, std::function<void()>>> listeners;
+  {
+    const std::lock_guard lock(mutex_);
+    if (cause_) return false;
+    cause_ = std::move(cause);
+    listeners = listeners_;
+  }
+  raised_.store(true, std::memory_order_release);
+  ::eventfd_write(event_.get(), 1);
+  for (const auto& [ticket, listener] : listeners) listener();
+  return true;
+}
+
+std::exception_ptr AbortSignal::cause() const {
+  const std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+void AbortSignal::rethrow() const { std::rethrow_exception(cause()); }
+
+int AbortSignal::on_raise(std::function<void()> listener) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!cause_) {
+      listeners_.emplace_back(next_ticket_, std::move(listener));
+      return next_ticket_++;
+    }
+  }
+  listener();
+  return -1;
+}
+
+void AbortSignal::forget(int ticket) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(listeners_, [ticket](const auto& entry) { return entry.first == ticket; });
+}
+
+std::string text_of(const std::exception_ptr& cause) {
+  if (!cause) return "no error";
+  try {
+    std::rethrow_exception(cause);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+}  // namespace maniple

@@ -1,0 +1,55 @@
+// The first failure of a group, and the bell that wakes everyone who waits in it.
+//
+// Waiting code asks `raised()` (one relaxed load) between looks, or adds `fd()` to its poll set. The first cause wins;
+// later ones are dropped. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include <maniple/comm/error.h>
+
+namespace maniple {
+
+class AbortSignal {
+ public:
+  AbortSignal();
+
+  bool raised() const noexcept { return raised_.load(std::memory_order_acquire); }
+
+  /// Keeps the cause if it is the first (then returns true), runs the listeners once.
+  bool raise(std::exception_ptr cause);
+
+  /// Readable once raised.
+  int fd() const noexcept { return event_.get(); }
+
+  std::exception_ptr cause() const;
+
+  /// Throws the cause itself.
+  [[noreturn]] void rethrow() const;
+  void check() const {
+    if (raised()) [[unlikely]] rethrow();
+  }
+
+  /// Run in the thread that raises (at once if raised already); must not block. Returns a ticket for `forget`.
+  int on_raise(std::function<void()> listener);
+  void forget(int ticket);
+
+ private:
+  std::atomic<bool> raised_{false};
+  UniqueFd event_;
+  mutable std::mutex mutex_;
+  std::exception_ptr cause_;
+  std::vector<std::pair<int, std::function<void()>>> listeners_;
+  int next_ticket_ = 0;
+};
+
+/// The text of an exception, for messages built from causes.
+std::string text_of(const std::exception_ptr& cause);
+
+}  // namespace maniple

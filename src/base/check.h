@@ -1,0 +1,23 @@
+// The two checks. MANIPLE_REQUIRE is for the caller's mistakes: always on, throws InvalidArgument, tested.
+// MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <maniple/comm/error.h>
+
+namespace maniple {
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line) noexcept;
+}  // namespace maniple
+
+#define MANIPLE_REQUIRE(condition, ...) \
+  do {                                  \
+    if (!(condition)) [[unlikely]]      \
+      throw ::maniple::InvalidArgument(::fmt::format(__VA_ARGS__)); \
+  } while (false)
+
+#define MANIPLE_ASSERT(condition)                                   \
+  do {                                                              \
+    if (!(condition)) [[unlikely]]                                  \
+      ::maniple::assertion_failed(#condition, __FILE__, __LINE__);  \
+  } while (false)

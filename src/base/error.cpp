@@ -1,0 +1,37 @@
+#include <maniple/comm/error.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <system_error>
+
+#include "base/check.h"
+#include "base/system_error.h"
+
+namespace maniple {
+
+const char* to_string(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::invalid_argument: return "InvalidArgument";
+    case ErrorKind::timeout: return "Timeout";
+    case ErrorKind::peer_lost: return "PeerLost";
+    case ErrorKind::aborted: return "Aborted";
+    case ErrorKind::mismatch: return "Mismatch";
+    case ErrorKind::protocol: return "ProtocolError";
+    case ErrorKind::system: return "SystemError";
+    case ErrorKind::unsupported: return "Unsupported";
+  }
+  return "Error";
+}
+
+std::string errno_text(int code) { return std::system_category().message(code); }
+
+void throw_system_error(const std::string& what, int code) {
+  throw SystemError(fmt::format("{}: {}", what, errno_text(code)), code);
+}
+
+void assertion_failed(const char* condition, const char* file, int line) noexcept {
+  std::fprintf(stderr, "maniple: internal error, please report it: %s at %s:%d\n", condition, file, line);
+  std::abort();
+}
+
+}  // namespace maniple

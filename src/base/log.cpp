@@ -1,0 +1,48 @@
+#include "base/log.h"
+
+#include <unistd.h>
+
+#include <mutex>
+#include <set>
+
+#include "base/environment.h"
+
+namespace maniple {
+namespace {
+
+LogLevel level_from_environment() {
+  const std::string name = knob_text(Knob::log);
+  if (name == "debug") return LogLevel::debug;
+  if (name == "info") return LogLevel::info;
+  if (name == "error") return LogLevel::error;
+  if (name == "off") return LogLevel::off;
+  return LogLevel::warning;
+}
+
+constexpr std::string_view kNames[] = {"debug", "info", "warning", "error", ""};
+
+}  // namespace
+
+bool log_enabled(LogLevel level) noexcept {
+  static const LogLevel kLevel = level_from_environment();
+  return level >= kLevel;
+}
+
+void log_line(LogLevel level, std::string_view text) {
+  // One write(2) a line, so that lines of several processes do not mix.
+  const std::string line = fmt::format("maniple: {}: {}\n", kNames[static_cast<int>(level)], text);
+  const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  (void)written;
+}
+
+void warn_once(const std::string& text) {
+  static std::mutex mutex;
+  static std::set<std::string> seen;
+  {
+    const std::lock_guard lock(mutex);
+    if (!seen.insert(text).second) return;
+  }
+  log_warning("{}", text);
+}
+
+}  // namespace maniple

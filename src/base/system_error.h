@@ -1,0 +1,14 @@
+// SystemError from errno: "connect 10.0.0.1:29500: Connection refused".
+#pragma once
+
+#include <cerrno>
+#include <string>
+
+#include <maniple/comm/error.h>
+
+namespace maniple {
+
+std::string errno_text(int code);
+[[noreturn]] void throw_system_error(const std::string& what, int code = errno);
+
+}  // namespace maniple

@@ -1,0 +1,70 @@
+// One collective call, as every backend and algorithm sees it.
+//
+// in and out by operation (P = parts of all ranks, in rank order; own = this rank's part; one = `count` elements):
+//
+//   op              in            out
+//   broadcast       = out         one
+//   reduce          one           one on the root
+//   all_reduce      one           one
+//   gather          own           P on the root
+//   all_gather      own           P
+//   scatter         P on the root own
+//   reduce_scatter  P             own
+//   all_to_all      P (in_parts)  P (out_parts)
+//   barrier         -             -
+//
+// in == out (or in pointing at this rank's own part of out, and the reverse) is allowed except for all_to_all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <source_location>
+#include <span>
+#include <vector>
+
+#include <maniple/comm/types.h>
+
+namespace maniple {
+
+/// A buffer cut into one part per rank: equal parts, or parts of the given counts (elements).
+class Parts {
+ public:
+  Parts() = default;
+  Parts(std::size_t each, int ranks) : each_(each), ranks_(ranks) {}
+  /// `counts` is copied.
+  explicit Parts(std::span<const std::size_t> counts);
+
+  std::size_t count(int rank) const noexcept { return offsets_.empty() ? each_ : offsets_[rank + 1] - offsets_[rank]; }
+  std::size_t offset(int rank) const noexcept { return offsets_.empty() ? each_ * rank : offsets_[rank]; }
+  std::size_t total() const noexcept { return offsets_.empty() ? each_ * ranks_ : offsets_.back(); }
+  std::size_t largest() const noexcept { return largest_of(); }
+  bool equal() const noexcept { return offsets_.empty(); }
+  int ranks() const noexcept { return offsets_.empty() ? ranks_ : static_cast<int>(offsets_.size()) - 1; }
+  std::uint64_t hash() const noexcept;  ///< of the counts; 0 for equal parts
+
+ private:
+  std::size_t largest_of() const noexcept;
+  std::size_t each_ = 0;
+  int ranks_ = 0;
+  std::vector<std::size_t> offsets_;  // ranks + 1; empty for equal parts
+};
+
+struct Operation {
+  Op op = Op::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce;
+  int root = 0;
+  std::size_t count = 0;  ///< elements: see the table; for operations with parts, the equal part (0 when uneven)
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  Parts parts;      ///< gather, all_gather, scatter, reduce_scatter
+  Parts in_parts;   ///< all_to_all
+  Parts out_parts;  ///< all_to_all
+  std::uint64_t seq = 0;  ///< number of the call in its group
+  std::source_location where;
+
+  std::size_t element() const noexcept { return size_of(dtype); }
+  std::size_t bytes() const noexcept { return count * element(); }
+};
+
+}  // namespace maniple

@@ -1,0 +1,61 @@
+// Where a socket is bound or connects to: IPv4, IPv6, or an abstract Unix name.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include <maniple/comm/deadline.h>
+
+namespace maniple {
+
+class Address {
+ public:
+  Address() = default;
+
+  /// All addresses of a host name or literal, in the resolver's order. Throws SystemError naming the host and the reason.
+  /// The lookup runs aside, so that a slow resolver cannot outlast the deadline.
+  static std::vector<Address> resolve(const std::string& host, std::uint16_t port, Deadline deadline);
+  /// A Unix socket in the abstract name space (no file, gone with its owner).
+  static Address unix_abstract(std::string_view name);
+  static Address of_socket(int fd);    ///< getsockname
+  static Address of_peer(int fd);      ///< getpeername
+  /// "10.0.0.1:80", "[::1]:80", "unix:@name"
+  static Address parse(std::string_view text);
+  /// The first address of a network interface; throws InvalidArgument listing the interfaces there are.
+  static Address of_interface(const std::string& name);
+
+  int family() const noexcept { return storage_.ss_family; }
+  bool is_unix() const noexcept { return family() == AF_UNIX; }
+  bool is_loopback() const noexcept;
+  std::uint16_t port() const noexcept;
+  Address with_port(std::uint16_t port) const;
+  std::string host() const;       ///< without the port
+  std::string to_string() const;
+
+  const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const noexcept { return length_; }
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+/// A listening socket, close-on-exec and non-blocking. SystemError names the address; for a port in use also the pid of
+/// the holder, when it is ours to see.
+UniqueFd listen_on(const Address& address);
+
+/// A connected socket, close-on-exec and non-blocking, TCP_NODELAY set. Retries refused connections until the deadline
+/// when `retry` is set (the server may not be up yet). Throws Timeout or SystemError naming the address and the reason.
+UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false);
+
+/// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`.
+void set_keepalive(int fd, double seconds);
+
+/// The local address that the kernel would use to reach `peer` (its route), without the port.
+Address route_to(const Address& peer);
+
+}  // namespace maniple

@@ -1,0 +1,43 @@
+// One thread that waits for many descriptors and timers. Callbacks run in that thread and must not block.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include <maniple/comm/deadline.h>
+
+namespace maniple {
+
+class EventLoop {
+ public:
+  /// `name` is the thread's name, at most 15 characters.
+  explicit EventLoop(const char* name);
+  ~EventLoop();  ///< stops and joins; not from its own thread
+
+  /// The process's own loop: started at first use, stopped when the last owner lets go. Used by all groups.
+  static std::shared_ptr<EventLoop> shared();
+
+  /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... The owner of the descriptor calls remove()
+  /// before closing it. add, modify and remove may be called from any thread; after remove() returns the callback is
+  /// not running and will not run (when called inside a callback: it will not run again).
+  void add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready);
+  void modify(int fd, std::uint32_t events);
+  void remove(int fd);
+
+  using Timer = std::uint64_t;
+  Timer call_at(Deadline when, std::function<void()> callback);
+  void cancel(Timer timer);  ///< afterwards the callback is not running and will not run
+
+  void post(std::function<void()> callback);       ///< runs it soon, in the loop's thread
+  void post_and_wait(std::function<void()> callback);  ///< the same, and waits; runs inline inside the loop's thread
+  bool inside() const noexcept;                    ///< called from the loop's thread?
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,77 @@
+// Nobody joins without the job's secret.
+//
+// Both ends prove that they hold the secret by an HMAC-SHA256 over the whole transcript: version, job, generation, role,
+// rank, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection works.
+// At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is in constant time.
+//
+//   dialler                                   acceptor
+//   hello(fields, nonce)              ->
+//                                     <-      hello(nonce, status, mac "acceptor")
+//   mac "dialler"                     ->
+//                                     <-      welcome, or a refusal with its reason
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "net/address.h"
+#include "net/event_loop.h"
+
+namespace maniple {
+
+/// The job's secret. `none()` is a well-known value for jobs started by hand without one: it proves nothing, which is
+/// why such jobs stay on loopback.
+struct Secret {
+  std::array<std::uint8_t, 32> bytes{};
+  bool is_none() const noexcept { return bytes == std::array<std::uint8_t, 32>{}; }
+  static Secret none() noexcept { return {}; }
+  static Secret random();
+};
+
+/// What a connection is for.
+enum class Role : std::uint8_t { store = 1, control = 2, data = 3, segment = 4 };
+
+/// Who a process is, the same for all of its connections.
+struct Identity {
+  Secret secret;
+  std::string job = "default";   ///< at most 64 bytes
+  std::uint32_t generation = 0;  ///< counts restarts; an older one is refused as superseded
+  std::int32_t world_size = -1;  ///< -1: not known (a launcher); otherwise both sides must agree
+  std::int32_t rank = -1;        ///< -1: no rank (a launcher, a tool)
+};
+
+/// What the dialler says it wants.
+struct Hello {
+  Role role = Role::store;
+  std::int32_t rank = -1;
+  std::string topic;  ///< at most 128 bytes: group and lane of a data connection, key of a segment, ...
+};
+
+/// Connects and authenticates. Throws Timeout, SystemError, or ProtocolError with the acceptor's reason ("superseded by
+/// generation 4", "world size 8 here, 4 there").
+UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry = false);
+
+/// Listens and authenticates. Strangers cost little: at most 64 unauthenticated connections at a time (the oldest goes
+/// first), 5 s each, one rate-limited log line for each reason with the peer's address.
+class Acceptor {
+ public:
+  /// Runs in the loop's thread with a connection that is authentic and non-blocking. To refuse it after all, return the
+  /// reason; it is sent to the dialler. An empty string accepts: the descriptor is the callback's to keep.
+  using Accept = std::function<std::string(UniqueFd& connection, const Hello& hello, const Address& peer)>;
+
+  Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept);
+  ~Acceptor();
+
+  const Address& address() const noexcept;
+  std::uint64_t refused() const noexcept;  ///< connections refused so far
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,30 @@
+// How a process learns who it is and meets the others: env://, tcp://, file://.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "net/address.h"
+#include "net/handshake.h"
+#include <maniple/comm/options.h>
+#include <maniple/comm/store.h>
+
+namespace maniple {
+
+/// What meeting gives. The identity's rank and world size are set.
+struct Meeting {
+  std::shared_ptr<Store> store;
+  Identity identity;
+  Address data_address;  ///< where this process listens for data: the interface that leads to the others, port 0
+};
+
+/// Resolves `options.init_method`. Throws InvalidArgument naming the variable or part of the address that is wrong, what
+/// it holds and what was expected; Timeout when the store cannot be reached.
+///
+/// Environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; checked against each other: LOCAL_RANK, LOCAL_WORLD_SIZE,
+/// NODE_RANK. MANIPLE_JOB names the job, MANIPLE_GENERATION counts restarts, MANIPLE_STORE_HOSTED=1 says that the
+/// launcher serves the store. The secret comes from MANIPLE_SECRET_FD (an inherited descriptor) or MANIPLE_SECRET_FILE
+/// (mode 0600); without one a warning is given once and only loopback is used, unless MANIPLE_ALLOW_NO_SECRET=1.
+Meeting meet(const JoinOptions& options, Deadline deadline);
+
+}  // namespace maniple

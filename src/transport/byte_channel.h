@@ -1,0 +1,27 @@
+// One direction of bytes between two ranks, non-blocking: a TCP connection or a ring in shared memory.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <span>
+
+namespace maniple {
+
+/// Both return the number of bytes moved, 0 when nothing can move now. Both throw PeerLost-worthy conditions as
+/// SystemError (reset, end of stream); who the peer is, the caller knows and adds.
+class ByteSink {
+ public:
+  virtual ~ByteSink() = default;
+  virtual std::size_t write_some(std::span<const iovec> parts) = 0;
+  virtual int fd() const noexcept = 0;  ///< to poll for EPOLLOUT; -1: none (shared memory)
+};
+
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  virtual std::size_t read_some(std::span<const iovec> parts) = 0;
+  virtual int fd() const noexcept = 0;  ///< to poll for EPOLLIN; -1: none (shared memory)
+};
+
+}  // namespace maniple

@@ -1,0 +1,54 @@
+// Messages between ranks of a group during one collective: post sends and receives, wait for them in any order.
+//
+// A message is a frame: a 64-byte header (magic, kind, flags, signature of the call, length, header check) and the
+// payload. Large payloads are cut into pieces which travel on the lane's streams in turn, each with a CRC-32C when the
+// channel is a network. Messages between the same two ranks arrive in the order posted. A frame whose signature is not
+// that of this call is a Mismatch (both calls are described), one whose length is not the posted one likewise.
+//
+// A message of zero bytes still sends its header: that is how ranks that exchange no data compare what they called.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/abort_signal.h"
+#include "collective/signature.h"
+#include <maniple/comm/deadline.h>
+
+namespace maniple {
+
+class Mesh;
+
+class Exchange {
+ public:
+  /// `members` are the ranks of the mesh that take part, in the order that defines rank() here; this rank is among them.
+  Exchange(Mesh& mesh, std::span<const int> members, const Signature& signature, Deadline deadline);
+  ~Exchange();
+
+  int rank() const noexcept;
+  int size() const noexcept;
+
+  using Ticket = std::uint32_t;
+  Ticket send(int peer, std::span<const std::byte> bytes);
+  Ticket recv(int peer, std::span<std::byte> bytes);
+
+  /// Moves everything that can move until the ticket's message is complete. Throws Timeout naming the peers still
+  /// awaited and the bytes got, PeerLost, Mismatch, ProtocolError, or the abort's cause.
+  void wait(Ticket ticket);
+  void wait_all();
+
+  /// Moves what can move now, without waiting: call between pieces of arithmetic.
+  void progress();
+
+  /// Memory for intermediate results, kept by the mesh from call to call. Contents are undefined. One at a time.
+  std::span<std::byte> scratch(std::size_t bytes);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace maniple
