@@ -57,17 +57,17 @@ class MpiSubject final : public Subject {
   }
 
   void call() override {
-    constexpr auto kWorld = MPI_COMM_WORLD;
+    const MPI_Comm world = MPI_COMM_WORLD;
     switch (op_) {
-      case Op::all_reduce: MPI_Allreduce(MPI_IN_PLACE, out_, count_, type_, reduce_, kWorld); break;
-      case Op::broadcast: MPI_Bcast(out_, count_, type_, 0, kWorld); break;
-      case Op::reduce: MPI_Reduce(in_, out_, count_, type_, reduce_, 0, kWorld); break;
-      case Op::gather: MPI_Gather(in_, part_, type_, out_, part_, type_, 0, kWorld); break;
-      case Op::all_gather: MPI_Allgather(in_, part_, type_, out_, part_, type_, kWorld); break;
-      case Op::scatter: MPI_Scatter(in_, part_, type_, out_, part_, type_, 0, kWorld); break;
-      case Op::reduce_scatter: MPI_Reduce_scatter_block(in_, out_, part_, type_, reduce_, kWorld); break;
-      case Op::all_to_all: MPI_Alltoall(in_, part_, type_, out_, part_, type_, kWorld); break;
-      case Op::barrier: MPI_Barrier(kWorld); break;
+      case Op::all_reduce: MPI_Allreduce(MPI_IN_PLACE, out_, count_, type_, reduce_, world); break;
+      case Op::broadcast: MPI_Bcast(out_, count_, type_, 0, world); break;
+      case Op::reduce: MPI_Reduce(in_, out_, count_, type_, reduce_, 0, world); break;
+      case Op::gather: MPI_Gather(in_, part_, type_, out_, part_, type_, 0, world); break;
+      case Op::all_gather: MPI_Allgather(in_, part_, type_, out_, part_, type_, world); break;
+      case Op::scatter: MPI_Scatter(in_, part_, type_, out_, part_, type_, 0, world); break;
+      case Op::reduce_scatter: MPI_Reduce_scatter_block(in_, out_, part_, type_, reduce_, world); break;
+      case Op::all_to_all: MPI_Alltoall(in_, part_, type_, out_, part_, type_, world); break;
+      case Op::barrier: MPI_Barrier(world); break;
       case Op::send: ping_pong(); break;
       default: throw Unsupported("not measured with MPI: " + std::string(to_string(op_)));
     }
@@ -80,10 +80,10 @@ class MpiSubject final : public Subject {
 
  private:
   void ping_pong() {
-    constexpr auto kWorld = MPI_COMM_WORLD;
-    if (rank_ == 0) MPI_Send(out_, count_, type_, 1, 0, kWorld);
-    if (rank_ < 2) MPI_Recv(out_, count_, type_, 1 - rank_, 0, kWorld, MPI_STATUS_IGNORE);
-    if (rank_ == 1) MPI_Send(out_, count_, type_, 0, 0, kWorld);
+    const MPI_Comm world = MPI_COMM_WORLD;
+    if (rank_ == 0) MPI_Send(out_, count_, type_, 1, 0, world);
+    if (rank_ < 2) MPI_Recv(out_, count_, type_, 1 - rank_, 0, world, MPI_STATUS_IGNORE);
+    if (rank_ == 1) MPI_Send(out_, count_, type_, 0, 0, world);
   }
 
   std::string transport_;
