@@ -63,6 +63,11 @@ struct Operation {
   std::uint64_t seq = 0;  ///< number of the call in its group
   std::source_location where;
 
+  // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides (avg).
+  bool first_stage = true;
+  bool last_stage = true;
+  int ranks = 1;  ///< that take part in all, for avg
+
   std::size_t element() const noexcept { return size_of(dtype); }
   std::size_t bytes() const noexcept { return count * element(); }
 };

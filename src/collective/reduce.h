@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "collective/operation.h"
 #include <maniple/comm/types.h>
 
 namespace maniple {
@@ -18,6 +19,11 @@ struct Reduction {
   bool premultiply = true;  ///< premul_sum: multiply the sources (the first stage of several does, later ones do not)
   int divide_by = 1;        ///< avg: divide the result (the last stage of several does)
 };
+
+/// The arithmetic of an operation, or of the stage that it is.
+inline Reduction reduction_of(const Operation& operation) noexcept {
+  return {operation.dtype, operation.reduce, operation.first_stage, operation.last_stage ? operation.ranks : 1};
+}
 
 /// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination may be
 /// the same memory as a source; other overlaps are not allowed.
