@@ -24,7 +24,8 @@ struct Reduction {
 void reduce(const Reduction& reduction, std::span<const void* const> sources, std::span<void* const> destinations,
             std::size_t count);
 
-/// The instruction set that the kernels of this process use: "neon", "sve", "sse2", "avx2", "avx512".
+/// The instruction set that the kernels of this process use: "neon", "neon-fp16", "sse2", "avx2", "avx512"
+/// or "generic".
 std::string_view reduce_instruction_set() noexcept;
 
 /// Throws InvalidArgument when the op has no meaning for the dtype (band on float32, avg on bool8, ...).
