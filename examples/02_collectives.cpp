@@ -61,7 +61,7 @@ int main() try {
     return numbers;
   };
   const auto blank = [](int count) { return Numbers(count, 0); };
-  const auto on = [&](int root, Numbers numbers) { return world->rank() == root ? numbers : Numbers{}; };
+  const auto on = [&](int root, const Numbers& numbers) { return world->rank() == root ? numbers : Numbers{}; };
 
   Numbers before = own(2);
   Numbers after = before;

@@ -34,7 +34,8 @@ free_port() {
 head -c 32 /dev/urandom >"$scratch/secret"
 chmod 600 "$scratch/secret"
 export MANIPLE_SECRET_FILE="$scratch/secret"
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$(free_port)
+MASTER_PORT=$(free_port)
+export MASTER_ADDR=127.0.0.1 MASTER_PORT
 export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks NODE_RANK=0
 
 for ((rank = 0; rank < ranks; ++rank)); do

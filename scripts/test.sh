@@ -53,12 +53,12 @@ run_tests() {
   local preset=$1 build=$2 name=$3 status=0
   local output=$build/ctest_output.txt tally=$build/tally.txt
   "${@:4}" ctest --preset "$preset" -j "$jobs" 2>&1 | tee "$output" || status=$?
-  closing+=("-- $name" "$(sed -n '/tests passed, .* tests failed/,$p' "$output" | grep -v '^Errors while\|^$' || true)")
+  closing+=("-- $name" "$(sed -n '/% tests passed, /,$p' "$output" | grep -v '^Errors while\|^$' || true)")
   awk -v stage="$name" -f scripts/tally.awk tests/expected_skips.txt "$output" "$build/Testing/Temporary/LastTest.log" \
     >"$tally" || return 1
   grep -v '^total ' "$tally" || true
-  local word passes fails skips
-  read -r word passes fails skips < <(grep '^total ' "$tally")
+  local passes fails skips
+  read -r passes fails skips < <(sed -n 's/^total //p' "$tally")
   passed=$((passed + passes)) failed=$((failed + fails)) skipped=$((skipped + skips))
   # ctest and the tally must agree that something ran and that nothing went wrong.
   ((status == 0 && fails == 0 && passes > 0))

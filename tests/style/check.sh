@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|names|lengths|sleeps [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|names|lengths|sleeps|knobs [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, names, lengths or sleeps}
+rule=${1:?layers, torch, names, lengths, sleeps or knobs}
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
@@ -83,6 +83,18 @@ check_sleeps() {
   sources tests | xargs -r awk '
     /(^|[^A-Za-z0-9_])(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep|sleep)[ \t]*\(/ && !/\/\/ sleep: ./ {
       print FILENAME ":" FNR ": a test sleeps instead of waiting for a condition" }'
+}
+
+# The manual's table of knobs is the program's table.
+check_knobs() {
+  [[ -f src/base/environment.cpp ]] || return 0
+  local row
+  grep -q '{Knob::' src/base/environment.cpp || echo "src/base/environment.cpp:1: no table of knobs"
+  tr -d '\n' <src/base/environment.cpp | grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *"[^"]*"\}' |
+    awk -F'"' '{ printf "| `%s` | %s | %s |\n", $2, $4 == "" ? "" : "`" $4 "`", $6 }' |
+    while IFS= read -r row; do
+      grep -qxF "$row" docs/failure.md || echo "docs/failure.md:1: the table of knobs lacks: $row"
+    done
 }
 
 violations=$("check_$rule")

@@ -12,7 +12,7 @@ expect() {
   rm -rf "${tree:?}"/*
   mkdir -p "$tree/$(dirname "$3")"
   printf '%b\n' "$4" >"$tree/$3"
-  if "$here/check.sh" "$2" "$tree" >/dev/null; then verdict=pass; fi
+  if "$here/check.sh" "$2" "$tree" >/dev/null 2>&1; then verdict=pass; fi
   if [[ $verdict != "$1" ]]; then
     echo "$2: expected $1, got $verdict for $3: $4"
     failed=1
@@ -49,6 +49,9 @@ expect fail sleeps tests/unit/a_test.cpp '  usleep(10);'
 expect fail sleeps tests/unit/a_test.cpp '  ::sleep(1);'
 expect pass sleeps tests/unit/a_test.cpp '  sleep_for(1s);  // sleep: the slow rank is the fault'
 expect pass sleeps tests/unit/a_test.cpp 'EXPECT_EQ(state(), "asleep (2)");'
+
+expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", "not in the manual"},'
+expect fail knobs src/base/environment.cpp ''
 
 ((failed == 0)) && echo "every rule can fail"
 exit $failed
