@@ -26,7 +26,7 @@ using namespace maniple::bench;
 struct Typed {
   std::vector<std::string> operations;
   std::string ranks = "2", sizes = "4,1K,64K,1M,16M,64M,256M", dtypes = "float32", reduce = "sum", buffer = "both";
-  std::string transports = "auto", algorithms, peer_names = "openmpi,mpich,gloo";
+  std::string transports = "auto", algorithms, systems;
   int iterations = 0, warmup = -1, hosts = 1, repeat = 0;
   double budget_ms = 250, timeout_s = 300;
   std::string link, json, plot;
@@ -42,6 +42,20 @@ std::vector<int> parse_ranks(const std::string& text) {
   }
   MANIPLE_REQUIRE(!ranks.empty(), "--ranks is empty; expected numbers such as 2,4");
   return ranks;
+}
+
+std::vector<std::string> systems_of(const Typed& typed) {
+  if (!typed.systems.empty()) {
+    const std::vector<std::string> names = split_list(typed.systems);
+    for (const std::string& name : names) system_named(name);
+    return names;
+  }
+  std::vector<std::string> names = {"native"};
+  for (const auto& system : systems()) {
+    if (system->role() == Role::limit && !typed.no_limit) names.push_back(system->name());
+    if (system->role() == Role::peer && typed.peers) names.push_back(system->name());
+  }
+  return names;
 }
 
 Wishes wishes_of(const Typed& typed) {
@@ -66,8 +80,7 @@ Wishes wishes_of(const Typed& typed) {
   wishes.timeout_s = typed.timeout_s;
   wishes.hosts = typed.hosts;
   wishes.link = typed.link;
-  wishes.limits = !typed.no_limit;
-  if (typed.peers) wishes.peers = split_list(typed.peer_names);
+  wishes.systems = systems_of(typed);
   wishes.repeat = typed.repeat > 0 ? typed.repeat : typed.peers ? 3 : 1;
   return wishes;
 }
@@ -152,7 +165,7 @@ int measure_and_report(const Typed& typed) {
   MANIPLE_REQUIRE(!typed.operations.empty(), "no operation given; try `maniple bench all_reduce`, or --list to see what there is");
   const bool figures = typed.operations == std::vector<std::string>{"figures"};
   const std::vector<Block> blocks =
-      figures ? figure_blocks(split_list(typed.peer_names), typed.repeat > 0 ? typed.repeat : 3, typed.budget_ms / 1e3)
+      figures ? figure_blocks(split_list(typed.systems), typed.repeat > 0 ? typed.repeat : 3, typed.budget_ms / 1e3)
               : plan(wishes_of(typed));
   const auto sizes = figures ? std::vector<std::uint64_t>{1 << 20, 64 << 20} : core_sizes(parse_sizes(typed.sizes));
   const std::vector<Row> rows = measure_all(runner, progress, blocks, !typed.no_limit, sizes, typed.budget_ms / 1e3);
@@ -188,7 +201,7 @@ std::function<int()> declare_bench(CLI::App& app) {
 
   const char* with = "What to compare with";
   app.add_flag("--peers", typed->peers, "measure the installed peers in turn with us")->group(with);
-  app.add_option("--peer-list", typed->peer_names, "which peers")->capture_default_str()->group(with);
+  app.add_option("--systems", typed->systems, "exactly these, by the names of --list: native,openmpi")->group(with);
   app.add_flag("--no-limit", typed->no_limit, "leave out the limits of this machine")->group(with);
 
   const char* how = "How to measure";

@@ -61,16 +61,13 @@ std::vector<Order> orders_of(const Wishes& wishes, const std::string& op, int ra
 
 std::vector<Block> plan(const Wishes& wishes) {
   check(wishes);
-  std::vector<std::string> names = {"native"};
-  if (wishes.limits) names.emplace_back("limit");
-  names.insert(names.end(), wishes.peers.begin(), wishes.peers.end());
   std::vector<Block> blocks;
   for (const std::string& op : wishes.operations) {
     std::vector<int> rank_counts = wishes.ranks;
     if (op == "send") rank_counts = {2};  // a ping-pong; others would only watch
     for (const int ranks : rank_counts) {
       for (const std::string& dtype : wishes.dtypes) {
-        blocks.push_back({wishes.hosts, wishes.link, wishes.repeat, orders_of(wishes, op, ranks, dtype), names});
+        blocks.push_back({wishes.hosts, wishes.link, wishes.repeat, orders_of(wishes, op, ranks, dtype), wishes.systems});
       }
     }
   }

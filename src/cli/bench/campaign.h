@@ -27,8 +27,7 @@ struct Wishes {
   double timeout_s = 300;
   int hosts = 1;
   std::string link;
-  bool limits = true;
-  std::vector<std::string> peers;  ///< names of systems
+  std::vector<std::string> systems = {"native", "limit"};  ///< names, in the order of a turn
   int repeat = 1;
 };
 

@@ -104,37 +104,37 @@ Verdict judge(const Goal& goal, const std::vector<Row>& rows) {
   return verdict;
 }
 
-std::vector<Block> figure_blocks(const std::vector<std::string>& peers, int repeat, double budget_s) {
+std::vector<Block> figure_blocks(const std::vector<std::string>& systems, int repeat, double budget_s) {
   std::vector<Block> blocks;
   const auto add = [&](Wishes wishes, const std::vector<std::string>& rivals) {
     wishes.operations = {"all_reduce"};
     wishes.budget_s = budget_s;
     wishes.repeat = repeat;
-    wishes.limits = wishes.hosts == 1;
-    for (const std::string& peer : rivals) {
-      if (peer == "bare" || std::find(peers.begin(), peers.end(), peer) != peers.end()) wishes.peers.push_back(peer);
+    wishes.systems.clear();
+    for (const std::string& name : rivals) {
+      if (systems.empty() || std::find(systems.begin(), systems.end(), name) != systems.end()) wishes.systems.push_back(name);
     }
     for (Block& block : plan(wishes)) blocks.push_back(std::move(block));
   };
   const auto sizes = [](const char* text) { return parse_sizes(text); };
   Wishes wishes;
   wishes.sizes = sizes("4,64,1K");
-  add(wishes, {"bare", "openmpi", "mpich", "gloo"});
+  add(wishes, {"native", "bare", "limit", "openmpi", "mpich", "gloo"});
   wishes.sizes = sizes("64K,256K,1M,16M,64M,256M");
-  add(wishes, {"bare", "openmpi", "mpich", "gloo"});
+  add(wishes, {"native", "bare", "limit", "openmpi", "mpich", "gloo"});
   wishes.ranks = {4};
   wishes.sizes = sizes("4,64K,1M,16M,64M,256M");
-  add(wishes, {"openmpi", "gloo"});
+  add(wishes, {"native", "limit", "openmpi", "gloo"});
   wishes.ranks = {8};
   wishes.sizes = sizes("4,1M");
-  add(wishes, {"openmpi", "gloo"});
+  add(wishes, {"native", "limit", "openmpi", "gloo"});
   wishes.ranks = {2};
   wishes.hosts = 2;
   wishes.sizes = sizes("4,1M,4M,16M,64M");
-  add(wishes, {"openmpi", "mpich", "gloo"});
+  add(wishes, {"native", "openmpi", "mpich", "gloo"});
   wishes.link = "1gbit";
   wishes.sizes = sizes("64M");
-  add(wishes, {"openmpi", "gloo"});
+  add(wishes, {"native", "openmpi", "gloo"});
   return blocks;
 }
 

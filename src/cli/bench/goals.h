@@ -40,8 +40,8 @@ struct Verdict {
 const std::vector<Goal>& goals();
 Verdict judge(const Goal& goal, const std::vector<Row>& rows);
 
-/// The blocks that give all rows the goals need.
-std::vector<Block> figure_blocks(const std::vector<std::string>& peers, int repeat, double budget_s);
+/// The blocks that give all rows the goals need, less the systems that are not among `systems` (empty: all).
+std::vector<Block> figure_blocks(const std::vector<std::string>& systems, int repeat, double budget_s);
 
 /// Bytes a second of payload that a link of this rate ("1gbit", "100mbit") carries in TCP segments of an MTU of 1500.
 double payload_rate(const std::string& link);

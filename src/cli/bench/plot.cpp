@@ -110,6 +110,12 @@ struct Chart {
   bool has_small = false, has_large = false;
 };
 
+/// Named in the title when all lines have it in common, otherwise in the legend.
+std::string shared_ranks(const std::vector<Row>& rows) {
+  const bool all = std::all_of(rows.begin(), rows.end(), [&](const Row& row) { return row.ranks == rows.front().ranks; });
+  return all ? fmt::format(", {} ranks", rows.front().ranks) : "";
+}
+
 std::vector<Chart> charts_of(const std::vector<Row>& rows) {
   std::vector<std::string> titles;
   std::map<std::string, std::vector<Row>> by_title;
@@ -121,7 +127,7 @@ std::vector<Chart> charts_of(const std::vector<Row>& rows) {
   }
   std::vector<Chart> charts;
   for (const std::string& title : titles) {
-    Chart chart{title, series_of(by_title[title])};
+    Chart chart{title + shared_ranks(by_title[title]), series_of(by_title[title])};
     for (const Row& row : by_title[title]) {
       chart.has_small |= is_small(row);
       chart.has_large |= row.bytes > kSmall;

@@ -80,6 +80,9 @@ std::string format_time(double microseconds) {
   return three_digits(microseconds / 1e6) + " s";
 }
 
-std::string format_bandwidth(double gigabytes_per_second) { return three_digits(gigabytes_per_second) + " GB/s"; }
+std::string format_bandwidth(double gigabytes_per_second) {
+  if (gigabytes_per_second < 0.0995) return three_digits(gigabytes_per_second * 1e3) + " MB/s";
+  return three_digits(gigabytes_per_second) + " GB/s";
+}
 
 }  // namespace maniple::bench

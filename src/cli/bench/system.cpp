@@ -31,7 +31,7 @@ const System& system_named(const std::string& name) {
   for (const auto& system : systems()) {
     if (system->name() == name) return *system;
   }
-  throw InvalidArgument("no measured system is named " + name);
+  throw InvalidArgument(fmt::format("no system is named \"{}\"; `maniple bench --list` shows them", name));
 }
 
 bool on_path(const std::string& program) {

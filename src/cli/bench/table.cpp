@@ -56,8 +56,7 @@ std::string table_line(const Row& row, bool with_ratio, double ratio) {
                                  format_time(row.median_us), format_time(row.p99_us),
                                  row.bytes == 0 ? "-" : format_bandwidth(row.algbw_gbps),
                                  row.bytes == 0 ? "-" : format_bandwidth(row.busbw_gbps));
-  if (!with_ratio) return text;
-  return text + fmt::format(" {:>9}", ratio > 0 ? three_digits(ratio) + "x" : "");
+  return with_ratio && ratio > 0 ? text + fmt::format(" {:>9}", three_digits(ratio) + "x") : text;
 }
 
 std::string table(const std::vector<Row>& rows) {
