@@ -59,7 +59,7 @@ class MpiSystem : public System {
     order.buffer = "ordinary";  // it knows no other, nor our algorithms
     order.algorithm.clear();
     if (site.spread()) {
-      order.transport = wanted.ranks > site.hosts->count() && wanted.transport != "tcp" ? "shm+tcp" : "tcp";
+      order.transport = "tcp";  // neither can tell which ranks of this one machine may share memory
     } else if (wanted.transport != "tcp") {
       order.transport = "shm";
     } else if (!tcp_inside_a_host()) {
@@ -104,7 +104,7 @@ class OpenMpi final : public MpiSystem {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
     add({"--allow-run-as-root", "--oversubscribe"});
     if (order.transport != "shm") {
-      add({"--mca", "pml", "ob1", "--mca", "btl", order.transport == "tcp" ? "tcp,self" : "vader,tcp,self"});
+      add({"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
       add({"--mca", "btl_tcp_if_include", site.spread() ? VirtualHosts::kInterface : "lo"});
     }
     if (!site.spread()) return;
@@ -128,6 +128,9 @@ class Mpich final : public MpiSystem {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
     add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(site), "-iface", VirtualHosts::kInterface});
     add({"-hosts", fmt::format("{}", fmt::join(host_list(order, site, ":"), ","))});
+    // It would find out that the hosts are one machine after all, and share memory between them.
+    spec.environment = {{"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH3_NOLOCAL", "1"}, {"UCX_TLS", "tcp,self"},
+                        {"UCX_NET_DEVICES", VirtualHosts::kInterface}, {"FI_PROVIDER", "tcp"}};
   }
 };
 
