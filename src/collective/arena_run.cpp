@@ -120,7 +120,7 @@ void run_alone(const Operation& op) {
       if (count == 0) return;
       const void* source = op.in;
       void* destination = op.out;
-      reduce(reduction_of(op), {&source, 1}, {&destination, 1}, count);
+      reduce(reduction_of(op, 1), {&source, 1}, {&destination, 1}, count);
       return;
     }
     case Op::gather:
