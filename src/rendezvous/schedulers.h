@@ -13,16 +13,16 @@ namespace maniple {
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
 struct SchedulerSeat {
-  const char* scheduler;       ///< "Slurm"
-  const char* rank_name;       ///< the variable, for messages
+  const char* scheduler;  ///< "Slurm"
+  const char* rank_name;  ///< the variable, for messages
   const char* world_size_name;
   int rank = 0;
   int world_size = 1;
-  std::optional<int> local_rank;
-  std::optional<int> local_world_size;
-  std::optional<int> node_rank;
-  std::optional<std::string> master_addr;
-  std::optional<std::uint16_t> master_port;
+  std::optional<int> local_rank = std::nullopt;
+  std::optional<int> local_world_size = std::nullopt;
+  std::optional<int> node_rank = std::nullopt;
+  std::optional<std::string> master_addr = std::nullopt;
+  std::optional<std::uint16_t> master_port = std::nullopt;
 };
 
 /// The first scheduler whose rank variable is set. Throws InvalidArgument naming a variable that holds nonsense.
