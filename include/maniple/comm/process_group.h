@@ -64,8 +64,8 @@ struct PointToPoint {
 
 /// What every call may be told, and where it was made (for error messages; leave `where` alone).
 struct Call {
-  Call(CallOptions options = {}, std::source_location where = std::source_location::current())  // NOLINT
-      : options(options), where(where) {}
+  Call(CallOptions with = {}, std::source_location from = std::source_location::current())  // NOLINT
+      : options(with), where(from) {}
   CallOptions options;
   std::source_location where;
 };
