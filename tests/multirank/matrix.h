@@ -1,7 +1,7 @@
 // Where operations are tested: every transport, as threads or processes, for every world size.
 //
-// Each file of tests is compiled into two programs: ranks as threads (these also run under the sanitizers) and ranks as
-// processes.
+// Each file of tests is compiled into several programs: ranks as threads (these also run under the sanitizers), ranks as
+// processes, and processes on several hosts.
 #pragma once
 
 #include <string>
@@ -20,32 +20,49 @@ struct Place {
   As as = As::threads;
   TransportKind transport = TransportKind::automatic;
   int n = 2;
+  int hosts = 1;
 };
 
 inline std::vector<Place> places(std::vector<int> sizes) {
-#if defined(MANIPLE_TEST_THREADS)
+#if defined(MANIPLE_TEST_NETNS)
+  // Few, as a network has to be made for each: one rank a host, hosts of unequal size, and more hosts than two.
+  if (sizes.size() < 3) return {{As::netns, TransportKind::automatic, 4, 2}};
+  return {{As::netns, TransportKind::automatic, 2, 2},
+          {As::netns, TransportKind::automatic, 5, 2},
+          {As::netns, TransportKind::automatic, 7, 3},
+          {As::netns, TransportKind::automatic, 8, 4}};
+#elif defined(MANIPLE_TEST_THREADS)
   const std::vector<std::pair<As, TransportKind>> ways = {{As::threads, TransportKind::loopback},
                                                           {As::threads, TransportKind::tcp}};
 #else
   const std::vector<std::pair<As, TransportKind>> ways = {{As::processes, TransportKind::shm},
                                                           {As::processes, TransportKind::tcp}};
 #endif
+#if !defined(MANIPLE_TEST_NETNS)
   std::vector<Place> all;
   for (const auto& [as, transport] : ways) {
-    for (const int n : sizes) all.push_back({as, transport, n});
+    for (const int n : sizes) all.push_back({as, transport, n, 1});
   }
   return all;
+#endif
 }
 
 inline std::vector<Place> every_place() { return places({1, 2, 3, 4, 5, 6, 7, 8, 9, 16}); }
 
 inline std::string name_of(const testing::TestParamInfo<Place>& place) {
-  return fmt::format("{}_{}_n{}", to_string(place.param.transport), to_string(place.param.as), place.param.n);
+  const Place& p = place.param;
+  const std::string hosts = p.hosts > 1 ? fmt::format("_on_{}_hosts", p.hosts) : "";
+  return fmt::format("{}_{}_n{}{}", to_string(p.transport), to_string(p.as), p.n, hosts);
 }
 
 /// Runs the body at the place; generous limits, as machines may have fewer cores than ranks.
 inline RunResult run_at(const Place& place, const std::function<void(Rank&)>& body) {
-  return run_ranks({.n = place.n, .as = place.as, .transport = place.transport, .timeout = Seconds(60), .limit = Seconds(120)},
+  return run_ranks({.n = place.n,
+                    .as = place.as,
+                    .transport = place.transport,
+                    .timeout = Seconds(60),
+                    .limit = Seconds(120),
+                    .hosts = place.hosts},
                    body);
 }
 

@@ -156,12 +156,16 @@ TEST_P(Movement, BarrierHoldsUntilTheLastRankHasCome) {
 }
 
 TEST_P(Movement, TransportIsTheOneAskedFor) {
-  run([](Rank& r) {
+  const Place place = GetParam();
+  run([&](Rank& r) {
     EXPECT_EQ(r.world->size(), r.size);
     EXPECT_EQ(r.world->rank(), r.rank);
     EXPECT_EQ(r.world->name(), "world");
     EXPECT_EQ(r.world->backend(), "native");
-    EXPECT_EQ(r.world->transport(), r.size == 1 ? "none" : maniple::to_string(r.join_options().transport));
+    std::string_view expected = maniple::to_string(place.transport);
+    if (r.size == 1) expected = "none";
+    if (place.hosts > 1) expected = place.hosts == place.n ? "tcp" : "shm+tcp";
+    EXPECT_EQ(r.world->transport(), expected);
   });
 }
 
