@@ -1,4 +1,4 @@
-# How all of our targets are compiled.
+# How all of our targets are compiled, and where programs land.
 include(GNUInstallDirs)
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
@@ -8,10 +8,16 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG -g1")
 
+# `maniple` itself is in build/bin; examples, tests and peer programs in a folder of their own below it.
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+macro(maniple_programs_in folder)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/${folder})
+endmacro()
+
 find_program(MANIPLE_CCACHE ccache)
+mark_as_advanced(MANIPLE_CCACHE)
 if(MANIPLE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${MANIPLE_CCACHE})
 endif()
@@ -20,7 +26,21 @@ add_library(maniple_warnings INTERFACE)
 target_compile_options(maniple_warnings INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wcast-qual -Wpedantic
   $<$<BOOL:${MANIPLE_WERROR}>:-Werror>)
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 warns wrongly about concatenated std::string (its bug 105651).
+  target_compile_options(maniple_warnings INTERFACE -Wno-restrict)
+endif()
+
 if(MANIPLE_SANITIZE)
   add_compile_options(-fsanitize=${MANIPLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${MANIPLE_SANITIZE})
+endif()
+
+# Fuzz targets add -fsanitize=fuzzer themselves; the library under them only needs to count edges.
+if(MANIPLE_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "MANIPLE_FUZZ needs Clang (libFuzzer); this is ${CMAKE_CXX_COMPILER_ID}. "
+                        "Use: cmake --preset fuzz")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
 endif()

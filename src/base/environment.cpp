@@ -23,6 +23,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::checks, "MANIPLE_CHECKS", "1", "0: do not compare what ranks call (for measuring its cost)"},
     {Knob::recorder, "MANIPLE_RECORDER", "256", "operations kept by the flight recorder; 0: none"},
     {Knob::unexpected_mib, "MANIPLE_UNEXPECTED_MIB", "1024", "limit of memory for messages nobody has asked for yet"},
+    {Knob::host, "MANIPLE_HOST", "", "pretend to be on a host of this name (tests of several hosts on one)"},
 };
 
 }  // namespace

@@ -23,6 +23,7 @@ enum class Knob {
   checks,
   recorder,
   unexpected_mib,
+  host,
 };
 
 struct KnobInfo {

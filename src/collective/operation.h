@@ -18,10 +18,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
 #include <span>
 #include <vector>
 
+#include <maniple/comm/source_location.h>
 #include <maniple/comm/types.h>
 
 namespace maniple {
@@ -61,7 +61,12 @@ struct Operation {
   Parts in_parts;   ///< all_to_all
   Parts out_parts;  ///< all_to_all
   std::uint64_t seq = 0;  ///< number of the call in its group
-  std::source_location where;
+  SourceLocation where;
+
+  // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides (avg).
+  bool first_stage = true;
+  bool last_stage = true;
+  int ranks = 0;  ///< that take part in the whole of it, for avg; 0: those that take part in this stage
 
   std::size_t element() const noexcept { return size_of(dtype); }
   std::size_t bytes() const noexcept { return count * element(); }

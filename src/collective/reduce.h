@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "collective/operation.h"
 #include <maniple/comm/types.h>
 
 namespace maniple {
@@ -19,12 +20,20 @@ struct Reduction {
   int divide_by = 1;        ///< avg: divide the result (the last stage of several does)
 };
 
+/// The arithmetic of an operation among `ranks`, or of the stage that it is.
+inline Reduction reduction_of(const Operation& operation, int ranks) noexcept {
+  const bool divides = operation.reduce.kind() == ReduceOp::avg && operation.last_stage;
+  return {operation.dtype, operation.reduce, operation.first_stage,
+          divides ? (operation.ranks != 0 ? operation.ranks : ranks) : 1};
+}
+
 /// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination may be
 /// the same memory as a source; other overlaps are not allowed.
 void reduce(const Reduction& reduction, std::span<const void* const> sources, std::span<void* const> destinations,
             std::size_t count);
 
-/// The instruction set that the kernels of this process use: "neon", "sve", "sse2", "avx2", "avx512".
+/// The instruction set that the kernels of this process use: "neon", "neon-fp16", "sse2", "avx2", "avx512"
+/// or "generic".
 std::string_view reduce_instruction_set() noexcept;
 
 /// Throws InvalidArgument when the op has no meaning for the dtype (band on float32, avg on bool8, ...).

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,12 +26,14 @@ class Address {
   static Address of_peer(int fd);      ///< getpeername
   /// "10.0.0.1:80", "[::1]:80", "unix:@name"
   static Address parse(std::string_view text);
+  static Address from_raw(const sockaddr* address, socklen_t length);
   /// The first address of a network interface; throws InvalidArgument listing the interfaces there are.
   static Address of_interface(const std::string& name);
 
   int family() const noexcept { return storage_.ss_family; }
   bool is_unix() const noexcept { return family() == AF_UNIX; }
   bool is_loopback() const noexcept;
+  bool is_wildcard() const noexcept;  ///< 0.0.0.0 or ::
   std::uint16_t port() const noexcept;
   Address with_port(std::uint16_t port) const;
   std::string host() const;       ///< without the port

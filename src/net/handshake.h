@@ -12,6 +12,8 @@
 #pragma once
 
 #include <array>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -55,15 +57,26 @@ struct Hello {
 /// generation 4", "world size 8 here, 4 there").
 UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry = false);
 
+/// What strangers may cost an acceptor. Other values than these are for tests.
+struct HandshakeLimits {
+  std::size_t unauthenticated = 64;
+  std::chrono::milliseconds handshake{5000};  ///< in all, not for each byte
+  /// A newcomer is left at least this long before a newer one may displace it, so that a thousand ranks that dial in the
+  /// same moment on few cores do not displace each other; the rest waits in the kernel's queue.
+  std::chrono::milliseconds grace{50};
+};
+
 /// Listens and authenticates. Strangers cost little: at most 64 unauthenticated connections at a time (the oldest goes
 /// first), 5 s each, one rate-limited log line for each reason with the peer's address.
 class Acceptor {
  public:
   /// Runs in the loop's thread with a connection that is authentic and non-blocking. To refuse it after all, return the
-  /// reason; it is sent to the dialler. An empty string accepts: the descriptor is the callback's to keep.
+  /// reason; it is sent to the dialler. An empty string accepts: the descriptor is the callback's to keep. The dialler is
+  /// told after the callback returns, so the callback must not write to the connection itself.
   using Accept = std::function<std::string(UniqueFd& connection, const Hello& hello, const Address& peer)>;
 
-  Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept);
+  Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept,
+           HandshakeLimits limits = {});
   ~Acceptor();
 
   const Address& address() const noexcept;

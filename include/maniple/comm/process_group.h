@@ -25,13 +25,13 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <source_location>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <maniple/comm/options.h>
 #include <maniple/comm/registered_memory.h>
+#include <maniple/comm/source_location.h>
 #include <maniple/comm/store.h>
 #include <maniple/comm/topology.h>
 #include <maniple/comm/types.h>
@@ -64,10 +64,10 @@ struct PointToPoint {
 
 /// What every call may be told, and where it was made (for error messages; leave `where` alone).
 struct Call {
-  Call(CallOptions with = {}, std::source_location from = std::source_location::current())  // NOLINT
-      : options(with), where(from) {}
+  Call(CallOptions given = {}, SourceLocation caller = SourceLocation::current())  // NOLINT: `{}` is meant to convert
+      : options(given), where(caller) {}
   CallOptions options;
-  std::source_location where;
+  SourceLocation where;
 };
 
 class ProcessGroup {

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Installs what Maniple needs on Debian 12 or later (and its relatives). Run it as often as you like: when everything is
+# there it changes nothing and needs neither root nor a network.
+set -euo pipefail
+
+# package               what for
+packages=$(sed 's/#.*//' <<'TABLE'
+build-essential         # GCC and the C++ library
+cmake                   # 3.25 or later
+ninja-build             # what CMake's presets generate
+ccache                  # second builds in seconds
+git                     # the clone itself
+libfmt-dev              # text of messages
+libcli11-dev            # command line of `maniple`
+nlohmann-json3-dev      # results of `maniple bench`
+libssl-dev              # HMAC-SHA256 of the handshake
+libhwloc-dev            # cores and caches
+libgtest-dev            # the tests
+clang                   # second compiler, and libFuzzer
+libclang-rt-dev         # sanitizer and fuzzer runtimes of Clang
+iproute2                # tests with several hosts (network namespaces)
+openmpi-bin             # the peer that `maniple bench` compares with
+libopenmpi-dev          # the same, to compile
+TABLE
+)
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "setup: this is not a Debian system. Please install what these Debian packages hold, then build with" >&2
+  echo "       cmake --preset release && cmake --build --preset release" >&2
+  printf '         %s\n' $packages >&2
+  exit 1
+fi
+
+missing=()
+for package in $packages; do
+  status=$(dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null || true)
+  grep -qx installed <<<"$status" || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  echo "setup: all $(wc -w <<<"$packages") packages are there"
+  exit 0
+fi
+
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "setup: sudo is not there; as root run: apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+echo "setup: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+"${as_root[@]}" apt-get update -q
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+echo "setup: done"

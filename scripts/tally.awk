@@ -1,0 +1,73 @@
+# Counts single tests in what ctest left behind, and finds skips that nobody expected.
+#
+#   awk -v stage=NAME -f tally.awk tests/expected_skips.txt CTEST_OUTPUT LastTest.log
+#
+# A GoogleTest program counts once for each of its tests, any other ctest entry once. Prints one line for each failure
+# and each skip, and last "total PASSED FAILED SKIPPED".
+
+FNR == 1 { ++part }
+
+# 1: the allow-list.
+part == 1 && !/^[ \t]*(#|$)/ {
+  if ($1 != "*" && $1 != stage) next
+  pattern = $2
+  gsub(/[][\\.+?(){}|^$]/, "\\\\&", pattern)
+  gsub(/\*/, ".*", pattern)
+  expected[++expectations] = "^" pattern "$"
+}
+
+# 2: the verdict on each entry: " 3/10 Test  #3: name ......   Passed    0.02 sec"
+part == 2 && /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / {
+  line = $0
+  sub(/^.*Test +#[0-9]+: /, "", line)
+  split(line, word, " ")
+  state[word[1]] = line ~ /   Passed / ? "passed" : line ~ /\*\*\*Skipped / ? "skipped" : "failed"
+  order[++entries] = word[1]
+}
+
+# 3: what each entry printed. Lines with a time are results; those without repeat them at the end.
+part == 3 && /^[0-9]+\/[0-9]+ Test: / { entry = $3 }
+part == 3 && /\[(       OK |  FAILED  |  SKIPPED )\] [^ ,]+.*\([0-9]+ ms\)$/ {
+  verdict = /\[       OK \]/ ? "passed" : /\[  SKIPPED \]/ ? "skipped" : "failed"
+  name = $0
+  sub(/^.*\[[ A-Z]+\] /, "", name)
+  sub(/[ ,].*$/, "", name)
+  key = entry SUBSEP name
+  # Ranks that are processes may report the same test as the test itself does: the worst counts.
+  if (!(key in result)) cases[entry] = cases[entry] "\n" name
+  if (!(key in result) || verdict == "failed" || (verdict == "skipped" && result[key] == "passed")) {
+    result[key] = verdict
+    reason[key] = previous
+  }
+  if (verdict == "failed") has_failure[entry] = 1
+}
+part == 3 && /\[ RUN      \] / { running[entry] = $NF }
+part == 3 { previous = $0 }
+
+function count(verdict, name, why,    i) {
+  if (verdict == "skipped") {
+    for (i = 1; i <= expectations; ++i)
+      if (name ~ expected[i]) { ++skipped; print "  skipped, as expected: " name ": " why; return }
+    ++failed
+    print "  UNEXPECTED SKIP: " name ": " why
+  } else if (verdict == "failed") {
+    ++failed
+    print "  FAILED: " name (why == "" ? "" : " (" why ")")
+  } else {
+    ++passed
+  }
+}
+
+END {
+  for (e = 1; e <= entries; ++e) {
+    entry = order[e]
+    n = split(substr(cases[entry], 2), list, "\n")
+    for (i = 1; i <= n; ++i) {
+      verdict = result[entry, list[i]]
+      count(verdict, list[i], verdict == "skipped" ? reason[entry, list[i]] : entry)
+    }
+    if (n == 0) count(state[entry], entry, state[entry] == "skipped" ? "the whole program" : "")
+    else if (state[entry] == "failed" && !has_failure[entry]) count("failed", entry, "ended early, in or after " running[entry])
+  }
+  print "total " passed + 0 " " failed + 0 " " skipped + 0
+}

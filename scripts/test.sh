@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
+#
+#   (nothing)  release build and all tests; unit and thread-rank tests under the sanitizers; twenty seconds of each fuzzer
+#   --quick    release build and its tests only
+#   --long     the same as plain, with the tests labelled long and ten minutes of each fuzzer
+#
+# A skip that tests/expected_skips.txt does not list is a failure. The last line is "N passed, N failed".
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mode=plain fuzz_seconds=20
+case "${1:-}" in
+  "") ;;
+  --quick) mode=quick ;;
+  --long) mode=long fuzz_seconds=600 ;;
+  *)
+    echo "usage: $0 [--quick | --long]" >&2
+    exit 2
+    ;;
+esac
+
+jobs=$(nproc)
+passed=0 failed=0 skipped=0
+summary=() closing=()
+
+# stage NAME COMMAND...: runs it, says how long it took, counts a failure of the command itself.
+stage() {
+  local name=$1 start=$SECONDS verdict=ok
+  shift
+  printf '\n==== %s\n' "$name"
+  if ! "$@"; then
+    verdict=FAILED
+    stage_failed=1
+  fi
+  summary+=("$(printf '%-32s %5d s  %s' "$name" $((SECONDS - start)) "$verdict")")
+  printf '==== %s: %d s, %s\n' "$name" $((SECONDS - start)) "$verdict"
+  [[ $verdict == ok ]]
+}
+
+# configure_and_build PRESET
+configure_and_build() {
+  cmake --preset "$1" --log-level=WARNING && cmake --build --preset "$1" -j "$jobs"
+}
+
+# Where the kernel spreads addresses widely, GCC's sanitizers need that off.
+steady_addresses() {
+  if setarch "$(uname -m)" -R true 2>/dev/null; then setarch "$(uname -m)" -R "$@"; else "$@"; fi
+}
+
+# run_tests PRESET BUILD_DIR NAME [COMMAND PREFIX...]: runs ctest, shows it, and counts what it did.
+run_tests() {
+  local preset=$1 build=$2 name=$3 status=0
+  local output=$build/ctest_output.txt tally=$build/tally.txt
+  "${@:4}" ctest --preset "$preset" -j "$jobs" 2>&1 | tee "$output" || status=$?
+  closing+=("-- $name" "$(sed -n '/% tests passed, /,$p' "$output" | grep -v '^Errors while\|^$' || true)")
+  awk -v stage="$name" -f scripts/tally.awk tests/expected_skips.txt "$output" "$build/Testing/Temporary/LastTest.log" \
+    >"$tally" || return 1
+  grep -v '^total ' "$tally" || true
+  local passes fails skips
+  read -r passes fails skips < <(sed -n 's/^total //p' "$tally")
+  passed=$((passed + passes)) failed=$((failed + fails)) skipped=$((skipped + skips))
+  # ctest and the tally must agree that something ran and that nothing went wrong.
+  ((status == 0 && fails == 0 && passes > 0))
+}
+
+# run_fuzzers SECONDS: each program for so long, starting from the corpus in the tree and what earlier runs found.
+run_fuzzers() {
+  local program name status=0 count=0
+  for program in build-fuzz/bin/tests/*; do
+    [[ -f $program && -x $program ]] || continue
+    name=$(basename "$program")
+    mkdir -p "build-fuzz/corpus/$name" build-fuzz/findings
+    local corpora=("build-fuzz/corpus/$name")
+    [[ ! -d tests/fuzz/corpus/$name ]] || corpora+=("tests/fuzz/corpus/$name")
+    echo "fuzzing $name for $1 s"
+    if "$program" -max_total_time="$1" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+      -artifact_prefix="build-fuzz/findings/$name-" "${corpora[@]}" >"build-fuzz/$name.log" 2>&1; then
+      grep -E 'number_of_executed_units|peak_rss_mb' "build-fuzz/$name.log" | sed 's/^stat::/  /' || true
+      passed=$((passed + 1))
+    else
+      tail -n 60 "build-fuzz/$name.log"
+      echo "  FAILED: fuzzer $name; the input is in build-fuzz/findings"
+      failed=$((failed + 1)) status=1
+    fi
+    count=$((count + 1))
+  done
+  ((count > 0)) || { echo "  FAILED: there is no fuzzer in build-fuzz/bin/tests"; failed=$((failed + 1)); status=1; }
+  return "$status"
+}
+
+stage_failed=0
+stage setup scripts/setup.sh || exit 1
+
+release_tests=release
+[[ $mode != long ]] || release_tests=release-long
+if stage "build: release" configure_and_build release; then
+  stage "test: release" run_tests "$release_tests" build release || true
+fi
+
+if [[ $mode != quick ]]; then
+  for checks in asan-ubsan:build-asan tsan:build-tsan; do
+    name=${checks%%:*} folder=${checks##*:}
+    if stage "build: $name" configure_and_build "$name"; then
+      stage "test: $name" run_tests "$name" "$folder" "$name" steady_addresses || true
+    fi
+  done
+  if command -v clang++ >/dev/null; then
+    if stage "build: fuzz" configure_and_build fuzz; then
+      stage "fuzz" run_fuzzers "$fuzz_seconds" || true
+    fi
+  elif [[ ${CI:-} == true ]]; then
+    stage "fuzz: clang++ is not there" false || true
+  else
+    echo "fuzz: skipped, clang++ is not there"
+  fi
+fi
+
+printf '\n==== summary\n'
+printf '%s\n' "${summary[@]}" "total: $SECONDS s; $skipped skipped, as expected"
+printf '%s\n' "${closing[@]}"
+# A stage that broke without a failing test (a build, say) is a failure too.
+if ((stage_failed != 0 && failed == 0)); then failed=1; fi
+printf '%d passed, %d failed\n' "$passed" "$failed"
+((failed == 0))

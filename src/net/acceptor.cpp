@@ -1,0 +1,402 @@
+// Every newcomer walks through: reading the header, the hello, the proof; then it is accepted, or told why not and drained
+// (closing with unread bytes would reset the connection, and the reason might be lost). All state belongs to the loop's
+// thread.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <list>
+#include <optional>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/system_error.h"
+#include "net/admission.h"
+#include "net/descriptor_limit.h"
+#include "net/handshake.h"
+#include "net/handshake_wire.h"
+#include "net/stranger.h"
+#include "net/throttled_log.h"
+
+namespace maniple {
+namespace {
+
+using Clock = Deadline::Clock;
+
+// Members share the loop with newcomers: a flood may take only this many accepts before the others get their turn.
+constexpr int kAcceptsAtOnce = 16;
+constexpr std::chrono::milliseconds kDrainLimit{1000};
+constexpr std::chrono::milliseconds kDescriptorPause{200};
+
+enum class Stage { header, hello, proof, draining };
+enum class PausedFor { nothing, room, descriptors };
+
+struct Newcomer {
+  UniqueFd fd;
+  Address peer;
+  Clock::time_point since;
+  Clock::time_point until;
+  Stage stage = Stage::header;
+  std::string in;          // of the present stage
+  std::size_t wanted = kHeaderBytes;
+  std::string hello_bytes;  // header and body, as received: the MACs cover them
+  std::string challenge_prefix;
+  WireHello hello;
+};
+
+using Newcomers = std::list<Newcomer>;
+
+}  // namespace
+
+struct Acceptor::Impl {
+  std::shared_ptr<EventLoop> loop;
+  UniqueFd listener;
+  Address address;
+  Identity identity;
+  Accept accept;
+  HandshakeLimits limits;
+  std::atomic<std::uint64_t> refused{0};
+
+  Newcomers newcomers;  // oldest first
+  ThrottledLog log;
+  EventLoop::Timer timer = 0;
+  PausedFor paused = PausedFor::nothing;
+  Clock::time_point paused_until{};
+  UniqueFd reserve{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+
+  void start() {
+    loop->add(listener.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
+  }
+
+  void stop() {
+    loop->remove(listener.get());
+    if (timer != 0) loop->cancel(timer);
+    for (Newcomer& newcomer : newcomers) loop->remove(newcomer.fd.get());
+    newcomers.clear();
+    listener.reset();
+  }
+
+  // --- admission to the waiting room ---
+
+  void accept_some() {
+    for (int i = 0; i < kAcceptsAtOnce; ++i) {
+      if (newcomers.size() >= limits.unauthenticated && !make_room()) return pause(PausedFor::room, oldest_grace_end());
+      const int fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (fd >= 0) {
+        admit(UniqueFd(fd));
+        continue;
+      }
+      if (errno == EAGAIN) return;
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        if (!survive_shortage(errno)) return;
+      }
+      // Anything else (ECONNABORTED, EINTR, pending network errors) concerns that one connection.
+    }
+  }
+
+  /// Without this the loop would spin: the connection stays in the queue and the listener stays readable.
+  bool survive_shortage(int code) {
+    if (code == EMFILE && raise_descriptor_limit()) return true;
+    log.warn("descriptors", fmt::format("{} cannot accept a connection: {}", address.to_string(),
+                                        code == EMFILE ? descriptor_shortage() : errno_text(code)));
+    if (reserve) {
+      reserve.reset();
+      UniqueFd turned_away(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      turned_away.reset();
+      reserve.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      ++refused;
+    }
+    pause(PausedFor::descriptors, Clock::now() + kDescriptorPause);
+    return false;
+  }
+
+  /// Displaces a newcomer that has had its grace: one that has said nothing sensible yet before one that has.
+  bool make_room() {
+    const auto ripe = Clock::now() - limits.grace;
+    auto victim = newcomers.end();
+    for (auto it = newcomers.begin(); it != newcomers.end(); ++it) {
+      if (it->since > ripe) break;
+      if (it->stage != Stage::proof) {
+        victim = it;
+        break;
+      }
+      if (victim == newcomers.end()) victim = it;
+    }
+    if (victim == newcomers.end()) return false;
+    refuse_silently(victim, "more than enough unauthenticated connections at a time, the oldest is dropped");
+    return true;
+  }
+
+  Clock::time_point oldest_grace_end() const { return newcomers.front().since + limits.grace; }
+
+  void pause(PausedFor reason, Clock::time_point until) {
+    loop->modify(listener.get(), 0);
+    paused = reason;
+    paused_until = until;
+    set_timer();
+  }
+
+  void resume() {
+    paused = PausedFor::nothing;
+    loop->modify(listener.get(), EPOLLIN);
+  }
+
+  void admit(UniqueFd fd) {
+    Newcomer newcomer;
+    try {
+      newcomer.peer = Address::of_peer(fd.get());
+    } catch (const SystemError&) {
+      log_debug("{}: a connection was gone before it could be looked at", address.to_string());
+      return;
+    }
+    if (newcomer.peer.is_unix() && !same_user(fd.get())) {
+      ++refused;
+      log.warn("another user", fmt::format("{} refused a process of another user", address.to_string()));
+      return;
+    }
+    const int on = 1;
+    if (!newcomer.peer.is_unix()) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    newcomer.fd = std::move(fd);
+    newcomer.since = Clock::now();
+    newcomer.until = newcomer.since + limits.handshake;
+    newcomers.push_back(std::move(newcomer));
+    const auto it = std::prev(newcomers.end());
+    loop->add(it->fd.get(), EPOLLIN, [this, it](std::uint32_t) { advance(it); });
+    if (timer == 0) set_timer();  // a later limit than those it is set for changes nothing
+    advance(it);  // its hello is often there already
+  }
+
+  static bool same_user(int fd) {
+    ucred credentials{};
+    socklen_t length = sizeof(credentials);
+    return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+           (credentials.uid == ::geteuid() || credentials.uid == 0);
+  }
+
+  // --- time ---
+
+  void set_timer() {
+    if (timer != 0) loop->cancel(timer);
+    timer = 0;
+    auto next = Clock::time_point::max();
+    if (paused != PausedFor::nothing) next = paused_until;
+    for (const Newcomer& newcomer : newcomers) next = std::min(next, newcomer.until);
+    if (next == Clock::time_point::max()) return;
+    timer = loop->call_at(Deadline(next), [this] { on_timer(); });
+  }
+
+  void on_timer() {
+    timer = 0;
+    const auto now = Clock::now();
+    for (auto it = newcomers.begin(); it != newcomers.end();) {
+      const auto next = std::next(it);
+      if (it->until <= now) {
+        if (it->stage == Stage::draining) {
+          leave(it);
+        } else {
+          refuse_silently(it, fmt::format("no handshake within {:.1f} s", std::chrono::duration<double>(limits.handshake).count()));
+        }
+      }
+      it = next;
+    }
+    if (paused != PausedFor::nothing && paused_until <= now) resume();
+    set_timer();
+  }
+
+  // --- one newcomer ---
+
+  void advance(Newcomers::iterator it) {
+    for (;;) {
+      if (it->stage == Stage::draining) return drain(it);
+      char buffer[kMaxHandshakeBytes];
+      const std::size_t missing = it->wanted - it->in.size();
+      const ssize_t got = ::recv(it->fd.get(), buffer, missing, 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0) return on_hang_up(it);
+      it->in.append(buffer, static_cast<std::size_t>(got));
+      if (it->stage == Stage::header && !may_begin_header(it->in)) return refuse_silently(it, describe_stranger(it->in));
+      if (it->in.size() < it->wanted) continue;
+      bool stays = false;
+      try {
+        stays = take(it);
+      } catch (const ProtocolError& error) {
+        return refuse_silently(it, "malformed handshake", error.what());
+      }
+      if (!stays) return;
+    }
+  }
+
+  /// False when the newcomer has left the room.
+  bool take(Newcomers::iterator it) {
+    switch (it->stage) {
+      case Stage::header: return take_header(it);
+      case Stage::hello: return take_hello(it);
+      case Stage::proof: return take_proof(it);
+      case Stage::draining: break;
+    }
+    return true;
+  }
+
+  bool take_header(Newcomers::iterator it) {
+    const WireHeader header = decode_header(it->in);
+    if (header.version != kProtocolVersion) {
+      // The MAC stays empty: it would be one of a transcript we cannot read.
+      const std::string answer = encode_challenge_prefix(ChallengeStatus::version_refused, Nonce{}) + std::string(kMacBytes, '\0');
+      tell(it, answer);
+      refuse(it, "another protocol version", fmt::format("it speaks version {}, this process version {}", header.version, kProtocolVersion));
+      return true;
+    }
+    if (header.length == 0) throw ProtocolError("an empty hello");
+    it->hello_bytes = it->in;
+    next_stage(it, Stage::hello, header.length);
+    return true;
+  }
+
+  bool take_hello(Newcomers::iterator it) {
+    it->hello = decode_hello(it->in);
+    it->hello_bytes += it->in;
+    Nonce nonce;
+    fill_random(nonce);
+    it->challenge_prefix = encode_challenge_prefix(ChallengeStatus::ok, nonce);
+    const Mac mac = prove(identity.secret, Direction::from_acceptor, it->hello_bytes, it->challenge_prefix);
+    tell(it, it->challenge_prefix + std::string(as_text(mac)));
+    next_stage(it, Stage::proof, kMacBytes);
+    return true;
+  }
+
+  bool take_proof(Newcomers::iterator it) {
+    Mac mac;
+    std::copy(it->in.begin(), it->in.end(), mac.begin());
+    if (!same_mac(mac, prove(identity.secret, Direction::from_dialler, it->hello_bytes, it->challenge_prefix))) {
+      tell(it, encode_verdict("the secret of the job is another one"));
+      refuse(it, "wrong secret", "it does not hold the secret of this job");
+      return true;
+    }
+    const Admission admission = judge(identity, address, it->hello, it->peer);
+    if (!admission.reason.empty()) {
+      tell(it, encode_verdict(admission.reason));
+      refuse(it, admission.kind, admission.reason);
+      return true;
+    }
+    return !welcome(it);
+  }
+
+  void next_stage(Newcomers::iterator it, Stage stage, std::size_t wanted) {
+    it->stage = stage;
+    it->in.clear();
+    it->wanted = wanted;
+    MANIPLE_ASSERT(wanted <= kMaxHandshakeBytes);
+  }
+
+  /// False when the owner refused it.
+  bool welcome(Newcomers::iterator it) {
+    // The owner may hand the connection to another thread, which may close it: the answer goes out by a descriptor of ours.
+    UniqueFd answer(::fcntl(it->fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!answer) {
+      const std::string reason = fmt::format("{} has no descriptor left: {}", address.to_string(), descriptor_shortage());
+      tell(it, encode_verdict(reason));
+      refuse(it, "descriptors", reason);
+      return false;
+    }
+    loop->remove(it->fd.get());
+    const Hello hello{.role = it->hello.role, .rank = it->hello.rank, .topic = it->hello.topic};
+    const std::string reason = accept(it->fd, hello, it->peer);
+    if (!reason.empty() && it->fd) {
+      loop->add(it->fd.get(), EPOLLIN, [this, it](std::uint32_t) { advance(it); });
+      tell(it, encode_verdict(reason));
+      refuse(it, "refused", reason);
+      return false;
+    }
+    send_now(answer.get(), encode_verdict(reason));
+    newcomers.erase(it);
+    after_leaving();
+    return true;
+  }
+
+  // --- leaving ---
+
+  static void send_now(int fd, std::string_view bytes) {
+    // At most half a kilobyte in all goes to a peer before it is accepted: always less than the socket's buffer.
+    const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    (void)sent;  // a peer that is gone is noticed by reading
+  }
+  void tell(Newcomers::iterator it, std::string_view bytes) { send_now(it->fd.get(), bytes); }
+
+  void note(const Newcomer& newcomer, std::string_view kind, std::string_view details) {
+    ++refused;
+    std::string line = fmt::format("{} refused a connection from {}", address.to_string(), newcomer.peer.to_string());
+    if (newcomer.stage == Stage::proof) line += fmt::format(" (says rank {})", newcomer.hello.rank);
+    log.warn(kind, fmt::format("{}: {}", line, details));
+  }
+
+  /// After the reason was sent: waits a little for the peer to read it and hang up.
+  void refuse(Newcomers::iterator it, std::string_view kind, std::string_view details) {
+    note(*it, kind, details);
+    ::shutdown(it->fd.get(), SHUT_WR);
+    it->stage = Stage::draining;
+    it->until = std::min(it->until, Clock::now() + kDrainLimit);
+    set_timer();
+  }
+
+  void refuse_silently(Newcomers::iterator it, std::string_view kind, std::string_view details = {}) {
+    note(*it, kind, details.empty() ? kind : details);
+    leave(it);
+  }
+
+  void on_hang_up(Newcomers::iterator it) {
+    if (it->stage == Stage::proof) {
+      // Our dialler hangs up without a proof when ours did not convince it.
+      note(*it, "wrong secret", "it left after our challenge: most likely it holds another secret");
+    } else {
+      log_debug("{}: {} connected and left, {} bytes sent", address.to_string(), it->peer.to_string(),
+                it->hello_bytes.size() + it->in.size());
+    }
+    leave(it);
+  }
+
+  void drain(Newcomers::iterator it) {
+    char buffer[4096];
+    constexpr int kReads = 16;  // a peer that keeps sending is cut off
+    for (int i = 0; i < kReads; ++i) {
+      const ssize_t got = ::recv(it->fd.get(), buffer, sizeof(buffer), 0);
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0 && errno != EINTR) break;
+    }
+    leave(it);
+  }
+
+  void leave(Newcomers::iterator it) {
+    loop->remove(it->fd.get());
+    newcomers.erase(it);
+    after_leaving();
+  }
+
+  void after_leaving() {
+    if (paused == PausedFor::room && newcomers.size() < limits.unauthenticated) resume();
+  }
+};
+
+Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept, HandshakeLimits limits)
+    : impl_(std::make_shared<Impl>()) {
+  impl_->loop = std::move(loop);
+  impl_->address = Address::of_socket(listener.get());
+  impl_->listener = std::move(listener);
+  impl_->identity = std::move(identity);
+  impl_->accept = std::move(accept);
+  impl_->limits = limits;
+  impl_->start();
+}
+
+Acceptor::~Acceptor() {
+  impl_->loop->post_and_wait([this] { impl_->stop(); });
+}
+
+const Address& Acceptor::address() const noexcept { return impl_->address; }
+std::uint64_t Acceptor::refused() const noexcept { return impl_->refused.load(std::memory_order_relaxed); }
+
+}  // namespace maniple

@@ -1,0 +1,139 @@
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "base/check.h"
+#include "base/system_error.h"
+#include "net/handshake.h"
+#include "net/handshake_wire.h"
+#include "net/stranger.h"
+
+namespace maniple {
+namespace {
+
+/// The acceptor hung up without a word. It does so to strangers, but also to the oldest newcomer when very many come at
+/// once, so it is worth another try.
+struct HungUp {
+  std::string text;
+};
+
+/// Blocking reads and writes with one deadline on a non-blocking socket.
+class Conversation {
+ public:
+  Conversation(int fd, const Address& peer, Deadline deadline) : fd_(fd), peer_(peer), deadline_(deadline) {}
+
+  void send_all(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent > 0) {
+        bytes.remove_prefix(static_cast<std::size_t>(sent));
+      } else {
+        wait_or_throw(POLLOUT);
+      }
+    }
+  }
+
+  std::string receive(std::size_t count) {
+    std::string bytes(count, '\0');
+    std::size_t got = 0;
+    while (got < count) {
+      const ssize_t more = ::recv(fd_, bytes.data() + got, count - got, 0);
+      if (more == 0) throw HungUp{"connection closed during the handshake"};
+      if (more > 0) {
+        got += static_cast<std::size_t>(more);
+      } else {
+        wait_or_throw(POLLIN);
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  void wait_or_throw(short events) {
+    if (errno == EINTR) return;
+    if (errno == ECONNRESET || errno == EPIPE) throw HungUp{errno_text(errno) + " during the handshake"};
+    if (errno != EAGAIN) throw_system_error(fmt::format("handshake with {}", peer_.to_string()));
+    pollfd waiting{.fd = fd_, .events = events, .revents = 0};
+    const int ready = ::poll(&waiting, 1, deadline_.poll_ms());
+    if (ready == 0 && deadline_.expired()) {
+      const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
+      throw Timeout(fmt::format("handshake with {}: connected, but no answer within {:.1f} s", peer_.to_string(),
+                                waited.count()));
+    }
+  }
+
+  int fd_;
+  const Address& peer_;
+  Deadline deadline_;
+  Deadline::Clock::time_point start_ = Deadline::Clock::now();
+};
+
+void shake_hands(int fd, const Address& address, const Identity& identity, const WireHello& hello, Deadline deadline) {
+  const std::string where = address.to_string();
+  Conversation peer(fd, address, deadline);
+  const std::string hello_bytes = encode_hello(hello);
+  peer.send_all(hello_bytes);
+
+  const std::string header_bytes = peer.receive(kHeaderBytes);
+  if (!may_begin_header(header_bytes)) {
+    throw ProtocolError(fmt::format("{} does not speak Maniple: {}", where, describe_stranger(header_bytes)));
+  }
+  const WireHeader header = decode_header(header_bytes);
+  if (header.version != kProtocolVersion) {
+    throw ProtocolError(fmt::format("{} speaks protocol version {}, this process speaks version {}: run the same release "
+                                    "of Maniple on all ranks",
+                                    where, header.version, kProtocolVersion));
+  }
+  if (header.length != kChallengeBytes - kHeaderBytes) {
+    throw ProtocolError(fmt::format("{} sent a challenge of {} bytes", where, header.length));
+  }
+  const WireChallenge challenge = decode_challenge(peer.receive(header.length));
+  const std::string prefix = encode_challenge_prefix(challenge.status, challenge.nonce);
+  if (challenge.status == ChallengeStatus::version_refused) {
+    throw ProtocolError(fmt::format("{} refused protocol version {}", where, kProtocolVersion));
+  }
+  if (!same_mac(challenge.mac, prove(identity.secret, Direction::from_acceptor, hello_bytes, prefix))) {
+    throw ProtocolError(fmt::format("{} does not hold the secret of this job (\"{}\"): another job listens there, or the "
+                                    "secret was not passed to all processes",
+                                    where, identity.job));
+  }
+  peer.send_all(as_text(prove(identity.secret, Direction::from_dialler, hello_bytes, prefix)));
+
+  if (const auto length = decode_verdict_header(peer.receive(kVerdictHeaderBytes))) {
+    throw ProtocolError(fmt::format("refused by {}: {}", where, peer.receive(*length)));
+  }
+}
+
+}  // namespace
+
+UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry) {
+  constexpr int kTries = 20;
+  std::chrono::milliseconds pause{5};
+  for (int attempt = 1;; ++attempt) {
+    UniqueFd fd = connect_to(address, deadline, retry);
+    WireHello wire{.role = hello.role,
+                   .generation = identity.generation,
+                   .world_size = identity.world_size,
+                   .rank = hello.rank >= 0 ? hello.rank : identity.rank,
+                   .nonce = {},
+                   .job = identity.job,
+                   .topic = hello.topic};
+    fill_random(wire.nonce);
+    try {
+      shake_hands(fd.get(), address, identity, wire, deadline);
+      return fd;
+    } catch (const HungUp& hung_up) {
+      if (attempt == kTries || deadline.remaining() <= pause) {
+        throw ProtocolError(fmt::format("{}: {} ({} tries); its log says why if it is a Maniple process",
+                                        address.to_string(), hung_up.text, attempt));
+      }
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+  }
+}
+
+}  // namespace maniple

@@ -1,0 +1,86 @@
+// The bytes of the handshake, without any I/O: so that they can be tested and fuzzed alone.
+//
+//   header     magic[8] version:u16 length:u16            the same in all versions, so that versions can refuse each other
+//   hello      header, role:u8 generation:u32 world_size:i32 rank:i32 nonce[32] job:str topic:str
+//   challenge  header, status:u8 nonce[32] mac[32]        mac over hello and the challenge up to here
+//   proof      mac[32]                                    over the same, with the other direction's label
+//   verdict    status:u8 length:u16 reason                empty and 0: welcome
+//
+// Integers are little-endian. Both MACs are HMAC-SHA256 with the job's secret over label, hello and challenge.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "net/handshake.h"
+
+namespace maniple {
+
+inline constexpr std::string_view kMagic{"\x93MNPL\r\n\x1a", 8};
+inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::size_t kHeaderBytes = 12;
+inline constexpr std::size_t kMaxHandshakeBytes = 512;
+inline constexpr std::size_t kMaxBodyBytes = kMaxHandshakeBytes - kHeaderBytes;
+inline constexpr std::size_t kNonceBytes = 32;
+inline constexpr std::size_t kMacBytes = 32;
+inline constexpr std::size_t kChallengeBytes = kHeaderBytes + 1 + kNonceBytes + kMacBytes;
+inline constexpr std::size_t kVerdictHeaderBytes = 3;
+inline constexpr std::size_t kMaxReasonBytes = 400;
+inline constexpr std::size_t kMaxJobBytes = 64;
+inline constexpr std::size_t kMaxTopicBytes = 128;
+
+using Nonce = std::array<std::uint8_t, kNonceBytes>;
+using Mac = std::array<std::uint8_t, kMacBytes>;
+
+struct WireHeader {
+  std::uint16_t version = kProtocolVersion;
+  std::uint16_t length = 0;
+};
+/// Throws ProtocolError on a wrong magic or an impossible length. `bytes` holds exactly a header.
+WireHeader decode_header(std::string_view bytes);
+/// Whether `bytes`, of any length, can be the beginning of a header.
+bool may_begin_header(std::string_view bytes) noexcept;
+
+struct WireHello {
+  Role role = Role::store;
+  std::uint32_t generation = 0;
+  std::int32_t world_size = -1;
+  std::int32_t rank = -1;
+  Nonce nonce{};
+  std::string job;
+  std::string topic;
+};
+std::string encode_hello(const WireHello& hello);  ///< header included; throws InvalidArgument for too long a job or topic
+WireHello decode_hello(std::string_view body);     ///< header excluded
+
+enum class ChallengeStatus : std::uint8_t { ok = 0, version_refused = 1 };
+struct WireChallenge {
+  ChallengeStatus status = ChallengeStatus::ok;
+  Nonce nonce{};
+  Mac mac{};
+};
+/// Everything up to the MAC, which is the part that both MACs cover.
+std::string encode_challenge_prefix(ChallengeStatus status, const Nonce& nonce);
+WireChallenge decode_challenge(std::string_view body);  ///< header excluded
+
+enum class Direction : std::uint8_t { from_acceptor, from_dialler };
+/// `hello` and `challenge_prefix` are the encoded bytes.
+Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix);
+bool same_mac(const Mac& a, const Mac& b) noexcept;  ///< in constant time
+
+std::string encode_verdict(std::string_view reason);  ///< empty: welcome; longer reasons are cut
+/// The length of the reason from the verdict's first bytes; nullopt: welcome. Throws ProtocolError.
+std::optional<std::uint16_t> decode_verdict_header(std::string_view bytes);
+
+/// Fills from the kernel's generator.
+void fill_random(std::span<std::uint8_t> bytes);
+
+inline std::string_view as_text(std::span<const std::uint8_t> bytes) noexcept {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace maniple

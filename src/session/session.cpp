@@ -1,0 +1,280 @@
+#include "session/session.h"
+
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/log.h"
+#include "base/system_error.h"
+#include "shm/descriptor_passing.h"
+#include "topology/host_identity.h"
+
+namespace maniple {
+namespace {
+
+std::uint64_t random_word() {
+  std::uint64_t word = 0;
+  if (::getrandom(&word, sizeof word, 0) != static_cast<ssize_t>(sizeof word)) throw_system_error("getrandom");
+  return word;
+}
+
+std::uint64_t process_word() {
+  static const std::uint64_t kWord = random_word();
+  return kWord;
+}
+
+std::exception_ptr error_of(const ControlMessage& message) {
+  switch (message.error) {
+    case ErrorKind::peer_lost: return std::make_exception_ptr(PeerLost(message.text, message.rank));
+    case ErrorKind::mismatch: return std::make_exception_ptr(Mismatch(message.text));
+    default: return std::make_exception_ptr(Aborted(message.text));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Session> Session::start(Meeting meeting, TransportKind transport, Deadline deadline) {
+  std::shared_ptr<Session> session(new Session(std::move(meeting), transport));
+  session->listen();
+  session->meet_peers(deadline);
+  session->start_watch(deadline);
+  return session;
+}
+
+Session::Session(Meeting meeting, TransportKind transport)
+    : meeting_(std::move(meeting)),
+      transport_(transport),
+      loop_(EventLoop::shared()),
+      arrivals_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!arrivals_) throw_system_error("eventfd");
+}
+
+Session::~Session() {
+  // Acceptors first: nothing new may come while the rest is taken down.
+  tcp_.reset();
+  unix_.reset();
+  loop_->post_and_wait([] {});  // what they posted has run
+  control_.reset();
+  segments_.reset();
+}
+
+void Session::listen() {
+  const auto handler = [this](UniqueFd& connection, const Hello& hello, const Address& peer) {
+    return accept(connection, hello, peer);
+  };
+  tcp_ = std::make_unique<Acceptor>(loop_, listen_on(meeting_.data_address), meeting_.identity, handler);
+  const std::string name = fmt::format("maniple-{:016x}{:016x}", random_word(), random_word());
+  unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), meeting_.identity, handler);
+}
+
+void Session::meet_peers(Deadline deadline) {
+  const HostIdentity host = host_identity();
+  PeerInfo mine;
+  mine.host_key = host.key;
+  mine.host_name = host.name;
+  mine.pid = ::getpid();
+  mine.process = process_word();
+  mine.unix_address = unix_->address().to_string();
+  mine.tcp_address = tcp_->address().to_string();
+  PeerTable table = exchange_peers(*meeting_.store, rank(), world_size(), mine, deadline);
+  const std::lock_guard lock(mutex_);
+  table_ = std::move(table);
+  segments_ = std::make_unique<SegmentPost>(loop_, table_.world_id);
+  for (auto& [topic, connection] : early_segments_) segments_->serve(topic, std::move(connection));
+  early_segments_.clear();
+}
+
+void Session::start_watch(Deadline deadline) {
+  bool all_here = transport_ != TransportKind::tcp;
+  for (int r = 0; r < world_size(); ++r) all_here &= same_process(r);
+  if (all_here) return;  // threads of one process live and die together
+  Control::Events events;
+  events.lost = [this](int lost, const std::string& text) { on_lost(lost, text); };
+  events.aborted = [this](const ControlMessage& message) { on_aborted(message); };
+  events.called = [this](const std::string& group, std::uint64_t seq) -> std::string {
+    std::function<std::string(std::uint64_t)> called;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto it = groups_.find(group);
+      if (it == groups_.end()) return {};
+      called = it->second.called;
+    }
+    return called(seq);
+  };
+  const double heartbeat = knob_number(Knob::heartbeat_s, 0, 1e6);
+  auto control = std::make_unique<Control>(loop_, rank(), table_.peers, heartbeat, std::move(events));
+  if (rank() == 0) {
+    std::map<int, UniqueFd> early;
+    {
+      const std::lock_guard lock(mutex_);
+      control_ = std::move(control);
+      early = std::move(early_control_);
+    }
+    for (auto& [peer, connection] : early) control_->adopt(peer, std::move(connection));
+    control_->expect_all_by(Deadline::after(std::chrono::seconds(20)));
+    return;
+  }
+  const PeerInfo& hub = peer(0);
+  const Address address = Address::parse(same_host(0) ? hub.unix_address : hub.tcp_address);
+  Hello hello;
+  hello.role = Role::control;
+  hello.rank = rank();
+  UniqueFd connection = maniple::dial(address, meeting_.identity, hello, deadline);
+  if (!address.is_unix()) set_keepalive(connection.get(), 3);
+  control_ = std::move(control);
+  control_->adopt(0, std::move(connection));
+}
+
+// In the event loop's thread.
+std::string Session::accept(UniqueFd& connection, const Hello& hello, const Address& peer) {
+  if (peer.is_unix()) {
+    ucred user{};
+    socklen_t length = sizeof user;
+    if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &user, &length) != 0 || user.uid != ::geteuid()) {
+      return "another user's process";
+    }
+  }
+  if (hello.rank < 0 || hello.rank >= world_size()) return fmt::format("rank {} in a world of {}", hello.rank, world_size());
+  const std::lock_guard lock(mutex_);
+  switch (hello.role) {
+    case Role::data:
+      waiting_[{hello.rank, hello.topic}].push_back(std::move(connection));
+      ::eventfd_write(arrivals_.get(), 1);
+      return {};
+    case Role::segment:
+      if (!peer.is_unix()) return "shared memory is handed over on Unix sockets only";
+      if (!segments_) {
+        early_segments_.emplace_back(hello.topic, std::move(connection));
+      } else {
+        segments_->serve(hello.topic, std::move(connection));
+      }
+      return {};
+    case Role::control:
+      if (rank() != 0) return "only rank 0 keeps the watch";
+      if (!control_) {
+        early_control_[hello.rank] = std::move(connection);
+      } else {
+        // The welcome goes out first.
+        auto shared = std::make_shared<UniqueFd>(std::move(connection));
+        loop_->post([this, shared, from = hello.rank] { control_->adopt(from, std::move(*shared)); });
+      }
+      return {};
+    default: return "no store is served here";
+  }
+}
+
+UniqueFd Session::dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) {
+  abort.check();
+  Hello hello;
+  hello.role = Role::data;
+  hello.rank = rank();
+  hello.topic = topic;
+  const Deadline limit = Deadline::sooner(deadline, Deadline::after(std::chrono::seconds(30)));
+  try {
+    return maniple::dial(Address::parse(peer(global_rank).tcp_address), meeting_.identity, hello, limit);
+  } catch (const SystemError& error) {
+    abort.check();
+    throw PeerLost(fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),
+                               peer(global_rank).tcp_address, error.what()), global_rank);
+  }
+}
+
+UniqueFd Session::try_take(int global_rank, const std::string& topic) {
+  eventfd_t count = 0;
+  ::eventfd_read(arrivals_.get(), &count);
+  const std::lock_guard lock(mutex_);
+  const auto it = waiting_.find({global_rank, topic});
+  if (it == waiting_.end() || it->second.empty()) return {};
+  UniqueFd connection = std::move(it->second.front());
+  it->second.pop_front();
+  if (it->second.empty()) waiting_.erase(it);
+  return connection;
+}
+
+std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
+                                                Deadline deadline) {
+  const int maker = members.front();
+  if (maker == rank()) {
+    int takers = 0;
+    for (const int member : members) takers += same_process(member) ? 0 : 1;
+    auto segment = Segment::create(bytes);
+    segments_->offer(topic, segment, takers);
+    return segment;
+  }
+  if (same_process(maker)) return SegmentPost::take_here(world_id(), topic, deadline);
+  Hello hello;
+  hello.role = Role::segment;
+  hello.rank = rank();
+  hello.topic = topic;
+  const UniqueFd connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
+  ReceivedDescriptor received = receive_descriptor(connection.get(), deadline);
+  if (received.about != bytes) {
+    throw ProtocolError(fmt::format("{} made {} bytes of shared memory where {} are expected", peer(maker).describe(maker), received.about, bytes));
+  }
+  return Segment::adopt(std::move(received.fd), bytes);
+}
+
+void Session::add_group(const std::string& name, GroupLink link) {
+  const std::lock_guard lock(mutex_);
+  for (const int member : link.members) {
+    if (const auto it = lost_.find(member); it != lost_.end()) {
+      link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member)));
+    }
+  }
+  groups_[name] = std::move(link);
+}
+
+void Session::remove_group(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(name);
+}
+
+void Session::on_lost(int rank, const std::string& text) {
+  std::vector<std::shared_ptr<AbortSignal>> struck;
+  {
+    const std::lock_guard lock(mutex_);
+    lost_[rank] = text;
+    for (const auto& [name, group] : groups_) {
+      for (const int member : group.members) {
+        if (member == rank) struck.push_back(group.abort);
+      }
+    }
+  }
+  for (const auto& abort : struck) abort->raise(std::make_exception_ptr(PeerLost(text, rank)));
+}
+
+void Session::on_aborted(const ControlMessage& message) {
+  std::shared_ptr<AbortSignal> abort;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = groups_.find(message.group);
+    if (it != groups_.end()) abort = it->second.abort;
+  }
+  if (abort) abort->raise(error_of(message));
+}
+
+void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {
+  if (!control_) return;
+  ControlMessage message;
+  message.kind = ControlMessage::Kind::abort;
+  message.group = group;
+  message.seq = seq;
+  message.rank = rank();
+  message.text = text_of(cause);
+  try {
+    std::rethrow_exception(cause);
+  } catch (const PeerLost& error) {
+    message.error = error.kind();
+    message.rank = error.rank();
+  } catch (const Error& error) {
+    message.error = error.kind();
+  } catch (...) {
+    message.error = ErrorKind::aborted;
+  }
+  control_->spread(message);
+}
+
+}  // namespace maniple

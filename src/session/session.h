@@ -1,0 +1,89 @@
+// One rank's membership in a world: who the others are, connections to and from them, and the watch over them.
+//
+// All groups of the rank share it. It implements the switchboard that lanes use.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/abort_signal.h"
+#include "net/handshake.h"
+#include "rendezvous/rendezvous.h"
+#include "session/control.h"
+#include "session/peer_table.h"
+#include "session/segment_post.h"
+#include "transport/switchboard.h"
+#include <maniple/comm/options.h>
+
+namespace maniple {
+
+class Session : public Switchboard {
+ public:
+  static std::shared_ptr<Session> start(Meeting meeting, TransportKind transport, Deadline deadline);
+  ~Session() override;
+
+  int rank() const noexcept { return meeting_.identity.rank; }
+  int world_size() const noexcept { return meeting_.identity.world_size; }
+  const PeerInfo& peer(int rank) const { return table_.peers.at(static_cast<std::size_t>(rank)); }
+  std::uint64_t world_id() const noexcept { return table_.world_id; }
+  const std::shared_ptr<Store>& store() const noexcept { return meeting_.store; }
+  bool same_process(int rank) const { return peer(rank).process == peer(this->rank()).process; }
+  bool same_host(int rank) const { return peer(rank).host_key == peer(this->rank()).host_key; }
+
+  // ---- Switchboard ---------------------------------------------------------------------------------------------
+  UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
+  UniqueFd try_take(int global_rank, const std::string& topic) override;
+  int arrival_fd() const noexcept override { return arrivals_.get(); }
+
+  // ---- Shared memory -------------------------------------------------------------------------------------------
+  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it.
+  std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
+                                         Deadline deadline);
+
+  // ---- Groups and their ends -----------------------------------------------------------------------------------
+  struct GroupLink {
+    std::vector<int> members;  ///< global ranks
+    std::shared_ptr<AbortSignal> abort;
+    std::function<std::string(std::uint64_t seq)> called;  ///< what this rank called as number seq
+  };
+  void add_group(const std::string& name, GroupLink link);
+  void remove_group(const std::string& name);
+
+  /// Tells the other ranks that this group failed here. Returns at once.
+  void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
+  bool has_watch() const noexcept { return control_ != nullptr; }
+
+ private:
+  Session(Meeting meeting, TransportKind transport);
+  void listen();
+  void meet_peers(Deadline deadline);
+  void start_watch(Deadline deadline);
+  std::string accept(UniqueFd& connection, const Hello& hello, const Address& peer);
+  void on_lost(int rank, const std::string& text);
+  void on_aborted(const ControlMessage& message);
+
+  Meeting meeting_;
+  TransportKind transport_;
+  std::shared_ptr<EventLoop> loop_;
+  PeerTable table_;
+  UniqueFd arrivals_;
+
+  std::mutex mutex_;
+  std::map<std::pair<int, std::string>, std::deque<UniqueFd>> waiting_;  // data connections not taken yet
+  std::map<int, UniqueFd> early_control_;                                // came before the watch was set up
+  std::vector<std::pair<std::string, UniqueFd>> early_segments_;
+  std::map<std::string, GroupLink> groups_;
+  std::map<int, std::string> lost_;
+
+  std::unique_ptr<SegmentPost> segments_;
+  std::unique_ptr<Control> control_;
+  std::unique_ptr<Acceptor> tcp_;
+  std::unique_ptr<Acceptor> unix_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,271 @@
+#include "shm/arena.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "base/ticks.h"
+#include "shm/futex.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Pages of rings that are never used are never allocated, so small groups can afford large rings.
+std::size_t ring_bytes_for(int size) {
+  const std::size_t capacity = size <= 16 ? 256 * 1024 : size <= 64 ? 64 * 1024 : 4 * 1024;
+  return capacity + kPage;  // a ring's capacity is a power of two; its counters need a little more
+}
+
+}  // namespace
+
+struct alignas(kCacheLine) Arena::Slot {
+  Post posts[2];
+  struct alignas(kCacheLine) Line {
+    std::atomic<std::uint32_t> value;
+  };
+  Line counters[kCounterCount];
+  Line sleepers;       // ranks asleep on a word of this rank
+  Line bell;           // rung by peers that moved bytes in a ring of this rank
+  Line bell_sleepers;  // 1 while this rank sleeps on its bell
+  Line left;           // 1 once this rank has destroyed its group
+};
+
+struct Arena::Header {
+  static constexpr std::uint32_t kMagic = 0x4d4e504c;
+  std::uint32_t magic;
+  std::uint32_t size;
+  alignas(kCacheLine) std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
+  std::int32_t abort_kind;
+  std::int32_t abort_rank;
+  std::uint32_t abort_length;
+  char abort_text[4000];
+};
+
+std::size_t Arena::stage_bytes_for(int size) noexcept {
+  // Small enough for all stages of a few ranks to stay in the cores' caches.
+  return size <= 8 ? 512 * 1024 : size <= 64 ? 256 * 1024 : 64 * 1024;
+}
+
+std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
+  const auto n = static_cast<std::size_t>(size);
+  const std::size_t fixed = round_up(sizeof(Header), kPage) + round_up(sizeof(Slot) * n, kPage);
+  return fixed + n * stage_bytes + 2 * n * n * ring_bytes_for(size);
+}
+
+Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options, bool initialise)
+    : options_(options), segment_(std::move(segment)) {
+  const auto n = static_cast<std::size_t>(options.size);
+  const std::size_t stage = options.stage_bytes != 0 ? options.stage_bytes : stage_bytes_for(options.size);
+  slot_bytes_ = stage / kSlots / kCacheLine * kCacheLine;
+  stage_offset_ = round_up(sizeof(Header), kPage) + round_up(sizeof(Slot) * n, kPage);
+  ring_offset_ = stage_offset_ + n * stage;
+  ring_bytes_ = ring_bytes_for(options.size);
+  MANIPLE_ASSERT(segment_->size() >= bytes_for(options.size, stage));
+  if (initialise) {
+    // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
+    segment_->populate(0, ring_offset_);
+    header().size = static_cast<std::uint32_t>(options.size);
+    header().magic = Header::kMagic;
+  } else if (header().magic != Header::kMagic || header().size != n) {
+    throw ProtocolError("shared memory that was not made for this group");
+  }
+  const bool crowded = options.size > options.cores;
+  const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded ? 0 : 20;
+  spin_ticks_ = static_cast<std::uint64_t>(spin_us * 1e-6 * ticks_per_second());
+  yield_ticks_ = static_cast<std::uint64_t>(1e-3 * ticks_per_second());
+}
+
+Arena::~Arena() {
+  Slot& mine = of(rank());
+  mine.left.value.store(1, std::memory_order_seq_cst);
+  for (Post& post : mine.posts) wake_if_asleep(post.stamp);
+  for (auto& counter : mine.counters) wake_if_asleep(counter.value);
+  for (int r = 0; r < size(); ++r) ring_bell(r);
+}
+
+Arena::Header& Arena::header() const noexcept { return *reinterpret_cast<Header*>(segment_->data()); }
+
+Arena::Slot& Arena::of(int rank) const noexcept {
+  return reinterpret_cast<Slot*>(segment_->data() + round_up(sizeof(Header), kPage))[rank];
+}
+
+Post& Arena::post(int rank, std::uint32_t epoch) noexcept { return of(rank).posts[epoch & 1]; }
+
+// Sleepers announce themselves before they look again (both sequentially consistent), so either they see the new value
+// or we see them.
+void Arena::wake_if_asleep(const std::atomic<std::uint32_t>& word) {
+  if (of(rank()).sleepers.value.load(std::memory_order_seq_cst) != 0) [[unlikely]] futex_wake_all(word);
+}
+
+void Arena::publish(std::uint32_t epoch) {
+  auto& stamp = post(rank(), epoch).stamp;
+  stamp.store(epoch, std::memory_order_seq_cst);
+  wake_if_asleep(stamp);
+}
+
+void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
+  for (int i = 1; i < size(); ++i) {
+    const int peer = rank() + i < size() ? rank() + i : rank() + i - size();
+    await(post(peer, epoch).stamp, epoch, peer, patience);
+  }
+}
+
+std::byte* Arena::slot(int rank, std::uint32_t step) noexcept {
+  return segment_->data() + stage_offset_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+}
+
+void Arena::set(Counter counter, std::uint32_t value) {
+  auto& word = of(rank()).counters[static_cast<int>(counter)].value;
+  word.store(value, std::memory_order_seq_cst);
+  wake_if_asleep(word);
+}
+
+void Arena::await(Counter counter, int rank, std::uint32_t value, Patience& patience) {
+  await(of(rank).counters[static_cast<int>(counter)].value, value, rank, patience);
+}
+
+void Arena::await_all(Counter counter, std::uint32_t value, Patience& patience) {
+  for (int i = 1; i < size(); ++i) {
+    await(counter, rank() + i < size() ? rank() + i : rank() + i - size(), value, patience);
+  }
+}
+
+std::span<std::byte> Arena::ring(int set, int from, int to) noexcept {
+  const auto n = static_cast<std::size_t>(size());
+  const std::size_t index = (static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to);
+  return {segment_->data() + ring_offset_ + index * ring_bytes_, ring_bytes_};
+}
+
+void Arena::ring_bell(int rank) {
+  Slot& theirs = of(rank);
+  theirs.bell.value.fetch_add(1, std::memory_order_seq_cst);
+  if (theirs.bell_sleepers.value.load(std::memory_order_seq_cst) != 0) futex_wake_all(theirs.bell.value);
+}
+
+std::uint32_t Arena::bell() const noexcept { return of(rank()).bell.value.load(std::memory_order_acquire); }
+
+void Arena::await_bell(std::uint32_t seen, Deadline deadline) {
+  Slot& mine = of(rank());
+  const auto start = ticks();
+  while (mine.bell.value.load(std::memory_order_acquire) == seen) {
+    const auto waited = ticks() - start;
+    if (waited < spin_ticks_) {
+      relax();
+    } else if (waited < spin_ticks_ + yield_ticks_) {
+      ::sched_yield();
+    } else {
+      mine.bell_sleepers.value.fetch_add(1, std::memory_order_seq_cst);
+      futex_wait(mine.bell.value, seen, deadline);
+      mine.bell_sleepers.value.fetch_sub(1, std::memory_order_seq_cst);
+      return;
+    }
+  }
+}
+
+void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience) {
+  const std::uint64_t start = ticks();
+  while (ticks() - start < spin_ticks_) {
+    for (int i = 0; i < 16; ++i) {
+      if (reached(word, target)) return;
+      relax();
+    }
+  }
+  const auto since = Deadline::Clock::now();
+  const Deadline deadline = patience.deadline();
+  const auto must_stop = [&] {
+    return header().abort_state.load(std::memory_order_acquire) != 0 || has_left(rank) || options_.abort->raised() ||
+           deadline.expired();
+  };
+  // Reaching the target counts even when there is a reason to stop: a rank that finished and left has left its data.
+  while (ticks() - start < spin_ticks_ + yield_ticks_) {
+    for (int i = 0; i < 8; ++i) {
+      if (reached(word, target)) return;
+      ::sched_yield();
+    }
+    if (must_stop()) break;
+  }
+  constexpr auto kLook = std::chrono::milliseconds(50);  // in case a dying rank could not wake us
+  for (;;) {
+    const bool stop = must_stop();
+    if (reached(word, target)) return;
+    if (stop) fail_waiting(rank, since);
+    auto& sleepers = of(rank).sleepers.value;
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+    if (static_cast<std::int32_t>(seen - target) < 0 && !must_stop()) {
+      futex_wait(word, seen, Deadline::sooner(deadline, Deadline::after(kLook)));
+    }
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
+  const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
+  options_.abort->check();
+  if (header().abort_state.load(std::memory_order_acquire) != 0) {
+    // The cause may be half written; its writer needs microseconds, unless it died writing.
+    const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
+    while (header().abort_state.load(std::memory_order_acquire) != 2 && !patience.expired()) ::sched_yield();
+    if (auto cause = raised()) std::rethrow_exception(cause);
+    throw Aborted("the group was aborted by another rank");
+  }
+  if (has_left(rank)) {
+    throw PeerLost(fmt::format("rank {} has left the group (its group was destroyed) after {:.1f} s of waiting for it",
+                               rank, waited), rank);
+  }
+  throw Timeout(fmt::format("rank {} did not come within {:.1f} s", rank, waited));
+}
+
+bool Arena::has_left(int rank) const noexcept { return of(rank).left.value.load(std::memory_order_acquire) != 0; }
+
+void Arena::raise(const std::exception_ptr& cause) noexcept {
+  Header& head = header();
+  std::uint32_t none = 0;
+  if (head.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    std::string text = "unknown cause";
+    head.abort_kind = static_cast<std::int32_t>(ErrorKind::aborted);
+    head.abort_rank = -1;
+    try {
+      std::rethrow_exception(cause);
+    } catch (const PeerLost& error) {
+      head.abort_kind = static_cast<std::int32_t>(error.kind());
+      head.abort_rank = error.rank();
+      text = error.what();
+    } catch (const Error& error) {
+      head.abort_kind = static_cast<std::int32_t>(error.kind());
+      text = error.what();
+    } catch (const std::exception& error) {
+      text = error.what();
+    } catch (...) {
+    }
+    head.abort_length = static_cast<std::uint32_t>(std::min(text.size(), sizeof head.abort_text));
+    std::memcpy(head.abort_text, text.data(), head.abort_length);
+    head.abort_state.store(2, std::memory_order_release);
+  }
+  for (int r = 0; r < size(); ++r) {
+    Slot& slot = of(r);
+    for (Post& post : slot.posts) futex_wake_all(post.stamp);
+    for (auto& counter : slot.counters) futex_wake_all(counter.value);
+    ring_bell(r);
+  }
+}
+
+std::exception_ptr Arena::raised() const {
+  const Header& head = header();
+  if (head.abort_state.load(std::memory_order_acquire) != 2) return nullptr;
+  const std::string text(head.abort_text, std::min<std::size_t>(head.abort_length, sizeof head.abort_text));
+  switch (static_cast<ErrorKind>(head.abort_kind)) {
+    case ErrorKind::peer_lost: return std::make_exception_ptr(PeerLost(text, head.abort_rank));
+    case ErrorKind::mismatch: return std::make_exception_ptr(Mismatch(text));
+    default: return std::make_exception_ptr(Aborted(text));
+  }
+}
+
+}  // namespace maniple

@@ -1,0 +1,166 @@
+// The shared memory of the ranks of one group on one host: where they post what they are about to do, count how far they
+// got, and stage bytes for each other.
+//
+// Words:
+//   epoch    number of a round in which all ranks take part; the same on all ranks
+//   post     what a rank says at the start of an epoch: four words about the call, and either a small payload or
+//            references to registered memory. Two posts per rank, used in turn: a rank reaches epoch e+2 only after all
+//            have posted e+1, and a rank posts e+1 only when it has finished reading the posts of e.
+//   stage    each rank's slots for bytes on their way, used in turn
+//   counter  how many slots a rank has filled, reduced, drained since the beginning; only ever grows (modulo 2^32)
+//   ring     bytes from one rank to one other, for messages
+//
+// All waiting is spin, then yield, then sleep (futex), so that more ranks than cores works. It ends with an error when the
+// group is aborted, the awaited rank has left, or the deadline passes; what is already there is used first.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/abort_signal.h"
+#include "shm/segment.h"
+#include <maniple/comm/deadline.h>
+
+namespace maniple {
+
+inline constexpr std::size_t kCacheLine = 64;
+
+/// Where a buffer lies in registered memory; segment 0 is none.
+struct SharedRef {
+  std::uint64_t segment = 0;
+  std::uint64_t offset = 0;
+};
+
+struct Post {
+  static constexpr std::size_t kPayload = 8192;
+
+  std::atomic<std::uint32_t> stamp;          // the epoch; written last
+  std::uint32_t mode;                        // as the poster likes
+  std::array<std::uint64_t, 4> words;        // what is called
+  alignas(8) std::byte payload[kPayload];    // starts in the first cache line: tiny calls touch one line per rank
+
+  struct Refs {
+    SharedRef in, out;
+    std::uint64_t extra;
+  };
+  Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
+  const Refs& refs() const noexcept { return *reinterpret_cast<const Refs*>(payload); }
+};
+
+enum class Counter { filled, reduced, drained, finished };
+inline constexpr int kCounterCount = 4;
+
+struct ArenaOptions {
+  int rank = 0;
+  int size = 1;
+  int cores = 1;                   ///< of this host, to decide between spinning and yielding
+  std::size_t stage_bytes = 0;     ///< per rank; 0: by the number of ranks
+  double spin_us = -1;             ///< -1: by cores and ranks
+  AbortSignal* abort = nullptr;
+};
+
+class Arena {
+ public:
+  static constexpr int kSlots = 4;
+
+  /// Bytes of shared memory needed.
+  static std::size_t bytes_for(int size, std::size_t stage_bytes);
+  static std::size_t stage_bytes_for(int size) noexcept;
+
+  /// Exactly one rank passes `initialise`, before the others map the segment.
+  Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options, bool initialise);
+  ~Arena();  ///< marks this rank as having left; never waits
+
+  int rank() const noexcept { return options_.rank; }
+  int size() const noexcept { return options_.size; }
+
+  // ---- Waiting -------------------------------------------------------------------------------------------------
+
+  /// One operation's patience: everything it waits for shares one deadline.
+  class Patience {
+   public:
+    explicit Patience(std::chrono::nanoseconds limit) : limit_(limit) {}
+    explicit Patience(Deadline deadline) : deadline_(deadline), fixed_(true) {}
+    Deadline deadline() {  // taken late: a call that never has to wait never reads the clock
+      if (!fixed_) {
+        deadline_ = Deadline::after(limit_);
+        fixed_ = true;
+      }
+      return deadline_;
+    }
+
+   private:
+    std::chrono::nanoseconds limit_{};
+    Deadline deadline_;
+    bool fixed_ = false;
+  };
+
+  /// Waits until `word`, owned by `rank`, has reached `target`.
+  void await(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience) {
+    if (!reached(word, target)) [[unlikely]] await_slowly(word, target, rank, patience);
+  }
+
+  // ---- Posts ---------------------------------------------------------------------------------------------------
+
+  std::uint32_t next_epoch() noexcept { return ++epoch_; }
+  Post& post(int rank, std::uint32_t epoch) noexcept;
+  void publish(std::uint32_t epoch);
+  void await_posts(std::uint32_t epoch, Patience& patience);
+
+  // ---- Stages and counters -------------------------------------------------------------------------------------
+
+  std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+  std::byte* slot(int rank, std::uint32_t step) noexcept;
+  /// Steps so far; an operation that used `n` steps adds them, on every rank alike.
+  std::uint32_t step_base() const noexcept { return steps_; }
+  void advance_steps(std::uint32_t n) noexcept { steps_ += n; }
+  void set(Counter counter, std::uint32_t value);
+  void await(Counter counter, int rank, std::uint32_t value, Patience& patience);
+  void await_all(Counter counter, std::uint32_t value, Patience& patience);
+
+  // ---- Rings ---------------------------------------------------------------------------------------------------
+
+  /// Memory for the ring from one rank to another; `set` 0 or 1. Zeroed at first.
+  std::span<std::byte> ring(int set, int from, int to) noexcept;
+  void ring_bell(int rank);  ///< something moved in a ring of that rank
+  std::uint32_t bell() const noexcept;
+  void await_bell(std::uint32_t seen, Deadline deadline);  ///< sleeps until the bell is no longer `seen`
+
+  // ---- Ends ----------------------------------------------------------------------------------------------------
+
+  bool has_left(int rank) const noexcept;
+  /// Tells every rank of this host; the first cause wins. Safe from any thread.
+  void raise(const std::exception_ptr& cause) noexcept;
+  /// The cause that some rank of this host raised, or null.
+  std::exception_ptr raised() const;
+
+ private:
+  struct Header;
+  struct Slot;
+  static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
+    return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
+  }
+  void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience);
+  void wake_if_asleep(const std::atomic<std::uint32_t>& word);
+  [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
+  Slot& of(int rank) const noexcept;
+  Header& header() const noexcept;
+
+  ArenaOptions options_;
+  std::shared_ptr<Segment> segment_;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t steps_ = 0;
+  std::size_t slot_bytes_ = 0;
+  std::size_t stage_offset_ = 0;
+  std::size_t ring_offset_ = 0;
+  std::size_t ring_bytes_ = 0;
+  std::uint64_t spin_ticks_ = 0;
+  std::uint64_t yield_ticks_ = 0;
+};
+
+}  // namespace maniple

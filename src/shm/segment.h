@@ -1,0 +1,41 @@
+// A piece of memory that several processes map: an anonymous file (memfd), which has no name to leak and is gone with its
+// last user.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "base/unique_fd.h"
+
+namespace maniple {
+
+class Segment {
+ public:
+  /// Makes one. Pages appear, zeroed, when first touched.
+  static std::shared_ptr<Segment> create(std::size_t bytes);
+  /// Maps one that another process made. Throws ProtocolError if the file is smaller than `bytes`.
+  static std::shared_ptr<Segment> adopt(UniqueFd fd, std::size_t bytes);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+  int fd() const noexcept { return fd_.get(); }
+  void close_fd() noexcept { fd_.reset(); }  ///< the mapping stays
+
+  /// Gets the pages of a range now, so that a lack of memory is an error here and not a SIGBUS later.
+  void populate(std::size_t offset, std::size_t bytes);
+
+ private:
+  Segment(UniqueFd fd, std::size_t bytes);
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Rounds up to whole pages of the largest kind we map (2 MiB), so that huge pages can be used where the system gives them.
+std::size_t round_to_huge_page(std::size_t bytes) noexcept;
+
+}  // namespace maniple

@@ -1,0 +1,55 @@
+// What travels on a stream: the header of a message and the header of a piece. Pure: bytes in, fields out.
+//
+// A message begins with a header of 64 bytes on stream 0 of its lane. A short payload follows it at once. A long one is
+// cut into pieces of 256 KiB, each behind a header of 16 bytes: piece k travels on stream k mod `streams`, so every
+// stream carries its pieces in order and needs no other bookkeeping. All integers are little-endian.
+//
+//   message  0 magic  4 version  5 kind  6 flags  7 streams  8 signature (4 x 8)  40 length  48 number
+//            52 CRC-32C of the payload (whole and checked only)  56 zero  60 CRC-32C of the 60 bytes before
+//   piece    0 magic  4 number of the message  8 index  12 CRC-32C of the payload
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "collective/signature.h"
+
+namespace maniple {
+
+inline constexpr std::size_t kFrameHeaderBytes = 64;
+inline constexpr std::size_t kPieceHeaderBytes = 16;
+inline constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+inline constexpr int kMostStreams = 16;
+
+struct FrameHeader {
+  Signature signature;
+  std::uint64_t length = 0;     ///< bytes of payload
+  std::uint32_t number = 0;     ///< messages sent on this lane before, modulo 2^32
+  std::uint32_t check = 0;      ///< of the payload, when checked and not pieced
+  std::uint8_t streams = 1;     ///< that the sender spreads pieces over
+  bool checked = false;         ///< payloads carry a CRC-32C
+  bool pieced = false;          ///< the payload comes in pieces
+  friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
+};
+
+struct PieceHeader {
+  std::uint32_t number = 0;  ///< of the message, as in its header
+  std::uint32_t index = 0;   ///< of the piece in the message
+  std::uint32_t check = 0;   ///< of the piece's payload; 0 when not checked
+  friend bool operator==(const PieceHeader&, const PieceHeader&) = default;
+};
+
+void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> bytes) noexcept;
+void encode(const PieceHeader& header, std::span<std::byte, kPieceHeaderBytes> bytes) noexcept;
+
+/// Throw ProtocolError for anything that `encode` cannot have written.
+FrameHeader decode_frame_header(std::span<const std::byte, kFrameHeaderBytes> bytes);
+PieceHeader decode_piece_header(std::span<const std::byte, kPieceHeaderBytes> bytes);
+
+/// Segments in which a payload travels: 1 unless it is pieced.
+constexpr std::uint64_t segment_count(std::uint64_t length, bool pieced) noexcept {
+  return pieced ? (length - 1) / kPieceBytes + 1 : 1;
+}
+
+}  // namespace maniple

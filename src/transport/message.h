@@ -1,0 +1,32 @@
+// A point-to-point message on its way: what send, recv, isend and irecv are made of.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+
+#include <maniple/comm/deadline.h>
+#include <maniple/comm/types.h>
+
+namespace maniple {
+
+struct Message {
+  Op op = Op::send;  ///< send or recv
+  int peer = 0;      ///< rank in the group; kAnySource for recv
+  int tag = 0;
+  DType dtype = DType::uint8;
+  std::byte* data = nullptr;  ///< only read when sending
+  std::size_t bytes = 0;
+  Deadline deadline;
+  std::function<void()> finished;  ///< run once, outside all locks, when done (may be empty)
+
+  // Set by the engine, in this order.
+  int source = -1;
+  std::size_t moved = 0;  ///< bytes so far, for error texts
+  std::exception_ptr error;
+  std::atomic<bool> done{false};
+};
+
+}  // namespace maniple

@@ -1,0 +1,104 @@
+// Point-to-point messages of one group: matches what arrives with what was asked for, and moves many at once.
+//
+// A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the order
+// sent. A message that has come before anyone asked for it, in front of one that was asked for, is kept aside (up to a limit).
+// Whoever waits drives the engine; messages that nobody waits for are driven by a thread that is started when first needed.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/abort_signal.h"
+#include "transport/byte_channel.h"
+#include "transport/message.h"
+#include "transport/message_stream.h"
+#include "transport/switchboard.h"
+
+namespace maniple {
+
+struct MessageEngineOptions {
+  std::string lane;  ///< "world/0:messages": the same on all ranks, unique in the job
+  int rank = 0;
+  std::vector<int> global_ranks;
+  Switchboard* switchboard = nullptr;  ///< may be null when all ranks are local
+  AbortSignal* abort = nullptr;
+  std::size_t unexpected_limit = std::size_t{1} << 30;
+
+  /// Rings to and from the ranks of this host; return null for pairs that use TCP. May be empty.
+  std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
+  std::function<std::unique_ptr<ByteSource>(int rank)> local_source;
+  /// The bell that rings when a local ring may have moved; empty without rings.
+  std::function<std::uint32_t()> bell;
+  std::function<void(std::uint32_t seen, Deadline)> await_bell;
+  std::function<void()> ring_own_bell;
+  /// Whether a rank has left the group; may be empty.
+  std::function<bool(int rank)> has_left;
+};
+
+class MessageEngine {
+ public:
+  explicit MessageEngine(MessageEngineOptions options);
+  ~MessageEngine();  ///< what is still pending fails with Aborted
+
+  /// Starts the messages together. `background`: a thread finishes them even if nobody waits.
+  void start(std::span<const std::shared_ptr<Message>> messages, bool background);
+  /// Returns when the message is done (its error is in it).
+  void drive(Message& message);
+
+ private:
+  struct Peer {
+    std::unique_ptr<OutgoingStream> outgoing;
+    std::unique_ptr<IncomingStream> incoming;
+    std::deque<std::shared_ptr<Message>> sends;  // the first is being written
+    std::shared_ptr<Message> receiving;          // the payload at hand goes there
+    struct Unexpected {
+      MessageHeader header;
+      std::vector<std::byte> bytes;
+      std::size_t got = 0;
+    };
+    std::list<Unexpected> unexpected;  // complete ones, oldest first
+    std::unique_ptr<Unexpected> keeping;  // the payload at hand goes there
+    std::exception_ptr broken;
+  };
+
+  using Lock = std::unique_lock<std::mutex>;
+  bool progress(Lock& lock);                       // true if anything moved
+  bool progress_sends(int rank);
+  bool progress_receives(int rank);
+  bool open_incoming(int rank);
+  bool accept_message(int rank, const MessageHeader& header);
+  bool take_unexpected();
+  std::shared_ptr<Message> match(int rank, const MessageHeader& header);
+  void check_size(const Message& message, const MessageHeader& header, int rank) const;
+  void finish(const std::shared_ptr<Message>& message, std::exception_ptr error);
+  void fail_expired();
+  void fail_all(const std::exception_ptr& cause);
+  void fail_peer(int rank, const std::exception_ptr& cause);
+  bool wants_from(int rank) const;
+  void run_finished(Lock& lock);
+  void idle(Lock& lock, std::uint32_t bell, Deadline limit);
+  void background();
+  std::string name_of(int rank) const;
+
+  MessageEngineOptions options_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Peer> peers_;
+  std::list<std::shared_ptr<Message>> receives_;  // posted and not matched, in order
+  std::vector<std::shared_ptr<Message>> just_done_;
+  std::size_t unexpected_bytes_ = 0;
+  std::vector<std::shared_ptr<Message>> in_background_;
+  bool stopping_ = false;
+  UniqueFd nudge_;  // wakes a thread that sleeps in poll
+  std::thread thread_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,153 @@
+#include "transport/ring_channel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+
+// Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line, so that
+// reader and writer disturb each other only when they look.
+struct RingHead {
+  alignas(kCacheLine) std::atomic<std::uint64_t> written;
+  std::atomic<std::uint32_t> writer_gone;
+  alignas(kCacheLine) std::atomic<std::uint64_t> read;
+  std::atomic<std::uint32_t> reader_gone;
+};
+static_assert(sizeof(RingHead) == 2 * kCacheLine);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+class Ring {
+ public:
+  explicit Ring(std::span<std::byte> memory)
+      : head_(reinterpret_cast<RingHead*>(memory.data())), data_(memory.data() + sizeof(RingHead)), capacity_(memory.size() - sizeof(RingHead)) {
+    MANIPLE_REQUIRE(memory.size() > sizeof(RingHead) && std::has_single_bit(capacity_),
+                    "a ring in {} bytes of memory; give it ring_bytes(capacity)", memory.size());
+    MANIPLE_REQUIRE(reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0, "a ring that is not on a cache line");
+  }
+
+  RingHead& head() const noexcept { return *head_; }
+  std::size_t capacity() const noexcept { return capacity_; }
+  /// The most that is moved before the other side is told: both sides then copy at the same time.
+  std::size_t stride() const noexcept { return std::max<std::size_t>(capacity_ / 4, 1); }
+
+  void put(std::uint64_t position, const std::byte* from, std::size_t size) const noexcept {
+    const std::size_t at = position & (capacity_ - 1);
+    const std::size_t first = std::min(size, capacity_ - at);
+    std::memcpy(data_ + at, from, first);
+    if (size > first) std::memcpy(data_, from + first, size - first);
+  }
+  void get(std::uint64_t position, std::byte* to, std::size_t size) const noexcept {
+    const std::size_t at = position & (capacity_ - 1);
+    const std::size_t first = std::min(size, capacity_ - at);
+    std::memcpy(to, data_ + at, first);
+    if (size > first) std::memcpy(to + first, data_, size - first);
+  }
+
+  /// Bytes in the ring, as the two positions say.
+  std::size_t filled(std::uint64_t written, std::uint64_t read) const {
+    const std::uint64_t size = written - read;
+    if (size > capacity_) throw ProtocolError("the positions of a shared ring contradict each other");
+    return size;
+  }
+
+ private:
+  RingHead* head_;
+  std::byte* data_;
+  std::size_t capacity_;
+};
+
+class RingSink final : public ByteSink {
+ public:
+  RingSink(std::span<std::byte> memory, Doorbell doorbell)
+      : ring_(memory), doorbell_(std::move(doorbell)), written_(ring_.head().written.load(std::memory_order_relaxed)) {}
+  ~RingSink() override {
+    ring_.head().writer_gone.store(1, std::memory_order_release);
+    if (doorbell_) doorbell_();
+  }
+
+  std::size_t write_some(std::span<const iovec> parts) override {
+    if (ring_.head().reader_gone.load(std::memory_order_acquire) != 0) throw SystemError("ring closed by the peer", EPIPE);
+    const std::size_t filled = ring_.filled(written_, ring_.head().read.load(std::memory_order_acquire));
+    std::size_t free = std::min(ring_.capacity() - filled, ring_.stride());
+    const std::uint64_t before = written_;
+    for (const iovec& part : parts) {
+      const std::size_t size = std::min(free, part.iov_len);
+      if (size > 0) ring_.put(written_, static_cast<const std::byte*>(part.iov_base), size);
+      written_ += size;
+      free -= size;
+    }
+    if (written_ == before) return 0;
+    ring_.head().written.store(written_, std::memory_order_release);
+    if (doorbell_) doorbell_();
+    return written_ - before;
+  }
+  int fd() const noexcept override { return -1; }
+
+ private:
+  Ring ring_;
+  Doorbell doorbell_;
+  std::uint64_t written_;
+};
+
+class RingSource final : public ByteSource {
+ public:
+  RingSource(std::span<std::byte> memory, Doorbell doorbell)
+      : ring_(memory), doorbell_(std::move(doorbell)), read_(ring_.head().read.load(std::memory_order_relaxed)) {}
+  ~RingSource() override {
+    ring_.head().reader_gone.store(1, std::memory_order_release);
+    if (doorbell_) doorbell_();
+  }
+
+  std::size_t read_some(std::span<const iovec> parts) override {
+    // The flag is looked at first: whatever was written before it was set is then seen below.
+    const bool writer_gone = ring_.head().writer_gone.load(std::memory_order_acquire) != 0;
+    std::size_t filled = ring_.filled(ring_.head().written.load(std::memory_order_acquire), read_);
+    if (filled == 0) {
+      if (writer_gone) throw SystemError("ring closed by the peer", ECONNRESET);
+      return 0;
+    }
+    filled = std::min(filled, ring_.stride());
+    const std::uint64_t before = read_;
+    for (const iovec& part : parts) {
+      const std::size_t size = std::min(filled, part.iov_len);
+      if (size > 0) ring_.get(read_, static_cast<std::byte*>(part.iov_base), size);
+      read_ += size;
+      filled -= size;
+    }
+    ring_.head().read.store(read_, std::memory_order_release);
+    if (doorbell_) doorbell_();
+    return read_ - before;
+  }
+  int fd() const noexcept override { return -1; }
+
+ private:
+  Ring ring_;
+  Doorbell doorbell_;
+  std::uint64_t read_;
+};
+
+}  // namespace
+
+std::size_t ring_bytes(std::size_t capacity) {
+  MANIPLE_REQUIRE(std::has_single_bit(capacity), "a ring of {} bytes; the capacity must be a power of two", capacity);
+  return sizeof(RingHead) + capacity;
+}
+
+std::unique_ptr<ByteSink> make_ring_sink(std::span<std::byte> memory, Doorbell doorbell) {
+  return std::make_unique<RingSink>(memory, std::move(doorbell));
+}
+
+std::unique_ptr<ByteSource> make_ring_source(std::span<std::byte> memory, Doorbell doorbell) {
+  return std::make_unique<RingSource>(memory, std::move(doorbell));
+}
+
+}  // namespace maniple

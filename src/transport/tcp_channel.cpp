@@ -1,0 +1,86 @@
+#include "transport/tcp_channel.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "base/system_error.h"
+
+namespace maniple {
+namespace {
+
+void set_option(int fd, int level, int name, int value, const char* what) {
+  if (::setsockopt(fd, level, name, &value, sizeof value) != 0) throw_system_error(what);
+}
+
+void prepare(int fd, int buffer_option, const TcpChannelOptions& options) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) throw_system_error("fcntl O_NONBLOCK");
+  if (options.buffer_kib > 0) set_option(fd, SOL_SOCKET, buffer_option, options.buffer_kib * 1024, "socket buffer size");
+
+  int family = AF_UNSPEC;
+  socklen_t length = sizeof family;
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &length) != 0) throw_system_error("getsockopt SO_DOMAIN");
+  if (family != AF_INET && family != AF_INET6) return;
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2, "TCP_KEEPCNT");
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 3000, "TCP_USER_TIMEOUT");
+}
+
+bool would_block(int code) noexcept { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+
+class TcpSink final : public ByteSink {
+ public:
+  explicit TcpSink(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
+
+  std::size_t write_some(std::span<const iovec> parts) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts.data());  // sendmsg only reads it
+    message.msg_iovlen = parts.size();
+    const ssize_t moved = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (moved >= 0) return static_cast<std::size_t>(moved);
+    if (would_block(errno)) return 0;
+    throw_system_error("send");
+  }
+  int fd() const noexcept override { return socket_.get(); }
+
+ private:
+  UniqueFd socket_;
+};
+
+class TcpSource final : public ByteSource {
+ public:
+  explicit TcpSource(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
+
+  std::size_t read_some(std::span<const iovec> parts) override {
+    const ssize_t moved = ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
+    if (moved > 0) return static_cast<std::size_t>(moved);
+    if (moved == 0) throw SystemError("connection closed by the peer", ECONNRESET);
+    if (would_block(errno)) return 0;
+    throw_system_error("receive");
+  }
+  int fd() const noexcept override { return socket_.get(); }
+
+ private:
+  UniqueFd socket_;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options) {
+  prepare(socket.get(), SO_SNDBUF, options);
+  return std::make_unique<TcpSink>(std::move(socket));
+}
+
+std::unique_ptr<ByteSource> make_tcp_source(UniqueFd socket, const TcpChannelOptions& options) {
+  prepare(socket.get(), SO_RCVBUF, options);
+  return std::make_unique<TcpSource>(std::move(socket));
+}
+
+}  // namespace maniple

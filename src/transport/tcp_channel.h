@@ -1,0 +1,19 @@
+// A TCP connection (or any connected stream socket) as a channel of bytes. One end only writes, the other only reads.
+#pragma once
+
+#include <memory>
+
+#include "base/unique_fd.h"
+#include "transport/byte_channel.h"
+
+namespace maniple {
+
+struct TcpChannelOptions {
+  int buffer_kib = 0;  ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
+};
+
+/// Both make the socket non-blocking, send without delay, and let the kernel notice a vanished host within about 3 s.
+std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options = {});
+std::unique_ptr<ByteSource> make_tcp_source(UniqueFd socket, const TcpChannelOptions& options = {});
+
+}  // namespace maniple

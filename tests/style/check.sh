@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# House rules that no compiler checks. Usage: check.sh layers|torch|names|lengths|sleeps|knobs [ROOT]
+# Prints each violation as file:line: what, and fails if there is one.
+set -euo pipefail
+rule=${1:?layers, torch, names, lengths, sleeps or knobs}
+cd "${2:-$(dirname "$0")/../..}"
+
+# The layers, lowest first: a folder of src/ may include itself and the folders before it.
+layers="base net shm store rendezvous topology transport collective backend group cli"
+
+# Words that two layers share: headers without code behind them, which a lower layer may include all the same.
+vocabulary="transport:collective/operation.h transport:collective/signature.h"
+
+# The only folders that may include LibTorch.
+torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h"
+
+forbidden_names="manager helper utils common misc"
+longest_file=450
+
+# Sources of the given folders, those that exist.
+sources() {
+  local folders=()
+  for folder in "$@"; do [[ -d $folder ]] && folders+=("$folder"); done
+  ((${#folders[@]} == 0)) || find "${folders[@]}" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.inl' \) | sort
+}
+
+check_layers() {
+  sources src | xargs -r awk -v layers="$layers" -v vocabulary="$vocabulary" '
+    BEGIN {
+      n = split(layers, list, " ")
+      for (i = 1; i <= n; ++i) place[list[i]] = i
+      n = split(vocabulary, list, " ")
+      for (i = 1; i <= n; ++i) shared[list[i]] = 1
+    }
+    FNR == 1 {
+      split(FILENAME, path, "/")
+      own = path[2]
+      if (!(own in place)) print FILENAME ":1: src/" own " has no place in the table of layers (tests/style/check.sh)"
+    }
+    /^[ \t]*#[ \t]*include[ \t]*"/ {
+      split($0, quoted, "\"")
+      split(quoted[2], target, "/")
+      other = target[1]
+      if ((own ":" quoted[2]) in shared) next
+      if (!(other in place))
+        print FILENAME ":" FNR ": \"" quoted[2] "\" is not of the form \"layer/file.h\""
+      else if (place[other] > place[own])
+        print FILENAME ":" FNR ": " own " includes \"" quoted[2] "\", but " other " lies above it"
+    }'
+  # What users include must not lead into src/.
+  sources include | xargs -r awk '/^[ \t]*#[ \t]*include[ \t]*"/ {
+    print FILENAME ":" FNR ": a public header includes public headers only, as <maniple/...>" }'
+}
+
+check_torch() {
+  sources src include tests bench examples |
+    xargs -r awk -v folders="$torch_folders" '
+      BEGIN { n = split(folders, list, " ") }
+      FNR == 1 {
+        allowed = 0
+        for (i = 1; i <= n; ++i) if (index(FILENAME, list[i]) == 1) allowed = 1
+      }
+      !allowed && /^[ \t]*#[ \t]*include[ \t]*[<"](torch|ATen|c10)\// {
+        print FILENAME ":" FNR ": LibTorch is included below src/tensor" }'
+}
+
+check_names() {
+  local pattern=${forbidden_names// /|}
+  find . -path './build*' -prune -o -path ./.git -prune -o -type f -print | sed 's|^\./||' |
+    grep -E "(^|/)([^/]*[_-])?($pattern)s?([_.-][^/]*)?(/|$)" |
+    sed 's/$/:1: a name that says nothing: name the one thing inside/' || true
+}
+
+check_lengths() {
+  sources src include tests bench examples | xargs -r awk -v limit="$longest_file" '
+    FNR == 1 && NR > 1 && last > limit { print file ":" last ": longer than " limit " lines; split it" }
+    { file = FILENAME; last = FNR }
+    END { if (last > limit) print file ":" last ": longer than " limit " lines; split it" }'
+}
+
+# A test waits for a condition, never for time to pass. Where the delay itself is the fault, the line says so: "// sleep:".
+check_sleeps() {
+  sources tests | xargs -r awk '
+    /(^|[^A-Za-z0-9_])(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep|sleep)[ \t]*\(/ && !/\/\/ sleep: ./ {
+      print FILENAME ":" FNR ": a test sleeps instead of waiting for a condition" }'
+}
+
+# The manual's table of knobs is the program's table.
+check_knobs() {
+  [[ -f src/base/environment.cpp ]] || return 0
+  local row
+  grep -q '{Knob::' src/base/environment.cpp || echo "src/base/environment.cpp:1: no table of knobs"
+  tr -d '\n' <src/base/environment.cpp | grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *"[^"]*"\}' |
+    awk -F'"' '{ printf "| `%s` | %s | %s |\n", $2, $4 == "" ? "" : "`" $4 "`", $6 }' |
+    while IFS= read -r row; do
+      grep -qxF "$row" docs/failure.md || echo "docs/failure.md:1: the table of knobs lacks: $row"
+    done
+}
+
+violations=$("check_$rule")
+if [[ -n $violations ]]; then
+  printf '%s\n' "$violations"
+  exit 1
+fi
+echo "$rule: nothing to complain about"

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Shows that every rule of check.sh can fail: each violation below, alone in a small tree, must be reported.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+failed=0
+
+# expect pass|fail RULE FILE LINE: writes the line into the file and compares the verdict.
+expect() {
+  local verdict=fail
+  rm -rf "${tree:?}"/*
+  mkdir -p "$tree/$(dirname "$3")"
+  printf '%b\n' "$4" >"$tree/$3"
+  if "$here/check.sh" "$2" "$tree" >/dev/null 2>&1; then verdict=pass; fi
+  if [[ $verdict != "$1" ]]; then
+    echo "$2: expected $1, got $verdict for $3: $4"
+    failed=1
+  fi
+}
+
+expect pass layers src/net/a.cpp '#include "base/log.h"'
+expect pass layers src/net/a.cpp '#include "net/address.h"'
+expect fail layers src/net/a.cpp '#include "store/tcp_store.h"'
+expect fail layers src/base/a.h '#  include "net/address.h"'
+expect pass layers src/transport/a.h '#include "collective/signature.h"'
+expect fail layers src/transport/a.h '#include "collective/reduce.h"'
+expect fail layers src/shm/a.h '#include "collective/signature.h"'
+expect fail layers src/attic/a.h '#include <vector>'
+expect fail layers src/net/a.cpp '#include "address.h"'
+expect fail layers include/maniple/a.h '#include "base/log.h"'
+expect pass layers include/maniple/a.h '#include <maniple/b.h>'
+
+expect fail torch src/group/a.cpp '#include <torch/torch.h>'
+expect fail torch include/maniple/comm/a.h '#include <ATen/Tensor.h>'
+expect pass torch src/tensor/a.cpp '#include <torch/torch.h>'
+
+expect fail names src/net/socket_utils.h ''
+expect fail names src/misc/a.h ''
+expect fail names src/net/helper.cpp ''
+expect fail names tests/common.cmake ''
+expect pass names src/net/communicator.cpp ''
+
+expect fail lengths src/net/a.cpp "$(printf 'x\\n%.0s' {1..451})"
+expect pass lengths src/net/a.cpp "$(printf 'x\\n%.0s' {1..449})"
+
+expect fail sleeps tests/unit/a_test.cpp 'std::this_thread::sleep_for(1s);'
+expect fail sleeps tests/unit/a_test.cpp '  usleep(10);'
+expect fail sleeps tests/unit/a_test.cpp '  ::sleep(1);'
+expect pass sleeps tests/unit/a_test.cpp '  sleep_for(1s);  // sleep: the slow rank is the fault'
+expect pass sleeps tests/unit/a_test.cpp 'EXPECT_EQ(state(), "asleep (2)");'
+
+expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", "not in the manual"},'
+expect fail knobs src/base/environment.cpp ''
+
+((failed == 0)) && echo "every rule can fail"
+exit $failed
