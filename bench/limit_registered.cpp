@@ -1,0 +1,97 @@
+// How fast n processes can all-reduce a buffer that all of them map: the yardstick for registered memory.
+//
+// Each rank owns one slice of the buffer: it adds that slice of all ranks, in place, and writes the sum to all of them.
+// One barrier before (everybody's data is there) and one after (everybody's sums are there). No checks, no errors, no
+// queue: what memory and cores allow.
+#include <algorithm>
+#include <cstring>
+
+#include "bench/forked_ranks.h"
+#include "cli/bench/measure.h"
+
+namespace maniple::bench {
+namespace {
+
+constexpr std::size_t kBlock = 1024;  // floats that stay in the first-level cache while they are summed and handed out
+
+void reduce_two(float* __restrict mine, float* __restrict theirs, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float sum = mine[i] + theirs[i];
+    mine[i] = sum;
+    theirs[i] = sum;
+  }
+}
+
+void add(float* __restrict into, const float* __restrict from, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) into[i] += from[i];
+}
+
+class ZeroCopy final : public Subject {
+ public:
+  ZeroCopy(int rank, int ranks, std::byte* base, std::size_t stride, FlagBarrier barrier, SharedLargest agreement)
+      : rank_(rank), ranks_(ranks), base_(base), stride_(stride), barrier_(barrier), agreement_(agreement) {}
+
+  int rank() const override { return rank_; }
+  std::string transport() const override { return "shm"; }
+  std::byte* memory(std::size_t) override { return base_ + stride_ * static_cast<std::size_t>(rank_); }
+
+  void prepare(const Case& what, std::byte*, std::byte*) override {
+    const std::size_t slice = (what.count + static_cast<std::size_t>(ranks_) - 1) / static_cast<std::size_t>(ranks_);
+    begin_ = std::min(what.count, slice * static_cast<std::size_t>(rank_));
+    end_ = std::min(what.count, begin_ + slice);
+  }
+
+  void call() override {
+    barrier_.pass(rank_);
+    if (ranks_ == 2) {
+      reduce_two(of(rank_) + begin_, of(1 - rank_) + begin_, end_ - begin_);
+    } else {
+      for (std::size_t at = begin_; at < end_; at += kBlock) reduce_block(at, std::min(kBlock, end_ - at));
+    }
+    barrier_.pass(rank_);
+  }
+
+  std::uint64_t largest(std::uint64_t value) override { return agreement_.of(rank_, value); }
+
+ private:
+  float* of(int rank) const { return reinterpret_cast<float*>(base_ + stride_ * static_cast<std::size_t>(rank)); }
+
+  void reduce_block(std::size_t at, std::size_t count) {
+    float* mine = of(rank_) + at;
+    for (int other = 0; other < ranks_; ++other) {
+      if (other != rank_) add(mine, of(other) + at, count);
+    }
+    for (int other = 0; other < ranks_; ++other) {
+      if (other != rank_) std::memcpy(of(other) + at, mine, count * sizeof(float));
+    }
+  }
+
+  int rank_, ranks_;
+  std::byte* base_;
+  std::size_t stride_;
+  FlagBarrier barrier_;
+  SharedLargest agreement_;
+  std::size_t begin_ = 0, end_ = 0;
+};
+
+}  // namespace
+}  // namespace maniple::bench
+
+int main(int argc, char** argv) {
+  using namespace maniple::bench;
+  try {
+    const Order order = parse_order(argc > 1 ? argv[1] : "");
+    constexpr std::size_t kPage = 4096;
+    const std::size_t stride = (*std::max_element(order.bytes.begin(), order.bytes.end()) + kPage) / kPage * kPage;
+    std::byte* base = shared_memory(stride * static_cast<std::size_t>(order.ranks));
+    const FlagBarrier barrier(order.ranks);
+    const SharedLargest agreement(order.ranks);
+    return run_forked(order.ranks, [&](int rank) {
+      ZeroCopy subject(rank, order.ranks, base, stride, barrier, agreement);
+      measure_and_print(subject, order);
+    });
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "limit_registered: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,45 @@
+// One thing to measure: an operation, an element type and a buffer, cut as every rank needs it.
+//
+// `bytes` is the size of the whole buffer, in the sense of nccl-tests: for operations that cut a buffer into one part
+// per rank (gather, all_gather, scatter, reduce_scatter, all_to_all) it is the sum of all parts. Sizes are rounded so
+// that every part holds at least one whole element, and the rounded size is what is reported.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <maniple/comm/types.h>
+
+namespace maniple::bench {
+
+struct Case {
+  Op op = Op::all_reduce;
+  DType dtype = DType::float32;
+  ReduceOp reduce = ReduceOp::sum;
+  int ranks = 2;
+  std::size_t count = 0;  ///< elements of the whole buffer
+
+  static Case of(Op op, DType dtype, ReduceOp reduce, int ranks, std::uint64_t bytes);
+
+  std::size_t bytes() const noexcept { return count * size_of(dtype); }
+  std::size_t part() const noexcept { return count / static_cast<std::size_t>(ranks); }
+  std::size_t in_count(int rank) const noexcept;   ///< elements that `rank` contributes
+  std::size_t out_count(int rank) const noexcept;  ///< elements that `rank` must hold afterwards; 0: none to check
+  bool in_place() const noexcept;                  ///< the result replaces the input
+};
+
+/// Operations that `maniple bench` measures, in the order of `bench all`. `send` is a ping-pong of ranks 0 and 1, of which
+/// half the round trip is reported.
+const std::vector<Op>& measured_operations();
+
+bool is_reduction(Op op) noexcept;
+bool has_parts(Op op) noexcept;
+
+/// Bus bandwidth = bytes / time * this: what the slowest link carries when the operation is done optimally.
+double bus_factor(Op op, int ranks) noexcept;
+
+/// Trips between ranks that one timed call makes: 2 for the ping-pong of `send`.
+inline double trips(Op op) noexcept { return op == Op::send ? 2.0 : 1.0; }
+
+}  // namespace maniple::bench

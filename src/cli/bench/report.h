@@ -1,0 +1,17 @@
+// Results as a JSON file: {"machine": {...}, "rows": [...]}.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/bench/machine.h"
+#include "cli/bench/row.h"
+
+namespace maniple::bench {
+
+std::string report_text(const Machine& machine, const std::vector<Row>& rows);
+
+/// Throws SystemError naming the file.
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace maniple::bench

@@ -1,0 +1,87 @@
+#include "cli/bench/series.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include <fmt/format.h>
+
+namespace maniple::bench {
+namespace {
+
+using Key = std::tuple<int, std::string, std::string, std::string, std::string>;  // ranks, backend, transport, buffer, algorithm
+
+Key key_of(const Row& row) { return {row.ranks, row.backend, row.transport, row.buffer, row.algorithm}; }
+
+/// Maniple's lines are blue and teal and strong; peers have warm colours; limits are grey and dashed.
+const std::array<const char*, 6> kNative = {"#1d4ed8", "#0891b2", "#7c3aed", "#059669", "#60a5fa", "#4338ca"};
+const std::map<std::string, std::array<const char*, 3>> kOthers = {{"limit", {"#6b7280", "#a3a9b3", "#c3c8cf"}},
+                                                                   {"openmpi", {"#dc2626", "#f87171", "#991b1b"}},
+                                                                   {"mpich", {"#d97706", "#fbbf24", "#92400e"}},
+                                                                   {"gloo", {"#be185d", "#f472b6", "#831843"}}};
+
+Stroke stroke_of(const std::string& backend, std::size_t index) {
+  const auto found = kOthers.find(backend);
+  if (found == kOthers.end()) return {kNative[index % kNative.size()], 2.6, index < kNative.size() ? "" : "2 4"};
+  const char* color = found->second[index % found->second.size()];
+  return {color, 1.7, backend == "limit" ? "6 4" : index < 3 ? "" : "2 4"};
+}
+
+template <class Field>
+bool differs(const std::vector<Row>& rows, Field field) {
+  return std::any_of(rows.begin(), rows.end(), [&](const Row& row) { return field(row) != field(rows.front()); });
+}
+
+std::string display_name(const std::string& backend) {
+  if (backend == "native") return "Maniple";
+  if (backend == "bare") return "Maniple, checks off";
+  if (backend == "openmpi") return "Open MPI";
+  if (backend == "mpich") return "MPICH";
+  if (backend == "gloo") return "Gloo";
+  return backend == "limit" ? "limit of this machine" : backend;
+}
+
+}  // namespace
+
+std::string chart_title(const Row& row) {
+  std::string title = fmt::format("{} {}", row.op, row.dtype);
+  if (row.hosts > 1) title += fmt::format(", {} hosts", row.hosts);
+  if (!row.link.empty()) title += ", links of " + row.link;
+  return title;
+}
+
+std::vector<Series> series_of(const std::vector<Row>& rows) {
+  const bool many_ranks = differs(rows, [](const Row& row) { return row.ranks; });
+  const bool many_algorithms = differs(rows, [](const Row& row) { return row.algorithm; });
+  std::vector<Key> order;
+  std::map<Key, Series> by_key;
+  std::map<std::string, std::size_t> used;  // lines of each backend so far
+  for (const Row& row : rows) {
+    const Key key = key_of(row);
+    if (by_key.find(key) == by_key.end()) {
+      order.push_back(key);
+      Series series;
+      series.label = fmt::format("{} {}", display_name(row.backend), row.transport);
+      if (row.backend == "native" || row.backend == "bare" || row.backend == "limit") series.label += " " + row.buffer;
+      series.label += many_ranks ? fmt::format(", {} ranks", row.ranks) : "";
+      series.label += many_algorithms && row.algorithm != "auto" ? ", " + row.algorithm : "";
+      series.stroke = stroke_of(row.backend, used[row.backend]++);
+      series.mark = row.buffer == "registered" ? Mark::circle : Mark::square;
+      by_key.emplace(key, std::move(series));
+    }
+    by_key[key].rows.push_back(row);
+  }
+  std::vector<Series> result;
+  for (const Key& key : order) {
+    auto& lines = by_key[key].rows;
+    std::sort(lines.begin(), lines.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });
+    result.push_back(std::move(by_key[key]));
+  }
+  std::stable_sort(result.begin(), result.end(), [](const Series& a, const Series& b) {
+    return a.rows.front().ranks < b.rows.front().ranks;
+  });
+  return result;
+}
+
+}  // namespace maniple::bench

@@ -1,0 +1,46 @@
+#include "cli/bench/system.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "base/check.h"
+
+namespace maniple::bench {
+
+Site Site::here(ScratchDirectory& scratch) {
+  Site site;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe");
+  site.program = program.string();
+  site.libexec = (program.parent_path().parent_path() / "libexec" / "maniple").string();
+  site.scratch = &scratch;
+  return site;
+}
+
+std::span<const std::unique_ptr<System>> systems() {
+  static const std::array<std::unique_ptr<System>, 6> all = {make_native_system(),  make_bare_system(),
+                                                             make_limit_system(),   make_openmpi_system(),
+                                                             make_mpich_system(),   make_gloo_system()};
+  return all;
+}
+
+const System& system_named(const std::string& name) {
+  for (const auto& system : systems()) {
+    if (system->name() == name) return *system;
+  }
+  throw InvalidArgument(fmt::format("no system is named \"{}\"; `maniple bench --list` shows them", name));
+}
+
+bool on_path(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  std::istringstream directories(path != nullptr ? path : "/usr/bin:/bin");
+  for (std::string directory; std::getline(directories, directory, ':');) {
+    if (access((directory + "/" + program).c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace maniple::bench

@@ -1,0 +1,60 @@
+// Systems that can be measured: Maniple itself, this machine's limits, and the peers a user might otherwise pick. Each is
+// one file and one line in systems().
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/bench/child.h"
+#include "cli/bench/order.h"
+#include "cli/bench/scratch_directory.h"
+#include "cli/bench/virtual_hosts.h"
+
+namespace maniple::bench {
+
+/// Where a measurement takes place.
+struct Site {
+  std::string program;                  ///< path of this executable
+  std::string libexec;                  ///< directory of limit_* and peer_*
+  ScratchDirectory* scratch = nullptr;
+  const VirtualHosts* hosts = nullptr;  ///< null: all ranks on this host
+
+  static Site here(ScratchDirectory& scratch);
+  bool spread() const noexcept { return hosts != nullptr; }
+};
+
+enum class Role { native, limit, peer };
+
+class System {
+ public:
+  virtual ~System() = default;
+  virtual std::string name() const = 0;  ///< as in the rows' backend
+  virtual Role role() const = 0;
+
+  /// Empty when it can run here; otherwise what to install: "Gloo (package libgloo-dev)".
+  virtual std::string missing(const Site& site) const = 0;
+
+  /// The orders by which it would measure what `wanted` describes: none when it cannot, several when it has variants.
+  virtual std::vector<Order> orders(const Order& wanted, const Site& site) const = 0;
+
+  /// The processes that carry an order out; one of them prints the rows.
+  virtual std::vector<ChildSpec> crew(const Order& order, const Site& site) const = 0;
+};
+
+std::span<const std::unique_ptr<System>> systems();
+const System& system_named(const std::string& name);  ///< throws InvalidArgument
+
+std::unique_ptr<System> make_native_system();
+/// Maniple with MANIPLE_CHECKS, MANIPLE_RECORDER and MANIPLE_HEARTBEAT off: what those cost is the difference.
+std::unique_ptr<System> make_bare_system();
+std::unique_ptr<System> make_limit_system();
+std::unique_ptr<System> make_openmpi_system();
+std::unique_ptr<System> make_mpich_system();
+std::unique_ptr<System> make_gloo_system();
+
+/// True when PATH holds such a program.
+bool on_path(const std::string& program);
+
+}  // namespace maniple::bench

@@ -1,0 +1,139 @@
+// Open MPI and MPICH, through bench/peer_mpi.cpp and their own launchers.
+//
+// Over virtual hosts their launchers start a daemon on each host by a remote shell. There is no such shell between
+// namespaces, so they are given a script that enters the namespace instead.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "base/system_error.h"
+#include "cli/bench/system.h"
+
+namespace maniple::bench {
+namespace {
+
+std::string write_remote_shell(const Site& site) {
+  const std::string path = site.scratch->fresh("remote-shell");
+  std::ofstream script(path);
+  // Called as: SCRIPT [options] HOST COMMAND...
+  script << "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\ncase \"$1\" in\n";
+  for (int host = 0; host < site.hosts->count(); ++host) {
+    script << fmt::format("  {}) process={} ;;\n", site.hosts->address(host), site.hosts->network(host));
+  }
+  script << "  *) echo \"no such host: $1\" >&2; exit 1 ;;\nesac\nshift\n"
+            "exec nsenter --target \"$process\" --net /bin/sh -c \"$*\"\n";
+  script.close();
+  if (!script || chmod(path.c_str(), 0700) != 0) throw_system_error("write " + path);
+  return path;
+}
+
+std::vector<std::string> host_list(const Order& order, const Site& site, const std::string& slots_mark) {
+  std::vector<int> slots(static_cast<std::size_t>(site.hosts->count()), 0);
+  for (int rank = 0; rank < order.ranks; ++rank) ++slots[static_cast<std::size_t>(site.hosts->host_of(rank, order.ranks))];
+  std::vector<std::string> result;
+  for (int host = 0; host < site.hosts->count(); ++host) {
+    const int count = slots[static_cast<std::size_t>(host)];
+    if (count > 0) result.push_back(fmt::format("{}{}{}", site.hosts->address(host), slots_mark, count));
+  }
+  return result;
+}
+
+class MpiSystem : public System {
+ public:
+  Role role() const override { return Role::peer; }
+
+  std::string missing(const Site& site) const override {
+    const bool there = access(program(site).c_str(), X_OK) == 0 && on_path(launcher());
+    return there ? "" : package();
+  }
+
+  std::vector<Order> orders(const Order& wanted, const Site& site) const override {
+    if (wanted.transport == "loopback") return {};
+    if (wanted.dtype == "float16" || wanted.dtype == "bfloat16" || wanted.dtype == "bool8") return {};
+    if (wanted.reduce == "avg" || wanted.reduce == "premul_sum") return {};
+    Order order = wanted;
+    order.backend = name();
+    order.buffer = "ordinary";  // it knows no other, nor our algorithms
+    order.algorithm.clear();
+    if (site.spread()) {
+      order.transport = wanted.ranks > site.hosts->count() && wanted.transport != "tcp" ? "shm+tcp" : "tcp";
+    } else if (wanted.transport != "tcp") {
+      order.transport = "shm";
+    } else if (!tcp_inside_a_host()) {
+      return {};
+    }
+    return {order};
+  }
+
+  std::vector<ChildSpec> crew(const Order& order, const Site& site) const override {
+    ChildSpec spec;
+    spec.name = fmt::format("{} with {} ranks", name(), order.ranks);
+    spec.death_signal = SIGTERM;  // its launcher then ends the ranks
+    spec.argv = {launcher()};
+    add_options(spec, order, site);
+    for (const std::string& word : {std::string("-n"), std::to_string(order.ranks), program(site), to_json_text(order)}) {
+      spec.argv.push_back(word);
+    }
+    if (site.spread()) spec.network_of = site.hosts->network(0);
+    return {spec};
+  }
+
+ protected:
+  virtual std::string launcher() const = 0;
+  virtual std::string package() const = 0;
+  virtual bool tcp_inside_a_host() const = 0;
+  virtual void add_options(ChildSpec& spec, const Order& order, const Site& site) const = 0;
+
+ private:
+  std::string program(const Site& site) const { return site.libexec + "/peer_" + name(); }
+};
+
+class OpenMpi final : public MpiSystem {
+ public:
+  std::string name() const override { return "openmpi"; }
+
+ protected:
+  std::string launcher() const override { return "mpirun.openmpi"; }
+  std::string package() const override { return "Open MPI (packages openmpi-bin, libopenmpi-dev)"; }
+  bool tcp_inside_a_host() const override { return true; }
+
+  void add_options(ChildSpec& spec, const Order& order, const Site& site) const override {
+    const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
+    add({"--allow-run-as-root", "--oversubscribe"});
+    if (order.transport != "shm") {
+      add({"--mca", "pml", "ob1", "--mca", "btl", order.transport == "tcp" ? "tcp,self" : "vader,tcp,self"});
+      add({"--mca", "btl_tcp_if_include", site.spread() ? VirtualHosts::kInterface : "lo"});
+    }
+    if (!site.spread()) return;
+    add({"--mca", "plm_rsh_agent", write_remote_shell(site), "--mca", "plm_rsh_no_tree_spawn", "1"});
+    add({"--mca", "oob_tcp_if_include", VirtualHosts::kInterface});
+    add({"--host", fmt::format("{}", fmt::join(host_list(order, site, ":"), ","))});
+  }
+};
+
+class Mpich final : public MpiSystem {
+ public:
+  std::string name() const override { return "mpich"; }
+
+ protected:
+  std::string launcher() const override { return "mpirun.mpich"; }
+  std::string package() const override { return "MPICH (packages mpich, libmpich-dev)"; }
+  bool tcp_inside_a_host() const override { return false; }
+
+  void add_options(ChildSpec& spec, const Order& order, const Site& site) const override {
+    if (!site.spread()) return;
+    const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
+    add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(site), "-iface", VirtualHosts::kInterface});
+    add({"-hosts", fmt::format("{}", fmt::join(host_list(order, site, ":"), ","))});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<System> make_openmpi_system() { return std::make_unique<OpenMpi>(); }
+std::unique_ptr<System> make_mpich_system() { return std::make_unique<Mpich>(); }
+
+}  // namespace maniple::bench

@@ -1,0 +1,79 @@
+#include "cli/bench/table.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "cli/bench/sizes.h"
+
+namespace maniple::bench {
+namespace {
+
+constexpr const char* kReference = "openmpi";
+constexpr const char* kFormat = "{:<14} {:<7} {:<9} {:<10} {:>5} {:>8} {:>9} {:>9} {:>10} {:>10}";
+
+bool is_core(const Row& row) { return row.op == "limit"; }
+
+bool same_case(const Row& a, const Row& b) {
+  return a.op == b.op && a.ranks == b.ranks && a.bytes == b.bytes && a.dtype == b.dtype && a.hosts == b.hosts &&
+         a.link == b.link;
+}
+
+/// What the columns do not show.
+std::string context(const Row& row) {
+  std::string text = row.dtype;
+  if (!is_core(row) && !row.algorithm.empty() && row.algorithm != "auto") text += ", algorithm " + row.algorithm;
+  if (row.hosts > 1) text += fmt::format(", {} hosts", row.hosts);
+  if (!row.link.empty()) text += ", links of " + row.link;
+  return text;
+}
+
+}  // namespace
+
+double speed_against(const Row& row, const std::vector<Row>& rows, const std::string& backend) {
+  double fastest = 0;
+  for (const Row& other : rows) {
+    if (other.backend != backend || !same_case(row, other) || !other.error.empty() || other.median_us <= 0) continue;
+    fastest = fastest == 0 ? other.median_us : std::min(fastest, other.median_us);
+  }
+  return fastest == 0 || row.median_us <= 0 ? 0 : fastest / row.median_us;
+}
+
+std::string table_header(bool with_ratio) {
+  std::string text = fmt::format(fmt::runtime(kFormat), "op", "backend", "transport", "buffer", "ranks", "bytes", "median",
+                                 "p99", "algbw", "busbw");
+  return with_ratio ? text + fmt::format(" {:>9}", "x openmpi") : text;
+}
+
+std::string table_line(const Row& row, bool with_ratio, double ratio) {
+  const std::string op = is_core(row) ? row.algorithm : row.op;
+  const std::string bytes = row.bytes == 0 ? "-" : format_bytes(row.bytes);
+  if (!row.error.empty()) {
+    return fmt::format("{:<14} {:<7} {:<9} {:<10} {:>5} {:>8} error: {}", op, row.backend, row.transport, row.buffer, row.ranks,
+                       bytes, row.error);
+  }
+  std::string text = fmt::format(fmt::runtime(kFormat), op, row.backend, row.transport, row.buffer, row.ranks, bytes,
+                                 format_time(row.median_us), format_time(row.p99_us),
+                                 row.bytes == 0 ? "-" : format_bandwidth(row.algbw_gbps),
+                                 row.bytes == 0 ? "-" : format_bandwidth(row.busbw_gbps));
+  return with_ratio && ratio > 0 ? text + fmt::format(" {:>9}", three_digits(ratio) + "x") : text;
+}
+
+std::string table(const std::vector<Row>& rows) {
+  const bool with_ratio = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.backend == kReference; });
+  std::string text = table_header(with_ratio) + "\n";
+  std::string shown = "float32";
+  const Row* before = nullptr;
+  for (const Row& row : rows) {
+    if (before != nullptr && with_ratio && !is_core(*before) && !same_case(*before, row)) text += "\n";
+    if (context(row) != shown) {
+      shown = context(row);
+      text += fmt::format("-- {}\n", shown);
+    }
+    text += table_line(row, with_ratio, with_ratio ? speed_against(row, rows, kReference) : 0) + "\n";
+    before = &row;
+  }
+  return text;
+}
+
+}  // namespace maniple::bench

@@ -1,0 +1,33 @@
+// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands().
+#pragma once
+
+#include <functional>
+#include <span>
+
+namespace CLI {
+class App;
+}
+
+namespace maniple::cli {
+
+struct Command {
+  const char* name;
+  const char* summary;  ///< empty: not shown by --help (internal)
+  /// Adds options to `app` and returns what to do once they are parsed; its result is the exit code.
+  std::function<int()> (*declare)(CLI::App& app);
+};
+
+std::span<const Command> commands() noexcept;
+
+/// Exit codes, beside 0.
+inline constexpr int kFailed = 1;        ///< it was tried and went wrong
+inline constexpr int kUsage = 2;         ///< the command line makes no sense
+inline constexpr int kGoalsMissed = 3;   ///< all went well, but figures are below their goals
+inline constexpr int kInterrupted = 130;
+
+std::function<int()> declare_bench(CLI::App& app);
+std::function<int()> declare_bench_worker(CLI::App& app);
+std::function<int()> declare_knobs(CLI::App& app);
+std::function<int()> declare_version(CLI::App& app);
+
+}  // namespace maniple::cli

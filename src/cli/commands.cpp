@@ -1,0 +1,15 @@
+#include "cli/command.h"
+
+namespace maniple::cli {
+
+std::span<const Command> commands() noexcept {
+  static constexpr Command kCommands[] = {
+      {"bench", "measure the operations, next to this machine's limits and other libraries", declare_bench},
+      {"knobs", "list the MANIPLE_ variables that change behaviour", declare_knobs},
+      {"version", "print the version", declare_version},
+      {"bench-worker", "", declare_bench_worker},
+  };
+  return kCommands;
+}
+
+}  // namespace maniple::cli

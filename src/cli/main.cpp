@@ -1,0 +1,68 @@
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <string_view>
+
+#include "cli/command.h"
+#include <maniple/comm/error.h>
+
+namespace {
+
+using namespace maniple::cli;
+
+const Command* find_command(std::string_view name) {
+  const auto all = commands();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Command& command) { return name == command.name; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+int refuse_unknown(std::string_view name) {
+  std::string known;
+  for (const Command& command : commands()) {
+    if (*command.summary != '\0') known += fmt::format("{}{}", known.empty() ? "" : ", ", command.name);
+  }
+  fmt::print(stderr, "maniple: no command \"{}\"; there are {} (see maniple --help)\n", name, known);
+  return kUsage;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Maniple: distributed deep-learning training in C++.", "maniple");
+  app.require_subcommand(0, 1);
+  app.footer("`maniple COMMAND --help` explains a command.");
+  std::function<int()> chosen;
+  for (const Command& command : commands()) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    if (*command.summary == '\0') sub->group("");
+    sub->parse_complete_callback([&chosen, action = command.declare(*sub)] { chosen = action; });
+  }
+  if (argc > 1 && argv[1][0] != '-' && find_command(argv[1]) == nullptr) return refuse_unknown(argv[1]);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "maniple: {} (see maniple {}--help)\n", error.what(), argc > 1 ? std::string(argv[1]) + " " : "");
+    return kUsage;
+  }
+  if (!chosen) {
+    fmt::print("{}", app.help());
+    return 0;
+  }
+  return chosen();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const maniple::InvalidArgument& error) {
+    fmt::print(stderr, "maniple: {}\n", error.what());
+    return kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "maniple: {}\n", error.what());
+    return kFailed;
+  }
+}
