@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), the checksum of frames.
+// CRC-32C (Castagnoli), the check of data that crosses a network.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,13 @@
 
 namespace maniple {
 
-/// Of `seed`'s bytes followed by these: crc32c(crc32c(0, a), b) is that of a and b together.
-std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t size);
+/// The check value of `size` bytes that follow those whose value is `seed` (0 to begin with):
+/// crc32c(crc32c(0, a), b) is the value of a and b together. crc32c of "123456789" is 0xe3069283.
+std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t size) noexcept;
+
+/// The ways it can be computed; `crc32c` takes the hardware's when the processor has it. For tests.
+std::uint32_t crc32c_tables(std::uint32_t seed, const void* data, std::size_t size) noexcept;
+std::uint32_t crc32c_hardware(std::uint32_t seed, const void* data, std::size_t size) noexcept;
+bool crc32c_has_hardware() noexcept;
 
 }  // namespace maniple

@@ -183,7 +183,7 @@ template <class Format, class Combine, template <class> class Prepare, template 
 void sweep(const ReduceArguments& a) {
   using Vector = typename Format::Vector;
   using Value = typename Format::Value;
-  constexpr int kVectors = Format::kVectors;
+  constexpr int kVectors = kSources == 2 ? Format::kVectorsOfTwo : Format::kVectors;
   constexpr std::size_t kVectorStep = Format::kVectorStep;
   constexpr std::size_t kBlockStep = kVectors * kVectorStep;
   const Buffers<const std::byte, kSources> sources(a.sources, a.source_count);

@@ -6,6 +6,7 @@
 //   Value         type of the arithmetic         Lanes   vector of kLanes of them
 //   Vector        what is loaded at once, kVectorStep bytes in memory: Lanes or a Pair of them
 //   kVectors      vectors of a block: as many as the registers hold, with room for operands
+//   kVectorsOfTwo the same when there are just two sources; fewer measure better, since loads and stores mix more evenly
 // `one` forms handle single elements at the end.
 //
 // This file is compiled for larger instruction sets than the baseline: it must not use inline functions of headers that
@@ -46,6 +47,7 @@ struct Direct {
   using Value = T;
   static constexpr int kLanes = kVectorBytes / sizeof(T);
   static constexpr int kVectors = 8;
+  static constexpr int kVectorsOfTwo = 4;
   static constexpr std::size_t kElementBytes = sizeof(T);
   static constexpr std::size_t kVectorStep = kVectorBytes;
   using Lanes = VectorOf<T, kLanes>;
@@ -70,6 +72,7 @@ struct Bfloat16 {
   using Value = float;
   static constexpr int kLanes = kVectorBytes / sizeof(float);
   static constexpr int kVectors = 4;
+  static constexpr int kVectorsOfTwo = 4;
   static constexpr std::size_t kElementBytes = 2;
   static constexpr std::size_t kVectorStep = kVectorBytes;
   using Lanes = VectorOf<float, kLanes>;
@@ -102,6 +105,7 @@ struct Float16 {
   using Value = float;
   static constexpr int kLanes = kVectorBytes / sizeof(float);
   static constexpr int kVectors = 8;
+  static constexpr int kVectorsOfTwo = 8;
   static constexpr std::size_t kElementBytes = 2;
   static constexpr std::size_t kVectorStep = kVectorBytes / 2;
   using Lanes = VectorOf<float, kLanes>;

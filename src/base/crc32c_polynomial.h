@@ -1,0 +1,47 @@
+// Arithmetic of CRC-32C at compile time. A 32-bit value is a polynomial over GF(2) with its bits reversed: the highest
+// bit is the coefficient of x^0, the lowest that of x^31. Constants only, no code ends up in the program.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace maniple::crc32c_polynomial {
+
+inline constexpr std::uint32_t kPolynomial = 0x82f63b78u;
+inline constexpr std::uint32_t kOne = 0x80000000u;
+
+constexpr std::uint32_t times_x(std::uint32_t a) { return (a >> 1) ^ ((a & 1u) != 0 ? kPolynomial : 0u); }
+
+constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = kOne; bit != 0; bit >>= 1) {
+    if ((a & bit) != 0) product ^= b;
+    b = times_x(b);
+  }
+  return product;
+}
+
+/// x^(8 * bytes): multiplying by it is what following a value with that many zero bytes does.
+constexpr std::uint32_t zero_bytes(std::size_t bytes) {
+  std::uint32_t power = kOne;
+  for (int i = 0; i < 8; ++i) power = times_x(power);
+  std::uint32_t result = kOne;
+  for (; bytes != 0; bytes >>= 1) {
+    if ((bytes & 1) != 0) result = multiply(result, power);
+    power = multiply(power, power);
+  }
+  return result;
+}
+
+/// table[b] = factor * (the polynomial with byte b at bits 8 * place and up), for every b.
+constexpr std::array<std::uint32_t, 256> byte_table(std::uint32_t factor, int place) {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t bit = 1; bit < 256; bit <<= 1) {
+    const std::uint32_t value = multiply(bit << (8 * place), factor);
+    for (std::uint32_t below = 0; below < bit; ++below) table[bit | below] = value ^ table[below];
+  }
+  return table;
+}
+
+}  // namespace maniple::crc32c_polynomial
