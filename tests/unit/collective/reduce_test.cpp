@@ -70,6 +70,13 @@ void expect_nan_wins() {
   }
 }
 
+TEST(Reduce, NanFactorGivesNanWhateverItsPayload) {
+  const auto op = ReduceOp::premultiplied(std::bit_cast<double>(~std::uint64_t{0} >> 1));
+  expect_everywhere<float>({.op = op}, {1, 2}, NAN);
+  expect_everywhere<float16>({.op = op}, {1, 2}, NAN);
+  expect_everywhere<bfloat16>({.op = op}, {1, 2}, NAN);
+}
+
 TEST(Reduce, NanWins) {
   expect_nan_wins<float>();
   expect_nan_wins<double>();
