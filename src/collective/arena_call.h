@@ -9,6 +9,7 @@
 
 #include "collective/operation.h"
 #include "collective/reduce.h"
+#include "collective/signature.h"
 #include "shm/arena.h"
 #include "shm/registered_table.h"
 
@@ -17,8 +18,9 @@ namespace maniple {
 struct ArenaCall {
   Arena& arena;
   const RegisteredTable& registered;
-  Arena::Patience& patience;
-  bool compare = true;         ///< compare what ranks call
+  Patience& patience;
+  Signature signature;           ///< of the call that ranks compare (this may be one stage of it)
+  bool compare = true;           ///< compare what ranks call
   std::string_view forced = {};  ///< "staged" keeps to it where it applies ("" : by size and memory)
 
   int rank() const noexcept { return arena.rank(); }

@@ -108,7 +108,7 @@ class Direct {
     if (count == 0) return;
     RankList<const void*> sources(size());
     for (int r = 0; r < size(); ++r) sources[r] = inputs_[r] + begin * element();
-    reduce(reduction_of(op_), sources.span(), destinations, count);
+    reduce(reduction_of(op_, call_.size()), sources.span(), destinations, count);
   }
 
   void collect() {

@@ -16,7 +16,7 @@ void reduce_posts(ArenaCall& call, const Operation& op, std::uint32_t epoch, std
   RankList<const void*> sources(call.size());
   for (int r = 0; r < call.size(); ++r) sources[r] = call.arena.post(r, epoch).payload + offset;
   void* destination = op.out;
-  reduce(reduction_of(op), sources.span(), {&destination, 1}, count);
+  reduce(reduction_of(op, call.size()), sources.span(), {&destination, 1}, count);
 }
 
 void copy(std::byte* to, const std::byte* from, std::size_t bytes) {

@@ -28,7 +28,7 @@ void arena_mismatch(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
   arena.publish(second);
 
   std::string text = "ranks called different things:";
-  Arena::Patience short_patience(std::chrono::milliseconds(500));
+  Patience short_patience(std::chrono::milliseconds(500));
   for (int r = 0; r < call.size(); ++r) {
     std::string where;
     try {

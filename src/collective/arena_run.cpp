@@ -74,8 +74,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
   Arena& arena = call.arena;
   const std::uint32_t epoch = arena.next_epoch();
   Post& mine = arena.post(call.rank(), epoch);
-  const Signature signature = Signature::of(op);
-  mine.words = {signature.seq, signature.what, signature.count, signature.detail};
+  mine.words = {call.signature.seq, call.signature.what, call.signature.count, call.signature.detail};
 
   const bool uneven_all_to_all = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
   const bool small = !uneven_all_to_all && largest_contribution(op) <= inline_limit(call.size());
@@ -120,7 +119,7 @@ void run_alone(const Operation& op) {
       if (count == 0) return;
       const void* source = op.in;
       void* destination = op.out;
-      reduce(reduction_of(op), {&source, 1}, {&destination, 1}, count);
+      reduce(reduction_of(op, 1), {&source, 1}, {&destination, 1}, count);
       return;
     }
     case Op::gather:

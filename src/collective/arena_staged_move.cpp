@@ -156,7 +156,7 @@ class StagedMove {
       sources[r] = r == me_ ? op_.in + (op_.parts.offset(me_) + begin(k)) * element_ : cell_of(arena_.slot(r, base_ + k));
     }
     void* destination = op_.out + begin(k) * element_;
-    reduce(reduction_of(op_), sources.span(), {&destination, 1}, count);
+    reduce(reduction_of(op_, call_.size()), sources.span(), {&destination, 1}, count);
   }
 
   std::size_t counts_per_step() const { return arena_.slot_bytes() / sizeof(std::uint64_t); }

@@ -70,7 +70,7 @@ class StagedReduce {
       }
       void* destinations[2] = {arena_.slot(me_, base_ + k) + begin, nullptr};
       if (wants_result()) destinations[1] = op_.out + first(k) * element_ + begin;
-      reduce(reduction_of(op_), sources_.span(), {destinations, wants_result() ? 2U : 1U}, cut.size(me_));
+      reduce(reduction_of(op_, call_.size()), sources_.span(), {destinations, wants_result() ? 2U : 1U}, cut.size(me_));
     }
     arena_.set(Counter::reduced, base_ + k + 1);
   }

@@ -8,8 +8,7 @@ namespace maniple {
 
 /// All operands at once.
 inline Reduction whole_reduction(const Operation& operation, int ranks) noexcept {
-  return {.dtype = operation.dtype, .op = operation.reduce, .premultiply = true,
-          .divide_by = operation.reduce.kind() == ReduceOp::avg ? ranks : 1};
+  return reduction_of(operation, ranks);
 }
 
 /// Partial results and operands that are multiplied already.

@@ -66,7 +66,7 @@ struct Operation {
   // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides (avg).
   bool first_stage = true;
   bool last_stage = true;
-  int ranks = 1;  ///< that take part in all, for avg
+  int ranks = 0;  ///< that take part in the whole of it, for avg; 0: those that take part in this stage
 
   std::size_t element() const noexcept { return size_of(dtype); }
   std::size_t bytes() const noexcept { return count * element(); }

@@ -20,9 +20,11 @@ struct Reduction {
   int divide_by = 1;        ///< avg: divide the result (the last stage of several does)
 };
 
-/// The arithmetic of an operation, or of the stage that it is.
-inline Reduction reduction_of(const Operation& operation) noexcept {
-  return {operation.dtype, operation.reduce, operation.first_stage, operation.last_stage ? operation.ranks : 1};
+/// The arithmetic of an operation among `ranks`, or of the stage that it is.
+inline Reduction reduction_of(const Operation& operation, int ranks) noexcept {
+  const bool divides = operation.reduce.kind() == ReduceOp::avg && operation.last_stage;
+  return {operation.dtype, operation.reduce, operation.first_stage,
+          divides ? (operation.ranks != 0 ? operation.ranks : ranks) : 1};
 }
 
 /// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination may be

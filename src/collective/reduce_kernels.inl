@@ -94,7 +94,7 @@ struct Premultiply : Scale<Format> {
     if constexpr (static_cast<Value>(0.5) == 0) {
       return static_cast<Value>(static_cast<std::int64_t>(factor));  // wraps, as the product does
     } else {
-      return static_cast<Value>(factor);
+      return static_cast<Value>(factor != factor ? __builtin_nan("") : factor);  // see Bfloat16::rounded
     }
   }
 };

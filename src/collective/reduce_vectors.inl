@@ -92,8 +92,8 @@ struct Bfloat16 {
   static void store_one(std::byte* to, Value value) { store_bytes(to, half::bfloat16_from_float(value)); }
 
  private:
-  /// Rounds to the upper half. NaN needs no care here: its low half is clear, as it came from a bfloat16 or from the
-  /// processor, and so rounding does not carry.
+  /// Rounds to the upper half. NaN needs no care here: its low half is clear, as it came from a bfloat16, from the
+  /// processor or from a factor whose payload was dropped, and so rounding does not carry.
   static Words rounded(const Lanes& value) {
     const Words bits = reinterpret_cast<Words>(value);
     const Words odd = reinterpret_cast<Words>((bits & 0x10000u) != 0u);  // all ones, which is -1

@@ -84,7 +84,7 @@ struct Acceptor::Impl {
 
   void accept_some() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
-      if (newcomers.size() >= limits.unauthenticated && !make_room()) return pause(PausedFor::room, oldest_grace_end());
+      if (newcomers.size() >= limits.unauthenticated && !make_room()) return pause(PausedFor::room, next_ripe());
       const int fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd >= 0) {
         admit(UniqueFd(fd));
@@ -114,24 +114,26 @@ struct Acceptor::Impl {
     return false;
   }
 
-  /// Displaces a newcomer that has had its grace: one that has said nothing sensible yet before one that has.
+  /// When a newcomer may be displaced. One that has said hello is more likely to be one of ours.
+  Clock::time_point ripe_at(const Newcomer& newcomer) const {
+    constexpr int kMorePatience = 4;
+    return newcomer.since + limits.grace * (newcomer.stage == Stage::proof ? kMorePatience : 1);
+  }
+
   bool make_room() {
-    const auto ripe = Clock::now() - limits.grace;
-    auto victim = newcomers.end();
-    for (auto it = newcomers.begin(); it != newcomers.end(); ++it) {
-      if (it->since > ripe) break;
-      if (it->stage != Stage::proof) {
-        victim = it;
-        break;
-      }
-      if (victim == newcomers.end()) victim = it;
-    }
-    if (victim == newcomers.end()) return false;
-    refuse_silently(victim, "more than enough unauthenticated connections at a time, the oldest is dropped");
+    const auto oldest = std::min_element(newcomers.begin(), newcomers.end(), [this](const Newcomer& a, const Newcomer& b) {
+      return ripe_at(a) < ripe_at(b);
+    });
+    if (ripe_at(*oldest) > Clock::now()) return false;
+    refuse_silently(oldest, "too many unauthenticated connections at a time, the oldest is dropped");
     return true;
   }
 
-  Clock::time_point oldest_grace_end() const { return newcomers.front().since + limits.grace; }
+  Clock::time_point next_ripe() const {
+    auto next = Clock::time_point::max();
+    for (const Newcomer& newcomer : newcomers) next = std::min(next, ripe_at(newcomer));
+    return next;
+  }
 
   void pause(PausedFor reason, Clock::time_point until) {
     loop->modify(listener.get(), 0);

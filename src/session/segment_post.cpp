@@ -13,7 +13,11 @@ namespace {
 struct ProcessTable {
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::pair<std::uint64_t, std::string>, std::shared_ptr<Segment>> segments;
+  struct Offer {
+    std::shared_ptr<Segment> segment;
+    int takers = 0;  // that have not come
+  };
+  std::map<std::pair<std::uint64_t, std::string>, Offer> offers;
 };
 
 ProcessTable& process_table() {
@@ -24,34 +28,27 @@ ProcessTable& process_table() {
 }  // namespace
 
 SegmentPost::~SegmentPost() {
-  std::vector<std::string> topics;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [topic, offer] : offers_) topics.push_back(topic);
-  }
-  for (const std::string& topic : topics) withdraw(topic);
+  ProcessTable& table = process_table();
+  const std::lock_guard lock(table.mutex);
+  for (const std::string& topic : offered_here_) table.offers.erase({world_, topic});
 }
 
-void SegmentPost::offer(const std::string& topic, std::shared_ptr<Segment> segment, int takers) {
-  {
+void SegmentPost::offer(const std::string& topic, std::shared_ptr<Segment> segment, int processes, int threads) {
+  if (threads > 0) {
     ProcessTable& table = process_table();
     const std::lock_guard lock(table.mutex);
-    table.segments[{world_, topic}] = segment;
+    table.offers[{world_, topic}] = {segment, threads};
     table.changed.notify_all();
   }
   {
     const std::lock_guard lock(mutex_);
+    if (threads > 0) offered_here_.push_back(topic);
+    if (processes == 0) return;
     Offer& offer = offers_[topic];
     offer.segment = std::move(segment);
-    offer.takers += takers;
+    offer.takers = processes;
   }
   hand_over(topic);
-}
-
-void SegmentPost::withdraw(const std::string& topic) {
-  ProcessTable& table = process_table();
-  const std::lock_guard lock(table.mutex);
-  table.segments.erase({world_, topic});
 }
 
 void SegmentPost::serve(const std::string& topic, UniqueFd connection) {
@@ -83,13 +80,16 @@ void SegmentPost::hand_over(const std::string& topic) {
 std::shared_ptr<Segment> SegmentPost::take_here(std::uint64_t world, const std::string& topic, Deadline deadline) {
   ProcessTable& table = process_table();
   std::unique_lock lock(table.mutex);
-  const auto there = [&] { return table.segments.count({world, topic}) != 0; };
+  const auto there = [&] { return table.offers.count({world, topic}) != 0; };
   if (deadline.is_never()) {
     table.changed.wait(lock, there);
   } else if (!table.changed.wait_until(lock, deadline.when(), there)) {
     throw Timeout(fmt::format("no shared memory was offered for {} in time", topic));
   }
-  return table.segments.at({world, topic});
+  const auto it = table.offers.find({world, topic});
+  auto segment = it->second.segment;
+  if (--it->second.takers == 0) table.offers.erase(it);
+  return segment;
 }
 
 }  // namespace maniple

@@ -21,10 +21,9 @@ class SegmentPost {
   SegmentPost(std::shared_ptr<EventLoop> loop, std::uint64_t world) : loop_(std::move(loop)), world_(world) {}
   ~SegmentPost();  ///< the owner has seen to it that nothing of ours is left in the loop
 
-  /// Offers a segment to `takers` other processes and to threads of this one.
-  void offer(const std::string& topic, std::shared_ptr<Segment> segment, int takers);
-  /// Ends the offer to threads of this process (they have it, or will not come).
-  void withdraw(const std::string& topic);
+  /// Offers a segment to `processes` other processes and to `threads` other threads of this one. It is forgotten when all
+  /// have come, or with this object.
+  void offer(const std::string& topic, std::shared_ptr<Segment> segment, int processes, int threads);
   /// A process has come for it (called by the acceptor, in the loop's thread); served now or when it is offered.
   void serve(const std::string& topic, UniqueFd connection);
 
@@ -34,7 +33,7 @@ class SegmentPost {
  private:
   struct Offer {
     std::shared_ptr<Segment> segment;
-    int takers = 0;
+    int takers = 0;  // that have not come
     std::vector<UniqueFd> waiting;
   };
   void hand_over(const std::string& topic);
@@ -43,6 +42,7 @@ class SegmentPost {
   std::uint64_t world_;
   std::mutex mutex_;
   std::map<std::string, Offer> offers_;
+  std::vector<std::string> offered_here_;
 };
 
 }  // namespace maniple

@@ -198,10 +198,10 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
                                                 Deadline deadline) {
   const int maker = members.front();
   if (maker == rank()) {
-    int takers = 0;
-    for (const int member : members) takers += same_process(member) ? 0 : 1;
+    int threads = -1;  // not counting this one
+    for (const int member : members) threads += same_process(member) ? 1 : 0;
     auto segment = Segment::create(bytes);
-    segments_->offer(topic, segment, takers);
+    segments_->offer(topic, segment, static_cast<int>(members.size()) - 1 - threads, threads);
     return segment;
   }
   if (same_process(maker)) return SegmentPost::take_here(world_id(), topic, deadline);

@@ -38,10 +38,7 @@ struct alignas(kCacheLine) Arena::Slot {
 };
 
 struct Arena::Header {
-  static constexpr std::uint32_t kMagic = 0x4d4e504c;
-  std::uint32_t magic;
-  std::uint32_t size;
-  alignas(kCacheLine) std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
+  std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
   std::int32_t abort_kind;
   std::int32_t abort_rank;
   std::uint32_t abort_length;
@@ -59,7 +56,7 @@ std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
   return fixed + n * stage_bytes + 2 * n * n * ring_bytes_for(size);
 }
 
-Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options, bool initialise)
+Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
     : options_(options), segment_(std::move(segment)) {
   const auto n = static_cast<std::size_t>(options.size);
   const std::size_t stage = options.stage_bytes != 0 ? options.stage_bytes : stage_bytes_for(options.size);
@@ -68,14 +65,8 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options, bool
   ring_offset_ = stage_offset_ + n * stage;
   ring_bytes_ = ring_bytes_for(options.size);
   MANIPLE_ASSERT(segment_->size() >= bytes_for(options.size, stage));
-  if (initialise) {
-    // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
-    segment_->populate(0, ring_offset_);
-    header().size = static_cast<std::uint32_t>(options.size);
-    header().magic = Header::kMagic;
-  } else if (header().magic != Header::kMagic || header().size != n) {
-    throw ProtocolError("shared memory that was not made for this group");
-  }
+  // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
+  segment_->populate(0, ring_offset_);
   const bool crowded = options.size > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded ? 0 : 20;
   spin_ticks_ = static_cast<std::uint64_t>(spin_us * 1e-6 * ticks_per_second());
@@ -111,9 +102,19 @@ void Arena::publish(std::uint32_t epoch) {
 }
 
 void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
-  for (int i = 1; i < size(); ++i) {
-    const int peer = rank() + i < size() ? rank() + i : rank() + i - size();
-    await(post(peer, epoch).stamp, epoch, peer, patience);
+  try {
+    for (int i = 1; i < size(); ++i) {
+      const int peer = rank() + i < size() ? rank() + i : rank() + i - size();
+      await(post(peer, epoch).stamp, epoch, peer, patience);
+    }
+  } catch (const Timeout&) {
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank() && !reached(post(r, epoch).stamp, epoch)) missing.push_back(name_of(r));
+    }
+    if (missing.empty()) throw;
+    throw Timeout(fmt::format("{} of {} ranks came in time; missing rank{} {}", size() - static_cast<int>(missing.size()), size(),
+                              missing.size() == 1 ? "" : "s", fmt::join(missing, ", ")));
   }
 }
 
@@ -217,10 +218,11 @@ void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
     throw Aborted("the group was aborted by another rank");
   }
   if (has_left(rank)) {
-    throw PeerLost(fmt::format("rank {} has left the group (its group was destroyed) after {:.1f} s of waiting for it",
-                               rank, waited), rank);
+    const int global = options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
+    throw PeerLost(fmt::format("rank {} has left the group (it was destroyed there) and did not come, waited {:.1f} s",
+                               name_of(rank), waited), global);
   }
-  throw Timeout(fmt::format("rank {} did not come within {:.1f} s", rank, waited));
+  throw Timeout(fmt::format("rank {} did not come within {:.1f} s", name_of(rank), waited));
 }
 
 bool Arena::has_left(int rank) const noexcept { return of(rank).left.value.load(std::memory_order_acquire) != 0; }

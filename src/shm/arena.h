@@ -21,8 +21,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/abort_signal.h"
+#include "base/patience.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
 
@@ -62,6 +64,8 @@ struct ArenaOptions {
   std::size_t stage_bytes = 0;     ///< per rank; 0: by the number of ranks
   double spin_us = -1;             ///< -1: by cores and ranks
   AbortSignal* abort = nullptr;
+  std::vector<int> names;          ///< what errors call the ranks: their ranks in the group
+  std::vector<int> global_ranks;   ///< and in the world
 };
 
 class Arena {
@@ -72,33 +76,14 @@ class Arena {
   static std::size_t bytes_for(int size, std::size_t stage_bytes);
   static std::size_t stage_bytes_for(int size) noexcept;
 
-  /// Exactly one rank passes `initialise`, before the others map the segment.
-  Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options, bool initialise);
+  /// A fresh segment (all zero) is an empty arena: whoever comes first needs no set-up by another.
+  Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
   ~Arena();  ///< marks this rank as having left; never waits
 
   int rank() const noexcept { return options_.rank; }
   int size() const noexcept { return options_.size; }
 
   // ---- Waiting -------------------------------------------------------------------------------------------------
-
-  /// One operation's patience: everything it waits for shares one deadline.
-  class Patience {
-   public:
-    explicit Patience(std::chrono::nanoseconds limit) : limit_(limit) {}
-    explicit Patience(Deadline deadline) : deadline_(deadline), fixed_(true) {}
-    Deadline deadline() {  // taken late: a call that never has to wait never reads the clock
-      if (!fixed_) {
-        deadline_ = Deadline::after(limit_);
-        fixed_ = true;
-      }
-      return deadline_;
-    }
-
-   private:
-    std::chrono::nanoseconds limit_{};
-    Deadline deadline_;
-    bool fixed_ = false;
-  };
 
   /// Waits until `word`, owned by `rank`, has reached `target`.
   void await(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience) {
@@ -148,6 +133,7 @@ class Arena {
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience);
   void wake_if_asleep(const std::atomic<std::uint32_t>& word);
   [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
+  int name_of(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)]; }
   Slot& of(int rank) const noexcept;
   Header& header() const noexcept;
 

@@ -18,6 +18,9 @@ class TcpStoreServer {
   ~TcpStoreServer();
   const Address& address() const noexcept;
 
+  /// Serves those who are connected, or connect meanwhile, until the last of them has gone; then it is destroyed.
+  static void retire(std::shared_ptr<TcpStoreServer> server);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -108,7 +108,8 @@ struct Exchange::Impl {
       } else {
         senders[i - receivers.size()]->add_descriptors(descriptors);
       }
-      const bool by_descriptor = descriptors.size() > before && descriptors.back().fd >= 0 && !(receives && receivers[i]->awaits_connection());
+      const bool by_descriptor = descriptors.size() > before && descriptors.back().fd >= 0 &&
+                                 !(receives && (receivers[i]->awaits_connection() || receivers[i]->has_read_ahead()));
       if (!by_descriptor) {
         descriptors.resize(before);
         moved |= receives ? receivers[i]->advance() : senders[i - receivers.size()]->advance();

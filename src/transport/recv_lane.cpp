@@ -196,6 +196,10 @@ bool RecvLane::awaits_connection() const noexcept {
   return std::any_of(streams_.begin(), streams_.end(), [this](const Stream& stream) { return !stream.source && wants_bytes(stream); });
 }
 
+bool RecvLane::has_read_ahead() const noexcept {
+  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.begin < stream.end; });
+}
+
 void RecvLane::add_descriptors(std::vector<pollfd>& descriptors) const {
   for (const Stream& stream : streams_) {
     if (stream.source && wants_bytes(stream)) descriptors.push_back({stream.source->fd(), POLLIN, 0});

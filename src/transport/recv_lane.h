@@ -37,6 +37,7 @@ class RecvLane {
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return !streams_.empty() && streams_[0].source && streams_[0].source->fd() < 0; }
   bool awaits_connection() const noexcept;  ///< the sender has not dialled yet
+  bool has_read_ahead() const noexcept;     ///< there may be work that no descriptor tells of
   void add_descriptors(std::vector<pollfd>& descriptors) const;
   std::string progress() const;  ///< "3.0 of 8.0 MiB received"
   const Peer& peer() const noexcept { return peer_; }

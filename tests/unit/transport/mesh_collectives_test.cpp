@@ -241,7 +241,7 @@ class MeshMatrix : public ::testing::TestWithParam<int> {};
 TEST_P(MeshMatrix, tcp) { run_matrix({.size = GetParam(), .channel = Channel::tcp}, {0, 1, 7, 1000, 70'001, 300'000}); }
 TEST_P(MeshMatrix, tcp_one_stream) { run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003}); }
 TEST_P(MeshMatrix, ring) { run_matrix({.size = GetParam(), .channel = Channel::ring}, {0, 1, 7, 1000, 70'001}); }
-TEST_P(MeshMatrix, tiny_ring) { run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 16}, {0, 7, 1000}); }
+TEST_P(MeshMatrix, tiny_ring) { run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 1024}, {0, 7, 1000}); }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshMatrix, ::testing::Range(1, 10));
 

@@ -1,0 +1,65 @@
+// What runs the operations of one group: the contract of "native", and later of "mpi", "gloo", "nccl".
+//
+// Collectives are run one at a time, in order, by whichever thread the group chooses. Messages are independent of them. Errors
+// are thrown as the typed errors of error.h, without the call's name in front: the group adds it.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/abort_signal.h"
+#include "base/patience.h"
+#include "collective/operation.h"
+#include "session/session.h"
+#include "transport/message.h"
+#include <maniple/comm/options.h>
+#include <maniple/comm/registered_memory.h>
+#include <maniple/comm/topology.h>
+
+namespace maniple {
+
+struct BackendContext {
+  std::string group;  ///< unique in the world, the same on all ranks
+  Topology topology;
+  std::shared_ptr<Session> session;
+  std::shared_ptr<AbortSignal> abort;
+  TransportKind transport = TransportKind::automatic;
+  std::string algorithm;
+  Deadline deadline;  ///< for setting up
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// "shm", "tcp", ...: for people
+  virtual std::string_view transport() const noexcept = 0;
+  /// Whether a failure here is seen by all other ranks without the session's word (all share memory).
+  virtual bool all_share_memory() const noexcept = 0;
+
+  virtual void run(const Operation& operation, Patience& patience) = 0;
+
+  virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;
+  virtual void drive(Message& message) = 0;
+
+  /// `sizes`: of all ranks of the group; `number`: of the allocation in the group. All ranks call it together.
+  virtual RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) = 0;
+};
+
+struct BackendEntry {
+  std::string_view name;
+  std::string_view sentence;
+  std::unique_ptr<Backend> (*make)(const BackendContext& context);
+};
+
+/// What this build has.
+std::span<const BackendEntry> backends() noexcept;
+/// Throws Unsupported, listing the names there are.
+const BackendEntry& find_backend(std::string_view name);
+
+std::unique_ptr<Backend> make_native_backend(const BackendContext& context);
+
+}  // namespace maniple

@@ -1,0 +1,44 @@
+// Collectives of ranks on several hosts: shared memory inside a host, messages between hosts.
+//
+// Words:
+//   leader   the rank that speaks for its host in an operation: the root on the root's host, the first rank elsewhere
+//   lane     one rank of every host that exchange one slice of the buffer with each other; there are as many lanes as the host
+//            with the fewest ranks has ranks, so that all of a host's ranks drive its link
+//
+//   all_reduce      reduce_scatter inside each host, all_reduce of each slice along its lane, all_gather inside each host.
+//                   With H hosts a host's link carries 2(H-1)/H of the buffer in each direction.
+//   reduce          inside each host to the leader, then between leaders
+//   broadcast       between leaders, then inside each host
+//   all_gather      inside each host, between leaders, then inside each host: a part crosses to each host once
+//   reduce_scatter  inside each host to the leader, between leaders, then scattered inside each host
+//   barrier         inside, between leaders, inside
+//   others          straight between the ranks: every byte has one reader anyway
+#pragma once
+
+#include <vector>
+
+#include "collective/arena_call.h"
+#include "collective/operation.h"
+#include "transport/mesh.h"
+#include <maniple/comm/topology.h>
+
+namespace maniple {
+
+class Hierarchy {
+ public:
+  /// `arena` is null on a host with one rank of the group.
+  Hierarchy(const Topology& topology, Arena* arena, const RegisteredTable& registered, Mesh& mesh)
+      : topology_(topology), arena_(arena), registered_(registered), mesh_(mesh) {}
+
+  void run(const Operation& operation, Patience& patience, bool compare, std::string_view forced);
+
+ private:
+  struct Run;
+  const Topology& topology_;
+  Arena* arena_;
+  const RegisteredTable& registered_;
+  Mesh& mesh_;
+  std::vector<std::byte> scratch_;  // partial results of leaders, kept from call to call
+};
+
+}  // namespace maniple

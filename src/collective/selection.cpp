@@ -1,0 +1,64 @@
+#include "collective/selection.h"
+
+#include <set>
+
+#include "base/check.h"
+
+namespace maniple {
+namespace {
+
+struct ArenaEntry {
+  std::string_view name;
+  std::string_view sentence;
+};
+constexpr ArenaEntry kArenaAlgorithms[] = {
+    {"inline", "shared memory, small: the bytes come with the call; one meeting of the ranks"},
+    {"direct", "shared memory, registered buffers: ranks work on each other's memory; no copies"},
+    {"staged", "shared memory, ordinary buffers: cache-sized pieces through shared slots, in a pipeline"},
+};
+
+std::string_view automatic(const Operation& op, int ranks) noexcept {
+  constexpr std::size_t kLarge = 256 * 1024;
+  constexpr int kMany = 16;  // beyond this, everyone talking to everyone at once floods the receivers
+  switch (op.op) {
+    case Op::all_reduce: return ranks > kMany && op.bytes() > kLarge ? "ring" : "direct";
+    case Op::all_gather:
+    case Op::reduce_scatter:
+      return ranks > kMany && op.parts.total() * op.element() > kLarge ? "ring" : "direct";
+    case Op::broadcast: return ranks <= 2 ? "direct" : op.bytes() >= kLarge ? "scatter_gather" : "tree";
+    case Op::reduce: return ranks > kMany && op.bytes() <= kLarge ? "tree" : "direct";
+    case Op::barrier: return ranks > kMany ? "dissemination" : "direct";
+    default: return "direct";
+  }
+}
+
+}  // namespace
+
+const MeshEntry& choose_mesh_algorithm(const Operation& op, int ranks, std::string_view forced) noexcept {
+  if (!forced.empty()) {
+    if (const MeshEntry* entry = find_mesh_algorithm(op.op, forced)) return *entry;
+  }
+  const MeshEntry* entry = find_mesh_algorithm(op.op, automatic(op, ranks));
+  if (entry == nullptr) entry = find_mesh_algorithm(op.op, "direct");
+  MANIPLE_ASSERT(entry != nullptr);
+  return *entry;
+}
+
+void require_algorithm(std::string_view name) {
+  if (name.empty()) return;
+  std::set<std::string_view> names;
+  for (const ArenaEntry& entry : kArenaAlgorithms) names.insert(entry.name);
+  for (const MeshEntry& entry : mesh_algorithms()) names.insert(entry.name);
+  MANIPLE_REQUIRE(names.count(name) != 0, "unknown algorithm \"{}\"; expected one of {}", name, fmt::join(names, ", "));
+}
+
+std::string list_algorithms() {
+  std::string text;
+  for (const ArenaEntry& entry : kArenaAlgorithms) text += fmt::format("{:<15} {:<15} {}\n", "all", entry.name, entry.sentence);
+  for (const MeshEntry& entry : mesh_algorithms()) {
+    text += fmt::format("{:<15} {:<15} {}\n", to_string(entry.op), entry.name, entry.sentence);
+  }
+  return text;
+}
+
+}  // namespace maniple

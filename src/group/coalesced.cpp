@@ -1,0 +1,95 @@
+// all_reduce of many buffers as one operation.
+//
+// Buffers of one dtype that are small are packed into one piece of memory, reduced together and unpacked; large ones are
+// reduced where they lie. The order is that of the list, dtype by dtype, so it is the same on all ranks. The list of counts
+// is compared with the others' like any other argument.
+
+#include <cstring>
+#include <vector>
+
+#include "group/group_impl.h"
+#include "group/validate.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::size_t kSmall = 64 * 1024;      // bytes of a buffer that is packed
+constexpr std::size_t kPack = std::size_t{1} << 20;  // bytes of a pack
+
+struct Coalesced {
+  ProcessGroup::Impl& group;
+  std::vector<Buffer> buffers;
+  ReduceOp op;
+  Call call;
+  std::vector<std::byte> pack{};
+
+  void run(Patience& patience) {
+    for (int d = 0; d < kDTypeCount; ++d) {
+      std::vector<Buffer> small;
+      std::size_t packed = 0;
+      for (const Buffer& buffer : buffers) {
+        if (buffer.dtype != static_cast<DType>(d)) continue;
+        if (buffer.bytes() > kSmall) {
+          reduce(buffer, {}, patience);
+          continue;
+        }
+        if (packed + buffer.bytes() > kPack) {
+          reduce_packed(small, patience);
+          packed = 0;
+        }
+        small.push_back(buffer);
+        packed += buffer.bytes();
+      }
+      reduce_packed(small, patience);
+    }
+  }
+
+  void reduce(Buffer buffer, Parts counts, Patience& patience) {
+    Operation operation = all_reduce_operation({group.rank(), group.size()}, buffer, buffer, op, call);
+    operation.parts = std::move(counts);
+    group.execute(operation, patience);
+  }
+
+  void reduce_packed(std::vector<Buffer>& small, Patience& patience) {
+    if (small.empty()) return;
+    std::vector<std::size_t> counts;
+    std::size_t bytes = 0;
+    for (const Buffer& buffer : small) {
+      counts.push_back(buffer.count);
+      bytes += buffer.bytes();
+    }
+    if (pack.size() < bytes) pack.resize(bytes);
+    copy(small, [](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(packed, own, n); });
+    const DType dtype = small.front().dtype;
+    reduce({pack.data(), bytes / size_of(dtype), dtype}, Parts(counts), patience);
+    copy(small, [](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
+    small.clear();
+  }
+
+  template <class Copy>
+  void copy(const std::vector<Buffer>& small, Copy&& one) {
+    std::size_t at = 0;
+    for (const Buffer& buffer : small) {
+      if (buffer.count != 0) one(pack.data() + at, static_cast<std::byte*>(buffer.data), buffer.bytes());
+      at += buffer.bytes();
+    }
+  }
+};
+
+Coalesced checked(ProcessGroup::Impl& group, std::span<const Buffer> buffers, ReduceOp op, const Call& call) {
+  for (const Buffer& buffer : buffers) all_reduce_operation({group.rank(), group.size()}, buffer, buffer, op, call);
+  return {group, {buffers.begin(), buffers.end()}, op, call};
+}
+
+}  // namespace
+
+void ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, Call call) {
+  Coalesced work = checked(*impl_, buffers, op, call);
+  impl_->run_tasks(call, [&work](Patience& patience) { work.run(patience); });
+}
+
+Work ProcessGroup::all_reduce_coalesced_async(std::span<const Buffer> buffers, ReduceOp op, Call call) {
+  return impl_->start_tasks(call, [work = checked(*impl_, buffers, op, call)](Patience& patience) mutable { work.run(patience); });
+}
+
+}  // namespace maniple

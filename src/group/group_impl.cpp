@@ -1,0 +1,158 @@
+#include "group/group_impl.h"
+
+#include <poll.h>
+
+#include <thread>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "collective/selection.h"
+
+namespace maniple {
+
+ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
+    : facts_(std::move(facts)),
+      abort_(std::make_shared<AbortSignal>()),
+      store_(make_prefix_store("maniple/group/" + facts_.name, facts_.session->store())),
+      recorder_(static_cast<std::size_t>(knob_integer(Knob::recorder, 0, 1 << 20))),
+      generation_(fork_generation()) {
+  require_algorithm(facts_.algorithm);
+  const BackendEntry& entry = find_backend(facts_.backend);
+  Session::GroupLink link;
+  for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
+  link.abort = abort_;
+  link.called = [this](std::uint64_t seq) { return recorder_.called(seq); };
+  facts_.session->add_group(facts_.name, std::move(link));
+  try {
+    BackendContext context;
+    context.group = facts_.name;
+    context.topology = facts_.topology;
+    context.session = facts_.session;
+    context.abort = abort_;
+    context.transport = facts_.transport;
+    context.algorithm = facts_.algorithm;
+    context.deadline = deadline;
+    backend_ = entry.make(context);
+    Operation barrier;
+    Patience patience(deadline);
+    execute(barrier, patience);
+  } catch (...) {
+    facts_.session->remove_group(facts_.name);
+    throw;
+  }
+}
+
+ProcessGroup::Impl::~Impl() {
+  // What is queued must not wait for peers: it fails at once.
+  if (queued_.load() != 0) abort_->raise(std::make_exception_ptr(Aborted("the group was destroyed")));
+  facts_.session->remove_group(facts_.name);
+}
+
+std::string ProcessGroup::Impl::prefix(const std::string& call) const {
+  return fmt::format("[{} {} rank {}/{}] ", call, facts_.name, rank(), size());
+}
+
+void ProcessGroup::Impl::throw_unusable(const Call& call) const {
+  const std::string place = fmt::format(" (call at {}:{})", call.where.file_name(), call.where.line());
+  if (fork_generation() != generation_) {
+    throw Aborted(prefix("after fork") + "a child of fork() is not a rank and cannot use its parent's groups; start ranks as "
+                  "processes of their own" + place);
+  }
+  throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
+}
+
+void ProcessGroup::Impl::execute(Operation& op, Patience& patience) {
+  op.seq = ++seq_;
+  op.ranks = size();
+  recorder_.begin(op);
+  try {
+    backend_->run(op, patience);
+  } catch (...) {
+    recorder_.end(op.seq, true);
+    fail(op);
+  }
+  recorder_.end(op.seq, false);
+}
+
+void ProcessGroup::Impl::fail(const Operation& op) {
+  std::exception_ptr error = std::current_exception();
+  bool mismatch = false;
+  try {
+    throw;
+  } catch (const InvalidArgument&) {
+    throw;
+  } catch (const Unsupported&) {
+    throw;
+  } catch (const Mismatch&) {
+    mismatch = true;
+  } catch (...) {
+  }
+  const std::string who = prefix(fmt::format("{} #{}", to_string(op.op), op.seq));
+  const bool others_know = backend_->all_share_memory();
+  if (!abort_->raised() && mismatch && !others_know && facts_.session->has_watch()) {
+    // Rank 0 asks all ranks what they called and tells everyone, us included.
+    facts_.session->spread_abort(facts_.name, op.seq, error);
+    pollfd bell{abort_->fd(), POLLIN, 0};
+    ::poll(&bell, 1, 1500);
+    if (abort_->raised()) error = abort_->cause();
+  } else if (!abort_->raised()) {
+    facts_.session->spread_abort(facts_.name, op.seq, with_prefix(who, error));
+  }
+  const std::exception_ptr named = with_prefix(who, error);
+  abort_->raise(named);
+  std::rethrow_exception(named);
+}
+
+void ProcessGroup::Impl::abort(const std::string& reason) {
+  const auto cause = std::make_exception_ptr(Aborted(prefix("abort") + reason));
+  if (abort_->raise(cause)) facts_.session->spread_abort(facts_.name, 0, cause);
+}
+
+Work ProcessGroup::Impl::start(Operation operation, const Call& call) {
+  return start_tasks(call, [this, operation = std::move(operation)](Patience& patience) mutable { execute(operation, patience); });
+}
+
+Work ProcessGroup::Impl::start_tasks(const Call& call, std::function<void(Patience&)> body) {
+  require_usable(call);
+  auto state = std::make_shared<Work::State>();
+  const Deadline deadline = Deadline::after(limit(call));
+  queued_.fetch_add(1, std::memory_order_acq_rel);
+  queue_.push([this, state, body = std::move(body), deadline, call] {
+    std::exception_ptr error;
+    // A synchronous call that began before us may still be running inline.
+    while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    try {
+      require_usable(call);
+      Patience patience(deadline);
+      body(patience);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    busy_.store(false, std::memory_order_release);
+    queued_.fetch_sub(1, std::memory_order_acq_rel);
+    state->finish(std::move(error));
+  });
+  return Work(state);
+}
+
+std::exception_ptr with_prefix(const std::string& prefix, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLost& e) {
+    return std::make_exception_ptr(PeerLost(prefix + e.what(), e.rank()));
+  } catch (const Timeout& e) {
+    return std::make_exception_ptr(Timeout(prefix + e.what()));
+  } catch (const Aborted& e) {
+    return std::make_exception_ptr(Aborted(prefix + e.what()));
+  } catch (const Mismatch& e) {
+    return std::make_exception_ptr(Mismatch(prefix + e.what()));
+  } catch (const ProtocolError& e) {
+    return std::make_exception_ptr(ProtocolError(prefix + e.what()));
+  } catch (const SystemError& e) {
+    return std::make_exception_ptr(SystemError(prefix + e.what(), e.code()));
+  } catch (...) {
+    return error;
+  }
+}
+
+}  // namespace maniple

@@ -1,0 +1,114 @@
+// Inside a group: order, deadlines, records, and the ends.
+//
+//   call -> validate -> (inline if idle, else queued) -> record -> backend -> record
+//                                                           \-> failure: abort here, tell the others, name the call
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/fork_guard.h"
+#include "group/recorder.h"
+#include "group/task_queue.h"
+#include "group/work_state.h"
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+struct GroupFacts {
+  std::string name;
+  Topology topology;
+  std::shared_ptr<Session> session;
+  std::string backend;
+  TransportKind transport = TransportKind::automatic;
+  std::string algorithm;
+  Seconds timeout{};
+};
+
+class ProcessGroup::Impl {
+ public:
+  /// Sets up the backend and passes a first barrier: when this returns, all ranks are there.
+  Impl(GroupFacts facts, Deadline deadline);
+  ~Impl();
+
+  const GroupFacts& facts() const noexcept { return facts_; }
+  int rank() const noexcept { return facts_.topology.rank; }
+  int size() const noexcept { return facts_.topology.size(); }
+  Backend& backend() noexcept { return *backend_; }
+  AbortSignal& abort_signal() noexcept { return *abort_; }
+  Store& store() noexcept { return *store_; }
+  const Recorder& recorder() const noexcept { return recorder_; }
+
+  Seconds limit(const Call& call) const { return call.options.timeout.value_or(facts_.timeout); }
+
+  /// Runs now, in this thread if nothing else is under way, otherwise after what is.
+  void run(Operation operation, const Call& call) {
+    run_tasks(call, [this, &operation](Patience& patience) { execute(operation, patience); });
+  }
+  Work start(Operation operation, const Call& call);
+
+  bool in_forked_child() const noexcept { return fork_generation() != generation_; }
+
+  /// The same for a body that executes several operations as one.
+  template <class Body>
+  void run_tasks(const Call& call, Body&& body) {
+    require_usable(call);
+    if (queued_.load(std::memory_order_acquire) == 0 && !busy_.exchange(true, std::memory_order_acquire)) {
+      const Release release{busy_};
+      Patience patience(limit(call));
+      body(patience);
+      return;
+    }
+    start_tasks(call, [&body](Patience& patience) { body(patience); }).wait();
+  }
+  Work start_tasks(const Call& call, std::function<void(Patience&)> body);
+
+  /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
+  void execute(Operation& operation, Patience& patience);
+
+  // ---- Messages ------------------------------------------------------------------------------------------------
+  std::shared_ptr<Message> make_message(const PointToPoint& operation, const Call& call) const;
+  int run_message(const PointToPoint& operation, const Call& call);
+  std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const Call& call);
+
+  // ---- Ends ----------------------------------------------------------------------------------------------------
+  void require_usable(const Call& call) const {
+    if (fork_generation() != generation_ || abort_->raised()) [[unlikely]] throw_unusable(call);
+  }
+  void abort(const std::string& reason);
+
+  std::uint64_t next_group() noexcept { return ++groups_; }
+  std::uint64_t next_allocation() noexcept { return ++allocations_; }
+  std::uint64_t next_monitored() noexcept { return ++monitored_; }
+
+ private:
+  struct Release {
+    std::atomic<bool>& busy;
+    ~Release() { busy.store(false, std::memory_order_release); }
+  };
+  [[noreturn]] void throw_unusable(const Call& call) const;
+  [[noreturn]] void fail(const Operation& operation);  // inside a handler
+  std::string prefix(const std::string& call) const;   // "[all_reduce #12 world rank 3/8] "
+
+  GroupFacts facts_;
+  std::shared_ptr<AbortSignal> abort_;
+  std::shared_ptr<Store> store_;
+  std::unique_ptr<Backend> backend_;
+  Recorder recorder_;
+  std::uint32_t generation_;
+  std::atomic<bool> busy_{false};
+  std::atomic<int> queued_{0};
+  std::uint64_t seq_ = 0;  // guarded by busy_
+  std::uint64_t groups_ = 0;
+  std::uint64_t allocations_ = 0;
+  std::uint64_t monitored_ = 0;
+  TaskQueue queue_;  // last: its thread uses the rest
+};
+
+/// The same error with `prefix` in front of its text.
+std::exception_ptr with_prefix(const std::string& prefix, const std::exception_ptr& error);
+
+}  // namespace maniple

@@ -1,0 +1,72 @@
+// Joining the world.
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "collective/selection.h"
+#include "group/group_impl.h"
+#include "group/subgroups.h"
+#include "rendezvous/rendezvous.h"
+
+namespace maniple {
+namespace {
+
+std::shared_ptr<ProcessGroup> join_at(Meeting meeting, const JoinOptions& options, Deadline deadline) {
+  GroupFacts facts;
+  facts.name = "world";
+  facts.backend = options.backend;
+  facts.timeout = options.timeout;
+  facts.transport = options.transport;
+  if (facts.transport == TransportKind::automatic) facts.transport = parse_transport(knob_text(Knob::transport));
+  facts.algorithm = options.algorithm.empty() ? knob_text(Knob::algorithm) : options.algorithm;
+  facts.session = Session::start(std::move(meeting), facts.transport, deadline);
+  std::vector<int> everyone(static_cast<std::size_t>(facts.session->world_size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  facts.topology = topology_of(*facts.session, everyone);
+  return std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts), deadline));
+}
+
+// What can be refused before anyone else is involved.
+Deadline check(const JoinOptions& options) {
+  MANIPLE_REQUIRE(options.timeout.count() > 0, "timeout is {} s; it must be positive", options.timeout.count());
+  find_backend(options.backend);
+  require_algorithm(options.algorithm);
+  return Deadline::after(std::min(options.join_timeout.value_or(options.timeout), options.timeout));
+}
+
+// The program brought the store, so whoever can use it belongs to the job: it can carry the secret.
+Secret secret_from(Store& store) {
+  const Secret fresh = Secret::random();
+  const std::string bytes(fresh.bytes.begin(), fresh.bytes.end());
+  const std::string chosen = store.compare_set("maniple/secret", "", bytes);
+  if (chosen.size() != fresh.bytes.size()) throw ProtocolError("the store's key maniple/secret holds something else");
+  Secret secret;
+  std::copy(chosen.begin(), chosen.end(), secret.bytes.begin());
+  return secret;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> join(const JoinOptions& options) {
+  const Deadline deadline = check(options);
+  return join_at(meet(options, deadline), options, deadline);
+}
+
+std::shared_ptr<ProcessGroup> join(std::shared_ptr<Store> store, const JoinOptions& options) {
+  const Deadline deadline = check(options);
+  MANIPLE_REQUIRE(store != nullptr, "join: no store was given");
+  MANIPLE_REQUIRE(options.world_size >= 1, "join: world_size is {}; it must be given with a store", options.world_size);
+  MANIPLE_REQUIRE(options.rank >= 0 && options.rank < options.world_size, "join: rank {} in a world of {}", options.rank, options.world_size);
+  Meeting meeting;
+  meeting.identity.secret = secret_from(*store);
+  meeting.identity.rank = options.rank;
+  meeting.identity.world_size = options.world_size;
+  const std::string interface = knob_text(Knob::interface_name);
+  meeting.data_address = interface.empty() ? Address::parse("127.0.0.1:0") : Address::of_interface(interface);
+  meeting.store = std::move(store);
+  return join_at(std::move(meeting), options, deadline);
+}
+
+}  // namespace maniple

@@ -1,0 +1,96 @@
+// send, recv and their asynchronous forms.
+
+#include "base/check.h"
+#include "group/group_impl.h"
+
+namespace maniple {
+
+std::shared_ptr<Message> ProcessGroup::Impl::make_message(const PointToPoint& p2p, const Call& call) const {
+  const bool sends = p2p.op == Op::send;
+  MANIPLE_REQUIRE(sends || p2p.op == Op::recv, "a batch holds send and recv, not {}", to_string(p2p.op));
+  MANIPLE_REQUIRE((p2p.peer >= 0 && p2p.peer < size()) || (!sends && p2p.peer == kAnySource),
+                  "{}: peer {} in a group of {} ranks", to_string(p2p.op), p2p.peer, size());
+  const ConstBuffer buffer = sends ? p2p.out : ConstBuffer(p2p.in);
+  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: a null buffer of {} elements", to_string(p2p.op), buffer.count);
+  auto message = std::make_shared<Message>();
+  message->op = p2p.op;
+  message->peer = p2p.peer;
+  message->tag = p2p.tag;
+  message->dtype = buffer.dtype;
+  message->bytes = buffer.bytes();
+  // Messages that are sent are only read from; one pointer type serves both.
+  message->data = static_cast<std::byte*>(const_cast<void*>(buffer.data));
+  message->deadline = Deadline::after(limit(call));
+  return message;
+}
+
+namespace {
+
+std::string name_of(const PointToPoint& p2p, const GroupFacts& facts) {
+  const std::string peer = p2p.peer == kAnySource ? "anyone" : fmt::format("rank {}", p2p.peer);
+  return fmt::format("[{} {} {} tag {} {} rank {}/{}] ", to_string(p2p.op), p2p.op == Op::send ? "to" : "from", peer, p2p.tag,
+                     facts.name, facts.topology.rank, facts.topology.size());
+}
+
+}  // namespace
+
+// A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
+int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
+  require_usable(call);
+  auto message = make_message(p2p, call);
+  backend_->start({&message, 1}, false);
+  backend_->drive(*message);
+  if (message->error) {
+    const auto named = with_prefix(name_of(p2p, facts_), message->error);
+    if (abort_->raise(named)) facts_.session->spread_abort(facts_.name, 0, named);
+    std::rethrow_exception(named);
+  }
+  return message->source;
+}
+
+std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoint> operations, int* source, const Call& call) {
+  require_usable(call);
+  std::vector<std::shared_ptr<Message>> messages;
+  std::vector<Work> works;
+  for (const PointToPoint& p2p : operations) messages.push_back(make_message(p2p, call));  // all are checked before any starts
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    auto state = std::make_shared<Work::State>();
+    messages[i]->finished = [this, state, source, message = messages[i].get(), p2p = operations[i]] {
+      std::exception_ptr error = message->error;
+      if (error) {
+        error = with_prefix(name_of(p2p, facts_), error);
+        if (abort_->raise(error)) facts_.session->spread_abort(facts_.name, 0, error);
+      } else if (source != nullptr) {
+        *source = message->source;
+      }
+      state->finish(std::move(error));
+    };
+    works.emplace_back(state);
+  }
+  backend_->start(messages, true);
+  return works;
+}
+
+void ProcessGroup::send(ConstBuffer buffer, int peer, int tag, Call call) {
+  impl_->run_message(PointToPoint::send(buffer, peer, tag), call);
+}
+
+Work ProcessGroup::isend(ConstBuffer buffer, int peer, int tag, Call call) {
+  const PointToPoint p2p = PointToPoint::send(buffer, peer, tag);
+  return impl_->start_messages({&p2p, 1}, nullptr, call).front();
+}
+
+int ProcessGroup::recv(Buffer buffer, int peer, int tag, Call call) {
+  return impl_->run_message(PointToPoint::recv(buffer, peer, tag), call);
+}
+
+Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, Call call) {
+  const PointToPoint p2p = PointToPoint::recv(buffer, peer, tag);
+  return impl_->start_messages({&p2p, 1}, source, call).front();
+}
+
+std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, Call call) {
+  return impl_->start_messages(operations, nullptr, call);
+}
+
+}  // namespace maniple

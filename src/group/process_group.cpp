@@ -1,0 +1,67 @@
+#include <maniple/comm/process_group.h>
+
+#include "base/check.h"
+#include "group/group_impl.h"
+#include "group/validate.h"
+#include "session/peer_table.h"
+
+namespace maniple {
+
+ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ProcessGroup::~ProcessGroup() {
+  // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
+  if (impl_ && impl_->in_forked_child()) (void)impl_.release();
+}
+
+int ProcessGroup::rank() const noexcept { return impl_->rank(); }
+int ProcessGroup::size() const noexcept { return impl_->size(); }
+const Topology& ProcessGroup::topology() const noexcept { return impl_->facts().topology; }
+const std::string& ProcessGroup::name() const noexcept { return impl_->facts().name; }
+const std::string& ProcessGroup::backend() const noexcept { return impl_->facts().backend; }
+std::string_view ProcessGroup::transport() const noexcept { return impl_->backend().transport(); }
+Store& ProcessGroup::store() noexcept { return impl_->store(); }
+
+void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
+  impl_->require_usable(call);
+  const std::uint64_t number = impl_->next_monitored();
+  const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
+  std::vector<std::string> keys;
+  for (int r = 0; r < size(); ++r) keys.push_back(key(number, r));
+  store().set(key(number, rank()), "1");
+  try {
+    store().wait(keys, Deadline::after(timeout));
+  } catch (const Timeout&) {
+    const std::vector<bool> there = store().check(keys);
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
+    }
+    if (missing.empty()) return;  // the last came while we asked
+    throw Timeout(fmt::format("[monitored_barrier {} rank {}/{}] {}/{} ranks came within {:.1f} s; missing rank{} {}", name(), rank(),
+                              size(), size() - static_cast<int>(missing.size()), size(), timeout.count(),
+                              missing.size() == 1 ? "" : "s", list_ranks(missing)));
+  }
+  // All have passed the barrier before this one, so nobody looks at its keys any more.
+  if (number > 1) store().erase(key(number - 1, rank()));
+}
+
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
+  RegisteredMemory memory;
+  impl_->run_tasks(call, [&](Patience& patience) {
+    const std::int64_t mine = static_cast<std::int64_t>(bytes);
+    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
+    impl_->execute(sizes, patience);
+    memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(), patience.deadline());
+    Operation mapped = barrier_operation(call);  // nobody uses it before all have it
+    impl_->execute(mapped, patience);
+  });
+  return memory;
+}
+
+void ProcessGroup::abort(const std::string& reason) { impl_->abort(reason); }
+std::exception_ptr ProcessGroup::error() const { return impl_->abort_signal().cause(); }
+std::vector<std::string> ProcessGroup::recent_operations() const { return impl_->recorder().lines(); }
+
+}  // namespace maniple

@@ -1,0 +1,65 @@
+// The flight recorder: the last operations of this rank in a group, for error messages and bug reports.
+//
+// Writing costs a few stores and two reads of the processor's counter. Reading, from any thread, skips entries that change
+// under its eyes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ticks.h"
+#include "collective/signature.h"
+#include <maniple/comm/source_location.h>
+
+namespace maniple {
+
+class Recorder {
+ public:
+  explicit Recorder(std::size_t entries);
+
+  void begin(const Operation& operation) noexcept {
+    if (mask_ == 0) return;
+    Entry& entry = entries_[operation.seq & mask_];
+    entry.seq.store(0, std::memory_order_release);
+    const Signature signature = Signature::of(operation);
+    entry.words[0].store(signature.what, std::memory_order_relaxed);
+    entry.words[1].store(signature.count, std::memory_order_relaxed);
+    entry.words[2].store(signature.detail, std::memory_order_relaxed);
+    entry.file.store(operation.where.file_name(), std::memory_order_relaxed);
+    entry.line.store(operation.where.line(), std::memory_order_relaxed);
+    entry.began.store(ticks(), std::memory_order_relaxed);
+    entry.ended.store(0, std::memory_order_relaxed);
+    entry.seq.store(signature.seq, std::memory_order_release);
+  }
+  void end(std::uint64_t seq, bool failed) noexcept {
+    if (mask_ == 0) return;
+    Entry& entry = entries_[seq & mask_];
+    entry.failed.store(failed, std::memory_order_relaxed);
+    entry.ended.store(ticks(), std::memory_order_release);
+  }
+
+  /// "all_reduce #12 float32[1000] sum at train.cpp:40", or empty if it is not (or no longer) recorded.
+  std::string called(std::uint64_t seq) const;
+  /// Oldest first: the call, how long ago it began, how long it took or that it is still running.
+  std::vector<std::string> lines() const;
+
+ private:
+  struct Entry {
+    std::atomic<std::uint64_t> seq{0};
+    std::array<std::atomic<std::uint64_t>, 3> words{};
+    std::atomic<const char*> file{""};
+    std::atomic<unsigned> line{0};
+    std::atomic<bool> failed{false};
+    std::atomic<std::uint64_t> began{0};
+    std::atomic<std::uint64_t> ended{0};
+  };
+  std::string describe(const Entry& entry, std::uint64_t seq) const;
+  std::unique_ptr<Entry[]> entries_;
+  std::uint64_t mask_ = 0;
+};
+
+}  // namespace maniple

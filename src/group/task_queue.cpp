@@ -1,0 +1,49 @@
+#include "group/task_queue.h"
+
+#include <pthread.h>
+
+namespace maniple {
+
+TaskQueue::~TaskQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) {
+    // The last handle of a group may be dropped by a callback that this very thread runs.
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+}
+
+void TaskQueue::push(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this] { run(); });
+      ::pthread_setname_np(thread_.native_handle(), "maniple-group");
+    }
+  }
+  changed_.notify_one();
+}
+
+void TaskQueue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
+  }
+}
+
+}  // namespace maniple

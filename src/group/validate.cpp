@@ -1,0 +1,174 @@
+#include "group/validate.h"
+
+#include "base/check.h"
+#include "collective/reduce.h"
+
+namespace maniple {
+namespace {
+
+void require_root(Op op, int root, int size) {
+  MANIPLE_REQUIRE(root >= 0 && root < size, "{}: root {} in a group of {} ranks", to_string(op), root, size);
+}
+
+void require_memory(Op op, const char* what, ConstBuffer buffer) {
+  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: {} is null but has {} elements", to_string(op), what, buffer.count);
+}
+
+void require_same_dtype(Op op, ConstBuffer input, ConstBuffer output) {
+  MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op), to_string(input.dtype), to_string(output.dtype));
+}
+
+void require_count(Op op, const char* what, std::size_t count, std::size_t expected) {
+  MANIPLE_REQUIRE(count == expected, "{}: {} has {} elements, expected {}", to_string(op), what, count, expected);
+}
+
+Parts parts_of(Op op, std::size_t each, std::span<const std::size_t> counts, int size) {
+  if (counts.empty()) return {each, size};
+  MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks", to_string(op), counts.size(), size);
+  return Parts(counts);
+}
+
+Operation base(Op op, DType dtype, const Call& call) {
+  Operation operation;
+  operation.op = op;
+  operation.dtype = dtype;
+  operation.where = call.where;
+  return operation;
+}
+
+void set_memory(Operation& operation, ConstBuffer input, Buffer output) {
+  operation.in = static_cast<const std::byte*>(input.data);
+  operation.out = static_cast<std::byte*>(output.data);
+}
+
+// The equal part, for comparing: uneven parts are compared by their hash.
+void set_parts(Operation& operation, Parts parts) {
+  operation.count = parts.equal() ? parts.count(0) : 0;
+  operation.parts = std::move(parts);
+}
+
+}  // namespace
+
+Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const Call& call) {
+  require_root(Op::broadcast, root, group.size);
+  require_memory(Op::broadcast, "buffer", buffer);
+  Operation operation = base(Op::broadcast, buffer.dtype, call);
+  operation.root = root;
+  operation.count = buffer.count;
+  set_memory(operation, buffer, buffer);
+  return operation;
+}
+
+Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op, const Call& call) {
+  require_root(Op::reduce, root, group.size);
+  require_reducible(input.dtype, op);
+  require_memory(Op::reduce, "input", input);
+  if (group.rank == root) {
+    require_same_dtype(Op::reduce, input, output);
+    require_count(Op::reduce, "output", output.count, input.count);
+    require_memory(Op::reduce, "output", output);
+  }
+  Operation operation = base(Op::reduce, input.dtype, call);
+  operation.reduce = op;
+  operation.root = root;
+  operation.count = input.count;
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, ReduceOp op, const Call& call) {
+  require_reducible(input.dtype, op);
+  require_same_dtype(Op::all_reduce, input, output);
+  require_count(Op::all_reduce, "output", output.count, input.count);
+  require_memory(Op::all_reduce, "input", input);
+  require_memory(Op::all_reduce, "output", output);
+  Operation operation = base(Op::all_reduce, input.dtype, call);
+  operation.reduce = op;
+  operation.count = input.count;
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const Call& call) {
+  require_root(Op::gather, root, group.size);
+  require_memory(Op::gather, "input", input);
+  Operation operation = base(Op::gather, input.dtype, call);
+  operation.root = root;
+  set_parts(operation, parts_of(Op::gather, input.count, counts, group.size));
+  require_count(Op::gather, "input", input.count, operation.parts.count(group.rank));
+  if (group.rank == root) {
+    require_same_dtype(Op::gather, input, output);
+    require_count(Op::gather, "output", output.count, operation.parts.total());
+    require_memory(Op::gather, "output", output);
+  }
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts, const Call& call) {
+  require_same_dtype(Op::all_gather, input, output);
+  require_memory(Op::all_gather, "input", input);
+  require_memory(Op::all_gather, "output", output);
+  Operation operation = base(Op::all_gather, input.dtype, call);
+  set_parts(operation, parts_of(Op::all_gather, input.count, counts, group.size));
+  require_count(Op::all_gather, "input", input.count, operation.parts.count(group.rank));
+  require_count(Op::all_gather, "output", output.count, operation.parts.total());
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const Call& call) {
+  require_root(Op::scatter, root, group.size);
+  require_memory(Op::scatter, "output", output);
+  Operation operation = base(Op::scatter, output.dtype, call);
+  operation.root = root;
+  set_parts(operation, parts_of(Op::scatter, output.count, counts, group.size));
+  require_count(Op::scatter, "output", output.count, operation.parts.count(group.rank));
+  if (group.rank == root) {
+    require_same_dtype(Op::scatter, input, output);
+    require_count(Op::scatter, "input", input.count, operation.parts.total());
+    require_memory(Op::scatter, "input", input);
+  }
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, std::span<const std::size_t> counts, const Call& call) {
+  require_reducible(input.dtype, op);
+  require_same_dtype(Op::reduce_scatter, input, output);
+  require_memory(Op::reduce_scatter, "input", input);
+  require_memory(Op::reduce_scatter, "output", output);
+  Operation operation = base(Op::reduce_scatter, input.dtype, call);
+  operation.reduce = op;
+  set_parts(operation, parts_of(Op::reduce_scatter, output.count, counts, group.size));
+  require_count(Op::reduce_scatter, "output", output.count, operation.parts.count(group.rank));
+  require_count(Op::reduce_scatter, "input", input.count, operation.parts.total());
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts, std::span<const std::size_t> output_counts, const Call& call) {
+  constexpr Op kOp = Op::all_to_all;
+  require_same_dtype(kOp, input, output);
+  require_memory(kOp, "input", input);
+  require_memory(kOp, "output", output);
+  MANIPLE_REQUIRE(input.data != output.data || input.count == 0, "all_to_all: input and output must not be the same memory");
+  MANIPLE_REQUIRE(input_counts.empty() == output_counts.empty(), "all_to_all: give counts for both input and output, or for neither");
+  Operation operation = base(kOp, input.dtype, call);
+  if (input_counts.empty()) {
+    const auto size = static_cast<std::size_t>(group.size);
+    MANIPLE_REQUIRE(input.count % size == 0, "all_to_all: {} elements cannot be cut into {} equal parts; give counts", input.count, size);
+    require_count(kOp, "output", output.count, input.count);
+    operation.count = input.count / size;
+  }
+  operation.in_parts = parts_of(kOp, operation.count, input_counts, group.size);
+  operation.out_parts = parts_of(kOp, operation.count, output_counts, group.size);
+  require_count(kOp, "input", input.count, operation.in_parts.total());
+  require_count(kOp, "output", output.count, operation.out_parts.total());
+  set_memory(operation, input, output);
+  return operation;
+}
+
+Operation barrier_operation(const Call& call) { return base(Op::barrier, DType::uint8, call); }
+
+}  // namespace maniple

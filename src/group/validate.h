@@ -1,0 +1,26 @@
+// From a call's arguments to an Operation, or an InvalidArgument that says what is wrong.
+#pragma once
+
+#include <span>
+
+#include "collective/operation.h"
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+struct GroupShape {
+  int rank;
+  int size;
+};
+
+Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const Call& call);
+Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op, const Call& call);
+Operation all_reduce_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, const Call& call);
+Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const Call& call);
+Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts, const Call& call);
+Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const Call& call);
+Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, std::span<const std::size_t> counts, const Call& call);
+Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts, std::span<const std::size_t> output_counts, const Call& call);
+Operation barrier_operation(const Call& call);
+
+}  // namespace maniple

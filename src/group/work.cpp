@@ -1,0 +1,68 @@
+#include <maniple/comm/work.h>
+
+#include "base/check.h"
+#include "group/work_state.h"
+
+namespace maniple {
+
+void Work::State::finish(std::exception_ptr cause) {
+  std::vector<std::function<void()>> next;
+  {
+    const std::lock_guard lock(mutex);
+    error = std::move(cause);
+    done.store(true, std::memory_order_release);
+    next = std::move(follow);
+  }
+  changed.notify_all();
+  for (const auto& callback : next) callback();
+}
+
+bool Work::done() const {
+  MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
+  return state_->done.load(std::memory_order_acquire);
+}
+
+void Work::wait() const { wait_until(Deadline::never()); }
+
+bool Work::wait_until(Deadline deadline) const {
+  if (!done()) {
+    std::unique_lock lock(state_->mutex);
+    const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
+    if (deadline.is_never()) {
+      state_->changed.wait(lock, is_done);
+    } else if (!state_->changed.wait_until(lock, deadline.when(), is_done)) {
+      return false;
+    }
+  }
+  if (state_->error) std::rethrow_exception(state_->error);
+  return true;
+}
+
+std::exception_ptr Work::error() const { return done() ? state_->error : nullptr; }
+
+Work Work::then(std::function<void()> next) const {
+  MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
+  auto following = std::make_shared<State>();
+  auto run = [state = state_.get(), following, next = std::move(next)] {
+    std::exception_ptr error = state->error;
+    if (!error) {
+      try {
+        next();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    following->finish(std::move(error));
+  };
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->done.load(std::memory_order_acquire)) {
+      state_->follow.push_back(std::move(run));
+      return Work(following);
+    }
+  }
+  run();
+  return Work(following);
+}
+
+}  // namespace maniple

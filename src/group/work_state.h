@@ -1,0 +1,26 @@
+// What a Work points to.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include <maniple/comm/work.h>
+
+namespace maniple {
+
+struct Work::State {
+  /// Wakes those who wait and runs what was to follow, in the calling thread. Once only.
+  void finish(std::exception_ptr error);
+
+  std::atomic<bool> done{false};
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::exception_ptr error;                   // set before done
+  std::vector<std::function<void()>> follow;  // run after done
+};
+
+}  // namespace maniple

@@ -1,0 +1,92 @@
+// env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as every launcher of the PyTorch world sets them, or what a
+// scheduler sets instead.
+#include "base/check.h"
+#include "base/environment.h"
+#include "rendezvous/init_method.h"
+#include "rendezvous/methods.h"
+#include "rendezvous/schedulers.h"
+
+namespace maniple {
+namespace {
+
+std::optional<int> variable(const char* name, int low, int high) {
+  const auto value = environment_integer(name, low, high);
+  if (!value) return std::nullopt;
+  return static_cast<int>(*value);
+}
+
+std::optional<int> given(int option) { return option == -1 ? std::nullopt : std::optional<int>(option); }
+
+[[noreturn]] void throw_missing(const char* name, const char* expected) {
+  throw InvalidArgument(fmt::format("env://: {} is not set; expected {}. Start with a launcher (maniple run, torchrun, mpirun, "
+                                    "srun), or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                                    name, expected));
+}
+
+void check_local(const Seat& seat, std::optional<int> local_rank, std::optional<int> local_world_size,
+                 std::optional<int> node_rank) {
+  if (local_world_size) {
+    MANIPLE_REQUIRE(*local_world_size <= seat.world_size,
+                    "LOCAL_WORLD_SIZE is {} but WORLD_SIZE is {}; a host cannot have more ranks than the job",
+                    *local_world_size, seat.world_size);
+  }
+  const int most = local_world_size.value_or(seat.world_size);
+  if (local_rank) {
+    MANIPLE_REQUIRE(*local_rank < most, "LOCAL_RANK is {} but {} is {}; expected 0 to {}", *local_rank,
+                    local_world_size ? "LOCAL_WORLD_SIZE" : "WORLD_SIZE", most, most - 1);
+  }
+  if (node_rank) {
+    MANIPLE_REQUIRE(*node_rank < seat.world_size, "NODE_RANK is {} but WORLD_SIZE is {}; every node has at least one rank",
+                    *node_rank, seat.world_size);
+    MANIPLE_REQUIRE(local_world_size != seat.world_size || *node_rank == 0,
+                    "NODE_RANK is {} but LOCAL_WORLD_SIZE is {}, which is all of WORLD_SIZE; expected 0", *node_rank,
+                    seat.world_size);
+  }
+}
+
+}  // namespace
+
+Seat seat_from_environment(const JoinOptions& options) {
+  const InitMethod method = parse_init_method(options.init_method);
+  MANIPLE_REQUIRE(method.place.empty(), "init method \"{}\": nothing may follow env://", options.init_method);
+  const auto wanted_rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
+  const auto wanted_size =
+      agreed({"JoinOptions::world_size", given(options.world_size)}, {"the init method's world_size", method.world_size});
+
+  auto rank = variable("RANK", 0, kMaxWorldSize - 1);
+  auto world_size = variable("WORLD_SIZE", 1, kMaxWorldSize);
+  auto local_rank = variable("LOCAL_RANK", 0, kMaxWorldSize - 1);
+  auto local_world_size = variable("LOCAL_WORLD_SIZE", 1, kMaxWorldSize);
+  auto node_rank = variable("NODE_RANK", 0, kMaxWorldSize - 1);
+  auto host = environment_text("MASTER_ADDR");
+  auto port = variable("MASTER_PORT", 1, 65535);
+  std::string rank_name = "RANK";
+  std::string size_name = "WORLD_SIZE";
+
+  if (!rank && !world_size) {
+    if (const auto seat = detect_scheduler(environment_text)) {
+      rank = seat->rank;
+      world_size = seat->world_size;
+      rank_name = seat->rank_name;
+      size_name = seat->world_size_name;
+      if (!local_rank) local_rank = seat->local_rank;
+      if (!local_world_size) local_world_size = seat->local_world_size;
+      if (!host) host = seat->master_addr;
+      if (!port && seat->master_port) port = *seat->master_port;
+    }
+  }
+
+  rank = agreed({rank_name, rank}, {"JoinOptions::rank", wanted_rank});
+  world_size = agreed({size_name, world_size}, {"JoinOptions::world_size", wanted_size});
+  if (!rank) throw_missing("RANK", "the rank of this process, from 0");
+  if (!world_size) throw_missing("WORLD_SIZE", "the number of ranks");
+  require_rank_in_world(*rank, rank_name, *world_size, size_name);
+  if (!host) throw_missing("MASTER_ADDR", "the name or address of the host of rank 0");
+  if (!port) throw_missing("MASTER_PORT", "a free port of that host, 1 to 65535");
+
+  Seat seat{.rank = *rank, .world_size = *world_size, .host = *host, .port = static_cast<std::uint16_t>(*port)};
+  check_local(seat, local_rank, local_world_size, node_rank);
+  return seat;
+}
+
+}  // namespace maniple

@@ -1,0 +1,114 @@
+// file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: whoever comes
+// first makes one. The last process to leave removes the file.
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "rendezvous/claim.h"
+#include "rendezvous/init_method.h"
+#include "rendezvous/methods.h"
+#include "rendezvous/secret_source.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::string_view kJoins = "joins";    // a counter; "closed" once the file is about to be removed
+constexpr std::string_view kLeft = "left";
+constexpr std::string_view kSecret = "secret";
+constexpr std::string_view kWorldSize = "world_size";
+constexpr std::string_view kClosed = "closed";
+
+/// Nothing, if the file is just being removed by the last process of an earlier use.
+std::optional<std::int64_t> count_join(Store& store) {
+  try {
+    return store.add(kJoins, 1);
+  } catch (const InvalidArgument&) {
+    return std::nullopt;
+  } catch (const SystemError& error) {
+    if (error.code() != ENOENT) throw;
+    return std::nullopt;
+  }
+}
+
+void leave(Store& store, const std::string& path) noexcept {
+  try {
+    const std::string left = std::to_string(store.add(kLeft, 1));
+    // Fails if more have joined than left, and keeps anyone from joining after it.
+    if (store.compare_set(kJoins, left, kClosed) == kClosed) ::unlink(path.c_str());
+  } catch (const std::exception&) {
+    // The file is gone or the disk is full: it stays behind, as after a crash.
+  }
+}
+
+/// The view `store`, with `leave` at its end.
+std::shared_ptr<Store> leaving_at_end(std::shared_ptr<Store> view, std::shared_ptr<Store> store, std::string path) {
+  Store* raw = view.get();
+  return {raw, [view = std::move(view), store = std::move(store), path = std::move(path)](Store*) mutable {
+            view.reset();
+            leave(*store, path);
+          }};
+}
+
+void require_same_world_size(Store& store, int world_size, const std::string& path) {
+  const std::string mine = std::to_string(world_size);
+  const std::string there = store.compare_set(kWorldSize, "", mine);
+  MANIPLE_REQUIRE(there == mine,
+                  "world size is {} here but {} for those who came before to {}; if an earlier job left that file, remove it",
+                  mine, there, path);
+}
+
+}  // namespace
+
+Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
+  const InitMethod method = parse_init_method(options.init_method);
+  const std::string& path = method.place;
+  MANIPLE_REQUIRE(!path.empty() && path.front() == '/', "init method \"{}\": \"{}\" is not an absolute path; expected "
+                  "file:///path (three slashes)", options.init_method, path);
+  const auto given = [](int option) { return option == -1 ? std::nullopt : std::optional<int>(option); };
+  const auto rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
+  const auto world_size =
+      agreed({"JoinOptions::world_size", given(options.world_size)}, {"the init method's world_size", method.world_size});
+  MANIPLE_REQUIRE(world_size.has_value(), "{}: no world size; set JoinOptions::world_size or add ?world_size=N",
+                  options.init_method);
+  require_rank_in_world(rank.value_or(0), "rank", *world_size, "world size");
+
+  std::shared_ptr<Store> store;
+  std::optional<std::int64_t> join;
+  while (!join) {
+    store = make_file_store(path);
+    join = count_join(*store);
+    if (join) break;
+    if (deadline.expired()) throw Timeout(fmt::format("{}: an earlier job is still removing the file", options.init_method));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+
+  Meeting meeting;
+  meeting.identity = identity_from_environment(rank.value_or(-1), *world_size);
+  try {
+    require_same_world_size(*store, *world_size, path);
+    if (meeting.identity.secret.is_none()) {
+      const auto secret = parse_secret(store->compare_set(kSecret, "", hex_of(Secret::random())));
+      MANIPLE_REQUIRE(secret.has_value(), "{}: the secret in the file is no secret; remove the file", options.init_method);
+      meeting.identity.secret = *secret;
+    }
+    std::shared_ptr<Store> view;
+    if (rank) {
+      view = claim_rank(store, meeting.identity);
+    } else {
+      // Ranks are given in the order of arrival; once all are there, the next to come begin the next group.
+      meeting.identity.rank = static_cast<int>((*join - 1) % *world_size);
+      view = view_of_join(store, meeting.identity, (*join - 1) / *world_size + 1);
+    }
+    meeting.store = leaving_at_end(std::move(view), store, path);
+  } catch (...) {
+    leave(*store, path);
+    throw;
+  }
+  meeting.data_address = choose_data_address(Address::parse("127.0.0.1:0"));
+  return meeting;
+}
+
+}  // namespace maniple

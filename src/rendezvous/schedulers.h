@@ -1,0 +1,37 @@
+// What schedulers tell their processes, for those who set no RANK: Open MPI, PMI (MPICH, Intel MPI), Slurm. Pure: the
+// environment is an argument.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace maniple {
+
+using Lookup = std::function<std::optional<std::string>(const char* name)>;
+
+struct SchedulerSeat {
+  const char* scheduler;  ///< "Slurm"
+  const char* rank_name;  ///< the variable, for messages
+  const char* world_size_name;
+  int rank = 0;
+  int world_size = 1;
+  std::optional<int> local_rank = std::nullopt;
+  std::optional<int> local_world_size = std::nullopt;
+  std::optional<int> node_rank = std::nullopt;
+  std::optional<std::string> master_addr = std::nullopt;
+  std::optional<std::uint16_t> master_port = std::nullopt;
+};
+
+/// The first scheduler whose rank variable is set. Throws InvalidArgument naming a variable that holds nonsense.
+std::optional<SchedulerSeat> detect_scheduler(const Lookup& lookup);
+
+/// "node[003-010,012],login1" -> "node003".
+std::string first_host(std::string_view node_list);
+
+/// A port below the ephemeral range that depends on the job only, so that all of its ranks get the same.
+std::uint16_t port_for_job(std::string_view job_id) noexcept;
+
+}  // namespace maniple

@@ -1,0 +1,56 @@
+#include <algorithm>
+#include <thread>
+
+#include "base/check.h"
+#include "store/tcp_store.h"
+#include "store/tcp_store_client.h"
+
+namespace maniple {
+namespace {
+
+constexpr double kKeepaliveSeconds = 30;
+
+UniqueFd dial_any(const std::vector<Address>& addresses, const std::string& name, const Identity& identity,
+                  Deadline deadline, Address& reached) {
+  const Hello hello{.role = Role::store, .rank = identity.rank, .topic = "store"};
+  if (addresses.size() == 1) {
+    reached = addresses.front();
+    return dial(reached, identity, hello, deadline, true);
+  }
+  // Several addresses: one try each in turn, as the server listens on one of them only.
+  constexpr std::chrono::seconds kTryLimit{5};
+  std::chrono::milliseconds pause{1};
+  const auto start = Deadline::Clock::now();
+  for (;;) {
+    std::vector<std::string> reasons;
+    for (const Address& address : addresses) {
+      try {
+        reached = address;
+        return dial(address, identity, hello, Deadline::sooner(deadline, Deadline::after(kTryLimit)), false);
+      } catch (const Timeout& error) {
+        reasons.emplace_back(error.what());
+      } catch (const SystemError& error) {
+        reasons.emplace_back(error.what());
+      }
+    }
+    if (deadline.remaining() <= pause) {
+      const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
+      throw Timeout(fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(), fmt::join(reasons, "; ")));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(100));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Store> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
+                                         Deadline deadline, std::shared_ptr<void> keep) {
+  const std::string name = fmt::format("{}:{}", host, port);
+  Address reached;
+  UniqueFd fd = dial_any(Address::resolve(host, port, deadline), name, identity, deadline, reached);
+  set_keepalive(fd.get(), kKeepaliveSeconds);
+  return std::make_shared<TcpStoreClient>(std::move(fd), reached, std::move(keep));
+}
+
+}  // namespace maniple

@@ -1,0 +1,217 @@
+// One thread, many clients: reads frames, hands them to the service, writes replies as the sockets take them.
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <deque>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/system_error.h"
+#include "net/event_loop.h"
+#include "net/throttled_log.h"
+#include "store/store_service.h"
+#include "store/tcp_store.h"
+
+namespace maniple {
+namespace {
+
+// A client whose replies pile up beyond the first is not read from until they have drained; beyond the second it is dropped.
+constexpr std::size_t kPauseReadingBytes = std::size_t{4} << 20;
+constexpr std::size_t kMaxPendingBytes = std::size_t{512} << 20;
+// One client's turn, so that a large value does not hold up the others.
+constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr int kReadsAtOnce = 8;
+constexpr double kKeepaliveSeconds = 60;
+
+struct Connection {
+  UniqueFd fd;
+  Address peer;
+  int rank = -1;
+  FrameReader reader{&request_limit};
+  std::deque<Value> out;
+  std::size_t out_offset = 0;  // into the front piece
+  std::size_t out_bytes = 0;
+  std::uint32_t events = EPOLLIN;
+  bool closing = false;  // once everything is written
+  std::string doomed;    // why it is to be dropped; empty: it is not
+};
+
+}  // namespace
+
+struct TcpStoreServer::Impl {
+  using Client = StoreService::Client;
+
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("maniple-store");
+  StoreService service{[this](Client client, StoreService::Reply reply) { enqueue(client, std::move(reply)); }};
+  std::unordered_map<Client, Connection> clients;
+  std::vector<Client> doomed;  // dropped at the end of the round: the service may be in the middle of using them
+  Client next_client = 1;
+  ThrottledLog log;
+  std::vector<char> buffer = std::vector<char>(kReadBytes);
+  std::shared_ptr<TcpStoreServer> retiring;  // itself, once nobody else owns it
+  Address address;
+  std::unique_ptr<Acceptor> acceptor;  // last: from here on strangers may come
+
+  std::string admit(UniqueFd& fd, const Hello& hello, const Address& peer) {
+    if (hello.role != Role::store) return "this is the store, not a data listener";
+    const Client client = next_client++;
+    Connection& connection = clients[client];
+    connection.fd = std::move(fd);
+    connection.peer = peer;
+    connection.rank = hello.rank;
+    set_keepalive(connection.fd.get(), kKeepaliveSeconds);
+    loop->add(connection.fd.get(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); });
+    return {};
+  }
+
+  void on_ready(Client client, std::uint32_t events) {
+    const auto found = clients.find(client);
+    if (found == clients.end()) return;
+    Connection& connection = found->second;
+    if ((events & EPOLLOUT) != 0) flush(client, connection);
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && connection.doomed.empty()) read_some(client, connection);
+    reap();
+  }
+
+  void read_some(Client client, Connection& connection) {
+    for (int i = 0; i < kReadsAtOnce; ++i) {
+      if (connection.closing || connection.out_bytes > kPauseReadingBytes || !connection.doomed.empty()) return;
+      const ssize_t got = ::recv(connection.fd.get(), buffer.data(), buffer.size(), 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0) return doom(client, connection, got == 0 ? "closed" : errno_text(errno));
+      take(client, connection, std::string_view(buffer.data(), static_cast<std::size_t>(got)));
+      if (static_cast<std::size_t>(got) < buffer.size()) return;
+    }
+  }
+
+  void take(Client client, Connection& connection, std::string_view bytes) {
+    try {
+      while (auto frame = connection.reader.next(bytes)) service.handle(client, std::move(*frame));
+    } catch (const ProtocolError& error) {
+      log.warn("protocol", fmt::format("store at {} hangs up on {} (rank {}): {}", address.to_string(),
+                                       connection.peer.to_string(), connection.rank, error.what()));
+      connection.closing = true;
+      const std::string text = error.what();
+      const auto status = static_cast<std::uint8_t>(StoreStatus::protocol);
+      enqueue(client, {std::make_shared<const std::string>(
+                          encode_frame_header(connection.reader.current_id(), status, text.size()) + text)});
+    } catch (const std::bad_alloc&) {
+      doom(client, connection, "out of memory");
+    }
+  }
+
+  void enqueue(Client client, StoreService::Reply reply) {
+    const auto found = clients.find(client);
+    if (found == clients.end() || !found->second.doomed.empty()) return;
+    Connection& connection = found->second;
+    for (Value& piece : reply) {
+      connection.out_bytes += piece->size();
+      connection.out.push_back(std::move(piece));
+    }
+    if (connection.out_bytes > kMaxPendingBytes) return doom(client, connection, "it does not read its replies");
+    flush(client, connection);
+  }
+
+  void flush(Client client, Connection& connection) {
+    while (!connection.out.empty()) {
+      iovec parts[16];
+      int count = 0;
+      for (auto piece = connection.out.begin(); piece != connection.out.end() && count < 16; ++piece, ++count) {
+        const std::size_t skip = count == 0 ? connection.out_offset : 0;
+        // iovec has no const; sendmsg does not write.
+        parts[count] = {const_cast<char*>((*piece)->data()) + skip, (*piece)->size() - skip};
+      }
+      msghdr message{};
+      message.msg_iov = parts;
+      message.msg_iovlen = static_cast<std::size_t>(count);
+      const ssize_t sent = ::sendmsg(connection.fd.get(), &message, MSG_NOSIGNAL);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0 && errno == EAGAIN) break;
+      if (sent < 0) return doom(client, connection, errno_text(errno));
+      consume(connection, static_cast<std::size_t>(sent));
+    }
+    if (connection.closing && connection.out.empty()) return doom(client, connection, "hung up on");
+    const std::uint32_t events = (connection.out.empty() ? 0u : EPOLLOUT) |
+                                 (connection.closing || connection.out_bytes > kPauseReadingBytes ? 0u : EPOLLIN);
+    if (events == connection.events) return;
+    connection.events = events;
+    loop->modify(connection.fd.get(), events);
+  }
+
+  static void consume(Connection& connection, std::size_t sent) {
+    connection.out_bytes -= sent;
+    while (sent > 0) {
+      const std::size_t left = connection.out.front()->size() - connection.out_offset;
+      if (sent < left) {
+        connection.out_offset += sent;
+        return;
+      }
+      sent -= left;
+      connection.out.pop_front();
+      connection.out_offset = 0;
+    }
+    while (!connection.out.empty() && connection.out.front()->empty()) connection.out.pop_front();
+  }
+
+  void doom(Client client, Connection& connection, std::string reason) {
+    if (!connection.doomed.empty()) return;
+    log_debug("store at {}: {} (rank {}) goes: {}", address.to_string(), connection.peer.to_string(),
+              connection.rank, reason);
+    connection.doomed = std::move(reason);
+    doomed.push_back(client);
+  }
+
+  void reap() {
+    for (const Client client : doomed) {
+      service.forget(client);
+      const auto found = clients.find(client);
+      loop->remove(found->second.fd.get());
+      clients.erase(found);
+    }
+    doomed.clear();
+    leave_if_empty();
+  }
+
+  void leave_if_empty() {
+    if (!clients.empty() || !retiring) return;
+    // Posted, as this object must not go while one of its callbacks is running.
+    loop->post([gone = std::move(retiring)] {});
+  }
+
+  ~Impl() {
+    acceptor.reset();
+    loop->post_and_wait([this] {
+      for (auto& [client, connection] : clients) loop->remove(connection.fd.get());
+      clients.clear();
+    });
+  }
+};
+
+TcpStoreServer::TcpStoreServer(const Address& address, const Identity& identity) : impl_(std::make_unique<Impl>()) {
+  Impl* impl = impl_.get();
+  UniqueFd listener = listen_on(address);
+  impl->address = Address::of_socket(listener.get());
+  impl->acceptor = std::make_unique<Acceptor>(
+      impl->loop, std::move(listener), identity,
+      [impl](UniqueFd& fd, const Hello& hello, const Address& peer) { return impl->admit(fd, hello, peer); });
+}
+
+TcpStoreServer::~TcpStoreServer() = default;
+
+const Address& TcpStoreServer::address() const noexcept { return impl_->address; }
+
+void TcpStoreServer::retire(std::shared_ptr<TcpStoreServer> server) {
+  Impl* impl = server->impl_.get();
+  EventLoop& loop = *impl->loop;
+  loop.post([impl, server = std::move(server)] {
+    impl->retiring = server;
+    impl->leave_if_empty();
+  });
+}
+
+}  // namespace maniple

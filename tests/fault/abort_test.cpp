@@ -1,0 +1,103 @@
+// abort(): every rank's current and later calls fail with the reason; other groups go on. Destructors abort.
+#include <thread>
+
+#include "fault/expect_error.h"
+#include "multirank/matrix.h"
+
+namespace maniple::harness {
+namespace {
+
+class AbortTest : public Operations {};
+INSTANTIATE_TEST_SUITE_P(Few, AbortTest, testing::ValuesIn(places({2, 5})), name_of);
+
+TEST_P(AbortTest, WakesEveryRankThatWaits) {
+  run([](Rank& r) {
+    r.world->barrier();
+    if (r.rank == 0) {
+      r.world->abort("the coffee is cold");
+    } else {
+      int x = 1;
+      const Caught caught = catch_error([&] { r.world->all_reduce(buffer_of(x)); });
+      EXPECT_TRUE(caught.is(ErrorKind::aborted)) << caught;
+      EXPECT_TRUE(contains(caught.text, "the coffee is cold")) << caught;
+      EXPECT_LT(caught.took, 5.0 * kSlowdown);
+    }
+    expect_aborted_from_now_on(r);
+    r.world->abort("a later reason");  // the first cause stays
+    const Caught later = catch_error([&] { r.world->barrier(); });
+    EXPECT_TRUE(contains(later.text, "the coffee is cold")) << later;
+    r.phase("all have seen it");
+  });
+}
+
+TEST_P(AbortTest, MayBeCalledWhileItsOwnRankWaits) {
+  run([](Rank& r) {
+    r.world->barrier();
+    if (r.rank == 0) {
+      // Nobody else comes, so only the abort can end this.
+      int x = 1;
+      std::thread other([&] { r.world->abort("from another thread"); });
+      const Caught caught = catch_error([&] { r.world->all_reduce(buffer_of(x)); });
+      other.join();
+      EXPECT_TRUE(caught.is(ErrorKind::aborted)) << caught;
+      EXPECT_TRUE(contains(caught.text, "from another thread")) << caught;
+    }
+    r.phase("rank 0 is out");
+    expect_aborted_from_now_on(r);
+  });
+}
+
+TEST_P(AbortTest, FailsOperationsInFlightAndTheirContinuations) {
+  run([](Rank& r) {
+    r.world->barrier();
+    if (r.rank == 0) {
+      std::vector<int> x(10, 1);
+      std::vector<Work> works;
+      bool ran = false;
+      for (int& value : x) works.push_back(r.world->all_reduce_async(buffer_of(value)));
+      const Work next = works.back().then([&] { ran = true; });
+      r.world->abort("enough");
+      for (const Work& work : works) EXPECT_TRUE(catch_error([&] { work.wait(); }).is(ErrorKind::aborted));
+      EXPECT_TRUE(catch_error([&] { next.wait(); }).is(ErrorKind::aborted));
+      EXPECT_FALSE(ran);
+    }
+    r.phase("rank 0 is out");
+  });
+}
+
+TEST_P(AbortTest, OfASubGroupLeavesTheWorldAlone) {
+  run([](Rank& r) {
+    const auto group = r.world->split(0);
+    group->barrier();
+    if (r.rank == 0) {
+      group->abort("only this one");
+    } else {
+      EXPECT_TRUE(catch_error([&] { group->barrier(); }).is(ErrorKind::aborted));
+    }
+    int x = 1;
+    r.world->all_reduce(buffer_of(x));
+    EXPECT_EQ(x, r.size);
+    const auto again = r.world->split(0);
+    again->barrier();
+  });
+}
+
+TEST_P(AbortTest, DroppingAGroupFailsWhatIsInFlightAndNeverBlocks) {
+  run([](Rank& r) {
+    auto group = r.world->split(0);
+    group->barrier();
+    int x = 1;
+    if (r.rank == 0) {
+      const Work work = group->all_reduce_async(buffer_of(x));
+      const double start = now_s();
+      group.reset();
+      EXPECT_LT(now_s() - start, 2.0 * kSlowdown);
+      EXPECT_TRUE(catch_error([&] { work.wait(); }).is(ErrorKind::aborted));
+    }
+    r.phase("rank 0 has dropped it");
+    r.world->barrier();
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

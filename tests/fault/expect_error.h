@@ -1,0 +1,76 @@
+// Catching what a fault does to a call, and reading the text as a person would.
+#pragma once
+
+#include <initializer_list>
+#include <ostream>
+#include <regex>
+#include <string>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "harness/rank.h"
+#include <maniple/comm/error.h>
+
+namespace maniple::harness {
+
+struct Caught {
+  bool any = false;
+  ErrorKind kind = ErrorKind::invalid_argument;
+  std::string text = "no error";
+  int lost_rank = -1;
+  double took = 0;  ///< seconds until the error
+
+  bool is(ErrorKind wanted) const { return any && kind == wanted; }
+  bool is_one_of(std::initializer_list<ErrorKind> kinds) const {
+    for (const ErrorKind wanted : kinds) {
+      if (is(wanted)) return true;
+    }
+    return false;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Caught& caught) {
+  return caught.any ? out << to_string(caught.kind) << ": " << caught.text : out << "no error";
+}
+
+/// The error of the library that the call throws; other exceptions pass through.
+template <class Call>
+Caught catch_error(Call call) {
+  Caught caught;
+  const double start = now_s();
+  try {
+    call();
+  } catch (const PeerLost& error) {
+    caught = {true, error.kind(), error.what(), error.rank(), 0};
+  } catch (const Error& error) {
+    caught = {true, error.kind(), error.what(), -1, 0};
+  }
+  caught.took = now_s() - start;
+  return caught;
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Whether the text, after its "[all_reduce #12 world rank 3/8]", speaks of this rank.
+inline bool names_rank(const std::string& text, int rank) {
+  const std::size_t prefix = text.find("] ");
+  const std::string message = prefix == std::string::npos ? text : text.substr(prefix + 2);
+  return std::regex_search(message, std::regex(fmt::format("\\b{}\\b", rank)));
+}
+
+/// Whether the text says which operation, which call of it, and on which rank.
+inline bool names_call(const std::string& text, const std::string& op, const Rank& r) {
+  return std::regex_search(text, std::regex(fmt::format("\\[{} #[0-9]+ world rank {}/{}\\]", op, r.rank, r.size)));
+}
+
+/// After the first failure every later call says so at once, and why.
+inline void expect_aborted_from_now_on(Rank& r) {
+  int value = 0;
+  const Caught later = catch_error([&] { r.world->all_reduce(buffer_of(value)); });
+  EXPECT_TRUE(later.is(ErrorKind::aborted)) << later;
+  EXPECT_LT(later.took, 1.0);
+  EXPECT_NE(r.world->error(), nullptr);
+}
+
+}  // namespace maniple::harness

@@ -1,0 +1,63 @@
+// Fault 19: few file descriptors. The soft limit is raised as far as it may be; if that is not enough, an error says so.
+#include <sys/resource.h>
+
+#include "fault/expect_error.h"
+#include "fault/ways.h"
+
+namespace maniple::harness {
+namespace {
+
+class FdLimit : public EveryTransport {};
+INSTANTIATE_TEST_SUITE_P(Faults, FdLimit, process_transports(), transport_name);
+
+void set_limit(rlim_t soft, rlim_t hard) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = soft;
+  limit.rlim_max = std::min(hard, limit.rlim_max);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+void talk_to_all(Rank& r) {
+  std::vector<float> in(100 * r.size, static_cast<float>(r.rank)), out(in.size());
+  r.world->all_to_all(buffer_of(in), buffer_of(out));
+  for (int rank = 0; rank < r.size; ++rank) EXPECT_EQ(out[100 * rank], static_cast<float>(rank));
+  r.world->all_reduce(buffer_of(in));
+}
+
+TEST_P(FdLimit, SoftLimitOf64IsRaised) {
+  run_ranks({.n = 16, .as = As::processes, .transport = GetParam(), .join = false}, [](Rank& r) {
+    set_limit(64, RLIM_INFINITY);
+    r.join();
+    talk_to_all(r);
+  });
+}
+
+TEST_P(FdLimit, FourRanksLiveWith64) {
+  run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .join = false}, [](Rank& r) {
+    set_limit(64, 64);
+    r.join();
+    talk_to_all(r);
+  });
+}
+
+TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
+  const RunResult result =
+      run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .join = false, .timeout = Seconds(10)}, [](Rank& r) {
+        if (r.rank == 1) set_limit(8, 8);
+        const Caught caught = catch_error([&] {
+          r.join();
+          talk_to_all(r);
+        });
+        EXPECT_TRUE(caught.any) << "rank 1 cannot have worked with 8 descriptors";
+        r.report("error", caught.text);
+        r.report("is system error", caught.is(ErrorKind::system) ? 1 : 0);
+      });
+  if (!result) return;
+  EXPECT_EQ(result.numbers("is system error").at(1), 1) << result.texts("error").at(1);
+  EXPECT_TRUE(contains(result.texts("error").at(1), "open files") || contains(result.texts("error").at(1), "descriptor"))
+      << result.texts("error").at(1);
+}
+
+}  // namespace
+}  // namespace maniple::harness

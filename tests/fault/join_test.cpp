@@ -1,0 +1,130 @@
+// Joining that goes wrong: the port is taken, ranks are missing, a process of an earlier generation comes along.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "base/unique_fd.h"
+#include "fault/expect_error.h"
+#include "harness/run_ranks.h"
+#include "harness/sanitizers.h"
+#include "harness/start_process.h"
+
+namespace maniple::harness {
+namespace {
+
+// A listener on a port of loopback that the kernel chose.
+std::pair<UniqueFd, int> occupied_port() {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(::listen(fd.get(), 8), 0);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  return {std::move(fd), ntohs(address.sin_port)};
+}
+
+TEST(JoinFault, PortTakenIsNamedWithItsHolder) {  // fault 16
+  const auto [holder, port] = occupied_port();
+  const Caught caught = catch_error([port = port] {
+    JoinOptions options;
+    options.init_method = fmt::format("tcp://127.0.0.1:{}", port);
+    options.rank = 0;
+    options.world_size = 2;
+    options.timeout = Seconds(10);
+    join(options);
+  });
+  EXPECT_TRUE(caught.is(ErrorKind::system)) << caught;
+  EXPECT_TRUE(contains(caught.text, std::to_string(port))) << caught;
+  EXPECT_TRUE(contains(caught.text, std::to_string(::getpid()))) << "the holder's pid: " << caught;
+  EXPECT_LT(caught.took, 5.0) << "trying again does not help";
+}
+
+// Six of eight ranks come. All of them are told how many came and who did not.
+void join_without_3_and_5(Rank& r) {
+  constexpr int kPresent[] = {0, 1, 2, 4, 6, 7};
+  JoinOptions options = r.join_options();
+  options.rank = kPresent[r.rank];
+  options.world_size = 8;
+  // Rank 0 may serve the store, so it must not be the first to leave.
+  options.join_timeout = Seconds(options.rank == 0 ? 3.0 : 1.5) * kSlowdown;
+  const Caught caught = catch_error([&] { r.join(options); });
+  EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
+  EXPECT_TRUE(contains(caught.text, "6/8 joined")) << caught;
+  EXPECT_TRUE(contains(caught.text, "missing ranks 3, 5")) << caught;
+}
+
+TEST(JoinFault, MissingRanksAreNamedByFile) { run_ranks({.n = 6, .as = As::processes, .join = false}, join_without_3_and_5); }
+
+TEST(JoinFault, MissingRanksAreNamedByTcp) {
+  run_ranks({.n = 6, .as = As::processes, .join = false, .meet_by_tcp = true}, join_without_3_and_5);
+}
+
+TEST(JoinFault, MissingRanksAreNamedToThreads) { run_ranks({.n = 6, .as = As::threads, .join = false}, join_without_3_and_5); }
+
+TEST(JoinFault, ZombieOfAnEarlierGenerationIsRefusedAndTheNewJobStarts) {  // fault 17
+  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, [](Rank& r) {
+    const bool zombie = r.rank == 2;
+    ASSERT_EQ(::setenv("MANIPLE_GENERATION", zombie ? "3" : "4", 1), 0);
+    JoinOptions options = r.join_options();
+    options.world_size = 2;
+    options.rank = zombie ? 1 : r.rank;
+    options.join_timeout = Seconds(20) * kSlowdown;
+    // The zombie comes while only rank 0 is there, then rank 1 comes.
+    if (r.rank == 1) r.phase("the zombie has been refused");
+    const Caught caught = catch_error([&] {
+      if (r.rank == 0) {
+        // Serving starts inside join, so the phases are passed beside it.
+        std::jthread other([&] { r.phase("the zombie has been refused"); });
+        r.join(options);
+      } else {
+        r.join(options);
+      }
+    });
+    if (zombie) {
+      EXPECT_TRUE(caught.is(ErrorKind::protocol)) << caught;
+      EXPECT_TRUE(contains(caught.text, "superseded")) << caught;
+      r.phase("the zombie has been refused");
+      return;
+    }
+    ASSERT_FALSE(caught.any) << caught;
+    int value = 1;
+    r.world->all_reduce(buffer_of(value));
+    EXPECT_EQ(value, 2);
+  });
+}
+
+TEST(JoinFault, WorldSizesThatDifferAreRefused) {
+  run_ranks({.n = 2, .as = As::processes, .join = false, .meet_by_tcp = true}, [](Rank& r) {
+    JoinOptions options = r.join_options();
+    options.world_size = r.rank == 0 ? 2 : 3;
+    options.join_timeout = Seconds(r.rank == 0 ? 3 : 20) * kSlowdown;
+    const Caught caught = catch_error([&] { r.join(options); });
+    EXPECT_TRUE(caught.any);
+    if (r.rank == 1) {
+      EXPECT_TRUE(caught.is(ErrorKind::protocol)) << caught;
+      EXPECT_TRUE(contains(caught.text, "2") && contains(caught.text, "3")) << caught;
+    }
+  });
+}
+
+TEST(JoinFault, WrongSecretIsRefused) {
+  run_ranks({.n = 2, .as = As::processes, .join = false, .meet_by_tcp = true}, [](Rank& r) {
+    if (r.rank == 1) {
+      const std::string path = r.dir() + "/wrong";
+      write_secret(path);  // a random one
+      ASSERT_EQ(::setenv("MANIPLE_SECRET_FILE", path.c_str(), 1), 0);
+    }
+    JoinOptions options = r.join_options();
+    options.join_timeout = Seconds(3) * kSlowdown;
+    const Caught caught = catch_error([&] { r.join(options); });
+    EXPECT_TRUE(caught.is(r.rank == 0 ? ErrorKind::timeout : ErrorKind::protocol)) << caught;
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

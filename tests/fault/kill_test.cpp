@@ -1,0 +1,132 @@
+// Fault 1: a rank is killed in the middle of an all_reduce. Every survivor is told at once, by name.
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+
+#include "fault/expect_error.h"
+#include "fault/ways.h"
+
+namespace maniple::harness {
+namespace {
+
+constexpr int kRanks = 8;
+constexpr int kRepetitions = 5;
+
+class Kill : public EveryTransport {
+ protected:
+  // Collects the time from the fault to each survivor's error.
+  void note(const RunResult& result, int victim) {
+    if (!result) return;
+    EXPECT_EQ(result.ended[victim].signal, SIGKILL);
+    const auto struck = result.numbers("fault_at");
+    const auto noticed = result.numbers("noticed_at");
+    EXPECT_EQ(noticed.size(), static_cast<std::size_t>(kRanks - 1));
+    for (const auto& [rank, when] : noticed) times_.push_back(when - struck.at(victim));
+    if (!result.texts("error").empty()) example_ = result.texts("error").begin()->second;
+  }
+
+  void judge(const char* name) {
+    if (times_.empty()) return;
+    std::sort(times_.begin(), times_.end());
+    const auto percentile = [this](double p) { return times_[static_cast<std::size_t>(p * (times_.size() - 1))]; };
+    std::printf("%s over %s: noticed after p50 %.1f ms, p99 %.1f ms, max %.1f ms (%zu survivors)\n  %s\n", name,
+                std::string(to_string(GetParam())).c_str(), percentile(0.5) * 1e3, percentile(0.99) * 1e3, times_.back() * 1e3,
+                times_.size(), example_.c_str());
+    EXPECT_LT(percentile(0.5), 0.25);
+    EXPECT_LT(times_.back(), 1.0) << "a machine with little time to spare may be late, but not by so much";
+  }
+
+ private:
+  std::vector<double> times_;
+  std::string example_;
+};
+INSTANTIATE_TEST_SUITE_P(Faults, Kill, process_transports(), transport_name);
+
+void expect_loss_of(Rank& r, int victim, const Caught& caught) {
+  r.report("noticed_at", now_s());
+  r.report("error", caught.text);
+  EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+  EXPECT_EQ(caught.lost_rank, victim) << caught;
+  EXPECT_TRUE(names_call(caught.text, "all_reduce", r)) << caught;
+  EXPECT_TRUE(names_rank(caught.text, victim)) << caught;
+  expect_aborted_from_now_on(r);
+}
+
+TEST_P(Kill, BeforeItsTurnOfAnAllReduce) {
+  for (int repetition = 0; repetition < kRepetitions; ++repetition) {
+    const int victim = (3 * repetition + 2) % kRanks;
+    const auto result = run_ranks({.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 20)},
+                                  [victim](Rank& r) {
+                                    std::vector<float> values(100'000, 1.0f);
+                                    const Caught caught = catch_error([&] {
+                                      for (;;) {
+                                        r.step();
+                                        r.world->all_reduce(buffer_of(values), ReduceOp::max);
+                                      }
+                                    });
+                                    expect_loss_of(r, victim, caught);
+                                  });
+    note(result, victim);
+  }
+  judge("killed before");
+}
+
+TEST_P(Kill, InTheMiddleOfAnAllReduce) {
+  for (int repetition = 0; repetition < kRepetitions; ++repetition) {
+    const int victim = (3 * repetition + 1) % kRanks;
+    const auto result = run_ranks({.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 1)},
+                                  [victim](Rank& r) {
+                                    std::vector<float> values(8'000'000, 1.0f);
+                                    const Caught caught = catch_error([&] {
+                                      const Work work = r.world->all_reduce_async(buffer_of(values));
+                                      r.step();
+                                      work.wait();
+                                      // It may have got through in time; then the next one cannot.
+                                      r.world->all_reduce(buffer_of(values));
+                                    });
+                                    expect_loss_of(r, victim, caught);
+                                  });
+    note(result, victim);
+  }
+  judge("killed inside");
+}
+
+TEST_P(Kill, WhileOthersReceiveFromIt) {
+  run_ranks({.n = 3, .as = As::processes, .transport = GetParam(), .fault = kill_at(1, 1)}, [](Rank& r) {
+    r.world->barrier();
+    r.step();
+    int value = 0;
+    const Caught caught = catch_error([&] { r.world->recv(buffer_of(value), 1); });
+    EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+    EXPECT_EQ(caught.lost_rank, 1);
+    EXPECT_LT(caught.took, 5.0);
+  });
+}
+
+TEST_P(Kill, IsNoticedByIdleRanksAtTheirNextCall) {
+  run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .fault = kill_at(3, 1)}, [](Rank& r) {
+    r.world->barrier();
+    r.step();
+    r.phase("rank 3 is dead");
+    const Caught caught = catch_error([&] { r.world->barrier(); });
+    EXPECT_TRUE(caught.is_one_of({ErrorKind::peer_lost, ErrorKind::aborted})) << caught;
+    EXPECT_TRUE(names_rank(caught.text, 3)) << caught;
+    EXPECT_LT(caught.took, 5.0);
+  });
+}
+
+TEST_P(Kill, OfARankOutsideASubGroupLeavesTheSubGroupAlone) {
+  run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .fault = kill_at(3, 1)}, [](Rank& r) {
+    const auto group = r.world->split(r.rank == 3 ? -1 : 0);
+    r.world->barrier();
+    r.step();
+    r.phase("rank 3 is dead");
+    int value = 1;
+    group->all_reduce(buffer_of(value));
+    EXPECT_EQ(value, 3);
+    EXPECT_EQ(group->error(), nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

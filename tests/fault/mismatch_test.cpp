@@ -1,0 +1,158 @@
+// Fault 25: ranks that disagree are all told so, and what each of them called.
+#include "fault/expect_error.h"
+#include "multirank/matrix.h"
+
+namespace maniple::harness {
+namespace {
+
+class MismatchTest : public Operations {
+ protected:
+  /// Runs `call(r, odd)` on all ranks, where odd is true on one of them; all must get Mismatch with these words.
+  void expect_mismatch(const std::vector<std::string>& words, const std::function<void(Rank&, bool odd)>& call) {
+    const int n = GetParam().n;
+    for (const int odd : {0, n - 1}) {
+      run([&](Rank& r) {
+        r.world->barrier();
+        const Caught caught = catch_error([&] { call(r, r.rank == odd); });
+        EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << "odd rank " << odd << ": " << caught;
+        for (const std::string& word : words) EXPECT_TRUE(contains(caught.text, word)) << '"' << word << "\" is not in: " << caught;
+        EXPECT_TRUE(names_rank(caught.text, odd)) << caught;
+        EXPECT_LT(caught.took, 2.0 * kSlowdown);
+        expect_aborted_from_now_on(r);
+      });
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Few, MismatchTest, testing::ValuesIn(places({2, 3, 5})), name_of);
+
+TEST_P(MismatchTest, Operation) {
+  expect_mismatch({"all_reduce", "broadcast"}, [](Rank& r, bool odd) {
+    std::vector<float> x(1000);
+    odd ? r.world->broadcast(buffer_of(x), 0) : r.world->all_reduce(buffer_of(x));
+  });
+}
+
+TEST_P(MismatchTest, BarrierAgainstAllReduce) {
+  expect_mismatch({"all_reduce", "barrier"}, [](Rank& r, bool odd) {
+    int x = 1;
+    odd ? r.world->barrier() : r.world->all_reduce(buffer_of(x));
+  });
+}
+
+TEST_P(MismatchTest, DType) {
+  expect_mismatch({"float32", "int32"}, [](Rank& r, bool odd) {
+    std::vector<float> x(1000);
+    std::vector<std::int32_t> y(1000);
+    r.world->all_reduce(odd ? buffer_of(y) : buffer_of(x));
+  });
+}
+
+TEST_P(MismatchTest, Count) {
+  expect_mismatch({"1000", "1001"}, [](Rank& r, bool odd) {
+    std::vector<float> x(odd ? 1001 : 1000);
+    r.world->all_reduce(buffer_of(x));
+  });
+}
+
+TEST_P(MismatchTest, CountOfLargeBuffers) {
+  expect_mismatch({"500000", "400000"}, [](Rank& r, bool odd) {
+    std::vector<float> x(odd ? 500000 : 400000);
+    r.world->all_reduce(buffer_of(x));
+  });
+}
+
+TEST_P(MismatchTest, EmptyAgainstFull) {
+  expect_mismatch({"all_reduce"}, [](Rank& r, bool odd) {
+    std::vector<float> x(odd ? 0 : 1000);
+    r.world->all_reduce(buffer_of(x));
+  });
+}
+
+TEST_P(MismatchTest, CountInRegisteredMemory) {
+  expect_mismatch({"1000", "1001"}, [](Rank& r, bool odd) {
+    const RegisteredMemory memory = r.world->allocate(8000);
+    r.world->all_reduce(buffer_of(memory.as<float>(odd ? 1001 : 1000)));
+  });
+}
+
+TEST_P(MismatchTest, Root) {
+  expect_mismatch({"broadcast", "root"}, [](Rank& r, bool odd) {
+    std::vector<float> x(1000);
+    r.world->broadcast(buffer_of(x), odd ? 1 : 0);
+  });
+}
+
+TEST_P(MismatchTest, ReduceOperation) {
+  expect_mismatch({"sum", "max"}, [](Rank& r, bool odd) {
+    std::vector<float> x(1000);
+    r.world->all_reduce(buffer_of(x), odd ? ReduceOp::max : ReduceOp::sum);
+  });
+}
+
+TEST_P(MismatchTest, Factor) {
+  expect_mismatch({"premul_sum"}, [](Rank& r, bool odd) {
+    std::vector<float> x(1000);
+    r.world->all_reduce(buffer_of(x), ReduceOp::premultiplied(odd ? 0.5 : 0.25));
+  });
+}
+
+TEST_P(MismatchTest, Order) {
+  expect_mismatch({"all_reduce", "all_gather"}, [](Rank& r, bool odd) {
+    std::vector<float> x(100), y(100 * r.size);
+    for (int i = 0; i < 2; ++i) {
+      (i == 0) == odd ? r.world->all_gather(buffer_of(x), buffer_of(y)) : r.world->all_reduce(buffer_of(x));
+    }
+  });
+}
+
+TEST_P(MismatchTest, OrderOfAsynchronousCalls) {
+  expect_mismatch({"all_reduce", "broadcast"}, [](Rank& r, bool odd) {
+    std::vector<float> x(100), y(100);
+    const Work first = odd ? r.world->broadcast_async(buffer_of(y), 0) : r.world->all_reduce_async(buffer_of(x));
+    const Work second = odd ? r.world->all_reduce_async(buffer_of(x)) : r.world->broadcast_async(buffer_of(y), 0);
+    first.wait();
+    second.wait();
+  });
+}
+
+TEST_P(MismatchTest, UnevenCounts) {
+  expect_mismatch({"all_gather"}, [](Rank& r, bool odd) {
+    // Each rank finds its own entry right; still the lists are not the same.
+    std::vector<std::size_t> counts(r.size, 10);
+    const std::size_t other = (r.rank + 1) % r.size;
+    if (odd) counts[other] += 5;
+    std::size_t total = 0;
+    for (const std::size_t count : counts) total += count;
+    std::vector<float> x(counts[r.rank]), y(total);
+    r.world->all_gather(buffer_of(x), buffer_of(y), counts);
+  });
+}
+
+TEST_P(MismatchTest, MessageOfAnotherLength) {
+  run([](Rank& r) {
+    std::vector<float> x(r.rank == 0 ? 10 : 11);
+    if (r.rank == 0) r.world->send(buffer_of(x), 1);
+    if (r.rank == 1) {
+      const Caught caught = catch_error([&] { r.world->recv(buffer_of(x), 0); });
+      EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
+      EXPECT_TRUE(contains(caught.text, "10") && contains(caught.text, "11")) << caught;
+    }
+    r.phase("rank 0 stays until rank 1 has its message");
+  });
+}
+
+TEST_P(MismatchTest, MessageOfAnotherDType) {
+  run([](Rank& r) {
+    float x = 1;
+    std::int32_t y = 0;
+    if (r.rank == 0) r.world->send(buffer_of(x), 1);
+    if (r.rank == 1) {
+      const Caught caught = catch_error([&] { r.world->recv(buffer_of(y), 0); });
+      EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
+    }
+    r.phase("rank 0 stays until rank 1 has its message");
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

@@ -1,0 +1,74 @@
+// Fault 3: a rank is stopped. The heartbeat tells the others; a short stop is no fault.
+#include <sys/types.h>
+
+#include <csignal>
+#include <thread>
+
+#include "fault/expect_error.h"
+#include "fault/ways.h"
+
+namespace maniple::harness {
+namespace {
+
+class Stop : public EveryTransport {};
+INSTANTIATE_TEST_SUITE_P(Faults, Stop, process_transports(), transport_name);
+
+constexpr int kVictim = 2;
+
+TEST_P(Stop, IsNoticedByHeartbeat) {
+  const auto result =
+      run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .fault = stop_at(kVictim, 10)}, [](Rank& r) {
+        std::vector<float> values(1000, 1.0f);
+        const Caught caught = catch_error([&] {
+          for (;;) {
+            r.step();
+            r.world->all_reduce(buffer_of(values), ReduceOp::max);
+          }
+        });
+        r.report("noticed_at", now_s());
+        EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+        EXPECT_EQ(caught.lost_rank, kVictim);
+        EXPECT_TRUE(names_rank(caught.text, kVictim)) << caught;
+        EXPECT_TRUE(names_call(caught.text, "all_reduce", r)) << caught;
+        expect_aborted_from_now_on(r);
+      });
+  if (!result) return;
+  const double struck = result.numbers("fault_at").at(kVictim);
+  EXPECT_EQ(result.numbers("noticed_at").size(), 3u);
+  for (const auto& [rank, when] : result.numbers("noticed_at")) EXPECT_LT(when - struck, 3.0 + 1.5) << "rank " << rank;
+}
+
+TEST_P(Stop, OfASecondIsNoFault) {
+  run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
+    r.world->barrier();
+    int value = 1;
+    if (r.rank == 0) {
+      const Work work = r.world->all_reduce_async(buffer_of(value));
+      ASSERT_EQ(::kill(r.pid_of(1), SIGSTOP), 0);
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // the fault itself
+      ASSERT_EQ(::kill(r.pid_of(1), SIGCONT), 0);
+      work.wait();
+    } else {
+      r.world->all_reduce(buffer_of(value));
+    }
+    EXPECT_EQ(value, 3);
+    r.world->barrier();
+  });
+}
+
+TEST_P(Stop, ContinuedTooLateIsToldThatTheGroupIsGone) {
+  run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
+    r.world->barrier();
+    if (r.rank == 1) r.stop_self();
+    const Caught caught = catch_error([&] { r.world->barrier(); });
+    EXPECT_TRUE(caught.any);
+    if (r.rank != 1) {
+      EXPECT_EQ(caught.lost_rank, 1) << caught;
+      if (r.rank == 0) ::kill(r.pid_of(1), SIGCONT);
+    }
+    r.phase("all have been told");
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

@@ -1,0 +1,28 @@
+// What a process holds, counted before and after a run: descriptors, threads, named shared memory.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace maniple::harness {
+
+class Holdings {
+ public:
+  static Holdings now();
+
+  /// What is held now beyond `before`, one line each; waits a little for threads that are on their way out.
+  static std::vector<std::string> leaked_since(const Holdings& before);
+
+ private:
+  std::vector<std::string> beyond(const Holdings& before) const;
+
+  std::set<std::string> descriptors_;  // "7 -> socket:[1234]"
+  std::size_t threads_ = 0;
+  std::set<std::string> shared_memory_;
+};
+
+/// Files below a directory, for the message of a leak.
+std::vector<std::string> files_under(const std::string& directory);
+
+}  // namespace maniple::harness

@@ -1,0 +1,290 @@
+// Ranks as processes: the parent starts them, hands messages around, and sees that all of them end.
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "harness/failures.h"
+#include "harness/leaks.h"
+#include "harness/messages.h"
+#include "harness/modes.h"
+#include "harness/network.h"
+#include "harness/sanitizers.h"
+#include "harness/start_process.h"
+#include "harness/temporary_directory.h"
+
+namespace maniple::harness {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kGraceAfterFailure = std::chrono::seconds(2);  // for the other ranks to say what they saw
+constexpr int kLookMs = 10;                                   // between looks for ended and stopped processes
+
+struct Child {
+  pid_t pid = -1;
+  UniqueFd line;
+  bool ended = false;
+  bool stopped = false;
+  bool waiting = false;  // in `phase`
+  bool failed = false;
+  bool was_killed_by_us = false;
+  std::string phase;
+};
+
+class ProcessRun {
+ public:
+  ProcessRun(const RunOptions& options, int run_index) : options_(options), run_index_(run_index), children_(options.n) {
+    result_.ended.resize(options.n);
+    if (options.as == As::netns) network_.emplace(options.hosts, options.rate_mbit);
+    write_secret(secret_path());
+    ::mkdir(scratch().c_str(), 0700);
+  }
+  ~ProcessRun() { kill_all(); }
+  ProcessRun(const ProcessRun&) = delete;
+  ProcessRun& operator=(const ProcessRun&) = delete;
+
+  RunResult run() {
+    const auto start = Clock::now();
+    deadline_ = start + std::chrono::duration_cast<Clock::duration>(options_.limit * kSlowdown);
+    init_method_ = init_method();
+    for (int rank = 0; rank < options_.n; ++rank) start_rank(rank);
+    Message pids = {"pids"};
+    for (const Child& child : children_) pids.push_back(std::to_string(child.pid));
+    for (const Child& child : children_) send_message(child.line.get(), pids);
+
+    while (!all_ended()) {
+      exchange_messages();
+      look_for_changes();
+      release_phase_if_complete();
+      end_what_cannot_end_itself();
+    }
+    result_.elapsed = Clock::now() - start;
+    show_failures();
+    check_for_leftovers();
+    return std::move(result_);
+  }
+
+ private:
+  std::string secret_path() const { return directory_.path() + "/secret"; }
+  std::string scratch() const { return directory_.path() + "/tmp"; }
+
+  std::string init_method() const {
+    if (options_.as == As::netns) return fmt::format("tcp://{}:29500", Network::address(0));
+    if (options_.meet_by_tcp) return fmt::format("tcp://127.0.0.1:{}", free_loopback_port());
+    return fmt::format("file://{}/rendezvous", directory_.path());
+  }
+
+  void start_rank(int rank) {
+    Child& child = children_[rank];
+    auto [ours, theirs] = make_line();
+    ChildMode mode;
+    mode.rank = rank;
+    mode.run_index = run_index_;
+    mode.line = theirs.get();
+    mode.dir = directory_.path();
+    mode.init_method = init_method_;
+    for (int host = 0; network_ && host < network_->hosts(); ++host) mode.hosts += Network::address(host) + ",";
+
+    auto env = options_.env;
+    env.emplace_back(kChildVariable, encode(mode));
+    env.emplace_back("MANIPLE_SECRET_FILE", secret_path());
+    env.emplace_back("TMPDIR", scratch());
+    std::optional<InsideNamespace> inside;
+    if (network_) inside.emplace(network_->name_of(host_of(options_, rank)));
+    child.pid = start_this_test_again(env, theirs.get());
+    child.line = std::move(ours);
+  }
+
+  bool all_ended() const {
+    return std::all_of(children_.begin(), children_.end(), [](const Child& child) { return child.ended; });
+  }
+
+  void exchange_messages() {
+    std::vector<pollfd> polls;
+    for (const Child& child : children_) polls.push_back({child.line.get(), POLLIN, 0});
+    ::poll(polls.data(), polls.size(), kLookMs);
+    for (int rank = 0; rank < options_.n; ++rank) read_messages(rank);
+  }
+
+  void read_messages(int rank) {
+    Child& child = children_[rank];
+    bool gone = false;
+    while (child.line) {
+      const auto message = receive_message(child.line.get(), false, gone);
+      if (message) handle(rank, *message);
+      if (gone) child.line.reset();
+      if (!message) return;
+    }
+  }
+
+  void handle(int rank, const Message& message) {
+    Child& child = children_[rank];
+    const std::string& what = message.at(0);
+    if (what == "phase") {
+      child.waiting = true;
+      child.phase = message.at(1);
+    } else if (what == "report") {
+      result_.reports[message.at(1)][rank] = message.at(2);
+    } else if (what == "link") {
+      if (!network_) throw std::logic_error("only netns runs have links to cut");
+      network_->set_link(std::stoi(message.at(1)), message.at(2));
+      send_message(child.line.get(), {"done"});
+    } else if (what == "failure") {
+      child.failed = true;
+      note_failure({message.at(1), std::stoi(message.at(2)), fmt::format("rank {}: {}", rank, message.at(3))});
+    } else if (what == "skip") {
+      skips_.push_back(message.at(3));
+    } else if (what == "finished") {
+      result_.ended[rank].finished = true;
+    }
+  }
+
+  void look_for_changes() {
+    for (int rank = 0; rank < options_.n; ++rank) {
+      Child& child = children_[rank];
+      int status = 0;
+      while (!child.ended && ::waitpid(child.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == child.pid) {
+        if (WIFSTOPPED(status)) {
+          child.stopped = true;
+        } else if (WIFCONTINUED(status)) {
+          child.stopped = false;
+        } else {
+          note_end(rank, status);
+        }
+      }
+    }
+  }
+
+  void note_end(int rank, int status) {
+    Child& child = children_[rank];
+    read_messages(rank);
+    child.line.reset();
+    child.ended = true;
+    RunResult::Ended& ended = result_.ended[rank];
+    if (WIFSIGNALED(status)) ended.signal = WTERMSIG(status);
+    if (WIFEXITED(status)) ended.exit_code = WEXITSTATUS(status);
+    if (child.failed || child.was_killed_by_us || may_die(options_, rank)) return;
+    const char* when = ended.finished ? "after its test was done" : "before its test was done";
+    if (ended.signal != 0) {
+      note_failure({"", -1, fmt::format("rank {} was ended by signal {} ({}) {}", rank, ended.signal, ::strsignal(ended.signal), when)});
+    } else if (ended.exit_code != 0 || !ended.finished) {
+      note_failure({"", -1, fmt::format("rank {} exited with status {} {}", rank, ended.exit_code, when)});
+    }
+  }
+
+  void note_failure(const Failure& failure) {
+    failures_.push_back(failure);
+    deadline_ = std::min<Clock::time_point>(deadline_, Clock::now() + kGraceAfterFailure);
+  }
+
+  void release_phase_if_complete() {
+    const std::string* name = nullptr;
+    for (const Child& child : children_) {
+      if (child.ended || child.stopped) continue;
+      if (!child.waiting) return;
+      if (name != nullptr && *name != child.phase) {
+        note_failure({"", -1, fmt::format("ranks wait for different phases, \"{}\" and \"{}\"", *name, child.phase)});
+        return;
+      }
+      name = &child.phase;
+    }
+    for (Child& child : children_) {
+      if (child.ended || child.stopped) continue;
+      child.waiting = false;
+      send_message(child.line.get(), {"go"});
+    }
+  }
+
+  void end_what_cannot_end_itself() {
+    bool only_stopped = true;
+    for (const Child& child : children_) only_stopped = only_stopped && (child.ended || child.stopped);
+    if (only_stopped) kill_all();
+    if (Clock::now() < deadline_ || all_ended()) return;
+    if (failures_.empty()) {
+      std::vector<std::string> states;
+      for (int rank = 0; rank < options_.n; ++rank) {
+        const Child& child = children_[rank];
+        if (child.ended) continue;
+        states.push_back(fmt::format("rank {} {}", rank,
+                                     child.stopped   ? "is stopped"
+                                     : child.waiting ? "waits in phase \"" + child.phase + "\""
+                                                     : "runs"));
+      }
+      note_failure({"", -1, fmt::format("the run's limit of {} s has passed: {}", options_.limit.count() * kSlowdown,
+                                        fmt::join(states, ", "))});
+    }
+    kill_all();
+  }
+
+  // Each rank leads a process group of its own, so what it has started goes with it.
+  void kill_all() {
+    for (Child& child : children_) {
+      if (child.pid <= 0 || child.ended) continue;
+      child.was_killed_by_us = true;
+      ::kill(-child.pid, SIGKILL);
+      int status = 0;
+      while (::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+      }
+      note_end(static_cast<int>(&child - children_.data()), status);
+    }
+  }
+
+  void show_failures() {
+    for (const Failure& failure : failures_) {
+      if (failure.line >= 0 && !failure.file.empty()) {
+        ADD_FAILURE_AT(failure.file.c_str(), failure.line) << failure.text;
+      } else {
+        ADD_FAILURE() << failure.text;
+      }
+    }
+    const auto skip = [](const std::string& reason) { GTEST_SKIP() << reason; };
+    if (!skips_.empty() && failures_.empty()) skip(skips_.front());
+  }
+
+  void check_for_leftovers() {
+    for (int rank = 0; rank < options_.n; ++rank) {
+      if (::kill(-children_[rank].pid, SIGKILL) == 0) ADD_FAILURE() << "rank " << rank << " left a process behind";
+    }
+    const auto files = files_under(scratch());
+    if (!files.empty()) ADD_FAILURE() << "files left behind: " << fmt::format("{}", fmt::join(files, ", "));
+  }
+
+  const RunOptions& options_;
+  const int run_index_;
+  TemporaryDirectory directory_;
+  std::optional<Network> network_;
+  std::string init_method_;
+  std::vector<Child> children_;
+  RunResult result_;
+  std::vector<Failure> failures_;  // in the order in which they came
+  std::vector<std::string> skips_;
+  Clock::time_point deadline_;
+};
+
+}  // namespace
+
+RunResult run_as_processes(const RunOptions& options, int run_index) {
+  const Holdings before = Holdings::now();
+  RunResult result;
+  try {
+    result = ProcessRun(options, run_index).run();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "the harness could not run the ranks: " << error.what();
+  }
+  for (const std::string& leak : Holdings::leaked_since(before)) ADD_FAILURE() << "leaked by the run: " << leak;
+  return result;
+}
+
+}  // namespace maniple::harness

@@ -1,0 +1,50 @@
+#include "harness/rank.h"
+
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace maniple::harness {
+
+Rank::Rank(Setup setup, Line& line)
+    : rank(setup.rank), size(setup.size), host(setup.host), setup_(std::move(setup)), line_(line) {}
+
+void Rank::join(const JoinOptions& options) {
+  world = setup_.store ? maniple::join(setup_.store, options) : maniple::join(options);
+  line_.joined(world);
+}
+
+void Rank::report(const std::string& key, double value) { report(key, fmt::format("{:.17g}", value)); }
+
+void Rank::step() {
+  ++steps_;
+  const Fault& fault = setup_.fault;
+  if (fault.rank != rank || fault.step != steps_) return;
+  switch (fault.kind) {
+    case Fault::Kind::none: return;
+    case Fault::Kind::kill: kill_self();
+    case Fault::Kind::stop: stop_self(); return;
+    case Fault::Kind::exit: std::_Exit(7);
+    case Fault::Kind::raise: throw InjectedFault(fmt::format("scripted fault of rank {} at step {}", rank, steps_));
+    case Fault::Kind::delay: std::this_thread::sleep_for(fault.duration); return;
+  }
+}
+
+void Rank::kill_self() {
+  report("fault_at", now_s());
+  ::kill(::getpid(), SIGKILL);
+  for (;;) ::pause();  // the signal is on its way
+}
+
+void Rank::stop_self() {
+  report("fault_at", now_s());
+  ::kill(::getpid(), SIGSTOP);
+}
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace maniple::harness

@@ -1,0 +1,84 @@
+// What the lambda of a run sees: who it is, its world, and the harness's own means of talking to the other ranks.
+//
+// phase() and report() go through the harness, never through Maniple, so they work when Maniple does not.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/fault.h"
+#include <maniple/comm/process_group.h>
+
+namespace maniple::harness {
+
+/// A rank's line to its run.
+class Line {
+ public:
+  virtual ~Line() = default;
+  virtual void phase(const std::string& name) = 0;
+  virtual void report(const std::string& key, const std::string& value) = 0;
+  virtual void set_link(int host, const std::string& state) = 0;
+  virtual void joined(const std::shared_ptr<ProcessGroup>& world) = 0;
+};
+
+class Rank {
+ public:
+  struct Setup {
+    int rank = 0;
+    int size = 1;
+    int host = 0;
+    std::string dir;                   ///< of this run, shared by its ranks
+    JoinOptions join;                  ///< ready to be used
+    std::shared_ptr<Store> store;      ///< threads only
+    std::vector<pid_t> pids;           ///< of the ranks
+    std::vector<std::string> hosts;    ///< addresses of the namespaces
+    Fault fault;
+  };
+  Rank(Setup setup, Line& line);
+
+  const int rank;
+  const int size;
+  const int host;
+  std::shared_ptr<ProcessGroup> world;  ///< null until joined
+
+  const std::string& dir() const noexcept { return setup_.dir; }
+  const JoinOptions& join_options() const noexcept { return setup_.join; }
+  const std::vector<std::string>& host_addresses() const noexcept { return setup_.hosts; }
+  const std::shared_ptr<Store>& store() const noexcept { return setup_.store; }
+
+  /// Joins with the run's own options, or with others, and keeps the group in `world`.
+  void join() { join(setup_.join); }
+  void join(const JoinOptions& options);
+
+  /// Waits until all living ranks are in the phase of this name. Ranks that are dead or stopped are not waited for.
+  void phase(const std::string& name) { line_.phase(name); }
+
+  /// Hands a value to the parent, which finds it in the result of run_ranks.
+  void report(const std::string& key, const std::string& value) { line_.report(key, value); }
+  void report(const std::string& key, double value);
+
+  /// Counts the calls; the run's scripted fault strikes here.
+  void step();
+
+  pid_t pid_of(int other) const { return setup_.pids.at(static_cast<std::size_t>(other)); }
+  [[noreturn]] void kill_self();
+  void stop_self();  ///< returns when somebody continues this process
+
+  /// netns: packets to and from the host vanish without a word; its interfaces stay up.
+  void blackhole(int other_host) { line_.set_link(other_host, "nomaster"); }
+  /// netns: the host's cable is pulled.
+  void unplug(int other_host) { line_.set_link(other_host, "down"); }
+
+ private:
+  Setup setup_;
+  Line& line_;
+  int steps_ = 0;
+};
+
+/// Seconds of the monotonic clock, which all processes of a host share.
+double now_s();
+
+}  // namespace maniple::harness

@@ -1,0 +1,79 @@
+#include "harness/run_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "harness/failures.h"
+#include "harness/modes.h"
+#include "harness/network.h"
+#include "harness/sanitizers.h"
+
+namespace maniple::harness {
+
+const char* to_string(As as) noexcept {
+  switch (as) {
+    case As::threads: return "threads";
+    case As::processes: return "processes";
+    case As::netns: return "netns";
+  }
+  return "?";
+}
+
+std::map<int, std::string> RunResult::texts(const std::string& key) const {
+  const auto found = reports.find(key);
+  return found == reports.end() ? std::map<int, std::string>{} : found->second;
+}
+
+std::map<int, double> RunResult::numbers(const std::string& key) const {
+  std::map<int, double> values;
+  for (const auto& [rank, text] : texts(key)) values[rank] = std::strtod(text.c_str(), nullptr);
+  return values;
+}
+
+JoinOptions join_options(const RunOptions& options, int rank) {
+  JoinOptions join;
+  join.rank = rank;
+  join.world_size = options.n;
+  join.timeout = options.timeout * kSlowdown;
+  join.transport = options.transport;
+  join.algorithm = options.algorithm;
+  return join;
+}
+
+int host_of(const RunOptions& options, int rank) {
+  return options.as == As::netns ? static_cast<int>(static_cast<long>(rank) * options.hosts / options.n) : 0;
+}
+
+bool may_die(const RunOptions& options, int rank) {
+  return (options.fault.ends_rank() && options.fault.rank == rank) ||
+         std::find(options.expect_dead.begin(), options.expect_dead.end(), rank) != options.expect_dead.end();
+}
+
+bool is_child() noexcept { return child_mode().has_value(); }
+
+namespace {
+
+// A skip inside a function that is not the test's body must not return from it.
+void skip(const std::string& reason) { GTEST_SKIP() << reason; }
+
+}  // namespace
+
+RunResult run_ranks(const RunOptions& options, const std::function<void(Rank&)>& body) {
+  const int run_index = next_run_index();
+  if (const auto& mode = child_mode()) {
+    if (mode->run_index != run_index) return {};
+    run_as_child(options, *mode, body);
+  }
+  if (options.as == As::threads) return run_as_threads(options, body);
+  if (options.as == As::netns) {
+    if (const std::string reason = Network::why_not(); !reason.empty()) {
+      skip("no network namespaces: " + reason);
+      return {};
+    }
+  }
+  return run_as_processes(options, run_index);
+}
+
+}  // namespace maniple::harness

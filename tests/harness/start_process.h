@@ -1,0 +1,23 @@
+// Starting this program again as a rank of the current test.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace maniple::harness {
+
+/// The child leads its own process group and inherits `line` besides the standard descriptors. To be called from the main
+/// thread, because the child ends when the thread that started it ends.
+pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int line);
+
+/// A secret of the job for MANIPLE_SECRET_FILE: 64 hexadecimal digits, mode 0600.
+void write_secret(const std::string& path);
+
+/// A port below the range from which the kernel takes ports by itself, so nobody gets it by chance.
+std::uint16_t free_loopback_port();
+
+}  // namespace maniple::harness

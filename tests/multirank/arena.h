@@ -1,0 +1,92 @@
+// Memory for the buffers of a run, of every kind a caller may bring along, with guards before and after each buffer.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "harness/rank.h"
+
+namespace maniple::harness {
+
+enum class Memory {
+  ordinary,
+  misaligned,  ///< one byte off, in ordinary memory
+  registered,  ///< at its start
+  skewed,      ///< registered, at another offset on every rank
+  mixed,       ///< registered (and one byte off) on even ranks, ordinary on odd ones
+};
+inline constexpr std::array<Memory, 5> kAllMemory = {Memory::ordinary, Memory::misaligned, Memory::registered, Memory::skewed,
+                                                     Memory::mixed};
+
+inline const char* to_string(Memory memory) {
+  constexpr const char* kNames[] = {"ordinary", "misaligned", "registered", "skewed", "mixed"};
+  return kNames[static_cast<int>(memory)];
+}
+
+class Arena {
+ public:
+  /// Collective: all ranks make theirs together. Two buffers, 0 and 1, of up to `capacity` bytes each.
+  Arena(Rank& r, std::size_t capacity)
+      : rank_(r.rank),
+        slot_(capacity + kMargin),
+        ordinary_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(2 * slot_))), &std::free),
+        registered_(r.world->allocate(2 * slot_)) {}
+
+  /// A buffer, filled with a byte that no expected result consists of, between guards.
+  Buffer take(int slot, Memory memory, DType dtype, std::size_t count) {
+    std::size_t offset = kGuard;
+    bool registered = false;
+    switch (memory) {
+      case Memory::ordinary: break;
+      case Memory::misaligned: offset += 1; break;
+      case Memory::registered: registered = true; break;
+      case Memory::skewed: registered = true; offset += 192 * static_cast<std::size_t>(rank_ + 1); break;
+      case Memory::mixed: registered = rank_ % 2 == 0; offset += registered ? 1 : 0; break;
+    }
+    std::byte* base = (registered ? static_cast<std::byte*>(registered_.data()) : ordinary_.get()) + slot * slot_;
+    std::byte* data = base + offset;
+    const std::size_t bytes = count * size_of(dtype);
+    std::memset(data - kGuard, kGuardByte, kGuard);
+    std::memset(data, kFillByte, bytes);
+    std::memset(data + bytes, kGuardByte, kGuard);
+    taken_[slot] = {data, bytes};
+    return {data, count, dtype};
+  }
+
+  /// Nothing was written before or behind the buffers taken last.
+  testing::AssertionResult guards_intact() const {
+    for (const auto& [data, bytes] : taken_) {
+      for (std::size_t i = 0; data != nullptr && i < kGuard; ++i) {
+        if (data[bytes + i] != std::byte{kGuardByte}) return testing::AssertionFailure() << "written " << i << " bytes behind the end";
+        if (data[-1 - static_cast<std::ptrdiff_t>(i)] != std::byte{kGuardByte}) {
+          return testing::AssertionFailure() << "written " << i + 1 << " bytes before the start";
+        }
+      }
+    }
+    return testing::AssertionSuccess();
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr std::size_t kMargin = 16384;  // guards and the largest skew
+  static constexpr unsigned char kGuardByte = 0xa5;
+  static constexpr unsigned char kFillByte = 0x5a;
+  static std::size_t round_up(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+  struct Taken {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  int rank_;
+  std::size_t slot_;
+  std::unique_ptr<std::byte, decltype(&std::free)> ordinary_;
+  RegisteredMemory registered_;
+  std::array<Taken, 2> taken_{};
+};
+
+}  // namespace maniple::harness

@@ -1,0 +1,233 @@
+// Sub-groups, groups inside groups, groups used from several threads, groups made and dropped many times; topology; store.
+#include <unistd.h>
+
+#include <numeric>
+#include <thread>
+
+#include <maniple/comm/error.h>
+
+#include "multirank/matrix.h"
+
+namespace maniple::harness {
+namespace {
+
+class Groups : public Operations {};
+INSTANTIATE_TEST_SUITE_P(Every, Groups, testing::ValuesIn(places({1, 2, 3, 4, 5, 8})), name_of);
+
+int sum_of_ones(ProcessGroup& group) {
+  int value = 1;
+  group.all_reduce(buffer_of(value));
+  return value;
+}
+
+TEST_P(Groups, NewGroupOrdersItsRanksAsListed) {
+  run([](Rank& r) {
+    std::vector<int> backwards(r.size);
+    std::iota(backwards.rbegin(), backwards.rend(), 0);
+    const auto group = r.world->new_group(backwards);
+    ASSERT_NE(group, nullptr);
+    EXPECT_EQ(group->size(), r.size);
+    EXPECT_EQ(group->rank(), r.size - 1 - r.rank);
+    std::vector<int> gathered(r.size);
+    group->all_gather(buffer_of(r.rank), buffer_of(gathered));
+    EXPECT_EQ(gathered, backwards);
+    EXPECT_NE(group->name(), r.world->name());
+  });
+}
+
+TEST_P(Groups, RanksOutsideGetNull) {
+  run([](Rank& r) {
+    const std::vector<int> even = [&] {
+      std::vector<int> list;
+      for (int rank = 0; rank < r.size; rank += 2) list.push_back(rank);
+      return list;
+    }();
+    const auto group = r.world->new_group(even);
+    ASSERT_EQ(group != nullptr, r.rank % 2 == 0);
+    if (group) {
+      EXPECT_EQ(sum_of_ones(*group), static_cast<int>(even.size()));
+      EXPECT_EQ(group->topology().members[group->rank()].global_rank, r.rank);
+    }
+    EXPECT_EQ(sum_of_ones(*r.world), r.size);
+  });
+}
+
+TEST_P(Groups, SplitByColorAndKey) {
+  run([](Rank& r) {
+    // Two colours; keys turn the order round.
+    const auto group = r.world->split(r.rank % 2, -r.rank);
+    ASSERT_NE(group, nullptr);
+    const int members = r.rank % 2 == 0 ? (r.size + 1) / 2 : r.size / 2;
+    EXPECT_EQ(group->size(), members);
+    EXPECT_EQ(group->rank(), members - 1 - r.rank / 2);
+    std::vector<int> gathered(members);
+    group->all_gather(buffer_of(r.rank), buffer_of(gathered));
+    for (int i = 0; i < members; ++i) EXPECT_EQ(gathered[i], 2 * (members - 1 - i) + r.rank % 2);
+  });
+}
+
+TEST_P(Groups, SplitWithEqualKeysKeepsTheOrderAndNegativeColorMeansNoGroup) {
+  run([](Rank& r) {
+    const auto group = r.world->split(r.rank == 0 ? -1 : 7);
+    if (r.rank == 0) {
+      EXPECT_EQ(group, nullptr);
+    } else {
+      ASSERT_NE(group, nullptr);
+      EXPECT_EQ(group->rank(), r.rank - 1);
+      EXPECT_EQ(sum_of_ones(*group), r.size - 1);
+    }
+    EXPECT_EQ(r.world->split(-1), nullptr);
+  });
+}
+
+TEST_P(Groups, Nested) {
+  run([](Rank& r) {
+    std::shared_ptr<ProcessGroup> group = r.world;
+    int members = r.size;
+    while (members > 1) {
+      const int half = (members + 1) / 2;
+      const bool lower = group->rank() < half;
+      group = group->split(lower ? 0 : 1);
+      ASSERT_NE(group, nullptr);
+      members = lower ? half : members - half;
+      ASSERT_EQ(group->size(), members);
+      EXPECT_EQ(sum_of_ones(*group), members);
+      const RegisteredMemory memory = group->allocate(4096);
+      memory.as<std::int32_t>(1)[0] = 1;
+      group->all_reduce(buffer_of(memory.as<std::int32_t>(1)));
+      EXPECT_EQ(memory.as<std::int32_t>(1)[0], members);
+    }
+    EXPECT_EQ(sum_of_ones(*r.world), r.size);
+  });
+}
+
+TEST_P(Groups, OfOneRankDoEverythingAlone) {
+  run([](Rank& r) {
+    const auto group = r.world->split(r.rank);
+    ASSERT_EQ(group->size(), 1);
+    EXPECT_EQ(group->transport(), "none");
+    std::vector<float> values = {1, 2, 3}, copy(3);
+    group->all_reduce(buffer_of(values));
+    group->all_reduce(buffer_of(values), ReduceOp::premultiplied(2));
+    EXPECT_EQ(values, (std::vector<float>{2, 4, 6}));
+    group->all_gather(buffer_of(values), buffer_of(copy));
+    EXPECT_EQ(copy, values);
+    copy.assign(3, 0);
+    group->all_to_all(buffer_of(values), buffer_of(copy));
+    EXPECT_EQ(copy, values);
+    group->barrier();
+    group->monitored_barrier(Seconds(5));
+    EXPECT_EQ(group->all_gather_objects("me"), std::vector<std::string>{"me"});
+    group->all_reduce_async(buffer_of(values)).wait();
+  });
+}
+
+TEST_P(Groups, UsedFromSeveralThreadsEachWithItsOwn) {
+  run([](Rank& r) {
+    constexpr int kThreads = 3;
+    std::vector<std::shared_ptr<ProcessGroup>> groups;
+    for (int i = 0; i < kThreads; ++i) groups.push_back(r.world->split(0, i % 2 == 0 ? r.rank : -r.rank));
+    std::vector<std::thread> threads;
+    std::vector<std::string> errors(kThreads);
+    const int rounds = kSanitized ? 10 : 50;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          for (int round = 0; round < rounds; ++round) {
+            std::vector<float> values(100 * (i + 1) + round, static_cast<float>(i + 1));
+            groups[i]->all_reduce(buffer_of(values));
+            if (values.back() != static_cast<float>((i + 1) * r.size)) errors[i] = "wrong sum";
+            groups[i]->all_reduce_async(buffer_of(values), ReduceOp::max).wait();
+            groups[i]->broadcast(buffer_of(values), round % r.size);
+            groups[i]->barrier();
+          }
+        } catch (const std::exception& error) {
+          errors[i] = error.what();
+        }
+      });
+    }
+    int world_sum = 0;
+    for (int round = 0; round < rounds; ++round) world_sum += sum_of_ones(*r.world);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(errors, std::vector<std::string>(kThreads));
+    EXPECT_EQ(world_sum, rounds * r.size);
+  });
+}
+
+TEST_P(Groups, MadeAndDroppedManyTimes) {
+  run([](Rank& r) {
+    for (int round = 0; round < 50; ++round) {
+      const auto group = r.world->split(0);
+      EXPECT_EQ(sum_of_ones(*group), r.size) << "round " << round;
+    }
+  });
+}
+
+TEST_P(Groups, OutliveTheWorldThatMadeThem) {
+  run([](Rank& r) {
+    const auto group = r.world->split(0);
+    r.world->barrier();
+    r.world.reset();
+    EXPECT_EQ(sum_of_ones(*group), r.size);
+  });
+}
+
+TEST_P(Groups, TopologyKnowsHostsAndProcesses) {
+  run([](Rank& r) {
+    const Topology& topology = r.world->topology();
+    ASSERT_EQ(topology.size(), r.size);
+    EXPECT_EQ(topology.rank, r.rank);
+    EXPECT_EQ(topology.node_count(), 1);
+    EXPECT_EQ(topology.node_rank(), 0);
+    EXPECT_EQ(topology.local_rank(), r.rank);
+    EXPECT_EQ(topology.local_size(), r.size);
+    for (int rank = 0; rank < r.size; ++rank) {
+      const Topology::Member& member = topology.members[rank];
+      EXPECT_EQ(member.global_rank, rank);
+      EXPECT_EQ(member.local_rank, rank);
+      EXPECT_EQ(member.node_rank, 0);
+      EXPECT_EQ(member.pid, r.pid_of(rank));
+      EXPECT_FALSE(member.host.empty());
+      EXPECT_EQ(topology.nodes[0][rank], rank);
+    }
+  });
+}
+
+TEST_P(Groups, HaveStoresOfTheirOwn) {
+  run([](Rank& r) {
+    const auto group = r.world->split(r.rank % 2);
+    // The same key in the stores of two groups must not meet.
+    if (group->rank() == 0) group->store().set("who", std::to_string(r.rank % 2));
+    EXPECT_EQ(group->store().get("who", Deadline::after(Seconds(30))), std::to_string(r.rank % 2));
+    const std::int64_t arrived = r.world->store().add("arrived", 1);
+    EXPECT_GE(arrived, 1);
+    r.world->barrier();
+    EXPECT_EQ(r.world->store().add("arrived", 0), r.size);
+  });
+}
+
+TEST_P(Groups, JoinAgainInOneProcess) {
+  const Place place = GetParam();
+  run_ranks({.n = place.n, .as = place.as, .transport = place.transport, .join = false}, [](Rank& r) {
+    for (int round = 0; round < 5; ++round) {
+      JoinOptions options = r.join_options();
+      options.init_method = fmt::format("file://{}/meeting{}", r.dir(), round);
+      const std::string prefix = fmt::format("round{}", round);
+      const auto world = r.store() ? join(make_prefix_store(prefix, r.store()), options) : join(options);
+      EXPECT_EQ(sum_of_ones(*world), r.size);
+      world->barrier();
+    }
+  });
+}
+
+TEST_P(Groups, BadListsAreTheCallersMistake) {
+  run([](Rank& r) {
+    EXPECT_THROW(r.world->new_group(std::vector<int>{0, r.size}), InvalidArgument);
+    EXPECT_THROW(r.world->new_group(std::vector<int>{-1}), InvalidArgument);
+    EXPECT_THROW(r.world->new_group(std::vector<int>{0, 0}), InvalidArgument);
+    EXPECT_EQ(sum_of_ones(*r.world), r.size);
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

@@ -1,0 +1,143 @@
+#include "net/address.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <thread>
+
+#include <maniple/comm/error.h>
+
+namespace maniple {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+template <class E, class F>
+std::string message_of(F&& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing of the expected type was thrown";
+  return {};
+}
+
+TEST(Address, ParsesAndPrintsTheSameText) {
+  for (const char* text : {"10.0.0.1:80", "127.0.0.1:0", "[::1]:8080", "unix:@some/name"}) {
+    EXPECT_EQ(Address::parse(text).to_string(), text);
+  }
+  EXPECT_EQ(Address::parse("10.0.0.1:80").port(), 80);
+  EXPECT_EQ(Address::parse("[::1]:80").host(), "::1");
+}
+
+TEST(Address, RefusesWhatIsNoAddress) {
+  for (const char* text : {"", "localhost:80", "10.0.0.1", "10.0.0.1:", "10.0.0.1:70000", "10.0.0.1:8x", "::1:80", ":80", "unix:@"}) {
+    EXPECT_THROW(Address::parse(text), InvalidArgument) << text;
+  }
+  EXPECT_THROW(Address::unix_abstract(std::string(200, 'x')), InvalidArgument);
+}
+
+TEST(Address, KnowsLoopbackAndWildcard) {
+  EXPECT_TRUE(Address::parse("127.3.2.1:1").is_loopback());
+  EXPECT_TRUE(Address::parse("[::1]:1").is_loopback());
+  EXPECT_FALSE(Address::parse("10.0.0.1:1").is_loopback());
+  EXPECT_TRUE(Address::parse("0.0.0.0:1").is_wildcard());
+  EXPECT_TRUE(Address::parse("[::]:1").is_wildcard());
+  EXPECT_FALSE(Address::parse("127.0.0.1:1").is_wildcard());
+}
+
+TEST(Address, ResolvesLiteralsAndLocalhost) {
+  EXPECT_EQ(Address::resolve("127.0.0.1", 5, Deadline::never()).at(0).to_string(), "127.0.0.1:5");
+  for (const Address& address : Address::resolve("localhost", 7, Deadline::after(seconds(20)))) {
+    EXPECT_TRUE(address.is_loopback());
+    EXPECT_EQ(address.port(), 7);
+  }
+}
+
+TEST(Address, NamesTheHostThatCannotBeResolved) {
+  try {
+    Address::resolve("no-such-host.invalid", 1, Deadline::after(seconds(20)));
+    FAIL() << "resolved";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.kind() == ErrorKind::system || error.kind() == ErrorKind::timeout);
+    EXPECT_THAT(error.what(), HasSubstr("no-such-host.invalid"));
+  }
+}
+
+TEST(Address, InterfaceByName) {
+  EXPECT_TRUE(Address::of_interface("lo").is_loopback());
+  const std::string text = message_of<InvalidArgument>([] { Address::of_interface("nope7"); });
+  EXPECT_THAT(text, HasSubstr("nope7"));
+  EXPECT_THAT(text, HasSubstr("lo"));
+}
+
+TEST(Address, RouteToLoopbackIsLoopback) {
+  const Address local = route_to(Address::parse("127.0.0.1:4000"));
+  EXPECT_EQ(local.to_string(), "127.0.0.1:0");
+}
+
+TEST(Listen, TakenPortNamesAddressAndHolder) {
+  const UniqueFd first = listen_on(Address::parse("127.0.0.1:0"));
+  const Address taken = Address::of_socket(first.get());
+  const std::string text = message_of<SystemError>([&] { listen_on(taken); });
+  EXPECT_THAT(text, HasSubstr(taken.to_string()));
+  EXPECT_THAT(text, HasSubstr("pid " + std::to_string(::getpid())));
+}
+
+TEST(Listen, ForeignAddressIsNamed) {
+  EXPECT_THAT(message_of<SystemError>([] { listen_on(Address::parse("192.0.2.1:0")); }), HasSubstr("not an address of this host"));
+}
+
+TEST(Connect, RefusedWithoutRetry) {
+  UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
+  const Address address = Address::of_socket(listener.get());
+  listener.reset();
+  const std::string text = message_of<SystemError>([&] { connect_to(address, Deadline::after(seconds(5))); });
+  EXPECT_THAT(text, HasSubstr(address.to_string()));
+}
+
+TEST(Connect, RetryEndsAtTheDeadlineWithTheReason) {
+  UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
+  const Address address = Address::of_socket(listener.get());
+  listener.reset();
+  const auto start = Deadline::Clock::now();
+  const std::string text = message_of<Timeout>([&] { connect_to(address, Deadline::after(milliseconds(200)), true); });
+  EXPECT_THAT(text, HasSubstr("refused"));
+  EXPECT_LT(Deadline::Clock::now() - start, seconds(3));
+}
+
+TEST(Connect, RetryFindsAServerThatComesLate) {
+  UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
+  const Address address = Address::of_socket(listener.get());
+  listener.reset();
+  std::thread late([&] { listener = listen_on(address); });
+  const UniqueFd fd = connect_to(address, Deadline::after(seconds(20)), true);
+  late.join();
+  EXPECT_EQ(Address::of_peer(fd.get()).to_string(), address.to_string());
+}
+
+TEST(Connect, UnixAbstract) {
+  const Address name = Address::unix_abstract("maniple-test-" + std::to_string(::getpid()));
+  const UniqueFd listener = listen_on(name);
+  const UniqueFd fd = connect_to(name, Deadline::after(seconds(5)));
+  EXPECT_EQ(Address::of_peer(fd.get()).to_string(), name.to_string());
+  EXPECT_THROW(connect_to(Address::unix_abstract("maniple-nobody"), Deadline::after(seconds(5))), SystemError);
+}
+
+TEST(Connect, DescriptorsAreCloseOnExecAndNonBlocking) {
+  const UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
+  const UniqueFd fd = connect_to(Address::of_socket(listener.get()), Deadline::after(seconds(5)));
+  for (const int each : {listener.get(), fd.get()}) {
+    EXPECT_NE(::fcntl(each, F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_NE(::fcntl(each, F_GETFL) & O_NONBLOCK, 0);
+  }
+}
+
+}  // namespace
+}  // namespace maniple

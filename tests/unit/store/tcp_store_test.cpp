@@ -1,0 +1,138 @@
+#include "store/tcp_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <future>
+#include <thread>
+
+#include "store/limits.h"
+#include <maniple/comm/error.h>
+
+namespace maniple {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+class TcpStore : public testing::Test {
+ protected:
+  TcpStore() {
+    identity.secret = Secret::random();
+    identity.world_size = 4;
+    identity.rank = 0;
+    server = std::make_shared<TcpStoreServer>(Address::parse("127.0.0.1:0"), identity);
+  }
+  std::shared_ptr<Store> connect(const std::string& host = "127.0.0.1", std::shared_ptr<void> keep = nullptr) const {
+    return connect_tcp_store(host, server->address().port(), identity, Deadline::after(seconds(20)), std::move(keep));
+  }
+  Identity identity;
+  std::shared_ptr<TcpStoreServer> server;
+};
+
+TEST_F(TcpStore, DescribesItself) {
+  EXPECT_EQ(connect()->describe(), "tcp store at " + server->address().to_string());
+}
+
+TEST_F(TcpStore, ANameWithSeveralAddressesWorks) {
+  const auto store = connect("localhost");
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", Deadline::after(seconds(5))), "v");
+}
+
+TEST_F(TcpStore, ClientsWaitForAServerThatComesLate) {
+  const Address address = server->address();
+  server.reset();
+  auto early = std::async(std::launch::async, [&] {
+    return connect_tcp_store("127.0.0.1", address.port(), identity, Deadline::after(seconds(20)));
+  });
+  server = std::make_shared<TcpStoreServer>(address, identity);
+  early.get()->set("k", "v");
+}
+
+TEST_F(TcpStore, NoServerIsATimeoutThatNamesTheAddress) {
+  const std::uint16_t port = server->address().port();
+  server.reset();
+  try {
+    connect_tcp_store("127.0.0.1", port, identity, Deadline::after(milliseconds(100)));
+    ADD_FAILURE() << "connected";
+  } catch (const Timeout& error) {
+    EXPECT_THAT(error.what(), HasSubstr("127.0.0.1:" + std::to_string(port)));
+  }
+}
+
+TEST_F(TcpStore, TheEndOfTheServerWakesWaitersAtOnce) {
+  const auto store = connect();
+  auto waiting = std::async(std::launch::async, [&] { return store->get("never", Deadline::after(seconds(60))); });
+  EXPECT_EQ(waiting.wait_for(milliseconds(20)), std::future_status::timeout);
+  const auto start = Deadline::Clock::now();
+  server.reset();
+  try {
+    waiting.get();
+    ADD_FAILURE() << "got a value";
+  } catch (const PeerLost& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 or the launcher"));
+  }
+  EXPECT_LT(Deadline::Clock::now() - start, seconds(5));
+  EXPECT_THROW(store->set("k", "v"), PeerLost);
+  EXPECT_THROW(store->num_keys(), PeerLost);
+}
+
+TEST_F(TcpStore, KeepLivesAsLongAsTheClient) {
+  std::weak_ptr<TcpStoreServer> watched = server;
+  auto store = connect("127.0.0.1", server);
+  server.reset();
+  EXPECT_FALSE(watched.expired());
+  store->set("k", "v");
+  store.reset();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(TcpStore, ARetiredServerServesItsLastClients) {
+  auto first = connect();
+  auto second = connect();
+  std::weak_ptr<TcpStoreServer> watched = server;
+  TcpStoreServer::retire(std::move(server));
+  first->set("k", "last value");
+  first.reset();
+  EXPECT_EQ(second->get("k", Deadline::after(seconds(5))), "last value");
+  EXPECT_FALSE(watched.expired());
+  second.reset();
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (!watched.expired() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(TcpStore, OtherRolesAreRefused) {
+  EXPECT_THROW(dial(server->address(), identity, {.role = Role::data, .rank = 1, .topic = ""}, Deadline::after(seconds(20))),
+               ProtocolError);
+}
+
+TEST_F(TcpStore, TheLargestValueManyReaders) {
+  const auto store = connect();
+  const std::string value(kMaxValueBytes, 'v');
+  std::vector<std::future<std::size_t>> readers;
+  for (int i = 0; i < 3; ++i) {
+    readers.push_back(std::async(std::launch::async, [&] { return connect()->get("v", Deadline::after(seconds(60))).size(); }));
+  }
+  store->set("v", value);
+  for (auto& reader : readers) EXPECT_EQ(reader.get(), kMaxValueBytes);
+  // Longer together than an answer may be: an error to the caller, and nothing worse.
+  EXPECT_THROW(store->multi_get(std::vector<std::string>(5, "v"), Deadline::after(seconds(20))), InvalidArgument);
+  EXPECT_EQ(store->num_keys(), 1);
+}
+
+TEST_F(TcpStore, AWaitOfManyKeys) {
+  const auto store = connect();
+  std::vector<std::string> keys;
+  for (int i = 0; i < 20'000; ++i) keys.push_back("key/" + std::to_string(i));
+  auto waiting = std::async(std::launch::async, [&] { connect()->wait(keys, Deadline::after(seconds(60))); });
+  for (auto key = keys.rbegin(); key != keys.rend(); ++key) store->set(*key, "");
+  waiting.get();
+  EXPECT_EQ(store->num_keys(), 20'000);
+}
+
+}  // namespace
+}  // namespace maniple

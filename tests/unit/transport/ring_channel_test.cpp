@@ -1,0 +1,113 @@
+#include "transport/ring_channel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include <maniple/comm/error.h>
+
+namespace maniple {
+namespace {
+
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+
+class RingTest : public ::testing::Test {
+ protected:
+  std::span<std::byte> memory(std::size_t capacity) {
+    lines_.assign((ring_bytes(capacity) + 63) / 64, Line{});
+    return {lines_.data()->bytes, ring_bytes(capacity)};
+  }
+  static iovec part(void* data, std::size_t size) { return {data, size}; }
+
+ private:
+  std::vector<Line> lines_;
+};
+
+TEST_F(RingTest, zeroed_memory_is_an_empty_ring) {
+  const auto shared = memory(64);
+  const auto source = make_ring_source(shared);
+  char byte = 0;
+  const iovec to = part(&byte, 1);
+  EXPECT_EQ(source->read_some({&to, 1}), 0U);
+  EXPECT_EQ(source->fd(), -1);
+}
+
+TEST_F(RingTest, bytes_come_out_in_order_whatever_the_split) {
+  const auto shared = memory(256);
+  std::atomic<int> rung{0};
+  std::vector<std::uint8_t> sent(100'000);
+  std::iota(sent.begin(), sent.end(), std::uint8_t{0});
+  std::vector<std::uint8_t> got(sent.size());
+  std::thread writer([&] {
+    const auto sink = make_ring_sink(shared, [&] { ++rung; });
+    for (std::size_t done = 0, step = 1; done < sent.size(); step = step % 97 + 1) {
+      const std::size_t size = std::min(step, sent.size() - done);
+      const iovec parts[2] = {part(sent.data() + done, size / 2), part(sent.data() + done + size / 2, size - size / 2)};
+      const std::size_t moved = sink->write_some(parts);
+      if (moved == 0) std::this_thread::yield();
+      done += moved;
+    }
+  });
+  {
+    const auto source = make_ring_source(shared, [&] { ++rung; });
+    for (std::size_t done = 0, step = 1; done < got.size(); step = step % 61 + 1) {
+      const iovec to = part(got.data() + done, std::min(step, got.size() - done));
+      const std::size_t moved = source->read_some({&to, 1});
+      if (moved == 0) std::this_thread::yield();
+      done += moved;
+    }
+    writer.join();
+  }
+  EXPECT_EQ(got, sent);
+  EXPECT_GT(rung.load(), 0);
+}
+
+TEST_F(RingTest, what_was_written_is_read_before_the_end_is_told) {
+  const auto shared = memory(64);
+  char out[3] = {'a', 'b', 'c'};
+  {
+    const auto sink = make_ring_sink(shared);
+    const iovec from = part(out, sizeof out);
+    ASSERT_EQ(sink->write_some({&from, 1}), 3U);
+  }
+  const auto source = make_ring_source(shared);
+  char in[8] = {};
+  const iovec to = part(in, sizeof in);
+  ASSERT_EQ(source->read_some({&to, 1}), 3U);
+  EXPECT_EQ(std::memcmp(in, out, 3), 0);
+  EXPECT_THROW(source->read_some({&to, 1}), SystemError);
+}
+
+TEST_F(RingTest, writing_to_a_reader_that_has_gone_throws) {
+  const auto shared = memory(64);
+  const auto sink = make_ring_sink(shared);
+  make_ring_source(shared).reset();
+  char byte = 0;
+  const iovec from = part(&byte, 1);
+  EXPECT_THROW(sink->write_some({&from, 1}), SystemError);
+}
+
+TEST_F(RingTest, contradicting_positions_are_refused_not_followed) {
+  const auto shared = memory(64);
+  const auto source = make_ring_source(shared);
+  const std::uint64_t nonsense = 1'000'000;  // far more written than the ring can hold
+  std::memcpy(shared.data(), &nonsense, sizeof nonsense);
+  char byte = 0;
+  const iovec to = part(&byte, 1);
+  EXPECT_THROW(source->read_some({&to, 1}), ProtocolError);
+}
+
+TEST_F(RingTest, capacity_must_be_a_power_of_two) {
+  EXPECT_THROW(ring_bytes(100), InvalidArgument);
+  EXPECT_THROW(make_ring_sink(memory(64).first(100)), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace maniple
