@@ -116,11 +116,12 @@ std::vector<Row> measure_all(Runner& runner, ProgressLine& progress, const std::
            });
   });
   std::vector<Row> rows;
+  TableWriter writer(false);
   const auto show = [&](const Row& row) {
     progress.clear();
-    print(table_line(row, false) + "\n");
+    print(writer.next(row));
   };
-  if (at_once) print(table_header(false) + "\n");
+  if (at_once) print(writer.header());
   if (limits) {
     rows = runner.core_limits(sizes, std::min(budget_s, 0.1));
     if (at_once) std::for_each(rows.begin(), rows.end(), show);
