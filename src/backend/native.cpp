@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "backend/backend.h"
@@ -180,13 +181,18 @@ class NativeBackend final : public Backend {
     if (rank == topology_.rank) return make_ring_sink(own_ring());
     if (!arena_ || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
-    return make_ring_sink(arena_->ring(set, arena_->rank(), peer), [this, peer] { arena_->ring_bell(peer); });
+    return make_ring_sink(ring(set, arena_->rank(), peer), [this, peer] { arena_->ring_bell(peer); });
   }
   std::unique_ptr<ByteSource> ring_source(int set, int rank) {
     if (rank == topology_.rank) return make_ring_source(own_ring());
     if (!arena_ || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
-    return make_ring_source(arena_->ring(set, peer, arena_->rank()), [this, peer] { arena_->ring_bell(peer); });
+    return make_ring_source(ring(set, peer, arena_->rank()), [this, peer] { arena_->ring_bell(peer); });
+  }
+  // The arena gives a power of two and a little more, for the ring's own counters.
+  std::span<std::byte> ring(int set, int from, int to) {
+    const std::span<std::byte> memory = arena_->ring(set, from, to);
+    return memory.first(ring_bytes(std::bit_floor(memory.size())));
   }
   // For messages that a rank sends to itself.
   std::span<std::byte> own_ring() {
