@@ -176,7 +176,7 @@ int measure_and_report(const Typed& typed) {
   if (!typed.plot.empty()) write_file(typed.plot, plot_svg(this_machine(), rows));
   const bool wrong = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return !row.error.empty(); });
   const int verdict = figures ? print_goals(rows) : 0;
-  return wrong ? kFailed : verdict;
+  return wrong || runner.failed() ? kFailed : verdict;
 }
 
 }  // namespace

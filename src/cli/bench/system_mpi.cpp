@@ -71,8 +71,13 @@ class MpiSystem : public System {
   std::vector<ChildSpec> crew(const Order& order, const Site& site) const override {
     ChildSpec spec;
     spec.name = fmt::format("{} with {} ranks", name(), order.ranks);
-    spec.death_signal = SIGTERM;  // its launcher then ends the ranks
     spec.argv = {launcher()};
+    if (site.spread()) {
+      // Its daemons detach themselves; in a process namespace of their own the kernel ends them with their first process.
+      spec.argv = {"unshare", "--pid", "--fork", "--kill-child=SIGKILL", launcher()};
+    } else {
+      spec.death_signal = SIGTERM;  // its launcher then ends the ranks
+    }
     add_options(spec, order, site);
     for (const std::string& word : {std::string("-n"), std::to_string(order.ranks), program(site), to_json_text(order)}) {
       spec.argv.push_back(word);
@@ -102,7 +107,7 @@ class OpenMpi final : public MpiSystem {
 
   void add_options(ChildSpec& spec, const Order& order, const Site& site) const override {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
-    add({"--allow-run-as-root", "--oversubscribe"});
+    add({"--allow-run-as-root", "--oversubscribe", "--mca", "orte_tmpdir_base", site.scratch->fresh("openmpi")});
     if (order.transport != "shm") {
       add({"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
       add({"--mca", "btl_tcp_if_include", site.spread() ? VirtualHosts::kInterface : "lo"});

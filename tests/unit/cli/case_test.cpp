@@ -64,6 +64,7 @@ TEST(Plan, ChecksEveryName) {
   refuses([](Wishes& w) { w.reduce = "mean"; });
   refuses([](Wishes& w) { w.transports = {"pigeon"}; });
   refuses([](Wishes& w) { w.buffers = {"shared"}; });
+  refuses([](Wishes& w) { w.algorithms = {"magic"}; });
   refuses([](Wishes& w) { w.hosts = 4; });
   refuses([](Wishes& w) { w.link = "1gbit"; });
 }
