@@ -142,7 +142,7 @@ std::string verdict_line(const Goal& goal, const Verdict& verdict) {
   const bool microseconds = goal.kind == Goal::Kind::extra_at_most_us;
   const std::string wanted = fmt::format("{} {:g}{}", at_most(goal) ? "at most" : "at least", goal.factor, microseconds ? " us" : "");
   if (!verdict.measured) return fmt::format("not measured  {:<70} {}", verdict.text, wanted);
-  return fmt::format("{:<12}  {:<70} {:>7}{} ({}, worst at {} with {} ranks)", verdict.reached ? "reached" : "MISSED", verdict.text,
+  return fmt::format("{:<12}  {:<70} {:>6}{} ({}; worst: {}, {} ranks)", verdict.reached ? "reached" : "MISSED", verdict.text,
                      fmt::format("{:.2f}", verdict.worst), microseconds ? " us" : "", wanted, format_bytes(verdict.bytes),
                      verdict.ranks);
 }

@@ -73,6 +73,28 @@ void draw_series(Svg& svg, const Panel& panel, const LogAxis& x, const LogAxis& 
   for (const Point& point : points) svg.mark(series.mark, point, 3.6, series.stroke.color);
 }
 
+/// A single size makes no line: bars with their values instead.
+void draw_bars(Svg& svg, const Panel& panel, const std::vector<Series>& all, double most) {
+  const Box& box = panel.box;
+  svg.rectangle({box.left, box.top}, box.width, box.height, "#fafbfc");
+  svg.line({box.left, box.top}, {box.left, box.bottom()}, {"#9aa4ae", 1, ""});
+  const double step = std::min(box.height / static_cast<double>(all.size()), 56.0);
+  const double room = box.width - 90;  // for the value after the longest bar
+  double top = box.top + 8;
+  std::uint64_t bytes = 0;
+  for (const Series& series : all) {
+    for (const Row& row : series.rows) {
+      if (!panel.shows(row)) continue;
+      bytes = row.bytes;
+      const double length = std::max(2.0, panel.value(row) / most * room);
+      svg.rectangle({box.left, top + step * 0.14}, length, step * 0.6, series.stroke.color);
+      svg.text({box.left + length + 8, top + step * 0.44 + 4}, three_digits(panel.value(row)), {12.5, "#1f2933"});
+      top += step;
+    }
+  }
+  svg.text({box.left, box.top - 12}, fmt::format("{}, at {}", panel.title, format_bytes(bytes)), {13.5, "#1f2933", "start", true});
+}
+
 void draw_panel(Svg& svg, const Panel& panel, const std::vector<Series>& all) {
   Range bytes, values;
   for (const Series& series : all) {
@@ -83,6 +105,7 @@ void draw_panel(Svg& svg, const Panel& panel, const std::vector<Series>& all) {
     }
   }
   if (values.high == 0) return;
+  if (bytes.low == bytes.high) return draw_bars(svg, panel, all, values.high);
   const LogAxis x = padded(bytes, panel.box.left, panel.box.right());
   const LogAxis y = padded(values, panel.box.bottom(), panel.box.top);
   draw_frame(svg, panel, x, y);
@@ -110,24 +133,19 @@ struct Chart {
   bool has_small = false, has_large = false;
 };
 
-/// Named in the title when all lines have it in common, otherwise in the legend.
-std::string shared_ranks(const std::vector<Row>& rows) {
-  const bool all = std::all_of(rows.begin(), rows.end(), [&](const Row& row) { return row.ranks == rows.front().ranks; });
-  return all ? fmt::format(", {} ranks", rows.front().ranks) : "";
-}
-
 std::vector<Chart> charts_of(const std::vector<Row>& rows) {
   std::vector<std::string> titles;
   std::map<std::string, std::vector<Row>> by_title;
   for (const Row& row : rows) {
-    if (row.op == "limit" || !row.error.empty() || row.bytes == 0) continue;
+    const bool drawn = row.op != "limit" && row.backend != "bare" && row.error.empty() && row.bytes > 0;
+    if (!drawn) continue;
     const std::string title = chart_title(row);
     if (by_title.find(title) == by_title.end()) titles.push_back(title);
     by_title[title].push_back(row);
   }
   std::vector<Chart> charts;
   for (const std::string& title : titles) {
-    Chart chart{title + shared_ranks(by_title[title]), series_of(by_title[title])};
+    Chart chart{title, series_of(by_title[title])};
     for (const Row& row : by_title[title]) {
       chart.has_small |= is_small(row);
       chart.has_large |= row.bytes > kSmall;
@@ -144,9 +162,9 @@ void draw_chart(Svg& svg, const Chart& chart, double top) {
   const Box first{kMargin, top + kTop, left, kPanelHeight};
   const Box second{kMargin + left + kGap, top + kTop, full - kGap - left, kPanelHeight};
   svg.text({kMargin - 40, top + 34}, chart.title, {18, "#111827", "start", true});
-  const Panel bandwidth{"bandwidth from 64 KiB on: GB/s, bytes of the buffer by median time", first,
+  const Panel bandwidth{"bandwidth, GB/s (bytes of the buffer / median time)", first,
                         [](const Row& row) { return row.algbw_gbps; }, is_large};
-  const Panel time{"median time up to 64 KiB: microseconds", both ? second : first, [](const Row& row) { return row.median_us; },
+  const Panel time{"median time, microseconds", both ? second : first, [](const Row& row) { return row.median_us; },
                    is_small};
   if (chart.has_large) draw_panel(svg, bandwidth, chart.series);
   if (chart.has_small) draw_panel(svg, time, chart.series);

@@ -10,9 +10,9 @@
 namespace maniple::bench {
 namespace {
 
-using Key = std::tuple<int, std::string, std::string, std::string, std::string>;  // ranks, backend, transport, buffer, algorithm
+using Key = std::tuple<std::string, std::string, std::string, std::string>;  // backend, transport, buffer, algorithm
 
-Key key_of(const Row& row) { return {row.ranks, row.backend, row.transport, row.buffer, row.algorithm}; }
+Key key_of(const Row& row) { return {row.backend, row.transport, row.buffer, row.algorithm}; }
 
 /// Maniple's lines are blue and teal and strong; peers have warm colours; limits are grey and dashed.
 const std::array<const char*, 6> kNative = {"#1d4ed8", "#0891b2", "#7c3aed", "#059669", "#60a5fa", "#4338ca"};
@@ -28,14 +28,8 @@ Stroke stroke_of(const std::string& backend, std::size_t index) {
   return {color, 1.7, backend == "limit" ? "6 4" : index < 3 ? "" : "2 4"};
 }
 
-template <class Field>
-bool differs(const std::vector<Row>& rows, Field field) {
-  return std::any_of(rows.begin(), rows.end(), [&](const Row& row) { return field(row) != field(rows.front()); });
-}
-
 std::string display_name(const std::string& backend) {
   if (backend == "native") return "Maniple";
-  if (backend == "bare") return "Maniple, checks off";
   if (backend == "openmpi") return "Open MPI";
   if (backend == "mpich") return "MPICH";
   if (backend == "gloo") return "Gloo";
@@ -45,15 +39,15 @@ std::string display_name(const std::string& backend) {
 }  // namespace
 
 std::string chart_title(const Row& row) {
-  std::string title = fmt::format("{} {}", row.op, row.dtype);
+  std::string title = fmt::format("{} of {}, {} ranks", row.op, row.dtype, row.ranks);
   if (row.hosts > 1) title += fmt::format(", {} hosts", row.hosts);
   if (!row.link.empty()) title += ", links of " + row.link;
   return title;
 }
 
 std::vector<Series> series_of(const std::vector<Row>& rows) {
-  const bool many_ranks = differs(rows, [](const Row& row) { return row.ranks; });
-  const bool many_algorithms = differs(rows, [](const Row& row) { return row.algorithm; });
+  const bool many_algorithms =
+      std::any_of(rows.begin(), rows.end(), [&](const Row& row) { return row.algorithm != rows.front().algorithm; });
   std::vector<Key> order;
   std::map<Key, Series> by_key;
   std::map<std::string, std::size_t> used;  // lines of each backend so far
@@ -62,10 +56,8 @@ std::vector<Series> series_of(const std::vector<Row>& rows) {
     if (by_key.find(key) == by_key.end()) {
       order.push_back(key);
       Series series;
-      const bool ours = row.backend == "native" || row.backend == "bare";
       series.label = display_name(row.backend) + (row.backend == "limit" ? "" : ", " + row.transport);
-      series.label += ours || row.backend == "limit" ? ", " + row.buffer + " memory" : "";
-      series.label += many_ranks ? fmt::format(", {} ranks", row.ranks) : "";
+      series.label += row.backend == "native" || row.backend == "limit" ? ", " + row.buffer + " memory" : "";
       series.label += many_algorithms && row.algorithm != "auto" ? ", " + row.algorithm : "";
       series.stroke = stroke_of(row.backend, used[row.backend]++);
       series.mark = row.buffer == "registered" ? Mark::circle : Mark::square;
@@ -79,9 +71,6 @@ std::vector<Series> series_of(const std::vector<Row>& rows) {
     std::sort(lines.begin(), lines.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });
     result.push_back(std::move(by_key[key]));
   }
-  std::stable_sort(result.begin(), result.end(), [](const Series& a, const Series& b) {
-    return a.rows.front().ranks < b.rows.front().ranks;
-  });
   return result;
 }
 

@@ -16,10 +16,10 @@ struct Series {
   std::vector<Row> rows;  ///< by size
 };
 
-/// What rows in one chart share: operation, dtype, hosts.
+/// What rows in one chart share: operation, dtype, ranks, hosts.
 std::string chart_title(const Row& row);
 
-/// One series for each backend, transport, buffer, ranks and algorithm; labels leave out what all have in common.
+/// One series for each backend, transport, buffer and algorithm.
 std::vector<Series> series_of(const std::vector<Row>& rows);
 
 }  // namespace maniple::bench

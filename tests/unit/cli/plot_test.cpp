@@ -17,9 +17,12 @@ std::size_t count_of(const std::string& text, const std::string& part) {
 }
 
 std::vector<Row> two_lines() {
-  return {row_of("native", "registered", 2, 4, 0.4),  row_of("native", "registered", 2, 1 << 20, 30),
-          row_of("native", "registered", 2, 1 << 24, 500), row_of("openmpi", "ordinary", 2, 4, 0.5),
-          row_of("openmpi", "ordinary", 2, 1 << 20, 200), row_of("openmpi", "ordinary", 2, 1 << 24, 4000)};
+  std::vector<Row> rows;
+  for (const std::uint64_t bytes : {4, 1024, 1 << 20, 1 << 24}) {
+    rows.push_back(row_of("native", "registered", 2, bytes, 0.4 + static_cast<double>(bytes) / 30e3));
+    rows.push_back(row_of("openmpi", "ordinary", 2, bytes, 0.5 + static_cast<double>(bytes) / 5e3));
+  }
+  return rows;
 }
 
 TEST(Plot, OneLinePerSeriesInEachPanel) {
@@ -47,7 +50,19 @@ TEST(Plot, NothingToDrawIsStillAPicture) {
   Row barrier = row_of("native", "ordinary", 2, 0, 0.3);
   barrier.op = "barrier";
   EXPECT_NE(plot_svg({}, {barrier}).find("</svg>"), std::string::npos);
-  EXPECT_NE(plot_svg({}, {row_of("native", "registered", 2, 4, 0.3)}).find("<circle"), std::string::npos) << "a single point";
+}
+
+TEST(Plot, ASingleSizeIsDrawnAsBars) {
+  const std::string svg = plot_svg({}, {row_of("native", "registered", 2, 4, 0.3), row_of("openmpi", "ordinary", 2, 4, 0.6)});
+  EXPECT_EQ(count_of(svg, "<polyline"), 0u);
+  EXPECT_EQ(count_of(svg, ">0.30<"), 1u);
+  EXPECT_EQ(count_of(svg, ">0.60<"), 1u);
+}
+
+TEST(Plot, EachNumberOfRanksHasItsChart) {
+  const std::string svg = plot_svg({}, {row_of("native", "registered", 2, 4, 0.3), row_of("native", "registered", 4, 4, 0.6)});
+  EXPECT_EQ(count_of(svg, ">all_reduce of float32, 2 ranks<"), 1u);
+  EXPECT_EQ(count_of(svg, ">all_reduce of float32, 4 ranks<"), 1u);
 }
 
 TEST(LogAxis, EqualFactorsAreEqualDistances) {
