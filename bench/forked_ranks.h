@@ -2,10 +2,10 @@
 // is in here, on purpose: it is the yardstick.
 #pragma once
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,7 +62,8 @@ class FlagBarrier {
 /// The largest of all ranks' numbers.
 class SharedLargest {
  public:
-  explicit SharedLargest(int ranks) : ranks_(ranks), barrier_(ranks), slots_(new (shared_memory(sizeof(Flag) * ranks)) Flag[ranks]) {}
+  explicit SharedLargest(int ranks)
+      : ranks_(ranks), barrier_(ranks), slots_(new (shared_memory(sizeof(Flag) * ranks)) Flag[ranks]) {}
 
   std::uint64_t of(int rank, std::uint64_t value) {
     slots_[rank].publish(value);

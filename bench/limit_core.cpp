@@ -23,7 +23,8 @@ Row time_row(const Order& order, const char* name, std::uint64_t bytes, const st
   std::vector<double> samples;
   for (int i = 0; i < 3; ++i) call();
   const auto begin = Clock::now();
-  while (samples.size() < 5 || (samples.size() < 100'000 && Clock::now() - begin < std::chrono::duration<double>(order.budget_s))) {
+  while (samples.size() < 5 ||
+         (samples.size() < 100'000 && Clock::now() - begin < std::chrono::duration<double>(order.budget_s))) {
     const auto start = Clock::now();
     call();
     samples.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
@@ -54,9 +55,8 @@ void run(const Order& order) {
       std::puts(to_line(time_row(order, name, bytes, call)).c_str());
     };
     report("memcpy", [&] { std::memcpy(into, from, bytes); });
-    report("add", [&] {
-      add(reinterpret_cast<float*>(into), reinterpret_cast<const float*>(from), bytes / sizeof(float));
-    });
+    report("add",
+           [&] { add(reinterpret_cast<float*>(into), reinterpret_cast<const float*>(from), bytes / sizeof(float)); });
   }
 }
 

@@ -1,8 +1,8 @@
 // How fast n processes can all-reduce buffers that are private to each: the yardstick for ordinary memory.
 //
-// The buffer travels in chunks through shared slots that stay in the cache. Each rank copies its chunk into its slot and
-// adds the other ranks' chunks straight from theirs; a few slots in a row let copying run ahead of adding. For n ranks
-// each byte is copied once and read n - 1 times, which is the least for two ranks.
+// The buffer travels in chunks through shared slots that stay in the cache. Each rank copies its chunk into its slot
+// and adds the other ranks' chunks straight from theirs; a few slots in a row let copying run ahead of adding. For n
+// ranks each byte is copied once and read n - 1 times, which is the least for two ranks.
 #include <algorithm>
 #include <cstring>
 

@@ -48,7 +48,8 @@ class GlooSubject final : public Subject {
   std::byte* memory(std::size_t bytes) override { return memory_.at_least(bytes); }
 
   void prepare(const Case& what, std::byte* in, std::byte* out) override {
-    if (what.dtype != DType::float32 || !(what.reduce == ReduceOp::sum)) throw Unsupported("measured with Gloo: float32 sum");
+    if (what.dtype != DType::float32 || !(what.reduce == ReduceOp::sum))
+      throw Unsupported("measured with Gloo: float32 sum");
     auto* input = reinterpret_cast<float*>(in);
     auto* output = reinterpret_cast<float*>(out);
     switch (what.op) {

@@ -1,6 +1,6 @@
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -127,7 +127,8 @@ std::vector<Row> measure_all(Runner& runner, ProgressLine& progress, const std::
     if (at_once) std::for_each(rows.begin(), rows.end(), show);
   }
   for (const Block& block : blocks) {
-    for (Row& row : runner.run(block, at_once ? std::function<void(const Row&)>(show) : nullptr)) rows.push_back(std::move(row));
+    for (Row& row : runner.run(block, at_once ? std::function<void(const Row&)>(show) : nullptr))
+      rows.push_back(std::move(row));
   }
   progress.clear();
   if (!at_once) print(table(rows));
@@ -163,7 +164,8 @@ int measure_and_report(const Typed& typed) {
     print(listing(runner.site()));
     return 0;
   }
-  MANIPLE_REQUIRE(!typed.operations.empty(), "no operation given; try `maniple bench all_reduce`, or --list to see what there is");
+  MANIPLE_REQUIRE(!typed.operations.empty(),
+                  "no operation given; try `maniple bench all_reduce`, or --list to see what there is");
   const bool figures = typed.operations == std::vector<std::string>{"figures"};
   const std::vector<Block> blocks =
       figures ? figure_blocks(split_list(typed.systems), typed.repeat > 0 ? typed.repeat : 3, typed.budget_ms / 1e3)
@@ -190,14 +192,18 @@ std::function<int()> declare_bench(CLI::App& app) {
   const char* what = "What to measure";
   app.add_option("--ranks", typed->ranks, "number of ranks, or a list: 2,4,8")->capture_default_str()->group(what);
   app.add_option("--sizes", typed->sizes, "bytes of the whole buffer: 4,1K,64K or a range by x4: 4..256M")
-      ->capture_default_str()->group(what);
+      ->capture_default_str()
+      ->group(what);
   app.add_option("--dtype", typed->dtypes, "element types, a list")->capture_default_str()->group(what);
   app.add_option("--op", typed->reduce, "reduce op")->capture_default_str()->group(what);
   app.add_option("--buffer", typed->buffer, "registered, ordinary or both")->capture_default_str()->group(what);
-  app.add_option("--transport", typed->transports, "auto, shm, tcp, loopback, or a list")->capture_default_str()->group(what);
+  app.add_option("--transport", typed->transports, "auto, shm, tcp, loopback, or a list")
+      ->capture_default_str()
+      ->group(what);
   app.add_option("--algorithm", typed->algorithms, "force algorithms, by the names of --list")->group(what);
   app.add_option("--hosts", typed->hosts, "spread the ranks over this many virtual hosts (needs root)")
-      ->capture_default_str()->group(what);
+      ->capture_default_str()
+      ->group(what);
   app.add_option("--link", typed->link, "shape each host's link to this rate: 1gbit")->group(what);
 
   const char* with = "What to compare with";
@@ -207,13 +213,23 @@ std::function<int()> declare_bench(CLI::App& app) {
 
   const char* how = "How to measure";
   app.add_option("--iterations", typed->iterations, "timed calls of a row; 0: as many as fit the budget")
-      ->capture_default_str()->check(CLI::NonNegativeNumber)->group(how);
-  app.add_option("--warmup", typed->warmup, "calls before the timed ones; -1: about 20 ms")->capture_default_str()->group(how);
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group(how);
+  app.add_option("--warmup", typed->warmup, "calls before the timed ones; -1: about 20 ms")
+      ->capture_default_str()
+      ->group(how);
   app.add_option("--budget", typed->budget_ms, "milliseconds of timed calls of a row")
-      ->capture_default_str()->check(CLI::PositiveNumber)->group(how);
-  app.add_option("--repeat", typed->repeat, "repetitions of every turn; the median counts (default: 3 with peers, else 1)")->group(how);
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group(how);
+  app.add_option("--repeat", typed->repeat,
+                 "repetitions of every turn; the median counts (default: 3 with peers, else 1)")
+      ->group(how);
   app.add_option("--timeout", typed->timeout_s, "seconds after which one system's run counts as stuck")
-      ->capture_default_str()->check(CLI::PositiveNumber)->group(how);
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group(how);
 
   const char* output = "Output";
   app.add_option("--json", typed->json, "write the rows to this file")->group(output);

@@ -20,9 +20,9 @@ struct Command {
 std::span<const Command> commands() noexcept;
 
 /// Exit codes, beside 0.
-inline constexpr int kFailed = 1;        ///< it was tried and went wrong
-inline constexpr int kUsage = 2;         ///< the command line makes no sense
-inline constexpr int kGoalsMissed = 3;   ///< all went well, but figures are below their goals
+inline constexpr int kFailed = 1;       ///< it was tried and went wrong
+inline constexpr int kUsage = 2;        ///< the command line makes no sense
+inline constexpr int kGoalsMissed = 3;  ///< all went well, but figures are below their goals
 inline constexpr int kInterrupted = 130;
 
 std::function<int()> declare_bench(CLI::App& app);

@@ -20,8 +20,8 @@ int print_knobs() {
   fmt::print("{:<{}}  {:<{}}  meaning\n", "variable", name_width, "default", value_width);
   for (const KnobInfo& knob : knobs()) {
     const auto set = environment_text(knob.name);
-    fmt::print("{:<{}}  {:<{}}  {}{}\n", knob.name, name_width, *knob.default_text == '\0' ? "-" : knob.default_text, value_width,
-               knob.meaning, set ? fmt::format(" [now {}]", *set) : "");
+    fmt::print("{:<{}}  {:<{}}  {}{}\n", knob.name, name_width, *knob.default_text == '\0' ? "-" : knob.default_text,
+               value_width, knob.meaning, set ? fmt::format(" [now {}]", *set) : "");
   }
   return 0;
 }

@@ -43,7 +43,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "maniple: {} (see maniple {}--help)\n", error.what(), argc > 1 ? std::string(argv[1]) + " " : "");
+    fmt::print(stderr, "maniple: {} (see maniple {}--help)\n", error.what(),
+               argc > 1 ? std::string(argv[1]) + " " : "");
     return kUsage;
   }
   if (!chosen) {

@@ -14,7 +14,8 @@ constexpr int kMostRanks = 256;
 void check(const Wishes& wishes) {
   for (const std::string& name : wishes.operations) {
     const auto& known = measured_operations();
-    MANIPLE_REQUIRE(std::find(known.begin(), known.end(), parse_op(name)) != known.end(), "{} is not measured by itself", name);
+    MANIPLE_REQUIRE(std::find(known.begin(), known.end(), parse_op(name)) != known.end(),
+                    "{} is not measured by itself", name);
   }
   for (const int ranks : wishes.ranks) {
     MANIPLE_REQUIRE(ranks >= 1 && ranks <= kMostRanks, "--ranks holds {}; expected 1 to {}", ranks, kMostRanks);
@@ -24,11 +25,13 @@ void check(const Wishes& wishes) {
   for (const std::string& name : wishes.transports) parse_transport(name);
   for (const std::string& name : wishes.algorithms) require_algorithm(name);
   for (const std::string& name : wishes.buffers) {
-    MANIPLE_REQUIRE(name == "registered" || name == "ordinary", "--buffer is \"{}\"; expected registered, ordinary or both", name);
+    MANIPLE_REQUIRE(name == "registered" || name == "ordinary",
+                    "--buffer is \"{}\"; expected registered, ordinary or both", name);
   }
   parse_reduce_op(wishes.reduce);
   MANIPLE_REQUIRE(wishes.repeat >= 1, "--repeat is {}; expected at least 1", wishes.repeat);
-  MANIPLE_REQUIRE(wishes.link.empty() || wishes.hosts > 1, "--link shapes the links between hosts; give --hosts as well");
+  MANIPLE_REQUIRE(wishes.link.empty() || wishes.hosts > 1,
+                  "--link shapes the links between hosts; give --hosts as well");
 }
 
 std::vector<Order> orders_of(const Wishes& wishes, const std::string& op, int ranks, const std::string& dtype) {
@@ -69,7 +72,8 @@ std::vector<Block> plan(const Wishes& wishes) {
     if (op == "send") rank_counts = {2};  // a ping-pong; others would only watch
     for (const int ranks : rank_counts) {
       for (const std::string& dtype : wishes.dtypes) {
-        blocks.push_back({wishes.hosts, wishes.link, wishes.repeat, orders_of(wishes, op, ranks, dtype), wishes.systems});
+        blocks.push_back(
+            {wishes.hosts, wishes.link, wishes.repeat, orders_of(wishes, op, ranks, dtype), wishes.systems});
       }
     }
   }

@@ -1,7 +1,7 @@
 // What one run of `maniple bench` is to measure, and in which order.
 //
-// A block is one (operation, ranks, dtype, hosts): its systems are measured in turn, the whole turn is repeated, and the
-// median over repetitions counts, so that a slow minute of the machine does not fall on one system alone.
+// A block is one (operation, ranks, dtype, hosts): its systems are measured in turn, the whole turn is repeated, and
+// the median over repetitions counts, so that a slow minute of the machine does not fall on one system alone.
 #pragma once
 
 #include <cstdint>

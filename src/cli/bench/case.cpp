@@ -35,8 +35,9 @@ std::size_t Case::out_count(int rank) const noexcept {
 bool Case::in_place() const noexcept { return op == Op::all_reduce || op == Op::broadcast || op == Op::send; }
 
 const std::vector<Op>& measured_operations() {
-  static const std::vector<Op> operations = {Op::all_reduce,     Op::broadcast,  Op::reduce,  Op::all_gather, Op::gather,
-                                             Op::reduce_scatter, Op::all_to_all, Op::scatter, Op::barrier,    Op::send};
+  static const std::vector<Op> operations = {
+      Op::all_reduce,     Op::broadcast,  Op::reduce,  Op::all_gather, Op::gather,
+      Op::reduce_scatter, Op::all_to_all, Op::scatter, Op::barrier,    Op::send};
   return operations;
 }
 

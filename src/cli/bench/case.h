@@ -29,8 +29,8 @@ struct Case {
   bool in_place() const noexcept;                  ///< the result replaces the input
 };
 
-/// Operations that `maniple bench` measures, in the order of `bench all`. `send` is a ping-pong of ranks 0 and 1, of which
-/// half the round trip is reported.
+/// Operations that `maniple bench` measures, in the order of `bench all`. `send` is a ping-pong of ranks 0 and 1, of
+/// which half the round trip is reported.
 const std::vector<Op>& measured_operations();
 
 bool is_reduction(Op op) noexcept;

@@ -37,7 +37,8 @@ struct StartFailure {
 /// The child's side between fork and exec. We have one thread, so allocation is allowed here.
 class Starter {
  public:
-  Starter(const ChildSpec& spec, pid_t parent, int failure_fd) : spec_(spec), parent_(parent), failure_fd_(failure_fd) {}
+  Starter(const ChildSpec& spec, pid_t parent, int failure_fd)
+      : spec_(spec), parent_(parent), failure_fd_(failure_fd) {}
 
   [[noreturn]] void run(int out, int err) {
     require(prctl(PR_SET_PDEATHSIG, spec_.death_signal) == 0, "prctl");

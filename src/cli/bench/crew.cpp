@@ -119,13 +119,15 @@ class Crew {
 
 }  // namespace
 
-void run_crew(const std::vector<ChildSpec>& specs, const LineSink& on_line, Deadline deadline, const InterruptWatch& watch) {
+void run_crew(const std::vector<ChildSpec>& specs, const LineSink& on_line, Deadline deadline,
+              const InterruptWatch& watch) {
   Crew(specs, on_line, watch).run(deadline);
 }
 
 void run_tool(ChildSpec spec, const InterruptWatch& watch) {
   if (spec.name.empty()) spec.name = fmt::format("`{}`", fmt::join(spec.argv, " "));
-  run_crew({std::move(spec)}, [](std::string_view) {}, Deadline::after(std::chrono::seconds(20)), watch);
+  run_crew(
+      {std::move(spec)}, [](std::string_view) {}, Deadline::after(std::chrono::seconds(20)), watch);
 }
 
 }  // namespace maniple::bench

@@ -22,7 +22,8 @@ using LineSink = std::function<void(std::string_view line)>;
 
 /// Starts them all, hands each complete line of standard output to `on_line`, and returns when all have ended well.
 /// Throws CrewFailed, or Interrupted; either way no child is left.
-void run_crew(const std::vector<ChildSpec>& specs, const LineSink& on_line, Deadline deadline, const InterruptWatch& watch);
+void run_crew(const std::vector<ChildSpec>& specs, const LineSink& on_line, Deadline deadline,
+              const InterruptWatch& watch);
 
 /// Runs one program to its end and throws CrewFailed unless it succeeds.
 void run_tool(ChildSpec spec, const InterruptWatch& watch);

@@ -55,7 +55,8 @@ double payload_rate(const std::string& link) {
   const auto [end, error] = std::from_chars(link.data(), last, value);
   const std::string unit(end, last);
   const double bits = unit == "gbit" ? 1e9 : unit == "mbit" ? 1e6 : unit == "kbit" ? 1e3 : 0;
-  MANIPLE_REQUIRE(error == std::errc() && bits > 0 && value > 0, "\"{}\" is not a rate; expected for instance 1gbit or 100mbit", link);
+  MANIPLE_REQUIRE(error == std::errc() && bits > 0 && value > 0,
+                  "\"{}\" is not a rate; expected for instance 1gbit or 100mbit", link);
   constexpr double kPayload = 1448, kFrame = 1514;  // of a full segment; the shaper counts the Ethernet header
   return value * bits / 8 * kPayload / kFrame;
 }
@@ -64,23 +65,96 @@ const std::vector<Goal>& goals() {
   using Kind = Goal::Kind;
   static const std::vector<Goal> all = {
       {"2 ranks, 4 B to 1 KiB: time against Open MPI", Kind::time_at_most, 1.5, "openmpi", "", {2}, 4, KiB, 1, ""},
-      {"2 ranks, 64 KiB to 256 MiB, registered: bandwidth against Open MPI", Kind::bandwidth_at_least, 5, "openmpi", "registered",
-       {2}, 64 * KiB, 256 * MiB, 1, ""},
-      {"2 ranks, 64 KiB to 256 MiB, registered: bandwidth against the limit", Kind::bandwidth_at_least, 0.7, "limit",
-       "registered", {2}, 64 * KiB, 256 * MiB, 1, ""},
-      {"2 ranks, 1 MiB to 256 MiB, ordinary: bandwidth against Open MPI", Kind::bandwidth_at_least, 1.8, "openmpi", "ordinary",
-       {2}, MiB, 256 * MiB, 1, ""},
-      {"4 ranks, 1 MiB to 256 MiB, registered: bandwidth against Open MPI", Kind::bandwidth_at_least, 4, "openmpi", "registered",
-       {4}, MiB, 256 * MiB, 1, ""},
+      {"2 ranks, 64 KiB to 256 MiB, registered: bandwidth against Open MPI",
+       Kind::bandwidth_at_least,
+       5,
+       "openmpi",
+       "registered",
+       {2},
+       64 * KiB,
+       256 * MiB,
+       1,
+       ""},
+      {"2 ranks, 64 KiB to 256 MiB, registered: bandwidth against the limit",
+       Kind::bandwidth_at_least,
+       0.7,
+       "limit",
+       "registered",
+       {2},
+       64 * KiB,
+       256 * MiB,
+       1,
+       ""},
+      {"2 ranks, 1 MiB to 256 MiB, ordinary: bandwidth against Open MPI",
+       Kind::bandwidth_at_least,
+       1.8,
+       "openmpi",
+       "ordinary",
+       {2},
+       MiB,
+       256 * MiB,
+       1,
+       ""},
+      {"4 ranks, 1 MiB to 256 MiB, registered: bandwidth against Open MPI",
+       Kind::bandwidth_at_least,
+       4,
+       "openmpi",
+       "registered",
+       {4},
+       MiB,
+       256 * MiB,
+       1,
+       ""},
       {"4 and 8 ranks, 4 B: time against Open MPI", Kind::time_at_most, 2, "openmpi", "", {4, 8}, 4, 4, 1, ""},
-      {"2 hosts, 1 MiB to 64 MiB: bandwidth against Open MPI over TCP", Kind::bandwidth_at_least, 1, "openmpi", "", {2}, MiB,
-       64 * MiB, 2, ""},
-      {"2 hosts, 1 MiB to 64 MiB: bandwidth against Gloo", Kind::bandwidth_at_least, 1.3, "gloo", "", {2}, MiB, 64 * MiB, 2, ""},
-      {"2 hosts, links of 1 Gbit/s, 64 MiB: part of what the wire allows", Kind::wire_at_least, 0.93, "", "", {2}, 64 * MiB,
-       64 * MiB, 2, "1gbit"},
-      {"checks, recorder and watchdog at 64 KiB: time against without", Kind::time_at_most, 1.01, "bare", "registered", {2},
-       64 * KiB, 64 * KiB, 1, ""},
-      {"checks, recorder and watchdog at 4 B: time above without", Kind::extra_at_most_us, 0.06, "bare", "registered", {2}, 4, 4, 1,
+      {"2 hosts, 1 MiB to 64 MiB: bandwidth against Open MPI over TCP",
+       Kind::bandwidth_at_least,
+       1,
+       "openmpi",
+       "",
+       {2},
+       MiB,
+       64 * MiB,
+       2,
+       ""},
+      {"2 hosts, 1 MiB to 64 MiB: bandwidth against Gloo",
+       Kind::bandwidth_at_least,
+       1.3,
+       "gloo",
+       "",
+       {2},
+       MiB,
+       64 * MiB,
+       2,
+       ""},
+      {"2 hosts, links of 1 Gbit/s, 64 MiB: part of what the wire allows",
+       Kind::wire_at_least,
+       0.93,
+       "",
+       "",
+       {2},
+       64 * MiB,
+       64 * MiB,
+       2,
+       "1gbit"},
+      {"checks, recorder and watchdog at 64 KiB: time against without",
+       Kind::time_at_most,
+       1.01,
+       "bare",
+       "registered",
+       {2},
+       64 * KiB,
+       64 * KiB,
+       1,
+       ""},
+      {"checks, recorder and watchdog at 4 B: time above without",
+       Kind::extra_at_most_us,
+       0.06,
+       "bare",
+       "registered",
+       {2},
+       4,
+       4,
+       1,
        ""},
   };
   return all;
@@ -112,7 +186,8 @@ std::vector<Block> figure_blocks(const std::vector<std::string>& systems, int re
     wishes.repeat = repeat;
     wishes.systems.clear();
     for (const std::string& name : rivals) {
-      if (systems.empty() || std::find(systems.begin(), systems.end(), name) != systems.end()) wishes.systems.push_back(name);
+      if (systems.empty() || std::find(systems.begin(), systems.end(), name) != systems.end())
+        wishes.systems.push_back(name);
     }
     for (Block& block : plan(wishes)) blocks.push_back(std::move(block));
   };
@@ -140,11 +215,12 @@ std::vector<Block> figure_blocks(const std::vector<std::string>& systems, int re
 
 std::string verdict_line(const Goal& goal, const Verdict& verdict) {
   const bool microseconds = goal.kind == Goal::Kind::extra_at_most_us;
-  const std::string wanted = fmt::format("{} {:g}{}", at_most(goal) ? "at most" : "at least", goal.factor, microseconds ? " us" : "");
+  const std::string wanted =
+      fmt::format("{} {:g}{}", at_most(goal) ? "at most" : "at least", goal.factor, microseconds ? " us" : "");
   if (!verdict.measured) return fmt::format("not measured  {:<70} {}", verdict.text, wanted);
-  return fmt::format("{:<12}  {:<70} {:>6}{} ({}; worst: {}, {} ranks)", verdict.reached ? "reached" : "MISSED", verdict.text,
-                     fmt::format("{:.2f}", verdict.worst), microseconds ? " us" : "", wanted, format_bytes(verdict.bytes),
-                     verdict.ranks);
+  return fmt::format("{:<12}  {:<70} {:>6}{} ({}; worst: {}, {} ranks)", verdict.reached ? "reached" : "MISSED",
+                     verdict.text, fmt::format("{:.2f}", verdict.worst), microseconds ? " us" : "", wanted,
+                     format_bytes(verdict.bytes), verdict.ranks);
 }
 
 }  // namespace maniple::bench

@@ -1,4 +1,5 @@
-// The figures Maniple wants to reach, as a preset: `maniple bench figures` measures them all and says which were reached.
+// The figures Maniple wants to reach, as a preset: `maniple bench figures` measures them all and says which were
+// reached.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ struct Verdict {
   std::string text;
   bool measured = false;
   bool reached = false;
-  double worst = 0;        ///< ratio, or microseconds
+  double worst = 0;         ///< ratio, or microseconds
   std::uint64_t bytes = 0;  ///< where it was worst
   int ranks = 0;
 };

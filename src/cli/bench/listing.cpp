@@ -23,13 +23,14 @@ std::string listing(const Site& site) {
   std::string text = "operations\n ";
   for (const Op op : measured_operations()) text += fmt::format(" {}", to_string(op));
 
-  text += "\n\ntransports\n"
-          "  auto       loopback between threads of a process, shm inside a host, tcp between hosts\n"
-          "  loopback   ranks as threads of one process\n"
-          "  shm        shared memory, ranks of one host\n"
-          "  tcp        everywhere\n"
-          "\nalgorithms\n" +
-          indented(list_algorithms());
+  text +=
+      "\n\ntransports\n"
+      "  auto       loopback between threads of a process, shm inside a host, tcp between hosts\n"
+      "  loopback   ranks as threads of one process\n"
+      "  shm        shared memory, ranks of one host\n"
+      "  tcp        everywhere\n"
+      "\nalgorithms\n" +
+      indented(list_algorithms());
 
   text += "\nsystems\n";
   for (const auto& system : systems()) {

@@ -12,9 +12,7 @@ class LogAxis {
   /// Covers low..high (both positive) on the pixels from..to.
   LogAxis(double low, double high, double from, double to) : low_(low), high_(high), from_(from), to_(to) {}
 
-  double at(double value) const {
-    return from_ + (to_ - from_) * std::log(value / low_) / std::log(high_ / low_);
-  }
+  double at(double value) const { return from_ + (to_ - from_) * std::log(value / low_) / std::log(high_ / low_); }
   double low() const noexcept { return low_; }
   double high() const noexcept { return high_; }
 

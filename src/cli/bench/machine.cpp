@@ -27,9 +27,9 @@ std::map<std::string, std::string> cpu_info() {
 /// Arm cores have numbers instead of names.
 std::string arm_core(const std::string& part) {
   static const std::map<std::string, std::string> names = {
-      {"0xd03", "Cortex-A53"}, {"0xd08", "Cortex-A72"},  {"0xd0b", "Cortex-A76"},  {"0xd0c", "Neoverse-N1"},
-      {"0xd40", "Neoverse-V1"}, {"0xd49", "Neoverse-N2"}, {"0xd4f", "Neoverse-V2"}, {"0xd83", "Neoverse-V3"},
-      {"0xd8e", "Neoverse-N3"}};
+      {"0xd03", "Cortex-A53"},  {"0xd08", "Cortex-A72"},  {"0xd0b", "Cortex-A76"},
+      {"0xd0c", "Neoverse-N1"}, {"0xd40", "Neoverse-V1"}, {"0xd49", "Neoverse-N2"},
+      {"0xd4f", "Neoverse-V2"}, {"0xd83", "Neoverse-V3"}, {"0xd8e", "Neoverse-N3"}};
   const auto found = names.find(part);
   return found != names.end() ? found->second : "Arm core " + part;
 }
@@ -46,7 +46,8 @@ std::string widest_vectors(const std::string& flags) {
 
 int usable_cores() {
   cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                     : static_cast<int>(std::thread::hardware_concurrency());
 }
 
 }  // namespace

@@ -35,7 +35,9 @@ Layout layout_of(const Case& what) {
   return {out_offset, out_offset + what.bytes()};
 }
 
-double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
+double seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
 
 /// Rank 0 decides how often, because only one opinion may count.
 std::uint64_t as_rank_0_says(Subject& subject, std::uint64_t value) {

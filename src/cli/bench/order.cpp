@@ -6,8 +6,8 @@
 
 namespace maniple::bench {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Order, op, dtype, reduce, ranks, bytes, backend, transport, buffer, algorithm, iterations,
-                                   warmup, budget_s, timeout_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Order, op, dtype, reduce, ranks, bytes, backend, transport, buffer, algorithm,
+                                   iterations, warmup, budget_s, timeout_s)
 
 Case Order::case_of(std::uint64_t size) const {
   const auto kind = parse_reduce_op(reduce);

@@ -1,4 +1,5 @@
-// Ordinary memory as programs have it: page-aligned, no advice about page sizes, grown when needed. All systems get the same.
+// Ordinary memory as programs have it: page-aligned, no advice about page sizes, grown when needed. All systems get the
+// same.
 #pragma once
 
 #include <cstddef>

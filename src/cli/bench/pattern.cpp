@@ -70,14 +70,17 @@ bool is_right(const Case& what, int rank, std::size_t j, T got) noexcept {
   if (!is_reduction(what.op)) {
     const Origin from = origin(what, rank, j);
     const int expected = input_value(what, from.index, from.rank);
-    if constexpr (std::is_class_v<T>) return static_cast<float>(got) == static_cast<float>(expected);
-    else return got == static_cast<T>(expected);
+    if constexpr (std::is_class_v<T>)
+      return static_cast<float>(got) == static_cast<float>(expected);
+    else
+      return got == static_cast<T>(expected);
   }
   const std::size_t index = what.op == Op::reduce_scatter ? static_cast<std::size_t>(rank) * what.part() + j : j;
   if constexpr (std::is_same_v<T, bool>) {
     const auto kind = what.reduce.kind();
     const auto total = reduce_whole(what, index);
-    return got == (kind == ReduceOp::sum || kind == ReduceOp::max || kind == ReduceOp::bor ? total != 0 : (total & 1) != 0);
+    return got ==
+           (kind == ReduceOp::sum || kind == ReduceOp::max || kind == ReduceOp::bor ? total != 0 : (total & 1) != 0);
   } else if constexpr (std::is_integral_v<T>) {
     return got == static_cast<T>(reduce_whole(what, index));
   } else {
@@ -100,14 +103,17 @@ void fill_typed(const Case& what, int rank, T* input) {
   const std::size_t count = what.in_count(rank);
   for (std::size_t i = 0; i < count; ++i) {
     const int value = input_value(what, i, rank);
-    if constexpr (std::is_class_v<T>) input[i] = T(static_cast<float>(value));
-    else input[i] = static_cast<T>(value);
+    if constexpr (std::is_class_v<T>)
+      input[i] = T(static_cast<float>(value));
+    else
+      input[i] = static_cast<T>(value);
   }
 }
 
 template <class T>
 std::size_t count_wrong_typed(const Case& what, int rank, const T* output) {
-  constexpr std::size_t kAll = 256 * 1024, kEnd = 4096, kStride = 251;  // prime, so that no part or chunk is in step with it
+  constexpr std::size_t kAll = 256 * 1024, kEnd = 4096,
+                        kStride = 251;  // prime, so that no part or chunk is in step with it
   const std::size_t count = what.out_count(rank);
   std::size_t wrong = 0;
   for (std::size_t j = 0; j < count;) {
@@ -141,9 +147,8 @@ void fill_input(const Case& what, int rank, void* input) {
 }
 
 std::size_t count_wrong(const Case& what, int rank, const void* output) {
-  return with_type(what.dtype, [&](auto zero) {
-    return count_wrong_typed(what, rank, static_cast<const decltype(zero)*>(output));
-  });
+  return with_type(
+      what.dtype, [&](auto zero) { return count_wrong_typed(what, rank, static_cast<const decltype(zero)*>(output)); });
 }
 
 }  // namespace maniple::bench

@@ -13,8 +13,8 @@ namespace maniple::bench {
 /// Writes the input of `rank`: `case.in_count(rank)` elements.
 void fill_input(const Case& what, int rank, void* input);
 
-/// How many of the checked elements of `rank`'s output are wrong: all are checked up to 256 Ki elements, beyond that both
-/// ends and a sample.
+/// How many of the checked elements of `rank`'s output are wrong: all are checked up to 256 Ki elements, beyond that
+/// both ends and a sample.
 std::size_t count_wrong(const Case& what, int rank, const void* output);
 
 }  // namespace maniple::bench

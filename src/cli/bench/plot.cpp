@@ -46,7 +46,9 @@ LogAxis padded(Range range, double from, double to) {
   return LogAxis(range.low / room, range.high * room, from, to);
 }
 
-std::string plain_number(double value) { return value >= 1 ? fmt::format("{:.0f}", value) : fmt::format("{:g}", value); }
+std::string plain_number(double value) {
+  return value >= 1 ? fmt::format("{:.0f}", value) : fmt::format("{:g}", value);
+}
 
 void draw_frame(Svg& svg, const Panel& panel, const LogAxis& x, const LogAxis& y) {
   const Box& box = panel.box;
@@ -57,7 +59,8 @@ void draw_frame(Svg& svg, const Panel& panel, const LogAxis& x, const LogAxis& y
   }
   for (const double tick : x.binary_ticks(static_cast<int>(box.width / 62))) {
     svg.line({x.at(tick), box.top}, {x.at(tick), box.bottom()}, {"#eef1f4", 1, ""});
-    svg.text({x.at(tick), box.bottom() + 18}, format_bytes(static_cast<std::uint64_t>(tick)), {11.5, "#5b6570", "middle"});
+    svg.text({x.at(tick), box.bottom() + 18}, format_bytes(static_cast<std::uint64_t>(tick)),
+             {11.5, "#5b6570", "middle"});
   }
   svg.line({box.left, box.bottom()}, {box.right(), box.bottom()}, {"#9aa4ae", 1, ""});
   svg.line({box.left, box.top}, {box.left, box.bottom()}, {"#9aa4ae", 1, ""});
@@ -92,7 +95,8 @@ void draw_bars(Svg& svg, const Panel& panel, const std::vector<Series>& all, dou
       top += step;
     }
   }
-  svg.text({box.left, box.top - 12}, fmt::format("{}, at {}", panel.title, format_bytes(bytes)), {13.5, "#1f2933", "start", true});
+  svg.text({box.left, box.top - 12}, fmt::format("{}, at {}", panel.title, format_bytes(bytes)),
+           {13.5, "#1f2933", "start", true});
 }
 
 void draw_panel(Svg& svg, const Panel& panel, const std::vector<Series>& all) {
@@ -180,7 +184,8 @@ std::string plot_svg(const Machine& machine, const std::vector<Row>& rows) {
   double height = charts.empty() ? 120 : 4;
   for (const Chart& chart : charts) height += height_of(chart);
   Svg svg(kWidth, height);
-  const std::string where = fmt::format("{}, {} cores, Linux {} {}", machine.cpu, machine.cores, machine.kernel, machine.arch);
+  const std::string where =
+      fmt::format("{}, {} cores, Linux {} {}", machine.cpu, machine.cores, machine.kernel, machine.arch);
   svg.text({kWidth - 30, 34}, where, {12, "#5b6570", "end"});
   if (charts.empty()) svg.text({kMargin, 70}, "no row has a size to draw", {14});
   double top = 0;

@@ -33,8 +33,8 @@ struct Row {
 void to_json(nlohmann::json& json, const Row& row);
 void from_json(const nlohmann::json& json, Row& row);
 
-std::string to_line(const Row& row);                        ///< JSON without a newline
-std::optional<Row> parse_row_line(std::string_view line);   ///< nullopt: not a row (programs also print other things)
+std::string to_line(const Row& row);                       ///< JSON without a newline
+std::optional<Row> parse_row_line(std::string_view line);  ///< nullopt: not a row (programs also print other things)
 
 /// Sets the bandwidths from bytes and median.
 void set_bandwidth(Row& row);

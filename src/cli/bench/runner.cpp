@@ -16,7 +16,8 @@ struct Assignment {
   Order order;
 };
 
-/// Systems without variants answer the same order to several wishes (a peer knows no registered memory): once is enough.
+/// Systems without variants answer the same order to several wishes (a peer knows no registered memory): once is
+/// enough.
 bool already_there(const std::vector<Assignment>& list, const System& system, const Order& order) {
   return std::any_of(list.begin(), list.end(), [&](const Assignment& known) {
     return known.system == &system && to_json_text(known.order) == to_json_text(order);
@@ -43,8 +44,8 @@ void Runner::use_hosts(int count, const std::string& link) {
   site_.hosts = &*hosts_;
 }
 
-std::vector<Row> Runner::carry_out(const System& system, const Order& order, const Block& block, const std::string& progress,
-                                   const std::function<void(const Row&)>& on_row) {
+std::vector<Row> Runner::carry_out(const System& system, const Order& order, const Block& block,
+                                   const std::string& progress, const std::function<void(const Row&)>& on_row) {
   if (progress_) progress_(progress);
   std::vector<Row> rows;
   const auto take = [&](std::string_view line) {
@@ -79,8 +80,8 @@ std::vector<Row> Runner::run(const Block& block, const std::function<void(const 
   for (int repetition = 0; repetition < block.repeat; ++repetition) {
     for (std::size_t place = 0; place < turn.size(); ++place) {
       const auto& [system, order] = turn[place];
-      const std::string what = fmt::format("{}, {} ranks: {} ({} of {})", order.op, order.ranks, system->name(), repetition + 1,
-                                           block.repeat);
+      const std::string what = fmt::format("{}, {} ranks: {} ({} of {})", order.op, order.ranks, system->name(),
+                                           repetition + 1, block.repeat);
       try {
         for (Row& row : carry_out(*system, order, block, what, on_row)) {
           const std::pair key(row.bytes, place);
@@ -88,7 +89,8 @@ std::vector<Row> Runner::run(const Block& block, const std::function<void(const 
         }
       } catch (const CrewFailed& failure) {
         failed_ = failed_ || system->role() != Role::peer;
-        complain(fmt::format("{} failed at {} with {} ranks: {}", system->name(), order.op, order.ranks, failure.what()));
+        complain(
+            fmt::format("{} failed at {} with {} ranks: {}", system->name(), order.op, order.ranks, failure.what()));
       }
     }
   }

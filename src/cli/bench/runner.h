@@ -18,8 +18,8 @@ class Runner {
   /// `progress` gets a short line whenever something else is being measured; may be empty.
   Runner(const InterruptWatch& watch, std::function<void(const std::string&)> progress);
 
-  /// Rows in the order of sizes, then systems. `on_row` is told each single measurement as it comes. A system that fails is
-  /// noted in complaints() and the others go on, so that a long run is not lost.
+  /// Rows in the order of sizes, then systems. `on_row` is told each single measurement as it comes. A system that
+  /// fails is noted in complaints() and the others go on, so that a long run is not lost.
   std::vector<Row> run(const Block& block, const std::function<void(const Row&)>& on_row = {});
 
   /// One core's copying and adding at the given sizes.

@@ -53,10 +53,12 @@ std::vector<std::uint64_t> parse_sizes(std::string_view text) {
     if (dots == std::string::npos) {
       sizes.push_back(parse_size(part));
     } else {
-      add_range(parse_size(std::string_view(part).substr(0, dots)), parse_size(std::string_view(part).substr(dots + 2)), sizes);
+      add_range(parse_size(std::string_view(part).substr(0, dots)), parse_size(std::string_view(part).substr(dots + 2)),
+                sizes);
     }
   }
-  MANIPLE_REQUIRE(!sizes.empty(), "no sizes in \"{}\"; expected a list such as 4,1K,1M or a range such as 4..256M", text);
+  MANIPLE_REQUIRE(!sizes.empty(), "no sizes in \"{}\"; expected a list such as 4,1K,1M or a range such as 4..256M",
+                  text);
   return sizes;
 }
 

@@ -8,11 +8,16 @@ namespace {
 std::string escaped(std::string_view words) {
   std::string result;
   for (const char c : words) {
-    if (c == '&') result += "&amp;";
-    else if (c == '<') result += "&lt;";
-    else if (c == '>') result += "&gt;";
-    else if (c == '"') result += "&quot;";
-    else result += c;
+    if (c == '&')
+      result += "&amp;";
+    else if (c == '<')
+      result += "&lt;";
+    else if (c == '>')
+      result += "&gt;";
+    else if (c == '"')
+      result += "&quot;";
+    else
+      result += c;
   }
   return result;
 }
@@ -25,10 +30,11 @@ std::string attributes(const Stroke& stroke) {
 }  // namespace
 
 Svg::Svg(double width, double height)
-    : body_(fmt::format(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" )"
-                        R"(font-family="Inter, 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif">)"
-                        "\n",
-                        width, height)) {
+    : body_(fmt::format(
+          R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" )"
+          R"(font-family="Inter, 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif">)"
+          "\n",
+          width, height)) {
   rectangle({0, 0}, width, height, "#ffffff");
 }
 
@@ -65,7 +71,8 @@ void Svg::mark(Mark mark, Point at, double radius, std::string_view color) {
 void Svg::text(Point at, std::string_view words, const TextStyle& style) {
   body_ += fmt::format(R"(<text x="{:.1f}" y="{:.1f}" font-size="{:.1f}" fill="{}" text-anchor="{}"{}>{}</text>)"
                        "\n",
-                       at.x, at.y, style.size, style.color, style.anchor, style.bold ? R"( font-weight="600")" : "", escaped(words));
+                       at.x, at.y, style.size, style.color, style.anchor, style.bold ? R"( font-weight="600")" : "",
+                       escaped(words));
 }
 
 }  // namespace maniple::bench

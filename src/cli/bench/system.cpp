@@ -21,9 +21,9 @@ Site Site::here(ScratchDirectory& scratch) {
 }
 
 std::span<const std::unique_ptr<System>> systems() {
-  static const std::array<std::unique_ptr<System>, 6> all = {make_native_system(),  make_bare_system(),
-                                                             make_limit_system(),   make_openmpi_system(),
-                                                             make_mpich_system(),   make_gloo_system()};
+  static const std::array<std::unique_ptr<System>, 6> all = {make_native_system(), make_bare_system(),
+                                                             make_limit_system(),  make_openmpi_system(),
+                                                             make_mpich_system(),  make_gloo_system()};
   return all;
 }
 

@@ -1,5 +1,5 @@
-// Systems that can be measured: Maniple itself, this machine's limits, and the peers a user might otherwise pick. Each is
-// one file and one line in systems().
+// Systems that can be measured: Maniple itself, this machine's limits, and the peers a user might otherwise pick. Each
+// is one file and one line in systems().
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace maniple::bench {
 
 /// Where a measurement takes place.
 struct Site {
-  std::string program;                  ///< path of this executable
-  std::string libexec;                  ///< directory of limit_* and peer_*
+  std::string program;  ///< path of this executable
+  std::string libexec;  ///< directory of limit_* and peer_*
   ScratchDirectory* scratch = nullptr;
   const VirtualHosts* hosts = nullptr;  ///< null: all ranks on this host
 

@@ -20,7 +20,8 @@ class GlooSystem final : public System {
   }
 
   std::vector<Order> orders(const Order& wanted, const Site&) const override {
-    const bool done = wanted.op == "all_reduce" || wanted.op == "broadcast" || wanted.op == "all_gather" || wanted.op == "barrier";
+    const bool done =
+        wanted.op == "all_reduce" || wanted.op == "broadcast" || wanted.op == "all_gather" || wanted.op == "barrier";
     if (!done || wanted.dtype != "float32" || wanted.reduce != "sum") return {};
     if (wanted.transport == "loopback") return {};
     Order order = wanted;

@@ -32,7 +32,8 @@ std::string write_remote_shell(const Site& site) {
 
 std::vector<std::string> host_list(const Order& order, const Site& site, const std::string& slots_mark) {
   std::vector<int> slots(static_cast<std::size_t>(site.hosts->count()), 0);
-  for (int rank = 0; rank < order.ranks; ++rank) ++slots[static_cast<std::size_t>(site.hosts->host_of(rank, order.ranks))];
+  for (int rank = 0; rank < order.ranks; ++rank)
+    ++slots[static_cast<std::size_t>(site.hosts->host_of(rank, order.ranks))];
   std::vector<std::string> result;
   for (int host = 0; host < site.hosts->count(); ++host) {
     const int count = slots[static_cast<std::size_t>(host)];
@@ -73,13 +74,15 @@ class MpiSystem : public System {
     spec.name = fmt::format("{} with {} ranks", name(), order.ranks);
     spec.argv = {launcher()};
     if (site.spread()) {
-      // Its daemons detach themselves; in a process namespace of their own the kernel ends them with their first process.
+      // Its daemons detach themselves; in a process namespace of their own the kernel ends them with their first
+      // process.
       spec.argv = {"unshare", "--pid", "--fork", "--kill-child=SIGKILL", launcher()};
     } else {
       spec.death_signal = SIGTERM;  // its launcher then ends the ranks
     }
     add_options(spec, order, site);
-    for (const std::string& word : {std::string("-n"), std::to_string(order.ranks), program(site), to_json_text(order)}) {
+    for (const std::string& word :
+         {std::string("-n"), std::to_string(order.ranks), program(site), to_json_text(order)}) {
       spec.argv.push_back(word);
     }
     if (site.spread()) spec.network_of = site.hosts->network(0);
@@ -134,8 +137,11 @@ class Mpich final : public MpiSystem {
     add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(site), "-iface", VirtualHosts::kInterface});
     add({"-hosts", fmt::format("{}", fmt::join(host_list(order, site, ":"), ","))});
     // It would find out that the hosts are one machine after all, and share memory between them.
-    spec.environment = {{"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH3_NOLOCAL", "1"}, {"UCX_TLS", "tcp,self"},
-                        {"UCX_NET_DEVICES", VirtualHosts::kInterface}, {"FI_PROVIDER", "tcp"}};
+    spec.environment = {{"MPIR_CVAR_NOLOCAL", "1"},
+                        {"MPIR_CVAR_CH3_NOLOCAL", "1"},
+                        {"UCX_TLS", "tcp,self"},
+                        {"UCX_NET_DEVICES", VirtualHosts::kInterface},
+                        {"FI_PROVIDER", "tcp"}};
   }
 };
 

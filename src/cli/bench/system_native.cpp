@@ -1,6 +1,6 @@
 // Maniple itself: this program again, as `bench-worker`, one process per rank (or one process of threads for loopback).
-#include <sys/random.h>
 #include <fcntl.h>
+#include <sys/random.h>
 
 #include <array>
 
@@ -44,9 +44,8 @@ class NativeSystem final : public System {
 
   std::vector<ChildSpec> crew(const Order& order, const Site& site) const override {
     const bool threads = order.transport == "loopback";
-    const std::string rendezvous = site.spread()
-                                       ? fmt::format("tcp://{}:{}", site.hosts->address(0), kPort)
-                                       : "file://" + site.scratch->fresh("rendezvous");
+    const std::string rendezvous = site.spread() ? fmt::format("tcp://{}:{}", site.hosts->address(0), kPort)
+                                                 : "file://" + site.scratch->fresh("rendezvous");
     const std::string secret = write_secret(site.scratch->fresh("secret"));
     std::vector<ChildSpec> result;
     for (int rank = 0; rank < (threads ? 1 : order.ranks); ++rank) {
@@ -55,7 +54,8 @@ class NativeSystem final : public System {
       spec.argv = {site.program, "bench-worker", to_json_text(order), std::to_string(rank), rendezvous};
       spec.environment = {{"MANIPLE_SECRET_FILE", secret}};
       if (bare_) {
-        for (const char* knob : {"MANIPLE_CHECKS", "MANIPLE_RECORDER", "MANIPLE_HEARTBEAT"}) spec.environment.emplace_back(knob, "0");
+        for (const char* knob : {"MANIPLE_CHECKS", "MANIPLE_RECORDER", "MANIPLE_HEARTBEAT"})
+          spec.environment.emplace_back(knob, "0");
       }
       if (site.spread()) spec.network_of = site.hosts->network(site.hosts->host_of(rank, order.ranks));
       result.push_back(std::move(spec));

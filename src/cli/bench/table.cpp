@@ -40,8 +40,8 @@ double speed_against(const Row& row, const std::vector<Row>& rows, const std::st
 }
 
 std::string TableWriter::header() const {
-  const std::string text = fmt::format(fmt::runtime(kFormat), "op", "backend", "transport", "buffer", "ranks", "bytes", "median",
-                                       "p99", "algbw", "busbw");
+  const std::string text = fmt::format(fmt::runtime(kFormat), "op", "backend", "transport", "buffer", "ranks", "bytes",
+                                       "median", "p99", "algbw", "busbw");
   return text + (with_ratio_ ? fmt::format(" {:>9}\n", "x openmpi") : "\n");
 }
 
@@ -55,17 +55,18 @@ std::string TableWriter::next(const Row& row, double ratio) {
   const bool sized = row.bytes > 0;
   const std::string bytes = sized ? format_bytes(row.bytes) : "-";
   if (!row.error.empty()) {
-    return text + fmt::format("{:<14} {:<7} {:<9} {:<10} {:>5} {:>8} error: {}\n", op, row.backend, row.transport, row.buffer,
-                              row.ranks, bytes, row.error);
+    return text + fmt::format("{:<14} {:<7} {:<9} {:<10} {:>5} {:>8} error: {}\n", op, row.backend, row.transport,
+                              row.buffer, row.ranks, bytes, row.error);
   }
   text += fmt::format(fmt::runtime(kFormat), op, row.backend, row.transport, row.buffer, row.ranks, bytes,
-                      format_time(row.median_us), format_time(row.p99_us), sized ? format_bandwidth(row.algbw_gbps) : "-",
-                      sized ? format_bandwidth(row.busbw_gbps) : "-");
+                      format_time(row.median_us), format_time(row.p99_us),
+                      sized ? format_bandwidth(row.algbw_gbps) : "-", sized ? format_bandwidth(row.busbw_gbps) : "-");
   return text + (with_ratio_ && ratio > 0 ? fmt::format(" {:>9}\n", three_digits(ratio) + "x") : "\n");
 }
 
 std::string table(const std::vector<Row>& rows) {
-  const bool with_ratio = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.backend == kReference; });
+  const bool with_ratio =
+      std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.backend == kReference; });
   TableWriter writer(with_ratio);
   std::string text = writer.header();
   const Row* before = nullptr;

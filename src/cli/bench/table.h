@@ -8,8 +8,8 @@
 
 namespace maniple::bench {
 
-/// Speed of `row` against `backend`'s fastest row of the same operation, ranks, size, dtype and hosts: 2 is twice as fast.
-/// 0 when there is none.
+/// Speed of `row` against `backend`'s fastest row of the same operation, ranks, size, dtype and hosts: 2 is twice as
+/// fast. 0 when there is none.
 double speed_against(const Row& row, const std::vector<Row>& rows, const std::string& backend);
 
 /// Makes the lines one by one, so that rows can be shown as they come.

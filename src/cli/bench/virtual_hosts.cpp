@@ -41,7 +41,8 @@ std::string shaping(const std::string& device, const std::string& rate) {
 
 }  // namespace
 
-VirtualHosts::VirtualHosts(int count, const std::string& rate, const InterruptWatch& watch) : switch_(checked("switch")) {
+VirtualHosts::VirtualHosts(int count, const std::string& rate, const InterruptWatch& watch)
+    : switch_(checked("switch")) {
   MANIPLE_REQUIRE(count >= 2 && count <= 64, "--hosts is {}; expected 2 to 64", count);
   in_network(switch_.pid(), "ip link add bridge0 type bridge", watch);
   in_network(switch_.pid(), "ip link set bridge0 up", watch);

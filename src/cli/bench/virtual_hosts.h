@@ -2,8 +2,8 @@
 //
 //   host 0  eth0 10.77.0.1 ---- port0 [switch] port1 ---- 10.77.0.2 eth0  host 1
 //
-// The namespaces have no names: each lives as long as a sleeping child process of ours, so the kernel removes everything
-// even when this process is killed. Our own network is not touched. Needs root.
+// The namespaces have no names: each lives as long as a sleeping child process of ours, so the kernel removes
+// everything even when this process is killed. Our own network is not touched. Needs root.
 #pragma once
 
 #include <string>

@@ -21,7 +21,8 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 std::string failure_of(const std::vector<ChildSpec>& specs, Deadline deadline = soon()) {
   const InterruptWatch watch;
   try {
-    run_crew(specs, [](std::string_view) {}, deadline, watch);
+    run_crew(
+        specs, [](std::string_view) {}, deadline, watch);
   } catch (const CrewFailed& failure) {
     return failure.what();
   }
@@ -31,8 +32,9 @@ std::string failure_of(const std::vector<ChildSpec>& specs, Deadline deadline = 
 TEST(Crew, HandsOverCompleteLines) {
   const InterruptWatch watch;
   std::vector<std::string> lines;
-  run_crew({shell("printf 'one\\ntwo'; printf ' and more\\n'")}, [&](std::string_view line) { lines.emplace_back(line); }, soon(),
-           watch);
+  run_crew(
+      {shell("printf 'one\\ntwo'; printf ' and more\\n'")}, [&](std::string_view line) { lines.emplace_back(line); },
+      soon(), watch);
   EXPECT_EQ(lines, (std::vector<std::string>{"one", "two and more"}));
 }
 
@@ -50,7 +52,8 @@ TEST(Crew, OneThatDiesEndsTheOthers) {
 }
 
 TEST(Crew, OneThatIgnoresTermIsKilled) {
-  EXPECT_NE(failure_of({shell("trap '' TERM; while :; do sleep 1; done"), shell("exit 1")}).find("exit code 1"), std::string::npos);
+  EXPECT_NE(failure_of({shell("trap '' TERM; while :; do sleep 1; done"), shell("exit 1")}).find("exit code 1"),
+            std::string::npos);
 }
 
 TEST(Crew, TimeIsLimited) {
@@ -62,7 +65,9 @@ TEST(Crew, AProgramThatIsNotThereIsASystemError) {
   ChildSpec spec = shell("");
   spec.argv = {"/nonexistent/program"};
   const InterruptWatch watch;
-  EXPECT_THROW(run_crew({spec}, [](std::string_view) {}, soon(), watch), SystemError);
+  EXPECT_THROW(run_crew(
+                   {spec}, [](std::string_view) {}, soon(), watch),
+               SystemError);
 }
 
 TEST(Crew, ASignalInterruptsAndLeavesNothing) {
@@ -82,7 +87,8 @@ TEST(Crew, ChildrenSeeTheirEnvironmentAndNoBlockedSignals) {
   std::string out;
   ChildSpec spec = shell("echo $MANIPLE_TEST_WORD; grep SigBlk /proc/self/status");
   spec.environment = {{"MANIPLE_TEST_WORD", "hello"}};
-  run_crew({spec}, [&](std::string_view line) { out += std::string(line) + "\n"; }, soon(), watch);
+  run_crew(
+      {spec}, [&](std::string_view line) { out += std::string(line) + "\n"; }, soon(), watch);
   EXPECT_EQ(out, "hello\nSigBlk:\t0000000000000000\n");
 }
 

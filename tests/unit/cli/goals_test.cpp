@@ -22,9 +22,10 @@ Goal five_times() {
 }
 
 TEST(Goals, TheWorstSizeCounts) {
-  const std::vector<Row> rows = {row_of("native", "registered", 2, kMiB, 10),      row_of("openmpi", "ordinary", 2, kMiB, 100),
-                                 row_of("native", "registered", 2, 16 * kMiB, 10), row_of("openmpi", "ordinary", 2, 16 * kMiB, 40),
-                                 row_of("native", "registered", 2, 64 * kMiB, 10), row_of("openmpi", "ordinary", 2, 64 * kMiB, 1)};
+  const std::vector<Row> rows = {
+      row_of("native", "registered", 2, kMiB, 10),      row_of("openmpi", "ordinary", 2, kMiB, 100),
+      row_of("native", "registered", 2, 16 * kMiB, 10), row_of("openmpi", "ordinary", 2, 16 * kMiB, 40),
+      row_of("native", "registered", 2, 64 * kMiB, 10), row_of("openmpi", "ordinary", 2, 64 * kMiB, 1)};
   const Verdict verdict = judge(five_times(), rows);
   EXPECT_TRUE(verdict.measured);
   EXPECT_FALSE(verdict.reached);
@@ -81,7 +82,8 @@ TEST(Goals, EveryGoalIsCoveredByTheBlocks) {
     for (const int ranks : goal.ranks) {
       const bool covered = std::any_of(blocks.begin(), blocks.end(), [&](const Block& block) {
         const Order& order = block.wanted.front();
-        const bool sizes = std::any_of(order.bytes.begin(), order.bytes.end(), [&](std::uint64_t b) { return b >= goal.from && b <= goal.to; });
+        const bool sizes = std::any_of(order.bytes.begin(), order.bytes.end(),
+                                       [&](std::uint64_t b) { return b >= goal.from && b <= goal.to; });
         const bool rival = goal.rival.empty() ||
                            std::find(block.systems.begin(), block.systems.end(), goal.rival) != block.systems.end();
         return block.hosts == goal.hosts && block.link == goal.link && order.ranks == ranks && sizes && rival;

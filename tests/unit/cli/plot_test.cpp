@@ -53,14 +53,16 @@ TEST(Plot, NothingToDrawIsStillAPicture) {
 }
 
 TEST(Plot, ASingleSizeIsDrawnAsBars) {
-  const std::string svg = plot_svg({}, {row_of("native", "registered", 2, 4, 0.3), row_of("openmpi", "ordinary", 2, 4, 0.6)});
+  const std::string svg =
+      plot_svg({}, {row_of("native", "registered", 2, 4, 0.3), row_of("openmpi", "ordinary", 2, 4, 0.6)});
   EXPECT_EQ(count_of(svg, "<polyline"), 0u);
   EXPECT_EQ(count_of(svg, ">0.30<"), 1u);
   EXPECT_EQ(count_of(svg, ">0.60<"), 1u);
 }
 
 TEST(Plot, EachNumberOfRanksHasItsChart) {
-  const std::string svg = plot_svg({}, {row_of("native", "registered", 2, 4, 0.3), row_of("native", "registered", 4, 4, 0.6)});
+  const std::string svg =
+      plot_svg({}, {row_of("native", "registered", 2, 4, 0.3), row_of("native", "registered", 4, 4, 0.6)});
   EXPECT_EQ(count_of(svg, ">all_reduce of float32, 2 ranks<"), 1u);
   EXPECT_EQ(count_of(svg, ">all_reduce of float32, 4 ranks<"), 1u);
 }
@@ -71,7 +73,8 @@ TEST(LogAxis, EqualFactorsAreEqualDistances) {
   EXPECT_NEAR(axis.at(10), 100, 1e-9);
   EXPECT_NEAR(axis.at(10'000), 400, 1e-9);
   EXPECT_EQ(axis.decimal_ticks().size(), 5u);
-  EXPECT_EQ(LogAxis(4, 1 << 20, 0, 400).binary_ticks(10), (std::vector<double>{4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576}));
+  EXPECT_EQ(LogAxis(4, 1 << 20, 0, 400).binary_ticks(10),
+            (std::vector<double>{4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576}));
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 
 namespace maniple::bench {
 
-inline Row row_of(const std::string& backend, const std::string& buffer, int ranks, std::uint64_t bytes, double median_us) {
+inline Row row_of(const std::string& backend, const std::string& buffer, int ranks, std::uint64_t bytes,
+                  double median_us) {
   Row row;
   row.op = "all_reduce";
   row.backend = backend;

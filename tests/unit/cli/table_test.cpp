@@ -28,7 +28,8 @@ TEST(Table, FitsInto110ColumnsAndIsAligned) {
 }
 
 TEST(Table, RatioIsSpeedAgainstOpenMpiOfTheSameCase) {
-  const std::vector<Row> rows = {row_of("native", "registered", 2, 1 << 20, 100), row_of("openmpi", "ordinary", 2, 1 << 20, 500),
+  const std::vector<Row> rows = {row_of("native", "registered", 2, 1 << 20, 100),
+                                 row_of("openmpi", "ordinary", 2, 1 << 20, 500),
                                  row_of("native", "registered", 4, 1 << 20, 100)};
   EXPECT_DOUBLE_EQ(speed_against(rows[0], rows, "openmpi"), 5);
   EXPECT_DOUBLE_EQ(speed_against(rows[1], rows, "openmpi"), 1);
