@@ -19,8 +19,8 @@ struct Reduction {
   int divide_by = 1;        ///< avg: divide the result (the last stage of several does)
 };
 
-/// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination may be
-/// the same memory as a source; other overlaps are not allowed.
+/// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination
+/// may be the same memory as a source; other overlaps are not allowed.
 void reduce(const Reduction& reduction, std::span<const void* const> sources, std::span<void* const> destinations,
             std::size_t count);
 

@@ -1,12 +1,12 @@
 // Vectors and element formats for reduce_kernels.inl. The including file defines kVectorBytes.
 //
 // The compiler's vector extension is used rather than loops left to the vectoriser: destinations may be the same memory
-// as sources and pointers may be unaligned, and with explicit loads and stores neither stands in the way. A *format* says
-// how elements lie in memory and in which type they are computed:
+// as sources and pointers may be unaligned, and with explicit loads and stores neither stands in the way. A *format*
+// says how elements lie in memory and in which type they are computed:
 //   Value         type of the arithmetic         Lanes   vector of kLanes of them
 //   Vector        what is loaded at once, kVectorStep bytes in memory: Lanes or a Pair of them
 //   kVectors      vectors of a block: as many as the registers hold, with room for operands
-//   kVectorsOfTwo the same when there are just two sources; fewer measure better, since loads and stores mix more evenly
+//   kVectorsOfTwo the same when there are just two sources; fewer measure better: loads and stores mix more evenly
 // `one` forms handle single elements at the end.
 //
 // This file is compiled for larger instruction sets than the baseline: it must not use inline functions of headers that
