@@ -2,8 +2,8 @@
 // of this file may run unless `crc32c_has_hardware`, and it uses no inline function that others use too.
 //
 // The instruction takes a word each cycle but its result is late by two or three. So a *stretch* is cut into three
-// equal lanes, whose values are computed side by side and then joined: the value of a lane is moved past the bytes of those
-// after it by a multiplication, which four table lookups do.
+// equal lanes, whose values are computed side by side and then joined: the value of a lane is moved past the bytes of
+// those after it by a multiplication, which four table lookups do.
 #include "base/crc32c.h"
 
 #include "base/crc32c_polynomial.h"
