@@ -149,13 +149,13 @@ bool MessageEngine::progress_sends(int rank) {
                                                         options_.lane, message->deadline, *options_.abort));
       }
       peer.outgoing = std::make_unique<OutgoingStream>(std::move(sink));
-      peer.outgoing->begin(*message);
     }
+    if (!std::exchange(peer.sending, true)) peer.outgoing->begin(*message);
     if (!peer.outgoing->advance(*message, moved)) return moved;
     peer.sends.pop_front();
+    peer.sending = false;
     finish(message, nullptr);
     moved = true;
-    if (!peer.sends.empty()) peer.outgoing->begin(*peer.sends.front());
   }
   return moved;
 }

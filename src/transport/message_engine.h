@@ -57,7 +57,8 @@ class MessageEngine {
   struct Peer {
     std::unique_ptr<OutgoingStream> outgoing;
     std::unique_ptr<IncomingStream> incoming;
-    std::deque<std::shared_ptr<Message>> sends;  // the first is being written
+    std::deque<std::shared_ptr<Message>> sends;
+    bool sending = false;                        // the first of them is being written
     std::shared_ptr<Message> receiving;          // the payload at hand goes there
     struct Unexpected {
       MessageHeader header;
