@@ -8,7 +8,9 @@ namespace maniple {
 
 /// All operands at once.
 inline Reduction whole_reduction(const Operation& operation, int ranks) noexcept {
-  return {.dtype = operation.dtype, .op = operation.reduce, .premultiply = true,
+  return {.dtype = operation.dtype,
+          .op = operation.reduce,
+          .premultiply = true,
           .divide_by = operation.reduce.kind() == ReduceOp::avg ? ranks : 1};
 }
 

@@ -38,11 +38,13 @@ class Bytes final : public ByteSource {
 void decode(const std::uint8_t* data, std::size_t size) {
   const auto* const bytes = reinterpret_cast<const std::byte*>(data);
   try {
-    if (size >= kPieceHeaderBytes) decode_piece_header(std::span<const std::byte, kPieceHeaderBytes>(bytes, kPieceHeaderBytes));
+    if (size >= kPieceHeaderBytes)
+      decode_piece_header(std::span<const std::byte, kPieceHeaderBytes>(bytes, kPieceHeaderBytes));
   } catch (const ProtocolError&) {
   }
   try {
-    if (size >= kFrameHeaderBytes) decode_frame_header(std::span<const std::byte, kFrameHeaderBytes>(bytes, kFrameHeaderBytes));
+    if (size >= kFrameHeaderBytes)
+      decode_frame_header(std::span<const std::byte, kFrameHeaderBytes>(bytes, kFrameHeaderBytes));
   } catch (const ProtocolError&) {
   }
 }
@@ -76,7 +78,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::uint8_t> headed(2 * kFrameHeaderBytes);
   const auto as_bytes = std::as_writable_bytes(std::span(headed));
   encode(FrameHeader{.signature = {}, .length = 0}, as_bytes.first<kFrameHeaderBytes>());
-  encode(FrameHeader{.signature = {}, .length = 10, .number = 1, .streams = 2, .checked = (size & 1) != 0, .pieced = (size & 2) != 0},
+  encode(FrameHeader{.signature = {},
+                     .length = 10,
+                     .number = 1,
+                     .streams = 2,
+                     .checked = (size & 1) != 0,
+                     .pieced = (size & 2) != 0},
          as_bytes.last<kFrameHeaderBytes>());
   headed.insert(headed.end(), data, data + size);
   receive(headed.data(), headed.size());

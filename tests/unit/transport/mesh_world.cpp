@@ -42,7 +42,8 @@ std::pair<UniqueFd, UniqueFd> tcp_pair() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 || ::getsockname(listener.get(), generic, &length) != 0) {
+  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), generic, &length) != 0) {
     throw_system_error("listen on loopback");
   }
   UniqueFd dialled(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -69,7 +70,9 @@ struct MeshWorld::RingMemory {
 };
 
 MeshWorld::MeshWorld(const WorldOptions& options)
-    : options_(options), board_(options.first_global_rank + options.size), members_(static_cast<std::size_t>(options.size)) {
+    : options_(options),
+      board_(options.first_global_rank + options.size),
+      members_(static_cast<std::size_t>(options.size)) {
   std::iota(members_.begin(), members_.end(), 0);
   const auto n = static_cast<std::size_t>(options_.size);
   if (options_.channel == Channel::ring) {
@@ -87,8 +90,12 @@ MeshWorld::MeshWorld(const WorldOptions& options)
     mesh.streams = options_.streams;
     if (options_.channel == Channel::ring) {
       const auto own = static_cast<std::size_t>(rank);
-      mesh.local_sink = [this, own, n](int peer) { return make_ring_sink(rings_[own * n + static_cast<std::size_t>(peer)]->span()); };
-      mesh.local_source = [this, own, n](int peer) { return make_ring_source(rings_[static_cast<std::size_t>(peer) * n + own]->span()); };
+      mesh.local_sink = [this, own, n](int peer) {
+        return make_ring_sink(rings_[own * n + static_cast<std::size_t>(peer)]->span());
+      };
+      mesh.local_source = [this, own, n](int peer) {
+        return make_ring_source(rings_[static_cast<std::size_t>(peer) * n + own]->span());
+      };
       mesh.local_wait = [](Deadline) { std::this_thread::yield(); };
     }
     if (options_.adjust) options_.adjust(rank, mesh);

@@ -41,7 +41,9 @@ class TestSwitchboard final : public Switchboard {
  public:
   TestSwitchboard(Board& board, int rank) : board_(board), rank_(rank) {}
   UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
-  UniqueFd try_take(int global_rank, const std::string& topic) override { return board_.take(global_rank, rank_, topic); }
+  UniqueFd try_take(int global_rank, const std::string& topic) override {
+    return board_.take(global_rank, rank_, topic);
+  }
   int arrival_fd() const noexcept override { return board_.arrival_fd(rank_); }
 
  private:
@@ -91,6 +93,5 @@ class MeshWorld {
   std::vector<std::unique_ptr<AbortSignal>> aborts_;
   std::vector<std::unique_ptr<Mesh>> meshes_;
 };
-
 
 }  // namespace maniple::test
