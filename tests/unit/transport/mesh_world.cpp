@@ -14,6 +14,20 @@
 
 namespace maniple::test {
 
+void Bell::ring() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+  }
+  rung_.notify_all();
+}
+
+void Bell::wait(std::uint64_t& seen, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  rung_.wait_until(lock, deadline.when(), [&] { return count_ != seen; });
+  seen = count_;
+}
+
 Board::Board(int ranks) {
   for (int rank = 0; rank < ranks; ++rank) arrivals_.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 }
@@ -90,13 +104,13 @@ MeshWorld::MeshWorld(const WorldOptions& options)
     mesh.streams = options_.streams;
     if (options_.channel == Channel::ring) {
       const auto own = static_cast<std::size_t>(rank);
-      mesh.local_sink = [this, own, n](int peer) {
-        return make_ring_sink(rings_[own * n + static_cast<std::size_t>(peer)]->span());
+      const auto ring = [this, n](std::size_t from, std::size_t to) { return rings_[from * n + to]->span(); };
+      const auto doorbell = [this] { bell_.ring(); };
+      mesh.local_sink = [=](int peer) { return make_ring_sink(ring(own, static_cast<std::size_t>(peer)), doorbell); };
+      mesh.local_source = [=](int peer) {
+        return make_ring_source(ring(static_cast<std::size_t>(peer), own), doorbell);
       };
-      mesh.local_source = [this, own, n](int peer) {
-        return make_ring_source(rings_[static_cast<std::size_t>(peer) * n + own]->span());
-      };
-      mesh.local_wait = [](Deadline) { std::this_thread::yield(); };
+      mesh.local_wait = [this, seen = std::uint64_t{0}](Deadline deadline) mutable { bell_.wait(seen, deadline); };
     }
     if (options_.adjust) options_.adjust(rank, mesh);
     meshes_.push_back(std::make_unique<Mesh>(std::move(mesh)));
