@@ -437,21 +437,21 @@ class BadStoreClient : public testing::Test {
     std::optional<Frame> reply() {
       const Deadline deadline = soon();
       for (;;) {
-        std::string_view rest = bytes;
+        std::string_view rest = unread;
         auto frame = reader.next(rest);
-        bytes = std::string(rest);
+        unread = std::string(rest);
         if (frame) return frame;
         pollfd waiting{.fd = fd.get(), .events = POLLIN, .revents = 0};
         if (::poll(&waiting, 1, deadline.poll_ms()) <= 0) return std::nullopt;
         char buffer[4096];
         const ssize_t got = ::recv(fd.get(), buffer, sizeof(buffer), 0);
         if (got == 0 || (got < 0 && errno != EAGAIN)) return std::nullopt;
-        if (got > 0) bytes.assign(buffer, static_cast<std::size_t>(got));
+        if (got > 0) unread.assign(buffer, static_cast<std::size_t>(got));
       }
     }
     UniqueFd fd;
     FrameReader reader{&reply_limit};
-    std::string bytes;
+    std::string unread;
   };
 
   void expect_hung_up_on(std::string_view bytes) {
@@ -532,7 +532,7 @@ TEST_F(BadStoreClient, N29AbuseIsAnErrorToThatClientOnly) {
   rogue.send(encode_frame_header(6, code(StoreOp::num_keys), 0));
   EXPECT_EQ(rogue.reply()->id, 6u);
   // Keys are bytes: these are odd, but keys.
-  for (const std::string key : {std::string("\0", 1), std::string("\xff\xfe"), std::string("a\0b", 3)}) {
+  for (const std::string& key : {std::string("\0", 1), std::string("\xff\xfe"), std::string("a\0b", 3)}) {
     member->set(key, "v");
     EXPECT_EQ(member->get(key, soon()), "v");
   }
