@@ -116,11 +116,12 @@ std::vector<Row> measure_all(Runner& runner, ProgressLine& progress, const std::
            });
   });
   std::vector<Row> rows;
+  TableWriter writer(false);
   const auto show = [&](const Row& row) {
     progress.clear();
-    print(table_line(row, false) + "\n");
+    print(writer.next(row));
   };
-  if (at_once) print(table_header(false) + "\n");
+  if (at_once) print(writer.header());
   if (limits) {
     rows = runner.core_limits(sizes, std::min(budget_s, 0.1));
     if (at_once) std::for_each(rows.begin(), rows.end(), show);
@@ -175,7 +176,7 @@ int measure_and_report(const Typed& typed) {
   if (!typed.plot.empty()) write_file(typed.plot, plot_svg(this_machine(), rows));
   const bool wrong = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return !row.error.empty(); });
   const int verdict = figures ? print_goals(rows) : 0;
-  return wrong ? kFailed : verdict;
+  return wrong || runner.failed() ? kFailed : verdict;
 }
 
 }  // namespace

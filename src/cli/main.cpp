@@ -30,13 +30,13 @@ int refuse_unknown(std::string_view name) {
 int run(int argc, char** argv) {
   CLI::App app("Maniple: distributed deep-learning training in C++.", "maniple");
   app.require_subcommand(0, 1);
-  app.footer("`maniple COMMAND --help` explains a command.");
   std::function<int()> chosen;
   for (const Command& command : commands()) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     if (*command.summary == '\0') sub->group("");
     sub->parse_complete_callback([&chosen, action = command.declare(*sub)] { chosen = action; });
   }
+  app.footer("`maniple COMMAND --help` explains a command.");  // after the commands, which would inherit it
   if (argc > 1 && argv[1][0] != '-' && find_command(argv[1]) == nullptr) return refuse_unknown(argv[1]);
   try {
     app.parse(argc, argv);

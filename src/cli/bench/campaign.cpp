@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "collective/selection.h"
 #include <maniple/comm/options.h>
 
 namespace maniple::bench {
@@ -21,6 +22,7 @@ void check(const Wishes& wishes) {
   }
   for (const std::string& name : wishes.dtypes) parse_dtype(name);
   for (const std::string& name : wishes.transports) parse_transport(name);
+  for (const std::string& name : wishes.algorithms) require_algorithm(name);
   for (const std::string& name : wishes.buffers) {
     MANIPLE_REQUIRE(name == "registered" || name == "ordinary", "--buffer is \"{}\"; expected registered, ordinary or both", name);
   }

@@ -87,7 +87,7 @@ bool ended_within(int end, int milliseconds) {
 
 }  // namespace
 
-Child::Child(const ChildSpec& spec) : name_(spec.name) {
+Child::Child(const ChildSpec& spec) : name_(spec.name), patience_ms_(spec.death_signal == SIGKILL ? 1000 : 5000) {
   Pipe out, err, failure;
   const pid_t parent = getpid();
   pid_ = fork();
@@ -116,12 +116,13 @@ Child::Child(Child&& other) noexcept
       pid_(std::exchange(other.pid_, -1)),
       out_(std::move(other.out_)),
       err_(std::move(other.err_)),
-      end_(std::move(other.end_)) {}
+      end_(std::move(other.end_)),
+      patience_ms_(other.patience_ms_) {}
 
 Child::~Child() {
   if (pid_ < 0) return;
   kill(pid_, SIGTERM);
-  if (!ended_within(end_.get(), 1000)) kill(pid_, SIGKILL);
+  if (!ended_within(end_.get(), patience_ms_)) kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
 }
 

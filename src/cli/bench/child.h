@@ -17,7 +17,7 @@ struct ChildSpec {
   std::string name;               ///< for messages: "native rank 1"
   std::vector<std::string> argv;  ///< argv[0] is searched in PATH unless it holds a slash
   std::vector<std::pair<std::string, std::string>> environment;  ///< added to ours
-  int death_signal = SIGKILL;                                    ///< sent by the kernel when we die, however we die
+  int death_signal = SIGKILL;  ///< sent by the kernel when we die, however we die; TERM for one that has to end others
   bool new_network = false;       ///< starts in a network namespace of its own
   std::optional<pid_t> network_of;  ///< starts in the network namespace of that process
 };
@@ -26,7 +26,7 @@ class Child {
  public:
   /// Returns once the program has been executed; throws SystemError saying what failed.
   explicit Child(const ChildSpec& spec);
-  ~Child();  ///< ends it (TERM, then KILL after a second) and reaps it
+  ~Child();  ///< ends it (TERM, then KILL: after a second, or after five if it has to end others first) and reaps it
   Child(Child&& other) noexcept;
   Child& operator=(Child&&) = delete;
 
@@ -43,6 +43,7 @@ class Child {
   std::string name_;
   pid_t pid_ = -1;
   UniqueFd out_, err_, end_;
+  int patience_ms_ = 1000;
 };
 
 }  // namespace maniple::bench

@@ -15,6 +15,7 @@ namespace maniple::bench {
 namespace {
 
 constexpr std::size_t kKeptOutput = 4000;  // bytes of standard error kept for a message
+constexpr int kShownLines = 10;
 constexpr std::size_t kLongestLine = 64 * 1024;
 
 struct Member {
@@ -49,6 +50,11 @@ void drain_out(Member& member, const LineSink& on_line) {
 std::string with_trouble(std::string text, const Member& member) {
   std::string trouble = member.trouble;
   while (!trouble.empty() && (trouble.back() == '\n' || trouble.back() == ' ')) trouble.pop_back();
+  std::size_t start = trouble.size();
+  for (int lines = 0; lines < kShownLines && start != std::string::npos && start > 0; ++lines) {
+    start = trouble.rfind('\n', start - 1);
+  }
+  if (start != std::string::npos && start > 0) trouble.erase(0, start + 1);
   return trouble.empty() ? text : fmt::format("{}; its last words:\n{}", text, trouble);
 }
 

@@ -3,9 +3,21 @@
 #include <fmt/format.h>
 
 #include "cli/bench/case.h"
-#include "collective/mesh_algorithms.h"
+#include "collective/selection.h"
 
 namespace maniple::bench {
+namespace {
+
+std::string indented(const std::string& lines) {
+  std::string text = lines.empty() ? "" : "  ";
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    text += lines[i];
+    if (lines[i] == '\n' && i + 1 < lines.size()) text += "  ";
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string listing(const Site& site) {
   std::string text = "operations\n ";
@@ -16,10 +28,8 @@ std::string listing(const Site& site) {
           "  loopback   ranks as threads of one process\n"
           "  shm        shared memory, ranks of one host\n"
           "  tcp        everywhere\n"
-          "\nalgorithms over messages (tcp, and between hosts); inside a host the engine picks by size and memory\n";
-  for (const MeshEntry& entry : mesh_algorithms()) {
-    text += fmt::format("  {:<15} {:<15} {}\n", to_string(entry.op), entry.name, entry.sentence);
-  }
+          "\nalgorithms\n" +
+          indented(list_algorithms());
 
   text += "\nsystems\n";
   for (const auto& system : systems()) {

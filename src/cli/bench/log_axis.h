@@ -38,7 +38,7 @@ class LogAxis {
     const int last = static_cast<int>(std::floor(std::log2(high_) + 1e-6));
     const int step = std::max(2, ((last - first) / most + 2) / 2 * 2);
     std::vector<double> ticks;
-    for (int power = first; power <= last; power += step) ticks.push_back(std::exp2(power));
+    for (int power = (first + step - 1) / step * step; power <= last; power += step) ticks.push_back(std::exp2(power));
     return ticks;
   }
 

@@ -101,7 +101,7 @@ double draw_legend(Svg* svg, const std::vector<Series>& all, double top) {
   return std::ceil(static_cast<double>(all.size()) / 3) * kLegendLine;
 }
 
-bool has_bandwidth(const Row& row) { return row.bytes > 0 && row.algbw_gbps > 0; }
+bool is_large(const Row& row) { return row.bytes >= kSmall && row.algbw_gbps > 0; }
 bool is_small(const Row& row) { return row.bytes > 0 && row.bytes <= kSmall && row.median_us > 0; }
 
 struct Chart {
@@ -144,22 +144,22 @@ void draw_chart(Svg& svg, const Chart& chart, double top) {
   const Box first{kMargin, top + kTop, left, kPanelHeight};
   const Box second{kMargin + left + kGap, top + kTop, full - kGap - left, kPanelHeight};
   svg.text({kMargin - 40, top + 34}, chart.title, {18, "#111827", "start", true});
-  const Panel bandwidth{"bandwidth, GB/s (bytes / median time)", first, [](const Row& row) { return row.algbw_gbps; },
-                        has_bandwidth};
-  const Panel time{"median time, microseconds, up to 64 KiB", both ? second : first, [](const Row& row) { return row.median_us; },
+  const Panel bandwidth{"bandwidth from 64 KiB on: GB/s, bytes of the buffer by median time", first,
+                        [](const Row& row) { return row.algbw_gbps; }, is_large};
+  const Panel time{"median time up to 64 KiB: microseconds", both ? second : first, [](const Row& row) { return row.median_us; },
                    is_small};
   if (chart.has_large) draw_panel(svg, bandwidth, chart.series);
   if (chart.has_small) draw_panel(svg, time, chart.series);
   draw_legend(&svg, chart.series, top + kTop + kPanelHeight + 52);
 }
 
-double height_of(const Chart& chart) { return kTop + kPanelHeight + 66 + draw_legend(nullptr, chart.series, 0); }
+double height_of(const Chart& chart) { return kTop + kPanelHeight + 56 + draw_legend(nullptr, chart.series, 0); }
 
 }  // namespace
 
 std::string plot_svg(const Machine& machine, const std::vector<Row>& rows) {
   const std::vector<Chart> charts = charts_of(rows);
-  double height = charts.empty() ? 120 : 20;
+  double height = charts.empty() ? 120 : 4;
   for (const Chart& chart : charts) height += height_of(chart);
   Svg svg(kWidth, height);
   const std::string where = fmt::format("{}, {} cores, Linux {} {}", machine.cpu, machine.cores, machine.kernel, machine.arch);

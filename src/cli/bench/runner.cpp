@@ -87,7 +87,7 @@ std::vector<Row> Runner::run(const Block& block, const std::function<void(const 
           results[key].push_back(std::move(row));
         }
       } catch (const CrewFailed& failure) {
-        if (system->role() != Role::peer) throw;
+        failed_ = failed_ || system->role() != Role::peer;
         complain(fmt::format("{} failed at {} with {} ranks: {}", system->name(), order.op, order.ranks, failure.what()));
       }
     }

@@ -18,8 +18,8 @@ class Runner {
   /// `progress` gets a short line whenever something else is being measured; may be empty.
   Runner(const InterruptWatch& watch, std::function<void(const std::string&)> progress);
 
-  /// Rows in the order of sizes, then systems. `on_row` is told each single measurement as it comes. A peer that fails is
-  /// noted in complaints() and left out; failures of Maniple itself are thrown.
+  /// Rows in the order of sizes, then systems. `on_row` is told each single measurement as it comes. A system that fails is
+  /// noted in complaints() and the others go on, so that a long run is not lost.
   std::vector<Row> run(const Block& block, const std::function<void(const Row&)>& on_row = {});
 
   /// One core's copying and adding at the given sizes.
@@ -27,6 +27,9 @@ class Runner {
 
   /// What did not run and why, one line each, every reason once.
   const std::vector<std::string>& complaints() const noexcept { return complaints_; }
+
+  /// A system other than a peer failed.
+  bool failed() const noexcept { return failed_; }
 
   const Site& site() const noexcept { return site_; }
 
@@ -43,6 +46,7 @@ class Runner {
   std::optional<VirtualHosts> hosts_;
   std::string link_;
   std::vector<std::string> complaints_;
+  bool failed_ = false;
 };
 
 }  // namespace maniple::bench

@@ -62,8 +62,9 @@ std::vector<Series> series_of(const std::vector<Row>& rows) {
     if (by_key.find(key) == by_key.end()) {
       order.push_back(key);
       Series series;
-      series.label = fmt::format("{} {}", display_name(row.backend), row.transport);
-      if (row.backend == "native" || row.backend == "bare" || row.backend == "limit") series.label += " " + row.buffer;
+      const bool ours = row.backend == "native" || row.backend == "bare";
+      series.label = display_name(row.backend) + (row.backend == "limit" ? "" : ", " + row.transport);
+      series.label += ours || row.backend == "limit" ? ", " + row.buffer + " memory" : "";
       series.label += many_ranks ? fmt::format(", {} ranks", row.ranks) : "";
       series.label += many_algorithms && row.algorithm != "auto" ? ", " + row.algorithm : "";
       series.stroke = stroke_of(row.backend, used[row.backend]++);

@@ -59,7 +59,7 @@ class MpiSystem : public System {
     order.buffer = "ordinary";  // it knows no other, nor our algorithms
     order.algorithm.clear();
     if (site.spread()) {
-      order.transport = wanted.ranks > site.hosts->count() && wanted.transport != "tcp" ? "shm+tcp" : "tcp";
+      order.transport = "tcp";  // neither can tell which ranks of this one machine may share memory
     } else if (wanted.transport != "tcp") {
       order.transport = "shm";
     } else if (!tcp_inside_a_host()) {
@@ -71,8 +71,13 @@ class MpiSystem : public System {
   std::vector<ChildSpec> crew(const Order& order, const Site& site) const override {
     ChildSpec spec;
     spec.name = fmt::format("{} with {} ranks", name(), order.ranks);
-    spec.death_signal = SIGTERM;  // its launcher then ends the ranks
     spec.argv = {launcher()};
+    if (site.spread()) {
+      // Its daemons detach themselves; in a process namespace of their own the kernel ends them with their first process.
+      spec.argv = {"unshare", "--pid", "--fork", "--kill-child=SIGKILL", launcher()};
+    } else {
+      spec.death_signal = SIGTERM;  // its launcher then ends the ranks
+    }
     add_options(spec, order, site);
     for (const std::string& word : {std::string("-n"), std::to_string(order.ranks), program(site), to_json_text(order)}) {
       spec.argv.push_back(word);
@@ -102,9 +107,9 @@ class OpenMpi final : public MpiSystem {
 
   void add_options(ChildSpec& spec, const Order& order, const Site& site) const override {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
-    add({"--allow-run-as-root", "--oversubscribe"});
+    add({"--allow-run-as-root", "--oversubscribe", "--mca", "orte_tmpdir_base", site.scratch->fresh("openmpi")});
     if (order.transport != "shm") {
-      add({"--mca", "pml", "ob1", "--mca", "btl", order.transport == "tcp" ? "tcp,self" : "vader,tcp,self"});
+      add({"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
       add({"--mca", "btl_tcp_if_include", site.spread() ? VirtualHosts::kInterface : "lo"});
     }
     if (!site.spread()) return;
@@ -128,6 +133,9 @@ class Mpich final : public MpiSystem {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
     add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(site), "-iface", VirtualHosts::kInterface});
     add({"-hosts", fmt::format("{}", fmt::join(host_list(order, site, ":"), ","))});
+    // It would find out that the hosts are one machine after all, and share memory between them.
+    spec.environment = {{"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH3_NOLOCAL", "1"}, {"UCX_TLS", "tcp,self"},
+                        {"UCX_NET_DEVICES", VirtualHosts::kInterface}, {"FI_PROVIDER", "tcp"}};
   }
 };
 

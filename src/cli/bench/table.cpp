@@ -39,38 +39,39 @@ double speed_against(const Row& row, const std::vector<Row>& rows, const std::st
   return fastest == 0 || row.median_us <= 0 ? 0 : fastest / row.median_us;
 }
 
-std::string table_header(bool with_ratio) {
-  std::string text = fmt::format(fmt::runtime(kFormat), "op", "backend", "transport", "buffer", "ranks", "bytes", "median",
-                                 "p99", "algbw", "busbw");
-  return with_ratio ? text + fmt::format(" {:>9}", "x openmpi") : text;
+std::string TableWriter::header() const {
+  const std::string text = fmt::format(fmt::runtime(kFormat), "op", "backend", "transport", "buffer", "ranks", "bytes", "median",
+                                       "p99", "algbw", "busbw");
+  return text + (with_ratio_ ? fmt::format(" {:>9}\n", "x openmpi") : "\n");
 }
 
-std::string table_line(const Row& row, bool with_ratio, double ratio) {
-  const std::string op = is_core(row) ? row.algorithm : row.op;
-  const std::string bytes = row.bytes == 0 ? "-" : format_bytes(row.bytes);
-  if (!row.error.empty()) {
-    return fmt::format("{:<14} {:<7} {:<9} {:<10} {:>5} {:>8} error: {}", op, row.backend, row.transport, row.buffer, row.ranks,
-                       bytes, row.error);
+std::string TableWriter::next(const Row& row, double ratio) {
+  std::string text;
+  if (context(row) != context_) {
+    context_ = context(row);
+    text += fmt::format("-- {}\n", context_);
   }
-  std::string text = fmt::format(fmt::runtime(kFormat), op, row.backend, row.transport, row.buffer, row.ranks, bytes,
-                                 format_time(row.median_us), format_time(row.p99_us),
-                                 row.bytes == 0 ? "-" : format_bandwidth(row.algbw_gbps),
-                                 row.bytes == 0 ? "-" : format_bandwidth(row.busbw_gbps));
-  return with_ratio && ratio > 0 ? text + fmt::format(" {:>9}", three_digits(ratio) + "x") : text;
+  const std::string op = is_core(row) ? row.algorithm : row.op;
+  const bool sized = row.bytes > 0;
+  const std::string bytes = sized ? format_bytes(row.bytes) : "-";
+  if (!row.error.empty()) {
+    return text + fmt::format("{:<14} {:<7} {:<9} {:<10} {:>5} {:>8} error: {}\n", op, row.backend, row.transport, row.buffer,
+                              row.ranks, bytes, row.error);
+  }
+  text += fmt::format(fmt::runtime(kFormat), op, row.backend, row.transport, row.buffer, row.ranks, bytes,
+                      format_time(row.median_us), format_time(row.p99_us), sized ? format_bandwidth(row.algbw_gbps) : "-",
+                      sized ? format_bandwidth(row.busbw_gbps) : "-");
+  return text + (with_ratio_ && ratio > 0 ? fmt::format(" {:>9}\n", three_digits(ratio) + "x") : "\n");
 }
 
 std::string table(const std::vector<Row>& rows) {
   const bool with_ratio = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.backend == kReference; });
-  std::string text = table_header(with_ratio) + "\n";
-  std::string shown = "float32";
+  TableWriter writer(with_ratio);
+  std::string text = writer.header();
   const Row* before = nullptr;
   for (const Row& row : rows) {
     if (before != nullptr && with_ratio && !is_core(*before) && !same_case(*before, row)) text += "\n";
-    if (context(row) != shown) {
-      shown = context(row);
-      text += fmt::format("-- {}\n", shown);
-    }
-    text += table_line(row, with_ratio, with_ratio ? speed_against(row, rows, kReference) : 0) + "\n";
+    text += writer.next(row, with_ratio ? speed_against(row, rows, kReference) : 0);
     before = &row;
   }
   return text;

@@ -12,12 +12,22 @@ namespace maniple::bench {
 /// 0 when there is none.
 double speed_against(const Row& row, const std::vector<Row>& rows, const std::string& backend);
 
-std::string table_header(bool with_ratio);
-/// `ratio` 0 leaves the column empty; rows with an error show it instead of figures.
-std::string table_line(const Row& row, bool with_ratio, double ratio = 0);
+/// Makes the lines one by one, so that rows can be shown as they come.
+class TableWriter {
+ public:
+  explicit TableWriter(bool with_ratio) : with_ratio_(with_ratio) {}
 
-/// The whole table; the ratio column appears when Open MPI is among the rows. A line says what the columns do not (dtype,
-/// algorithm, hosts) wherever it changes.
+  std::string header() const;
+  /// The row's line, after one that says what the columns do not (dtype, algorithm, hosts) where that has changed.
+  /// `ratio` 0 leaves its column empty; an error stands where the figures would.
+  std::string next(const Row& row, double ratio = 0);
+
+ private:
+  bool with_ratio_;
+  std::string context_ = "float32";
+};
+
+/// The whole table; the ratio column appears when Open MPI is among the rows.
 std::string table(const std::vector<Row>& rows);
 
 }  // namespace maniple::bench

@@ -1,0 +1,40 @@
+#!/bin/sh
+# The program as a user meets it: help, tables, refusals, and one real measurement that leaves nothing behind.
+maniple=$1
+failures=0
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# expect CODE PATTERN ARGUMENTS...: the exit code, and a pattern in what it prints
+expect() {
+  code=$1 pattern=$2
+  shift 2
+  output=$(TMPDIR=$scratch "$maniple" "$@" 2>&1)
+  got=$?
+  if [ "$got" != "$code" ] || ! printf '%s' "$output" | grep -q -e "$pattern"; then
+    echo "FAILED: maniple $*: expected exit $code and \"$pattern\", got exit $got and:"
+    printf '%s\n' "$output"
+    failures=$((failures + 1))
+  fi
+}
+
+expect 0 'bench' --help
+expect 0 'bench' # no arguments: help
+expect 0 '^maniple [0-9]' version
+expect 0 'MANIPLE_TRANSPORT' knobs
+expect 2 'no command "frobnicate"' frobnicate
+expect 2 'not expected: --frobnicate' bench --frobnicate
+expect 2 'no operation given' bench
+expect 2 'unknown operation "all_redoos"' bench all_redoos
+expect 2 '"12Q" is not a size' bench all_reduce --sizes 12Q
+expect 2 '"two" *; *expected numbers\|"two"; expected' bench all_reduce --ranks two
+expect 2 'no system is named "nosuch"' bench all_reduce --systems nosuch
+expect 0 'all_reduce' bench --list
+expect 0 'all_reduce *native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --plot "$scratch/out.svg"
+expect 0 'all_reduce *native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
+for file in out.json out.svg; do
+  [ -s "$scratch/$file" ] || { echo "FAILED: $file was not written"; failures=$((failures + 1)); }
+done
+rm -f "$scratch/out.json" "$scratch/out.svg"
+[ -z "$(ls -A "$scratch")" ] || { echo "FAILED: left behind: $(ls -A "$scratch")"; failures=$((failures + 1)); }
+exit "$failures"
