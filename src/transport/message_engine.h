@@ -68,6 +68,7 @@ class MessageEngine {
     std::list<Unexpected> unexpected;  // complete ones, oldest first
     std::unique_ptr<Unexpected> keeping;  // the payload at hand goes there
     std::exception_ptr broken;
+    bool gone = false;  // had left when we last looked
   };
 
   using Lock = std::unique_lock<std::mutex>;
