@@ -148,7 +148,10 @@ class NativeBackend final : public Backend {
     if (arena_) {
       options.local_sink = [this](int rank) { return ring_sink(kCollectiveRings, rank); };
       options.local_source = [this](int rank) { return ring_source(kCollectiveRings, rank); };
-      options.local_wait = [this](Deadline deadline) { arena_->await_bell(arena_->bell(), Deadline::sooner(deadline, Deadline::after(std::chrono::milliseconds(1)))); };
+      options.local_wait = [this](Deadline deadline) {
+        arena_->await_bell(bell_seen_, deadline);
+        bell_seen_ = arena_->bell();
+      };
     }
     mesh_ = std::make_unique<Mesh>(std::move(options));
   }
@@ -207,6 +210,7 @@ class NativeBackend final : public Backend {
   bool compare_ = knob_flag(Knob::checks);
   bool all_in_process_ = false;
   std::vector<int> all_ranks_;
+  std::uint32_t bell_seen_ = 0;  // by the mesh, which one thread uses at a time
   int ticket_ = -1;
   std::shared_ptr<Segment> own_ring_;
   std::unique_ptr<Arena> arena_;

@@ -1,9 +1,9 @@
-// CRC-32C by the processor's instruction: Arm's CRC extension, or SSE 4.2. Compiled with flags of its own, so nothing of
-// this file may run unless `crc32c_has_hardware`, and it uses no inline function that others use too.
+// CRC-32C by the processor's instruction: Arm's CRC extension, or SSE 4.2. Compiled with flags of its own, so nothing
+// of this file may run unless `crc32c_has_hardware`, and it uses no inline function that others use too.
 //
-// The instruction takes a word each cycle but its result is late by two or three. So a *stretch* is cut into three equal
-// lanes, whose values are computed side by side and then joined: the value of a lane is moved past the bytes of those
-// after it by a multiplication, which four table lookups do.
+// The instruction takes a word each cycle but its result is late by two or three. So a *stretch* is cut into three
+// equal lanes, whose values are computed side by side and then joined: the value of a lane is moved past the bytes of
+// those after it by a multiplication, which four table lookups do.
 #include "base/crc32c.h"
 
 #include "base/crc32c_polynomial.h"
@@ -22,13 +22,19 @@ namespace maniple {
 namespace {
 
 #if defined(__aarch64__)
-[[gnu::always_inline]] inline std::uint32_t take8(std::uint32_t crc, std::uint64_t word) { return __crc32cd(crc, word); }
-[[gnu::always_inline]] inline std::uint32_t take1(std::uint32_t crc, std::uint8_t byte) { return __crc32cb(crc, byte); }
+[[gnu::always_inline]] inline std::uint32_t take8(std::uint32_t crc, std::uint64_t word) {
+  return __crc32cd(crc, word);
+}
+[[gnu::always_inline]] inline std::uint32_t take1(std::uint32_t crc, std::uint8_t byte) {
+  return __crc32cb(crc, byte);
+}
 #else
 [[gnu::always_inline]] inline std::uint32_t take8(std::uint32_t crc, std::uint64_t word) {
   return static_cast<std::uint32_t>(_mm_crc32_u64(crc, word));
 }
-[[gnu::always_inline]] inline std::uint32_t take1(std::uint32_t crc, std::uint8_t byte) { return _mm_crc32_u8(crc, byte); }
+[[gnu::always_inline]] inline std::uint32_t take1(std::uint32_t crc, std::uint8_t byte) {
+  return _mm_crc32_u8(crc, byte);
+}
 #endif
 
 [[gnu::always_inline]] inline std::uint64_t load8(const unsigned char* from) {

@@ -3,8 +3,8 @@
 // Rounding is to nearest, ties to even. NaN stays NaN: it becomes quiet and keeps the upper bits of its payload, which
 // is what the conversion instructions of Arm and x86 do, so that all paths give the same bits.
 //
-// These functions are also compiled into code for larger instruction sets than the baseline. They are always inlined, so
-// that no copy of them for such a set can be picked by the linker for everybody.
+// These functions are also compiled into code for larger instruction sets than the baseline. They are always inlined,
+// so that no copy of them for such a set can be picked by the linker for everybody.
 #pragma once
 
 #include <cstdint>

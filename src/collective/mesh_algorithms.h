@@ -1,6 +1,6 @@
 // The algorithms that run over messages between ranks: between hosts, or anywhere when shared memory is not to be used.
 //
-// A new one is a file mesh_<name>.cpp, a declaration here, and a line in the table of mesh_algorithms.cpp. Each does one
+// A new one is a file mesh_<name>.cpp, a declaration here and a line in the table of mesh_algorithms.cpp. Each does one
 // operation for the ranks of an Exchange; `operation.root` and all parts are counted in the exchange's ranks.
 #pragma once
 

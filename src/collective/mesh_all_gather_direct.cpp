@@ -7,7 +7,9 @@ namespace maniple {
 void mesh_all_gather_direct(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
-  const auto part = [&](int peer) { return bytes_at(operation.out, operation.element(), part_of(operation.parts, peer)); };
+  const auto part = [&](int peer) {
+    return bytes_at(operation.out, operation.element(), part_of(operation.parts, peer));
+  };
   const std::span<std::byte> own = part(rank);
   move_bytes(own.data(), operation.in, own.size());
   for (int distance = 1; distance < size; ++distance) {

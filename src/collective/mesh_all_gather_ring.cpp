@@ -9,7 +9,8 @@
 namespace maniple {
 
 void mesh_all_gather_ring(Exchange& exchange, const Operation& operation) {
-  const std::span<std::byte> own = bytes_at(operation.out, operation.element(), part_of(operation.parts, exchange.rank()));
+  const std::span<std::byte> own =
+      bytes_at(operation.out, operation.element(), part_of(operation.parts, exchange.rank()));
   move_bytes(own.data(), operation.in, own.size());
   post_headers(exchange);
   ring_gather_slices(exchange, operation.out, operation.parts, operation.element());

@@ -1,5 +1,5 @@
-// all_to_all, direct: everyone sends everyone its part, starting with the next rank, so that nobody is sent to by all at
-// once. One step; every rank sends and receives all parts but its own.
+// all_to_all, direct: everyone sends everyone its part, starting with the next rank, so that nobody is flooded by all
+// at once. One step; every rank sends and receives all parts but its own.
 #include "collective/mesh_algorithms.h"
 #include "collective/mesh_memory.h"
 

@@ -1,5 +1,5 @@
-// barrier, dissemination: in step k everyone tells the rank 2^k ahead that it knows of 2^k arrivals. After log2(n) steps
-// each knows of all. log2(n) messages sent by each rank, over 2 log2(n) connections where `direct` needs 2(n-1).
+// barrier, dissemination: in step k everyone tells the rank 2^k ahead that it knows of 2^k arrivals. After log2(n)
+// steps each knows of all. log2(n) messages sent by each rank, over 2 log2(n) connections where `direct` needs 2(n-1).
 #include "collective/mesh_algorithms.h"
 #include "collective/mesh_headers.h"
 #include "topology/rank_arithmetic.h"

@@ -1,7 +1,7 @@
 // broadcast, scatter_gather: the root sends each other rank one slice, and that rank passes it on to the rest, chunk by
 // chunk as it comes.
 //
-// Two steps; the root sends B in all (where `direct` sends (n-1) B), the others (n-2)/(n-1) B. Every rank receives B once.
+// Two steps; the root sends B in all (where `direct` sends (n-1) B), the others (n-2)/(n-1) B. All receive B once.
 #include "collective/mesh_algorithms.h"
 #include "collective/mesh_headers.h"
 #include "collective/mesh_memory.h"
@@ -32,7 +32,8 @@ void mesh_broadcast_scatter_gather(Exchange& exchange, const Operation& operatio
     }
   } else {
     std::vector<Exchange::Ticket> own;
-    for (std::size_t c = 0; c < chunks_of(rank).count(); ++c) own.push_back(exchange.recv(operation.root, bytes(rank, c)));
+    for (std::size_t c = 0; c < chunks_of(rank).count(); ++c)
+      own.push_back(exchange.recv(operation.root, bytes(rank, c)));
     for (int owner = 0; owner < size; ++owner) {
       if (owner == rank || owner == operation.root) continue;
       for (std::size_t c = 0; c < chunks_of(owner).count(); ++c) exchange.recv(owner, bytes(owner, c));

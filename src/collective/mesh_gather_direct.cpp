@@ -16,7 +16,8 @@ void mesh_gather_direct(Exchange& exchange, const Operation& operation) {
   }
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, -distance, size);
-    exchange.recv(peer, is_root ? bytes_at(operation.out, element, part_of(operation.parts, peer)) : std::span<std::byte>());
+    exchange.recv(peer,
+                  is_root ? bytes_at(operation.out, element, part_of(operation.parts, peer)) : std::span<std::byte>());
   }
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, distance, size);

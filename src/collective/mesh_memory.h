@@ -11,7 +11,8 @@
 namespace maniple {
 
 inline std::span<const std::byte> bytes_at(const std::byte* base, std::size_t element, Slice slice) noexcept {
-  return slice.count == 0 ? std::span<const std::byte>() : std::span(base + slice.offset * element, slice.count * element);
+  return slice.count == 0 ? std::span<const std::byte>()
+                          : std::span(base + slice.offset * element, slice.count * element);
 }
 inline std::span<std::byte> bytes_at(std::byte* base, std::size_t element, Slice slice) noexcept {
   return slice.count == 0 ? std::span<std::byte>() : std::span(base + slice.offset * element, slice.count * element);

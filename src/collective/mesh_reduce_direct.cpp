@@ -15,13 +15,14 @@ void mesh_reduce_direct(Exchange& exchange, const Operation& operation) {
   if (operation.bytes() <= kSmallReduceBytes) return reduce_at_once(exchange, operation, Audience::root);
   const bool is_root = exchange.rank() == operation.root;
   const Parts slices = even_parts(operation.count, exchange.size());
-  reduce_by_slices(exchange, {.in = operation.in,
-                              .slices = slices,
-                              .reduction = whole_reduction(operation, exchange.size()),
-                              .own = is_root ? operation.out + slices.offset(exchange.rank()) * operation.element() : nullptr,
-                              .all = is_root ? operation.out : nullptr,
-                              .audience = Audience::root,
-                              .root = operation.root});
+  reduce_by_slices(exchange,
+                   {.in = operation.in,
+                    .slices = slices,
+                    .reduction = whole_reduction(operation, exchange.size()),
+                    .own = is_root ? operation.out + slices.offset(exchange.rank()) * operation.element() : nullptr,
+                    .all = is_root ? operation.out : nullptr,
+                    .audience = Audience::root,
+                    .root = operation.root});
 }
 
 }  // namespace maniple

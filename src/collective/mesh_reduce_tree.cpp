@@ -26,7 +26,9 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
   const Chunks chunks{{0, operation.count}, chunk_elements(operation.count, element)};
   const std::size_t slot_bytes = chunks.each * element;
   const std::span<std::byte> scratch = exchange.scratch(slot_bytes * kSlots * (children + 1));
-  const auto slot = [&](std::size_t c, std::size_t lane) { return scratch.data() + (lane * kSlots + c % kSlots) * slot_bytes; };
+  const auto slot = [&](std::size_t c, std::size_t lane) {
+    return scratch.data() + (lane * kSlots + c % kSlots) * slot_bytes;
+  };
   post_headers(exchange);
 
   std::vector<Exchange::Ticket> receives(kSlots * children);

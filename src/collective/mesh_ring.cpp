@@ -8,14 +8,21 @@
 namespace maniple {
 namespace {
 
-// Step s passes slice (rank - 1 - s) on to the next rank and takes slice (rank - 2 - s) from the one before; the last step
+// Step s passes slice (rank - 1 - s) on to the next rank and takes slice (rank - 2 - s) from the one before; the last
 // brings this rank's own. What comes in step s is kept in one of two buffers until it has been sent on in step s+1: the
 // place of a chunk is free for step s+2 then.
 class RingReduction {
  public:
   RingReduction(Exchange& exchange, const Operation& operation, const Parts& slices, std::byte* own)
-      : exchange_(exchange), operation_(operation), slices_(slices), rank_(exchange.rank()), size_(exchange.size()),
-        steps_(size_ - 1), element_(operation.element()), chunk_(chunk_elements(slices.largest(), element_)), own_(own),
+      : exchange_(exchange),
+        operation_(operation),
+        slices_(slices),
+        rank_(exchange.rank()),
+        size_(exchange.size()),
+        steps_(size_ - 1),
+        element_(operation.element()),
+        chunk_(chunk_elements(slices.largest(), element_)),
+        own_(own),
         premultiplied_(operation.reduce.kind() == ReduceOp::premul_sum) {
     const std::size_t slice_bytes = slices.largest() * element_;
     const std::span<std::byte> scratch = exchange.scratch((premultiplied_ ? 4 : 3) * slice_bytes);
@@ -57,7 +64,8 @@ class RingReduction {
   const std::byte* input(Slice slice) const { return operation_.in + slice.offset * element_; }
 
   void post_receive(int step, std::size_t c) {
-    receives_[step % 2][c] = exchange_.recv(ring_rank(rank_, -1, size_), {place(step, c), incoming(step).at(c).count * element_});
+    receives_[step % 2][c] =
+        exchange_.recv(ring_rank(rank_, -1, size_), {place(step, c), incoming(step).at(c).count * element_});
   }
 
   void send(int step, std::size_t c, const std::byte* from) {
@@ -120,7 +128,8 @@ class RingReduction {
 
 }  // namespace
 
-std::span<const std::byte> ring_reduce_slices(Exchange& exchange, const Operation& operation, const Parts& slices, std::byte* own) {
+std::span<const std::byte> ring_reduce_slices(Exchange& exchange, const Operation& operation, const Parts& slices,
+                                              std::byte* own) {
   return RingReduction(exchange, operation, slices, own).run();
 }
 

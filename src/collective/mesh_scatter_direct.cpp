@@ -12,11 +12,13 @@ void mesh_scatter_direct(Exchange& exchange, const Operation& operation) {
   const bool is_root = rank == operation.root;
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, -distance, size);
-    exchange.recv(peer, peer == operation.root ? bytes_at(operation.out, element, {0, operation.parts.count(rank)}) : std::span<std::byte>());
+    exchange.recv(peer, peer == operation.root ? bytes_at(operation.out, element, {0, operation.parts.count(rank)})
+                                               : std::span<std::byte>());
   }
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, distance, size);
-    exchange.send(peer, is_root ? bytes_at(operation.in, element, part_of(operation.parts, peer)) : std::span<const std::byte>());
+    exchange.send(
+        peer, is_root ? bytes_at(operation.in, element, part_of(operation.parts, peer)) : std::span<const std::byte>());
   }
   exchange.wait_all();
   // Last, because in place it overwrites what was to be sent.

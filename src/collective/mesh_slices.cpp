@@ -16,8 +16,13 @@ constexpr std::size_t kSlots = kLag + 1;
 class SlicePipeline {
  public:
   SlicePipeline(Exchange& exchange, const SliceWork& work)
-      : exchange_(exchange), work_(work), rank_(exchange.rank()), size_(exchange.size()), element_(size_of(work.reduction.dtype)),
-        chunk_(chunk_elements(work.slices.largest(), element_)), raw_tickets_(static_cast<std::size_t>(size_) * kSlots) {
+      : exchange_(exchange),
+        work_(work),
+        rank_(exchange.rank()),
+        size_(exchange.size()),
+        element_(size_of(work.reduction.dtype)),
+        chunk_(chunk_elements(work.slices.largest(), element_)),
+        raw_tickets_(static_cast<std::size_t>(size_) * kSlots) {
     const std::size_t slots = static_cast<std::size_t>(size_) * kSlots * chunk_ * element_;
     const std::size_t kept = work.own == nullptr ? work.slices.count(rank_) * element_ : 0;
     const std::span<std::byte> scratch = exchange.scratch(slots + kept);
@@ -41,11 +46,13 @@ class SlicePipeline {
   Chunks chunks_of(int owner) const { return {part_of(work_.slices, owner), chunk_}; }
 
   bool in_audience(int rank) const {
-    return work_.audience == SliceWork::Audience::everyone || (work_.audience == SliceWork::Audience::root && rank == work_.root);
+    return work_.audience == SliceWork::Audience::everyone ||
+           (work_.audience == SliceWork::Audience::root && rank == work_.root);
   }
 
   std::byte* slot(std::size_t chunk, int peer) const {
-    return slots_ + (chunk % kSlots * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)) * chunk_ * element_;
+    return slots_ +
+           (chunk % kSlots * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)) * chunk_ * element_;
   }
   Exchange::Ticket& raw_ticket(std::size_t chunk, int peer) {
     return raw_tickets_[chunk % kSlots * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)];
@@ -117,13 +124,17 @@ void reduce_at_once(Exchange& exchange, const Operation& operation, SliceWork::A
   const int rank = exchange.rank();
   const int size = exchange.size();
   const std::size_t bytes = operation.bytes();
-  const auto in_audience = [&](int peer) { return audience == SliceWork::Audience::everyone || peer == operation.root; };
-  const std::span<std::byte> scratch = in_audience(rank) ? exchange.scratch(bytes * static_cast<std::size_t>(size)) : std::span<std::byte>();
+  const auto in_audience = [&](int peer) {
+    return audience == SliceWork::Audience::everyone || peer == operation.root;
+  };
+  const std::span<std::byte> scratch =
+      in_audience(rank) ? exchange.scratch(bytes * static_cast<std::size_t>(size)) : std::span<std::byte>();
 
   std::vector<const void*> sources(static_cast<std::size_t>(size));
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, -distance, size);
-    const auto place = in_audience(rank) ? scratch.subspan(bytes * static_cast<std::size_t>(peer), bytes) : std::span<std::byte>();
+    const auto place =
+        in_audience(rank) ? scratch.subspan(bytes * static_cast<std::size_t>(peer), bytes) : std::span<std::byte>();
     sources[static_cast<std::size_t>(peer)] = place.data();
     exchange.recv(peer, place);
   }

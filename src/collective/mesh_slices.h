@@ -1,7 +1,7 @@
 // Reducing by slices: the common part of reduce_scatter, all_reduce and reduce in their direct form.
 //
 // Words: the buffer is cut into one *slice* for each rank, its owner; a slice is cut into *chunks*. Everyone sends the
-// owner its *raw* chunks; the owner reduces each chunk over all ranks in rank order and sends the *reduced* chunk to the
+// owner its *raw* chunks; the owner reduces each chunk over all ranks in rank order and sends the *reduced* one to the
 // audience (nobody, the root, everyone). The audience's part of the pipeline runs `kLag` chunks behind: on every lane
 // raw chunk t comes before reduced chunk t - kLag, so that both directions stay full while the owner reduces.
 //

@@ -32,7 +32,7 @@ inline Reduction reduction_of(const Operation& operation, int ranks) noexcept {
 void reduce(const Reduction& reduction, std::span<const void* const> sources, std::span<void* const> destinations,
             std::size_t count);
 
-/// The instruction set that the kernels of this process use: "neon", "neon-fp16", "sse2", "avx2", "avx512"
+/// The instruction set that the kernels of this process use: "neon", "neon-fp16", "sse2", "avx2", "avx512", "generic".
 /// or "generic".
 std::string_view reduce_instruction_set() noexcept;
 

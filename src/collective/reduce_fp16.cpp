@@ -1,9 +1,9 @@
 // NEON with half-precision arithmetic (FEAT_FP16): the baseline, with another loop for the float16 sum of two sources.
 //
-// Converting to float32 and back costs more than the memory traffic here. For two operands it is not needed: float32 has
-// 24 bits, not less than twice the 11 of float16 plus 2, and then rounding a sum first to 24 bits and then to 11 gives
-// the same as rounding it once. With three operands that no longer holds. Compiled only for aarch64, with flags of its
-// own.
+// Converting to float32 and back costs more than the memory traffic here. For two operands it is not needed: float32
+// has 24 bits, not less than twice the 11 of float16 plus 2, and then rounding a sum first to 24 bits and then to 11
+// gives the same as rounding it once. With three operands that no longer holds. Compiled only for aarch64, with flags
+// of its own.
 #include <arm_neon.h>
 
 #include <cstddef>

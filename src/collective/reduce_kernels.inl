@@ -1,9 +1,9 @@
 // The reduction loops, included by one .cpp for each instruction set, which defines kVectorBytes before.
 //
 // A *block* is as many elements as fit the accumulators, which stay in registers: the block of every source is read and
-// combined, in order, then the result is written to every destination. So each byte is read once and written once, and a
-// destination may be the same memory as any source, since all sources of a block are read before any of it is written.
-// Cost for n sources and m destinations: n loads and m stores an element, no intermediate memory.
+// combined, in order, then the result is written to every destination. So each byte is read once and written once, and
+// a destination may be the same memory as any source, since all sources of a block are read before any of it is
+// written. Cost for n sources and m destinations: n loads and m stores an element, no intermediate memory.
 
 #include "collective/reduce_vectors.inl"
 

@@ -1,12 +1,12 @@
 // Vectors and element formats for reduce_kernels.inl. The including file defines kVectorBytes.
 //
 // The compiler's vector extension is used rather than loops left to the vectoriser: destinations may be the same memory
-// as sources and pointers may be unaligned, and with explicit loads and stores neither stands in the way. A *format* says
-// how elements lie in memory and in which type they are computed:
+// as sources and pointers may be unaligned, and with explicit loads and stores neither stands in the way. A *format*
+// says how elements lie in memory and in which type they are computed:
 //   Value         type of the arithmetic         Lanes   vector of kLanes of them
 //   Vector        what is loaded at once, kVectorStep bytes in memory: Lanes or a Pair of them
 //   kVectors      vectors of a block: as many as the registers hold, with room for operands
-//   kVectorsOfTwo the same when there are just two sources; fewer measure better, since loads and stores mix more evenly
+//   kVectorsOfTwo the same when there are just two sources; fewer measure better: loads and stores mix more evenly
 // `one` forms handle single elements at the end.
 //
 // This file is compiled for larger instruction sets than the baseline: it must not use inline functions of headers that
@@ -120,9 +120,10 @@ struct Float16 {
   }
 #elif defined(__AVX512F__)
   static_assert(kVectorBytes == 64);
-  static Vector load(const std::byte* from) { return _mm512_cvtph_ps(load_bytes<__m256i>(from)); }
+  static constexpr __mmask16 kAll = 0xffff;  // the forms without a mask are warned about by GCC 12, in its own header
+  static Vector load(const std::byte* from) { return _mm512_maskz_cvtph_ps(kAll, load_bytes<__m256i>(from)); }
   static void store(std::byte* to, const Vector& value) {
-    store_bytes(to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    store_bytes(to, _mm512_maskz_cvtps_ph(kAll, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 #elif defined(__F16C__)
   static_assert(kVectorBytes == 32);
@@ -131,12 +132,12 @@ struct Float16 {
     store_bytes(to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
   }
 #else
-  static Vector load(const std::byte* from) {
+  [[gnu::noinline]] static Vector load(const std::byte* from) {
     Vector value;
     for (int lane = 0; lane < kLanes; ++lane) value[lane] = load_one(from + lane * kElementBytes);
     return value;
   }
-  static void store(std::byte* to, const Vector& value) {
+  [[gnu::noinline]] static void store(std::byte* to, const Vector& value) {
     for (int lane = 0; lane < kLanes; ++lane) store_one(to + lane * kElementBytes, value[lane]);
   }
 #endif

@@ -28,7 +28,7 @@ namespace {
 using Clock = Deadline::Clock;
 
 // Members share the loop with newcomers: a flood may take only this many accepts before the others get their turn.
-constexpr int kAcceptsAtOnce = 16;
+constexpr int kAcceptsAtOnce = 2;
 constexpr std::chrono::milliseconds kDrainLimit{1000};
 constexpr std::chrono::milliseconds kDescriptorPause{200};
 
@@ -46,6 +46,7 @@ struct Newcomer {
   std::string hello_bytes;  // header and body, as received: the MACs cover them
   std::string challenge_prefix;
   WireHello hello;
+  bool watched = false;  // by the loop
 };
 
 using Newcomers = std::list<Newcomer>;
@@ -75,7 +76,7 @@ struct Acceptor::Impl {
   void stop() {
     loop->remove(listener.get());
     if (timer != 0) loop->cancel(timer);
-    for (Newcomer& newcomer : newcomers) loop->remove(newcomer.fd.get());
+    for (auto it = newcomers.begin(); it != newcomers.end(); ++it) unwatch(it);
     newcomers.clear();
     listener.reset();
   }
@@ -167,9 +168,20 @@ struct Acceptor::Impl {
     newcomer.until = newcomer.since + limits.handshake;
     newcomers.push_back(std::move(newcomer));
     const auto it = std::prev(newcomers.end());
-    loop->add(it->fd.get(), EPOLLIN, [this, it](std::uint32_t) { advance(it); });
+    if (!advance(it)) return;  // what it has to say is often there already, or it is gone
+    watch(it);
     if (timer == 0) set_timer();  // a later limit than those it is set for changes nothing
-    advance(it);  // its hello is often there already
+  }
+
+  void watch(Newcomers::iterator it) {
+    if (it->watched) return;
+    loop->add(it->fd.get(), EPOLLIN, [this, it](std::uint32_t) { advance(it); });
+    it->watched = true;
+  }
+
+  void unwatch(Newcomers::iterator it) {
+    if (it->watched) loop->remove(it->fd.get());
+    it->watched = false;
   }
 
   static bool same_user(int fd) {
@@ -211,25 +223,31 @@ struct Acceptor::Impl {
 
   // --- one newcomer ---
 
-  void advance(Newcomers::iterator it) {
+  /// Reads what is there. False when the newcomer has left the room.
+  bool advance(Newcomers::iterator it) {
     for (;;) {
       if (it->stage == Stage::draining) return drain(it);
       char buffer[kMaxHandshakeBytes];
       const std::size_t missing = it->wanted - it->in.size();
       const ssize_t got = ::recv(it->fd.get(), buffer, missing, 0);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && errno == EAGAIN) return;
-      if (got <= 0) return on_hang_up(it);
-      it->in.append(buffer, static_cast<std::size_t>(got));
-      if (it->stage == Stage::header && !may_begin_header(it->in)) return refuse_silently(it, describe_stranger(it->in));
-      if (it->in.size() < it->wanted) continue;
-      bool stays = false;
-      try {
-        stays = take(it);
-      } catch (const ProtocolError& error) {
-        return refuse_silently(it, "malformed handshake", error.what());
+      if (got < 0 && errno == EAGAIN) return true;
+      if (got <= 0) {
+        on_hang_up(it);
+        return false;
       }
-      if (!stays) return;
+      it->in.append(buffer, static_cast<std::size_t>(got));
+      if (it->stage == Stage::header && !may_begin_header(it->in)) {
+        refuse_silently(it, describe_stranger(it->in));
+        return false;
+      }
+      if (it->in.size() < it->wanted) continue;
+      try {
+        if (!take(it)) return false;
+      } catch (const ProtocolError& error) {
+        refuse_silently(it, "malformed handshake", error.what());
+        return false;
+      }
     }
   }
 
@@ -305,11 +323,11 @@ struct Acceptor::Impl {
       refuse(it, "descriptors", reason);
       return false;
     }
-    loop->remove(it->fd.get());
+    unwatch(it);
     const Hello hello{.role = it->hello.role, .rank = it->hello.rank, .topic = it->hello.topic};
     const std::string reason = accept(it->fd, hello, it->peer);
     if (!reason.empty() && it->fd) {
-      loop->add(it->fd.get(), EPOLLIN, [this, it](std::uint32_t) { advance(it); });
+      watch(it);
       tell(it, encode_verdict(reason));
       refuse(it, "refused", reason);
       return false;
@@ -361,19 +379,20 @@ struct Acceptor::Impl {
     leave(it);
   }
 
-  void drain(Newcomers::iterator it) {
+  bool drain(Newcomers::iterator it) {
     char buffer[4096];
     constexpr int kReads = 16;  // a peer that keeps sending is cut off
     for (int i = 0; i < kReads; ++i) {
       const ssize_t got = ::recv(it->fd.get(), buffer, sizeof(buffer), 0);
-      if (got < 0 && errno == EAGAIN) return;
+      if (got < 0 && errno == EAGAIN) return true;
       if (got <= 0 && errno != EINTR) break;
     }
     leave(it);
+    return false;
   }
 
   void leave(Newcomers::iterator it) {
-    loop->remove(it->fd.get());
+    unwatch(it);
     newcomers.erase(it);
     after_leaving();
   }

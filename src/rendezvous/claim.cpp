@@ -8,14 +8,14 @@
 namespace maniple {
 namespace {
 
-/// Distinguishes this process from all others, also from a later one with the same pid.
-const std::string& process_nonce() {
+/// Distinguishes this process from all others, also from a later one with the same pid and from children it forks.
+std::string process_nonce() {
   static const std::string nonce = [] {
     std::array<std::uint8_t, 16> bytes;
     fill_random(bytes);
     return fmt::format("{:02x}", fmt::join(bytes, ""));
   }();
-  return nonce;
+  return fmt::format("{}-{}", nonce, ::getpid());
 }
 
 }  // namespace

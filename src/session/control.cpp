@@ -53,6 +53,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   std::set<int> gone;
   std::map<std::string, Inquiry> inquiries;
   EventLoop::Timer timer = 0;
+  std::set<EventLoop::Timer> once;  // they hold this object, which holds the loop: cancelled when it stops
   Clock::time_point last_tick = Clock::now();
   bool stopped = false;
 
@@ -240,7 +241,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
     for (const int peer : all) send(peer, question);
     if (inquiry.awaited.empty()) return conclude(message.group);
     auto self = shared_from_this();
-    loop->call_at(Deadline::after(std::chrono::milliseconds(400)), [self, group = message.group] { self->conclude(group); });
+    once.insert(loop->call_at(Deadline::after(std::chrono::milliseconds(400)), [self, group = message.group] { self->conclude(group); }));
   }
 
   void answered(const ControlMessage& message) {
@@ -270,6 +271,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   void stop() {
     stopped = true;
     loop->cancel(timer);
+    for (const auto pending : once) loop->cancel(pending);
     ControlMessage bye;
     bye.kind = Kind::bye;
     bye.rank = rank;
@@ -306,12 +308,14 @@ void Control::adopt(int rank, UniqueFd connection) {
 
 void Control::expect_all_by(Deadline deadline) {
   impl_->loop->post([impl = impl_, deadline] {
-    impl->loop->call_at(deadline, [impl] {
+    if (impl->stopped) return;
+    const auto check = [impl] {
       if (impl->stopped) return;
       for (int r = 1; r < static_cast<int>(impl->peers.size()); ++r) {
         if (impl->links.count(r) == 0 && impl->gone.count(r) == 0) impl->declare_lost(r, "it never connected after joining");
       }
-    });
+    };
+    impl->once.insert(impl->loop->call_at(deadline, check));
   });
 }
 

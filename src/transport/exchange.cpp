@@ -1,8 +1,9 @@
 #include "transport/exchange.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -29,7 +30,6 @@ constexpr auto kConnectionLook = 5ms;
 constexpr auto kMixedLook = 200us;
 // An abort is seen at the latest after this while only rings are awaited.
 constexpr auto kLocalLook = 5ms;
-constexpr std::size_t kSendAtOnce = 64 << 10;
 
 timespec to_timespec(Deadline::Duration duration) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
@@ -40,7 +40,11 @@ timespec to_timespec(Deadline::Duration duration) {
 
 struct Exchange::Impl {
   Impl(Mesh::Impl& mesh_state, std::span<const int> member_ranks, const Signature& call, Deadline until)
-      : mesh(mesh_state), members(member_ranks.begin(), member_ranks.end()), signature(call), deadline(until), began(Clock::now()) {
+      : mesh(mesh_state),
+        members(member_ranks.begin(), member_ranks.end()),
+        signature(call),
+        deadline(until),
+        began(Clock::now()) {
     MANIPLE_ASSERT(!mesh.busy);
     if (!mesh.broken.empty()) throw Aborted("a message was cut short earlier: " + mesh.broken);
     const auto own = std::find(members.begin(), members.end(), mesh.options.rank);
@@ -118,7 +122,8 @@ struct Exchange::Impl {
     }
     if (descriptors.empty() || ::poll(descriptors.data(), descriptors.size(), 0) <= 0) return moved;
     for (std::size_t d = 0; d < descriptors.size(); ++d) {
-      if (descriptors[d].revents == 0 || (d > 0 && marks[d] == marks[d - 1] && descriptors[d - 1].revents != 0)) continue;
+      const bool advanced = d > 0 && marks[d] == marks[d - 1] && descriptors[d - 1].revents != 0;
+      if (descriptors[d].revents == 0 || advanced) continue;
       const std::size_t i = marks[d];
       moved |= i < receivers.size() ? receivers[i]->advance() : senders[i - receivers.size()]->advance();
     }
@@ -173,12 +178,13 @@ struct Exchange::Impl {
     }
     auto limit = deadline.remaining();
     if (awaits_connection) {
-      if (mesh.options.switchboard != nullptr) descriptors.push_back({mesh.options.switchboard->arrival_fd(), POLLIN, 0});
+      descriptors.push_back({mesh.options.switchboard->arrival_fd(), POLLIN, 0});
       limit = std::min<Deadline::Duration>(limit, kConnectionLook);
     }
     if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedLook);
     const timespec time = to_timespec(limit);
-    if (::ppoll(descriptors.data(), descriptors.size(), deadline.is_never() && !awaits_connection && !awaits_ring ? nullptr : &time, nullptr) < 0 && errno != EINTR) {
+    const bool forever = limit == Deadline::Duration::max();
+    if (::ppoll(descriptors.data(), descriptors.size(), forever ? nullptr : &time, nullptr) < 0 && errno != EINTR) {
       throw_system_error("ppoll");
     }
   }
@@ -204,7 +210,7 @@ struct Exchange::Impl {
   Deadline deadline;
   Clock::time_point began;
   int rank = 0;
-  std::vector<SendLane*> senders;      // those with messages on the way
+  std::vector<SendLane*> senders;  // those with messages on the way
   std::vector<RecvLane*> receivers;
   std::vector<pollfd> descriptors;
   std::vector<std::size_t> marks;  // which lane a descriptor belongs to
@@ -225,7 +231,8 @@ Exchange::Ticket Exchange::send(int peer, std::span<const std::byte> bytes) {
     transfer.from = bytes.data();
     const bool was_idle = !lane.pending();
     lane.post(transfer, impl_->deadline);
-    if (was_idle && bytes.size() <= kSendAtOnce) lane.advance();
+    // At once, so that the header is on its way whatever happens here: the peer learns what this rank called.
+    if (was_idle) lane.advance();
     if (was_idle && lane.pending()) impl_->senders.push_back(&lane);
     return static_cast<Ticket>(impl_->mesh.transfers.size() - 1);
   });

@@ -63,7 +63,8 @@ FrameHeader decode_frame_header(std::span<const std::byte, kFrameHeaderBytes> by
     throw ProtocolError(fmt::format("not a message header: it begins with {:#010x}", magic));
   }
   if (const auto version = load_byte(at + 4); version != kVersion) {
-    throw ProtocolError(fmt::format("message format {} where {} is spoken; run the same release on all ranks", version, kVersion));
+    throw ProtocolError(
+        fmt::format("message format {} where {} is spoken; run the same release on all ranks", version, kVersion));
   }
   const auto check = load<std::uint32_t>(at + kCheckAt);
   if (const auto computed = crc32c(0, at, kCheckAt); check != computed) {
@@ -96,7 +97,8 @@ PieceHeader decode_piece_header(std::span<const std::byte, kPieceHeaderBytes> by
   if (const auto magic = load<std::uint32_t>(bytes.data()); magic != kPieceMagic) {
     throw ProtocolError(fmt::format("not a piece header: it begins with {:#010x}", magic));
   }
-  return {load<std::uint32_t>(bytes.data() + 4), load<std::uint32_t>(bytes.data() + 8), load<std::uint32_t>(bytes.data() + 12)};
+  return {load<std::uint32_t>(bytes.data() + 4), load<std::uint32_t>(bytes.data() + 8),
+          load<std::uint32_t>(bytes.data() + 12)};
 }
 
 }  // namespace maniple

@@ -24,12 +24,12 @@ inline constexpr int kMostStreams = 16;
 
 struct FrameHeader {
   Signature signature;
-  std::uint64_t length = 0;     ///< bytes of payload
-  std::uint32_t number = 0;     ///< messages sent on this lane before, modulo 2^32
-  std::uint32_t check = 0;      ///< of the payload, when checked and not pieced
-  std::uint8_t streams = 1;     ///< that the sender spreads pieces over
-  bool checked = false;         ///< payloads carry a CRC-32C
-  bool pieced = false;          ///< the payload comes in pieces
+  std::uint64_t length = 0;  ///< bytes of payload
+  std::uint32_t number = 0;  ///< messages sent on this lane before, modulo 2^32
+  std::uint32_t check = 0;   ///< of the payload, when checked and not pieced
+  std::uint8_t streams = 1;  ///< that the sender spreads pieces over
+  bool checked = false;      ///< payloads carry a CRC-32C
+  bool pieced = false;       ///< the payload comes in pieces
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 

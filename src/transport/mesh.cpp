@@ -27,13 +27,15 @@ Mesh::Impl::Impl(MeshOptions mesh_options) : options(std::move(mesh_options)) {
 SendLane& Mesh::Impl::sender(int rank) {
   auto& lane = senders[static_cast<std::size_t>(rank)];
   if (!lane) {
-    lane = std::make_unique<SendLane>(peer(rank), options.streams, [this, rank](int stream, Deadline deadline) -> std::unique_ptr<ByteSink> {
-      if (stream == 0 && options.local_sink) {
-        if (auto sink = options.local_sink(rank)) return sink;
-      }
-      const std::string topic = options.lane + "/" + std::to_string(stream);
-      return make_tcp_sink(options.switchboard->dial(peer(rank).global_rank, topic, deadline, *options.abort), channel_options);
-    });
+    lane = std::make_unique<SendLane>(
+        peer(rank), options.streams, [this, rank](int stream, Deadline deadline) -> std::unique_ptr<ByteSink> {
+          if (stream == 0 && options.local_sink) {
+            if (auto sink = options.local_sink(rank)) return sink;
+          }
+          const std::string topic = options.lane + "/" + std::to_string(stream);
+          return make_tcp_sink(options.switchboard->dial(peer(rank).global_rank, topic, deadline, *options.abort),
+                               channel_options);
+        });
   }
   return *lane;
 }
@@ -45,7 +47,8 @@ RecvLane& Mesh::Impl::receiver(int rank) {
       if (stream == 0 && options.local_source) {
         if (auto source = options.local_source(rank)) return source;
       }
-      UniqueFd socket = options.switchboard->try_take(peer(rank).global_rank, options.lane + "/" + std::to_string(stream));
+      UniqueFd socket =
+          options.switchboard->try_take(peer(rank).global_rank, options.lane + "/" + std::to_string(stream));
       return socket ? make_tcp_source(std::move(socket), channel_options) : nullptr;
     });
   }

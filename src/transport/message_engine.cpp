@@ -104,6 +104,10 @@ void MessageEngine::run_finished(Lock& lock) {
 }
 
 bool MessageEngine::progress(Lock&) {
+  // Looked up before anything is read: what a rank sent before it left is received first.
+  for (int rank = 0; options_.has_left && rank < static_cast<int>(peers_.size()); ++rank) {
+    peers_[static_cast<std::size_t>(rank)].gone = options_.has_left(rank);
+  }
   bool moved = take_unexpected();
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
@@ -149,13 +153,13 @@ bool MessageEngine::progress_sends(int rank) {
                                                         options_.lane, message->deadline, *options_.abort));
       }
       peer.outgoing = std::make_unique<OutgoingStream>(std::move(sink));
-      peer.outgoing->begin(*message);
     }
+    if (!std::exchange(peer.sending, true)) peer.outgoing->begin(*message);
     if (!peer.outgoing->advance(*message, moved)) return moved;
     peer.sends.pop_front();
+    peer.sending = false;
     finish(message, nullptr);
     moved = true;
-    if (!peer.sends.empty()) peer.outgoing->begin(*peer.sends.front());
   }
   return moved;
 }
@@ -316,7 +320,7 @@ void MessageEngine::fail_expired() {
   };
   for (auto it = receives_.begin(); it != receives_.end();) {
     const auto message = *it;
-    const bool gone = message->peer != kAnyone && options_.has_left && options_.has_left(message->peer);
+    const bool gone = message->peer != kAnyone && peers_[static_cast<std::size_t>(message->peer)].gone;
     if (gone) {
       finish(message, std::make_exception_ptr(PeerLost(fmt::format("{} has left the group and sent nothing more", name_of(message->peer)),
                                                        options_.global_ranks[static_cast<std::size_t>(message->peer)])));
@@ -330,7 +334,7 @@ void MessageEngine::fail_expired() {
   }
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    const bool gone = options_.has_left && options_.has_left(rank);
+    const bool gone = peer.gone;
     // A message that stops half way leaves the stream unusable, so the peer is given up with it.
     for (const auto& message : {peer.sends.empty() ? nullptr : peer.sends.front(), peer.receiving}) {
       if (!message || !(message->deadline.expired() || gone)) continue;

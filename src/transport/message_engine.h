@@ -57,7 +57,8 @@ class MessageEngine {
   struct Peer {
     std::unique_ptr<OutgoingStream> outgoing;
     std::unique_ptr<IncomingStream> incoming;
-    std::deque<std::shared_ptr<Message>> sends;  // the first is being written
+    std::deque<std::shared_ptr<Message>> sends;
+    bool sending = false;                        // the first of them is being written
     std::shared_ptr<Message> receiving;          // the payload at hand goes there
     struct Unexpected {
       MessageHeader header;
@@ -67,6 +68,7 @@ class MessageEngine {
     std::list<Unexpected> unexpected;  // complete ones, oldest first
     std::unique_ptr<Unexpected> keeping;  // the payload at hand goes there
     std::exception_ptr broken;
+    bool gone = false;  // had left when we last looked
   };
 
   using Lock = std::unique_lock<std::mutex>;

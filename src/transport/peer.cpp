@@ -5,7 +5,8 @@
 namespace maniple {
 
 std::string Peer::name() const {
-  return rank == global_rank ? fmt::format("rank {}", rank) : fmt::format("rank {} (global rank {})", rank, global_rank);
+  return rank == global_rank ? fmt::format("rank {}", rank)
+                             : fmt::format("rank {} (global rank {})", rank, global_rank);
 }
 
 PeerLost Peer::lost(const std::string& progress, const std::string& reason) const {

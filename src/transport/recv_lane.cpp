@@ -58,8 +58,8 @@ bool RecvLane::advance(std::size_t index) {
   }
 }
 
-// Stream 0 meets every message; the others meet only those that have a piece for them, and those only after stream 0 has
-// seen the header.
+// Stream 0 meets every message; the others meet only those that have a piece for them, and only after stream 0 has seen
+// the header.
 void RecvLane::skip_messages_without_piece(std::size_t index) {
   Stream& stream = streams_[index];
   if (stream.in_payload) return;
@@ -128,15 +128,18 @@ void RecvLane::took_payload(Stream& stream, std::size_t size) {
 
 void RecvLane::take_frame_header() {
   Stream& stream = streams_[0];
-  const FrameHeader header = decode_frame_header(std::span<const std::byte, kFrameHeaderBytes>(stream.ahead.get() + stream.begin, kFrameHeaderBytes));
+  const FrameHeader header = decode_frame_header(
+      std::span<const std::byte, kFrameHeaderBytes>(stream.ahead.get() + stream.begin, kFrameHeaderBytes));
   stream.begin += kFrameHeaderBytes;
   Transfer& transfer = at(stream.message);
   if (header.signature != *transfer.signature) {
-    throw Mismatch(fmt::format("{} called {}, this rank called {}; all ranks must make the same calls in the same order",
-                               peer_.name(), header.signature.describe(), transfer.signature->describe()));
+    throw Mismatch(
+        fmt::format("{} called {}, this rank called {}; all ranks must make the same calls in the same order",
+                    peer_.name(), header.signature.describe(), transfer.signature->describe()));
   }
   if (header.number != static_cast<std::uint32_t>(stream.message)) {
-    throw ProtocolError(fmt::format("message {} where {} was due", header.number, static_cast<std::uint32_t>(stream.message)));
+    throw ProtocolError(
+        fmt::format("message {} where {} was due", header.number, static_cast<std::uint32_t>(stream.message)));
   }
   if (header.length != transfer.size) {
     throw Mismatch(fmt::format("{} sent {} bytes where this rank expects {}, in {}; the counts of the ranks disagree",
@@ -161,11 +164,12 @@ void RecvLane::take_frame_header() {
 }
 
 void RecvLane::take_piece_header(Stream& stream) {
-  const PieceHeader header = decode_piece_header(std::span<const std::byte, kPieceHeaderBytes>(stream.ahead.get() + stream.begin, kPieceHeaderBytes));
+  const PieceHeader header = decode_piece_header(
+      std::span<const std::byte, kPieceHeaderBytes>(stream.ahead.get() + stream.begin, kPieceHeaderBytes));
   stream.begin += kPieceHeaderBytes;
   if (header.number != static_cast<std::uint32_t>(stream.message) || header.index != stream.piece) {
-    throw ProtocolError(fmt::format("piece {} of message {} where piece {} of message {} was due", header.index, header.number,
-                                    stream.piece, static_cast<std::uint32_t>(stream.message)));
+    throw ProtocolError(fmt::format("piece {} of message {} where piece {} of message {} was due", header.index,
+                                    header.number, stream.piece, static_cast<std::uint32_t>(stream.message)));
   }
   const std::size_t offset = stream.piece * kPieceBytes;
   start_payload(stream, offset, std::min(kPieceBytes, at(stream.message).size - offset), header.check);
@@ -183,8 +187,9 @@ void RecvLane::start_payload(Stream& stream, std::size_t offset, std::size_t siz
 void RecvLane::finish_segment(Stream& stream) {
   Transfer& transfer = at(stream.message);
   if (transfer.checked && stream.check != stream.expected_check) {
-    throw ProtocolError(fmt::format("corrupt payload in {}: CRC-32C {:08x}, computed {:08x}; look at the memory and network of both hosts",
-                                    transfer.signature->describe(), stream.expected_check, stream.check));
+    throw ProtocolError(fmt::format(
+        "corrupt payload in {}: CRC-32C {:08x}, computed {:08x}; look at the memory and network of both hosts",
+        transfer.signature->describe(), stream.expected_check, stream.check));
   }
   stream.in_payload = false;
   stream.piece += transfer.streams;
@@ -193,7 +198,8 @@ void RecvLane::finish_segment(Stream& stream) {
 }
 
 bool RecvLane::awaits_connection() const noexcept {
-  return std::any_of(streams_.begin(), streams_.end(), [this](const Stream& stream) { return !stream.source && wants_bytes(stream); });
+  return std::any_of(streams_.begin(), streams_.end(),
+                     [this](const Stream& stream) { return !stream.source && wants_bytes(stream); });
 }
 
 bool RecvLane::has_read_ahead() const noexcept {

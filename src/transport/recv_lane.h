@@ -62,7 +62,9 @@ class RecvLane {
   bool advance(std::size_t index);
   void skip_messages_without_piece(std::size_t index);
   bool wants_bytes(const Stream& stream) const noexcept;
-  bool wants_frame_header(std::size_t index) const noexcept { return index == 0 && streams_[0].message >= headers_seen_; }
+  bool wants_frame_header(std::size_t index) const noexcept {
+    return index == 0 && streams_[0].message >= headers_seen_;
+  }
   static std::size_t read(Stream& stream, std::span<const iovec> parts);
   bool read_ahead(Stream& stream);
   bool read_payload(Stream& stream);

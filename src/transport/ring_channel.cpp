@@ -28,10 +28,13 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 class Ring {
  public:
   explicit Ring(std::span<std::byte> memory)
-      : head_(reinterpret_cast<RingHead*>(memory.data())), data_(memory.data() + sizeof(RingHead)), capacity_(memory.size() - sizeof(RingHead)) {
+      : head_(reinterpret_cast<RingHead*>(memory.data())),
+        data_(memory.data() + sizeof(RingHead)),
+        capacity_(memory.size() - sizeof(RingHead)) {
     MANIPLE_REQUIRE(memory.size() > sizeof(RingHead) && std::has_single_bit(capacity_),
                     "a ring in {} bytes of memory; give it ring_bytes(capacity)", memory.size());
-    MANIPLE_REQUIRE(reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0, "a ring that is not on a cache line");
+    MANIPLE_REQUIRE(reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
+                    "a ring that is not on a cache line");
   }
 
   RingHead& head() const noexcept { return *head_; }
@@ -75,7 +78,8 @@ class RingSink final : public ByteSink {
   }
 
   std::size_t write_some(std::span<const iovec> parts) override {
-    if (ring_.head().reader_gone.load(std::memory_order_acquire) != 0) throw SystemError("ring closed by the peer", EPIPE);
+    if (ring_.head().reader_gone.load(std::memory_order_acquire) != 0)
+      throw SystemError("ring closed by the peer", EPIPE);
     const std::size_t filled = ring_.filled(written_, ring_.head().read.load(std::memory_order_acquire));
     std::size_t free = std::min(ring_.capacity() - filled, ring_.stride());
     const std::uint64_t before = written_;

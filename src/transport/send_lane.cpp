@@ -109,7 +109,8 @@ void SendLane::load_segment(std::size_t index) {
   }
   if (transfer.pieced) {
     const PieceHeader header{.number = number, .index = static_cast<std::uint32_t>(stream.piece), .check = check};
-    encode(header, std::span<std::byte, kPieceHeaderBytes>(stream.headers.data() + stream.headers_size, kPieceHeaderBytes));
+    encode(header,
+           std::span<std::byte, kPieceHeaderBytes>(stream.headers.data() + stream.headers_size, kPieceHeaderBytes));
     stream.headers_size += kPieceHeaderBytes;
   }
 }

@@ -39,7 +39,7 @@ class SendLane {
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return !streams_.empty() && streams_[0].sink->fd() < 0; }
   void add_descriptors(std::vector<pollfd>& descriptors) const;  ///< of streams that have something to write
-  std::string progress() const;                                   ///< "3.0 of 8.0 MiB sent"
+  std::string progress() const;                                  ///< "3.0 of 8.0 MiB sent"
   const Peer& peer() const noexcept { return peer_; }
   void abandon() noexcept { queue_.clear(); }  ///< forgets the queue; the lane is unusable afterwards
 

@@ -19,7 +19,8 @@ void set_option(int fd, int level, int name, int value, const char* what) {
 void prepare(int fd, int buffer_option, const TcpChannelOptions& options) {
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) throw_system_error("fcntl O_NONBLOCK");
-  if (options.buffer_kib > 0) set_option(fd, SOL_SOCKET, buffer_option, options.buffer_kib * 1024, "socket buffer size");
+  if (options.buffer_kib > 0)
+    set_option(fd, SOL_SOCKET, buffer_option, options.buffer_kib * 1024, "socket buffer size");
 
   int family = AF_UNSPEC;
   socklen_t length = sizeof family;

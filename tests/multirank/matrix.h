@@ -1,10 +1,12 @@
 // Where operations are tested: every transport, as threads or processes, for every world size.
 //
-// Each file of tests is compiled into several programs: ranks as threads (these also run under the sanitizers), ranks as
-// processes, and processes on several hosts.
+// Each program of tests is run several times: ranks as threads (also under the sanitizers), ranks as processes, and processes
+// on several hosts. MANIPLE_TEST_AS says which.
 #pragma once
 
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -23,28 +25,28 @@ struct Place {
   int hosts = 1;
 };
 
+/// MANIPLE_TEST_AS: threads (if unset), processes or netns.
+inline As chosen_as() {
+  const char* name = std::getenv("MANIPLE_TEST_AS");
+  const std::string_view as = name != nullptr ? name : "threads";
+  return as == "netns" ? As::netns : as == "processes" ? As::processes : As::threads;
+}
+
 inline std::vector<Place> places(std::vector<int> sizes) {
-#if defined(MANIPLE_TEST_NETNS)
-  // Few, as a network has to be made for each: one rank a host, hosts of unequal size, and more hosts than two.
-  if (sizes.size() < 3) return {{As::netns, TransportKind::automatic, 4, 2}};
-  return {{As::netns, TransportKind::automatic, 2, 2},
-          {As::netns, TransportKind::automatic, 5, 2},
-          {As::netns, TransportKind::automatic, 7, 3},
-          {As::netns, TransportKind::automatic, 8, 4}};
-#elif defined(MANIPLE_TEST_THREADS)
-  const std::vector<std::pair<As, TransportKind>> ways = {{As::threads, TransportKind::loopback},
-                                                          {As::threads, TransportKind::tcp}};
-#else
-  const std::vector<std::pair<As, TransportKind>> ways = {{As::processes, TransportKind::shm},
-                                                          {As::processes, TransportKind::tcp}};
-#endif
-#if !defined(MANIPLE_TEST_NETNS)
+  const As as = chosen_as();
+  if (as == As::netns) {
+    // Few, as a network has to be made for each: one rank a host, hosts of unequal size, and more hosts than two.
+    if (sizes.size() < 3) return {{as, TransportKind::automatic, 4, 2}};
+    return {{as, TransportKind::automatic, 2, 2},
+            {as, TransportKind::automatic, 5, 2},
+            {as, TransportKind::automatic, 7, 3},
+            {as, TransportKind::automatic, 8, 4}};
+  }
   std::vector<Place> all;
-  for (const auto& [as, transport] : ways) {
+  for (const auto transport : {as == As::threads ? TransportKind::loopback : TransportKind::shm, TransportKind::tcp}) {
     for (const int n : sizes) all.push_back({as, transport, n, 1});
   }
   return all;
-#endif
 }
 
 inline std::vector<Place> every_place() { return places({1, 2, 3, 4, 5, 6, 7, 8, 9, 16}); }

@@ -69,8 +69,8 @@ TEST(Codec, LengthsAreNotTrusted) {
     writer.put(length);
     writer.put_raw("hello");
     const std::string bytes = writer.take();
-    EXPECT_THROW(ByteReader(bytes).get_string(5), ProtocolError);                                       // over the limit
-    EXPECT_THROW(ByteReader(bytes).get_string(std::numeric_limits<std::size_t>::max()), ProtocolError);  // over the end
+    EXPECT_THROW(ByteReader(bytes).get_string(5), ProtocolError) << "over the limit";
+    EXPECT_THROW(ByteReader(bytes).get_string(std::numeric_limits<std::size_t>::max()), ProtocolError) << "over end";
   }
   EXPECT_THROW(ByteReader("abc").get_raw(std::numeric_limits<std::size_t>::max()), ProtocolError);
 }

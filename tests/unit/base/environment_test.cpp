@@ -75,7 +75,8 @@ TEST_F(Environment, NonsenseIsAnErrorThatNamesVariableValueAndRange) {
               "MANIPLE_HEARTBEAT is \"" + std::string(text) + "\"; expected a number from 0 to 60");
   }
   set("MANIPLE_CHECKS", "yes");
-  EXPECT_EQ(error_of([] { knob_flag(Knob::checks); }), "MANIPLE_CHECKS is \"yes\"; expected a whole number from 0 to 1");
+  EXPECT_EQ(error_of([] { knob_flag(Knob::checks); }),
+            "MANIPLE_CHECKS is \"yes\"; expected a whole number from 0 to 1");
 }
 
 TEST_F(Environment, PlainVariables) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "collective/reduce_kernels.h"
@@ -92,7 +93,8 @@ void check(const ReduceKernels& kernels, const Reduction& reduction, const std::
   for (std::size_t s = 0; s < sources; ++s) {
     const bool written = std::find(to.begin(), to.end(), from[s]) != to.end();
     if (!written && count != 0) {
-      ASSERT_EQ(std::memcmp(from[s], inputs[s].data(), count * element), 0) << where() << ": source " << s << " changed";
+      ASSERT_EQ(std::memcmp(from[s], inputs[s].data(), count * element), 0)
+          << where() << ": source " << s << " changed";
     }
   }
   ASSERT_TRUE(arena.guards_intact(sources + layout.destinations)) << where() << ": wrote outside of a buffer";

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -104,7 +105,10 @@ T reduce_floats(const Reduction& reduction, const std::vector<T>& x) {
   const ReduceOp::Kind kind = reduction.op.kind();
   const bool scaled = kind == ReduceOp::premul_sum && reduction.premultiply;
   const auto factor = static_cast<Float>(reduction.op.factor());
-  const auto operand = [&](std::size_t s) { return scaled ? factor * static_cast<Float>(x[s]) : static_cast<Float>(x[s]); };
+  const auto operand = [&](std::size_t s) {
+    const auto value = static_cast<Float>(x[s]);
+    return scaled ? factor * value : value;
+  };
   Float result = operand(0);
   for (std::size_t s = 1; s < x.size(); ++s) {
     const Float next = operand(s);

@@ -17,7 +17,8 @@ namespace maniple {
 namespace {
 
 template <class T>
-std::vector<T> reduce_all(const ReduceKernels& kernels, Reduction reduction, const std::vector<std::vector<T>>& sources) {
+std::vector<T> reduce_all(const ReduceKernels& kernels, Reduction reduction,
+                          const std::vector<std::vector<T>>& sources) {
   reduction.dtype = dtype_of<T>();
   std::vector<T> result(sources[0].size());
   std::vector<const void*> from;

@@ -10,8 +10,13 @@ namespace maniple {
 namespace {
 
 FrameHeader sample() {
-  return {.signature = {1, 2, 3, 0xfedcba9876543210ULL}, .length = 1'000'000'000'007ULL, .number = 0xffffffff, .check = 77,
-          .streams = 16, .checked = true, .pieced = true};
+  return {.signature = {1, 2, 3, 0xfedcba9876543210ULL},
+          .length = 1'000'000'000'007ULL,
+          .number = 0xffffffff,
+          .check = 77,
+          .streams = 16,
+          .checked = true,
+          .pieced = true};
 }
 
 std::array<std::byte, kFrameHeaderBytes> encoded(const FrameHeader& header) {

@@ -1,4 +1,4 @@
-// Every mesh algorithm against a naive reference: world sizes 1 to 9, counts that divide and that do not, nothing at all,
+// Every mesh algorithm against a naive reference: world sizes 1 to 9, counts that divide and that do not, nothing,
 // in place and not, even and uneven parts, over TCP and over rings.
 #include <gtest/gtest.h>
 
@@ -73,8 +73,9 @@ class Call {
  private:
   bool is_root() const { return rank_ == test_.root; }
 
-  // Gives the operation memory with this rank's input in it. `in_count` and `out_count` are 0 where the operation has none.
-  void lay_out(Operation& operation, std::size_t in_count, std::size_t out_count, std::size_t own_offset, bool in_is_own) {
+  // Gives the operation memory with this rank's input in it. A count of 0: the operation has none.
+  void lay_out(Operation& operation, std::size_t in_count, std::size_t out_count, std::size_t own_offset,
+               bool in_is_own) {
     Place place = test_.place;
     if (in_count == 0 || out_count == 0) place = Place::apart;
     memory_.assign(in_count + out_count, T{99});
@@ -143,9 +144,10 @@ class Call {
 
   void expect(std::size_t at, T wanted) {
     if (output_[at] != wanted && ++wrong_ == 1) {
-      ADD_FAILURE() << to_string(test_.entry->op) << " " << test_.entry->name << ", " << test_.size << " ranks, count " << test_.count << ", rank "
-                    << rank_ << ", root " << test_.root << ", uneven " << test_.uneven << ", place " << static_cast<int>(test_.place)
-                    << ": element " << at << " is " << +output_[at] << ", expected " << +wanted;
+      ADD_FAILURE() << to_string(test_.entry->op) << " " << test_.entry->name << ", " << test_.size << " ranks, count "
+                    << test_.count << ", rank " << rank_ << ", root " << test_.root << ", uneven " << test_.uneven
+                    << ", place " << static_cast<int>(test_.place) << ": element " << at << " is " << +output_[at]
+                    << ", expected " << +wanted;
     }
   }
 
@@ -178,7 +180,8 @@ class Call {
         for (int peer = 0; peer < test_.size; ++peer) {
           std::size_t begin = 0;
           for (int before = 0; before < rank_; ++before) begin += pair_count(peer, before);
-          for (std::size_t i = 0; i < operation.out_parts.count(peer); ++i) expect(operation.out_parts.offset(peer) + i, value_at<T>(peer, begin + i));
+          for (std::size_t i = 0; i < operation.out_parts.count(peer); ++i)
+            expect(operation.out_parts.offset(peer) + i, value_at<T>(peer, begin + i));
         }
         break;
       default: break;
@@ -194,7 +197,10 @@ class Call {
   int wrong_ = 0;
 };
 
-bool has_parts(Op op) { return op == Op::gather || op == Op::all_gather || op == Op::scatter || op == Op::reduce_scatter || op == Op::all_to_all; }
+bool has_parts(Op op) {
+  return op == Op::gather || op == Op::all_gather || op == Op::scatter || op == Op::reduce_scatter ||
+         op == Op::all_to_all;
+}
 bool reduces(Op op) { return op == Op::reduce || op == Op::all_reduce || op == Op::reduce_scatter; }
 
 std::vector<Case> cases_for(int size, const std::vector<std::size_t>& counts) {
@@ -204,11 +210,14 @@ std::vector<Case> cases_for(int size, const std::vector<std::size_t>& counts) {
       for (const Place place : {Place::apart, Place::own_part, Place::same_start}) {
         if (entry.op == Op::all_to_all && place != Place::apart) continue;
         if (place == Place::same_start && !has_parts(entry.op)) continue;
+        if (place != Place::apart && count != 7 && count != 70'001) continue;  // one path for small and one for large
         for (const bool uneven : {false, true}) {
           if (uneven && !has_parts(entry.op)) continue;
           // Parts are per rank: keep the whole buffer near `count`.
-          const std::size_t each = has_parts(entry.op) && count > 1000 ? count / static_cast<std::size_t>(size) + 1 : count;
-          cases.push_back({.entry = &entry, .size = size, .count = each, .place = place, .uneven = uneven, .root = (size - 1) / 2});
+          const std::size_t each =
+              has_parts(entry.op) && count > 1000 ? count / static_cast<std::size_t>(size) + 1 : count;
+          cases.push_back(
+              {.entry = &entry, .size = size, .count = each, .place = place, .uneven = uneven, .root = (size - 1) / 2});
         }
       }
     }
@@ -239,9 +248,13 @@ void run_matrix(const WorldOptions& options, const std::vector<std::size_t>& cou
 class MeshMatrix : public ::testing::TestWithParam<int> {};
 
 TEST_P(MeshMatrix, tcp) { run_matrix({.size = GetParam(), .channel = Channel::tcp}, {0, 1, 7, 1000, 70'001, 300'000}); }
-TEST_P(MeshMatrix, tcp_one_stream) { run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003}); }
+TEST_P(MeshMatrix, tcp_one_stream) {
+  run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003});
+}
 TEST_P(MeshMatrix, ring) { run_matrix({.size = GetParam(), .channel = Channel::ring}, {0, 1, 7, 1000, 70'001}); }
-TEST_P(MeshMatrix, tiny_ring) { run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 1024}, {0, 7, 1000}); }
+TEST_P(MeshMatrix, tiny_ring) {
+  run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 1024}, {0, 7, 1000});
+}
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshMatrix, ::testing::Range(1, 10));
 
@@ -258,7 +271,8 @@ TEST_P(MeshBits, identical_on_all_ranks_and_in_every_run) {
       MeshWorld world({.size = GetParam()});
       world.run([&](int rank) {
         auto& data = result[static_cast<std::size_t>(rank)];
-        for (std::size_t i = 0; i < kCount; ++i) data[i] = 1.0F / static_cast<float>(1 + (i * 31 + static_cast<std::size_t>(rank) * 17) % 1009);
+        for (std::size_t i = 0; i < kCount; ++i)
+          data[i] = 1.0F / static_cast<float>(1 + (i * 31 + static_cast<std::size_t>(rank) * 17) % 1009);
         Operation operation;
         operation.op = Op::all_reduce;
         operation.dtype = DType::float32;
@@ -274,7 +288,8 @@ TEST_P(MeshBits, identical_on_all_ranks_and_in_every_run) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshBits, ::testing::Values(2, 3, 5));
 
 TEST(MeshAlgorithms, table_has_every_operation_and_finds_by_name) {
-  for (const Op op : {Op::broadcast, Op::reduce, Op::all_reduce, Op::gather, Op::all_gather, Op::scatter, Op::reduce_scatter, Op::all_to_all, Op::barrier}) {
+  for (const Op op : {Op::broadcast, Op::reduce, Op::all_reduce, Op::gather, Op::all_gather, Op::scatter,
+                      Op::reduce_scatter, Op::all_to_all, Op::barrier}) {
     const MeshEntry* entry = find_mesh_algorithm(op, "direct");
     ASSERT_NE(entry, nullptr) << to_string(op);
     EXPECT_EQ(entry->op, op);

@@ -14,6 +14,20 @@
 
 namespace maniple::test {
 
+void Bell::ring() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+  }
+  rung_.notify_all();
+}
+
+void Bell::wait(std::uint64_t& seen, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  rung_.wait_until(lock, deadline.when(), [&] { return count_ != seen; });
+  seen = count_;
+}
+
 Board::Board(int ranks) {
   for (int rank = 0; rank < ranks; ++rank) arrivals_.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 }
@@ -42,7 +56,8 @@ std::pair<UniqueFd, UniqueFd> tcp_pair() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 || ::getsockname(listener.get(), generic, &length) != 0) {
+  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), generic, &length) != 0) {
     throw_system_error("listen on loopback");
   }
   UniqueFd dialled(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -69,7 +84,9 @@ struct MeshWorld::RingMemory {
 };
 
 MeshWorld::MeshWorld(const WorldOptions& options)
-    : options_(options), board_(options.first_global_rank + options.size), members_(static_cast<std::size_t>(options.size)) {
+    : options_(options),
+      board_(options.first_global_rank + options.size),
+      members_(static_cast<std::size_t>(options.size)) {
   std::iota(members_.begin(), members_.end(), 0);
   const auto n = static_cast<std::size_t>(options_.size);
   if (options_.channel == Channel::ring) {
@@ -87,9 +104,13 @@ MeshWorld::MeshWorld(const WorldOptions& options)
     mesh.streams = options_.streams;
     if (options_.channel == Channel::ring) {
       const auto own = static_cast<std::size_t>(rank);
-      mesh.local_sink = [this, own, n](int peer) { return make_ring_sink(rings_[own * n + static_cast<std::size_t>(peer)]->span()); };
-      mesh.local_source = [this, own, n](int peer) { return make_ring_source(rings_[static_cast<std::size_t>(peer) * n + own]->span()); };
-      mesh.local_wait = [](Deadline) { std::this_thread::yield(); };
+      const auto ring = [this, n](std::size_t from, std::size_t to) { return rings_[from * n + to]->span(); };
+      const auto doorbell = [this] { bell_.ring(); };
+      mesh.local_sink = [=](int peer) { return make_ring_sink(ring(own, static_cast<std::size_t>(peer)), doorbell); };
+      mesh.local_source = [=](int peer) {
+        return make_ring_source(ring(static_cast<std::size_t>(peer), own), doorbell);
+      };
+      mesh.local_wait = [this, seen = std::uint64_t{0}](Deadline deadline) mutable { bell_.wait(seen, deadline); };
     }
     if (options_.adjust) options_.adjust(rank, mesh);
     meshes_.push_back(std::make_unique<Mesh>(std::move(mesh)));

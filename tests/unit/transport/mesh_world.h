@@ -3,7 +3,9 @@
 // The first rank that throws aborts all, and its error is what run() reports; so nothing hangs.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <map>
@@ -19,6 +21,19 @@
 #include "transport/switchboard.h"
 
 namespace maniple::test {
+
+/// Wakes everyone who waits for a ring: rung whenever one has moved.
+class Bell {
+ public:
+  void ring();
+  /// Until the bell has been rung since `seen`, which is brought up to date.
+  void wait(std::uint64_t& seen, Deadline deadline);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable rung_;
+  std::uint64_t count_ = 0;
+};
 
 /// Connections that were dialled and not yet taken, of all ranks.
 class Board {
@@ -41,7 +56,9 @@ class TestSwitchboard final : public Switchboard {
  public:
   TestSwitchboard(Board& board, int rank) : board_(board), rank_(rank) {}
   UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
-  UniqueFd try_take(int global_rank, const std::string& topic) override { return board_.take(global_rank, rank_, topic); }
+  UniqueFd try_take(int global_rank, const std::string& topic) override {
+    return board_.take(global_rank, rank_, topic);
+  }
   int arrival_fd() const noexcept override { return board_.arrival_fd(rank_); }
 
  private:
@@ -84,6 +101,7 @@ class MeshWorld {
  private:
   WorldOptions options_;
   Board board_;
+  Bell bell_;
   std::vector<int> members_;
   struct RingMemory;
   std::vector<std::unique_ptr<RingMemory>> rings_;  // [from * size + to]
@@ -91,6 +109,5 @@ class MeshWorld {
   std::vector<std::unique_ptr<AbortSignal>> aborts_;
   std::vector<std::unique_ptr<Mesh>> meshes_;
 };
-
 
 }  // namespace maniple::test

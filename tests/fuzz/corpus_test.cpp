@@ -1,0 +1,52 @@
+// The fuzzers' entry points over their seeds, every truncation, every changed byte, and random mutations of these. An input
+// that breaks a parser ends the program; the seed of the generator is fixed, so it does so again.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "fuzz/entry_points.h"
+
+namespace maniple {
+namespace {
+
+constexpr int kMutations = 20'000;
+
+template <class Entry>
+std::size_t run_all(Entry entry, const std::vector<std::string>& seeds) {
+  std::size_t runs = 0;
+  for (const std::string& seed : seeds) {
+    entry(seed);
+    for (std::size_t i = 0; i < seed.size(); ++i) {
+      entry(seed.substr(0, i));
+      for (const char value : {'\0', '\1', '\x7f', '\xff'}) {
+        std::string changed = seed;
+        changed[i] = value;
+        entry(changed);
+        ++runs;
+      }
+    }
+  }
+  std::mt19937 random(20240229);
+  for (int i = 0; i < kMutations; ++i) {
+    std::string bytes = seeds[random() % seeds.size()];
+    for (int change = static_cast<int>(random() % 4); change >= 0; --change) {
+      const std::size_t at = bytes.empty() ? 0 : random() % bytes.size();
+      switch (random() % 4) {
+        case 0: bytes.insert(at, 1, static_cast<char>(random())); break;
+        case 1: bytes.erase(at, 1 + random() % 8); break;
+        case 2: bytes += seeds[random() % seeds.size()]; break;
+        default:
+          if (!bytes.empty()) bytes[at] = static_cast<char>(random());
+      }
+    }
+    entry(bytes);
+    ++runs;
+  }
+  return runs;
+}
+
+TEST(Corpus, Handshake) { EXPECT_GT(run_all(fuzz::handshake, fuzz::handshake_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Store) { EXPECT_GT(run_all(fuzz::store, fuzz::store_seeds()), std::size_t{kMutations}); }
+
+}  // namespace
+}  // namespace maniple

@@ -1,0 +1,139 @@
+#include "fuzz/entry_points.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/codec.h"
+#include "net/admission.h"
+#include "net/handshake_wire.h"
+#include "net/stranger.h"
+#include "store/file_log.h"
+#include "store/store_service.h"
+#include <maniple/comm/error.h>
+
+namespace maniple::fuzz {
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+template <class F>
+void tolerate(F&& parse) {
+  try {
+    parse();
+  } catch (const ProtocolError&) {
+  } catch (const InvalidArgument&) {
+  }
+}
+
+void read_hello(std::string_view bytes) {
+  const WireHeader header = decode_header(bytes.substr(0, kHeaderBytes));
+  if (header.version != kProtocolVersion) return;
+  const std::string_view body = bytes.substr(kHeaderBytes).substr(0, header.length);
+  const WireHello hello = decode_hello(body);
+  // What was understood must say the same when said again.
+  require(encode_hello(hello).substr(kHeaderBytes) == body);
+  Identity here;
+  here.world_size = 4;
+  const Address address = Address::parse("127.0.0.1:1");
+  judge(here, address, hello, address);
+}
+
+std::vector<Frame> frames_of(std::string_view bytes, FrameReader::Limit limit, std::size_t step) {
+  FrameReader reader(limit);
+  std::vector<Frame> frames;
+  try {
+    while (!bytes.empty()) {
+      std::string_view part = bytes.substr(0, step);
+      bytes.remove_prefix(part.size());
+      while (auto frame = reader.next(part)) frames.push_back(std::move(*frame));
+    }
+  } catch (const ProtocolError&) {
+  }
+  return frames;
+}
+
+}  // namespace
+
+void handshake(std::string_view bytes) {
+  for (std::size_t i = 0; i <= std::min<std::size_t>(bytes.size(), 16); ++i) may_begin_header(bytes.substr(0, i));
+  describe_stranger(bytes);
+  tolerate([&] { read_hello(bytes); });
+  tolerate([&] { decode_hello(bytes); });
+  tolerate([&] { decode_challenge(bytes); });
+  tolerate([&] { decode_verdict_header(bytes.substr(0, kVerdictHeaderBytes)); });
+}
+
+void store(std::string_view bytes) {
+  const auto frames = frames_of(bytes, &request_limit, bytes.size());
+  const auto again = frames_of(bytes, &request_limit, 1);
+  require(frames.size() == again.size());
+  for (std::size_t i = 0; i < frames.size(); ++i) require(frames[i].id == again[i].id && frames[i].body == again[i].body);
+
+  StoreService service([](StoreService::Client, const StoreService::Reply& reply) {
+    std::string whole;
+    for (const Value& piece : reply) whole += *piece;
+    require(frames_of(whole, &reply_limit, whole.size()).size() == 1);
+  }, {.table = {.keys = 100, .bytes = 1 << 16}, .parked_per_client = 8});
+  StoreService::Client client = 1;
+  for (const Frame& frame : frames) {
+    tolerate([&] { service.handle(client, frame); });
+    client = 3 - client;
+  }
+  service.forget(1);
+  service.forget(2);
+  require(service.parked() == 0);
+
+  for (const Frame& frame : frames_of(bytes, &reply_limit, bytes.size())) {
+    tolerate([&] { decode_values(frame.body, 3); });
+    tolerate([&] { decode_flags(frame.body, 3); });
+  }
+  std::string_view log = bytes;
+  tolerate([&] {
+    while (decode_record(log)) {
+    }
+  });
+}
+
+std::vector<std::string> handshake_seeds() {
+  const WireHello hello{.role = Role::data, .generation = 1, .world_size = 4, .rank = 2, .nonce = {}, .job = "default", .topic = "world/0:1"};
+  const std::string bytes = encode_hello(hello);
+  const std::string challenge = encode_challenge_prefix(ChallengeStatus::ok, Nonce{}) + std::string(kMacBytes, 'm');
+  return {bytes, bytes.substr(kHeaderBytes), challenge, challenge.substr(kHeaderBytes), encode_verdict("refused"),
+          encode_verdict(""), "GET / HTTP/1.1\r\n", ""};
+}
+
+std::vector<std::string> store_seeds() {
+  std::uint32_t id = 0;
+  const auto frame = [&](StoreOp op, std::string_view body) {
+    return encode_frame_header(++id, static_cast<std::uint8_t>(op), body.size()) + std::string(body);
+  };
+  ByteWriter key;
+  key.put_string("key");
+  ByteWriter add;
+  add.put_string("count");
+  add.put(std::int64_t{5});
+  ByteWriter compare;
+  compare.put_string("key");
+  compare.put_string("expected");
+  const std::vector<std::string> keys = {"key", "other", "count"};
+  std::vector<std::string> seeds = {
+      frame(StoreOp::set, key.bytes() + "value"),
+      frame(StoreOp::add, add.bytes()),
+      frame(StoreOp::compare_set, compare.bytes() + "desired"),
+      frame(StoreOp::multi_get, encode_keys(keys)),
+      frame(StoreOp::wait, encode_keys(keys)),
+      frame(StoreOp::check, encode_keys(keys)),
+      frame(StoreOp::erase, key.bytes()),
+      frame(StoreOp::num_keys, ""),
+      frame(StoreOp::cancel, ""),
+      encode_record({RecordKind::set, "key", "value"}) + encode_record({RecordKind::erase, "key", ""}),
+  };
+  std::string all;
+  for (const std::string& seed : seeds) all += seed;
+  seeds.push_back(all + all);
+  return seeds;
+}
+
+}  // namespace maniple::fuzz
