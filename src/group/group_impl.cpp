@@ -14,14 +14,14 @@ ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
     : facts_(std::move(facts)),
       abort_(std::make_shared<AbortSignal>()),
       store_(make_prefix_store("maniple/group/" + facts_.name, facts_.session->store())),
-      recorder_(static_cast<std::size_t>(knob_integer(Knob::recorder, 0, 1 << 20))),
+      recorder_(std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder, 0, 1 << 20)))),
       generation_(fork_generation()) {
   require_algorithm(facts_.algorithm);
   const BackendEntry& entry = find_backend(facts_.backend);
   Session::GroupLink link;
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;
-  link.called = [this](std::uint64_t seq) { return recorder_.called(seq); };
+  link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
   facts_.session->add_group(facts_.name, std::move(link));
   try {
     BackendContext context;
@@ -52,11 +52,15 @@ std::string ProcessGroup::Impl::prefix(const std::string& call) const {
   return fmt::format("[{} {} rank {}/{}] ", call, facts_.name, rank(), size());
 }
 
-void ProcessGroup::Impl::throw_unusable(const Call& call) const {
+void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
   const std::string place = fmt::format(" (call at {}:{})", call.where.file_name(), call.where.line());
-  if (fork_generation() != generation_) {
+  if (in_forked_child()) {
     throw Aborted(prefix("after fork") + "a child of fork() is not a rank and cannot use its parent's groups; start ranks as "
                   "processes of their own" + place);
+  }
+  // The group failed between two calls of this rank: the first of them to meet the failure throws it as it is.
+  if (!told_.exchange(true)) {
+    std::rethrow_exception(with_prefix(prefix(fmt::format("{} #{}", to_string(op), seq_ + 1)), abort_->cause()));
   }
   throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
 }
@@ -64,14 +68,14 @@ void ProcessGroup::Impl::throw_unusable(const Call& call) const {
 void ProcessGroup::Impl::execute(Operation& op, Patience& patience) {
   op.seq = ++seq_;
   op.ranks = size();
-  recorder_.begin(op);
+  recorder_->begin(op);
   try {
     backend_->run(op, patience);
   } catch (...) {
-    recorder_.end(op.seq, true);
+    recorder_->end(op.seq, true);
     fail(op);
   }
-  recorder_.end(op.seq, false);
+  recorder_->end(op.seq, false);
 }
 
 void ProcessGroup::Impl::fail(const Operation& op) {
@@ -99,6 +103,7 @@ void ProcessGroup::Impl::fail(const Operation& op) {
     facts_.session->spread_abort(facts_.name, op.seq, with_prefix(who, error));
   }
   const std::exception_ptr named = with_prefix(who, error);
+  told_.store(true);
   abort_->raise(named);
   std::rethrow_exception(named);
 }
@@ -109,20 +114,21 @@ void ProcessGroup::Impl::abort(const std::string& reason) {
 }
 
 Work ProcessGroup::Impl::start(Operation operation, const Call& call) {
-  return start_tasks(call, [this, operation = std::move(operation)](Patience& patience) mutable { execute(operation, patience); });
+  const Op op = operation.op;
+  return start_tasks(op, call, [this, operation = std::move(operation)](Patience& patience) mutable { execute(operation, patience); });
 }
 
-Work ProcessGroup::Impl::start_tasks(const Call& call, std::function<void(Patience&)> body) {
-  require_usable(call);
+Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void(Patience&)> body) {
+  require_usable(op, call);
   auto state = std::make_shared<Work::State>();
   const Deadline deadline = Deadline::after(limit(call));
   queued_.fetch_add(1, std::memory_order_acq_rel);
-  queue_.push([this, state, body = std::move(body), deadline, call] {
+  queue_.push([this, state, body = std::move(body), deadline, op, call] {
     std::exception_ptr error;
     // A synchronous call that began before us may still be running inline.
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     try {
-      require_usable(call);
+      require_usable(op, call);
       Patience patience(deadline);
       body(patience);
     } catch (...) {

@@ -36,12 +36,13 @@ std::string name_of(const PointToPoint& p2p, const GroupFacts& facts) {
 
 // A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
 int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
-  require_usable(call);
+  require_usable(p2p.op, call);
   auto message = make_message(p2p, call);
   backend_->start({&message, 1}, false);
   backend_->drive(*message);
   if (message->error) {
     const auto named = with_prefix(name_of(p2p, facts_), message->error);
+    told_.store(true);
     if (abort_->raise(named)) facts_.session->spread_abort(facts_.name, 0, named);
     std::rethrow_exception(named);
   }
@@ -49,7 +50,7 @@ int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
 }
 
 std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoint> operations, int* source, const Call& call) {
-  require_usable(call);
+  if (!operations.empty()) require_usable(operations.front().op, call);
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Work> works;
   for (const PointToPoint& p2p : operations) messages.push_back(make_message(p2p, call));  // all are checked before any starts
@@ -59,6 +60,7 @@ std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoin
       std::exception_ptr error = message->error;
       if (error) {
         error = with_prefix(name_of(p2p, facts_), error);
+        told_.store(true);
         if (abort_->raise(error)) facts_.session->spread_abort(facts_.name, 0, error);
       } else if (source != nullptr) {
         *source = message->source;

@@ -67,6 +67,7 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   MANIPLE_ASSERT(segment_->size() >= bytes_for(options.size, stage));
   // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
   segment_->populate(0, ring_offset_);
+  abort_state_ = &header().abort_state;
   const bool crowded = options.size > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded ? 0 : 20;
   spin_ticks_ = static_cast<std::uint64_t>(spin_us * 1e-6 * ticks_per_second());
@@ -207,16 +208,19 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
   }
 }
 
+void Arena::throw_raised() const {
+  // The cause may be half written; its writer needs microseconds, unless it died writing.
+  const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) != 2 && !patience.expired()) ::sched_yield();
+  options_.abort->check();
+  if (auto cause = raised()) std::rethrow_exception(cause);
+  throw Aborted("the group was aborted by another rank");
+}
+
 void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
   const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
   options_.abort->check();
-  if (header().abort_state.load(std::memory_order_acquire) != 0) {
-    // The cause may be half written; its writer needs microseconds, unless it died writing.
-    const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
-    while (header().abort_state.load(std::memory_order_acquire) != 2 && !patience.expired()) ::sched_yield();
-    if (auto cause = raised()) std::rethrow_exception(cause);
-    throw Aborted("the group was aborted by another rank");
-  }
+  check_raised();
   if (has_left(rank)) {
     const int global = options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
     throw PeerLost(fmt::format("rank {} has left the group (it was destroyed there) and did not come, waited {:.1f} s",

@@ -64,7 +64,12 @@ TEST_P(Stop, ContinuedTooLateIsToldThatTheGroupIsGone) {
     EXPECT_TRUE(caught.any);
     if (r.rank != 1) {
       EXPECT_EQ(caught.lost_rank, 1) << caught;
-      if (r.rank == 0) ::kill(r.pid_of(1), SIGCONT);
+      r.store()->set(fmt::format("told {}", r.rank), "yes");
+      const std::vector<std::string> both = {"told 0", "told 2"};
+      if (r.rank == 0) {
+        r.store()->wait(both, Deadline::after(std::chrono::seconds(20)));
+        ::kill(r.pid_of(1), SIGCONT);
+      }
     }
     r.phase("all have been told");
   });
