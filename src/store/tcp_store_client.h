@@ -1,8 +1,8 @@
 // The client's end of one store connection.
 //
-// Threads that await replies share the connection without a thread of its own: whoever finds nobody reading reads, hands
-// the others theirs, and passes the reading on when its own has come. So a thread that waits for a key for an hour never
-// keeps another one's set() waiting.
+// Threads that await replies share the connection without a thread of its own: whoever finds nobody reading reads,
+// hands the others theirs, and passes the reading on when its own has come. So a thread that waits for a key for an
+// hour never keeps another one's set() waiting.
 #pragma once
 
 #include <condition_variable>
