@@ -18,7 +18,6 @@ namespace {
 // For requests that the server answers at once, and for asking what is missing after a deadline.
 constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
-constexpr std::size_t kReadBytes = 64 * 1024;
 
 std::string head_with_key(std::string_view key) {
   require_key(key);
@@ -277,18 +276,17 @@ void TcpStoreClient::read_as_leader(std::unique_lock<std::mutex>& lock, Deadline
 
 /// Only by the thread that has set `reading_`.
 void TcpStoreClient::read_available() {
-  std::vector<char> buffer(kReadBytes);
   std::string failure;
   std::vector<Frame> frames;
   for (;;) {
-    const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
+    const ssize_t got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) break;
     if (got <= 0) {
       failure = got == 0 ? "closed by the server" : errno_text(errno);
       break;
     }
-    std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+    std::string_view bytes(buffer_.data(), static_cast<std::size_t>(got));
     try {
       while (auto frame = reader_.next(bytes)) frames.push_back(std::move(*frame));
     } catch (const ProtocolError& error) {
