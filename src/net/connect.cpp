@@ -51,8 +51,8 @@ bool connected_to_itself(int fd) {
 }
 
 bool may_pass(int code) {
-  return code == ECONNREFUSED || code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT || code == EHOSTUNREACH ||
-         code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
+  return code == ECONNREFUSED || code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT ||
+         code == EHOSTUNREACH || code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
 }
 
 }  // namespace
@@ -119,7 +119,8 @@ Address route_to(const Address& peer) {
   UniqueFd fd(::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) throw_system_error(fmt::format("route to {}", peer.host()));
   const Address target = peer.with_port(kDiscardPort);
-  if (::connect(fd.get(), target.get(), target.length()) != 0) throw_system_error(fmt::format("route to {}", peer.host()));
+  if (::connect(fd.get(), target.get(), target.length()) != 0)
+    throw_system_error(fmt::format("route to {}", peer.host()));
   return Address::of_socket(fd.get()).with_port(0);
 }
 

@@ -83,9 +83,10 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
   }
   const WireHeader header = decode_header(header_bytes);
   if (header.version != kProtocolVersion) {
-    throw ProtocolError(fmt::format("{} speaks protocol version {}, this process speaks version {}: run the same release "
-                                    "of Maniple on all ranks",
-                                    where, header.version, kProtocolVersion));
+    throw ProtocolError(
+        fmt::format("{} speaks protocol version {}, this process speaks version {}: run the same release "
+                    "of Maniple on all ranks",
+                    where, header.version, kProtocolVersion));
   }
   if (header.length != kChallengeBytes - kHeaderBytes) {
     throw ProtocolError(fmt::format("{} sent a challenge of {} bytes", where, header.length));
@@ -96,9 +97,10 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
     throw ProtocolError(fmt::format("{} refused protocol version {}", where, kProtocolVersion));
   }
   if (!same_mac(challenge.mac, prove(identity.secret, Direction::from_acceptor, hello_bytes, prefix))) {
-    throw ProtocolError(fmt::format("{} does not hold the secret of this job (\"{}\"): another job listens there, or the "
-                                    "secret was not passed to all processes",
-                                    where, identity.job));
+    throw ProtocolError(
+        fmt::format("{} does not hold the secret of this job (\"{}\"): another job listens there, or the "
+                    "secret was not passed to all processes",
+                    where, identity.job));
   }
   peer.send_all(as_text(prove(identity.secret, Direction::from_dialler, hello_bytes, prefix)));
 

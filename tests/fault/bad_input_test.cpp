@@ -1,12 +1,12 @@
-// Things that strangers, leftovers and broken peers send, by the numbers of the list of bad inputs: each against a store server
-// and against a plain acceptor. After each the listener must still serve its own.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+// Things that strangers, leftovers and broken peers send, by the numbers of the list of bad inputs: each against a
+// store server and against a plain acceptor. After each the listener must still serve its own.
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
@@ -138,7 +138,8 @@ struct Target {
   }
   bool serves() const { return static_cast<bool>(dial_in(identity)); }
   WireHello hello() const {
-    WireHello wire{.role = Role::store, .generation = 4, .world_size = 8, .rank = 1, .nonce = {}, .job = "training", .topic = "x"};
+    WireHello wire{
+        .role = Role::store, .generation = 4, .world_size = 8, .rank = 1, .nonce = {}, .job = "training", .topic = "x"};
     fill_random(wire.nonce);
     return wire;
   }
@@ -329,7 +330,8 @@ TEST_P(BadInput, N14AReplayedHandshakeIsRefused) {
     Raw honest(target.address());
     honest.send(hello);
     const std::string challenge = honest.receive(kChallengeBytes);
-    proof = as_text(prove(target.identity.secret, Direction::from_dialler, hello, challenge.substr(0, kChallengeBytes - kMacBytes)));
+    proof = as_text(prove(target.identity.secret, Direction::from_dialler, hello,
+                          challenge.substr(0, kChallengeBytes - kMacBytes)));
     honest.send(proof);
     ASSERT_EQ(honest.receive(kVerdictHeaderBytes), encode_verdict(""));
   }
