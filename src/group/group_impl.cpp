@@ -79,33 +79,45 @@ void ProcessGroup::Impl::execute(Operation& op, Patience& patience) {
 }
 
 void ProcessGroup::Impl::fail(const Operation& op) {
-  std::exception_ptr error = std::current_exception();
-  bool mismatch = false;
   try {
     throw;
   } catch (const InvalidArgument&) {
     throw;
   } catch (const Unsupported&) {
     throw;
-  } catch (const Mismatch&) {
-    mismatch = true;
+  } catch (...) {
+    const std::string who = prefix(fmt::format("{} #{}", to_string(op.op), op.seq));
+    const std::exception_ptr cause = with_prefix(who, settle(std::current_exception(), op.seq, who));
+    told_.store(true);
+    std::rethrow_exception(cause);
+  }
+}
+
+std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uint64_t seq, const std::string& who) {
+  const auto await_word = [this](int milliseconds) {
+    pollfd bell{abort_->fd(), POLLIN, 0};
+    ::poll(&bell, 1, milliseconds);
+  };
+  ErrorKind kind = ErrorKind::aborted;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    kind = e.kind();
   } catch (...) {
   }
-  const std::string who = prefix(fmt::format("{} #{}", to_string(op.op), op.seq));
-  const bool others_know = backend_->all_share_memory();
-  if (!abort_->raised() && mismatch && !others_know && facts_.session->has_watch()) {
-    // Rank 0 asks all ranks what they called and tells everyone, us included.
-    facts_.session->spread_abort(facts_.name, op.seq, error);
-    pollfd bell{abort_->fd(), POLLIN, 0};
-    ::poll(&bell, 1, 1500);
-    if (abort_->raised()) error = abort_->cause();
-  } else if (!abort_->raised()) {
-    facts_.session->spread_abort(facts_.name, op.seq, with_prefix(who, error));
+  const bool watched = facts_.session->has_watch();
+  // The watch knows who died first; its word is milliseconds away.
+  if (kind == ErrorKind::peer_lost && watched && !abort_->raised()) await_word(150);
+  if (abort_->raised()) return abort_->cause();
+  if (watched && !(kind == ErrorKind::mismatch && backend_ && backend_->all_share_memory())) {
+    // Rank 0 passes it on (and, for a mismatch, first asks all ranks what they called); we hear of it last.
+    const bool asks = kind == ErrorKind::mismatch && seq != 0;
+    facts_.session->spread_abort(facts_.name, seq, asks ? error : with_prefix(who, error));
+    await_word(asks ? 1500 : 100);
+    if (asks && abort_->raised()) return abort_->cause();
   }
-  const std::exception_ptr named = with_prefix(who, error);
-  told_.store(true);
-  abort_->raise(named);
-  std::rethrow_exception(named);
+  abort_->raise(with_prefix(who, error));
+  return error;
 }
 
 void ProcessGroup::Impl::abort(const std::string& reason) {

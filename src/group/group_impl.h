@@ -91,6 +91,9 @@ class ProcessGroup::Impl {
   };
   [[noreturn]] void throw_unusable(Op op, const Call& call);
   [[noreturn]] void fail(const Operation& operation);  // inside a handler
+  /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
+  /// something else: a connection that closes may only be the echo of what happened elsewhere.
+  std::exception_ptr settle(std::exception_ptr error, std::uint64_t seq, const std::string& who);
   std::string prefix(const std::string& call) const;   // "[all_reduce #12 world rank 3/8] "
 
   GroupFacts facts_;

@@ -41,9 +41,9 @@ int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
   backend_->start({&message, 1}, false);
   backend_->drive(*message);
   if (message->error) {
-    const auto named = with_prefix(name_of(p2p, facts_), message->error);
+    const std::string who = name_of(p2p, facts_);
+    const auto named = with_prefix(who, settle(message->error, 0, who));
     told_.store(true);
-    if (abort_->raise(named)) facts_.session->spread_abort(facts_.name, 0, named);
     std::rethrow_exception(named);
   }
   return message->source;
@@ -59,9 +59,9 @@ std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoin
     messages[i]->finished = [this, state, source, message = messages[i].get(), p2p = operations[i]] {
       std::exception_ptr error = message->error;
       if (error) {
-        error = with_prefix(name_of(p2p, facts_), error);
+        const std::string who = name_of(p2p, facts_);
+        error = with_prefix(who, settle(error, 0, who));
         told_.store(true);
-        if (abort_->raise(error)) facts_.session->spread_abort(facts_.name, 0, error);
       } else if (source != nullptr) {
         *source = message->source;
       }

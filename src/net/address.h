@@ -53,7 +53,8 @@ UniqueFd listen_on(const Address& address);
 
 /// A connected socket, close-on-exec and non-blocking, TCP_NODELAY set. Retries refused connections until the deadline
 /// when `retry` is set (the server may not be up yet). Throws Timeout or SystemError naming the address and the reason.
-UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false);
+/// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
+UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false, int cancel = -1);
 
 /// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`.
 void set_keepalive(int fd, double seconds);

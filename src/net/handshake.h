@@ -56,8 +56,9 @@ struct Hello {
 
 /// Connects and authenticates. Throws Timeout, SystemError, or ProtocolError with the acceptor's reason ("superseded by
 /// generation 4", "world size 8 here, 4 there").
+/// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
 UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline,
-              bool retry = false);
+              bool retry = false, int cancel = -1);
 
 /// What strangers may cost an acceptor. Other values than these are for tests.
 struct HandshakeLimits {

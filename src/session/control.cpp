@@ -123,8 +123,12 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
         gone.insert(message.rank);
         return events.lost(message.rank, message.text);
       case Kind::abort:
-        if (hub()) return spread(message);
-        return events.aborted(message);
+        if (!hub()) return events.aborted(message);
+        {
+          ControlMessage reported = message;
+          reported.origin = peer;
+          return spread(reported);
+        }
       case Kind::question: {
         ControlMessage answer = message;
         answer.kind = Kind::answer;
@@ -220,15 +224,19 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   void spread(const ControlMessage& message) {
     if (!hub()) return send(0, message);
     if (inquiries.count(message.group) != 0 || !failed.insert(message.group).second) return;  // the first report counts
-    if (message.error == ErrorKind::mismatch) return inquire(message);
+    if (message.error == ErrorKind::mismatch && message.seq != 0) return inquire(message);
     deliver(message);
   }
 
   void deliver(const ControlMessage& message) {
-    std::vector<int> all;
-    for (const auto& [peer, link] : links) all.push_back(peer);
-    for (const int peer : all) send(peer, message);
     events.aborted(message);
+    // The rank that reported it hears last: when its call ends, the others know.
+    std::vector<int> all;
+    for (const auto& [peer, link] : links) {
+      if (peer != message.origin) all.push_back(peer);
+    }
+    for (const int peer : all) send(peer, message);
+    send(message.origin, message);
   }
 
   void inquire(const ControlMessage& message) {

@@ -64,10 +64,10 @@ TEST_P(Stop, ContinuedTooLateIsToldThatTheGroupIsGone) {
     EXPECT_TRUE(caught.any);
     if (r.rank != 1) {
       EXPECT_EQ(caught.lost_rank, 1) << caught;
-      r.store()->set(fmt::format("told {}", r.rank), "yes");
+      r.world->store().set(fmt::format("told {}", r.rank), "yes");
       const std::vector<std::string> both = {"told 0", "told 2"};
       if (r.rank == 0) {
-        r.store()->wait(both, Deadline::after(std::chrono::seconds(20)));
+        r.world->store().wait(both, Deadline::after(std::chrono::seconds(20)));
         ::kill(r.pid_of(1), SIGCONT);
       }
     }
