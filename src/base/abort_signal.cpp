@@ -17,9 +17,11 @@ bool AbortSignal::raise(std::exception_ptr cause) {
     cause_ = std::move(cause);
   }
   raised_.store(true, std::memory_order_release);
-  ::eventfd_write(event_.get(), 1);
-  const std::lock_guard lock(listeners_mutex_);
-  for (const auto& [ticket, listener] : listeners_) listener();
+  {
+    const std::lock_guard lock(listeners_mutex_);
+    for (const auto& [ticket, listener] : listeners_) listener();
+  }
+  ::eventfd_write(event_.get(), 1);  // last: who wakes by it finds that the listeners have done their part
   return true;
 }
 
