@@ -11,16 +11,17 @@ AbortSignal::AbortSignal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 }
 
 bool AbortSignal::raise(std::exception_ptr cause) {
-  std::vector<std::pair<int, std::function<void()>>> listeners;
   {
     const std::lock_guard lock(mutex_);
     if (cause_) return false;
     cause_ = std::move(cause);
-    listeners = listeners_;
   }
   raised_.store(true, std::memory_order_release);
-  ::eventfd_write(event_.get(), 1);
-  for (const auto& [ticket, listener] : listeners) listener();
+  {
+    const std::lock_guard lock(listeners_mutex_);
+    for (const auto& [ticket, listener] : listeners_) listener();
+  }
+  ::eventfd_write(event_.get(), 1);  // last: who wakes by it finds that the listeners have done their part
   return true;
 }
 
@@ -32,19 +33,17 @@ std::exception_ptr AbortSignal::cause() const {
 void AbortSignal::rethrow() const { std::rethrow_exception(cause()); }
 
 int AbortSignal::on_raise(std::function<void()> listener) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!cause_) {
-      listeners_.emplace_back(next_ticket_, std::move(listener));
-      return next_ticket_++;
-    }
+  const std::lock_guard lock(listeners_mutex_);
+  if (raised()) {
+    listener();
+    return -1;
   }
-  listener();
-  return -1;
+  listeners_.emplace_back(next_ticket_, std::move(listener));
+  return next_ticket_++;
 }
 
 void AbortSignal::forget(int ticket) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(listeners_mutex_);
   std::erase_if(listeners_, [ticket](const auto& entry) { return entry.first == ticket; });
 }
 

@@ -36,7 +36,8 @@ class AbortSignal {
     if (raised()) [[unlikely]] rethrow();
   }
 
-  /// Run in the thread that raises (at once if raised already); must not block. Returns a ticket for `forget`.
+  /// Run in the thread that raises (at once if raised already); must not block, nor call this object's methods other than
+  /// raised and cause. Returns a ticket for `forget`, after which the listener is not running and will not run.
   int on_raise(std::function<void()> listener);
   void forget(int ticket);
 
@@ -45,6 +46,7 @@ class AbortSignal {
   UniqueFd event_;
   mutable std::mutex mutex_;
   std::exception_ptr cause_;
+  std::mutex listeners_mutex_;  // held while listeners run
   std::vector<std::pair<int, std::function<void()>>> listeners_;
   int next_ticket_ = 0;
 };

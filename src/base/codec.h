@@ -51,11 +51,15 @@ class ByteReader {
   }
   std::string_view get_string(std::size_t limit) {
     const auto length = get<std::uint32_t>();
-    if (length > limit) throw ProtocolError("a string of " + std::to_string(length) + " bytes where at most " + std::to_string(limit) + " are allowed");
+    if (length > limit)
+      throw ProtocolError("a string of " + std::to_string(length) + " bytes where at most " + std::to_string(limit) +
+                          " are allowed");
     return get_raw(length);
   }
   std::string_view get_raw(std::size_t count) {
-    if (count > bytes_.size()) throw ProtocolError("truncated: " + std::to_string(count) + " bytes wanted, " + std::to_string(bytes_.size()) + " left");
+    if (count > bytes_.size())
+      throw ProtocolError("truncated: " + std::to_string(count) + " bytes wanted, " + std::to_string(bytes_.size()) +
+                          " left");
     const std::string_view result = bytes_.substr(0, count);
     bytes_.remove_prefix(count);
     return result;

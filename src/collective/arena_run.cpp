@@ -73,6 +73,7 @@ std::size_t largest_contribution(const Operation& op) noexcept {
 void run_in_arena(ArenaCall& call, const Operation& op) {
   Arena& arena = call.arena;
   const std::uint32_t epoch = arena.next_epoch();
+  arena.check_raised(epoch);
   Post& mine = arena.post(call.rank(), epoch);
   mine.words = {call.signature.seq, call.signature.what, call.signature.count, call.signature.detail};
 
@@ -87,6 +88,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
   }
   arena.publish(epoch);
   arena.await_posts(epoch, call.patience);
+  arena.check_raised(epoch);  // a rank that comes after the others gave up finds their posts, but they are gone
 
   if (call.compare) {
     bool same = true;
@@ -105,6 +107,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
       arena_staged_move(call, op, epoch);
     }
   }
+  arena.finish_epoch(epoch);
 }
 
 void run_alone(const Operation& op) {

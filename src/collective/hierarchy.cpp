@@ -1,8 +1,10 @@
 #include "collective/hierarchy.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
+#include "collective/mesh_reduction.h"
 #include "collective/selection.h"
 #include "collective/slices.h"
 
@@ -10,6 +12,28 @@ namespace maniple {
 namespace {
 
 constexpr std::size_t kOneLane = 64 * 1024;  // below, one message between hosts costs less than several
+
+template <class Half>
+void widen_as(const std::byte* from, std::span<float> to) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    Half value;
+    std::memcpy(&value, from + i * sizeof value, sizeof value);
+    to[i] = static_cast<float>(value);
+  }
+}
+template <class Half>
+void narrow_as(std::span<const float> from, std::byte* to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const Half value(from[i]);
+    std::memcpy(to + i * sizeof value, &value, sizeof value);
+  }
+}
+void widen(DType dtype, const std::byte* from, std::span<float> to) {
+  dtype == DType::float16 ? widen_as<float16>(from, to) : widen_as<bfloat16>(from, to);
+}
+void narrow(DType dtype, std::span<const float> from, std::byte* to) {
+  dtype == DType::float16 ? narrow_as<float16>(from, to) : narrow_as<bfloat16>(from, to);
+}
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
@@ -25,7 +49,7 @@ struct Hierarchy::Run {
   Patience& patience;
   bool compare;
   std::string_view forced;
-  Signature signature = Signature::of(op);
+  const Signature& signature;
   const Topology& topology = self.topology_;
   const std::vector<int>& local = topology.nodes[static_cast<std::size_t>(topology.node_rank())];
   const int me = topology.rank;
@@ -245,7 +269,22 @@ struct Hierarchy::Run {
 };
 
 void Hierarchy::run(const Operation& operation, Patience& patience, bool compare, std::string_view forced) {
-  Run{*this, operation, patience, compare, forced}.run();
+  const Signature signature = Signature::of(operation);
+  const bool reduces = operation.op == Op::all_reduce || operation.op == Op::reduce || operation.op == Op::reduce_scatter;
+  if (!reduces || !rounds_partial_results(operation)) return Run{*this, operation, patience, compare, forced, signature}.run();
+  Operation wide = operation;
+  wide.dtype = DType::float32;
+  const bool scatters = operation.op == Op::reduce_scatter;
+  const std::size_t in_count = scatters ? operation.parts.total() : operation.count;
+  std::size_t out_count = scatters ? operation.parts.count(topology_.rank) : operation.count;
+  if (operation.op == Op::reduce && topology_.rank != operation.root) out_count = 0;
+  wide_in_.resize(in_count);
+  wide_out_.resize(std::max(out_count, scatters ? std::size_t{0} : in_count));
+  widen(operation.dtype, operation.in, wide_in_);
+  wide.in = reinterpret_cast<const std::byte*>(wide_in_.data());
+  wide.out = reinterpret_cast<std::byte*>(wide_out_.data());
+  Run{*this, wide, patience, compare, forced, signature}.run();
+  narrow(operation.dtype, std::span(wide_out_).first(out_count), operation.out);
 }
 
 }  // namespace maniple

@@ -13,6 +13,8 @@
 //   reduce_scatter  inside each host to the leader, between leaders, then scattered inside each host
 //   barrier         inside, between leaders, inside
 //   others          straight between the ranks: every byte has one reader anyway
+//
+// float16 and bfloat16 are reduced as float32 from end to end, so that they are rounded once however many hosts there are.
 #pragma once
 
 #include <vector>
@@ -39,6 +41,8 @@ class Hierarchy {
   const RegisteredTable& registered_;
   Mesh& mesh_;
   std::vector<std::byte> scratch_;  // partial results of leaders, kept from call to call
+  std::vector<float> wide_in_;      // 16-bit operands as float32
+  std::vector<float> wide_out_;
 };
 
 }  // namespace maniple

@@ -85,11 +85,11 @@ Coalesced checked(ProcessGroup::Impl& group, std::span<const Buffer> buffers, Re
 
 void ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, Call call) {
   Coalesced work = checked(*impl_, buffers, op, call);
-  impl_->run_tasks(call, [&work](Patience& patience) { work.run(patience); });
+  impl_->run_tasks(Op::all_reduce, call, [&work](Patience& patience) { work.run(patience); });
 }
 
 Work ProcessGroup::all_reduce_coalesced_async(std::span<const Buffer> buffers, ReduceOp op, Call call) {
-  return impl_->start_tasks(call, [work = checked(*impl_, buffers, op, call)](Patience& patience) mutable { work.run(patience); });
+  return impl_->start_tasks(Op::all_reduce, call, [work = checked(*impl_, buffers, op, call)](Patience& patience) mutable { work.run(patience); });
 }
 
 }  // namespace maniple

@@ -14,14 +14,14 @@ ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
     : facts_(std::move(facts)),
       abort_(std::make_shared<AbortSignal>()),
       store_(make_prefix_store("maniple/group/" + facts_.name, facts_.session->store())),
-      recorder_(static_cast<std::size_t>(knob_integer(Knob::recorder, 0, 1 << 20))),
+      recorder_(std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder, 0, 1 << 20)))),
       generation_(fork_generation()) {
   require_algorithm(facts_.algorithm);
   const BackendEntry& entry = find_backend(facts_.backend);
   Session::GroupLink link;
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;
-  link.called = [this](std::uint64_t seq) { return recorder_.called(seq); };
+  link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
   facts_.session->add_group(facts_.name, std::move(link));
   try {
     BackendContext context;
@@ -52,11 +52,15 @@ std::string ProcessGroup::Impl::prefix(const std::string& call) const {
   return fmt::format("[{} {} rank {}/{}] ", call, facts_.name, rank(), size());
 }
 
-void ProcessGroup::Impl::throw_unusable(const Call& call) const {
+void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
   const std::string place = fmt::format(" (call at {}:{})", call.where.file_name(), call.where.line());
-  if (fork_generation() != generation_) {
+  if (in_forked_child()) {
     throw Aborted(prefix("after fork") + "a child of fork() is not a rank and cannot use its parent's groups; start ranks as "
                   "processes of their own" + place);
+  }
+  // The group failed between two calls of this rank: the first of them to meet the failure throws it as it is.
+  if (!told_.exchange(true)) {
+    std::rethrow_exception(with_prefix(prefix(fmt::format("{} #{}", to_string(op), seq_ + 1)), abort_->cause()));
   }
   throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
 }
@@ -64,43 +68,56 @@ void ProcessGroup::Impl::throw_unusable(const Call& call) const {
 void ProcessGroup::Impl::execute(Operation& op, Patience& patience) {
   op.seq = ++seq_;
   op.ranks = size();
-  recorder_.begin(op);
+  recorder_->begin(op);
   try {
     backend_->run(op, patience);
   } catch (...) {
-    recorder_.end(op.seq, true);
+    recorder_->end(op.seq, true);
     fail(op);
   }
-  recorder_.end(op.seq, false);
+  recorder_->end(op.seq, false);
 }
 
 void ProcessGroup::Impl::fail(const Operation& op) {
-  std::exception_ptr error = std::current_exception();
-  bool mismatch = false;
   try {
     throw;
   } catch (const InvalidArgument&) {
     throw;
   } catch (const Unsupported&) {
     throw;
-  } catch (const Mismatch&) {
-    mismatch = true;
+  } catch (...) {
+    const std::string who = prefix(fmt::format("{} #{}", to_string(op.op), op.seq));
+    const std::exception_ptr cause = with_prefix(who, settle(std::current_exception(), op.seq, who));
+    told_.store(true);
+    std::rethrow_exception(cause);
+  }
+}
+
+std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uint64_t seq, const std::string& who) {
+  const auto await_word = [this](int milliseconds) {
+    pollfd bell{abort_->fd(), POLLIN, 0};
+    ::poll(&bell, 1, milliseconds);
+  };
+  ErrorKind kind = ErrorKind::aborted;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    kind = e.kind();
   } catch (...) {
   }
-  const std::string who = prefix(fmt::format("{} #{}", to_string(op.op), op.seq));
-  const bool others_know = backend_->all_share_memory();
-  if (!abort_->raised() && mismatch && !others_know && facts_.session->has_watch()) {
-    // Rank 0 asks all ranks what they called and tells everyone, us included.
-    facts_.session->spread_abort(facts_.name, op.seq, error);
-    pollfd bell{abort_->fd(), POLLIN, 0};
-    ::poll(&bell, 1, 1500);
-    if (abort_->raised()) error = abort_->cause();
-  } else if (!abort_->raised()) {
-    facts_.session->spread_abort(facts_.name, op.seq, with_prefix(who, error));
+  const bool watched = facts_.session->has_watch();
+  // The watch knows who died first; its word is milliseconds away.
+  if (kind == ErrorKind::peer_lost && watched && !abort_->raised()) await_word(150);
+  if (abort_->raised()) return abort_->cause();
+  if (watched && !(kind == ErrorKind::mismatch && backend_ && backend_->all_share_memory())) {
+    // Rank 0 passes it on (and, for a mismatch, first asks all ranks what they called); we hear of it last.
+    const bool asks = kind == ErrorKind::mismatch && seq != 0;
+    facts_.session->spread_abort(facts_.name, seq, asks ? error : with_prefix(who, error));
+    await_word(asks ? 1500 : 100);
+    if (asks && abort_->raised()) return abort_->cause();
   }
-  const std::exception_ptr named = with_prefix(who, error);
-  abort_->raise(named);
-  std::rethrow_exception(named);
+  abort_->raise(with_prefix(who, error));
+  return error;
 }
 
 void ProcessGroup::Impl::abort(const std::string& reason) {
@@ -109,20 +126,21 @@ void ProcessGroup::Impl::abort(const std::string& reason) {
 }
 
 Work ProcessGroup::Impl::start(Operation operation, const Call& call) {
-  return start_tasks(call, [this, operation = std::move(operation)](Patience& patience) mutable { execute(operation, patience); });
+  const Op op = operation.op;
+  return start_tasks(op, call, [this, operation = std::move(operation)](Patience& patience) mutable { execute(operation, patience); });
 }
 
-Work ProcessGroup::Impl::start_tasks(const Call& call, std::function<void(Patience&)> body) {
-  require_usable(call);
+Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void(Patience&)> body) {
+  require_usable(op, call);
   auto state = std::make_shared<Work::State>();
   const Deadline deadline = Deadline::after(limit(call));
   queued_.fetch_add(1, std::memory_order_acq_rel);
-  queue_.push([this, state, body = std::move(body), deadline, call] {
+  queue_.push([this, state, body = std::move(body), deadline, op, call] {
     std::exception_ptr error;
     // A synchronous call that began before us may still be running inline.
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     try {
-      require_usable(call);
+      require_usable(op, call);
       Patience patience(deadline);
       body(patience);
     } catch (...) {

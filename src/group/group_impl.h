@@ -40,13 +40,13 @@ class ProcessGroup::Impl {
   Backend& backend() noexcept { return *backend_; }
   AbortSignal& abort_signal() noexcept { return *abort_; }
   Store& store() noexcept { return *store_; }
-  const Recorder& recorder() const noexcept { return recorder_; }
+  const Recorder& recorder() const noexcept { return *recorder_; }
 
   Seconds limit(const Call& call) const { return call.options.timeout.value_or(facts_.timeout); }
 
   /// Runs now, in this thread if nothing else is under way, otherwise after what is.
   void run(Operation operation, const Call& call) {
-    run_tasks(call, [this, &operation](Patience& patience) { execute(operation, patience); });
+    run_tasks(operation.op, call, [this, &operation](Patience& patience) { execute(operation, patience); });
   }
   Work start(Operation operation, const Call& call);
 
@@ -54,17 +54,17 @@ class ProcessGroup::Impl {
 
   /// The same for a body that executes several operations as one.
   template <class Body>
-  void run_tasks(const Call& call, Body&& body) {
-    require_usable(call);
+  void run_tasks(Op op, const Call& call, Body&& body) {
+    require_usable(op, call);
     if (queued_.load(std::memory_order_acquire) == 0 && !busy_.exchange(true, std::memory_order_acquire)) {
       const Release release{busy_};
       Patience patience(limit(call));
       body(patience);
       return;
     }
-    start_tasks(call, [&body](Patience& patience) { body(patience); }).wait();
+    start_tasks(op, call, [&body](Patience& patience) { body(patience); }).wait();
   }
-  Work start_tasks(const Call& call, std::function<void(Patience&)> body);
+  Work start_tasks(Op op, const Call& call, std::function<void(Patience&)> body);
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
   void execute(Operation& operation, Patience& patience);
@@ -75,8 +75,8 @@ class ProcessGroup::Impl {
   std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const Call& call);
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
-  void require_usable(const Call& call) const {
-    if (fork_generation() != generation_ || abort_->raised()) [[unlikely]] throw_unusable(call);
+  void require_usable(Op op, const Call& call) {
+    if (fork_generation() != generation_ || abort_->raised()) [[unlikely]] throw_unusable(op, call);
   }
   void abort(const std::string& reason);
 
@@ -89,16 +89,20 @@ class ProcessGroup::Impl {
     std::atomic<bool>& busy;
     ~Release() { busy.store(false, std::memory_order_release); }
   };
-  [[noreturn]] void throw_unusable(const Call& call) const;
+  [[noreturn]] void throw_unusable(Op op, const Call& call);
   [[noreturn]] void fail(const Operation& operation);  // inside a handler
+  /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
+  /// something else: a connection that closes may only be the echo of what happened elsewhere.
+  std::exception_ptr settle(std::exception_ptr error, std::uint64_t seq, const std::string& who);
   std::string prefix(const std::string& call) const;   // "[all_reduce #12 world rank 3/8] "
 
   GroupFacts facts_;
   std::shared_ptr<AbortSignal> abort_;
   std::shared_ptr<Store> store_;
   std::unique_ptr<Backend> backend_;
-  Recorder recorder_;
+  std::shared_ptr<Recorder> recorder_;
   std::uint32_t generation_;
+  std::atomic<bool> told_{false};  // a call on this rank has thrown the first cause
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_

@@ -36,20 +36,21 @@ std::string name_of(const PointToPoint& p2p, const GroupFacts& facts) {
 
 // A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
 int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
-  require_usable(call);
+  require_usable(p2p.op, call);
   auto message = make_message(p2p, call);
   backend_->start({&message, 1}, false);
   backend_->drive(*message);
   if (message->error) {
-    const auto named = with_prefix(name_of(p2p, facts_), message->error);
-    if (abort_->raise(named)) facts_.session->spread_abort(facts_.name, 0, named);
+    const std::string who = name_of(p2p, facts_);
+    const auto named = with_prefix(who, settle(message->error, 0, who));
+    told_.store(true);
     std::rethrow_exception(named);
   }
   return message->source;
 }
 
 std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoint> operations, int* source, const Call& call) {
-  require_usable(call);
+  if (!operations.empty()) require_usable(operations.front().op, call);
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Work> works;
   for (const PointToPoint& p2p : operations) messages.push_back(make_message(p2p, call));  // all are checked before any starts
@@ -58,8 +59,9 @@ std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoin
     messages[i]->finished = [this, state, source, message = messages[i].get(), p2p = operations[i]] {
       std::exception_ptr error = message->error;
       if (error) {
-        error = with_prefix(name_of(p2p, facts_), error);
-        if (abort_->raise(error)) facts_.session->spread_abort(facts_.name, 0, error);
+        const std::string who = name_of(p2p, facts_);
+        error = with_prefix(who, settle(error, 0, who));
+        told_.store(true);
       } else if (source != nullptr) {
         *source = message->source;
       }

@@ -70,7 +70,7 @@ void require_root(int root, int size) { MANIPLE_REQUIRE(root >= 0 && root < size
 std::string ProcessGroup::broadcast_object(std::string_view object, int root, Call call) {
   require_root(root, size());
   std::string result;
-  impl_->run_tasks(call, [&](Patience& patience) {
+  impl_->run_tasks(Op::broadcast, call, [&](Patience& patience) {
     Objects objects(*impl_, call, patience);
     std::int64_t length = rank() == root ? static_cast<std::int64_t>(object.size()) : 0;
     objects.broadcast(buffer_of(std::span(&length, 1)), root);
@@ -84,7 +84,7 @@ std::string ProcessGroup::broadcast_object(std::string_view object, int root, Ca
 std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, int root, Call call) {
   require_root(root, size());
   std::vector<std::string> result;
-  impl_->run_tasks(call, [&](Patience& patience) {
+  impl_->run_tasks(Op::gather, call, [&](Patience& patience) {
     Objects objects(*impl_, call, patience);
     const auto lengths = objects.lengths(object.size());
     const std::string all = objects.gather(object, root, lengths);
@@ -95,7 +95,7 @@ std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, i
 
 std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, Call call) {
   std::vector<std::string> result;
-  impl_->run_tasks(call, [&](Patience& patience) {
+  impl_->run_tasks(Op::all_gather, call, [&](Patience& patience) {
     Objects objects(*impl_, call, patience);
     const auto lengths = objects.lengths(object.size());
     result = cut(objects.all_gather(object, lengths), lengths);
@@ -108,7 +108,7 @@ std::string ProcessGroup::scatter_objects(std::span<const std::string> given, in
   MANIPLE_REQUIRE(rank() != root || given.size() == static_cast<std::size_t>(size()),
                   "scatter_objects: {} objects for {} ranks", given.size(), size());
   std::string result;
-  impl_->run_tasks(call, [&](Patience& patience) {
+  impl_->run_tasks(Op::scatter, call, [&](Patience& patience) {
     Objects objects(*impl_, call, patience);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(size()));
     std::string all;

@@ -23,7 +23,7 @@ std::string_view ProcessGroup::transport() const noexcept { return impl_->backen
 Store& ProcessGroup::store() noexcept { return impl_->store(); }
 
 void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
-  impl_->require_usable(call);
+  impl_->require_usable(Op::barrier, call);
   const std::uint64_t number = impl_->next_monitored();
   const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
   std::vector<std::string> keys;
@@ -48,7 +48,7 @@ void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
 
 RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
   RegisteredMemory memory;
-  impl_->run_tasks(call, [&](Patience& patience) {
+  impl_->run_tasks(Op::allocate, call, [&](Patience& patience) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);
     std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);

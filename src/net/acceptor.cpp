@@ -1,6 +1,6 @@
-// Every newcomer walks through: reading the header, the hello, the proof; then it is accepted, or told why not and drained
-// (closing with unread bytes would reset the connection, and the reason might be lost). All state belongs to the loop's
-// thread.
+// Every newcomer walks through: reading the header, the hello, the proof; then it is accepted, or told why not and
+// drained (closing with unread bytes would reset the connection, and the reason might be lost). All state belongs to
+// the loop's thread.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -41,7 +41,7 @@ struct Newcomer {
   Clock::time_point since;
   Clock::time_point until;
   Stage stage = Stage::header;
-  std::string in;          // of the present stage
+  std::string in;  // of the present stage
   std::size_t wanted = kHeaderBytes;
   std::string hello_bytes;  // header and body, as received: the MACs cover them
   std::string challenge_prefix;
@@ -122,9 +122,9 @@ struct Acceptor::Impl {
   }
 
   bool make_room() {
-    const auto oldest = std::min_element(newcomers.begin(), newcomers.end(), [this](const Newcomer& a, const Newcomer& b) {
-      return ripe_at(a) < ripe_at(b);
-    });
+    const auto oldest =
+        std::min_element(newcomers.begin(), newcomers.end(),
+                         [this](const Newcomer& a, const Newcomer& b) { return ripe_at(a) < ripe_at(b); });
     if (ripe_at(*oldest) > Clock::now()) return false;
     refuse_silently(oldest, "too many unauthenticated connections at a time, the oldest is dropped");
     return true;
@@ -212,7 +212,8 @@ struct Acceptor::Impl {
         if (it->stage == Stage::draining) {
           leave(it);
         } else {
-          refuse_silently(it, fmt::format("no handshake within {:.1f} s", std::chrono::duration<double>(limits.handshake).count()));
+          refuse_silently(
+              it, fmt::format("no handshake within {:.1f} s", std::chrono::duration<double>(limits.handshake).count()));
         }
       }
       it = next;
@@ -266,9 +267,11 @@ struct Acceptor::Impl {
     const WireHeader header = decode_header(it->in);
     if (header.version != kProtocolVersion) {
       // The MAC stays empty: it would be one of a transcript we cannot read.
-      const std::string answer = encode_challenge_prefix(ChallengeStatus::version_refused, Nonce{}) + std::string(kMacBytes, '\0');
+      const std::string answer =
+          encode_challenge_prefix(ChallengeStatus::version_refused, Nonce{}) + std::string(kMacBytes, '\0');
       tell(it, answer);
-      refuse(it, "another protocol version", fmt::format("it speaks version {}, this process version {}", header.version, kProtocolVersion));
+      refuse(it, "another protocol version",
+             fmt::format("it speaks version {}, this process version {}", header.version, kProtocolVersion));
       return true;
     }
     if (header.length == 0) throw ProtocolError("an empty hello");
@@ -315,10 +318,12 @@ struct Acceptor::Impl {
 
   /// False when the owner refused it.
   bool welcome(Newcomers::iterator it) {
-    // The owner may hand the connection to another thread, which may close it: the answer goes out by a descriptor of ours.
+    // The owner may hand the connection to another thread, which may close it: the answer goes out by a descriptor of
+    // ours.
     UniqueFd answer(::fcntl(it->fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!answer) {
-      const std::string reason = fmt::format("{} has no descriptor left: {}", address.to_string(), descriptor_shortage());
+      const std::string reason =
+          fmt::format("{} has no descriptor left: {}", address.to_string(), descriptor_shortage());
       tell(it, encode_verdict(reason));
       refuse(it, "descriptors", reason);
       return false;
@@ -402,7 +407,8 @@ struct Acceptor::Impl {
   }
 };
 
-Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept, HandshakeLimits limits)
+Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept,
+                   HandshakeLimits limits)
     : impl_(std::make_shared<Impl>()) {
   impl_->loop = std::move(loop);
   impl_->address = Address::of_socket(listener.get());

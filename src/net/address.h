@@ -17,13 +17,13 @@ class Address {
  public:
   Address() = default;
 
-  /// All addresses of a host name or literal, in the resolver's order. Throws SystemError naming the host and the reason.
-  /// The lookup runs aside, so that a slow resolver cannot outlast the deadline.
+  /// All addresses of a host name or literal, in the resolver's order. Throws SystemError naming the host and the
+  /// reason. The lookup runs aside, so that a slow resolver cannot outlast the deadline.
   static std::vector<Address> resolve(const std::string& host, std::uint16_t port, Deadline deadline);
   /// A Unix socket in the abstract name space (no file, gone with its owner).
   static Address unix_abstract(std::string_view name);
-  static Address of_socket(int fd);    ///< getsockname
-  static Address of_peer(int fd);      ///< getpeername
+  static Address of_socket(int fd);  ///< getsockname
+  static Address of_peer(int fd);    ///< getpeername
   /// "10.0.0.1:80", "[::1]:80", "unix:@name"
   static Address parse(std::string_view text);
   static Address from_raw(const sockaddr* address, socklen_t length);
@@ -36,7 +36,7 @@ class Address {
   bool is_wildcard() const noexcept;  ///< 0.0.0.0 or ::
   std::uint16_t port() const noexcept;
   Address with_port(std::uint16_t port) const;
-  std::string host() const;       ///< without the port
+  std::string host() const;  ///< without the port
   std::string to_string() const;
 
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage_); }
@@ -53,7 +53,8 @@ UniqueFd listen_on(const Address& address);
 
 /// A connected socket, close-on-exec and non-blocking, TCP_NODELAY set. Retries refused connections until the deadline
 /// when `retry` is set (the server may not be up yet). Throws Timeout or SystemError naming the address and the reason.
-UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false);
+/// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
+UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false, int cancel = -1);
 
 /// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`.
 void set_keepalive(int fd, double seconds);

@@ -13,6 +13,7 @@ struct Admission {
   std::string reason;     ///< empty: it belongs here
 };
 
-Admission judge(const Identity& here, const Address& here_address, const WireHello& there, const Address& there_address);
+Admission judge(const Identity& here, const Address& here_address, const WireHello& there,
+                const Address& there_address);
 
 }  // namespace maniple

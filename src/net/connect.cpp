@@ -20,15 +20,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// 0 when connected, otherwise the errno; ETIME when the deadline passed (ETIMEDOUT is the kernel's own).
-int try_connect(int fd, const Address& address, Deadline deadline) {
+/// 0 when connected, otherwise the errno; ETIME when the deadline passed (ETIMEDOUT is the kernel's own), ECANCELED.
+int try_connect(int fd, const Address& address, Deadline deadline, int cancel) {
   if (::connect(fd, address.get(), address.length()) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;
   for (;;) {
-    pollfd waiting{.fd = fd, .events = POLLOUT, .revents = 0};
-    const int ready = ::poll(&waiting, 1, deadline.poll_ms());
+    pollfd waiting[2] = {{.fd = fd, .events = POLLOUT, .revents = 0}, {.fd = cancel, .events = POLLIN, .revents = 0}};
+    const int ready = ::poll(waiting, 2, deadline.poll_ms());
     if (ready < 0 && errno == EINTR) continue;
     if (ready < 0) return errno;
+    if (ready > 0 && waiting[0].revents == 0) return ECANCELED;
     if (ready > 0) break;
     if (deadline.expired()) return ETIME;
   }
@@ -51,8 +52,8 @@ bool connected_to_itself(int fd) {
 }
 
 bool may_pass(int code) {
-  return code == ECONNREFUSED || code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT || code == EHOSTUNREACH ||
-         code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
+  return code == ECONNREFUSED || code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT ||
+         code == EHOSTUNREACH || code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
 }
 
 }  // namespace
@@ -68,7 +69,7 @@ UniqueFd open_stream_socket(int family, const std::string& purpose) {
   }
 }
 
-UniqueFd connect_to(const Address& address, Deadline deadline, bool retry) {
+UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int cancel) {
   const auto start = Deadline::Clock::now();
   const std::string purpose = fmt::format("connect to {}", address.to_string());
   const auto seconds = [&] { return std::chrono::duration<double>(Deadline::Clock::now() - start).count(); };
@@ -76,12 +77,13 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry) {
   int code = 0;
   for (;;) {
     UniqueFd fd = open_stream_socket(address.family(), purpose);
-    const int result = try_connect(fd.get(), address, deadline);
+    const int result = try_connect(fd.get(), address, deadline, cancel);
     if (result == 0 && !connected_to_itself(fd.get())) {
       const int on = 1;
       if (!address.is_unix()) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
       return fd;
     }
+    if (result == ECANCELED) throw Aborted(fmt::format("{}: given up after {:.1f} s", purpose, seconds()));
     if (result == ETIME) {
       throw Timeout(fmt::format("{}: no answer within {:.1f} s{}", purpose, seconds(),
                                 code == 0 ? std::string() : fmt::format("; before that: {}", errno_text(code))));
@@ -119,7 +121,8 @@ Address route_to(const Address& peer) {
   UniqueFd fd(::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) throw_system_error(fmt::format("route to {}", peer.host()));
   const Address target = peer.with_port(kDiscardPort);
-  if (::connect(fd.get(), target.get(), target.length()) != 0) throw_system_error(fmt::format("route to {}", peer.host()));
+  if (::connect(fd.get(), target.get(), target.length()) != 0)
+    throw_system_error(fmt::format("route to {}", peer.host()));
   return Address::of_socket(fd.get()).with_port(0);
 }
 

@@ -31,8 +31,8 @@ DescriptorUse descriptor_use() noexcept {
 
 std::string descriptor_shortage(std::uint64_t needed_more) {
   const DescriptorUse use = descriptor_use();
-  return fmt::format("{} file descriptors are open, {} more needed, but the limit is {}; raise it (ulimit -n {})", use.open,
-                     needed_more, use.limit, (use.open + needed_more) * 2);
+  return fmt::format("{} file descriptors are open, {} more needed, but the limit is {}; raise it (ulimit -n {})",
+                     use.open, needed_more, use.limit, (use.open + needed_more) * 2);
 }
 
 }  // namespace maniple

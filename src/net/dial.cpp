@@ -23,7 +23,8 @@ struct HungUp {
 /// Blocking reads and writes with one deadline on a non-blocking socket.
 class Conversation {
  public:
-  Conversation(int fd, const Address& peer, Deadline deadline) : fd_(fd), peer_(peer), deadline_(deadline) {}
+  Conversation(int fd, const Address& peer, Deadline deadline, int cancel)
+      : fd_(fd), peer_(peer), deadline_(deadline), cancel_(cancel) {}
 
   void send_all(std::string_view bytes) {
     while (!bytes.empty()) {
@@ -56,8 +57,9 @@ class Conversation {
     if (errno == EINTR) return;
     if (errno == ECONNRESET || errno == EPIPE) throw HungUp{errno_text(errno) + " during the handshake"};
     if (errno != EAGAIN) throw_system_error(fmt::format("handshake with {}", peer_.to_string()));
-    pollfd waiting{.fd = fd_, .events = events, .revents = 0};
-    const int ready = ::poll(&waiting, 1, deadline_.poll_ms());
+    pollfd waiting[2] = {{.fd = fd_, .events = events, .revents = 0}, {.fd = cancel_, .events = POLLIN, .revents = 0}};
+    const int ready = ::poll(waiting, 2, deadline_.poll_ms());
+    if (ready > 0 && waiting[0].revents == 0) throw Aborted(fmt::format("handshake with {}: given up", peer_.to_string()));
     if (ready == 0 && deadline_.expired()) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
       throw Timeout(fmt::format("handshake with {}: connected, but no answer within {:.1f} s", peer_.to_string(),
@@ -68,12 +70,14 @@ class Conversation {
   int fd_;
   const Address& peer_;
   Deadline deadline_;
+  int cancel_;
   Deadline::Clock::time_point start_ = Deadline::Clock::now();
 };
 
-void shake_hands(int fd, const Address& address, const Identity& identity, const WireHello& hello, Deadline deadline) {
+void shake_hands(int fd, const Address& address, const Identity& identity, const WireHello& hello, Deadline deadline,
+                 int cancel) {
   const std::string where = address.to_string();
-  Conversation peer(fd, address, deadline);
+  Conversation peer(fd, address, deadline, cancel);
   const std::string hello_bytes = encode_hello(hello);
   peer.send_all(hello_bytes);
 
@@ -83,9 +87,10 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
   }
   const WireHeader header = decode_header(header_bytes);
   if (header.version != kProtocolVersion) {
-    throw ProtocolError(fmt::format("{} speaks protocol version {}, this process speaks version {}: run the same release "
-                                    "of Maniple on all ranks",
-                                    where, header.version, kProtocolVersion));
+    throw ProtocolError(
+        fmt::format("{} speaks protocol version {}, this process speaks version {}: run the same release "
+                    "of Maniple on all ranks",
+                    where, header.version, kProtocolVersion));
   }
   if (header.length != kChallengeBytes - kHeaderBytes) {
     throw ProtocolError(fmt::format("{} sent a challenge of {} bytes", where, header.length));
@@ -96,9 +101,10 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
     throw ProtocolError(fmt::format("{} refused protocol version {}", where, kProtocolVersion));
   }
   if (!same_mac(challenge.mac, prove(identity.secret, Direction::from_acceptor, hello_bytes, prefix))) {
-    throw ProtocolError(fmt::format("{} does not hold the secret of this job (\"{}\"): another job listens there, or the "
-                                    "secret was not passed to all processes",
-                                    where, identity.job));
+    throw ProtocolError(
+        fmt::format("{} does not hold the secret of this job (\"{}\"): another job listens there, or the "
+                    "secret was not passed to all processes",
+                    where, identity.job));
   }
   peer.send_all(as_text(prove(identity.secret, Direction::from_dialler, hello_bytes, prefix)));
 
@@ -109,11 +115,12 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
 
 }  // namespace
 
-UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry) {
+UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
+              int cancel) {
   constexpr int kTries = 20;
   std::chrono::milliseconds pause{5};
   for (int attempt = 1;; ++attempt) {
-    UniqueFd fd = connect_to(address, deadline, retry);
+    UniqueFd fd = connect_to(address, deadline, retry, cancel);
     WireHello wire{.role = hello.role,
                    .generation = identity.generation,
                    .world_size = identity.world_size,
@@ -123,7 +130,7 @@ UniqueFd dial(const Address& address, const Identity& identity, const Hello& hel
                    .topic = hello.topic};
     fill_random(wire.nonce);
     try {
-      shake_hands(fd.get(), address, identity, wire, deadline);
+      shake_hands(fd.get(), address, identity, wire, deadline, cancel);
       return fd;
     } catch (const HungUp& hung_up) {
       if (attempt == kTries || deadline.remaining() <= pause) {

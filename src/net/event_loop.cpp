@@ -18,8 +18,8 @@
 
 namespace maniple {
 
-// Descriptors and timers are known by tokens that are never used twice, so that an event of a descriptor that was closed
-// and opened again as something else cannot reach the wrong callback.
+// Descriptors and timers are known by tokens that are never used twice, so that an event of a descriptor that was
+// closed and opened again as something else cannot reach the wrong callback.
 struct EventLoop::Impl {
   using Token = std::uint64_t;
   static constexpr Token kWake = 0;

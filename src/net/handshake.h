@@ -1,8 +1,9 @@
 // Nobody joins without the job's secret.
 //
-// Both ends prove that they hold the secret by an HMAC-SHA256 over the whole transcript: version, job, generation, role,
-// rank, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection works.
-// At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is in constant time.
+// Both ends prove that they hold the secret by an HMAC-SHA256 over the whole transcript: version, job, generation,
+// role, rank, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection
+// works. At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is in constant
+// time.
 //
 //   dialler                                   acceptor
 //   hello(fields, nonce)              ->
@@ -55,14 +56,16 @@ struct Hello {
 
 /// Connects and authenticates. Throws Timeout, SystemError, or ProtocolError with the acceptor's reason ("superseded by
 /// generation 4", "world size 8 here, 4 there").
-UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry = false);
+/// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
+UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline,
+              bool retry = false, int cancel = -1);
 
 /// What strangers may cost an acceptor. Other values than these are for tests.
 struct HandshakeLimits {
   std::size_t unauthenticated = 64;
   std::chrono::milliseconds handshake{5000};  ///< in all, not for each byte
-  /// A newcomer is left at least this long before a newer one may displace it, so that a thousand ranks that dial in the
-  /// same moment on few cores do not displace each other; the rest waits in the kernel's queue.
+  /// A newcomer is left at least this long before a newer one may displace it, so that a thousand ranks that dial in
+  /// the same moment on few cores do not displace each other; the rest waits in the kernel's queue.
   std::chrono::milliseconds grace{50};
 };
 
@@ -71,8 +74,8 @@ struct HandshakeLimits {
 class Acceptor {
  public:
   /// Runs in the loop's thread with a connection that is authentic and non-blocking. To refuse it after all, return the
-  /// reason; it is sent to the dialler. An empty string accepts: the descriptor is the callback's to keep. The dialler is
-  /// told after the callback returns, so the callback must not write to the connection itself.
+  /// reason; it is sent to the dialler. An empty string accepts: the descriptor is the callback's to keep. The dialler
+  /// is told after the callback returns, so the callback must not write to the connection itself.
   using Accept = std::function<std::string(UniqueFd& connection, const Hello& hello, const Address& peer)>;
 
   Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept,

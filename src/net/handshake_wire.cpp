@@ -48,14 +48,15 @@ WireHeader decode_header(std::string_view bytes) {
   reader.expect_end();
   // Only our own version's lengths can be judged; another version is refused without reading on.
   if (header.version == kProtocolVersion && header.length > kMaxBodyBytes) {
-    throw ProtocolError(fmt::format("a handshake of {} bytes where at most {} are allowed", header.length, kMaxBodyBytes));
+    throw ProtocolError(
+        fmt::format("a handshake of {} bytes where at most {} are allowed", header.length, kMaxBodyBytes));
   }
   return header;
 }
 
 std::string encode_hello(const WireHello& hello) {
-  MANIPLE_REQUIRE(hello.job.size() <= kMaxJobBytes, "the job name has {} bytes; at most {} are allowed", hello.job.size(),
-                  kMaxJobBytes);
+  MANIPLE_REQUIRE(hello.job.size() <= kMaxJobBytes, "the job name has {} bytes; at most {} are allowed",
+                  hello.job.size(), kMaxJobBytes);
   MANIPLE_REQUIRE(hello.topic.size() <= kMaxTopicBytes, "the topic has {} bytes; at most {} are allowed",
                   hello.topic.size(), kMaxTopicBytes);
   ByteWriter writer;
@@ -108,7 +109,8 @@ WireChallenge decode_challenge(std::string_view body) {
 
 Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix) {
   ByteWriter transcript;
-  transcript.put_string(direction == Direction::from_acceptor ? "maniple handshake, acceptor" : "maniple handshake, dialler");
+  transcript.put_string(direction == Direction::from_acceptor ? "maniple handshake, acceptor"
+                                                              : "maniple handshake, dialler");
   transcript.put_string(hello);
   transcript.put_string(challenge_prefix);
   Mac mac{};

@@ -1,6 +1,7 @@
 // The bytes of the handshake, without any I/O: so that they can be tested and fuzzed alone.
 //
-//   header     magic[8] version:u16 length:u16            the same in all versions, so that versions can refuse each other
+//   header     magic[8] version:u16 length:u16            the same in all versions, so that versions can refuse each
+// other
 //   hello      header, role:u8 generation:u32 world_size:i32 rank:i32 nonce[32] job:str topic:str
 //   challenge  header, status:u8 nonce[32] mac[32]        mac over hello and the challenge up to here
 //   proof      mac[32]                                    over the same, with the other direction's label
@@ -54,8 +55,9 @@ struct WireHello {
   std::string job;
   std::string topic;
 };
-std::string encode_hello(const WireHello& hello);  ///< header included; throws InvalidArgument for too long a job or topic
-WireHello decode_hello(std::string_view body);     ///< header excluded
+std::string encode_hello(
+    const WireHello& hello);                    ///< header included; throws InvalidArgument for too long a job or topic
+WireHello decode_hello(std::string_view body);  ///< header excluded
 
 enum class ChallengeStatus : std::uint8_t { ok = 0, version_refused = 1 };
 struct WireChallenge {

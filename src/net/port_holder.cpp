@@ -43,7 +43,8 @@ std::vector<std::uint64_t> listening_inodes(std::string_view proc_net_tcp, std::
     std::istringstream fields(line);
     std::string slot, local, remote, state, queues, timer, retransmits, uid, timeout;
     std::uint64_t inode = 0;
-    if (!(fields >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode)) continue;
+    if (!(fields >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode))
+      continue;
     if (state == kListening && local.ends_with(port_suffix)) inodes.push_back(inode);
   }
   return inodes;

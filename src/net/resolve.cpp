@@ -1,4 +1,5 @@
-// Names to addresses. getaddrinfo has no time limit of its own, so it runs in a thread that is left behind if it is slow.
+// Names to addresses. getaddrinfo has no time limit of its own, so it runs in a thread that is left behind if it is
+// slow.
 #include <arpa/inet.h>
 #include <netdb.h>
 
@@ -77,7 +78,8 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
     lookup->finished.wait(lock, done);
   } else if (!lookup->finished.wait_until(lock, deadline.when(), done)) {
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
-    throw Timeout(fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s", host, waited.count()));
+    throw Timeout(
+        fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s", host, waited.count()));
   }
   if (lookup->status != 0 || lookup->addresses.empty()) {
     const std::string reason = lookup->status == 0            ? "it has no IPv4 or IPv6 address"

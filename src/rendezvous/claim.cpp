@@ -35,11 +35,12 @@ std::shared_ptr<Store> claim_rank(std::shared_ptr<Store> store, const Identity& 
   const std::string mine = fmt::format("{} {}", process_nonce(), describe_this_process());
   const std::string owner = store->compare_set(place + "/owner", "", mine);
   const auto nonce_end = owner.find(' ');
-  MANIPLE_REQUIRE(owner.substr(0, nonce_end) == process_nonce(),
-                  "rank {} has been taken by {} and cannot be taken by {} as well: start each rank once; a restarted job "
-                  "needs a new MANIPLE_GENERATION (maniple run sets it) or a new {}",
-                  identity.rank, nonce_end == std::string::npos ? owner : owner.substr(nonce_end + 1), describe_this_process(),
-                  store->describe());
+  MANIPLE_REQUIRE(
+      owner.substr(0, nonce_end) == process_nonce(),
+      "rank {} has been taken by {} and cannot be taken by {} as well: start each rank once; a restarted job "
+      "needs a new MANIPLE_GENERATION (maniple run sets it) or a new {}",
+      identity.rank, nonce_end == std::string::npos ? owner : owner.substr(nonce_end + 1), describe_this_process(),
+      store->describe());
   const std::int64_t join = store->add(place + "/joins", 1);
   return view_of_join(std::move(store), identity, join);
 }

@@ -1,7 +1,7 @@
 // A rank belongs to one process in one generation, and its joins are numbered.
 //
-// The n-th join of each rank goes with the n-th join of the others: so a group can be destroyed and made again on the same
-// store, at any pace, without meeting keys of the time before.
+// The n-th join of each rank goes with the n-th join of the others: so a group can be destroyed and made again on the
+// same store, at any pace, without meeting keys of the time before.
 #pragma once
 
 #include <memory>

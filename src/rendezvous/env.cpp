@@ -18,9 +18,10 @@ std::optional<int> variable(const char* name, int low, int high) {
 std::optional<int> given(int option) { return option == -1 ? std::nullopt : std::optional<int>(option); }
 
 [[noreturn]] void throw_missing(const char* name, const char* expected) {
-  throw InvalidArgument(fmt::format("env://: {} is not set; expected {}. Start with a launcher (maniple run, torchrun, mpirun, "
-                                    "srun), or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-                                    name, expected));
+  throw InvalidArgument(
+      fmt::format("env://: {} is not set; expected {}. Start with a launcher (maniple run, torchrun, mpirun, "
+                  "srun), or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                  name, expected));
 }
 
 void check_local(const Seat& seat, std::optional<int> local_rank, std::optional<int> local_world_size,
@@ -36,8 +37,9 @@ void check_local(const Seat& seat, std::optional<int> local_rank, std::optional<
                     local_world_size ? "LOCAL_WORLD_SIZE" : "WORLD_SIZE", most, most - 1);
   }
   if (node_rank) {
-    MANIPLE_REQUIRE(*node_rank < seat.world_size, "NODE_RANK is {} but WORLD_SIZE is {}; every node has at least one rank",
-                    *node_rank, seat.world_size);
+    MANIPLE_REQUIRE(*node_rank < seat.world_size,
+                    "NODE_RANK is {} but WORLD_SIZE is {}; every node has at least one rank", *node_rank,
+                    seat.world_size);
     MANIPLE_REQUIRE(local_world_size != seat.world_size || *node_rank == 0,
                     "NODE_RANK is {} but LOCAL_WORLD_SIZE is {}, which is all of WORLD_SIZE; expected 0", *node_rank,
                     seat.world_size);
@@ -50,8 +52,8 @@ Seat seat_from_environment(const JoinOptions& options) {
   const InitMethod method = parse_init_method(options.init_method);
   MANIPLE_REQUIRE(method.place.empty(), "init method \"{}\": nothing may follow env://", options.init_method);
   const auto wanted_rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
-  const auto wanted_size =
-      agreed({"JoinOptions::world_size", given(options.world_size)}, {"the init method's world_size", method.world_size});
+  const auto wanted_size = agreed({"JoinOptions::world_size", given(options.world_size)},
+                                  {"the init method's world_size", method.world_size});
 
   auto rank = variable("RANK", 0, kMaxWorldSize - 1);
   auto world_size = variable("WORLD_SIZE", 1, kMaxWorldSize);

@@ -1,5 +1,5 @@
-// file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: whoever comes
-// first makes one. The last process to leave removes the file.
+// file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: whoever
+// comes first makes one. The last process to leave removes the file.
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,7 +15,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::string_view kJoins = "joins";    // a counter; "closed" once the file is about to be removed
+constexpr std::string_view kJoins = "joins";  // a counter; "closed" once the file is about to be removed
 constexpr std::string_view kLeft = "left";
 constexpr std::string_view kSecret = "secret";
 constexpr std::string_view kWorldSize = "world_size";
@@ -55,9 +55,10 @@ std::shared_ptr<Store> leaving_at_end(std::shared_ptr<Store> view, std::shared_p
 void require_same_world_size(Store& store, int world_size, const std::string& path) {
   const std::string mine = std::to_string(world_size);
   const std::string there = store.compare_set(kWorldSize, "", mine);
-  MANIPLE_REQUIRE(there == mine,
-                  "world size is {} here but {} for those who came before to {}; if an earlier job left that file, remove it",
-                  mine, there, path);
+  MANIPLE_REQUIRE(
+      there == mine,
+      "world size is {} here but {} for those who came before to {}; if an earlier job left that file, remove it", mine,
+      there, path);
 }
 
 }  // namespace
@@ -65,12 +66,14 @@ void require_same_world_size(Store& store, int world_size, const std::string& pa
 Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
   const InitMethod method = parse_init_method(options.init_method);
   const std::string& path = method.place;
-  MANIPLE_REQUIRE(!path.empty() && path.front() == '/', "init method \"{}\": \"{}\" is not an absolute path; expected "
-                  "file:///path (three slashes)", options.init_method, path);
+  MANIPLE_REQUIRE(!path.empty() && path.front() == '/',
+                  "init method \"{}\": \"{}\" is not an absolute path; expected "
+                  "file:///path (three slashes)",
+                  options.init_method, path);
   const auto given = [](int option) { return option == -1 ? std::nullopt : std::optional<int>(option); };
   const auto rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
-  const auto world_size =
-      agreed({"JoinOptions::world_size", given(options.world_size)}, {"the init method's world_size", method.world_size});
+  const auto world_size = agreed({"JoinOptions::world_size", given(options.world_size)},
+                                 {"the init method's world_size", method.world_size});
   MANIPLE_REQUIRE(world_size.has_value(), "{}: no world size; set JoinOptions::world_size or add ?world_size=N",
                   options.init_method);
   require_rank_in_world(rank.value_or(0), "rank", *world_size, "world size");
@@ -81,7 +84,8 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
     store = make_file_store(path);
     join = count_join(*store);
     if (join) break;
-    if (deadline.expired()) throw Timeout(fmt::format("{}: an earlier job is still removing the file", options.init_method));
+    if (deadline.expired())
+      throw Timeout(fmt::format("{}: an earlier job is still removing the file", options.init_method));
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 
@@ -91,7 +95,8 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
     require_same_world_size(*store, *world_size, path);
     if (meeting.identity.secret.is_none()) {
       const auto secret = parse_secret(store->compare_set(kSecret, "", hex_of(Secret::random())));
-      MANIPLE_REQUIRE(secret.has_value(), "{}: the secret in the file is no secret; remove the file", options.init_method);
+      MANIPLE_REQUIRE(secret.has_value(), "{}: the secret in the file is no secret; remove the file",
+                      options.init_method);
       meeting.identity.secret = *secret;
     }
     std::shared_ptr<Store> view;

@@ -23,7 +23,8 @@ std::map<std::string, Hosted>& registry() {
 }
 
 bool same_job(const Identity& a, const Identity& b) {
-  return a.secret.bytes == b.secret.bytes && a.job == b.job && a.generation == b.generation && a.world_size == b.world_size;
+  return a.secret.bytes == b.secret.bytes && a.job == b.job && a.generation == b.generation &&
+         a.world_size == b.world_size;
 }
 
 /// What rank 0 holds: letting go of it retires the server instead of ending it.

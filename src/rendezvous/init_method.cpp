@@ -13,7 +13,8 @@ int parse_number(std::string_view digits, int low, int high, std::string_view na
   int value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   MANIPLE_REQUIRE(error == std::errc() && end == digits.data() + digits.size() && value >= low && value <= high,
-                  "init method \"{}\": {} is \"{}\"; expected a whole number from {} to {}", text, name, digits, low, high);
+                  "init method \"{}\": {} is \"{}\"; expected a whole number from {} to {}", text, name, digits, low,
+                  high);
   return value;
 }
 
@@ -26,7 +27,8 @@ void parse_parameter(std::string_view parameter, std::string_view text, InitMeth
   } else if (name == "world_size") {
     method.world_size = parse_number(value, 1, kMaxWorldSize, name, text);
   } else {
-    throw InvalidArgument(fmt::format("init method \"{}\": unknown parameter \"{}\"; expected rank or world_size", text, name));
+    throw InvalidArgument(
+        fmt::format("init method \"{}\": unknown parameter \"{}\"; expected rank or world_size", text, name));
   }
 }
 
@@ -54,7 +56,8 @@ InitMethod parse_init_method(std::string_view text) {
 
 HostPort parse_host_port(std::string_view place, std::string_view text) {
   const auto colon = place.rfind(':');
-  MANIPLE_REQUIRE(colon != std::string_view::npos && colon > 0, "init method \"{}\": \"{}\" is not host:port", text, place);
+  MANIPLE_REQUIRE(colon != std::string_view::npos && colon > 0, "init method \"{}\": \"{}\" is not host:port", text,
+                  place);
   std::string_view host = place.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
@@ -69,16 +72,16 @@ HostPort parse_host_port(std::string_view place, std::string_view text) {
 std::optional<int> agreed(const Source& a, const Source& b) {
   if (!a.value) return b.value;
   if (!b.value) return a.value;
-  MANIPLE_REQUIRE(*a.value == *b.value, "{} is {} but {} is {}; give one of them, or the same twice", a.name, *a.value, b.name,
-                  *b.value);
+  MANIPLE_REQUIRE(*a.value == *b.value, "{} is {} but {} is {}; give one of them, or the same twice", a.name, *a.value,
+                  b.name, *b.value);
   return a.value;
 }
 
 void require_rank_in_world(int rank, std::string_view rank_name, int world_size, std::string_view world_size_name) {
-  MANIPLE_REQUIRE(world_size >= 1 && world_size <= kMaxWorldSize, "{} is {}; expected 1 to {}", world_size_name, world_size,
-                  kMaxWorldSize);
-  MANIPLE_REQUIRE(rank >= 0 && rank < world_size, "{} is {} but {} is {}; expected a rank from 0 to {}", rank_name, rank,
-                  world_size_name, world_size, world_size - 1);
+  MANIPLE_REQUIRE(world_size >= 1 && world_size <= kMaxWorldSize, "{} is {}; expected 1 to {}", world_size_name,
+                  world_size, kMaxWorldSize);
+  MANIPLE_REQUIRE(rank >= 0 && rank < world_size, "{} is {} but {} is {}; expected a rank from 0 to {}", rank_name,
+                  rank, world_size_name, world_size, world_size - 1);
 }
 
 }  // namespace maniple

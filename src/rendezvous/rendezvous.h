@@ -18,8 +18,8 @@ struct Meeting {
   Address data_address;  ///< where this process listens for data: the interface that leads to the others, port 0
 };
 
-/// Resolves `options.init_method`. Throws InvalidArgument naming the variable or part of the address that is wrong, what
-/// it holds and what was expected; Timeout when the store cannot be reached.
+/// Resolves `options.init_method`. Throws InvalidArgument naming the variable or part of the address that is wrong,
+/// what it holds and what was expected; Timeout when the store cannot be reached.
 ///
 /// Environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; checked against each other: LOCAL_RANK, LOCAL_WORLD_SIZE,
 /// NODE_RANK. MANIPLE_JOB names the job, MANIPLE_GENERATION counts restarts, MANIPLE_STORE_HOSTED=1 says that the

@@ -18,7 +18,9 @@ std::optional<int> number(const Lookup& lookup, const char* name, int low, int h
   return value;
 }
 
-std::optional<int> rank_in(const Lookup& lookup, const char* name) { return number(lookup, name, 0, kMaxWorldSize - 1); }
+std::optional<int> rank_in(const Lookup& lookup, const char* name) {
+  return number(lookup, name, 0, kMaxWorldSize - 1);
+}
 std::optional<int> size_in(const Lookup& lookup, const char* name) { return number(lookup, name, 1, kMaxWorldSize); }
 
 int required_size(const Lookup& lookup, const char* name, const char* rank_name) {
@@ -28,7 +30,8 @@ int required_size(const Lookup& lookup, const char* name, const char* rank_name)
 }
 
 std::optional<SchedulerSeat> open_mpi(const Lookup& lookup) {
-  SchedulerSeat seat{.scheduler = "Open MPI", .rank_name = "OMPI_COMM_WORLD_RANK", .world_size_name = "OMPI_COMM_WORLD_SIZE"};
+  SchedulerSeat seat{
+      .scheduler = "Open MPI", .rank_name = "OMPI_COMM_WORLD_RANK", .world_size_name = "OMPI_COMM_WORLD_SIZE"};
   const auto rank = rank_in(lookup, seat.rank_name);
   if (!rank) return std::nullopt;
   seat.rank = *rank;

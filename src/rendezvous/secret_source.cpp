@@ -104,7 +104,8 @@ std::string hex_of(const Secret& secret) { return fmt::format("{:02x}", fmt::joi
 std::optional<Secret> secret_from_environment() {
   const auto path = environment_text("MANIPLE_SECRET_FILE");
   if (const auto fd = environment_integer("MANIPLE_SECRET_FD", 0, 1 << 20)) {
-    MANIPLE_REQUIRE(!path, "MANIPLE_SECRET_FD is {} and MANIPLE_SECRET_FILE is \"{}\"; expected one of them", *fd, *path);
+    MANIPLE_REQUIRE(!path, "MANIPLE_SECRET_FD is {} and MANIPLE_SECRET_FILE is \"{}\"; expected one of them", *fd,
+                    *path);
     return from_descriptor(static_cast<int>(*fd));
   }
   if (path) return from_file(*path);

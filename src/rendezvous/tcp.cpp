@@ -25,9 +25,10 @@ std::shared_ptr<TcpStoreServer> serve(const Seat& seat, const std::vector<Addres
       tried.push_back(address.host());
     }
   }
-  throw InvalidArgument(fmt::format("rank 0 serves the store at {}:{}, but {} is not an address of this host; expected the "
-                                    "address of the host that runs rank 0",
-                                    seat.host, seat.port, fmt::join(tried, ", ")));
+  throw InvalidArgument(
+      fmt::format("rank 0 serves the store at {}:{}, but {} is not an address of this host; expected the "
+                  "address of the host that runs rank 0",
+                  seat.host, seat.port, fmt::join(tried, ", ")));
 }
 
 }  // namespace
@@ -37,8 +38,8 @@ Seat seat_from_address(const JoinOptions& options) {
   const HostPort place = parse_host_port(method.place, options.init_method);
   const auto given = [](int option) { return option == -1 ? std::nullopt : std::optional<int>(option); };
   const auto rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
-  const auto world_size =
-      agreed({"JoinOptions::world_size", given(options.world_size)}, {"the init method's world_size", method.world_size});
+  const auto world_size = agreed({"JoinOptions::world_size", given(options.world_size)},
+                                 {"the init method's world_size", method.world_size});
   MANIPLE_REQUIRE(rank.has_value(), "{}: no rank; set JoinOptions::rank or add ?rank=R", options.init_method);
   MANIPLE_REQUIRE(world_size.has_value(), "{}: no world size; set JoinOptions::world_size or add ?world_size=N",
                   options.init_method);
@@ -51,8 +52,8 @@ Meeting meet_by_tcp(const Seat& seat, Deadline deadline) {
   meeting.identity = identity_from_environment(seat.rank, seat.world_size);
   const std::vector<Address> addresses = Address::resolve(seat.host, seat.port, deadline);
   for (const Address& address : addresses) {
-    MANIPLE_REQUIRE(!address.is_wildcard(), "the master address is {}, which means every address; expected that of one host",
-                    seat.host);
+    MANIPLE_REQUIRE(!address.is_wildcard(),
+                    "the master address is {}, which means every address; expected that of one host", seat.host);
     require_secret_off_loopback(meeting.identity.secret, address, fmt::format("the master address {}", seat.host));
   }
 

@@ -40,6 +40,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   // A mismatch whose ranks are being asked what they called.
   struct Inquiry {
     ControlMessage abort;
+    ControlMessage question;
     std::map<int, std::string> answers;
     std::set<int> awaited;
   };
@@ -52,6 +53,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   std::map<int, Link> links;
   std::set<int> gone;
   std::map<std::string, Inquiry> inquiries;
+  std::set<std::string> failed;  // groups, on the hub
   EventLoop::Timer timer = 0;
   std::set<EventLoop::Timer> once;  // they hold this object, which holds the loop: cancelled when it stops
   Clock::time_point last_tick = Clock::now();
@@ -121,8 +123,12 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
         gone.insert(message.rank);
         return events.lost(message.rank, message.text);
       case Kind::abort:
-        if (hub()) return spread(message);
-        return events.aborted(message);
+        if (!hub()) return events.aborted(message);
+        {
+          ControlMessage reported = message;
+          reported.origin = peer;
+          return spread(reported);
+        }
       case Kind::question: {
         ControlMessage answer = message;
         answer.kind = Kind::answer;
@@ -217,15 +223,20 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
 
   void spread(const ControlMessage& message) {
     if (!hub()) return send(0, message);
-    if (message.error == ErrorKind::mismatch && inquiries.count(message.group) == 0) return inquire(message);
+    if (inquiries.count(message.group) != 0 || !failed.insert(message.group).second) return;  // the first report counts
+    if (message.error == ErrorKind::mismatch && message.seq != 0) return inquire(message);
     deliver(message);
   }
 
   void deliver(const ControlMessage& message) {
-    std::vector<int> all;
-    for (const auto& [peer, link] : links) all.push_back(peer);
-    for (const int peer : all) send(peer, message);
     events.aborted(message);
+    // The rank that reported it hears last: when its call ends, the others know.
+    std::vector<int> all;
+    for (const auto& [peer, link] : links) {
+      if (peer != message.origin) all.push_back(peer);
+    }
+    for (const int peer : all) send(peer, message);
+    send(message.origin, message);
   }
 
   void inquire(const ControlMessage& message) {
@@ -234,20 +245,37 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
     ControlMessage question = message;
     question.kind = Kind::question;
     question.text.clear();
-    if (auto mine = events.called(message.group, message.seq); !mine.empty()) inquiry.answers[rank] = mine;
-    std::vector<int> all;
-    for (const auto& [peer, link] : links) all.push_back(peer);
-    inquiry.awaited.insert(all.begin(), all.end());
-    for (const int peer : all) send(peer, question);
-    if (inquiry.awaited.empty()) return conclude(message.group);
+    for (const auto& [peer, link] : links) inquiry.awaited.insert(peer);
+    inquiry.awaited.insert(rank);
+    inquiry.question = question;
+    ask(message.group);
     auto self = shared_from_this();
     once.insert(loop->call_at(Deadline::after(std::chrono::milliseconds(400)), [self, group = message.group] { self->conclude(group); }));
   }
 
+  // A rank that has not come to that call yet has nothing to say; it is asked again a little later.
+  void ask(const std::string& group) {
+    const auto it = inquiries.find(group);
+    if (it == inquiries.end() || stopped) return;
+    Inquiry& inquiry = it->second;
+    if (inquiry.awaited.count(rank) != 0) {
+      if (auto mine = events.called(group, inquiry.question.seq); !mine.empty()) {
+        inquiry.answers[rank] = mine;
+        inquiry.awaited.erase(rank);
+      }
+    }
+    if (inquiry.awaited.empty()) return conclude(group);
+    for (const int peer : inquiry.awaited) {
+      if (peer != rank) send(peer, inquiry.question);
+    }
+    auto self = shared_from_this();
+    once.insert(loop->call_at(Deadline::after(std::chrono::milliseconds(40)), [self, group] { self->ask(group); }));
+  }
+
   void answered(const ControlMessage& message) {
     const auto it = inquiries.find(message.group);
-    if (it == inquiries.end()) return;
-    if (!message.text.empty()) it->second.answers[message.rank] = message.text;
+    if (it == inquiries.end() || message.text.empty()) return;
+    it->second.answers[message.rank] = message.text;
     it->second.awaited.erase(message.rank);
     if (it->second.awaited.empty()) conclude(message.group);
   }

@@ -28,6 +28,7 @@ struct ControlMessage {
   std::uint64_t seq = 0;
   std::string group;
   std::string text;
+  int origin = -1;  ///< on the hub: who sent it; does not travel
 };
 
 std::string encode(const ControlMessage& message);  ///< with its length in front; long texts are cut

@@ -48,7 +48,7 @@ constexpr const char* kTableKey = "maniple/peers";
   if (missing.empty()) {
     throw Timeout(fmt::format("all {} ranks came, but rank 0 did not complete the list of ranks in time", world_size));
   }
-  throw Timeout(fmt::format("{}/{} ranks joined; missing rank{} {}. Was every rank started, with the same address ({})?",
+  throw Timeout(fmt::format("{}/{} joined; missing rank{} {}. Was every rank started, with the same address ({})?",
                             world_size - static_cast<int>(missing.size()), world_size, missing.size() == 1 ? "" : "s",
                             list_ranks(missing), store.describe()));
 }

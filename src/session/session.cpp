@@ -174,7 +174,11 @@ UniqueFd Session::dial(int global_rank, const std::string& topic, Deadline deadl
   hello.topic = topic;
   const Deadline limit = Deadline::sooner(deadline, Deadline::after(std::chrono::seconds(30)));
   try {
-    return maniple::dial(Address::parse(peer(global_rank).tcp_address), meeting_.identity, hello, limit);
+    return maniple::dial(Address::parse(peer(global_rank).tcp_address), meeting_.identity, hello, limit, false,
+                         abort.fd());
+  } catch (const Aborted&) {
+    abort.check();
+    throw;
   } catch (const SystemError& error) {
     abort.check();
     throw PeerLost(fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),

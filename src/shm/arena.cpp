@@ -39,6 +39,7 @@ struct alignas(kCacheLine) Arena::Slot {
 
 struct Arena::Header {
   std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
+  std::uint32_t abort_epoch;  // the first that the raising rank has not finished
   std::int32_t abort_kind;
   std::int32_t abort_rank;
   std::uint32_t abort_length;
@@ -67,6 +68,7 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   MANIPLE_ASSERT(segment_->size() >= bytes_for(options.size, stage));
   // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
   segment_->populate(0, ring_offset_);
+  abort_state_ = &header().abort_state;
   const bool crowded = options.size > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded ? 0 : 20;
   spin_ticks_ = static_cast<std::uint64_t>(spin_us * 1e-6 * ticks_per_second());
@@ -207,16 +209,30 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
   }
 }
 
+void Arena::check_raised_slowly(std::uint32_t epoch) const {
+  const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) == 1 && !patience.expired()) ::sched_yield();
+  // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one, stopped
+  // for so long that the others gave it up.
+  const int me = options_.global_ranks.empty() ? rank() : options_.global_ranks[static_cast<std::size_t>(rank())];
+  const bool lost = header().abort_kind == static_cast<std::int32_t>(ErrorKind::peer_lost);
+  if (lost && header().abort_rank != me) return;
+  if (static_cast<std::int32_t>(epoch - header().abort_epoch) >= 0) throw_raised();
+}
+
+void Arena::throw_raised() const {
+  // The cause may be half written; its writer needs microseconds, unless it died writing.
+  const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) != 2 && !patience.expired()) ::sched_yield();
+  options_.abort->check();
+  if (auto cause = raised()) std::rethrow_exception(cause);
+  throw Aborted("the group was aborted by another rank");
+}
+
 void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
   const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
   options_.abort->check();
-  if (header().abort_state.load(std::memory_order_acquire) != 0) {
-    // The cause may be half written; its writer needs microseconds, unless it died writing.
-    const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
-    while (header().abort_state.load(std::memory_order_acquire) != 2 && !patience.expired()) ::sched_yield();
-    if (auto cause = raised()) std::rethrow_exception(cause);
-    throw Aborted("the group was aborted by another rank");
-  }
+  if (abort_state_->load(std::memory_order_acquire) != 0) throw_raised();
   if (has_left(rank)) {
     const int global = options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
     throw PeerLost(fmt::format("rank {} has left the group (it was destroyed there) and did not come, waited {:.1f} s",
@@ -232,6 +248,7 @@ void Arena::raise(const std::exception_ptr& cause) noexcept {
   std::uint32_t none = 0;
   if (head.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
     std::string text = "unknown cause";
+    head.abort_epoch = finished_epoch_.load(std::memory_order_relaxed) + 1;
     head.abort_kind = static_cast<std::int32_t>(ErrorKind::aborted);
     head.abort_rank = -1;
     try {

@@ -119,6 +119,11 @@ class Arena {
   // ---- Ends ----------------------------------------------------------------------------------------------------
 
   bool has_left(int rank) const noexcept;
+  /// Throws if a rank of this host has given up and had not finished this epoch: it will not take part in it.
+  void check_raised(std::uint32_t epoch) const {
+    if (abort_state_->load(std::memory_order_acquire) != 0) [[unlikely]] check_raised_slowly(epoch);
+  }
+  void finish_epoch(std::uint32_t epoch) noexcept { finished_epoch_.store(epoch, std::memory_order_relaxed); }
   /// Tells every rank of this host; the first cause wins. Safe from any thread.
   void raise(const std::exception_ptr& cause) noexcept;
   /// The cause that some rank of this host raised, or null.
@@ -132,6 +137,8 @@ class Arena {
   }
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience);
   void wake_if_asleep(const std::atomic<std::uint32_t>& word);
+  void check_raised_slowly(std::uint32_t epoch) const;
+  [[noreturn]] void throw_raised() const;
   [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
   int name_of(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)]; }
   Slot& of(int rank) const noexcept;
@@ -139,7 +146,9 @@ class Arena {
 
   ArenaOptions options_;
   std::shared_ptr<Segment> segment_;
+  const std::atomic<std::uint32_t>* abort_state_ = nullptr;
   std::uint32_t epoch_ = 0;
+  std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises
   std::uint32_t steps_ = 0;
   std::size_t slot_bytes_ = 0;
   std::size_t stage_offset_ = 0;

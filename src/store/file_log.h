@@ -3,8 +3,8 @@
 //   file     "maniple file store 1\n", records
 //   record   check:u32 kind:u8 key_length:u16 value_length:u32, key, value        check: FNV-1a of what follows it
 //
-// A process may die in the middle of an append, so the last record may be incomplete or wrong: it never happened. A wrong
-// record with others behind it means that this is no file of ours or that it was damaged.
+// A process may die in the middle of an append, so the last record may be incomplete or wrong: it never happened. A
+// wrong record with others behind it means that this is no file of ours or that it was damaged.
 #pragma once
 
 #include <cstdint>

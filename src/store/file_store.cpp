@@ -1,6 +1,6 @@
-// Processes that share a file. Every change is one record appended under an exclusive lock; readers replay what they have
-// not seen yet. Waiting looks at the file's size, with pauses that grow to 10 ms: file systems shared between hosts have
-// no notifications.
+// Processes that share a file. Every change is one record appended under an exclusive lock; readers replay what they
+// have not seen yet. Waiting looks at the file's size, with pauses that grow to 10 ms: file systems shared between
+// hosts have no notifications.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -59,10 +59,11 @@ class FileStore final : public Store {
     if (!fd_) throw_system_error(fmt::format("open file store {}", path));
     const struct stat status = look();
     MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is not a regular file", path);
-    MANIPLE_REQUIRE(status.st_uid == ::geteuid(), "file store {}: it belongs to user {}, not to user {}", path, status.st_uid,
-                    ::geteuid());
-    MANIPLE_REQUIRE((status.st_mode & 077) == 0, "file store {}: its mode is {:03o}, which lets others at it; expected 600",
-                    path, status.st_mode & 0777);
+    MANIPLE_REQUIRE(status.st_uid == ::geteuid(), "file store {}: it belongs to user {}, not to user {}", path,
+                    status.st_uid, ::geteuid());
+    MANIPLE_REQUIRE((status.st_mode & 077) == 0,
+                    "file store {}: its mode is {:03o}, which lets others at it; expected 600", path,
+                    status.st_mode & 0777);
     const FileLock lock(fd_.get(), LOCK_EX, path_);
     begin();
   }
@@ -135,7 +136,9 @@ class FileStore final : public Store {
  private:
   /// Both locks, and a table that is up to date.
   struct Session {
-    Session(FileStore& store, int kind) : threads(store.mutex_), processes(store.fd_.get(), kind, store.path_) { store.catch_up(); }
+    Session(FileStore& store, int kind) : threads(store.mutex_), processes(store.fd_.get(), kind, store.path_) {
+      store.catch_up();
+    }
     std::lock_guard<std::mutex> threads;
     FileLock processes;
   };
@@ -166,23 +169,24 @@ class FileStore final : public Store {
   }
 
   [[noreturn]] void throw_no_store() const {
-    throw InvalidArgument(fmt::format("file store {}: the file holds something else; give a path that does not exist yet", path_));
+    throw InvalidArgument(
+        fmt::format("file store {}: the file holds something else; give a path that does not exist yet", path_));
   }
 
   void catch_up() {
     const std::uint64_t size = file_size();
     if (size == seen_) return;
     if (size < seen_) {
-      throw ProtocolError(fmt::format("file store {}: it shrank from {} to {} bytes; another job may be using the same path",
-                                      path_, seen_, size));
+      throw ProtocolError(fmt::format(
+          "file store {}: it shrank from {} to {} bytes; another job may be using the same path", path_, seen_, size));
     }
     const std::string bytes = read_range(seen_, size - seen_);
     std::string_view rest = bytes;
     try {
       while (const auto record = decode_record(rest)) apply(*record);
     } catch (const ProtocolError& error) {
-      throw ProtocolError(fmt::format("file store {}: {} at byte {}; the file is damaged: remove it and start again", path_,
-                                      error.what(), seen_ + (bytes.size() - rest.size())));
+      throw ProtocolError(fmt::format("file store {}: {} at byte {}; the file is damaged: remove it and start again",
+                                      path_, error.what(), seen_ + (bytes.size() - rest.size())));
     }
     seen_ += bytes.size() - rest.size();
   }
@@ -202,15 +206,18 @@ class FileStore final : public Store {
     try {
       append({RecordKind::set, key, value});
     } catch (...) {
-      if (before) table_.set(key, before);
-      else table_.erase(key);
+      if (before)
+        table_.set(key, before);
+      else
+        table_.erase(key);
       throw;
     }
   }
 
   void append(const Record& record) {
     const std::string bytes = encode_record(record);
-    MANIPLE_REQUIRE(seen_ + bytes.size() <= kMaxFileBytes, "file store {}: it has grown to {} bytes; no more is written", path_, seen_);
+    MANIPLE_REQUIRE(seen_ + bytes.size() <= kMaxFileBytes,
+                    "file store {}: it has grown to {} bytes; no more is written", path_, seen_);
     // Cuts off what a process left that died while appending.
     if (file_size() > seen_ && ::ftruncate(fd_.get(), static_cast<off_t>(seen_)) != 0) {
       throw_system_error(fmt::format("truncate file store {}", path_));

@@ -31,7 +31,8 @@ void KeyTable::set(std::string_view key, Value value) {
   if (found != values_.end()) {
     found->second = std::move(value);
   } else {
-    MANIPLE_REQUIRE(values_.size() < quota_.keys, "the store is full: it has {} keys, no more are allowed", values_.size());
+    MANIPLE_REQUIRE(values_.size() < quota_.keys, "the store is full: it has {} keys, no more are allowed",
+                    values_.size());
     values_.emplace(std::string(key), std::move(value));
   }
   bytes_ = after;

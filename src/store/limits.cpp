@@ -5,8 +5,8 @@
 namespace maniple {
 
 void require_key(std::string_view key) {
-  MANIPLE_REQUIRE(!key.empty() && key.size() <= kMaxKeyBytes, "a store key of {} bytes ({}); expected 1 to {}", key.size(),
-                  printable(key), kMaxKeyBytes);
+  MANIPLE_REQUIRE(!key.empty() && key.size() <= kMaxKeyBytes, "a store key of {} bytes ({}); expected 1 to {}",
+                  key.size(), printable(key), kMaxKeyBytes);
 }
 
 void require_value(std::string_view value) {
@@ -43,8 +43,8 @@ std::string missing_keys_text(std::span<const std::string> keys, const std::vect
     if (++missing <= kNamed) named.push_back(printable(keys[i]));
   }
   if (missing == 0) return fmt::format("waited {:.1f} s; the last of {} keys came just too late", seconds, keys.size());
-  return fmt::format("waited {:.1f} s; {} of {} keys missing: {}{}", seconds, missing, keys.size(), fmt::join(named, ", "),
-                     missing > kNamed ? fmt::format(" and {} more", missing - kNamed) : "");
+  return fmt::format("waited {:.1f} s; {} of {} keys missing: {}{}", seconds, missing, keys.size(),
+                     fmt::join(named, ", "), missing > kNamed ? fmt::format(" and {} more", missing - kNamed) : "");
 }
 
 }  // namespace maniple

@@ -6,7 +6,8 @@ namespace {
 
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> store) : prefix_(std::move(prefix) + "/"), store_(std::move(store)) {}
+  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+      : prefix_(std::move(prefix) + "/"), store_(std::move(store)) {}
 
   void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
   std::string get(std::string_view key, Deadline deadline) override { return store_->get(full(key), deadline); }

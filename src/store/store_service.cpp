@@ -77,12 +77,13 @@ void StoreService::park(Client client, StoreRequest request) {
   if (advance(ticket, parked)) return;
   try {
     Waiting& waiting = waiting_[client];
-    if (waiting.by_id.count(parked.id) != 0) throw ProtocolError(fmt::format("store request {} is already waiting", parked.id));
-    MANIPLE_REQUIRE(waiting.by_id.size() < limits_.parked_per_client, "{} requests of this client are waiting; no more are allowed",
-                    waiting.by_id.size());
+    if (waiting.by_id.count(parked.id) != 0)
+      throw ProtocolError(fmt::format("store request {} is already waiting", parked.id));
+    MANIPLE_REQUIRE(waiting.by_id.size() < limits_.parked_per_client,
+                    "{} requests of this client are waiting; no more are allowed", waiting.by_id.size());
     MANIPLE_REQUIRE(waiting.bytes + bytes <= limits_.parked_bytes_per_client,
-                    "the waiting requests of this client name {} bytes of keys; at most {} are allowed", waiting.bytes + bytes,
-                    limits_.parked_bytes_per_client);
+                    "the waiting requests of this client name {} bytes of keys; at most {} are allowed",
+                    waiting.bytes + bytes, limits_.parked_bytes_per_client);
     waiting.by_id.emplace(parked.id, ticket);
     waiting.bytes += bytes;
   } catch (...) {
@@ -163,10 +164,11 @@ void StoreService::reply_values(const Parked& parked) {
     length += sizeof(std::uint64_t) + values.back()->size();
   }
   if (length > kMaxReplyBytes) {
-    return reply(parked.client, parked.id,
-                 fmt::format("the values of {} keys have {} bytes together; at most {} go into one answer: ask for fewer keys",
-                             values.size(), length, kMaxReplyBytes),
-                 StoreStatus::invalid);
+    return reply(
+        parked.client, parked.id,
+        fmt::format("the values of {} keys have {} bytes together; at most {} go into one answer: ask for fewer keys",
+                    values.size(), length, kMaxReplyBytes),
+        StoreStatus::invalid);
   }
   Reply pieces;
   ByteWriter writer;

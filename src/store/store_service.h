@@ -1,8 +1,8 @@
 // What a store's server does with requests, without any I/O. Not thread-safe.
 //
 // A request that waits is parked on the first of its keys that is missing; when that key comes it moves on to the next
-// missing one, so it stands in one queue however many keys it names. Before the answer all keys are looked at once more,
-// as one may have been erased in between.
+// missing one, so it stands in one queue however many keys it names. Before the answer all keys are looked at once
+// more, as one may have been erased in between.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ class StoreService {
   using Reply = std::vector<Value>;
   using Send = std::function<void(Client, Reply)>;
 
-  explicit StoreService(Send send, ServiceLimits limits = {}) : send_(std::move(send)), limits_(limits), table_(limits.table) {}
+  explicit StoreService(Send send, ServiceLimits limits = {})
+      : send_(std::move(send)), limits_(limits), table_(limits.table) {}
 
   /// Answers now, or later when it has to wait. Throws ProtocolError if no client of ours would send this.
   void handle(Client client, Frame frame);

@@ -18,7 +18,6 @@ namespace {
 // For requests that the server answers at once, and for asking what is missing after a deadline.
 constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
-constexpr std::size_t kReadBytes = 64 * 1024;
 
 std::string head_with_key(std::string_view key) {
   require_key(key);
@@ -93,7 +92,9 @@ std::string TcpStoreClient::compare_set(std::string_view key, std::string_view e
   return call_now(StoreOp::compare_set, head.bytes(), desired);
 }
 
-bool TcpStoreClient::erase(std::string_view key) { return call_now(StoreOp::erase, head_with_key(key)) != std::string(1, '\0'); }
+bool TcpStoreClient::erase(std::string_view key) {
+  return call_now(StoreOp::erase, head_with_key(key)) != std::string(1, '\0');
+}
 
 std::int64_t TcpStoreClient::num_keys() { return number_in(call_now(StoreOp::num_keys, {})); }
 
@@ -101,20 +102,25 @@ std::int64_t TcpStoreClient::num_keys() { return number_in(call_now(StoreOp::num
 
 std::string TcpStoreClient::call_now(StoreOp op, std::string_view head, std::string_view tail) {
   auto body = call(op, head, tail, Deadline::after(kPlainLimit));
-  if (!body) throw Timeout(fmt::format("{}: no answer within {} s; its process may be stopped", describe(), kPlainLimit.count()));
+  if (!body)
+    throw Timeout(
+        fmt::format("{}: no answer within {} s; its process may be stopped", describe(), kPlainLimit.count()));
   return std::move(*body);
 }
 
 std::string TcpStoreClient::await_keys(StoreOp op, std::span<const std::string> keys, Deadline deadline) {
   require_keys(keys);
   const std::string head = encode_keys(keys);
-  MANIPLE_REQUIRE(head.size() <= kMaxKeyListBytes, "{} keys have {} bytes together; at most {} are allowed in one request",
-                  keys.size(), head.size(), kMaxKeyListBytes);
+  MANIPLE_REQUIRE(head.size() <= kMaxKeyListBytes,
+                  "{} keys have {} bytes together; at most {} are allowed in one request", keys.size(), head.size(),
+                  kMaxKeyListBytes);
   const auto start = Deadline::Clock::now();
   if (auto body = call(op, head, {}, deadline)) return std::move(*body);
   const double waited = seconds_since(start);
   const auto present = try_check(keys, Deadline::after(kReportLimit));
-  if (!present) throw Timeout(fmt::format("{}: waited {:.1f} s for {} keys; the server does not answer", describe(), waited, keys.size()));
+  if (!present)
+    throw Timeout(
+        fmt::format("{}: waited {:.1f} s for {} keys; the server does not answer", describe(), waited, keys.size()));
   if (std::find(present->begin(), present->end(), false) == present->end()) {
     // They are there, only the deadline was shorter than the way to the server.
     if (auto body = call(op, head, {}, Deadline::after(kReportLimit))) return std::move(*body);
@@ -122,7 +128,8 @@ std::string TcpStoreClient::await_keys(StoreOp op, std::span<const std::string> 
   throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, *present, waited)));
 }
 
-std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view head, std::string_view tail, Deadline deadline) {
+std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view head, std::string_view tail,
+                                                Deadline deadline) {
   Call waiting;
   std::uint32_t id = 0;
   {
@@ -143,7 +150,8 @@ std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view hea
     throw;
   }
   if (!reply) {
-    if (op == StoreOp::multi_get || op == StoreOp::wait) send_frame(id, StoreOp::cancel, {}, {}, Deadline::after(kReportLimit));
+    if (op == StoreOp::multi_get || op == StoreOp::wait)
+      send_frame(id, StoreOp::cancel, {}, {}, Deadline::after(kReportLimit));
     return std::nullopt;
   }
   if (reply->code == static_cast<std::uint8_t>(StoreStatus::ok)) return std::move(reply->body);
@@ -153,15 +161,17 @@ std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view hea
 }
 
 void TcpStoreClient::throw_lost(const std::string& reason) const {
-  throw PeerLost(fmt::format("{}: connection lost ({}): the process that serves it, rank 0 or the launcher, has ended or "
-                             "cannot be reached",
-                             describe(), reason),
-                 -1);
+  throw PeerLost(
+      fmt::format("{}: connection lost ({}): the process that serves it, rank 0 or the launcher, has ended or "
+                  "cannot be reached",
+                  describe(), reason),
+      -1);
 }
 
 // --- writing ---
 
-void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail, Deadline deadline) {
+void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail,
+                                Deadline deadline) {
   const std::lock_guard sending(send_mutex_);
   const std::string header = encode_frame_header(id, static_cast<std::uint8_t>(op), head.size() + tail.size());
   // iovec has no const; sendmsg does not write.
@@ -266,18 +276,17 @@ void TcpStoreClient::read_as_leader(std::unique_lock<std::mutex>& lock, Deadline
 
 /// Only by the thread that has set `reading_`.
 void TcpStoreClient::read_available() {
-  std::vector<char> buffer(kReadBytes);
   std::string failure;
   std::vector<Frame> frames;
   for (;;) {
-    const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
+    const ssize_t got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) break;
     if (got <= 0) {
       failure = got == 0 ? "closed by the server" : errno_text(errno);
       break;
     }
-    std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+    std::string_view bytes(buffer_.data(), static_cast<std::size_t>(got));
     try {
       while (auto frame = reader_.next(bytes)) frames.push_back(std::move(*frame));
     } catch (const ProtocolError& error) {

@@ -1,8 +1,8 @@
 // The client's end of one store connection.
 //
-// Threads that await replies share the connection without a thread of its own: whoever finds nobody reading reads, hands
-// the others theirs, and passes the reading on when its own has come. So a thread that waits for a key for an hour never
-// keeps another one's set() waiting.
+// Threads that await replies share the connection without a thread of its own: whoever finds nobody reading reads,
+// hands the others theirs, and passes the reading on when its own has come. So a thread that waits for a key for an
+// hour never keeps another one's set() waiting.
 #pragma once
 
 #include <condition_variable>
@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "net/address.h"
@@ -63,9 +64,10 @@ class TcpStoreClient final : public Store {
   std::condition_variable changed_;
   std::uint32_t next_id_ = 1;
   std::map<std::uint32_t, Call*> calls_;
-  bool reading_ = false;  // somebody reads; only that thread touches reader_
+  bool reading_ = false;  // somebody reads; only that thread touches reader_ and buffer_
   std::string lost_;      // why the connection is of no more use
   FrameReader reader_{&reply_limit};
+  std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);
 };
 
 }  // namespace maniple

@@ -35,7 +35,8 @@ UniqueFd dial_any(const std::vector<Address>& addresses, const std::string& name
     }
     if (deadline.remaining() <= pause) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
-      throw Timeout(fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(), fmt::join(reasons, "; ")));
+      throw Timeout(fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(),
+                                fmt::join(reasons, "; ")));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::milliseconds(100));

@@ -19,7 +19,8 @@
 namespace maniple {
 namespace {
 
-// A client whose replies pile up beyond the first is not read from until they have drained; beyond the second it is dropped.
+// A client whose replies pile up beyond the first is not read from until they have drained; beyond the second it is
+// dropped.
 constexpr std::size_t kPauseReadingBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxPendingBytes = std::size_t{512} << 20;
 // One client's turn, so that a large value does not hold up the others.
@@ -160,8 +161,8 @@ struct TcpStoreServer::Impl {
 
   void doom(Client client, Connection& connection, std::string reason) {
     if (!connection.doomed.empty()) return;
-    log_debug("store at {}: {} (rank {}) goes: {}", address.to_string(), connection.peer.to_string(),
-              connection.rank, reason);
+    log_debug("store at {}: {} (rank {}) goes: {}", address.to_string(), connection.peer.to_string(), connection.rank,
+              reason);
     connection.doomed = std::move(reason);
     doomed.push_back(client);
   }

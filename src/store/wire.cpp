@@ -24,7 +24,8 @@ std::vector<std::string> get_keys(ByteReader& reader) {
   if (count > reader.left() / kLeastBytes) {
     throw ProtocolError(fmt::format("{} keys announced in {} bytes", count, reader.left()));
   }
-  MANIPLE_REQUIRE(count <= kMaxKeysPerRequest, "{} keys in one request; at most {} are allowed", count, kMaxKeysPerRequest);
+  MANIPLE_REQUIRE(count <= kMaxKeysPerRequest, "{} keys in one request; at most {} are allowed", count,
+                  kMaxKeysPerRequest);
   std::vector<std::string> keys;
   keys.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) keys.push_back(get_key(reader));
@@ -74,8 +75,8 @@ std::optional<Frame> FrameReader::next(std::string_view& bytes) {
       throw ProtocolError(fmt::format("unknown code {} in a store frame", frame_.code));
     }
     if (missing_ > *limit) {
-      throw ProtocolError(fmt::format("a store frame of code {} claims {} bytes where at most {} are allowed", frame_.code,
-                                      missing_, *limit));
+      throw ProtocolError(fmt::format("a store frame of code {} claims {} bytes where at most {} are allowed",
+                                      frame_.code, missing_, *limit));
     }
     frame_.body.clear();
     header_.clear();
@@ -145,7 +146,8 @@ std::string encode_keys(std::span<const std::string> keys) {
 std::vector<std::string> decode_values(std::string_view body, std::size_t expected_count) {
   ByteReader reader(body);
   const auto count = reader.get<std::uint32_t>();
-  if (count != expected_count) throw ProtocolError(fmt::format("{} values where {} were asked for", count, expected_count));
+  if (count != expected_count)
+    throw ProtocolError(fmt::format("{} values where {} were asked for", count, expected_count));
   std::vector<std::string> values;
   values.reserve(std::min<std::size_t>(count, reader.left() / sizeof(std::uint64_t)));
   for (std::uint32_t i = 0; i < count; ++i) {

@@ -2,9 +2,9 @@
 //
 //   frame    id:u32 code:u8 zero[3] length:u64, body[length]
 //
-// In a request `code` is the operation and `id` any number not in use; the reply carries the same id and a status. `cancel`
-// takes back the waiting request of its id and is not answered. Strings are length:u32 and bytes; the last value of a
-// frame is what remains of it.
+// In a request `code` is the operation and `id` any number not in use; the reply carries the same id and a status.
+// `cancel` takes back the waiting request of its id and is not answered. Strings are length:u32 and bytes; the last
+// value of a frame is what remains of it.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ class FrameReader {
   using Limit = std::optional<std::uint64_t> (*)(std::uint8_t code);
   explicit FrameReader(Limit limit) : limit_(limit) {}
 
-  /// Takes bytes from the front of `bytes`; a frame once one is complete. Throws ProtocolError; then it is of no more use.
+  /// Takes bytes from the front of `bytes`; a frame once one is complete. Throws ProtocolError; then it is of no more
+  /// use.
   std::optional<Frame> next(std::string_view& bytes);
   /// The id of the frame being read, or of the last one: for telling its sender what was wrong.
   std::uint32_t current_id() const noexcept { return frame_.id; }

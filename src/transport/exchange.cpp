@@ -139,9 +139,10 @@ struct Exchange::Impl {
   void wait_until(Done done) {
     Clock::time_point idle_since{};
     for (;;) {
-      mesh.options.abort->check();
+      const bool aborted = mesh.options.abort->raised();
       const bool moved = advance();
-      if (done()) return;
+      if (done()) return;  // what has arrived counts, whatever happened meanwhile
+      if (aborted) mesh.options.abort->rethrow();
       const auto now = Clock::now();
       if (now >= deadline.when()) throw Timeout(timeout_text(now));
       if (moved) {

@@ -2,12 +2,12 @@
 // the numbers of the list of bad inputs; most run against a store's server and against a plain acceptor.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <cerrno>
@@ -128,7 +128,8 @@ struct Target {
   }
   bool serves() const { return static_cast<bool>(dial_in(identity)); }
   WireHello hello() const {
-    WireHello wire{.role = Role::store, .generation = 4, .world_size = 8, .rank = 1, .nonce = {}, .job = "training", .topic = "x"};
+    WireHello wire{
+        .role = Role::store, .generation = 4, .world_size = 8, .rank = 1, .nonce = {}, .job = "training", .topic = "x"};
     fill_random(wire.nonce);
     return wire;
   }
@@ -155,6 +156,8 @@ class BadInput : public testing::TestWithParam<const char*> {
 };
 
 inline const auto kListeners = testing::Values("store", "data");
-inline const auto kListenerName = [](const testing::TestParamInfo<const char*>& kind) { return std::string(kind.param); };
+inline const auto kListenerName = [](const testing::TestParamInfo<const char*>& kind) {
+  return std::string(kind.param);
+};
 
 }  // namespace maniple

@@ -113,7 +113,8 @@ TEST_P(BadHandshake, N14AReplayedHandshakeIsRefused) {
     Raw honest(target.address());
     honest.send(hello);
     const std::string challenge = honest.receive(kChallengeBytes);
-    proof = as_text(prove(target.identity.secret, Direction::from_dialler, hello, challenge.substr(0, kChallengeBytes - kMacBytes)));
+    proof = as_text(prove(target.identity.secret, Direction::from_dialler, hello,
+                          challenge.substr(0, kChallengeBytes - kMacBytes)));
     honest.send(proof);
     ASSERT_EQ(honest.receive(kVerdictHeaderBytes), encode_verdict(""));
   }

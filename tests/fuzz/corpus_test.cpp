@@ -1,5 +1,5 @@
-// The fuzzers' entry points over their seeds, every truncation, every changed byte, and random mutations of these. An input
-// that breaks a parser ends the program; the seed of the generator is fixed, so it does so again.
+// The fuzzers' entry points over their seeds, every truncation, every changed byte, and random mutations of these. An
+// input that breaks a parser ends the program; the seed of the generator is fixed, so it does so again.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -56,13 +56,16 @@ void store(std::string_view bytes) {
   const auto frames = frames_of(bytes, &request_limit, bytes.size());
   const auto again = frames_of(bytes, &request_limit, 1);
   require(frames.size() == again.size());
-  for (std::size_t i = 0; i < frames.size(); ++i) require(frames[i].id == again[i].id && frames[i].body == again[i].body);
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    require(frames[i].id == again[i].id && frames[i].body == again[i].body);
 
-  StoreService service([](StoreService::Client, const StoreService::Reply& reply) {
-    std::string whole;
-    for (const Value& piece : reply) whole += *piece;
-    require(frames_of(whole, &reply_limit, whole.size()).size() == 1);
-  }, {.table = {.keys = 100, .bytes = 1 << 16}, .parked_per_client = 8});
+  StoreService service(
+      [](StoreService::Client, const StoreService::Reply& reply) {
+        std::string whole;
+        for (const Value& piece : reply) whole += *piece;
+        require(frames_of(whole, &reply_limit, whole.size()).size() == 1);
+      },
+      {.table = {.keys = 100, .bytes = 1 << 16}, .parked_per_client = 8});
   StoreService::Client client = 1;
   for (const Frame& frame : frames) {
     tolerate([&] { service.handle(client, frame); });
@@ -84,11 +87,23 @@ void store(std::string_view bytes) {
 }
 
 std::vector<std::string> handshake_seeds() {
-  const WireHello hello{.role = Role::data, .generation = 1, .world_size = 4, .rank = 2, .nonce = {}, .job = "default", .topic = "world/0:1"};
+  const WireHello hello{.role = Role::data,
+                        .generation = 1,
+                        .world_size = 4,
+                        .rank = 2,
+                        .nonce = {},
+                        .job = "default",
+                        .topic = "world/0:1"};
   const std::string bytes = encode_hello(hello);
   const std::string challenge = encode_challenge_prefix(ChallengeStatus::ok, Nonce{}) + std::string(kMacBytes, 'm');
-  return {bytes, bytes.substr(kHeaderBytes), challenge, challenge.substr(kHeaderBytes), encode_verdict("refused"),
-          encode_verdict(""), "GET / HTTP/1.1\r\n", ""};
+  return {bytes,
+          bytes.substr(kHeaderBytes),
+          challenge,
+          challenge.substr(kHeaderBytes),
+          encode_verdict("refused"),
+          encode_verdict(""),
+          "GET / HTTP/1.1\r\n",
+          ""};
 }
 
 std::vector<std::string> store_seeds() {

@@ -19,13 +19,19 @@ std::vector<std::string> control_seeds() {
   using Kind = ControlMessage::Kind;
   std::vector<std::string> seeds = {""};
   for (const Kind kind : {Kind::heartbeat, Kind::bye, Kind::lost, Kind::abort, Kind::question, Kind::answer}) {
-    seeds.push_back(encode({.kind = kind, .error = ErrorKind::mismatch, .rank = 3, .seq = 12, .group = "world/1.0", .text = "why"}).substr(4));
+    seeds.push_back(
+        encode({.kind = kind, .error = ErrorKind::mismatch, .rank = 3, .seq = 12, .group = "world/1.0", .text = "why"})
+            .substr(4));
   }
   return seeds;
 }
 
 std::vector<std::string> peer_table_seeds() {
-  const PeerInfo peer{.host_key = "boot+net", .host_name = "node7", .pid = 4711, .process = 42, .unix_address = "unix:@m",
+  const PeerInfo peer{.host_key = "boot+net",
+                      .host_name = "node7",
+                      .pid = 4711,
+                      .process = 42,
+                      .unix_address = "unix:@m",
                       .tcp_address = "10.0.0.1:80"};
   return {encode(PeerTable{.world_id = 1, .peers = {}}), encode(PeerTable{.world_id = 2, .peers = {peer}}),
           encode(PeerTable{.world_id = 3, .peers = {peer, {}, peer}})};

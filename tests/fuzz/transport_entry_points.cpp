@@ -145,13 +145,15 @@ std::vector<std::string> frame_seeds() {
   const FrameHeader whole{.signature = {}, .length = payload.size(), .number = 1};
   const FrameHeader pieced{.signature = {}, .length = payload.size(), .number = 1, .streams = 2, .pieced = true};
   const std::string piece = text_of(PieceHeader{.number = 1, .index = 0}) + payload;
-  return {"", piece, text_of(empty), text_of(empty) + text_of(whole) + payload, text_of(empty) + text_of(pieced) + piece};
+  return {"", piece, text_of(empty), text_of(empty) + text_of(whole) + payload,
+          text_of(empty) + text_of(pieced) + piece};
 }
 
 std::vector<std::string> message_seeds() {
   const std::string payload = "ten bytes.";
   const std::string plain = text_of(MessageHeader{DType::uint8, false, 1, payload.size()}) + payload;
-  const std::string checked = text_of(MessageHeader{DType::uint8, true, 1, payload.size()}) + payload + std::string(4, '\0');
+  const std::string checked =
+      text_of(MessageHeader{DType::uint8, true, 1, payload.size()}) + payload + std::string(4, '\0');
   return {"", text_of(MessageHeader{}), plain, checked, plain + plain + text_of(MessageHeader{})};
 }
 

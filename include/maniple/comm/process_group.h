@@ -15,8 +15,8 @@
 // one at a time in practice; use one group per thread for concurrency. send and recv are exempt from the order of
 // collectives: they are matched by (source, tag) in the order posted.
 //
-// After an error of the second family (see error.h) the group is aborted on all ranks: later calls throw `Aborted` at
-// once with the first cause. Make a new group, or end. Destroying a group never communicates and never blocks on
+// After an error of the second family (see error.h) the group is aborted on all ranks: on each, one call throws the cause as it
+// is (the one under way, or the next), and later calls throw `Aborted` at once, repeating it. Make a new group, or end. Destroying a group never communicates and never blocks on
 // peers. In a child of fork() every call throws: a forked child is not a rank.
 //
 // Counts are in elements. "In place" means that input and output are the same memory.

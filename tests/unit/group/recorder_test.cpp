@@ -43,7 +43,8 @@ TEST(Recorder, LinesSayHowLongItTookAndHowItEnded) {
   recorder.begin(operation(3));
   const std::vector<std::string> lines = recorder.lines();
   ASSERT_EQ(lines.size(), 3u);
-  EXPECT_THAT(lines[0], AllOf(StartsWith("all_reduce #1 "), HasSubstr(", began 0.0"), HasSubstr("took "), EndsWith(" us")));
+  EXPECT_THAT(lines[0],
+              AllOf(StartsWith("all_reduce #1 "), HasSubstr(", began 0.0"), HasSubstr("took "), EndsWith(" us")));
   EXPECT_THAT(lines[1], AllOf(StartsWith("all_reduce #2 "), HasSubstr("failed after "), EndsWith(" us")));
   EXPECT_THAT(lines[2], AllOf(StartsWith("all_reduce #3 "), EndsWith("still running")));
 }

@@ -1,9 +1,9 @@
 #include "net/address.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <cerrno>
 #include <thread>
@@ -37,7 +37,8 @@ TEST(Address, ParsesAndPrintsTheSameText) {
 }
 
 TEST(Address, RefusesWhatIsNoAddress) {
-  for (const char* text : {"", "localhost:80", "10.0.0.1", "10.0.0.1:", "10.0.0.1:70000", "10.0.0.1:8x", "::1:80", ":80", "unix:@"}) {
+  for (const char* text :
+       {"", "localhost:80", "10.0.0.1", "10.0.0.1:", "10.0.0.1:70000", "10.0.0.1:8x", "::1:80", ":80", "unix:@"}) {
     EXPECT_THROW(Address::parse(text), InvalidArgument) << text;
   }
   EXPECT_THROW(Address::unix_abstract(std::string(200, 'x')), InvalidArgument);
@@ -91,7 +92,8 @@ TEST(Listen, TakenPortNamesAddressAndHolder) {
 }
 
 TEST(Listen, ForeignAddressIsNamed) {
-  EXPECT_THAT(message_of<SystemError>([] { listen_on(Address::parse("192.0.2.1:0")); }), HasSubstr("not an address of this host"));
+  EXPECT_THAT(message_of<SystemError>([] { listen_on(Address::parse("192.0.2.1:0")); }),
+              HasSubstr("not an address of this host"));
 }
 
 TEST(Connect, RefusedWithoutRetry) {

@@ -1,9 +1,9 @@
 #include "net/descriptor_limit.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "net/address.h"
 #include <maniple/comm/error.h>

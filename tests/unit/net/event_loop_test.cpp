@@ -1,7 +1,7 @@
 #include "net/event_loop.h"
 
-#include <gtest/gtest.h>
 #include <sys/eventfd.h>
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <future>

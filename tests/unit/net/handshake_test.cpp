@@ -1,9 +1,9 @@
 #include "net/handshake.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <future>
@@ -31,7 +31,8 @@ Identity sample_identity() {
 
 /// Keeps what it accepts.
 struct Host {
-  explicit Host(const Identity& identity, const Address& address = Address::parse("127.0.0.1:0"), HandshakeLimits limits = {})
+  explicit Host(const Identity& identity, const Address& address = Address::parse("127.0.0.1:0"),
+                HandshakeLimits limits = {})
       : acceptor(
             loop, listen_on(address), identity,
             [this](UniqueFd& fd, const Hello& hello, const Address&) -> std::string {
@@ -82,7 +83,8 @@ TEST(Handshake, TakesTheRankFromTheIdentity) {
   Identity identity = sample_identity();
   Host host(identity);
   identity.rank = 6;
-  const UniqueFd fd = dial(host.acceptor.address(), identity, {.role = Role::store, .topic = {}}, Deadline::after(seconds(20)));
+  const UniqueFd fd =
+      dial(host.acceptor.address(), identity, {.role = Role::store, .topic = {}}, Deadline::after(seconds(20)));
   const std::lock_guard lock(host.mutex);
   EXPECT_EQ(host.hellos.at(0).rank, 6);
 }
@@ -90,8 +92,8 @@ TEST(Handshake, TakesTheRankFromTheIdentity) {
 TEST(Handshake, WorksOverUnixSockets) {
   const Identity identity = sample_identity();
   Host host(identity, Address::unix_abstract("maniple-handshake-" + std::to_string(::getpid())));
-  const UniqueFd fd =
-      dial(host.acceptor.address(), identity, {.role = Role::segment, .rank = 1, .topic = "key"}, Deadline::after(seconds(20)));
+  const UniqueFd fd = dial(host.acceptor.address(), identity, {.role = Role::segment, .rank = 1, .topic = "key"},
+                           Deadline::after(seconds(20)));
   EXPECT_TRUE(static_cast<bool>(fd));
 }
 
@@ -111,7 +113,8 @@ TEST(Handshake, RefusesWithAReason) {
   other.world_size = 4;
   EXPECT_THAT(refusal(host, other), HasSubstr("world size is 8 at"));
   EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 8, .topic = ""}), HasSubstr("rank 8"));
-  EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 1, .topic = "unwanted"}), HasSubstr("nobody asked for that"));
+  EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 1, .topic = "unwanted"}),
+              HasSubstr("nobody asked for that"));
   EXPECT_EQ(host.acceptor.refused(), 6u);
   EXPECT_TRUE(host.accepted.empty());
 }
@@ -120,7 +123,8 @@ TEST(Handshake, DialGivesUpAtItsDeadline) {
   // A listener that nobody serves: the kernel connects, no one answers.
   const UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
   const auto start = Deadline::Clock::now();
-  EXPECT_THROW(dial(Address::of_socket(listener.get()), sample_identity(), {}, Deadline::after(milliseconds(100))), Timeout);
+  EXPECT_THROW(dial(Address::of_socket(listener.get()), sample_identity(), {}, Deadline::after(milliseconds(100))),
+               Timeout);
   EXPECT_LT(Deadline::Clock::now() - start, seconds(5));
 }
 

@@ -10,7 +10,8 @@ namespace maniple {
 namespace {
 
 WireHello sample() {
-  WireHello hello{.role = Role::data, .generation = 7, .world_size = 8, .rank = 3, .nonce = {}, .job = "job", .topic = "lane"};
+  WireHello hello{
+      .role = Role::data, .generation = 7, .world_size = 8, .rank = 3, .nonce = {}, .job = "job", .topic = "lane"};
   fill_random(hello.nonce);
   return hello;
 }
@@ -110,7 +111,8 @@ TEST(Admission, NamesWhatDiffers) {
   here.world_size = 8;
   const Address at = Address::parse("10.0.0.1:1");
   const Address from = Address::parse("10.0.0.2:2");
-  const WireHello good{.role = Role::data, .generation = 4, .world_size = 8, .rank = 7, .nonce = {}, .job = "mine", .topic = ""};
+  const WireHello good{
+      .role = Role::data, .generation = 4, .world_size = 8, .rank = 7, .nonce = {}, .job = "mine", .topic = ""};
   const auto judged = [&](auto change) {
     WireHello hello = good;
     change(hello);

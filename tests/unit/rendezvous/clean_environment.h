@@ -13,11 +13,29 @@ namespace maniple {
 class CleanEnvironment : public testing::Test {
  protected:
   CleanEnvironment() {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MANIPLE_JOB",
-          "MANIPLE_GENERATION", "MANIPLE_STORE_HOSTED", "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_ALLOW_NO_SECRET",
-          "MANIPLE_INTERFACE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-          "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "PMIX_NAMESPACE"}) {
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "LOCAL_RANK",
+                             "LOCAL_WORLD_SIZE",
+                             "NODE_RANK",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "MANIPLE_JOB",
+                             "MANIPLE_GENERATION",
+                             "MANIPLE_STORE_HOSTED",
+                             "MANIPLE_SECRET_FD",
+                             "MANIPLE_SECRET_FILE",
+                             "MANIPLE_ALLOW_NO_SECRET",
+                             "MANIPLE_INTERFACE",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMI_RANK",
+                             "PMI_SIZE",
+                             "SLURM_PROCID",
+                             "SLURM_NTASKS",
+                             "PMIX_NAMESPACE"}) {
       set(name, nullptr);
     }
   }

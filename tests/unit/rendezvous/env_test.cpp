@@ -81,7 +81,8 @@ TEST_F(Env, WrongValuesAreShownWithWhatWasExpected) {
 TEST_F(Env, LocalValuesAreComparedWithEachOther) {
   set("LOCAL_WORLD_SIZE", "4");
   set("LOCAL_RANK", "4");
-  EXPECT_THAT(complaint(), AllOf(HasSubstr("LOCAL_RANK is 4"), HasSubstr("LOCAL_WORLD_SIZE is 4"), HasSubstr("0 to 3")));
+  EXPECT_THAT(complaint(),
+              AllOf(HasSubstr("LOCAL_RANK is 4"), HasSubstr("LOCAL_WORLD_SIZE is 4"), HasSubstr("0 to 3")));
   set("LOCAL_RANK", "3");
   set("NODE_RANK", "1");
   EXPECT_EQ(seat_from_environment({}).rank, 3);

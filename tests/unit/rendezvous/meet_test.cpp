@@ -1,8 +1,8 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <gmock/gmock.h>
 
 #include <future>
 #include <set>
@@ -103,12 +103,14 @@ TEST_F(Meet, TcpWithoutSecretStaysOnLoopback) {
 
 TEST_F(Meet, WithoutSecretOtherAddressesNeedPermission) {
   const std::string text = complaint(options_for("tcp://192.0.2.1:29500", 1, 2));
-  EXPECT_THAT(text, AllOf(HasSubstr("192.0.2.1"), HasSubstr("MANIPLE_SECRET_FILE"), HasSubstr("MANIPLE_ALLOW_NO_SECRET=1")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("192.0.2.1"), HasSubstr("MANIPLE_SECRET_FILE"), HasSubstr("MANIPLE_ALLOW_NO_SECRET=1")));
 }
 
 TEST_F(Meet, RankZeroMustBeAtTheMasterAddress) {
   give_secret();
-  EXPECT_THAT(complaint(options_for("tcp://192.0.2.1:29500", 0, 2)), AllOf(HasSubstr("192.0.2.1"), HasSubstr("rank 0")));
+  EXPECT_THAT(complaint(options_for("tcp://192.0.2.1:29500", 0, 2)),
+              AllOf(HasSubstr("192.0.2.1"), HasSubstr("rank 0")));
   EXPECT_THAT(complaint(options_for("tcp://0.0.0.0:29500", 0, 2)), HasSubstr("0.0.0.0"));
 }
 
@@ -186,7 +188,9 @@ TEST_F(Meet, ATakenPortIsNamed) {
 }
 
 TEST_F(Meet, NobodyThereIsATimeout) {
-  EXPECT_THROW(meet(options_for("tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2), Deadline::after(milliseconds(200))), Timeout);
+  EXPECT_THROW(
+      meet(options_for("tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2), Deadline::after(milliseconds(200))),
+      Timeout);
 }
 
 TEST_F(Meet, AnotherWorldSizeIsRefused) {
@@ -220,7 +224,8 @@ std::string in_another_process(Body body) {
   ::close(ends[1]);
   std::string text;
   char bytes[4096];
-  for (ssize_t got = 0; (got = ::read(ends[0], bytes, sizeof(bytes))) > 0;) text.append(bytes, static_cast<std::size_t>(got));
+  for (ssize_t got = 0; (got = ::read(ends[0], bytes, sizeof(bytes))) > 0;)
+    text.append(bytes, static_cast<std::size_t>(got));
   ::close(ends[0]);
   ::waitpid(child, nullptr, 0);
   return text;
@@ -277,7 +282,8 @@ TEST_F(Meet, FileComplaints) {
   EXPECT_THAT(complaint(options_for(file_method, 0, -1)), HasSubstr("world size"));
   EXPECT_THAT(complaint(options_for(file_method, 2, 2)), HasSubstr("0 to 1"));
   const Meeting meeting = meet(options_for(file_method, 0, 2), soon());
-  EXPECT_THAT(complaint(options_for(file_method, 1, 4)), AllOf(HasSubstr("world size is 4 here but 2"), HasSubstr("remove it")));
+  EXPECT_THAT(complaint(options_for(file_method, 1, 4)),
+              AllOf(HasSubstr("world size is 4 here but 2"), HasSubstr("remove it")));
 }
 
 }  // namespace

@@ -22,8 +22,11 @@ std::optional<SchedulerSeat> detect(const Variables& variables) {
 TEST(Schedulers, NothingIsNobody) { EXPECT_FALSE(detect({{"SLURM_JOB_ID", "7"}}).has_value()); }
 
 TEST(Schedulers, OpenMpiOnOneHostNeedsNoMaster) {
-  const auto seat = detect({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
-                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"PMIX_NAMESPACE", "prterun-host-17@1"}});
+  const auto seat = detect({{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                            {"PMIX_NAMESPACE", "prterun-host-17@1"}});
   ASSERT_TRUE(seat.has_value());
   EXPECT_EQ(seat->rank, 3);
   EXPECT_EQ(seat->world_size, 4);
@@ -39,8 +42,12 @@ TEST(Schedulers, OpenMpiOnSeveralHostsDoesNotGuess) {
 }
 
 TEST(Schedulers, Slurm) {
-  const auto seat = detect({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "2"},
-                            {"SLURM_JOB_NODELIST", "gpu[07-09,12],cpu1"}, {"SLURM_JOB_ID", "123456"}});
+  const auto seat = detect({{"SLURM_PROCID", "5"},
+                            {"SLURM_NTASKS", "8"},
+                            {"SLURM_LOCALID", "1"},
+                            {"SLURM_NODEID", "2"},
+                            {"SLURM_JOB_NODELIST", "gpu[07-09,12],cpu1"},
+                            {"SLURM_JOB_ID", "123456"}});
   ASSERT_TRUE(seat.has_value());
   EXPECT_STREQ(seat->scheduler, "Slurm");
   EXPECT_EQ(seat->rank, 5);
@@ -52,8 +59,11 @@ TEST(Schedulers, Slurm) {
 }
 
 TEST(Schedulers, ASlurmStepMayBeSmallerThanItsJob) {
-  const auto seat = detect({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "2"},
-                            {"SLURM_JOB_NODELIST", "a[1-4]"}, {"SLURM_STEP_NODELIST", "a3"}});
+  const auto seat = detect({{"SLURM_PROCID", "1"},
+                            {"SLURM_NTASKS", "8"},
+                            {"SLURM_STEP_NUM_TASKS", "2"},
+                            {"SLURM_JOB_NODELIST", "a[1-4]"},
+                            {"SLURM_STEP_NODELIST", "a3"}});
   EXPECT_EQ(seat->world_size, 2);
   EXPECT_EQ(seat->master_addr, "a3");
 }
@@ -76,7 +86,8 @@ TEST(Schedulers, NonsenseIsNamed) {
   using testing::HasSubstr;
   EXPECT_THAT(complaint({{"PMI_RANK", "x"}, {"PMI_SIZE", "2"}}), HasSubstr("PMI_RANK is \"x\""));
   EXPECT_THAT(complaint({{"PMI_RANK", "1"}}), HasSubstr("PMI_SIZE is not"));
-  EXPECT_THAT(complaint({{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "4"}}), HasSubstr("SLURM_PROCID is 4 but SLURM_NTASKS is 4"));
+  EXPECT_THAT(complaint({{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "4"}}),
+              HasSubstr("SLURM_PROCID is 4 but SLURM_NTASKS is 4"));
 }
 
 TEST(Schedulers, FirstHostOfANodeList) {

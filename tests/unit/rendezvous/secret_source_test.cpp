@@ -1,9 +1,9 @@
 #include "rendezvous/secret_source.h"
 
-#include <gmock/gmock.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <gmock/gmock.h>
 
 #include "base/unique_fd.h"
 #include "unit/rendezvous/clean_environment.h"

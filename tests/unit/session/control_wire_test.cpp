@@ -11,7 +11,12 @@ using Kind = ControlMessage::Kind;
 constexpr std::size_t kLengthBytes = 4;
 
 ControlMessage sample(Kind kind = Kind::abort) {
-  return {.kind = kind, .error = ErrorKind::mismatch, .rank = 1023, .seq = 0xfedcba9876543210ULL, .group = "world/2.1", .text = "why"};
+  return {.kind = kind,
+          .error = ErrorKind::mismatch,
+          .rank = 1023,
+          .seq = 0xfedcba9876543210ULL,
+          .group = "world/2.1",
+          .text = "why"};
 }
 
 std::string body_of(const ControlMessage& message) { return encode(message).substr(kLengthBytes); }

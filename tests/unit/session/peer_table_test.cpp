@@ -52,9 +52,7 @@ TEST(PeerTable, BrokenOnesAreRefused) {
   EXPECT_THROW(decode_peer_table(claims), ProtocolError);
 }
 
-TEST(PeerTable, ErrorsNameARankByItsProcessAndHost) {
-  EXPECT_EQ(peer_of(3).describe(3), "rank 3 (pid 4003 on node1)");
-}
+TEST(PeerTable, ErrorsNameARankByItsProcessAndHost) { EXPECT_EQ(peer_of(3).describe(3), "rank 3 (pid 4003 on node1)"); }
 
 TEST(PeerTable, ListsOfRanksAreShort) {
   EXPECT_EQ(list_ranks({}), "");
@@ -71,7 +69,8 @@ TEST(PeerTable, EveryRankLearnsOfAllOthers) {
   std::vector<PeerTable> tables(kRanks);
   std::vector<std::thread> ranks;
   for (int r = 0; r < kRanks; ++r) {
-    ranks.emplace_back([&, r] { tables[static_cast<std::size_t>(r)] = exchange_peers(*store, r, kRanks, peer_of(r), soon()); });
+    ranks.emplace_back(
+        [&, r] { tables[static_cast<std::size_t>(r)] = exchange_peers(*store, r, kRanks, peer_of(r), soon()); });
   }
   for (std::thread& rank : ranks) rank.join();
   for (const PeerTable& table : tables) {
@@ -92,10 +91,10 @@ std::string timeout_text(Store& store, int rank, int world_size) {
 
 TEST(PeerTable, WhoHasNotComeIsNamed) {
   const auto store = make_memory_store();
-  EXPECT_THAT(timeout_text(*store, 5, 8), HasSubstr("1/8 ranks joined; missing ranks 0-4, 6, 7"));
-  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("2/8 ranks joined; missing ranks 1-4, 6, 7"));
+  EXPECT_THAT(timeout_text(*store, 5, 8), HasSubstr("1/8 joined; missing ranks 0-4, 6, 7"));
+  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("2/8 joined; missing ranks 1-4, 6, 7"));
   for (int r = 1; r < 7; ++r) timeout_text(*store, r, 8);
-  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("7/8 ranks joined; missing rank 7."));
+  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("7/8 joined; missing rank 7."));
 }
 
 TEST(PeerTable, AnotherWorldSizeIsAnError) {

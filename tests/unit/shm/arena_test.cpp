@@ -23,7 +23,8 @@ Patience soon() { return Patience(Deadline::after(std::chrono::seconds(30))); }
 // The ranks of a group, as threads. Errors call rank r "10 + r"; in the world it is 20 + r.
 class World {
  public:
-  explicit World(int size) : aborts(static_cast<std::size_t>(size)), segment(Segment::create(Arena::bytes_for(size, kStage))) {
+  explicit World(int size)
+      : aborts(static_cast<std::size_t>(size)), segment(Segment::create(Arena::bytes_for(size, kStage))) {
     for (int r = 0; r < size; ++r) {
       ArenaOptions options;
       options.rank = r;
@@ -50,7 +51,8 @@ TEST(Arena, PartsLieInTheSegmentAndApart) {
   World world(kRanks);
   std::vector<std::pair<std::byte*, std::byte*>> parts;
   for (int r = 0; r < kRanks; ++r) {
-    for (std::uint32_t s = 0; s < Arena::kSlots; ++s) parts.emplace_back(world[0].slot(r, s), world[0].slot(r, s) + world[0].slot_bytes());
+    for (std::uint32_t s = 0; s < Arena::kSlots; ++s)
+      parts.emplace_back(world[0].slot(r, s), world[0].slot(r, s) + world[0].slot_bytes());
     for (std::uint32_t epoch = 0; epoch < 2; ++epoch) {
       auto* const post = reinterpret_cast<std::byte*>(&world[0].post(r, epoch));
       parts.emplace_back(post, post + sizeof(Post));

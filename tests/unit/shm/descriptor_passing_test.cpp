@@ -1,11 +1,11 @@
 #include "shm/descriptor_passing.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <gtest/gtest.h>
 
 #include <cerrno>
 #include <thread>

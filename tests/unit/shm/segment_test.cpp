@@ -1,9 +1,9 @@
 #include "shm/segment.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cerrno>

@@ -1,8 +1,8 @@
 // What every kind of store must do, run over all of them.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <future>

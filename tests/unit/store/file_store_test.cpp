@@ -1,10 +1,10 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <fstream>
 #include <sstream>

@@ -11,7 +11,7 @@ Value value(std::size_t bytes) { return std::make_shared<const std::string>(byte
 
 TEST(KeyTable, TheQuotaOfBytesCountsKeysAndValuesAndReplacements) {
   KeyTable table({.keys = 10, .bytes = 20});
-  table.set("abcd", value(6));  // 10
+  table.set("abcd", value(6));   // 10
   table.set("abcd", value(16));  // 20: the old value no longer counts
   EXPECT_THROW(table.set("x", value(0)), InvalidArgument);
   EXPECT_EQ(table.find("x"), nullptr);

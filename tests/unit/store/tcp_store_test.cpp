@@ -1,8 +1,8 @@
 #include "store/tcp_store.h"
 
+#include <sys/socket.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 
 #include <future>
 #include <thread>
@@ -32,9 +32,7 @@ class TcpStore : public testing::Test {
   std::shared_ptr<TcpStoreServer> server;
 };
 
-TEST_F(TcpStore, DescribesItself) {
-  EXPECT_EQ(connect()->describe(), "tcp store at " + server->address().to_string());
-}
+TEST_F(TcpStore, DescribesItself) { EXPECT_EQ(connect()->describe(), "tcp store at " + server->address().to_string()); }
 
 TEST_F(TcpStore, ANameWithSeveralAddressesWorks) {
   const auto store = connect("localhost");
@@ -106,8 +104,9 @@ TEST_F(TcpStore, ARetiredServerServesItsLastClients) {
 }
 
 TEST_F(TcpStore, OtherRolesAreRefused) {
-  EXPECT_THROW(dial(server->address(), identity, {.role = Role::data, .rank = 1, .topic = ""}, Deadline::after(seconds(20))),
-               ProtocolError);
+  EXPECT_THROW(
+      dial(server->address(), identity, {.role = Role::data, .rank = 1, .topic = ""}, Deadline::after(seconds(20))),
+      ProtocolError);
 }
 
 TEST_F(TcpStore, TheLargestValueManyReaders) {
@@ -115,7 +114,8 @@ TEST_F(TcpStore, TheLargestValueManyReaders) {
   const std::string value(kMaxValueBytes, 'v');
   std::vector<std::future<std::size_t>> readers;
   for (int i = 0; i < 3; ++i) {
-    readers.push_back(std::async(std::launch::async, [&] { return connect()->get("v", Deadline::after(seconds(60))).size(); }));
+    readers.push_back(
+        std::async(std::launch::async, [&] { return connect()->get("v", Deadline::after(seconds(60))).size(); }));
   }
   store->set("v", value);
   for (auto& reader : readers) EXPECT_EQ(reader.get(), kMaxValueBytes);

@@ -31,7 +31,8 @@ TEST(FrameReader, AnySplitGivesTheSameFrames) {
 }
 
 TEST(FrameReader, ImpossibleLengthsEndBeforeAnythingIsAllocated) {
-  for (const std::uint64_t length : {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 32, std::uint64_t{1} << 30}) {
+  for (const std::uint64_t length :
+       {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 32, std::uint64_t{1} << 30}) {
     for (int op = 1; op <= code(StoreOp::cancel); ++op) {
       FrameReader reader(&request_limit);
       const std::string header = encode_frame_header(1, static_cast<std::uint8_t>(op), length);

@@ -30,8 +30,8 @@ TEST(MessageHeader, EveryFlippedBitIsNoticed) {
 }
 
 TEST(MessageHeader, ImpossibleFieldsAreRefusedThoughTheChecksumIsRight) {
-  const std::pair<std::size_t, std::uint8_t> changes[] = {
-      {4, kDTypeCount}, {4, 0xff}, {5, 2}, {6, 1}, {7, 1}, {12, 1}, {15, 1}, {24, 1}, {27, 1}};
+  const std::pair<std::size_t, std::uint8_t> changes[] = {{4, kDTypeCount}, {4, 0xff}, {5, 2},  {6, 1}, {7, 1},
+                                                          {12, 1},          {15, 1},   {24, 1}, {27, 1}};
   for (const auto& [at, value] : changes) {
     MessageHeaderBytes bytes = encode(sample());
     bytes[at] = std::byte{value};
