@@ -1,5 +1,5 @@
-// What the tests of bad input share: a raw connection, a listener to throw things at, and what to look at afterwards. Tests carry
-// the numbers of the list of bad inputs; most run against a store's server and against a plain acceptor.
+// What the tests of bad input share: a raw connection, a listener to throw things at, and what to look at afterwards.
+// Tests carry the numbers of the list of bad inputs; most run against a store's server and against a plain acceptor.
 #pragma once
 
 #include <linux/sockios.h>

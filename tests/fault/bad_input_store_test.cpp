@@ -1,4 +1,5 @@
-// Those who hold the secret and abuse the store: impossible lengths, half a request, unknown operations, too much of everything.
+// Those who hold the secret and abuse the store: impossible lengths, half a request, unknown operations, too much of
+// everything.
 #include <optional>
 #include <vector>
 
