@@ -18,9 +18,9 @@ using maniple::ReduceOp;
 using Numbers = std::vector<int>;
 
 std::string text_of(const Numbers& numbers) {
-  std::string text = "[";
-  for (const int number : numbers) text += (text.size() > 1 ? " " : "") + std::to_string(number);
-  return text + "]";
+  std::string text;
+  for (const int number : numbers) text += (text.empty() ? "" : " ") + std::to_string(number);
+  return text.empty() ? "-" : text;
 }
 
 class Pictures {

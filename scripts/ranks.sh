@@ -31,8 +31,8 @@ free_port() {
   echo "$port"
 }
 
-head -c 32 /dev/urandom >"$scratch/secret"
-chmod 600 "$scratch/secret"
+# 32 bytes as hexadecimal digits, in a file that only its owner may read.
+(umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$scratch/secret")
 export MANIPLE_SECRET_FILE="$scratch/secret"
 MASTER_PORT=$(free_port)
 export MASTER_ADDR=127.0.0.1 MASTER_PORT

@@ -14,13 +14,13 @@ libfmt-dev              # text of messages
 libcli11-dev            # command line of `maniple`
 nlohmann-json3-dev      # results of `maniple bench`
 libssl-dev              # HMAC-SHA256 of the handshake
-libhwloc-dev            # cores and caches
 libgtest-dev            # the tests
 clang                   # second compiler, and libFuzzer
 libclang-rt-dev         # sanitizer and fuzzer runtimes of Clang
 iproute2                # tests with several hosts (network namespaces)
-openmpi-bin             # the peer that `maniple bench` compares with
+openmpi-bin             # a peer that `maniple bench` compares with
 libopenmpi-dev          # the same, to compile
+libgloo-dev             # another
 TABLE
 )
 

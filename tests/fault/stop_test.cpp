@@ -45,7 +45,7 @@ TEST_P(Stop, OfASecondIsNoFault) {
     if (r.rank == 0) {
       const Work work = r.world->all_reduce_async(buffer_of(value));
       ASSERT_EQ(::kill(r.pid_of(1), SIGSTOP), 0);
-      std::this_thread::sleep_for(std::chrono::seconds(1));  // the fault itself
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // sleep: the pause itself is the fault
       ASSERT_EQ(::kill(r.pid_of(1), SIGCONT), 0);
       work.wait();
     } else {

@@ -47,6 +47,10 @@ std::size_t run_all(Entry entry, const std::vector<std::string>& seeds) {
 
 TEST(Corpus, Handshake) { EXPECT_GT(run_all(fuzz::handshake, fuzz::handshake_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Store) { EXPECT_GT(run_all(fuzz::store, fuzz::store_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Frame) { EXPECT_GT(run_all(fuzz::frame, fuzz::frame_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Message) { EXPECT_GT(run_all(fuzz::message, fuzz::message_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Control) { EXPECT_GT(run_all(fuzz::control, fuzz::control_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, PeerTable) { EXPECT_GT(run_all(fuzz::peer_table, fuzz::peer_table_seeds()), std::size_t{kMutations}); }
 
 }  // namespace
 }  // namespace maniple

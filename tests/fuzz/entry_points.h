@@ -11,9 +11,21 @@ namespace maniple::fuzz {
 void handshake(std::string_view bytes);
 /// As a store's server would read them from two clients, and as a client would read a server's replies.
 void store(std::string_view bytes);
+/// As the lane of a collective would read them, with three messages posted.
+void frame(std::string_view bytes);
+/// As the stream of point-to-point messages would read them, in one piece and byte by byte.
+void message(std::string_view bytes);
+/// As a body that came on the watch's connection.
+void control(std::string_view bytes);
+/// As the list of ranks that the store holds.
+void peer_table(std::string_view bytes);
 
 /// Well-formed inputs to begin with.
 std::vector<std::string> handshake_seeds();
 std::vector<std::string> store_seeds();
+std::vector<std::string> frame_seeds();
+std::vector<std::string> message_seeds();
+std::vector<std::string> control_seeds();
+std::vector<std::string> peer_table_seeds();
 
 }  // namespace maniple::fuzz

@@ -49,7 +49,7 @@ std::vector<std::string> Holdings::leaked_since(const Holdings& before) {
   for (;;) {
     std::vector<std::string> leaks = now().beyond(before);
     if (leaks.empty() || std::chrono::steady_clock::now() >= until) return leaks;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // sleep: between two looks at /proc
   }
 }
 

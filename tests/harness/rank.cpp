@@ -30,7 +30,7 @@ void Rank::step() {
     case Fault::Kind::stop: stop_self(); return;
     case Fault::Kind::exit: std::_Exit(7);
     case Fault::Kind::raise: throw InjectedFault(fmt::format("scripted fault of rank {} at step {}", rank, steps_));
-    case Fault::Kind::delay: std::this_thread::sleep_for(fault.duration); return;
+    case Fault::Kind::delay: std::this_thread::sleep_for(fault.duration); return;  // sleep: the slow rank is the fault
   }
 }
 

@@ -6,7 +6,7 @@ rule=${1:?layers, torch, names, lengths, sleeps or knobs}
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
-layers="base net shm store rendezvous topology transport collective backend group cli"
+layers="base net shm store rendezvous topology transport session collective backend group cli"
 
 # Words that two layers share: headers without code behind them, which a lower layer may include all the same.
 vocabulary="transport:collective/operation.h transport:collective/signature.h"

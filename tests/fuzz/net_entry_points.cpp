@@ -1,9 +1,9 @@
 #include "fuzz/entry_points.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/codec.h"
+#include "fuzz/tolerate.h"
 #include "net/admission.h"
 #include "net/handshake_wire.h"
 #include "net/stranger.h"
@@ -13,19 +13,6 @@
 
 namespace maniple::fuzz {
 namespace {
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-template <class F>
-void tolerate(F&& parse) {
-  try {
-    parse();
-  } catch (const ProtocolError&) {
-  } catch (const InvalidArgument&) {
-  }
-}
 
 void read_hello(std::string_view bytes) {
   const WireHeader header = decode_header(bytes.substr(0, kHeaderBytes));
