@@ -15,7 +15,6 @@ show() {
 }
 show 4 01_hello "four ranks say hello"
 show 4 02_collectives "every collective: what each rank held before -> and after"
-printf '\n'
 show 2 04_registered_memory "memory that all ranks map is summed where it lies"
 show 3 06_lost_rank "a rank dies, the others say so and what they did last"
 
