@@ -15,6 +15,7 @@ libcli11-dev            # command line of `maniple`
 nlohmann-json3-dev      # results of `maniple bench`
 libssl-dev              # HMAC-SHA256 of the handshake
 libgtest-dev            # the tests
+libgmock-dev            # the tests
 clang                   # second compiler, and libFuzzer
 libclang-rt-dev         # sanitizer and fuzzer runtimes of Clang
 iproute2                # tests with several hosts (network namespaces)
