@@ -19,7 +19,8 @@ endmacro()
 find_program(MANIPLE_CCACHE ccache)
 mark_as_advanced(MANIPLE_CCACHE)
 if(MANIPLE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${MANIPLE_CCACHE})
+  # Precompiled headers need these allowances.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${MANIPLE_CCACHE})
 endif()
 
 add_library(maniple_warnings INTERFACE)

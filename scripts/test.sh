@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
 #
-#   (nothing)  release build and all tests; unit and thread-rank tests under the sanitizers; ten seconds of each fuzzer
+#   (nothing)  release build and all tests; thread-rank tests under the sanitizers; ten seconds of each fuzzer
 #   --quick    release build and its tests only
-#   --long     the same as plain, with the tests labelled long and ten minutes of each fuzzer
+#   --long     the same as plain, with the tests labelled long, unit tests under the sanitizers too, and ten minutes of
+#              each fuzzer
 #
 # A skip that tests/expected_skips.txt does not list is a failure. The last line is "N passed, N failed".
 set -euo pipefail
@@ -38,9 +39,9 @@ stage() {
   [[ $verdict == ok ]]
 }
 
-# configure_and_build PRESET
+# configure_and_build PRESET [BUILD PRESET]
 configure_and_build() {
-  cmake --preset "$1" --log-level=WARNING && cmake --build --preset "$1" -j "$jobs"
+  cmake --preset "$1" --log-level=WARNING && cmake --build --preset "${2:-$1}" -j "$jobs"
 }
 
 # Where the kernel spreads addresses widely, GCC's sanitizers need that off.
@@ -98,9 +99,10 @@ fi
 
 if [[ $mode != quick ]]; then
   for checks in asan-ubsan:build-asan tsan:build-tsan; do
-    name=${checks%%:*} folder=${checks##*:}
-    if stage "build: $name" configure_and_build "$name"; then
-      stage "test: $name" run_tests "$name" "$folder" "$name" steady_addresses || true
+    name=${checks%%:*} folder=${checks##*:} extent=$name
+    [[ $mode != long ]] || extent=$name-long
+    if stage "build: $name" configure_and_build "$name" "$extent"; then
+      stage "test: $name" run_tests "$extent" "$folder" "$name" steady_addresses || true
     fi
   done
   if command -v clang++ >/dev/null; then

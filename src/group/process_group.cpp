@@ -1,6 +1,9 @@
 #include <maniple/comm/process_group.h>
 
+#include <thread>
+
 #include "base/check.h"
+#include "base/group_thread.h"
 #include "group/group_impl.h"
 #include "group/validate.h"
 #include "session/peer_table.h"
@@ -12,6 +15,8 @@ ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) 
 ProcessGroup::~ProcessGroup() {
   // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
   if (impl_ && impl_->in_forked_child()) (void)impl_.release();
+  // The last handle may be dropped by something that follows a Work, in a thread that taking down would wait for.
+  if (impl_ && on_group_thread) std::thread([impl = std::move(impl_)]() mutable { impl.reset(); }).detach();
 }
 
 int ProcessGroup::rank() const noexcept { return impl_->rank(); }

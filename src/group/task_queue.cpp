@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "base/group_thread.h"
+
 namespace maniple {
 
 TaskQueue::~TaskQueue() {
@@ -10,14 +12,7 @@ TaskQueue::~TaskQueue() {
     stopping_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) {
-    // The last handle of a group may be dropped by a callback that this very thread runs.
-    if (thread_.get_id() == std::this_thread::get_id()) {
-      thread_.detach();
-    } else {
-      thread_.join();
-    }
-  }
+  if (thread_.joinable()) thread_.join();
 }
 
 void TaskQueue::push(std::function<void()> task) {
@@ -33,6 +28,7 @@ void TaskQueue::push(std::function<void()> task) {
 }
 
 void TaskQueue::run() {
+  on_group_thread = true;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });

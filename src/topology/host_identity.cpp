@@ -33,13 +33,13 @@ HostIdentity host_identity() {
   host.name = name.data();
   const std::string claimed = knob_text(Knob::host);
   if (!claimed.empty()) {
-    host.key = "claimed:" + claimed;
+    host.key.assign("claimed:").append(claimed);
     host.name = claimed;
     return host;
   }
   host.key = first_line("/proc/sys/kernel/random/boot_id");
   for (const char* space : {"/proc/self/ns/net", "/proc/self/ns/ipc", "/proc/self/ns/user"}) {
-    host.key += "," + link_target(space);
+    host.key.append(1, ',').append(link_target(space));
   }
   return host;
 }

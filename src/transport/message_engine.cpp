@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/group_thread.h"
 #include "base/system_error.h"
 #include "transport/tcp_channel.h"
 
@@ -70,6 +71,7 @@ void MessageEngine::drive(Message& message) {
 }
 
 void MessageEngine::background() {
+  on_group_thread = true;
   Lock lock(mutex_);
   while (!stopping_) {
     std::erase_if(in_background_, [](const auto& message) { return message->done.load(); });

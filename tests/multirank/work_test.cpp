@@ -146,5 +146,15 @@ TEST_P(WorkTest, RecentOperationsAreRecorded) {
   });
 }
 
+TEST_P(WorkTest, TheLastHandleMayGoInWhatFollows) {
+  run([](Rank& r) {
+    auto group = r.world->split(0);
+    const Work work = group->barrier_async();
+    const Work gone = work.then([group = std::move(group)]() mutable { group.reset(); });
+    gone.wait();
+    r.world->barrier();
+  });
+}
+
 }  // namespace
 }  // namespace maniple::harness

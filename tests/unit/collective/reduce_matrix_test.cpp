@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "harness/sanitizers.h"
 #include "collective/reduce_kernels.h"
 #include "unit/collective/reduce_reference.h"
 
@@ -121,7 +122,9 @@ class ReduceMatrix : public testing::TestWithParam<DType> {};
 
 TEST_P(ReduceMatrix, EqualsTheReference) {
   const DType dtype = GetParam();
-  for (const std::size_t count : {0, 1, 3, 7, 64, 1000, 5003}) {
+  const std::vector<std::size_t> counts =
+      harness::kSanitized ? std::vector<std::size_t>{0, 1, 7, 70} : std::vector<std::size_t>{0, 1, 3, 7, 64, 1000, 5003};
+  for (const std::size_t count : counts) {
     std::vector<Bytes> inputs;
     for (std::size_t s = 0; s < 16; ++s) inputs.push_back(test::random_elements(dtype, count, 100 * count + s));
     for (const std::size_t sources : {1, 2, 3, 4, 5, 8, 16}) {

@@ -115,6 +115,9 @@ TEST(Handshake, RefusesWithAReason) {
   EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 8, .topic = ""}), HasSubstr("rank 8"));
   EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 1, .topic = "unwanted"}),
               HasSubstr("nobody asked for that"));
+  // The acceptor counts after it has told the dialler.
+  const Deadline patience = Deadline::after(seconds(10));
+  while (host.acceptor.refused() < 6 && !patience.expired()) std::this_thread::yield();
   EXPECT_EQ(host.acceptor.refused(), 6u);
   EXPECT_TRUE(host.accepted.empty());
 }
