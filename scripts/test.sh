@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
 #
-#   (nothing)  release build and all tests; thread-rank tests under the sanitizers; ten seconds of each fuzzer
+#   (nothing)  release build and all tests; ten seconds of each fuzzer
 #   --quick    release build and its tests only
-#   --long     the same as plain, with the tests labelled long, unit tests under the sanitizers too, and ten minutes of
-#              each fuzzer
+#   --long     the same as plain, with the tests labelled long, unit and thread-rank tests under the sanitizers, and
+#              ten minutes of each fuzzer
 #
 # A skip that tests/expected_skips.txt does not list is a failure. The last line is "N passed, N failed".
 set -euo pipefail
@@ -97,7 +97,7 @@ if stage "build: release" configure_and_build release; then
   stage "test: release" run_tests "$release_tests" build release || true
 fi
 
-if [[ $mode != quick ]]; then
+if [[ $mode == long ]]; then
   for checks in asan-ubsan:build-asan tsan:build-tsan; do
     name=${checks%%:*} folder=${checks##*:} extent=$name
     [[ $mode != long ]] || extent=$name-long
@@ -105,6 +105,8 @@ if [[ $mode != quick ]]; then
       stage "test: $name" run_tests "$extent" "$folder" "$name" steady_addresses || true
     fi
   done
+fi
+if [[ $mode != quick ]]; then
   if command -v clang++ >/dev/null; then
     if stage "build: fuzz" configure_and_build fuzz; then
       stage "fuzz" run_fuzzers "$fuzz_seconds" || true
