@@ -12,6 +12,7 @@ class MismatchTest : public Operations {
     const int n = GetParam().n;
     for (const int odd : {0, n - 1}) {
       run([&](Rank& r) {
+        r.phase("all have joined");
         r.world->barrier();
         const Caught caught = catch_error([&] { call(r, r.rank == odd); });
         EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << "odd rank " << odd << ": " << caught;
@@ -135,6 +136,7 @@ TEST_P(MismatchTest, UnevenCounts) {
 
 TEST_P(MismatchTest, MessageOfAnotherLength) {
   run([](Rank& r) {
+    r.phase("all have joined");  // a slow rank would otherwise meet the failure while it joins
     std::vector<float> x(r.rank == 0 ? 10 : 11);
     if (r.rank == 0) r.world->send(buffer_of(x), 1);
     if (r.rank == 1) {
@@ -148,6 +150,7 @@ TEST_P(MismatchTest, MessageOfAnotherLength) {
 
 TEST_P(MismatchTest, MessageOfAnotherDType) {
   run([](Rank& r) {
+    r.phase("all have joined");  // a slow rank would otherwise meet the failure while it joins
     float x = 1;
     std::int32_t y = 0;
     if (r.rank == 0) r.world->send(buffer_of(x), 1);
