@@ -14,6 +14,9 @@ libfmt-dev              # text of messages
 libcli11-dev            # command line of `maniple`
 nlohmann-json3-dev      # results of `maniple bench`
 libssl-dev              # HMAC-SHA256 of the handshake
+zlib1g-dev              # compressed data files
+libtorch-dev            # LibTorch, for maniple::train
+libopenblas-dev         # without it LibTorch multiplies matrices 20 times slower
 libgtest-dev            # the tests
 libgmock-dev            # the tests
 clang                   # second compiler, and libFuzzer

@@ -6,13 +6,13 @@ rule=${1:?layers, torch, names, lengths, sleeps or knobs}
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
-layers="base net shm store rendezvous topology transport session collective backend group cli"
+layers="base net shm store rendezvous topology transport session collective backend group launch tensor train cli"
 
 # Words that two layers share: headers without code behind them, which a lower layer may include all the same.
 vocabulary="transport:collective/operation.h transport:collective/signature.h"
 
 # The only folders that may include LibTorch.
-torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h"
+torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ examples/"
 
 forbidden_names="manager helper utils common misc"
 longest_file=450
