@@ -79,6 +79,7 @@ void Session::meet_peers(Deadline deadline) {
   mine.process = process_word();
   mine.unix_address = unix_->address().to_string();
   mine.tcp_address = tcp_->address().to_string();
+  mine.cores = CoreSet::of_this_process();
   PeerTable table = exchange_peers(*meeting_.store, rank(), world_size(), mine, deadline);
   const std::lock_guard lock(mutex_);
   table_ = std::move(table);

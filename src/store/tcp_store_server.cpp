@@ -180,8 +180,11 @@ struct TcpStoreServer::Impl {
 
   void leave_if_empty() {
     if (!clients.empty() || !retiring) return;
-    // Posted, as this object must not go while one of its callbacks is running.
-    loop->post([gone = std::move(retiring)] {});
+    // Posted, as this object must not go while one of its callbacks is running. A client that is admitted before the post
+    // has its turn was promised an answer: then it is served like those before it.
+    loop->post([this, self = retiring] {
+      if (clients.empty()) retiring.reset();
+    });
   }
 
   ~Impl() {
