@@ -1,6 +1,5 @@
 #include "train/checkpoint/checkpoint_folder.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -16,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/system_error.h"
 
@@ -30,20 +30,6 @@ constexpr std::string_view kStep = "step-";
 constexpr std::string_view kPartial = ".partial-";
 constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostFiles = 4096;
-
-std::vector<std::string> names_in(const std::string& path) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(path.c_str()), &::closedir);
-  if (!directory) {
-    if (errno == ENOENT) return {};
-    throw_system_error("open " + path);
-  }
-  std::vector<std::string> names;
-  while (const dirent* entry = ::readdir(directory.get())) {
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  return names;
-}
 
 /// A checkpoint is flat: files only.
 void remove_directory(const std::string& path) {
