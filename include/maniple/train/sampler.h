@@ -42,9 +42,9 @@ namespace maniple {
 enum class SamplerMode { training, evaluation };
 
 struct SamplerOptions {
-  int num_replicas = 0;  ///< how many ranks share the dataset; 0: the size of `group`
-  int rank = -1;         ///< this rank's place among them; -1: the rank in `group`
-  bool shuffle = true;   ///< false: in the order of the dataset
+  int num_replicas = 0;    ///< how many ranks share the dataset; 0: the size of `group`
+  int rank = -1;           ///< this rank's place among them; -1: the rank in `group`
+  bool shuffle = true;     ///< false: in the order of the dataset
   std::uint64_t seed = 0;  ///< of the shuffle; the same on all ranks
   bool drop_last = false;  ///< training: leave out the last few samples rather than repeat the first few
   SamplerMode mode = SamplerMode::training;

@@ -56,13 +56,14 @@ std::size_t GzipReader::read(std::uint8_t* to, std::size_t size) {
       if (stream.z.avail_in == 0) {
         stream.ended = true;
       } else {
-        MANIPLE_REQUIRE(stream.z.next_in[0] == 0x1f, "{}: offset {}: {} bytes that are no gzip follow its end", name_, stream.offset(),
-                        stream.size - stream.offset());
+        MANIPLE_REQUIRE(stream.z.next_in[0] == 0x1f, "{}: offset {}: {} bytes that are no gzip follow its end", name_,
+                        stream.offset(), stream.size - stream.offset());
         ::inflateReset(&stream.z);
       }
       continue;
     }
-    MANIPLE_REQUIRE(result != Z_BUF_ERROR, "{}: ends at offset {}, in the middle of its gzip data: the file is truncated", name_, stream.size);
+    MANIPLE_REQUIRE(result != Z_BUF_ERROR,
+                    "{}: ends at offset {}, in the middle of its gzip data: the file is truncated", name_, stream.size);
     if (result == Z_MEM_ERROR) throw std::bad_alloc();
     MANIPLE_REQUIRE(result == Z_OK, "{}: offset {}: damaged gzip data: {}", name_, stream.offset(),
                     stream.z.msg != nullptr ? stream.z.msg : "zlib gives no reason");

@@ -20,7 +20,7 @@
 namespace maniple {
 
 struct IdxArray {
-  std::vector<std::size_t> shape;    ///< at least one dimension
+  std::vector<std::size_t> shape;   ///< at least one dimension
   std::vector<std::uint8_t> bytes;  ///< as many as the shape says
 };
 

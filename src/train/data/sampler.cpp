@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "train/data/permutation.h"
+#include <maniple/dist.h>
 
 namespace maniple {
 namespace {
@@ -20,15 +21,19 @@ struct Share {
 Share share_of(const SamplerOptions& options) {
   Share share{options.num_replicas, options.rank};
   if (share.num_replicas == 0 || share.rank == -1) {
-    const auto group = options.group;
-    MANIPLE_REQUIRE(group, "DistributedSampler: there is no default group; call init_process_group() first, or give .group, or both .num_replicas and .rank");
+    MANIPLE_REQUIRE(options.group || is_initialized(),
+                    "DistributedSampler: there is no default group; call init_process_group() first, or give .group, "
+                    "or both .num_replicas and .rank");
+    const auto group = options.group ? options.group : get_default_group();
     if (share.num_replicas == 0) share.num_replicas = group->size();
     if (share.rank == -1) share.rank = group->rank();
   }
-  MANIPLE_REQUIRE(share.num_replicas > 0, "DistributedSampler: num_replicas is {}; expected 1 or more (0: the size of the group)",
+  MANIPLE_REQUIRE(share.num_replicas > 0,
+                  "DistributedSampler: num_replicas is {}; expected 1 or more (0: the size of the group)",
                   share.num_replicas);
-  MANIPLE_REQUIRE(share.rank >= 0 && share.rank < share.num_replicas, "DistributedSampler: rank is {}; expected 0 to {}, as num_replicas is {}",
-                  share.rank, share.num_replicas - 1, share.num_replicas);
+  MANIPLE_REQUIRE(share.rank >= 0 && share.rank < share.num_replicas,
+                  "DistributedSampler: rank is {}; expected 0 to {}, as num_replicas is {}", share.rank,
+                  share.num_replicas - 1, share.num_replicas);
   return share;
 }
 
@@ -44,8 +49,9 @@ struct DistributedSampler::State {
   SamplerMode mode;
 
   Cursor cursor = {};
-  bool stays = false;                        ///< the next reset keeps the cursor
-  std::vector<std::uint32_t> narrow = {};    ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
+  bool stays = false;  ///< the next reset keeps the cursor
+  std::vector<std::uint32_t> narrow =
+      {};  ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
   std::vector<std::uint64_t> wide = {};
 
   std::size_t local_size() const {
@@ -86,8 +92,9 @@ struct DistributedSampler::State {
 
 DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions options) {
   const Share share = share_of(options);
-  MANIPLE_REQUIRE(!(options.drop_last && options.mode == SamplerMode::evaluation),
-                  "DistributedSampler: drop_last leaves samples out, and mode is evaluation, which promises not to; choose one");
+  MANIPLE_REQUIRE(
+      !(options.drop_last && options.mode == SamplerMode::evaluation),
+      "DistributedSampler: drop_last leaves samples out, and mode is evaluation, which promises not to; choose one");
   MANIPLE_REQUIRE(dataset_size <= std::numeric_limits<std::size_t>::max() / 2,
                   "DistributedSampler: a dataset of {} samples; was a negative number converted?", dataset_size);
   state_ = std::make_shared<State>(State{.size = dataset_size,
@@ -126,7 +133,8 @@ std::vector<std::size_t> DistributedSampler::indices() const {
 }
 
 void DistributedSampler::seek(Cursor cursor) {
-  MANIPLE_REQUIRE(cursor.position <= local_size(), "DistributedSampler: position {} is behind the end; rank {} takes {} samples in an epoch",
+  MANIPLE_REQUIRE(cursor.position <= local_size(),
+                  "DistributedSampler: position {} is behind the end; rank {} takes {} samples in an epoch",
                   cursor.position, state_->rank, local_size());
   if (cursor.epoch != state_->cursor.epoch) state_->forget_order();
   state_->cursor = cursor;
@@ -163,8 +171,10 @@ void write_number(torch::serialize::OutputArchive& archive, const char* key, std
 
 std::uint64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
   torch::Tensor value;
-  MANIPLE_REQUIRE(archive.try_read(key, value, /*is_buffer=*/true) && value.numel() == 1 && value.scalar_type() == torch::kInt64,
-                  "DistributedSampler: the archive holds no number \"{}\"; it was not written by save() of a DistributedSampler", key);
+  MANIPLE_REQUIRE(
+      archive.try_read(key, value, /*is_buffer=*/true) && value.numel() == 1 && value.scalar_type() == torch::kInt64,
+      "DistributedSampler: the archive holds no number \"{}\"; it was not written by save() of a DistributedSampler",
+      key);
   return static_cast<std::uint64_t>(value.item<std::int64_t>());
 }
 
@@ -185,7 +195,8 @@ void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const auto same = [&](const char* key, std::uint64_t here) {
     const std::uint64_t there = read_number(archive, key);
-    MANIPLE_REQUIRE(there == here, "DistributedSampler: saved with {} = {}, but here it is {}; the position would mean other samples",
+    MANIPLE_REQUIRE(there == here,
+                    "DistributedSampler: saved with {} = {}, but here it is {}; the position would mean other samples",
                     key, there, here);
   };
   same("dataset_size", state_->size);
@@ -195,7 +206,8 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   same("seed", state_->seed);
   same("drop_last", state_->drop_last ? 1 : 0);
   same("mode", static_cast<std::uint64_t>(state_->mode));
-  seek({static_cast<std::size_t>(read_number(archive, "epoch")), static_cast<std::size_t>(read_number(archive, "position"))});
+  seek({static_cast<std::size_t>(read_number(archive, "epoch")),
+        static_cast<std::size_t>(read_number(archive, "position"))});
 }
 
 }  // namespace maniple
