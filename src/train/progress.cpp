@@ -47,7 +47,7 @@ Progress::Progress(std::size_t total, ProgressOptions options)
     : total_(total), options_(std::move(options)), start_(Clock::now()), drawn_(start_) {
   MANIPLE_REQUIRE(options_.stream != nullptr, "Progress: the stream is null");
   options_.style = style_for(options_);
-  next_line_ = std::max<std::size_t>(1, total / kParts);
+  next_line_ = std::max<std::size_t>(1, (total + kParts - 1) / kParts);
 }
 
 Progress::~Progress() { finish(); }

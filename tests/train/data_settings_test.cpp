@@ -72,7 +72,8 @@ TEST(Seed, StreamsAreReproducibleAndUnrelated) {
   EXPECT_FALSE(torch::equal(numbers(7, 1), numbers(8, 1)));
   EXPECT_FALSE(torch::equal(numbers(7, 1), numbers(8, 0))) << "the next seed is not the next stream";
   torch::manual_seed(7);
-  EXPECT_TRUE(torch::equal(torch::randn({64}), numbers(7, 0)));
+  const auto plain = torch::randn({64});
+  EXPECT_TRUE(torch::equal(plain, numbers(7, 0)));
 }
 
 /// What a progress prints into a file.

@@ -48,7 +48,8 @@ std::pair<torch::Tensor, torch::Tensor> read(const std::string& folder, Mnist::S
   const auto& names = kFiles[split == Mnist::Split::train ? 0 : 1];
   const std::string images = file_in(folder, names[0]);
   const std::string labels = file_in(folder, names[1]);
-  return tensors_of(labelled_images(read_idx(images), images, read_idx(labels), labels, kClasses), limit);
+  IdxArray pixels = read_idx(images);
+  return tensors_of(labelled_images(std::move(pixels), images, read_idx(labels), labels, kClasses), limit);
 }
 
 }  // namespace
