@@ -19,7 +19,7 @@ namespace {
 struct Arguments {
   std::string data = "data/mnist";
   std::size_t epochs = 2, batch_size = 64, workers = 1, train_samples = 0, test_samples = 0;
-  double lr = 0.05, target = 0;
+  double lr = 0.02, target = 0;
 
   Arguments(int argc, char** argv) {
     for (int i = 1; i < argc; i += 2) {
