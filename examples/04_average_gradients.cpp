@@ -64,7 +64,7 @@ int main() try {
   for (std::size_t epoch = 0; epoch < 20; ++epoch) {
     sampler.set_epoch(epoch);
     sampler.reset();
-    const auto loss_sum = torch::zeros({1});
+    auto loss_sum = torch::zeros({1});
     while (const auto batch = sampler.next(20)) {
       const auto rows = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
       optimizer.zero_grad();
