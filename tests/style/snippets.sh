@@ -2,7 +2,7 @@
 # Compiles every ```cpp block of README.md and docs/. Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
 #
 # A block with a main() is a program of its own; others become functions with a group called `world` in scope. Blocks that need
-# LibTorch (they mention torch::, maniple/maniple.h, dist.h or train/) are compiled if its flags are given, all in one
+# LibTorch (those of documents that mention torch::, unless they include maniple/comm.h) are compiled if its flags are given, all in one
 # translation unit, because its headers take seconds: each block is a namespace, its includes go to the top, and functions also see
 # what tests/style/snippet_scope.h declares.
 set -euo pipefail
@@ -13,7 +13,8 @@ torch_flags=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-awk -v work="$work" '
+documents=(README.md docs/*.md)
+awk -v work="$work" -v on_torch=" $(grep -lF 'torch::' "${documents[@]}" | tr '\n' ' ') " '
   /^```cpp/ { inside = 1; text = ""; includes = ""; body = ""; start = FNR + 1; next }
   /^```/ && inside {
     inside = 0
@@ -21,7 +22,7 @@ awk -v work="$work" '
     file = FILENAME
     gsub(/[^A-Za-z0-9]/, "_", file)
     place = "#line " start " \"" FILENAME "\"\n"
-    if (text ~ /torch::|maniple\/maniple\.h|maniple\/dist\.h|maniple\/train\//) {
+    if (index(on_torch, " " FILENAME " ") && text !~ /maniple\/comm\.h/) {
       ++torch_count
       printf "%s", includes > (work "/torch_includes")
       if (text !~ /int main\(/) body = "[[maybe_unused]] inline void function([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" place body "}\n"
@@ -45,7 +46,7 @@ awk -v work="$work" '
     text = text $0 "\n"
     if ($0 ~ /^#include/) { includes = includes $0 "\n"; body = body "\n" } else { body = body $0 "\n" }
   }
-  END { print count + 0 " snippets, " torch_count + 0 " of them on LibTorch" }' README.md docs/*.md
+  END { print count + 0 " snippets, " torch_count + 0 " of them on LibTorch" }' "${documents[@]}"
 
 flags=(-std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-unused-variable -Iinclude)
 for file in "$work"/*.cpp; do
