@@ -1,4 +1,4 @@
-// What goes wrong in data-parallel training, and who is told what. Ranks are processes here.
+// What goes wrong in data-parallel training, and who is told what.
 #include <csignal>
 
 #include "fault/expect_error.h"
@@ -11,9 +11,11 @@ namespace {
 
 using namespace maniple::testing_models;
 
+constexpr std::chrono::seconds kLimit(180);  // a process that loads LibTorch takes seconds to start on a busy machine
+
 TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    run_ranks({.n = 3, .as = As::processes, .fault = kill_at(1, 4)}, [overlap](Rank& r) {
+    run_ranks({.n = 3, .as = As::processes, .limit = kLimit, .fault = kill_at(1, 4)}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .process_group = r.world, .overlap = overlap});
       const Caught caught = catch_error([&] {
@@ -36,7 +38,7 @@ TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
 
 TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    run_ranks({.n = 3, .as = As::processes}, [overlap](Rank& r) {
+    run_ranks({.n = 3}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
       loss_of(ddp->forward(numbers({4, 8}))).backward();
@@ -56,7 +58,7 @@ TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
 }
 
 TEST(DdpFault, AMissingGradientInTheFirstBackward) {
-  run_ranks({.n = 2, .as = As::processes}, [](Rank& r) {
+  run_ranks({.n = 2, .as = As::processes, .limit = kLimit}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
     const Caught caught = catch_error([&] { loss_of(net->fc1->forward(numbers({4, 8}))).backward(); });
@@ -65,7 +67,7 @@ TEST(DdpFault, AMissingGradientInTheFirstBackward) {
 }
 
 TEST(DdpFault, DifferentModulesAreToldApart) {
-  run_ranks({.n = 3, .as = As::processes}, [](Rank& r) {
+  run_ranks({.n = 3}, [](Rank& r) {
     const auto wrap = [&](std::shared_ptr<torch::nn::Module> module, DdpOptions options = {}) {
       options.process_group = r.world;
       const Caught caught = catch_error([&] { DistributedDataParallel<torch::nn::Module> ddp(module, options); });
@@ -122,7 +124,7 @@ TEST(DdpFault, WhatCannotBeWrapped) {
     loss_of(ddp->forward(numbers({4, 8}))).backward();
     net->to(torch::kFloat64);
     net->zero_grad(true);
-    EXPECT_TRUE(contains(text([&] { loss_of(ddp->forward(numbers({4, 8}).to(torch::kFloat64))).backward(); }), "fc2.bias has changed"));
+    EXPECT_TRUE(contains(text([&] { loss_of(ddp->forward(numbers({4, 8}).to(torch::kFloat64))).backward(); }), "has changed since"));
 
     torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
     DistributedDataParallel embedding(sparse, options);
@@ -168,7 +170,7 @@ TEST(DdpFault, ABackwardThatFailsHalfWayIsForgotten) {
 
 // The whole way as a program goes it: default group, wrapper, destruction in the order of main().
 TEST(DdpFault, AProgramOnTheDefaultGroup) {
-  run_ranks({.n = 2, .as = As::processes, .join = false}, [](Rank& r) {
+  run_ranks({.n = 2, .as = As::processes, .join = false, .limit = kLimit}, [](Rank& r) {
     init_process_group(r.join_options());
     torch::nn::Sequential net(torch::nn::Linear(8, 4), torch::nn::ReLU(), torch::nn::Linear(4, 1));
     DistributedDataParallel ddp(net);

@@ -63,8 +63,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_complete();
   void launch(Bucket& bucket);
   void scale(Bucket& bucket);
+  void take_absent(std::size_t parameter);
   void average_all();
   void wait_for(Bucket& bucket);
+  static void await_leftover(Bucket& bucket) noexcept;
   [[noreturn]] void fail(const std::string& text);
   std::string who() const;
   bool expected(std::size_t parameter) const { return expected_.empty() || expected_[parameter]; }
@@ -90,6 +92,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> arrival_;  // only in the first
   std::size_t next_ = 0;              // the bucket to be launched next
   std::optional<double> factor_;      // Average::samples: what this rank's gradient is multiplied by
+  std::vector<std::pair<std::size_t, torch::Tensor>> saved_;  // gradients of absent parameters, as they were
   Stopwatch watch_;
 };
 
