@@ -72,7 +72,18 @@ Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
   }
   if (options_.broadcast_buffers) buffers_ = Replicator(group_, tensors(all.buffers));
   parameters_ = std::move(all.trained);
+  for (const auto& [name, tensor] : parameters_) dtypes_.push_back(tensor.scalar_type());
   came_.assign(parameters_.size(), false);
+}
+
+void Reducer::require_unchanged() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const torch::Tensor& tensor = parameters_[i].tensor;
+    MANIPLE_REQUIRE(tensor.scalar_type() == dtypes_[i] && tensor.device().is_cpu(),
+                    "DistributedDataParallel: parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook; "
+                    "convert the module first and wrap it then",
+                    parameters_[i].name, c10::toString(dtypes_[i]), c10::toString(tensor.scalar_type()), tensor.device().str());
+  }
 }
 
 void Reducer::attach_hooks() {

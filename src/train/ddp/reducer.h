@@ -37,6 +37,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::shared_ptr<ProcessGroup>& group() const noexcept { return group_; }
   DdpStatistics statistics() const;
 
+  /// Throws unless every parameter still has the dtype and device that it had at construction.
+  void require_unchanged() const;
   void set_weight(double weight);
   void register_hook(CommHook hook);
   void pause() noexcept { ++paused_; }
@@ -75,6 +77,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<ProcessGroup> group_;
   Overlap overlap_;
   std::vector<NamedTensor> parameters_;
+  std::vector<torch::ScalarType> dtypes_;  // of the parameters, at construction
   Replicator buffers_;
   CommHook hook_;
   std::vector<GradientHook> hooks_;
