@@ -20,8 +20,9 @@ std::string text_of(const Tensors& tensors) {
   std::string text;
   for (const auto& tensor : tensors) {
     const auto flat = tensor.reshape({-1});
-    for (std::int64_t i = 0; i < flat.numel(); ++i) text += (text.empty() ? "" : " ") + std::to_string(flat[i].item<int>());
+    for (std::int64_t i = 0; i < flat.numel(); ++i) text += std::to_string(flat[i].item<int>()) + " ";
   }
+  if (!text.empty()) text.pop_back();
   return text.empty() ? "-" : text;
 }
 

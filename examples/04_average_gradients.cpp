@@ -52,7 +52,7 @@ int main() try {
 
   torch::nn::Sequential model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
   sync_parameters(*model, rank, ranks);
-  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  torch::optim::SGD optimizer(model->parameters(), 0.03);
 
   // The ranks share one dataset: y is the sum of the squares of x.
   const auto x = torch::rand({600, 8}, torch::make_generator<torch::CPUGeneratorImpl>(1));
@@ -61,10 +61,10 @@ int main() try {
 
   double first = 0;
   double loss_mean = 0;
-  for (std::size_t epoch = 0; epoch < 20; ++epoch) {
+  for (std::size_t epoch = 0; epoch < 30; ++epoch) {
     sampler.set_epoch(epoch);
     sampler.reset();
-    const auto loss_sum = torch::zeros({1});
+    auto loss_sum = torch::zeros({1});
     while (const auto batch = sampler.next(20)) {
       const auto rows = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
       optimizer.zero_grad();
@@ -77,7 +77,7 @@ int main() try {
     maniple::all_reduce(loss_sum);
     loss_mean = loss_sum.item<double>() / static_cast<double>(sampler.local_size()) / ranks;
     if (epoch == 0) first = loss_mean;
-    if (rank == 0 && epoch % 5 == 4) std::printf("epoch %2zu  loss %.4f\n", epoch + 1, loss_mean);
+    if (rank == 0 && epoch % 10 == 9) std::printf("epoch %2zu  loss %.4f\n", epoch + 1, loss_mean);
   }
 
   const bool equal = all_equal(*model);

@@ -1,4 +1,4 @@
-// What goes wrong in data-parallel training, and who is told what. Ranks are processes here.
+// What goes wrong in data-parallel training, and who is told what.
 #include <csignal>
 
 #include "fault/expect_error.h"
@@ -11,9 +11,11 @@ namespace {
 
 using namespace maniple::testing_models;
 
+constexpr std::chrono::seconds kLimit(180);  // a process that loads LibTorch takes seconds to start on a busy machine
+
 TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    run_ranks({.n = 3, .as = As::processes, .fault = kill_at(1, 4)}, [overlap](Rank& r) {
+    run_ranks({.n = 3, .as = As::processes, .limit = kLimit, .fault = kill_at(1, 4)}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .process_group = r.world, .overlap = overlap});
       const Caught caught = catch_error([&] {
@@ -36,7 +38,7 @@ TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
 
 TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    run_ranks({.n = 3, .as = As::processes}, [overlap](Rank& r) {
+    run_ranks({.n = 3}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
       loss_of(ddp->forward(numbers({4, 8}))).backward();
@@ -56,7 +58,7 @@ TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
 }
 
 TEST(DdpFault, AMissingGradientInTheFirstBackward) {
-  run_ranks({.n = 2, .as = As::processes}, [](Rank& r) {
+  run_ranks({.n = 2, .as = As::processes, .limit = kLimit}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
     const Caught caught = catch_error([&] { loss_of(net->fc1->forward(numbers({4, 8}))).backward(); });
@@ -65,7 +67,7 @@ TEST(DdpFault, AMissingGradientInTheFirstBackward) {
 }
 
 TEST(DdpFault, DifferentModulesAreToldApart) {
-  run_ranks({.n = 3, .as = As::processes}, [](Rank& r) {
+  run_ranks({.n = 3}, [](Rank& r) {
     const auto wrap = [&](std::shared_ptr<torch::nn::Module> module, DdpOptions options = {}) {
       options.process_group = r.world;
       const Caught caught = catch_error([&] { DistributedDataParallel<torch::nn::Module> ddp(module, options); });
@@ -102,31 +104,34 @@ TEST(DdpFault, DifferentModulesAreToldApart) {
 TEST(DdpFault, WhatCannotBeWrapped) {
   run_ranks({.n = 1}, [](Rank& r) {
     const DdpOptions options{.process_group = r.world};
-    const auto text = [](auto call) { return catch_error(call).text; };
-    EXPECT_TRUE(contains(text([&] { DistributedDataParallel<NetImpl> ddp(std::shared_ptr<NetImpl>(), options); }), "null"));
-    EXPECT_TRUE(contains(text([&] { DistributedDataParallel<torch::nn::ReLU> ddp(torch::nn::ReLU(), options); }), "no parameter"));
+    const auto expect_error = [](auto call, const char* text) {
+      const Caught caught = catch_error(call);
+      EXPECT_TRUE(caught.any && contains(caught.text, text)) << "expected \"" << text << "\", got " << caught;
+    };
+    expect_error([&] { DistributedDataParallel<NetImpl> ddp(std::shared_ptr<NetImpl>(), options); }, "null");
+    expect_error([&] { DistributedDataParallel<torch::nn::ReLU> ddp(torch::nn::ReLU(), options); }, "no parameter");
     DdpOptions wrong = options;
     wrong.bucket_cap_mb = 0;
-    EXPECT_TRUE(contains(text([&] { DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>(), wrong); }), "bucket_cap_mb"));
-    EXPECT_TRUE(contains(text([&] { DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>()); }), "init_process_group"));
-    EXPECT_TRUE(contains(text([&] { comm_hook_named("zip"); }), "fp16"));
+    expect_error([&] { DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>(), wrong); }, "bucket_cap_mb");
+    expect_error([&] { DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>()); }, "init_process_group");
+    expect_error([&] { comm_hook_named("zip"); }, "fp16");
 
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, options);
-    EXPECT_TRUE(contains(text([&] { ddp.set_weight(2); }), "Average::samples"));
-    EXPECT_TRUE(contains(text([&] { ddp.register_comm_hook(nullptr); }), "empty"));
+    expect_error([&] { ddp.set_weight(2); }, "Average::samples");
+    expect_error([&] { ddp.register_comm_hook(nullptr); }, "empty");
     ddp.register_comm_hook(allreduce_hook());
-    EXPECT_TRUE(contains(text([&] { ddp.register_comm_hook(allreduce_hook()); }), "already"));
-    EXPECT_TRUE(contains(text([&] { loss_of(ddp->forward(numbers({4, 8}))).backward({}, true, true); }), "create_graph"));
+    expect_error([&] { ddp.register_comm_hook(allreduce_hook()); }, "already");
+    expect_error([&] { loss_of(ddp->forward(numbers({4, 8}))).backward({}, true, true); }, "create_graph");
     net->zero_grad(true);
     loss_of(ddp->forward(numbers({4, 8}))).backward();
     net->to(torch::kFloat64);
     net->zero_grad(true);
-    EXPECT_TRUE(contains(text([&] { loss_of(ddp->forward(numbers({4, 8}).to(torch::kFloat64))).backward(); }), "fc2.bias has changed"));
+    expect_error([&] { ddp->forward(numbers({4, 8}).to(torch::kFloat64)); }, "was converted");
 
     torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
     DistributedDataParallel embedding(sparse, options);
-    EXPECT_TRUE(contains(text([&] { embedding->forward(torch::tensor({1, 2})).sum().backward(); }), "sparse"));
+    expect_error([&] { embedding->forward(torch::tensor({1, 2})).sum().backward(); }, "sparse");
   });
 }
 
@@ -168,7 +173,7 @@ TEST(DdpFault, ABackwardThatFailsHalfWayIsForgotten) {
 
 // The whole way as a program goes it: default group, wrapper, destruction in the order of main().
 TEST(DdpFault, AProgramOnTheDefaultGroup) {
-  run_ranks({.n = 2, .as = As::processes, .join = false}, [](Rank& r) {
+  run_ranks({.n = 2, .as = As::processes, .join = false, .limit = kLimit}, [](Rank& r) {
     init_process_group(r.join_options());
     torch::nn::Sequential net(torch::nn::Linear(8, 4), torch::nn::ReLU(), torch::nn::Linear(4, 1));
     DistributedDataParallel ddp(net);

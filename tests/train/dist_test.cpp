@@ -200,11 +200,12 @@ std::vector<Setting> settings() {
   }
   return result;
 }
-INSTANTIATE_TEST_SUITE_P(Dist, Verbs, testing::ValuesIn(settings()), [](const auto& info) {
+std::string setting_name(const testing::TestParamInfo<Setting>& setting) {
   const char* forms[] = {"Plain", "Transposed", "EverySecond"};
-  return fmt::format("{}Ranks{}{}{}", info.param.n, forms[static_cast<int>(info.param.form)], info.param.async_op ? "Async" : "Sync",
-                     c10::toString(info.param.dtype));
-});
+  return fmt::format("{}Ranks{}{}{}", setting.param.n, forms[static_cast<int>(setting.param.form)], setting.param.async_op ? "Async" : "Sync",
+                     c10::toString(setting.param.dtype));
+}
+INSTANTIATE_TEST_SUITE_P(Dist, Verbs, testing::ValuesIn(settings()), setting_name);
 
 TEST(Dist, ComplexTensorsAreAddedNotCompared) {
   run_ranks({.n = 2}, [](Rank& r) {
@@ -292,7 +293,7 @@ TEST(Dist, ErrorsNameTheCallersLine) {
 }
 
 TEST(Dist, TheDefaultGroup) {
-  run_ranks({.n = 3, .as = As::processes, .join = false}, [](Rank& r) {
+  run_ranks({.n = 3, .as = As::processes, .join = false, .limit = std::chrono::seconds(180)}, [](Rank& r) {
     EXPECT_TRUE(is_available());
     EXPECT_FALSE(is_initialized());
     EXPECT_TRUE(is_backend_available("native"));

@@ -134,6 +134,9 @@ class DdpCore {
   const DdpOptions& options() const noexcept;
   const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
 
+ protected:
+  void require_unchanged() const;
+
  private:
   std::shared_ptr<Reducer> reducer_;
 };
@@ -164,15 +167,19 @@ class DistributedDataParallel : public DdpCore {
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(options)) {}
 
-  /// The module itself: ddp->forward(x), ddp->train(), ddp->parameters().
-  Module* operator->() const noexcept { return module_.get(); }
-  Module& operator*() const noexcept { return *module_; }
+  /// The module itself: ddp->forward(x), ddp->train(), ddp->parameters(). Never communicates. Throws InvalidArgument if a parameter
+  /// was converted to another dtype or device since construction: LibTorch drops the hooks of such a parameter.
+  Module* operator->() const {
+    require_unchanged();
+    return module_.get();
+  }
+  Module& operator*() const { return *operator->(); }
   const std::shared_ptr<Module>& module() const noexcept { return module_; }
 
   /// The module's forward.
   template <class... Arguments>
   decltype(auto) forward(Arguments&&... arguments) const {
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    return operator->()->forward(std::forward<Arguments>(arguments)...);
   }
   template <class... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) const {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "cli/bench/crew.h"
+#include <maniple/comm/options.h>
 
 namespace maniple::bench {
 namespace {
@@ -80,8 +81,10 @@ void DdpBench::complain(const std::string& text) {
 std::string DdpBench::python_with_torch() {
   for (const char* python : {"python3", "/usr/bin/python3", "python"}) {
     try {
-      run_tool({.name = python, .argv = {python, "-c", "import torch.distributed; assert torch.distributed.is_available()"}, .environment = {}},
-               watch_);
+      ChildSpec spec;
+      spec.name = python;
+      spec.argv = {python, "-c", "import torch.distributed; assert torch.distributed.is_available()"};
+      run_tool(spec, watch_);
       return python;
     } catch (const Error&) {
       continue;  // not there, or without it

@@ -71,6 +71,10 @@ void Bucket::give_back(std::size_t i) const {
   }
 }
 
+void Bucket::forget_gradients() {
+  for (torch::Tensor& parameter : parameters_) parameter.mutable_grad() = torch::Tensor();
+}
+
 torch::Tensor Bucket::saved(std::size_t i) const {
   const torch::Tensor gradient = parameters_[i].grad();
   return gradient.defined() && lives_here(gradient, i) ? gradient.clone() : torch::Tensor();

@@ -43,6 +43,9 @@ class Bucket {
   /// A copy of the parameter's gradient if it lives here, otherwise undefined.
   torch::Tensor saved(std::size_t i) const;
 
+  /// The parameters have no gradients any more.
+  void forget_gradients();
+
   int pending = 0;        ///< gradients to come in this backward
   bool launched = false;  ///< its average is under way or done
   Work work;              ///< invalid when done at once

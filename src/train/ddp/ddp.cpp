@@ -19,6 +19,7 @@ DdpCore& DdpCore::operator=(DdpCore&&) noexcept = default;
 NoSync DdpCore::no_sync() { return NoSync(reducer_); }
 void DdpCore::set_weight(double weight) { reducer_->set_weight(weight); }
 void DdpCore::register_comm_hook(CommHook hook) { reducer_->register_hook(std::move(hook)); }
+void DdpCore::require_unchanged() const { reducer_->require_unchanged(); }
 DdpStatistics DdpCore::statistics() const { return reducer_->statistics(); }
 const DdpOptions& DdpCore::options() const noexcept { return reducer_->options(); }
 const std::shared_ptr<ProcessGroup>& DdpCore::process_group() const noexcept { return reducer_->group(); }

@@ -68,9 +68,9 @@ std::string first_difference(const std::vector<std::string>& texts) {
     std::vector<std::pair<std::string, std::vector<int>>> held;  // in the order of ranks
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const std::string line = line_or_end(ranks[r], i);
-      const auto same = std::find_if(held.begin(), held.end(), [&](const auto& one) { return one.first == line; });
-      if (same == held.end()) held.push_back({line, {}});
-      (same == held.end() ? held.back() : *same).second.push_back(static_cast<int>(r));
+      auto same = std::find_if(held.begin(), held.end(), [&](const auto& one) { return one.first == line; });
+      if (same == held.end()) same = held.insert(held.end(), {line, {}});
+      same->second.push_back(static_cast<int>(r));
     }
     if (held.size() == 1) continue;
     std::string text;

@@ -72,7 +72,18 @@ Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
   }
   if (options_.broadcast_buffers) buffers_ = Replicator(group_, tensors(all.buffers));
   parameters_ = std::move(all.trained);
+  for (const auto& [name, tensor] : parameters_) dtypes_.push_back(tensor.scalar_type());
   came_.assign(parameters_.size(), false);
+}
+
+void Reducer::require_unchanged() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const torch::Tensor& tensor = parameters_[i].tensor;
+    MANIPLE_REQUIRE(tensor.scalar_type() == dtypes_[i] && tensor.device().is_cpu(),
+                    "DistributedDataParallel: parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook; "
+                    "convert the module first and wrap it then",
+                    parameters_[i].name, c10::toString(dtypes_[i]), c10::toString(tensor.scalar_type()), tensor.device().str());
+  }
 }
 
 void Reducer::attach_hooks() {
@@ -134,17 +145,36 @@ void Reducer::begin() {
   came_.assign(parameters_.size(), false);
   arrival_.clear();
   factor_.reset();
+  saved_.clear();
   next_ = 0;
   for (Bucket& bucket : buckets_) {
     bucket.launched = false;
-    bucket.work = Work();
+    await_leftover(bucket);
     bucket.pending = 0;
-    for (const std::size_t member : bucket.members()) bucket.pending += expected(member) ? 1 : 0;
+    for (const std::size_t member : bucket.members()) {
+      bucket.pending += expected(member) ? 1 : 0;
+      if (!expected(member)) take_absent(member);
+    }
   }
 }
 
-// Buckets that are still under way keep their memory, and the group its own order; the next backward waits for them in the queue.
-void Reducer::abandon() noexcept { running_ = false; }
+// Backward threw. A bucket that is still under way will be written to: its gradients must not live there any more. They are lost,
+// which they would be anyway: half of the others were never computed.
+void Reducer::abandon() noexcept {
+  running_ = false;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.work.valid() && !bucket.work.done()) bucket.forget_gradients();
+  }
+}
+
+// A bucket that an earlier backward left behind. If it failed, so has the group, and the next operation says so.
+void Reducer::await_leftover(Bucket& bucket) noexcept {
+  try {
+    if (bucket.work.valid()) bucket.work.wait();
+  } catch (...) {
+  }
+  bucket.work = Work();
+}
 
 void Reducer::finish() {
   const torch::NoGradGuard no_grad;
@@ -164,6 +194,7 @@ void Reducer::finish() {
   if (first) lay_out();
   average_all();
   buffers_.copy_from(0);
+  saved_.clear();
   running_ = false;
   watch_.end(!first);
 }
@@ -206,14 +237,17 @@ void Reducer::lay_out() {
 
 // A gradient that is missing here counts as it is: as zero when there is none, otherwise as what earlier backwards left (which is
 // their average already, so averaging leaves it). If it turns out to be missing everywhere, what was there is put back untouched.
+void Reducer::take_absent(std::size_t parameter) {
+  const torch::NoGradGuard no_grad;
+  const Home home = homes_[parameter];
+  Bucket& bucket = buckets_[home.bucket];
+  if (torch::Tensor before = bucket.saved(home.place); before.defined()) saved_.emplace_back(parameter, std::move(before));
+  bucket.take(home.place);
+}
+
 void Reducer::average_all() {
-  std::vector<std::pair<std::size_t, torch::Tensor>> saved;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (came_[i]) continue;
-    const Home home = homes_[i];
-    Bucket& bucket = buckets_[home.bucket];
-    if (torch::Tensor before = bucket.saved(home.place); before.defined()) saved.emplace_back(i, std::move(before));
-    bucket.take(home.place);
+    if (!came_[i] && expected(i)) take_absent(i);
   }
   for (Bucket& bucket : buckets_) bucket.pending = 0;
   launch_complete();
@@ -226,7 +260,7 @@ void Reducer::average_all() {
     const Home home = homes_[i];
     if (used_.empty() || used_[i]) buckets_[home.bucket].give_back(home.place);
   }
-  for (const auto& [i, before] : saved) {
+  for (const auto& [i, before] : saved_) {
     if (!used_.empty() && !used_[i]) buckets_[homes_[i].bucket].slot(homes_[i].place).copy_(before);
   }
 }

@@ -37,6 +37,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::shared_ptr<ProcessGroup>& group() const noexcept { return group_; }
   DdpStatistics statistics() const;
 
+  /// Throws unless every parameter still has the dtype and device that it had at construction.
+  void require_unchanged() const;
   void set_weight(double weight);
   void register_hook(CommHook hook);
   void pause() noexcept { ++paused_; }
@@ -63,8 +65,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_complete();
   void launch(Bucket& bucket);
   void scale(Bucket& bucket);
+  void take_absent(std::size_t parameter);
   void average_all();
   void wait_for(Bucket& bucket);
+  static void await_leftover(Bucket& bucket) noexcept;
   [[noreturn]] void fail(const std::string& text);
   std::string who() const;
   bool expected(std::size_t parameter) const { return expected_.empty() || expected_[parameter]; }
@@ -73,6 +77,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<ProcessGroup> group_;
   Overlap overlap_;
   std::vector<NamedTensor> parameters_;
+  std::vector<torch::ScalarType> dtypes_;  // of the parameters, at construction
   Replicator buffers_;
   CommHook hook_;
   std::vector<GradientHook> hooks_;
@@ -90,6 +95,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> arrival_;  // only in the first
   std::size_t next_ = 0;              // the bucket to be launched next
   std::optional<double> factor_;      // Average::samples: what this rank's gradient is multiplied by
+  std::vector<std::pair<std::size_t, torch::Tensor>> saved_;  // gradients of absent parameters, as they were
   Stopwatch watch_;
 };
 
