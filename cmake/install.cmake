@@ -29,3 +29,6 @@ if(TARGET maniple)
 endif()
 
 maniple_component(comm PACKAGES Threads fmt OpenSSL)
+if(MANIPLE_HAVE_TORCH)
+  maniple_component(train COMPONENTS comm PACKAGES Torch ZLIB)
+endif()

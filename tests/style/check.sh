@@ -12,7 +12,7 @@ layers="base net shm store rendezvous topology transport session collective back
 vocabulary="transport:collective/operation.h transport:collective/signature.h"
 
 # The only folders that may include LibTorch.
-torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ examples/"
+torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp"
 
 forbidden_names="manager helper utils common misc"
 longest_file=450
