@@ -29,3 +29,4 @@ if(TARGET maniple)
 endif()
 
 maniple_component(comm PACKAGES Threads fmt OpenSSL)
+maniple_component(launch COMPONENTS comm PACKAGES fmt OpenSSL)
