@@ -100,16 +100,16 @@ struct SpawnContext::Impl {
     if (options.set_environment) meeting = arrange_meeting(options);
     const int threads = options.set_environment ? threads_for_each(options.nprocs) : 0;
     for (int index = 0; index < options.nprocs; ++index) {
-      auto [reading, writing] = make_pipe();
+      auto [ours, theirs] = make_socket_pair();
       const Assignment assignment{.payload = payload.get(),
-                                  .report = writing.get(),
+                                  .report = theirs.get(),
                                   .lifeline = lifeline ? lifeline->child_end() : -1,
                                   .index = index};
       Variables variables;
       if (options.set_environment) variables = spawned_variables(options, index, meeting.point, threads);
       const pid_t pid = by_fork ? start_fork(assignment, variables, entry, function, arguments)
                                 : start_reexec(assignment, variables);
-      watch.add(pid, std::move(reading));
+      watch.add(pid, std::move(ours));
     }
     if (lifeline) lifeline->close_child_end();
   }

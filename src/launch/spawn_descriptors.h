@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
@@ -31,6 +32,17 @@ inline std::pair<UniqueFd, UniqueFd> make_pipe() {
   reading = above_standard(reading.release());
   writing = above_standard(writing.release());
   return {std::move(reading), std::move(writing)};
+}
+
+/// Two ends; writing to one whose other end is gone can be done without a signal (send with MSG_NOSIGNAL).
+inline std::pair<UniqueFd, UniqueFd> make_socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw_system_error("spawn: socketpair");
+  UniqueFd ours(ends[0]);
+  UniqueFd theirs(ends[1]);
+  ours = above_standard(ours.release());
+  theirs = above_standard(theirs.release());
+  return {std::move(ours), std::move(theirs)};
 }
 
 /// A file without a name that holds `bytes`, which nobody can change any more.

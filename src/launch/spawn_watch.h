@@ -22,7 +22,7 @@ class SpawnWatch {
   SpawnWatch(const SpawnWatch&) = delete;
   SpawnWatch& operator=(const SpawnWatch&) = delete;
 
-  /// A process just started, and the reading end of its report.
+  /// A process just started, and the end of the socket on which its report arrives.
   void add(pid_t pid, UniqueFd report);
 
   const std::vector<int>& pids() const noexcept { return pids_; }

@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -39,7 +40,7 @@ void write_report(int fd, const SpawnReport& report) noexcept {
     const std::string bytes = encode_report(report);
     std::size_t done = 0;
     while (done < bytes.size()) {
-      const ssize_t wrote = ::write(fd, bytes.data() + done, bytes.size() - done);
+      const ssize_t wrote = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote < 0) return;  // nobody is interested any more
       done += static_cast<std::size_t>(wrote);

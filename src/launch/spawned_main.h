@@ -14,7 +14,7 @@ inline constexpr const char* kSpawnVariable = "MANIPLE_SPAWN_FD";
 
 struct Assignment {
   int payload = -1;   ///< see encode_payload
-  int report = -1;    ///< writing end of a pipe for a SpawnReport
+  int report = -1;    ///< one end of a socket, for a SpawnReport
   int lifeline = -1;  ///< -1: not a daemon
   int index = 0;      ///< what the function is called with
 };

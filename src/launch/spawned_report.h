@@ -1,4 +1,4 @@
-// What a spawned process says about its end, through a pipe to its parent: that it has finished, or what it threw.
+// What a spawned process says about its end, through a socket to its parent: that it has finished, or what it threw.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ std::string encode_report(const SpawnReport& report);
 /// nullopt for anything that encode_report would not write, also for half of it.
 std::optional<SpawnReport> decode_report(std::string_view bytes);
 
-/// Fits into an empty pipe, so that writing one never waits for its reader.
+/// Fits into an empty socket, so that writing one never waits for its reader.
 inline constexpr std::size_t kMostReportBytes = 32 * 1024;
 
 }  // namespace maniple::launch

@@ -81,7 +81,8 @@ class SpawnError : public Error {
     std::string text = {};  ///< its what(), unchanged; empty if it has none
     ErrorKind kind = ErrorKind::peer_lost;
   };
-  SpawnError(const std::string& text, Cause cause) : Error(cause.kind, text), cause_(std::make_shared<Cause>(std::move(cause))) {}
+  SpawnError(const std::string& text, Cause cause)
+      : Error(cause.kind, text), cause_(std::make_shared<Cause>(std::move(cause))) {}
 
   int rank() const noexcept { return cause_->rank; }
   int pid() const noexcept { return cause_->pid; }
@@ -224,7 +225,10 @@ SpawnContext spawn(Function&& function, const SpawnOptions& options = {}, Args&&
   ArgumentWriter arguments;
   arguments.put(typename Wanted::Values(std::forward<Args>(args)...));
   void (*address)() = nullptr;
-  if constexpr (kIsPointer) address = reinterpret_cast<void (*)()>(static_cast<Fn>(function));
+  if constexpr (kIsPointer) {
+    address = reinterpret_cast<void (*)()>(static_cast<Fn>(function));
+    if (address == nullptr) throw InvalidArgument("spawn: the function is a null pointer");
+  }
   return detail::start_spawn(options, &detail::SpawnCall<Fn, Wanted>::run, address, arguments.take());
 }
 

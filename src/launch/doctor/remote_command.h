@@ -1,0 +1,35 @@
+// A command whose lines are read as they come; it does not outlive its owner.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include <maniple/comm/deadline.h>
+
+namespace maniple::doctor {
+
+class RemoteCommand {
+ public:
+  /// Throws SystemError when it cannot be started.
+  explicit RemoteCommand(std::vector<std::string> words);
+  ~RemoteCommand();
+  RemoteCommand(const RemoteCommand&) = delete;
+  RemoteCommand& operator=(const RemoteCommand&) = delete;
+
+  /// The next line of its standard output; nullopt at the end of it or of the time.
+  std::optional<std::string> next_line(Deadline deadline);
+  /// What it has written to standard error so far, the last line; and how it ended, if it has.
+  std::string complaint();
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd out_;
+  UniqueFd err_;
+  std::string buffer_;
+};
+
+}  // namespace maniple::doctor
