@@ -11,11 +11,11 @@
 namespace maniple::launch {
 
 struct OomCounters {
-  std::string group;                ///< path of the control group's folder; empty: unknown
-  std::optional<long long> kills;   ///< in the group
-  std::optional<long long> limit;   ///< bytes; none: no limit
-  std::optional<long long> peak;    ///< bytes
-  std::optional<long long> machine_kills;
+  std::string group = {};           ///< path of the control group's folder; empty: unknown
+  std::optional<long long> kills = {};   ///< in the group
+  std::optional<long long> limit = {};   ///< bytes; none: no limit
+  std::optional<long long> peak = {};    ///< bytes
+  std::optional<long long> machine_kills = {};
 };
 
 /// What is known about a process now; also of one that has ended but was not waited for yet.
