@@ -1,6 +1,7 @@
 #include "launch/doctor/hosts.h"
 
 #include <ifaddrs.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <unistd.h>
