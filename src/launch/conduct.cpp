@@ -9,6 +9,7 @@
 #include "launch/agent_link.h"
 #include "launch/agent_process.h"
 #include "launch/conductor.h"
+#include "launch/job_record.h"
 #include "launch/job_settings.h"
 #include "launch/meeting_point.h"
 #include "launch/node_agent.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr Conductor::Node kOwnNode = 0;
 constexpr int kOutputClosed = 128 + SIGPIPE;
+constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
 class Conducting {
  public:
@@ -71,6 +73,7 @@ class Conducting {
       conductor_.joined(kOwnNode, join);
     }
     process_.console().set_status([this] { return status(); });
+    record();
     const int code = process_.run({
         .interrupted = [this](int signal) { conductor_.interrupt(signal); },
         .passed_on =
@@ -159,6 +162,24 @@ class Conducting {
     return !remote_ || remote_->gone();
   }
 
+  /// For `maniple ps`: written when the ranks are up, then kept true about once a second.
+  void record() {
+    if (!record_ && conductor_.state() == Conductor::State::running) {
+      JobInfo info{.id = job_, .command = fmt::format("{}", fmt::join(options_.command, " ")),
+                   .world_size = conductor_.world_size()};
+      for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
+      if (info.hosts.empty()) info.hosts.push_back(own_host_name());
+      record_ = std::make_unique<JobRecord>(std::move(info));
+    }
+    if (record_) {
+      const bool own = node_ && conductor_.node_count() == 1;
+      const bool running = conductor_.state() == Conductor::State::running;
+      record_->update(own ? node_->crew().running() : running ? conductor_.world_size() : 0, conductor_.restarts(),
+                      running ? "running" : "restarting");
+    }
+    process_.poller().call_after(kRecordPeriod, [this] { record(); });
+  }
+
   std::string status() const {
     const auto seconds =
         std::chrono::duration_cast<std::chrono::seconds>(Poller::Clock::now() - began_).count();
@@ -185,6 +206,7 @@ class Conducting {
   std::unique_ptr<MeetingPoint> meeting_;
   std::map<Conductor::Node, std::unique_ptr<AgentLink>> links_;
   std::unique_ptr<RemoteStart> remote_;
+  std::unique_ptr<JobRecord> record_;
   Conductor::Node next_node_ = kOwnNode + 1;
   Poller::Clock::time_point began_ = Poller::Clock::now();
 };
