@@ -9,10 +9,15 @@ namespace maniple::launch {
 namespace {
 
 constexpr std::size_t kColumns = 7;
-constexpr std::size_t kMostJob = 16;    // of the columns whose text is a user's
-constexpr std::size_t kMostHosts = 18;
 constexpr std::size_t kLeastCommand = 10;
 using Row = std::array<std::string, kColumns>;
+
+// Of the columns whose text is a user's.
+struct Most {
+  std::size_t job, hosts;
+};
+constexpr Most kComfortable{16, 18};
+constexpr Most kNarrow{8, 9};
 
 // Bytes that begin a character: those inside one do not take a column.
 std::size_t width_of(const std::string& text) {
@@ -30,11 +35,36 @@ std::string shortened(const std::string& text, std::size_t most) {
   return result + "..";
 }
 
-std::string hosts_text(const std::vector<std::string>& hosts) {
+std::string hosts_text(const std::vector<std::string>& hosts, std::size_t most) {
   if (hosts.empty()) return "-";
-  std::string text = printable(hosts[0]);
-  if (hosts.size() > 1) text = shortened(text, kMostHosts - 5) + fmt::format(" +{}", hosts.size() - 1);
-  return shortened(text, kMostHosts);
+  const std::string more = hosts.size() > 1 ? fmt::format(" +{}", hosts.size() - 1) : "";
+  const std::size_t room = most > more.size() + 3 ? most - more.size() : 3;
+  return shortened(printable(hosts[0]), room) + more;
+}
+
+std::array<std::size_t, kColumns> widths_of(const std::vector<Row>& rows) {
+  std::array<std::size_t, kColumns> widths{};
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i + 1 < kColumns; ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  }
+  return widths;
+}
+
+std::size_t width_before_command(const std::vector<Row>& rows) {
+  std::size_t before = 0;
+  const auto widths = widths_of(rows);
+  for (std::size_t i = 0; i + 1 < kColumns; ++i) before += widths[i] + 2;
+  return before;
+}
+
+std::vector<Row> rows_of(const std::vector<JobInfo>& jobs, std::int64_t now, const Most& most) {
+  std::vector<Row> rows = {{"JOB", "PID", "RANKS", "HOSTS", "RESTARTS", "ELAPSED", "COMMAND"}};
+  for (const JobInfo& job : jobs) {
+    rows.push_back({shortened(printable(job.id), most.job), std::to_string(job.pid), fmt::format("{}/{}", job.ranks_up, job.world_size),
+                    hosts_text(job.hosts, most.hosts), std::to_string(job.restarts), elapsed_text(now - job.started),
+                    printable(job.command)});
+  }
+  return rows;
 }
 
 }  // namespace
@@ -57,20 +87,12 @@ std::string elapsed_text(std::int64_t seconds) {
 }
 
 std::string job_table(const std::vector<JobInfo>& jobs, std::int64_t now, int width) {
-  std::vector<Row> rows = {{"JOB", "PID", "RANKS", "HOSTS", "RESTARTS", "ELAPSED", "COMMAND"}};
-  for (const JobInfo& job : jobs) {
-    rows.push_back({shortened(printable(job.id), kMostJob), std::to_string(job.pid), fmt::format("{}/{}", job.ranks_up, job.world_size),
-                    hosts_text(job.hosts), std::to_string(job.restarts), elapsed_text(now - job.started), printable(job.command)});
-  }
-  std::array<std::size_t, kColumns> widths{};
-  for (const Row& row : rows) {
-    for (std::size_t i = 0; i + 1 < kColumns; ++i) widths[i] = std::max(widths[i], width_of(row[i]));
-  }
-  std::size_t before = 0;
-  for (std::size_t i = 0; i + 1 < kColumns; ++i) before += widths[i] + 2;
-  const std::size_t room = width <= 0                                        ? std::string::npos
-                           : static_cast<std::size_t>(width) > before + kLeastCommand ? static_cast<std::size_t>(width) - before
-                                                                                      : kLeastCommand;
+  const std::size_t whole = width > 0 ? static_cast<std::size_t>(width) : std::string::npos;
+  std::vector<Row> rows = rows_of(jobs, now, kComfortable);
+  if (width_before_command(rows) + kLeastCommand > whole) rows = rows_of(jobs, now, kNarrow);
+  const std::size_t before = width_before_command(rows);
+  const std::size_t room = whole == std::string::npos ? whole : std::max(whole, before + kLeastCommand) - before;
+  const auto widths = widths_of(rows);
   std::string text;
   for (const Row& row : rows) {
     for (std::size_t i = 0; i + 1 < kColumns; ++i) text += row[i] + std::string(widths[i] - width_of(row[i]) + 2, ' ');

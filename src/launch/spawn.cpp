@@ -101,37 +101,37 @@ struct SpawnContext::Impl {
     const int threads = options.set_environment ? threads_for_each(options.nprocs) : 0;
     for (int index = 0; index < options.nprocs; ++index) {
       auto [ours, theirs] = make_socket_pair();
-      const Assignment assignment{.payload = payload.get(),
+      const SpawnSeat seat{.payload = payload.get(),
                                   .report = theirs.get(),
                                   .lifeline = lifeline ? lifeline->child_end() : -1,
                                   .index = index};
       Variables variables;
       if (options.set_environment) variables = spawned_variables(options, index, meeting.point, threads);
-      const pid_t pid = by_fork ? start_fork(assignment, variables, entry, function, arguments)
-                                : start_reexec(assignment, variables);
+      const pid_t pid = by_fork ? start_fork(seat, variables, entry, function, arguments)
+                                : start_reexec(seat, variables);
       watch.add(pid, std::move(ours));
     }
     if (lifeline) lifeline->close_child_end();
   }
 
-  pid_t start_reexec(const Assignment& assignment, Variables variables) {
+  pid_t start_reexec(const SpawnSeat& seat, Variables variables) {
     SpawnActions actions;
-    for (const int fd : {assignment.payload, assignment.report, assignment.lifeline, meeting.point.secret}) actions.keep(fd);
-    variables.emplace_back(kSpawnVariable, to_text(assignment));
+    for (const int fd : {seat.payload, seat.report, seat.lifeline, meeting.point.secret}) actions.keep(fd);
+    variables.emplace_back(kSpawnVariable, to_text(seat));
     std::vector<std::string> words = own_arguments();
     std::vector<std::string> environment = changed_environment(environ, variables);
     pid_t pid = -1;
     const int code = ::posix_spawn(&pid, "/proc/self/exe", actions.actions(), actions.attributes(), pointers(words).data(),
                                    pointers(environment).data());
-    if (code != 0) throw_system_error(fmt::format("spawn: starting process {} of {}", assignment.index, options.nprocs), code);
+    if (code != 0) throw_system_error(fmt::format("spawn: starting process {} of {}", seat.index, options.nprocs), code);
     return pid;
   }
 
-  pid_t start_fork(const Assignment& assignment, const Variables& variables, detail::SpawnEntry entry, void (*function)(),
+  pid_t start_fork(const SpawnSeat& seat, const Variables& variables, detail::SpawnEntry entry, void (*function)(),
                    const std::string& arguments) {
     std::fflush(nullptr);  // or the copies would write it again
     const pid_t pid = ::fork();
-    if (pid < 0) throw_system_error(fmt::format("spawn: fork of process {} of {}", assignment.index, options.nprocs));
+    if (pid < 0) throw_system_error(fmt::format("spawn: fork of process {} of {}", seat.index, options.nprocs));
     if (pid > 0) return pid;
     int code = 1;
     try {
@@ -142,8 +142,8 @@ struct SpawnContext::Impl {
       ::sigprocmask(SIG_SETMASK, &none, nullptr);
       const UniqueFd empty(::open("/dev/null", O_RDONLY | O_CLOEXEC));
       ::dup2(empty.get(), STDIN_FILENO);
-      if (assignment.lifeline >= 0) hold_on_to(assignment.lifeline);
-      code = run_spawned(entry, function, arguments, assignment.index, assignment.report);
+      if (seat.lifeline >= 0) hold_on_to(seat.lifeline);
+      code = run_spawned(entry, function, arguments, seat.index, seat.report);
     } catch (const std::exception& failure) {
       std::fprintf(stderr, "maniple: spawn: %s\n", failure.what());
     }

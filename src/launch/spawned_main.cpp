@@ -76,24 +76,24 @@ void take_name_of(const char* path) {
 int spawned_main(int, char** argv, char**) {
   try {
     const char* text = std::getenv(kSpawnVariable);
-    const auto assignment = parse_assignment(text != nullptr ? text : "");
-    if (!assignment) throw ProtocolError("it is for maniple::spawn alone and must not be set by hand");
+    const auto seat = parse_spawn_seat(text != nullptr ? text : "");
+    if (!seat) throw ProtocolError("it is for maniple::spawn alone and must not be set by hand");
     ::unsetenv(kSpawnVariable);
-    for (const int fd : {assignment->payload, assignment->report, assignment->lifeline}) {
+    for (const int fd : {seat->payload, seat->report, seat->lifeline}) {
       if (fd >= 0 && ::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error("an inherited descriptor");
     }
-    if (assignment->lifeline >= 0) hold_on_to(assignment->lifeline);
+    if (seat->lifeline >= 0) hold_on_to(seat->lifeline);
     take_name_of(argv[0]);
 
-    const std::string payload = read_payload(assignment->payload);
-    ::close(assignment->payload);
+    const std::string payload = read_payload(seat->payload);
+    ::close(seat->payload);
     ByteReader in(payload);
     if (in.left() < kMagic.size() || in.get_raw(kMagic.size()) != kMagic || in.get<std::uint64_t>() != landmark())
       throw ProtocolError("the payload is of another program");
     const auto entry = reinterpret_cast<detail::SpawnEntry>(function_at_offset(in.get<std::uint64_t>()));
     const auto function = in.get<std::uint64_t>();
     return run_spawned(entry, function == kNoFunction ? nullptr : function_at_offset(function), in.get_raw(in.left()),
-                       assignment->index, assignment->report);
+                       seat->index, seat->report);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "maniple: %s: %s\n", kSpawnVariable, error.what());
     return kBadStart;
@@ -102,9 +102,9 @@ int spawned_main(int, char** argv, char**) {
 
 }  // namespace
 
-std::string to_text(const Assignment& a) { return fmt::format("{},{},{},{}", a.payload, a.report, a.lifeline, a.index); }
+std::string to_text(const SpawnSeat& a) { return fmt::format("{},{},{},{}", a.payload, a.report, a.lifeline, a.index); }
 
-std::optional<Assignment> parse_assignment(std::string_view text) {
+std::optional<SpawnSeat> parse_spawn_seat(std::string_view text) {
   int numbers[4];
   for (int i = 0; i < 4; ++i) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), numbers[i]);
@@ -116,7 +116,7 @@ std::optional<Assignment> parse_assignment(std::string_view text) {
     }
   }
   if (!text.empty() || numbers[0] < 0 || numbers[1] < 0 || numbers[2] < -1 || numbers[3] < 0) return std::nullopt;
-  return Assignment{.payload = numbers[0], .report = numbers[1], .lifeline = numbers[2], .index = numbers[3]};
+  return SpawnSeat{.payload = numbers[0], .report = numbers[1], .lifeline = numbers[2], .index = numbers[3]};
 }
 
 std::string encode_payload(detail::SpawnEntry entry, void (*function)(), std::string_view arguments) {

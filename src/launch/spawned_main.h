@@ -12,14 +12,14 @@ namespace maniple::launch {
 /// The variable that makes a program a spawned process: "payload,report,lifeline,index", three descriptors and a number.
 inline constexpr const char* kSpawnVariable = "MANIPLE_SPAWN_FD";
 
-struct Assignment {
+struct SpawnSeat {
   int payload = -1;   ///< see encode_payload
   int report = -1;    ///< one end of a socket, for a SpawnReport
   int lifeline = -1;  ///< -1: not a daemon
   int index = 0;      ///< what the function is called with
 };
-std::string to_text(const Assignment& assignment);
-std::optional<Assignment> parse_assignment(std::string_view text);
+std::string to_text(const SpawnSeat& seat);
+std::optional<SpawnSeat> parse_spawn_seat(std::string_view text);
 
 /// Which function, and its arguments. Throws InvalidArgument for a function outside of the main program.
 std::string encode_payload(detail::SpawnEntry entry, void (*function)(), std::string_view arguments);

@@ -38,9 +38,9 @@ TEST(SpawnParts, AFunctionOfALibraryIsRefused) {
   EXPECT_NE(text.find("not in the main program"), std::string::npos) << text;
 }
 
-TEST(SpawnParts, Assignments) {
-  const Assignment one{.payload = 5, .report = 7, .lifeline = -1, .index = 31};
-  const auto back = parse_assignment(to_text(one));
+TEST(SpawnParts, Seats) {
+  const SpawnSeat one{.payload = 5, .report = 7, .lifeline = -1, .index = 31};
+  const auto back = parse_spawn_seat(to_text(one));
   ASSERT_TRUE(back);
   EXPECT_EQ(back->payload, 5);
   EXPECT_EQ(back->report, 7);
@@ -48,7 +48,7 @@ TEST(SpawnParts, Assignments) {
   EXPECT_EQ(back->index, 31);
   for (const char* bad : {"", "1", "1,2", "1,2,3", "1,2,3,", "1,2,3,4,", "1,2,3,-1", "-1,2,3,4", "1,2,-2,4", "a,2,3,4", "1,2,3,4x",
                           "1,2,3,99999999999", " 1,2,3,4"}) {
-    EXPECT_FALSE(parse_assignment(bad)) << bad;
+    EXPECT_FALSE(parse_spawn_seat(bad)) << bad;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "launch/doctor/hosts.h"
 
 #include <ifaddrs.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -103,7 +104,8 @@ void talk(RemoteCommand& other, const Address& there, int listener, const std::s
     const std::string complaint = other.complaint();
     facts.shell_problem = !complaint.empty() ? complaint
                           : first            ? fmt::format("it answered \"{}\"", *first)
-                                             : fmt::format("no answer in {} s", kStartPatience.count());
+                                             : other.has_ended() ? std::string("it ended without an answer")
+                                                 : fmt::format("no answer in {} s", kStartPatience.count());
     return;
   }
   facts.version = words[1];
@@ -160,7 +162,7 @@ HostFacts look_at_host(const std::string& host, const HostOptions& options) {
   facts.own_address = here.host();
   facts.interface_name = interface_with(facts.own_address);
 
-  facts.shell_problem = problem_in([&] {
+  const std::string not_started = problem_in([&] {
     const UniqueFd listener = listen_on(here.with_port(0));
     const std::string word = random_word();
     const std::string program = options.program.empty() ? real_path("/proc/self/exe") : options.program;
@@ -174,6 +176,7 @@ HostFacts look_at_host(const std::string& host, const HostOptions& options) {
     RemoteCommand other(words);
     talk(other, there, listener.get(), word, facts);
   });
+  if (!not_started.empty()) facts.shell_problem = not_started;
   return facts;
 }
 

@@ -75,7 +75,10 @@ std::optional<std::string> RemoteCommand::next_line(Deadline deadline) {
     char bytes[1024];
     const ssize_t got = ::read(out_.get(), bytes, sizeof bytes);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return std::nullopt;
+    if (got <= 0) {
+      ended_ = true;
+      return std::nullopt;
+    }
     buffer_.append(bytes, static_cast<std::size_t>(got));
   }
 }
@@ -83,8 +86,18 @@ std::optional<std::string> RemoteCommand::next_line(Deadline deadline) {
 std::string RemoteCommand::complaint() {
   std::string text;
   char bytes[1024];
-  for (ssize_t got = 0; text.size() < kMostBytes && (got = ::read(err_.get(), bytes, sizeof bytes)) > 0;) {
-    text.append(bytes, static_cast<std::size_t>(got));
+  // To its end, if that is near: it may come a little after the end of the output.
+  const Deadline patience = Deadline::after(std::chrono::milliseconds(ended_ ? kGraceMs : 0));
+  while (text.size() < kMostBytes) {
+    const ssize_t got = ::read(err_.get(), bytes, sizeof bytes);
+    if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) break;
+    if (got > 0) {
+      text.append(bytes, static_cast<std::size_t>(got));
+      continue;
+    }
+    pollfd state{err_.get(), POLLIN, 0};
+    if (patience.expired()) break;
+    ::poll(&state, 1, patience.poll_ms());
   }
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   const auto last = text.rfind('\n');

@@ -22,14 +22,17 @@ class RemoteCommand {
 
   /// The next line of its standard output; nullopt at the end of it or of the time.
   std::optional<std::string> next_line(Deadline deadline);
-  /// What it has written to standard error so far, the last line; and how it ended, if it has.
+  /// The last line that it has written to standard error, after its output has ended.
   std::string complaint();
+  /// There will be no more lines.
+  bool has_ended() const noexcept { return ended_; }
 
  private:
   pid_t pid_ = -1;
   UniqueFd out_;
   UniqueFd err_;
   std::string buffer_;
+  bool ended_ = false;
 };
 
 }  // namespace maniple::doctor
