@@ -28,8 +28,10 @@ using torch::Tensor;
 
 /// The network of PyTorch's MNIST example, without its dropout.
 struct MnistCnn : torch::nn::Module {
-  torch::nn::Conv2d c1{register_module("c1", torch::nn::Conv2d(1, 32, 3))}, c2{register_module("c2", torch::nn::Conv2d(32, 64, 3))};
-  torch::nn::Linear f1{register_module("f1", torch::nn::Linear(9216, 128))}, f2{register_module("f2", torch::nn::Linear(128, 10))};
+  torch::nn::Conv2d c1{register_module("c1", torch::nn::Conv2d(1, 32, 3))},
+      c2{register_module("c2", torch::nn::Conv2d(32, 64, 3))};
+  torch::nn::Linear f1{register_module("f1", torch::nn::Linear(9216, 128))},
+      f2{register_module("f2", torch::nn::Linear(128, 10))};
   Tensor forward(Tensor x) {
     x = torch::relu(c2(torch::relu(c1(x))));
     return f2(torch::relu(f1(torch::max_pool2d(x, 2).flatten(1))));
@@ -61,7 +63,8 @@ struct Block : torch::nn::Module {
   Tensor forward(Tensor x) {
     const std::int64_t batch = x.size(0), length = x.size(1);
     const auto heads = qkv(n1(x)).view({batch, length, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
-    const Tensor weights = torch::softmax(heads[0].matmul(heads[1].transpose(-2, -1)) * std::sqrt(double(kHeads) / kWidth), -1);
+    const Tensor weights =
+        torch::softmax(heads[0].matmul(heads[1].transpose(-2, -1)) * std::sqrt(double(kHeads) / kWidth), -1);
     x = x + out(weights.matmul(heads[2]).transpose(1, 2).reshape({batch, length, kWidth}));
     return x + down(torch::gelu(up(n2(x))));
   }
@@ -69,7 +72,8 @@ struct Block : torch::nn::Module {
 
 struct Transformer : torch::nn::Module {
   Transformer() {
-    for (int i = 0; i < 6; ++i) blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
+    for (int i = 0; i < 6; ++i)
+      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
   }
   torch::nn::Embedding e{register_module("e", torch::nn::Embedding(kVocabulary, kWidth))};
   torch::nn::Linear h{register_module("h", torch::nn::Linear(kWidth, kVocabulary))};
@@ -117,7 +121,8 @@ nlohmann::ordered_json measure(const Task& task, std::shared_ptr<Net> net, const
   for (int i = 0; i < 3; ++i) block(true, 1), block(false, 1);
   const double guess = std::min(block(true, 2), block(false, 2));
   const int steps = std::clamp(static_cast<int>(0.1 / guess), 2, 20);
-  const int blocks = std::max(5, task.steps > 0 ? task.steps / steps : static_cast<int>(task.seconds / (guess * steps)));
+  const int blocks =
+      std::max(5, task.steps > 0 ? task.steps / steps : static_cast<int>(task.seconds / (guess * steps)));
   std::vector<double> without, with;
   for (int i = 0; i < blocks; ++i) {
     without.push_back(block(false, steps));
@@ -127,21 +132,39 @@ nlohmann::ordered_json measure(const Task& task, std::shared_ptr<Net> net, const
   getrusage(RUSAGE_SELF, &usage);
   const Tensor peak = torch::tensor({static_cast<double>(usage.ru_maxrss) / 1024}, torch::kFloat64);
   maniple::all_reduce(peak, maniple::ReduceOp::max);
-  if (std::getenv("MANIPLE_BENCH_VERBOSE") != nullptr && task.rank == 0) std::fputs(ddp.statistics().text().c_str(), stderr);
+  if (std::getenv("MANIPLE_BENCH_VERBOSE") != nullptr && task.rank == 0)
+    std::fputs(ddp.statistics().text().c_str(), stderr);
   const double nosync_ms = maniple::bench::median(without) * 1e3, ddp_ms = maniple::bench::median(with) * 1e3;
-  return {{"system", "maniple"}, {"model", task.model},  {"ranks", task.ranks},
-          {"nosync_ms", nosync_ms}, {"ddp_ms", ddp_ms}, {"efficiency", nosync_ms / ddp_ms},
+  return {{"system", "maniple"},
+          {"model", task.model},
+          {"ranks", task.ranks},
+          {"nosync_ms", nosync_ms},
+          {"ddp_ms", ddp_ms},
+          {"efficiency", nosync_ms / ddp_ms},
           {"peak_rss_mb", peak.item<double>()}};
 }
 
 const std::map<std::string, std::function<nlohmann::ordered_json(const Task&)>> kModels = {
-    {"mnist_cnn", [](const Task& task) { return measure(task, std::make_shared<MnistCnn>(), torch::randn({32, 1, 28, 28}), torch::randint(10, {32}, torch::kInt64)); }},
-    {"mlp25m", [](const Task& task) { return measure(task, std::make_shared<Mlp>(6, 2048), torch::randn({32, 2048}), torch::randint(10, {32}, torch::kInt64)); }},
-    {"gpt5m", [](const Task& task) {
+    {"mnist_cnn",
+     [](const Task& task) {
+       return measure(task, std::make_shared<MnistCnn>(), torch::randn({32, 1, 28, 28}),
+                      torch::randint(10, {32}, torch::kInt64));
+     }},
+    {"mlp25m",
+     [](const Task& task) {
+       return measure(task, std::make_shared<Mlp>(6, 2048), torch::randn({32, 2048}),
+                      torch::randint(10, {32}, torch::kInt64));
+     }},
+    {"gpt5m",
+     [](const Task& task) {
        return measure(task, std::make_shared<Transformer>(), torch::randint(kVocabulary, {4, 128}, torch::kInt64),
                       torch::randint(kVocabulary, {512}, torch::kInt64));
      }},
-    {"tiny50", [](const Task& task) { return measure(task, std::make_shared<Mlp>(50, 32), torch::randn({16, 32}), torch::randint(10, {16}, torch::kInt64)); }},
+    {"tiny50",
+     [](const Task& task) {
+       return measure(task, std::make_shared<Mlp>(50, 32), torch::randn({16, 32}),
+                      torch::randint(10, {16}, torch::kInt64));
+     }},
 };
 
 void use_one_core(int rank) {

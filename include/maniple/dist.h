@@ -87,7 +87,7 @@ std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const Gro
 struct DistOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< null: the default group
   bool async_op = false;
-  std::optional<Seconds> timeout = {};  ///< default: that of the group
+  std::optional<Seconds> timeout = {};               ///< default: that of the group
   SourceLocation where = SourceLocation::current();  ///< for error messages; leave it alone
 };
 
@@ -103,34 +103,40 @@ Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum, c
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
 /// The same for many tensors, of any dtypes and sizes, in one operation; small ones are packed together.
-Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
+Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
+                          const DistOptions& options = {});
 
 /// `gather_list` on rank `dst` receives the tensors of rank 0, 1, ...; elsewhere it is empty. All have the same number of elements.
-Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst = 0, const DistOptions& options = {});
+Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst = 0,
+            const DistOptions& options = {});
 
 /// `tensor_list` receives the tensors of rank 0, 1, ... on every rank. The tensors of the list may have different sizes; that of
 /// rank r must have as many elements as rank r sends.
-Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor, const DistOptions& options = {});
+Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
+                const DistOptions& options = {});
 
 /// The same into one tensor of world_size times as many elements.
 Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options = {});
 
 /// `tensor` becomes this rank's element of the list that rank `src` gives; elsewhere the list is empty.
-Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src = 0, const DistOptions& options = {});
+Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src = 0,
+             const DistOptions& options = {});
 
 /// `output` on rank r becomes the reduction of all ranks' `input_list[r]`, which may have different sizes for different r.
-Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op = ReduceOp::sum,
-                    const DistOptions& options = {});
+Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list,
+                    ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
 /// The same from one tensor of world_size times as many elements.
 Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op = ReduceOp::sum,
                            const DistOptions& options = {});
 
 /// `output_list[j]` becomes rank j's `input_list[this rank]`; sizes may differ for every pair.
-Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list, const DistOptions& options = {});
+Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
+                const DistOptions& options = {});
 
 /// The same with tensors that are cut along their first dimension: into equal parts, or into parts of the given numbers of rows.
-Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input, const std::vector<std::int64_t>& output_split_sizes = {},
+Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
+                       const std::vector<std::int64_t>& output_split_sizes = {},
                        const std::vector<std::int64_t>& input_split_sizes = {}, const DistOptions& options = {});
 
 /// Done when all ranks have called it.
@@ -166,7 +172,8 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const 
 // ---- Objects: bytes of any length, different on every rank. Synchronous. --------------------------------------------
 
 std::string broadcast_object(std::string_view object, int src = 0, const DistOptions& options = {});
-std::vector<std::string> gather_object(std::string_view object, int dst = 0, const DistOptions& options = {});  ///< empty except on dst
+std::vector<std::string> gather_object(std::string_view object, int dst = 0,
+                                       const DistOptions& options = {});  ///< empty except on dst
 std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options = {});
 std::string scatter_object(const std::vector<std::string>& objects, int src = 0, const DistOptions& options = {});
 

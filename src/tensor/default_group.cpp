@@ -26,7 +26,9 @@ void require_none() {
   MANIPLE_REQUIRE(current() == nullptr, "init_process_group was called before; call destroy_process_group first");
 }
 
-std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& group) { return group ? group : get_default_group(); }
+std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& group) {
+  return group ? group : get_default_group();
+}
 
 }  // namespace
 
@@ -68,7 +70,8 @@ bool is_backend_available(std::string_view backend) noexcept {
 
 std::shared_ptr<ProcessGroup> get_default_group() {
   auto group = current();
-  MANIPLE_REQUIRE(group != nullptr, "there is no default group; call maniple::init_process_group() first, or pass a group");
+  MANIPLE_REQUIRE(group != nullptr,
+                  "there is no default group; call maniple::init_process_group() first, or pass a group");
   return group;
 }
 
@@ -87,7 +90,8 @@ int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank) 
 
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) {
   const auto given = or_default(group);
-  MANIPLE_REQUIRE(group_rank >= 0 && group_rank < given->size(), "rank {} in a group of {} ranks", group_rank, given->size());
+  MANIPLE_REQUIRE(group_rank >= 0 && group_rank < given->size(), "rank {} in a group of {} ranks", group_rank,
+                  given->size());
   return given->topology().members[static_cast<std::size_t>(group_rank)].global_rank;
 }
 

@@ -31,7 +31,8 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const 
   for (std::size_t i = 0; i < operations.size(); ++i) {
     const P2POp& one = operations[i];
     const bool sends = one.op == Op::send;
-    staged.emplace_back(one.tensor, sends ? Access::read : Access::write, Argument{"batch_isend_irecv", "operations", static_cast<int>(i)});
+    staged.emplace_back(one.tensor, sends ? Access::read : Access::write,
+                        Argument{"batch_isend_irecv", "operations", static_cast<int>(i)});
     batch.push_back(sends ? PointToPoint::send(staged.back().buffer(), one.peer, one.tag)
                           : PointToPoint::recv(staged.back().buffer(), one.peer, one.tag));
   }

@@ -16,7 +16,9 @@ std::string text_of(c10::ScalarType dtype) { return c10::toString(dtype); }
 bool lies_ready(const torch::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 /// A contiguous tensor as the numbers it is made of.
-torch::Tensor as_reals(const torch::Tensor& tensor) { return tensor.is_complex() ? torch::view_as_real(tensor) : tensor; }
+torch::Tensor as_reals(const torch::Tensor& tensor) {
+  return tensor.is_complex() ? torch::view_as_real(tensor) : tensor;
+}
 
 }  // namespace
 
@@ -37,21 +39,26 @@ DType dtype_of(const torch::Tensor& tensor, const Argument& argument) {
     case c10::ScalarType::ComplexHalf: return DType::float16;
     default: break;
   }
-  throw InvalidArgument(fmt::format("{} is a tensor of {}, which cannot be communicated; convert it to one of float16, bfloat16, "
-                                    "float32, float64, int8, int16, int32, int64, uint8, bool",
-                                    named(argument), text_of(tensor.scalar_type())));
+  throw InvalidArgument(
+      fmt::format("{} is a tensor of {}, which cannot be communicated; convert it to one of float16, bfloat16, "
+                  "float32, float64, int8, int16, int32, int64, uint8, bool",
+                  named(argument), text_of(tensor.scalar_type())));
 }
 
 void require_usable(const torch::Tensor& tensor, const Argument& argument) {
   MANIPLE_REQUIRE(tensor.defined(), "{} is an undefined tensor; give it memory first (torch::empty)", named(argument));
-  MANIPLE_REQUIRE(!tensor.is_quantized(), "{} is a quantized tensor ({}); pass its int_repr() or dequantize() it", named(argument),
-                  text_of(tensor.scalar_type()));
-  MANIPLE_REQUIRE(tensor.layout() == torch::kStrided, "{} is a tensor of {} elements with a sparse layout; pass its values and indices, "
-                  "or to_dense()", named(argument), text_of(tensor.scalar_type()));
-  MANIPLE_REQUIRE(!tensor.is_meta(), "{} is on the meta device and has no elements; materialise it first", named(argument));
+  MANIPLE_REQUIRE(!tensor.is_quantized(), "{} is a quantized tensor ({}); pass its int_repr() or dequantize() it",
+                  named(argument), text_of(tensor.scalar_type()));
+  MANIPLE_REQUIRE(tensor.layout() == torch::kStrided,
+                  "{} is a tensor of {} elements with a sparse layout; pass its values and indices, "
+                  "or to_dense()",
+                  named(argument), text_of(tensor.scalar_type()));
+  MANIPLE_REQUIRE(!tensor.is_meta(), "{} is on the meta device and has no elements; materialise it first",
+                  named(argument));
   if (!tensor.device().is_cpu()) {
-    throw Unsupported(fmt::format("{} is a tensor of {} on {}; this build communicates CPU tensors only, pass tensor.cpu()",
-                                  named(argument), text_of(tensor.scalar_type()), tensor.device().str()));
+    throw Unsupported(
+        fmt::format("{} is a tensor of {} on {}; this build communicates CPU tensors only, pass tensor.cpu()",
+                    named(argument), text_of(tensor.scalar_type()), tensor.device().str()));
   }
 }
 
@@ -83,8 +90,9 @@ Staged::Staged(const std::vector<torch::Tensor>& tensors, Access access, const A
     const Argument element{argument.verb, argument.name, static_cast<int>(i)};
     require_usable(tensors[i], element);
     const DType own = dtype_of(tensors[i], element);
-    MANIPLE_REQUIRE(i == 0 || tensors[i].scalar_type() == tensors[0].scalar_type(), "{} is a tensor of {}, but {}[0] is one of {}",
-                    named(element), text_of(tensors[i].scalar_type()), argument.name, text_of(tensors[0].scalar_type()));
+    MANIPLE_REQUIRE(i == 0 || tensors[i].scalar_type() == tensors[0].scalar_type(),
+                    "{} is a tensor of {}, but {}[0] is one of {}", named(element), text_of(tensors[i].scalar_type()),
+                    argument.name, text_of(tensors[0].scalar_type()));
     dtype = own;
     total += tensors[i].numel();
   }

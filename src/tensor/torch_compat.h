@@ -19,7 +19,9 @@
 namespace maniple {
 
 /// One number for each memory location at most, without gaps: such a tensor can be moved as a block, whatever its strides.
-inline bool is_dense(const torch::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense(); }
+inline bool is_dense(const torch::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
+}
 
 /// Tells autograd that the tensor's memory was written by others, as an in-place operation would.
 inline void bump_version(const torch::Tensor& tensor) {

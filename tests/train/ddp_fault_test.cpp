@@ -40,7 +40,8 @@ TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 3}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
-      DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
+      DistributedDataParallel<NetImpl> ddp(
+          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
       loss_of(ddp->forward(numbers({4, 8}))).backward();
       r.world->barrier();
       // Rank 2 leaves the second layer out.
@@ -75,7 +76,9 @@ TEST(DdpFault, DifferentModulesAreToldApart) {
       return caught.text;
     };
     const std::string shape = wrap(std::make_shared<NetImpl>(r.rank == 1 ? 5 : 4));
-    EXPECT_TRUE(contains(shape, "ranks 0, 2 have parameter fc1.weight Float [4, 8]; rank 1 has parameter fc1.weight Float [5, 8]")) << shape;
+    EXPECT_TRUE(contains(
+        shape, "ranks 0, 2 have parameter fc1.weight Float [4, 8]; rank 1 has parameter fc1.weight Float [5, 8]"))
+        << shape;
 
     auto dtype = std::make_shared<NetImpl>(4);
     if (r.rank == 2) dtype->fc2->to(torch::kFloat64);
@@ -128,6 +131,8 @@ TEST(DdpFault, WhatCannotBeWrapped) {
     net->to(torch::kFloat64);
     net->zero_grad(true);
     expect_error([&] { ddp->forward(numbers({4, 8}).to(torch::kFloat64)); }, "was converted");
+    EXPECT_NO_THROW(loss_of(net->forward(numbers({4, 8}).to(torch::kFloat64))).backward())
+        << "the bare module goes on without hooks";
 
     torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
     DistributedDataParallel embedding(sparse, options);
@@ -141,7 +146,8 @@ struct Stumble : torch::autograd::Function<Stumble> {
     context->saved_data["stumble"] = stumble;
     return x.clone();
   }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context, torch::autograd::tensor_list gradients) {
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               torch::autograd::tensor_list gradients) {
     if (context->saved_data["stumble"].toBool()) throw std::runtime_error("stumbled");
     return {gradients[0], torch::Tensor()};
   }
@@ -151,7 +157,8 @@ TEST(DdpFault, ABackwardThatFailsHalfWayIsForgotten) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 2}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
-      DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
+      DistributedDataParallel<NetImpl> ddp(
+          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
       for (int step = 0; step < 6; ++step) {
         net->zero_grad();
         const bool stumble = step % 2 == 1;

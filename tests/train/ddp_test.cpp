@@ -3,7 +3,6 @@
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "train/ddp/bucket_plan.h"
 #include "train/models.h"
 #include <maniple/maniple.h>
 
@@ -12,7 +11,9 @@ namespace {
 
 using namespace maniple::testing_models;
 
-double tolerance(torch::ScalarType dtype) { return dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kBFloat16 ? 3e-2 : 2e-6; }
+double tolerance(torch::ScalarType dtype) {
+  return dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kBFloat16 ? 3e-2 : 2e-6;
+}
 
 void expect_close(const Gradients& actual, const Gradients& wanted, double tolerance) {
   ASSERT_EQ(actual.size(), wanted.size());
@@ -99,22 +100,34 @@ std::vector<Setting> parity_settings() {
     for (const auto dtype : {torch::kFloat32, torch::kFloat64, torch::kBFloat16}) {
       all.push_back({fmt::format("{}Ranks{}", n, c10::toString(dtype)), n, {}, dtype});
     }
-    all.push_back({fmt::format("{}RanksInlineManyBuckets", n), n, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .overlap = Overlap::inline_}});
-    all.push_back({fmt::format("{}RanksThreadManyBuckets", n), n, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .overlap = Overlap::thread}});
-    all.push_back({fmt::format("{}RanksFindUnused", n), n, {.bucket_cap_mb = kTiny, .find_unused_parameters = true, .overlap = Overlap::inline_}});
+    all.push_back({fmt::format("{}RanksInlineManyBuckets", n),
+                   n,
+                   {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .overlap = Overlap::inline_}});
+    all.push_back({fmt::format("{}RanksThreadManyBuckets", n),
+                   n,
+                   {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .overlap = Overlap::thread}});
+    all.push_back({fmt::format("{}RanksFindUnused", n),
+                   n,
+                   {.bucket_cap_mb = kTiny, .find_unused_parameters = true, .overlap = Overlap::inline_}});
   }
   all.push_back({"ManyBucketsAtTheEnd", 2, {.bucket_cap_mb = kTiny, .first_bucket_mb = 0}});
   all.push_back({"StaticGraph", 2, {.static_graph = true, .overlap = Overlap::inline_}});
   all.push_back({"StaticGraphThread", 3, {.bucket_cap_mb = kTiny, .static_graph = true, .overlap = Overlap::thread}});
   all.push_back({"NoViews", 2, {.gradient_as_bucket_view = false}});
-  all.push_back({"NoViewsThread", 3, {.bucket_cap_mb = kTiny, .gradient_as_bucket_view = false, .overlap = Overlap::thread}});
+  all.push_back(
+      {"NoViewsThread", 3, {.bucket_cap_mb = kTiny, .gradient_as_bucket_view = false, .overlap = Overlap::thread}});
   all.push_back({"NoInitSync", 2, {.init_sync = false}});
   all.push_back({"NoBuffers", 2, {.broadcast_buffers = false}});
   all.push_back({"EqualWeights", 3, {.average = Average::samples}});
   for (const NamedCommHook& hook : comm_hooks()) {
     const double rounding = std::string(hook.name) == "all_reduce" ? 0 : std::string(hook.name) == "fp16" ? 2e-3 : 2e-2;
     all.push_back({fmt::format("Hook_{}", hook.name), 2, {}, torch::kFloat32, hook.name, rounding});
-    all.push_back({fmt::format("Hook_{}_thread", hook.name), 3, {.bucket_cap_mb = kTiny, .overlap = Overlap::thread}, torch::kFloat64, hook.name, rounding});
+    all.push_back({fmt::format("Hook_{}_thread", hook.name),
+                   3,
+                   {.bucket_cap_mb = kTiny, .overlap = Overlap::thread},
+                   torch::kFloat64,
+                   hook.name,
+                   rounding});
   }
   return all;
 }
@@ -225,7 +238,8 @@ TEST(Ddp, SeveralForwardsAndSeveralBackwards) {
     auto net = std::make_shared<NetImpl>();
     fill(*whole, 3);
     fill(*net, 3);
-    DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = Overlap::inline_});
+    DistributedDataParallel<NetImpl> ddp(
+        net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = Overlap::inline_});
     const torch::Tensor a = numbers({4, 8}, 1), b = numbers({4, 8}, 2);
     for (int round = 0; round < 3; ++round) {
       whole->zero_grad();
@@ -254,7 +268,8 @@ TEST(Ddp, BatchesOfDifferentSizesAreWeighted) {
         fill(**module, 3);
         (*module)->to(torch::kFloat64);
       }
-      DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = overlap, .average = Average::samples});
+      DistributedDataParallel<NetImpl> ddp(
+          net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = overlap, .average = Average::samples});
       for (int step = 0; step < 2; ++step) {
         loss_of(whole->forward(batch)).backward();  // both accumulate
         ddp.set_weight(static_cast<double>(rows[r.rank]));
@@ -283,8 +298,12 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
       run_ranks({.n = 3}, [overlap, views](Rank& r) {
         auto net = std::make_shared<Branches>();
         fill(*net, 2);
-        DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .find_unused_parameters = true,
-                                                    .gradient_as_bucket_view = views, .process_group = r.world, .overlap = overlap});
+        DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny,
+                                                    .first_bucket_mb = kTiny,
+                                                    .find_unused_parameters = true,
+                                                    .gradient_as_bucket_view = views,
+                                                    .process_group = r.world,
+                                                    .overlap = overlap});
         // Who uses what changes from step to step; "c" is used by nobody in the first two, by all in the third.
         const std::vector<std::vector<std::string>> used[] = {
             {{"a"}, {"b"}, {"a", "b"}}, {{"b"}, {"b"}, {"a"}}, {{"c"}, {"c"}, {"c"}}, {{"a", "b", "c"}, {"a"}, {"c"}}};
@@ -321,9 +340,13 @@ TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
     run_ranks({.n = 2}, [overlap](Rank& r) {
       auto net = std::make_shared<Branches>();
       fill(*net, 2);
-      DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .static_graph = true,
-                                                  .process_group = r.world, .overlap = overlap});
-      const std::vector<std::string> mine = r.rank == 0 ? std::vector<std::string>{"a"} : std::vector<std::string>{"b", "a"};
+      DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny,
+                                                  .first_bucket_mb = kTiny,
+                                                  .static_graph = true,
+                                                  .process_group = r.world,
+                                                  .overlap = overlap});
+      const std::vector<std::string> mine =
+          r.rank == 0 ? std::vector<std::string>{"a"} : std::vector<std::string>{"b", "a"};
       for (int step = 0; step < 3; ++step) {
         net->zero_grad(true);
         loss_of(ddp->forward(numbers({4, 8}, r.rank), mine)).backward();
@@ -348,7 +371,8 @@ TEST(Ddp, FrozenAndSharedParametersAndMixedDtypes) {
       nothing = register_parameter("nothing", torch::zeros({0, 3}));
     }
     torch::Tensor forward(const torch::Tensor& x) {
-      return torch::matmul(one->forward(x), tied) * frozen * precise.to(torch::kFloat32) + image.pow(2).mean() + nothing.sum();
+      return torch::matmul(one->forward(x), tied) * frozen * precise.to(torch::kFloat32) + image.pow(2).mean() +
+             nothing.sum();
     }
     torch::nn::Linear one;
     torch::Tensor tied, frozen, precise, image, nothing;
@@ -385,7 +409,8 @@ TEST(Ddp, BuffersBecomeRankZerosAfterBackward) {
       EXPECT_EQ(net->norm->running_mean.abs().max().item<float>(), 0) << "at construction";
       for (int step = 0; step < 2; ++step) {
         // Two forwards before a backward: buffers must not change under autograd's feet.
-        (loss_of(ddp->forward(numbers({4, 8}, r.rank))) + loss_of(ddp->forward(numbers({4, 8}, 9 + r.rank)))).backward();
+        (loss_of(ddp->forward(numbers({4, 8}, r.rank))) + loss_of(ddp->forward(numbers({4, 8}, 9 + r.rank))))
+            .backward();
       }
       torch::Tensor root = net->norm->running_mean.clone();
       broadcast(root, 0, {.group = r.world});
@@ -414,44 +439,17 @@ TEST(Ddp, GradientsAndModulesOutliveTheWrapper) {
 TEST(Ddp, BucketsFollowTheOrderOfGradients) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world});
+    DistributedDataParallel<Branches> ddp(net,
+                                          {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world});
     // Ranks use the branches in opposite orders; all follow rank 0, whose last branch comes first in backward.
-    const std::vector<std::string> mine = r.rank == 0 ? std::vector<std::string>{"b", "c", "a"} : std::vector<std::string>{"a", "c", "b"};
+    const std::vector<std::string> mine =
+        r.rank == 0 ? std::vector<std::string>{"b", "c", "a"} : std::vector<std::string>{"a", "c", "b"};
     for (int step = 0; step < 2; ++step) loss_of(ddp->forward(numbers({4, 8}), mine)).backward();
     const auto buckets = ddp.statistics().buckets;
     ASSERT_EQ(buckets.size(), 6u);
     EXPECT_EQ(buckets.front().parameters.front()[0], 'a');
     EXPECT_EQ(buckets.back().parameters.front()[0], 'b');
   });
-}
-
-// ---- The plan of buckets is arithmetic. ----------------------------------------------------------------------------
-
-std::vector<std::vector<std::size_t>> members(const std::vector<PlannedBucket>& plan) {
-  std::vector<std::vector<std::size_t>> result;
-  for (const PlannedBucket& bucket : plan) result.push_back(bucket.members);
-  return result;
-}
-
-TEST(BucketPlan, ClosesABucketAtItsLimit) {
-  const std::vector<PlannedParameter> parameters(6, {100, 4, 0});
-  const std::vector<std::size_t> order{5, 4, 3, 2, 1, 0};
-  using Lists = std::vector<std::vector<std::size_t>>;
-  EXPECT_EQ(members(plan_buckets(parameters, order, {400, 800})), (Lists{{5}, {4, 3}, {2, 1}, {0}}));
-  EXPECT_EQ(members(plan_buckets(parameters, order, {401, 1e9})), (Lists{{5, 4}, {3, 2, 1, 0}}));
-  EXPECT_EQ(members(plan_buckets(parameters, order, {0, 1})), (Lists{{5}, {4}, {3}, {2}, {1}, {0}}));
-  EXPECT_TRUE(plan_buckets({}, {}, {1, 1}).empty());
-}
-
-TEST(BucketPlan, KeepsKindsApartAndNumbersByTheLastGradient) {
-  const std::vector<PlannedParameter> parameters{{10, 4, 6}, {10, 8, 7}, {10, 4, 6}, {0, 8, 7}, {3, 2, 5}};
-  const auto plan = plan_buckets(parameters, std::vector<std::size_t>{0, 1, 2, 3, 4}, {1e9, 1e9});
-  ASSERT_EQ(plan.size(), 3u);
-  EXPECT_EQ(plan[0].members, (std::vector<std::size_t>{0, 2}));  // complete with the third gradient
-  EXPECT_EQ(plan[1].members, (std::vector<std::size_t>{1, 3}));
-  EXPECT_EQ(plan[2].members, (std::vector<std::size_t>{4}));
-  EXPECT_EQ(plan[0].offsets, (std::vector<std::size_t>{0, 16}));
-  for (const PlannedBucket& bucket : plan) EXPECT_EQ(bucket.bytes % kGradientAlignment, 0u);
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ TEST_P(Verbs, ReduceAndAllReduce) {
     torch::Tensor most = expected(0);
     for (int other = 1; other < r.size; ++other) {
       sum = GetParam().dtype == torch::kBool ? sum.logical_or(expected(other)) : sum + expected(other);
-      most = GetParam().dtype == torch::kBool ? most.logical_or(expected(other)) : torch::maximum(most, expected(other));
+      most =
+          GetParam().dtype == torch::kBool ? most.logical_or(expected(other)) : torch::maximum(most, expected(other));
     }
     const torch::Tensor x = from(r.rank);
     all_reduce(x, ReduceOp::sum, on(r)).wait();
@@ -110,7 +111,8 @@ TEST_P(Verbs, AllGatherOfDifferentSizes) {
     std::vector<torch::Tensor> all;
     for (int i = 0; i < r.size; ++i) all.push_back(torch::zeros({i + 1}, torch::kInt32));
     all_gather(all, torch::full({r.rank + 1}, r.rank + 10, torch::kInt32), on(r)).wait();
-    for (int i = 0; i < r.size; ++i) expect_equal(all[static_cast<std::size_t>(i)], torch::full({i + 1}, i + 10, torch::kInt32));
+    for (int i = 0; i < r.size; ++i)
+      expect_equal(all[static_cast<std::size_t>(i)], torch::full({i + 1}, i + 10, torch::kInt32));
   });
 }
 
@@ -153,10 +155,12 @@ TEST_P(Verbs, AllToAll) {
     input.fill_(r.rank % 2);
     all_to_all_single(output, input, from_each, to_each, on(r)).wait();
     for (int i = 0; i < r.size; ++i) {
-      expect_equal(output.narrow(0, i * (r.rank + 1), r.rank + 1), torch::full({r.rank + 1, 2}, i % 2, GetParam().dtype));
+      expect_equal(output.narrow(0, i * (r.rank + 1), r.rank + 1),
+                   torch::full({r.rank + 1, 2}, i % 2, GetParam().dtype));
     }
     const torch::Tensor even_out = make(GetParam().form, {r.size, 2}, GetParam().dtype);
-    all_to_all_single(even_out, make(GetParam().form, {r.size, 2}, GetParam().dtype).fill_(r.rank % 2), {}, {}, on(r)).wait();
+    all_to_all_single(even_out, make(GetParam().form, {r.size, 2}, GetParam().dtype).fill_(r.rank % 2), {}, {}, on(r))
+        .wait();
     for (int i = 0; i < r.size; ++i) expect_equal(even_out[i], torch::full({2}, i % 2, GetParam().dtype));
   });
 }
@@ -178,8 +182,9 @@ TEST_P(Verbs, SendAndReceive) {
       send(from(r.rank), next, 5, on(r));
     }
     expect_equal(x, expected(before));
-    for (const Work& work : batch_isend_irecv({P2POp::irecv(y, before), P2POp::isend(from(r.rank, 1), next), P2POp::irecv(z, next, 9),
-                                               P2POp::isend(from(r.rank, 2), before, 9)}, on(r))) {
+    for (const Work& work : batch_isend_irecv({P2POp::irecv(y, before), P2POp::isend(from(r.rank, 1), next),
+                                               P2POp::irecv(z, next, 9), P2POp::isend(from(r.rank, 2), before, 9)},
+                                              on(r))) {
       work.wait();
     }
     expect_equal(y, expected(before, 1));
@@ -194,16 +199,16 @@ std::vector<Setting> settings() {
       for (const bool async_op : {false, true}) result.push_back({n, form, async_op, torch::kFloat32});
     }
   }
-  for (const auto dtype : {torch::kFloat64, torch::kFloat16, torch::kBFloat16, torch::kInt8, torch::kInt16, torch::kInt32, torch::kInt64,
-                           torch::kUInt8, torch::kBool}) {
+  for (const auto dtype : {torch::kFloat64, torch::kFloat16, torch::kBFloat16, torch::kInt8, torch::kInt16,
+                           torch::kInt32, torch::kInt64, torch::kUInt8, torch::kBool}) {
     result.push_back({2, Form::transposed, false, dtype});
   }
   return result;
 }
 std::string setting_name(const testing::TestParamInfo<Setting>& setting) {
   const char* forms[] = {"Plain", "Transposed", "EverySecond"};
-  return fmt::format("{}Ranks{}{}{}", setting.param.n, forms[static_cast<int>(setting.param.form)], setting.param.async_op ? "Async" : "Sync",
-                     c10::toString(setting.param.dtype));
+  return fmt::format("{}Ranks{}{}{}", setting.param.n, forms[static_cast<int>(setting.param.form)],
+                     setting.param.async_op ? "Async" : "Sync", c10::toString(setting.param.dtype));
 }
 INSTANTIATE_TEST_SUITE_P(Dist, Verbs, testing::ValuesIn(settings()), setting_name);
 
@@ -274,7 +279,8 @@ TEST(Dist, UnusableTensorsAreNamed) {
     EXPECT_TRUE(contains(list.text, "all_gather: tensor_list[0] is an undefined tensor")) << list;
     const Caught count = catch_error([&] { all_gather({}, torch::ones({2}), {.group = r.world}); });
     EXPECT_TRUE(contains(count.text, "0 tensors for 1 ranks")) << count;
-    const Caught mixed = catch_error([&] { all_gather({torch::ones({2}, torch::kInt32)}, torch::ones({2}), {.group = r.world}); });
+    const Caught mixed =
+        catch_error([&] { all_gather({torch::ones({2}, torch::kInt32)}, torch::ones({2}), {.group = r.world}); });
     EXPECT_TRUE(contains(mixed.text, "different dtypes")) << mixed;
     const Caught root = catch_error([&] { gather(torch::ones({2}), {}, 3, {.group = r.world}); });
     EXPECT_TRUE(contains(root.text, "dst is 3")) << root;
@@ -324,9 +330,11 @@ TEST(Dist, TheDefaultGroup) {
       expect_equal(y, torch::full({2}, 2.0f));
     }
     EXPECT_EQ(broadcast_object(r.rank == 1 ? "hello" : "", 1), "hello");
-    EXPECT_EQ(all_gather_object(std::string(static_cast<std::size_t>(r.rank), 'x')), (std::vector<std::string>{"", "x", "xx"}));
+    EXPECT_EQ(all_gather_object(std::string(static_cast<std::size_t>(r.rank), 'x')),
+              (std::vector<std::string>{"", "x", "xx"}));
     EXPECT_EQ(gather_object(std::to_string(r.rank), 2).size(), r.rank == 2 ? 3u : 0u);
-    EXPECT_EQ(scatter_object(r.rank == 0 ? std::vector<std::string>{"a", "b", "c"} : std::vector<std::string>{}), std::string(1, static_cast<char>('a' + r.rank)));
+    EXPECT_EQ(scatter_object(r.rank == 0 ? std::vector<std::string>{"a", "b", "c"} : std::vector<std::string>{}),
+              std::string(1, static_cast<char>('a' + r.rank)));
     barrier();
     monitored_barrier();
     barrier({.async_op = true}).wait();

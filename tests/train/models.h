@@ -11,7 +11,8 @@ namespace maniple::testing_models {
 /// Two layers, with batch norm if asked for.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(std::int64_t width = 16, bool batch_norm = false)
-      : fc1(register_module("fc1", torch::nn::Linear(8, width))), fc2(register_module("fc2", torch::nn::Linear(width, 4))) {
+      : fc1(register_module("fc1", torch::nn::Linear(8, width))),
+        fc2(register_module("fc2", torch::nn::Linear(width, 4))) {
     if (batch_norm) norm = register_module("norm", torch::nn::BatchNorm1d(width));
   }
   torch::Tensor forward(torch::Tensor x) {

@@ -42,8 +42,13 @@ class GradBucket {
   const std::vector<torch::Tensor>& gradients() const noexcept { return gradients_; }
 
   // internal
-  GradBucket(torch::Tensor buffer, int index, bool is_last, std::vector<torch::Tensor> parameters, std::vector<torch::Tensor> gradients)
-      : buffer_(std::move(buffer)), index_(index), is_last_(is_last), parameters_(std::move(parameters)), gradients_(std::move(gradients)) {}
+  GradBucket(torch::Tensor buffer, int index, bool is_last, std::vector<torch::Tensor> parameters,
+             std::vector<torch::Tensor> gradients)
+      : buffer_(std::move(buffer)),
+        index_(index),
+        is_last_(is_last),
+        parameters_(std::move(parameters)),
+        gradients_(std::move(gradients)) {}
 
  private:
   torch::Tensor buffer_;

@@ -51,15 +51,15 @@ namespace maniple {
 /// When the buckets of a backward are averaged.
 enum class Overlap : std::uint8_t {
   automatic,  ///< all ranks on one host: none; several hosts: thread
-  none,       ///< at the end of backward, one after the other: one meeting of the ranks, nothing to gain from more within a host
-  inline_,    ///< as soon as a bucket is complete, in the thread of backward: fresh from the cache, a meeting for every bucket
-  thread,     ///< as soon as a bucket is complete, in the group's own thread, while backward goes on: hides the network; takes a
-              ///< core from the computation
+  none,  ///< at the end of backward, one after the other: one meeting of the ranks, nothing to gain from more within a host
+  inline_,  ///< as soon as a bucket is complete, in the thread of backward: fresh from the cache, a meeting for every bucket
+  thread,  ///< as soon as a bucket is complete, in the group's own thread, while backward goes on: hides the network; takes a
+           ///< core from the computation
 };
 
 /// What the average is.
 enum class Average : std::uint8_t {
-  ranks,    ///< sum over ranks of g_r, divided by the number of ranks: right when all ranks have equally many samples
+  ranks,  ///< sum over ranks of g_r, divided by the number of ranks: right when all ranks have equally many samples
   samples,  ///< sum of w_r g_r / sum of w_r, with w_r from set_weight: right when batches differ in size and the loss is a mean
 };
 
@@ -195,10 +195,10 @@ DistributedDataParallel(std::shared_ptr<Module>) -> DistributedDataParallel<Modu
 template <class Module>
 DistributedDataParallel(std::shared_ptr<Module>, DdpOptions) -> DistributedDataParallel<Module>;
 template <class Holder>
-  requires torch::detail::is_module_holder<Holder>::value
-DistributedDataParallel(Holder) -> DistributedDataParallel<Holder>;
+  requires torch::detail::is_module_holder<Holder>::value DistributedDataParallel(Holder)
+->DistributedDataParallel<Holder>;
 template <class Holder>
-  requires torch::detail::is_module_holder<Holder>::value
-DistributedDataParallel(Holder, DdpOptions) -> DistributedDataParallel<Holder>;
+  requires torch::detail::is_module_holder<Holder>::value DistributedDataParallel(Holder, DdpOptions)
+->DistributedDataParallel<Holder>;
 
 }  // namespace maniple

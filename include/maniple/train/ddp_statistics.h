@@ -17,8 +17,8 @@ struct DdpStatistics {
   };
 
   int ranks = 1;
-  std::string overlap;          ///< "none", "inline", "thread": what `automatic` became
-  std::vector<Bucket> buckets;  ///< empty before the end of the first synchronised backward
+  std::string overlap;               ///< "none", "inline", "thread": what `automatic` became
+  std::vector<Bucket> buckets;       ///< empty before the end of the first synchronised backward
   std::uint64_t parameters = 0;      ///< that take part
   std::uint64_t gradient_bytes = 0;  ///< reduced in each synchronised backward
   std::uint64_t backwards = 0;       ///< synchronised ones, the first (which lays out the buckets) included

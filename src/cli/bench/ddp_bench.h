@@ -50,7 +50,8 @@ class DdpBench {
 
  private:
   std::string python_with_torch();
-  DdpRow measure(const std::vector<std::string>& program, const std::string& system, const std::string& model, int ranks, const DdpWishes& wishes);
+  DdpRow measure(const std::vector<std::string>& program, const std::string& system, const std::string& model,
+                 int ranks, const DdpWishes& wishes);
   void complain(const std::string& text);
 
   const Site& site_;

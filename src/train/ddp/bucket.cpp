@@ -8,16 +8,17 @@ namespace maniple {
 namespace {
 
 /// A tensor on registered memory, which lives as long as the tensor does.
-torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                        const torch::Tensor& like) {
+torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,
+                        c10::IntArrayRef strides, const torch::Tensor& like) {
   void* data = static_cast<std::byte*>(memory.data()) + offset;
-  return torch::from_blob(data, sizes, strides, [memory](void*) {}, like.options().requires_grad(false));
+  return torch::from_blob(
+      data, sizes, strides, [memory](void*) {}, like.options().requires_grad(false));
 }
 
 }  // namespace
 
-Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters, const RegisteredMemory& memory,
-               std::size_t offset, bool gradients_live_here)
+Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters,
+               const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here)
     : index_(index), is_last_(is_last), gradients_live_here_(gradients_live_here), members_(plan.members) {
   for (const std::size_t member : members_) {
     names_.push_back(parameters[member].name);
@@ -29,11 +30,13 @@ Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<con
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const torch::Tensor& parameter = parameters_[i];
     const std::size_t at = offset + plan.offsets[i] * like.element_size();
-    const auto strides = is_dense(parameter) ? parameter.strides().vec() : torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
+    const auto strides =
+        is_dense(parameter) ? parameter.strides().vec() : torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
     slots_.push_back(tensor_on(memory, at, parameter.sizes(), strides, like));
   }
   const torch::Tensor reals = flat_.is_complex() ? torch::view_as_real(flat_) : flat_;
-  buffer_ = {flat_.data_ptr(), static_cast<std::size_t>(reals.numel()), dtype_of(flat_, {"DistributedDataParallel", "gradient"})};
+  buffer_ = {flat_.data_ptr(), static_cast<std::size_t>(reals.numel()),
+             dtype_of(flat_, {"DistributedDataParallel", "gradient"})};
 }
 
 GradBucket Bucket::for_hook() const { return GradBucket(flat_, index_, is_last_, parameters_, slots_); }
@@ -48,13 +51,17 @@ void Bucket::take(std::size_t i) {
     slots_[i].zero_();
     return;
   }
-  MANIPLE_REQUIRE(gradient.layout() == torch::kStrided, "DistributedDataParallel: the gradient of {} is sparse, which is not supported; make "
-                  "its embedding with sparse(false)", names_[i]);
-  MANIPLE_REQUIRE(gradient.scalar_type() == slots_[i].scalar_type() && gradient.sizes() == slots_[i].sizes() && gradient.device().is_cpu(),
-                  "DistributedDataParallel: parameter {} has changed since the first backward (its gradient is {} [{}] on {}, it was {} "
+  MANIPLE_REQUIRE(gradient.layout() == torch::kStrided,
+                  "DistributedDataParallel: the gradient of {} is sparse, which is not supported; make "
+                  "its embedding with sparse(false)",
+                  names_[i]);
+  MANIPLE_REQUIRE(gradient.scalar_type() == slots_[i].scalar_type() && gradient.sizes() == slots_[i].sizes() &&
+                      gradient.device().is_cpu(),
+                  "DistributedDataParallel: parameter {} has changed since the first backward (its gradient is {} [{}] "
+                  "on {}, it was {} "
                   "[{}] on cpu); convert the module before wrapping it",
-                  names_[i], c10::toString(gradient.scalar_type()), fmt::join(gradient.sizes(), ", "), gradient.device().str(),
-                  c10::toString(slots_[i].scalar_type()), fmt::join(slots_[i].sizes(), ", "));
+                  names_[i], c10::toString(gradient.scalar_type()), fmt::join(gradient.sizes(), ", "),
+                  gradient.device().str(), c10::toString(slots_[i].scalar_type()), fmt::join(slots_[i].sizes(), ", "));
   if (lives_here(gradient, i)) return;
   slots_[i].copy_(gradient);
   if (gradients_live_here_) gradient = slots_[i];

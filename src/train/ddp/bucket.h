@@ -23,8 +23,8 @@ namespace maniple {
 class Bucket {
  public:
   /// `memory` begins at `offset` bytes of the registered memory of all buckets.
-  Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters, const RegisteredMemory& memory,
-         std::size_t offset, bool gradients_live_here);
+  Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters,
+         const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here);
 
   int index() const noexcept { return index_; }
   const std::vector<std::size_t>& members() const noexcept { return members_; }  ///< indices of parameters

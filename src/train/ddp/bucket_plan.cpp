@@ -20,8 +20,8 @@ std::size_t padded(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
-std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters, std::span<const std::size_t> order,
-                                        const BucketLimits& limits) {
+std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters,
+                                        std::span<const std::size_t> order, const BucketLimits& limits) {
   std::map<int, Open> open;
   std::vector<std::pair<std::size_t, PlannedBucket>> closed;
   const auto close = [&](Open& one) {

@@ -34,7 +34,7 @@ struct BucketLimits {
 };
 
 /// `order` holds every index of `parameters` once.
-std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters, std::span<const std::size_t> order,
-                                        const BucketLimits& limits);
+std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters,
+                                        std::span<const std::size_t> order, const BucketLimits& limits);
 
 }  // namespace maniple

@@ -10,7 +10,8 @@
 namespace maniple {
 namespace {
 
-std::vector<NamedTensor> once_each(const torch::OrderedDict<std::string, torch::Tensor>& named, std::set<const void*>& seen) {
+std::vector<NamedTensor> once_each(const torch::OrderedDict<std::string, torch::Tensor>& named,
+                                   std::set<const void*>& seen) {
   std::vector<NamedTensor> result;
   for (const auto& item : named) {
     if (!item.value().defined() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
@@ -34,8 +35,9 @@ std::vector<std::string> description(const DdpOptions& options, const ModuleTens
   add("average", static_cast<int>(options.average));
   const auto list = [&](const char* kind, const std::vector<NamedTensor>& named) {
     for (const auto& [name, tensor] : named) {
-      lines.push_back(fmt::format("{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-                                  tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "))));
+      lines.push_back(fmt::format(
+          "{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+          tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "))));
     }
   };
   list("parameter", tensors.trained);
@@ -44,7 +46,9 @@ std::vector<std::string> description(const DdpOptions& options, const ModuleTens
   return lines;
 }
 
-std::string line_or_end(const std::vector<std::string>& lines, std::size_t i) { return i < lines.size() ? lines[i] : "nothing more"; }
+std::string line_or_end(const std::vector<std::string>& lines, std::size_t i) {
+  return i < lines.size() ? lines[i] : "nothing more";
+}
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> lines;
@@ -75,8 +79,8 @@ std::string first_difference(const std::vector<std::string>& texts) {
     if (held.size() == 1) continue;
     std::string text;
     for (const auto& [line, who] : held) {
-      text += fmt::format("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", fmt::join(who, ", "),
-                          who.size() == 1 ? "has" : "have", line);
+      text += fmt::format("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks",
+                          fmt::join(who, ", "), who.size() == 1 ? "has" : "have", line);
     }
     return text;
   }
@@ -100,7 +104,8 @@ ModuleTensors tensors_of(const torch::nn::Module& module) {
       dtype_of(tensor, argument);
     }
   }
-  MANIPLE_REQUIRE(!result.trained.empty(), "DistributedDataParallel: the module has no parameter that requires a gradient; there is "
+  MANIPLE_REQUIRE(!result.trained.empty(),
+                  "DistributedDataParallel: the module has no parameter that requires a gradient; there is "
                   "nothing to average");
   return result;
 }
@@ -111,9 +116,10 @@ void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, c
   for (const std::string& line : description(options, tensors)) text += line + "\n";
   const std::vector<std::string> texts = group.all_gather_objects(text);
   if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return;
-  throw InvalidArgument(fmt::format("[DistributedDataParallel {} rank {}/{}] the ranks do not agree: {}; build the same module with the same "
-                                    "options on every rank",
-                                    group.name(), group.rank(), group.size(), first_difference(texts)));
+  throw InvalidArgument(fmt::format(
+      "[DistributedDataParallel {} rank {}/{}] the ranks do not agree: {}; build the same module with the same "
+      "options on every rank",
+      group.name(), group.rank(), group.size(), first_difference(texts)));
 }
 
 }  // namespace maniple

@@ -50,9 +50,10 @@ class Reducer::EndOfBackward {
 };
 
 std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptions options) {
-  MANIPLE_REQUIRE(options.bucket_cap_mb > 0, "DistributedDataParallel: bucket_cap_mb is {}; it must be positive", options.bucket_cap_mb);
-  MANIPLE_REQUIRE(options.first_bucket_mb >= 0, "DistributedDataParallel: first_bucket_mb is {}; it must not be negative",
-                  options.first_bucket_mb);
+  MANIPLE_REQUIRE(options.bucket_cap_mb > 0, "DistributedDataParallel: bucket_cap_mb is {}; it must be positive",
+                  options.bucket_cap_mb);
+  MANIPLE_REQUIRE(options.first_bucket_mb >= 0,
+                  "DistributedDataParallel: first_bucket_mb is {}; it must not be negative", options.first_bucket_mb);
   if (!options.process_group) options.process_group = get_default_group();
   std::shared_ptr<Reducer> reducer(new Reducer(module, std::move(options)));
   reducer->attach_hooks();
@@ -60,7 +61,10 @@ std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptio
 }
 
 Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
-    : options_(std::move(options)), group_(options_.process_group), overlap_(resolved(options_.overlap, *group_)), buffers_(group_, {}) {
+    : options_(std::move(options)),
+      group_(options_.process_group),
+      overlap_(resolved(options_.overlap, *group_)),
+      buffers_(group_, {}) {
   ModuleTensors all = tensors_of(module);
   require_same_on_all_ranks(*group_, options_, all);
   if (options_.init_sync) {
@@ -80,9 +84,11 @@ void Reducer::require_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const torch::Tensor& tensor = parameters_[i].tensor;
     MANIPLE_REQUIRE(tensor.scalar_type() == dtypes_[i] && tensor.device().is_cpu(),
-                    "DistributedDataParallel: parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook; "
+                    "DistributedDataParallel: parameter {} was converted from {} to {} on {} after it was wrapped, "
+                    "which drops its hook; "
                     "convert the module first and wrap it then",
-                    parameters_[i].name, c10::toString(dtypes_[i]), c10::toString(tensor.scalar_type()), tensor.device().str());
+                    parameters_[i].name, c10::toString(dtypes_[i]), c10::toString(tensor.scalar_type()),
+                    tensor.device().str());
   }
 }
 
@@ -106,13 +112,16 @@ void Reducer::fail(const std::string& text) {
 }
 
 void Reducer::set_weight(double weight) {
-  MANIPLE_REQUIRE(options_.average == Average::samples, "DistributedDataParallel: set_weight needs the option average = Average::samples");
-  MANIPLE_REQUIRE(weight >= 0 && std::isfinite(weight), "DistributedDataParallel: a weight of {}; expected a number of samples", weight);
+  MANIPLE_REQUIRE(options_.average == Average::samples,
+                  "DistributedDataParallel: set_weight needs the option average = Average::samples");
+  MANIPLE_REQUIRE(weight >= 0 && std::isfinite(weight),
+                  "DistributedDataParallel: a weight of {}; expected a number of samples", weight);
   weight_ = weight;
 }
 
 void Reducer::register_hook(CommHook hook) {
-  MANIPLE_REQUIRE(buckets_.empty() && !running_, "DistributedDataParallel: a communication hook is registered before the first backward");
+  MANIPLE_REQUIRE(buckets_.empty() && !running_,
+                  "DistributedDataParallel: a communication hook is registered before the first backward");
   MANIPLE_REQUIRE(hook_ == nullptr, "DistributedDataParallel: there is a communication hook already");
   MANIPLE_REQUIRE(hook != nullptr, "DistributedDataParallel: an empty communication hook");
   hook_ = std::move(hook);
@@ -123,10 +132,16 @@ void Reducer::gradient_came(std::size_t parameter) {
   if (torch::GradMode::is_enabled()) fail("backward with create_graph is not supported: averaging would cut the graph");
   if (!running_) begin();
   const std::string& name = parameters_[parameter].name;
-  if (came_[parameter]) fail(fmt::format("parameter {} got its gradient twice in one backward (a backward inside a backward is not "
-                                         "supported) on rank {}", name, group_->rank()));
-  if (!expected(parameter)) fail(fmt::format("parameter {} got a gradient on rank {}, but none in the first backward; the graph is not "
-                                             "static, use find_unused_parameters instead", name, group_->rank()));
+  if (came_[parameter])
+    fail(
+        fmt::format("parameter {} got its gradient twice in one backward (a backward inside a backward is not "
+                    "supported) on rank {}",
+                    name, group_->rank()));
+  if (!expected(parameter))
+    fail(
+        fmt::format("parameter {} got a gradient on rank {}, but none in the first backward; the graph is not "
+                    "static, use find_unused_parameters instead",
+                    name, group_->rank()));
   came_[parameter] = true;
   if (buckets_.empty()) {
     arrival_.push_back(parameter);
@@ -185,11 +200,13 @@ void Reducer::finish() {
   const bool first = buckets_.empty();
   const bool allowed = options_.static_graph ? first : options_.find_unused_parameters;
   if (!missing.empty() && !allowed) {
-    fail(fmt::format("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(), names_of(missing, parameters_),
-                     options_.static_graph ? "they had one in the first backward, so the graph is not static: use "
-                                             "find_unused_parameters instead"
-                                           : "use all of them in computing the loss, freeze them (requires_grad_(false)), or construct "
-                                             "with find_unused_parameters = true"));
+    fail(fmt::format("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(),
+                     names_of(missing, parameters_),
+                     options_.static_graph
+                         ? "they had one in the first backward, so the graph is not static: use "
+                           "find_unused_parameters instead"
+                         : "use all of them in computing the loss, freeze them (requires_grad_(false)), or construct "
+                           "with find_unused_parameters = true"));
   }
   if (first) lay_out();
   average_all();
@@ -214,7 +231,8 @@ void Reducer::lay_out() {
                      static_cast<int>(tensor.scalar_type())});
   }
   const std::vector<std::size_t> places(order.begin(), order.end());
-  const auto plans = plan_buckets(sizes, places, {bytes_of_mb(options_.first_bucket_mb), bytes_of_mb(options_.bucket_cap_mb)});
+  const auto plans =
+      plan_buckets(sizes, places, {bytes_of_mb(options_.first_bucket_mb), bytes_of_mb(options_.bucket_cap_mb)});
   std::size_t bytes = 0;
   for (const PlannedBucket& plan : plans) bytes += plan.bytes;
   const RegisteredMemory memory = group_->allocate(std::max<std::size_t>(bytes, 1));
@@ -223,7 +241,8 @@ void Reducer::lay_out() {
   homes_.resize(parameters_.size());
   std::size_t offset = 0;
   for (std::size_t b = 0; b < plans.size(); ++b) {
-    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory, offset, options_.gradient_as_bucket_view);
+    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory, offset,
+                         options_.gradient_as_bucket_view);
     offset += plans[b].bytes;
     for (std::size_t i = 0; i < plans[b].members.size(); ++i) homes_[plans[b].members[i]] = {b, i};
   }
@@ -241,7 +260,8 @@ void Reducer::take_absent(std::size_t parameter) {
   const torch::NoGradGuard no_grad;
   const Home home = homes_[parameter];
   Bucket& bucket = buckets_[home.bucket];
-  if (torch::Tensor before = bucket.saved(home.place); before.defined()) saved_.emplace_back(parameter, std::move(before));
+  if (torch::Tensor before = bucket.saved(home.place); before.defined())
+    saved_.emplace_back(parameter, std::move(before));
   bucket.take(home.place);
 }
 
@@ -313,7 +333,8 @@ void Reducer::wait_for(Bucket& bucket) {
   const auto from = Stopwatch::Clock::now();
   bucket.work.wait();
   watch_.waited(Stopwatch::Clock::now() - from);
-  watch_.communicated(bucket.launched_at, Stopwatch::Clock::time_point(Stopwatch::Clock::duration(bucket.ended_at->load())));
+  watch_.communicated(bucket.launched_at,
+                      Stopwatch::Clock::time_point(Stopwatch::Clock::duration(bucket.ended_at->load())));
   bucket.work = Work();
 }
 
