@@ -175,8 +175,9 @@ struct ControlGroup {
 TEST(Memory, TheKernelsKillIsToldApart) {
   const ControlGroup group("memory");
   if (!group.made || !group.set("memory.limit_in_bytes", "67108864")) GTEST_SKIP() << "no control group of version 1 here";
-  const Result result = maniple({"run", "-n", "2", "sh", "-c",
-                                 "[ $RANK = 0 ] && exec sleep 1000; echo $$ >" + group.path + "/cgroup.procs; exec " + worker_program() + " eat"});
+  // The job runs inside the group: a launcher in a launcher.
+  const Result result = maniple({"run", "sh", "-c", "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() +
+                                                        " run -n 2 sh -c '[ $RANK = 0 ] && exec sleep 1000; exec " + worker_program() + " eat'"});
   EXPECT_EQ(result.code, 137) << result.err;
   EXPECT_NE(result.err.find("rank 1 of 2 failed first"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("by the kernel's out-of-memory killer: the limit of its control group is 64 MiB, the peak was"), std::string::npos)

@@ -54,7 +54,7 @@ TEST(Logs, AHundredMegabytesFromEachOfFourRanks) {
 
 TEST(Logs, LastLineWithoutABreakAndOddBytes) {
   const Result result = maniple({"run", "sh", "-c", "printf 'a\\0b\\377\\nlast'"});
-  EXPECT_EQ(result.out, std::string("[rank 0] a\0b\377\n[rank 0] last\n", 32));
+  EXPECT_EQ(result.out, std::string("[rank 0] a\0b\377\n[rank 0] last\n", 28));
 }
 
 TEST(Logs, VeryLongLinesComeInPieces) {

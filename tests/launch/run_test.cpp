@@ -42,10 +42,10 @@ TEST(Run, ManyRanksJoin) {
 TEST(Run, TheSecretIsInADescriptorOnly) {
   const Result result = maniple({"run", "-n", "2", "sh", "-c",
                                  "f=/proc/self/fd/$MANIPLE_SECRET_FD; hex=$(od -An -v -tx1 $f | tr -d ' \\n'); echo ${#hex}; "
-                                 "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c $hex; "
+                                 "case \"$(cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n')\" in *$hex*) echo seen;; *) echo unseen;; esac; "
                                  "(echo x >>$f) 2>/dev/null || echo sealed"});
   EXPECT_EQ(result.out.find("[rank 0] 64\n") != std::string::npos, true) << result.out << result.err;
-  EXPECT_NE(result.out.find("[rank 1] 0\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("[rank 1] unseen\n"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("[rank 1] sealed\n"), std::string::npos) << result.out;
 }
 
@@ -70,7 +70,7 @@ TEST(Run, CoresAreShared) {
   const Result bound = maniple({"run", "-n", "2", "--no-prefix", "sh", "-c", show});
   const Result free = maniple({"run", "-n", "2", "--no-prefix", "--bind", "none", "sh", "-c", show});
   EXPECT_EQ(lists(free).size(), 1u) << free.out;
-  if (cores >= 2) EXPECT_EQ(lists(bound).size(), 2u) << bound.out;
+  EXPECT_EQ(lists(bound).size(), cores >= 2 ? 2u : 1u) << bound.out;
 }
 
 TEST(Run, ScriptsRun) {
