@@ -22,10 +22,11 @@ struct JobInfo {
   std::string command;  ///< as typed, for people
   int world_size = 0;
   std::vector<std::string> hosts = {};
-  pid_t pid = 0;                  ///< of the launcher; 0: this process
-  std::uint64_t pid_started = 0;  ///< its start in clock ticks after boot, which tells it from a later process of that number
-  std::string pid_space = {};     ///< the pid name space the number belongs to
-  std::int64_t started = 0;       ///< seconds after 1970; 0: now
+  pid_t pid = 0;  ///< of the launcher; 0: this process
+  std::uint64_t pid_started =
+      0;  ///< its start in clock ticks after boot, which tells it from a later process of that number
+  std::string pid_space = {};  ///< the pid name space the number belongs to
+  std::int64_t started = 0;    ///< seconds after 1970; 0: now
   int ranks_up = 0;
   int restarts = 0;
   std::string state = "starting";

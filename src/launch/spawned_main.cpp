@@ -152,8 +152,9 @@ using ManipleMain = int (*)(int, char**, char**);
 using ManipleStart = int (*)(ManipleMain, int, char**, void (*)(), void (*)(), void (*)(), void*);
 
 // Runs before any static object exists: nothing but calls into the C library here.
-__attribute__((weak, visibility("default"))) int __libc_start_main(ManipleMain program, int argc, char** argv, void (*init)(),
-                                                                   void (*fini)(), void (*rtld_fini)(), void* stack_end) {
+__attribute__((weak, visibility("default"))) int __libc_start_main(ManipleMain program, int argc, char** argv,
+                                                                   void (*init)(), void (*fini)(), void (*rtld_fini)(),
+                                                                   void* stack_end) {
   const auto start = reinterpret_cast<ManipleStart>(::dlsym(RTLD_NEXT, "__libc_start_main"));
   if (start == nullptr) {
     constexpr char kText[] = "maniple: the C library has no __libc_start_main\n";

@@ -197,7 +197,8 @@ class ArgumentReader {
 
   std::size_t left() const noexcept { return bytes_.size(); }
   void expect_end() const {
-    if (!bytes_.empty()) throw ProtocolError("arguments of spawn: " + std::to_string(bytes_.size()) + " bytes too many");
+    if (!bytes_.empty())
+      throw ProtocolError("arguments of spawn: " + std::to_string(bytes_.size()) + " bytes too many");
   }
 
  private:

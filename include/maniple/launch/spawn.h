@@ -50,14 +50,14 @@ enum class StartMethod : std::uint8_t {
 };
 
 struct SpawnOptions {
-  int nprocs = 1;      ///< processes on this machine, 1 to 4096
-  bool join = true;    ///< wait for all of them; false: return a handle
-  bool daemon = false; ///< they are killed when this process ends, however it ends
+  int nprocs = 1;       ///< processes on this machine, 1 to 4096
+  bool join = true;     ///< wait for all of them; false: return a handle
+  bool daemon = false;  ///< they are killed when this process ends, however it ends
   StartMethod start_method = StartMethod::reexec;
 
-  int nodes = 1;           ///< machines that call spawn, with as many processes each
-  int node_rank = 0;       ///< which of them this is
-  int world_size = 0;      ///< 0: nodes * nprocs
+  int nodes = 1;                 ///< machines that call spawn, with as many processes each
+  int node_rank = 0;             ///< which of them this is
+  int world_size = 0;            ///< 0: nodes * nprocs
   std::string master_addr = {};  ///< empty: loopback for one machine, MASTER_ADDR for several
   int master_port = 0;           ///< 0: a free port for one machine, MASTER_PORT for several
 
@@ -73,10 +73,10 @@ struct SpawnOptions {
 class SpawnError : public Error {
  public:
   struct Cause {
-    int rank = -1;        ///< the number that `fn` was called with
+    int rank = -1;  ///< the number that `fn` was called with
     int pid = -1;
-    int exit_code = -1;   ///< -1: it did not exit by itself
-    int signal = 0;       ///< 0: none
+    int exit_code = -1;     ///< -1: it did not exit by itself
+    int signal = 0;         ///< 0: none
     std::string type = {};  ///< of the exception, "std::runtime_error"; empty: none was thrown
     std::string text = {};  ///< its what(), unchanged; empty if it has none
     ErrorKind kind = ErrorKind::peer_lost;
@@ -136,8 +136,10 @@ template <class P>
 struct Kept {
   using Type = std::decay_t<P>;
   static decltype(auto) hand_over(Type& value) {
-    if constexpr (std::is_lvalue_reference_v<P>) return (value);
-    else return std::move(value);
+    if constexpr (std::is_lvalue_reference_v<P>)
+      return (value);
+    else
+      return std::move(value);
   }
 };
 template <class P>
@@ -217,9 +219,10 @@ SpawnContext spawn(Function&& function, const SpawnOptions& options = {}, Args&&
   using Told = typename detail::ParametersOf<Fn>::Type;
   using Wanted = std::conditional_t<std::is_void_v<Told>, detail::Parameters<std::decay_t<Args>&...>, Told>;
   constexpr bool kIsPointer = std::is_pointer_v<Fn> && std::is_function_v<std::remove_pointer_t<Fn>>;
-  static_assert(kIsPointer || (std::is_empty_v<Fn> && std::is_default_constructible_v<Fn>),
-                "maniple::spawn wants a function or a lambda that captures nothing: another process does not see what is "
-                "captured; pass it as an argument");
+  static_assert(
+      kIsPointer || (std::is_empty_v<Fn> && std::is_default_constructible_v<Fn>),
+      "maniple::spawn wants a function or a lambda that captures nothing: another process does not see what is "
+      "captured; pass it as an argument");
   static_assert(Wanted::kCount == sizeof...(Args),
                 "maniple::spawn(fn, options, args...) calls fn(rank, args...): the numbers of arguments differ");
   ArgumentWriter arguments;
