@@ -195,8 +195,12 @@ std::function<int()> declare_run(CLI::App& app) {
 
   return [words, &app] {
     words->options.command = app.remaining();
-    if (!words->options.command.empty() && words->options.command.front() == "--") {
-      words->options.command.erase(words->options.command.begin());
+    std::vector<std::string>& command = words->options.command;
+    if (!command.empty() && command.front() == "--") {
+      command.erase(command.begin());
+    } else if (!command.empty()) {
+      MANIPLE_REQUIRE(!command.front().starts_with('-'), "no option {} (see maniple run --help); a program of that name: -- {}",
+                      command.front(), command.front());
     }
     return run(*words);
   };

@@ -52,7 +52,7 @@ struct AgentMessage {
   int code = 0;         ///< quit
   int port = 0;         ///< reserved, start
   std::string host = {};     ///< join: the name of the host; reserved, start: address for rank 0
-  std::string text = {};     ///< verdict, quit: for people; may be empty. job: its name
+  std::string text = {};     ///< verdict, quit: for people; may be empty. job, start: the name of the job
   std::vector<std::string> words = {};  ///< job: settings, see job_settings.h
   RankExit exit = {};        ///< failed
 

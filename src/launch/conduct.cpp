@@ -103,7 +103,11 @@ class Conducting {
         .send =
             [this](Conductor::Node node, const AgentMessage& message) {
               if (node == kOwnNode && node_) return node_->handle(message);
-              if (const auto found = links_.find(node); found != links_.end()) found->second->send(message);
+              const auto found = links_.find(node);
+              if (found == links_.end()) return;
+              AgentMessage named = message;
+              if (named.kind == AgentMessage::Kind::start) named.text = job_;
+              found->second->send(named);
             },
         .set_clock =
             [this](Conductor::Clock clock, std::chrono::duration<double> delay) {

@@ -23,8 +23,8 @@
 namespace maniple::launch {
 
 struct ConductorOptions {
-  NodeRange nodes;
-  RestartPolicy restarts;
+  NodeRange nodes = {};
+  RestartPolicy restarts = {};
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more than the least number of nodes
   std::chrono::duration<double> grace{0.8};        ///< between SIGTERM and SIGKILL

@@ -168,7 +168,7 @@ bool Crew::child_ended(pid_t pid, int code, int status) {
     exit.code = status;
   } else {
     exit.signal = status;
-    exit.cause = judge_kill(status, !unasked, member.counters, read_oom_counters(pid));
+    exit.cause = judge_kill(status, !unasked, member.counters, read_oom_counters(pid, member.counters.group));
   }
   exit.at_us =
       std::chrono::duration_cast<std::chrono::microseconds>(Poller::Clock::now() - started_).count();

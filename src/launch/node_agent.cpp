@@ -110,6 +110,7 @@ void NodeAgent::reserve(int generation) {
 
 void NodeAgent::start(const AgentMessage& order) {
   generation_ = order.generation;
+  if (!order.text.empty()) settings_.job = order.text;
   std::vector<Seat> seats;
   for (int local = 0; local < order.processes; ++local) {
     seats.push_back({.rank = order.first_rank + local,

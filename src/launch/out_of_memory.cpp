@@ -74,9 +74,10 @@ std::string memory_group_folder(std::string_view proc_cgroup) {
   return unified;
 }
 
-OomCounters read_oom_counters(int pid) {
+OomCounters read_oom_counters(int pid, const std::string& group) {
   OomCounters counters;
   counters.group = memory_group_folder(slurp(fmt::format("/proc/{}/cgroup", pid)));
+  if (!group.empty() && (counters.group.empty() || counters.group == "/sys/fs/cgroup/memory/")) counters.group = group;
   if (!counters.group.empty()) {
     counters.kills = counter_in(slurp(counters.group + "/memory.events"), "oom_kill");
     counters.limit = number(slurp(counters.group + "/memory.max"));

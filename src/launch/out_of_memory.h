@@ -11,15 +11,16 @@
 namespace maniple::launch {
 
 struct OomCounters {
-  std::string group;                ///< path of the control group's folder; empty: unknown
-  std::optional<long long> kills;   ///< in the group
-  std::optional<long long> limit;   ///< bytes; none: no limit
-  std::optional<long long> peak;    ///< bytes
-  std::optional<long long> machine_kills;
+  std::string group = {};           ///< path of the control group's folder; empty: unknown
+  std::optional<long long> kills = {};   ///< in the group
+  std::optional<long long> limit = {};   ///< bytes; none: no limit
+  std::optional<long long> peak = {};    ///< bytes
+  std::optional<long long> machine_kills = {};
 };
 
-/// What is known about a process now; also of one that has ended but was not waited for yet.
-OomCounters read_oom_counters(int pid);
+/// What is known about a process now; also of one that has ended but was not waited for yet. Where the kernel does not say
+/// any more which group it was in (version 1 counts the dead to the root), it was `group`.
+OomCounters read_oom_counters(int pid, const std::string& group = {});
 
 /// The words after "signal SIGKILL (killed)": empty if nothing speaks for the out-of-memory killer. `before` is of the
 /// time the worker was started. Pure.

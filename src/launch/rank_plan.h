@@ -20,7 +20,7 @@ namespace maniple::launch {
 
 /// How many processes a node has, and how many devices each of them gets (0: devices are not shared out).
 struct NodeShape {
-  std::string host;  ///< for tables and messages; may be empty
+  std::string host = {};  ///< for tables and messages; may be empty
   int processes = 1;
   int devices_per_process = 0;
   friend bool operator==(const NodeShape&, const NodeShape&) = default;

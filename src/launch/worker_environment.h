@@ -12,10 +12,10 @@ namespace maniple::launch {
 
 /// What all workers of a node share in one generation of the group.
 struct NodeEnvironment {
-  std::string master_addr;
+  std::string master_addr = {};
   int master_port = 0;
   int node_count = 1;
-  std::string job;            ///< names the job; also TORCHELASTIC_RUN_ID
+  std::string job = {};       ///< names the job; also TORCHELASTIC_RUN_ID
   int generation = 0;         ///< of the group: restarts and changes of membership
   int restarts = 0;           ///< how often the group has been started again so far
   int max_restarts = 0;
