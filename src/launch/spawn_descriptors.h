@@ -1,4 +1,5 @@
-// Descriptors that spawned processes inherit: never one of the standard three, close-on-exec until a child asks for them.
+// Descriptors that spawned processes inherit: never one of the standard three, close-on-exec until a child asks for
+// them.
 #pragma once
 
 #include <fcntl.h>

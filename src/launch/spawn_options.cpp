@@ -33,8 +33,8 @@ int count_threads() {
   return count;
 }
 
-// Bound but not listening: rank 0 can listen there, nobody else is given the port by chance. Below the range from which the
-// kernel takes ports by itself.
+// Bound but not listening: rank 0 can listen there, nobody else is given the port by chance. Below the range from
+// which the kernel takes ports by itself.
 UniqueFd reserve_loopback_port(int& port) {
   std::random_device random;
   for (int attempt = 0; attempt < 200; ++attempt) {

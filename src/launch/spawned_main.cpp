@@ -1,8 +1,8 @@
-// A spawned process is this program started again, but main must not run: what it does before it comes to spawn (parse options,
-// load data, write files) is to happen once. So the call that brings a program to its main is taken over: the start-up code of
-// every program calls __libc_start_main(main, ...) of the C library; here is a function of that name, which the linker prefers,
-// and which calls the real one, with another main when MANIPLE_SPAWN_FD is set. The C library makes the static objects of the
-// program and its libraries before it calls either.
+// A spawned process is this program started again, but main must not run: what it does before it comes to spawn (parse
+// options, load data, write files) is to happen once. So the call that brings a program to its main is taken over: the
+// start-up code of every program calls __libc_start_main(main, ...) of the C library; here is a function of that name,
+// which the linker prefers, and which calls the real one, with another main when MANIPLE_SPAWN_FD is set. The C
+// library makes the static objects of the program and its libraries before it calls either.
 //
 // The definition is weak: a statically linked program takes the C library's own without complaint, spawn notices that
 // (takeover_is_possible) and says so.

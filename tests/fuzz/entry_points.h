@@ -23,6 +23,10 @@ void peer_table(std::string_view bytes);
 void launch_options(std::string_view bytes);
 /// As a message of another launcher of the job.
 void agent_message(std::string_view bytes);
+/// As a file of a checkpoint.
+void safetensors(std::string_view bytes);
+/// As a file of images or labels, plain and inside gzip.
+void idx(std::string_view bytes);
 
 /// Well-formed inputs to begin with.
 std::vector<std::string> handshake_seeds();
@@ -33,5 +37,7 @@ std::vector<std::string> control_seeds();
 std::vector<std::string> peer_table_seeds();
 std::vector<std::string> launch_options_seeds();
 std::vector<std::string> agent_message_seeds();
+std::vector<std::string> safetensors_seeds();
+std::vector<std::string> idx_seeds();
 
 }  // namespace maniple::fuzz

@@ -6,25 +6,26 @@
 //   }
 //   int main() { maniple::spawn(train, {.nprocs = 4}, 10, "data/"); }
 //
-// `fn` is called as fn(rank, args...) with rank 0 to nprocs-1, as by torch.multiprocessing.spawn. It is a function of the main
-// program or a lambda that captures nothing; arguments are copied into the other process (maniple/launch/arguments.h says which
-// types can be). Its result is ignored.
+// `fn` is called as fn(rank, args...) with rank 0 to nprocs-1, as by torch.multiprocessing.spawn. It is a function of
+// the main program or a lambda that captures nothing; arguments are copied into the other process
+// (maniple/launch/arguments.h says which types can be). Its result is ignored.
 //
-// With join, spawn returns when all have returned. As soon as one fails (throws, exits with a code, is ended by a signal) the
-// others are ended and the first failure is thrown here as SpawnError. Without join it returns at once with a handle.
+// With join, spawn returns when all have returned. As soon as one fails (throws, exits with a code, is ended by a
+// signal) the others are ended and the first failure is thrown here as SpawnError. Without join it returns at once
+// with a handle.
 //
-// Start methods. `reexec` (the default) runs this program's file again and calls `fn` in place of main, after static objects
-// have been made: main itself does not run again, and threads, locks and memory of this process do not matter. Needs a program
-// that is linked dynamically (the default everywhere). `fork` copies this process as it is; that is safe only while it has a
-// single thread, so spawn refuses it otherwise.
+// Start methods. `reexec` (the default) runs this program's file again and calls `fn` in place of main, after static
+// objects have been made: main itself does not run again, and threads, locks and memory of this process do not matter.
+// Needs a program that is linked dynamically (the default everywhere). `fork` copies this process as it is; that is
+// safe only while it has a single thread, so spawn refuses it otherwise.
 //
-// What the processes find in their environment, so that maniple::join() and anything else of the PyTorch world works: RANK,
-// LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT (a free one), the secret of the job, and
-// OMP_NUM_THREADS (cores / nprocs) unless it is set. Standard output and error are those of this process; standard input is
-// empty.
+// What the processes find in their environment, so that maniple::join() and anything else of the PyTorch world works:
+// RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT (a free one), the secret of the
+// job, and OMP_NUM_THREADS (cores / nprocs) unless it is set. Standard output and error are those of this process;
+// standard input is empty.
 //
-// Several machines: call spawn on each with the same `nodes` and its own `node_rank`; ranks are node_rank * nprocs + i. The
-// address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT.
+// Several machines: call spawn on each with the same `nodes` and its own `node_rank`; ranks are node_rank * nprocs +
+// i. The address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT.
 //
 // Threads: spawn may be called from any thread; a SpawnContext is for one thread at a time.
 #pragma once
@@ -95,8 +96,8 @@ class SpawnError : public Error {
   std::shared_ptr<const Cause> cause_;
 };
 
-/// The processes of one spawn. The destructor waits for them, as Python does at its end; daemons it ends, and so it does with
-/// all when it runs because of an exception. A failure that nobody asked for becomes a warning.
+/// The processes of one spawn. The destructor waits for them, as Python does at its end; daemons it ends, and so it
+/// does with all when it runs because of an exception. A failure that nobody asked for becomes a warning.
 class SpawnContext {
  public:
   struct Impl;
@@ -108,8 +109,8 @@ class SpawnContext {
   /// By rank. They stay the same after the processes have ended.
   const std::vector<int>& pids() const noexcept;
 
-  /// Waits until all have ended: true; false when the time is over first. Throws the first failure as SpawnError, once, after
-  /// the others have been ended.
+  /// Waits until all have ended: true; false when the time is over first. Throws the first failure as SpawnError,
+  /// once, after the others have been ended.
   bool join(std::optional<Seconds> timeout = std::nullopt);
 
   /// The first failure that join() has seen; nullopt: none so far.
@@ -165,7 +166,8 @@ struct Parameters {
   }
 };
 
-/// What a function wants after the rank. Void where that cannot be told (a generic lambda): then what it is given decides.
+/// What a function wants after the rank. Void where that cannot be told (a generic lambda): then what it is given
+/// decides.
 template <class Fn>
 struct ParametersOf {
   using Type = void;
@@ -211,8 +213,8 @@ struct SpawnCall {
 
 }  // namespace detail
 
-/// See the top of this file. Throws InvalidArgument (impossible options, a function of a shared library), Unsupported (fork with
-/// threads), SystemError (processes cannot be started) and, with join, SpawnError.
+/// See the top of this file. Throws InvalidArgument (impossible options, a function of a shared library), Unsupported
+/// (fork with threads), SystemError (processes cannot be started) and, with join, SpawnError.
 template <class Function, class... Args>
 SpawnContext spawn(Function&& function, const SpawnOptions& options = {}, Args&&... args) {
   using Fn = std::decay_t<Function>;
