@@ -26,9 +26,16 @@ int width_of_output() {
 }
 
 nlohmann::json json_of(const launch::JobInfo& job, std::int64_t now) {
-  return {{"id", job.id},         {"pid", job.pid},           {"command", job.command},   {"world_size", job.world_size},
-          {"hosts", job.hosts},   {"ranks_up", job.ranks_up}, {"restarts", job.restarts}, {"state", job.state},
-          {"started", job.started}, {"elapsed_s", now - job.started}};
+  return {{"id", job.id},
+          {"pid", job.pid},
+          {"command", job.command},
+          {"world_size", job.world_size},
+          {"hosts", job.hosts},
+          {"ranks_up", job.ranks_up},
+          {"restarts", job.restarts},
+          {"state", job.state},
+          {"started", job.started},
+          {"elapsed_s", now - job.started}};
 }
 
 }  // namespace

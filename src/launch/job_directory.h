@@ -11,8 +11,8 @@ namespace maniple::launch {
 /// Directories that may hold records of this user, the preferred one first.
 std::vector<std::string> job_directories();
 
-/// Opens a directory that is ours alone; makes it when `create` is set. Throws SystemError or InvalidArgument (a link, another
-/// owner, a mode that lets others in).
+/// Opens a directory that is ours alone; makes it when `create` is set. Throws SystemError or InvalidArgument (a link,
+/// another owner, a mode that lets others in).
 UniqueFd open_job_directory(const std::string& path, bool create);
 
 }  // namespace maniple::launch

@@ -8,8 +8,8 @@
 
 namespace maniple::launch {
 
-/// In the order of their start. Records whose launcher is gone are removed; files that are no records, too large, not ours or
-/// of another pid name space are passed over.
+/// In the order of their start. Records whose launcher is gone are removed; files that are no records, too large, not
+/// ours or of another pid name space are passed over.
 std::vector<JobInfo> running_jobs();
 std::vector<JobInfo> running_jobs_in(const std::string& directory);
 

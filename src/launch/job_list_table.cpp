@@ -60,9 +60,9 @@ std::size_t width_before_command(const std::vector<Row>& rows) {
 std::vector<Row> rows_of(const std::vector<JobInfo>& jobs, std::int64_t now, const Most& most) {
   std::vector<Row> rows = {{"JOB", "PID", "RANKS", "HOSTS", "RESTARTS", "ELAPSED", "COMMAND"}};
   for (const JobInfo& job : jobs) {
-    rows.push_back({shortened(printable(job.id), most.job), std::to_string(job.pid), fmt::format("{}/{}", job.ranks_up, job.world_size),
-                    hosts_text(job.hosts, most.hosts), std::to_string(job.restarts), elapsed_text(now - job.started),
-                    printable(job.command)});
+    rows.push_back({shortened(printable(job.id), most.job), std::to_string(job.pid),
+                    fmt::format("{}/{}", job.ranks_up, job.world_size), hosts_text(job.hosts, most.hosts),
+                    std::to_string(job.restarts), elapsed_text(now - job.started), printable(job.command)});
   }
   return rows;
 }

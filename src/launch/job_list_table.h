@@ -9,7 +9,8 @@
 
 namespace maniple::launch {
 
-/// `now` in seconds after 1970. The command is shortened so that no line is longer than `width`; 0: lines may be any length.
+/// `now` in seconds after 1970. The command is shortened so that no line is longer than `width`; 0: lines may be any
+/// length.
 std::string job_table(const std::vector<JobInfo>& jobs, std::int64_t now, int width);
 
 /// "5s", "3m07s", "2h15m", "4d03h"

@@ -68,7 +68,8 @@ class Lines {
   // The rest of a line that begins with `key` and a blank.
   std::optional<std::string_view> value(std::string_view key) {
     const auto line = next();
-    if (!line || !line->starts_with(key) || line->size() <= key.size() || (*line)[key.size()] != ' ') return std::nullopt;
+    if (!line || !line->starts_with(key) || line->size() <= key.size() || (*line)[key.size()] != ' ')
+      return std::nullopt;
     return line->substr(key.size() + 1);
   }
 
@@ -108,8 +109,9 @@ std::string encode_job(const JobInfo& info) {
   std::string text = fmt::format(
       "{}\nid {}\npid {}\npid_started {}\npid_space {}\nstarted {}\nworld_size {}\nranks_up {}\nrestarts {}\nstate {}\n"
       "command {}\n",
-      kFirstLine, escaped(info.id, kMostWord), info.pid, info.pid_started, escaped(info.pid_space, kMostWord), info.started,
-      info.world_size, info.ranks_up, info.restarts, escaped(info.state, kMostWord), escaped(info.command, kMostCommand));
+      kFirstLine, escaped(info.id, kMostWord), info.pid, info.pid_started, escaped(info.pid_space, kMostWord),
+      info.started, info.world_size, info.ranks_up, info.restarts, escaped(info.state, kMostWord),
+      escaped(info.command, kMostCommand));
   std::string hosts;
   for (const std::string& host : info.hosts) {
     hosts += fmt::format("host {}\n", escaped(host, kMostWord));

@@ -92,8 +92,9 @@ struct SpawnContext::Impl {
     const bool by_fork = options.start_method == StartMethod::fork;
     if (by_fork) check_fork_is_safe();
     if (!by_fork && !takeover_is_possible())
-      throw Unsupported("spawn: start method reexec needs a dynamically linked program; link without -static, or use "
-                        "StartMethod::fork");
+      throw Unsupported(
+          "spawn: start method reexec needs a dynamically linked program; link without -static, or use "
+          "StartMethod::fork");
     UniqueFd payload;
     if (!by_fork) payload = sealed_memory("maniple-spawn", encode_payload(entry, function, arguments));
     if (options.daemon) lifeline.emplace();
@@ -102,13 +103,13 @@ struct SpawnContext::Impl {
     for (int index = 0; index < options.nprocs; ++index) {
       auto [ours, theirs] = make_socket_pair();
       const SpawnSeat seat{.payload = payload.get(),
-                                  .report = theirs.get(),
-                                  .lifeline = lifeline ? lifeline->child_end() : -1,
-                                  .index = index};
+                           .report = theirs.get(),
+                           .lifeline = lifeline ? lifeline->child_end() : -1,
+                           .index = index};
       Variables variables;
       if (options.set_environment) variables = spawned_variables(options, index, meeting.point, threads);
-      const pid_t pid = by_fork ? start_fork(seat, variables, entry, function, arguments)
-                                : start_reexec(seat, variables);
+      const pid_t pid =
+          by_fork ? start_fork(seat, variables, entry, function, arguments) : start_reexec(seat, variables);
       watch.add(pid, std::move(ours));
     }
     if (lifeline) lifeline->close_child_end();
@@ -121,9 +122,10 @@ struct SpawnContext::Impl {
     std::vector<std::string> words = own_arguments();
     std::vector<std::string> environment = changed_environment(environ, variables);
     pid_t pid = -1;
-    const int code = ::posix_spawn(&pid, "/proc/self/exe", actions.actions(), actions.attributes(), pointers(words).data(),
-                                   pointers(environment).data());
-    if (code != 0) throw_system_error(fmt::format("spawn: starting process {} of {}", seat.index, options.nprocs), code);
+    const int code = ::posix_spawn(&pid, "/proc/self/exe", actions.actions(), actions.attributes(),
+                                   pointers(words).data(), pointers(environment).data());
+    if (code != 0)
+      throw_system_error(fmt::format("spawn: starting process {} of {}", seat.index, options.nprocs), code);
     return pid;
   }
 
@@ -135,7 +137,8 @@ struct SpawnContext::Impl {
     if (pid > 0) return pid;
     int code = 1;
     try {
-      for (const auto& [name, value] : variables) value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
+      for (const auto& [name, value] : variables)
+        value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
       ::signal(SIGTERM, SIG_DFL);
       sigset_t none;
       sigemptyset(&none);
@@ -215,7 +218,8 @@ void SpawnContext::terminate() noexcept {
 
 void SpawnContext::detach() {
   if (!impl_) return;
-  if (impl_->options.daemon) throw Unsupported("spawn: daemons end with their parent and cannot be detached; start them without daemon");
+  if (impl_->options.daemon)
+    throw Unsupported("spawn: daemons end with their parent and cannot be detached; start them without daemon");
   impl_->watch.forget_all();
   impl_.reset();
 }

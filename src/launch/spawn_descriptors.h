@@ -1,4 +1,5 @@
-// Descriptors that spawned processes inherit: never one of the standard three, close-on-exec until a child asks for them.
+// Descriptors that spawned processes inherit: never one of the standard three, close-on-exec until a child asks for
+// them.
 #pragma once
 
 #include <fcntl.h>
@@ -53,7 +54,8 @@ inline UniqueFd sealed_memory(const char* name, std::string_view bytes) {
   while (done < bytes.size()) {
     const ssize_t wrote = ::write(file.get(), bytes.data() + done, bytes.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) throw_system_error("spawn: writing " + std::to_string(bytes.size()) + " bytes for the new processes");
+    if (wrote < 0)
+      throw_system_error("spawn: writing " + std::to_string(bytes.size()) + " bytes for the new processes");
     done += static_cast<std::size_t>(wrote);
   }
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)

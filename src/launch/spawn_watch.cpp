@@ -141,7 +141,8 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
   std::string what;
   if (process.status_known && WIFSIGNALED(process.status)) {
     cause.signal = WTERMSIG(process.status);
-    what = fmt::format("was ended by signal {} ({}, {})", cause.signal, name_of_signal(cause.signal), ::strsignal(cause.signal));
+    what = fmt::format("was ended by signal {} ({}, {})", cause.signal, name_of_signal(cause.signal),
+                       ::strsignal(cause.signal));
   } else if (process.said && !process.said->finished) {
     if (process.status_known) cause.exit_code = WEXITSTATUS(process.status);
     cause.type = process.said->type;
@@ -154,7 +155,8 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
   } else {
     what = "ended in a way that is not known, because this process ignores SIGCHLD or waits for all children elsewhere";
   }
-  return SpawnError(fmt::format("[spawn process {}/{} pid {}] {}", rank, processes_.size(), process.pid, what), std::move(cause));
+  return SpawnError(fmt::format("[spawn process {}/{} pid {}] {}", rank, processes_.size(), process.pid, what),
+                    std::move(cause));
 }
 
 void SpawnWatch::signal_all(int signal) noexcept {

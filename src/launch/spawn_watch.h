@@ -1,4 +1,5 @@
-// The parent's view of its spawned processes: which have ended and how, which failure was the first, and how to end the rest.
+// The parent's view of its spawned processes: which have ended and how, which failure was the first, and how to end
+// the rest.
 #pragma once
 
 #include <sys/types.h>

@@ -42,10 +42,11 @@ std::uint64_t offset_in_program(void (*function)()) {
   if (program.holds_wanted) return address - program.base;
   Dl_info found{};
   const bool known = ::dladdr(reinterpret_cast<void*>(address), &found) != 0 && found.dli_fname != nullptr;
-  throw InvalidArgument(fmt::format(
-      "spawn: the function lies in {}, not in the main program, so a new process cannot find it; call it from a function of "
-      "the main program and spawn that",
-      known ? found.dli_fname : "memory of no library"));
+  throw InvalidArgument(
+      fmt::format("spawn: the function lies in {}, not in the main program, so a new process cannot find it; call it "
+                  "from a function of "
+                  "the main program and spawn that",
+                  known ? found.dli_fname : "memory of no library"));
 }
 
 void (*function_at_offset(std::uint64_t offset))() {

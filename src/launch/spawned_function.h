@@ -1,5 +1,5 @@
-// A function's address, in a form that another run of the same program understands: its distance from where the program was
-// loaded, which is a different place every time (position-independent programs).
+// A function's address, in a form that another run of the same program understands: its distance from where the
+// program was loaded, which is a different place every time (position-independent programs).
 #pragma once
 
 #include <cstdint>

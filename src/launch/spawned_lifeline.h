@@ -1,5 +1,5 @@
-// How a daemon learns that its parent is gone: a pipe whose writing end only the parent has. The kernel closes it with the
-// parent, however that ends, and sends SIGKILL to whoever has asked for it at the reading end.
+// How a daemon learns that its parent is gone: a pipe whose writing end only the parent has. The kernel closes it with
+// the parent, however that ends, and sends SIGKILL to whoever has asked for it at the reading end.
 //
 // PR_SET_PDEATHSIG is not used, because it acts when the *thread* that started the child ends.
 #pragma once

@@ -1,8 +1,8 @@
-// A spawned process is this program started again, but main must not run: what it does before it comes to spawn (parse options,
-// load data, write files) is to happen once. So the call that brings a program to its main is taken over: the start-up code of
-// every program calls __libc_start_main(main, ...) of the C library; here is a function of that name, which the linker prefers,
-// and which calls the real one, with another main when MANIPLE_SPAWN_FD is set. The C library makes the static objects of the
-// program and its libraries before it calls either.
+// A spawned process is this program started again, but main must not run: what it does before it comes to spawn (parse
+// options, load data, write files) is to happen once. So the call that brings a program to its main is taken over: the
+// start-up code of every program calls __libc_start_main(main, ...) of the C library; here is a function of that name,
+// which the linker prefers, and which calls the real one, with another main when MANIPLE_SPAWN_FD is set. The C
+// library makes the static objects of the program and its libraries before it calls either.
 //
 // The definition is weak: a statically linked program takes the C library's own without complaint, spawn notices that
 // (takeover_is_possible) and says so.
@@ -152,8 +152,9 @@ using ManipleMain = int (*)(int, char**, char**);
 using ManipleStart = int (*)(ManipleMain, int, char**, void (*)(), void (*)(), void (*)(), void*);
 
 // Runs before any static object exists: nothing but calls into the C library here.
-__attribute__((weak, visibility("default"))) int __libc_start_main(ManipleMain program, int argc, char** argv, void (*init)(),
-                                                                   void (*fini)(), void (*rtld_fini)(), void* stack_end) {
+__attribute__((weak, visibility("default"))) int __libc_start_main(ManipleMain program, int argc, char** argv,
+                                                                   void (*init)(), void (*fini)(), void (*rtld_fini)(),
+                                                                   void* stack_end) {
   const auto start = reinterpret_cast<ManipleStart>(::dlsym(RTLD_NEXT, "__libc_start_main"));
   if (start == nullptr) {
     constexpr char kText[] = "maniple: the C library has no __libc_start_main\n";

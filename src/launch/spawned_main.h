@@ -9,7 +9,8 @@
 
 namespace maniple::launch {
 
-/// The variable that makes a program a spawned process: "payload,report,lifeline,index", three descriptors and a number.
+/// The variable that makes a program a spawned process: "payload,report,lifeline,index", three descriptors and a
+/// number.
 inline constexpr const char* kSpawnVariable = "MANIPLE_SPAWN_FD";
 
 struct SpawnSeat {

@@ -11,10 +11,10 @@
 namespace maniple::launch {
 
 struct SpawnReport {
-  bool finished = false;          ///< the function returned; the rest is empty
-  std::int64_t when_ns = 0;       ///< of the failure, on the clock that all processes share
-  std::string type = {};          ///< "std::runtime_error"
-  std::string text = {};          ///< what()
+  bool finished = false;                         ///< the function returned; the rest is empty
+  std::int64_t when_ns = 0;                      ///< of the failure, on the clock that all processes share
+  std::string type = {};                         ///< "std::runtime_error"
+  std::string text = {};                         ///< what()
   std::optional<ErrorKind> kind = std::nullopt;  ///< if it was one of Maniple's
 };
 

@@ -7,8 +7,8 @@
 
 namespace maniple {
 
-/// The nearest ancestor whose environment lacks `variable`, which the launcher gave its ranks (scripts between the two have
-/// it, too). Also the parent, when environments cannot be read.
+/// The nearest ancestor whose environment lacks `variable`, which the launcher gave its ranks (scripts between the two
+/// have it, too). Also the parent, when environments cannot be read.
 pid_t starter_process(std::string_view variable);
 
 }  // namespace maniple

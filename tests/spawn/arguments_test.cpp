@@ -114,7 +114,8 @@ TEST(SpawnArguments, TypesWithTheirOwnFunctions) {
 }
 
 TEST(SpawnArguments, ImpossibleLengthsAreRefusedBeforeMemoryIsTaken) {
-  for (const std::uint64_t count : {std::uint64_t{9}, std::uint64_t{1} << 32, std::uint64_t{1} << 61, ~std::uint64_t{0}}) {
+  for (const std::uint64_t count :
+       {std::uint64_t{9}, std::uint64_t{1} << 32, std::uint64_t{1} << 61, ~std::uint64_t{0}}) {
     ArgumentWriter out;
     out.put(count);
     out.put_bytes("12345678", 8);

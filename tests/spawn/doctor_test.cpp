@@ -145,14 +145,17 @@ TEST(Doctor, Gpus) {
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 4, .has_cuda = true})), Verdict::fail);
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 4, .refused = 1, .driver = "535.1", .has_cuda = true})), Verdict::fail);
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 1, .driver = "535.1"})), Verdict::fail);
-  EXPECT_EQ(worst(judge(GpuFacts{.devices = 1, .driver = "535.1", .has_cuda = true, .visible_is_set = true})), Verdict::warn);
-  EXPECT_EQ(parse_driver_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.3"),
+  EXPECT_EQ(worst(judge(GpuFacts{.devices = 1, .driver = "535.1", .has_cuda = true, .visible_is_set = true})),
+            Verdict::warn);
+  EXPECT_EQ(parse_driver_version(
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.3"),
             "535.104.05");
   EXPECT_EQ(parse_driver_version(""), "");
 }
 
 TEST(Doctor, EnginesClockDisk) {
-  EXPECT_TRUE(says(judge(EngineFacts{{"Open MPI", "/usr/bin/mpirun", "openmpi-bin"}, {"Gloo", "", "libgloo-dev"}}), "apt-get install libgloo-dev"));
+  EXPECT_TRUE(says(judge(EngineFacts{{"Open MPI", "/usr/bin/mpirun", "openmpi-bin"}, {"Gloo", "", "libgloo-dev"}}),
+                   "apt-get install libgloo-dev"));
   EXPECT_EQ(worst(judge(ClockFacts{.now = 1'800'000'000, .source = "tsc", .read_ns = 30})), Verdict::ok);
   EXPECT_EQ(worst(judge(ClockFacts{.now = 1000, .read_ns = 30})), Verdict::warn);
   EXPECT_EQ(worst(judge(ClockFacts{.now = 1'800'000'000, .source = "hpet", .read_ns = 1500})), Verdict::warn);
@@ -164,11 +167,13 @@ TEST(Doctor, EnginesClockDisk) {
 }
 
 TEST(Doctor, Hosts) {
-  HostFacts good{.host = "b", .address = "10.0.0.2", .own_address = "10.0.0.1", .interface_name = "eth0", .version = "0.1.0"};
+  HostFacts good{
+      .host = "b", .address = "10.0.0.2", .own_address = "10.0.0.1", .interface_name = "eth0", .version = "0.1.0"};
   EXPECT_EQ(worst(judge(good, "0.1.0")), Verdict::ok);
   EXPECT_TRUE(says(judge(good, "0.1.0"), "b (10.0.0.2) from 10.0.0.1 on eth0"));
   EXPECT_EQ(worst(judge(good, "0.2.0")), Verdict::fail);
-  for (std::string HostFacts::*problem : {&HostFacts::resolve_problem, &HostFacts::shell_problem, &HostFacts::there_problem, &HostFacts::back_problem}) {
+  for (std::string HostFacts::*problem :
+       {&HostFacts::resolve_problem, &HostFacts::shell_problem, &HostFacts::there_problem, &HostFacts::back_problem}) {
     HostFacts bad = good;
     bad.*problem = "it went wrong";
     EXPECT_EQ(worst(judge(bad, "0.1.0")), Verdict::fail);
@@ -176,7 +181,8 @@ TEST(Doctor, Hosts) {
   }
   EXPECT_EQ(worst(judge(HostFacts{.host = "b", .address = "10.0.0.2"}, "0.1.0")), Verdict::fail);
   EXPECT_EQ(parse_hosts("a,b:4,10.0.0.1,user@c"), (std::vector<std::string>{"a", "b", "10.0.0.1", "user@c"}));
-  for (const char* bad : {"", ",", "-oProxyCommand=x", "a b", "a,$(x)", "a;b"}) EXPECT_THROW(parse_hosts(bad), InvalidArgument) << bad;
+  for (const char* bad : {"", ",", "-oProxyCommand=x", "a b", "a,$(x)", "a;b"})
+    EXPECT_THROW(parse_hosts(bad), InvalidArgument) << bad;
 }
 
 TEST(Doctor, EveryCheckOfThisMachineSaysSomething) {
@@ -191,14 +197,26 @@ TEST(Doctor, EveryCheckOfThisMachineSaysSomething) {
 TEST(JobTable, FitsTheTerminal) {
   using launch::JobInfo;
   std::vector<JobInfo> jobs = {
-      {.id = "1234-abcd", .command = "./train --data /somewhere/far/away --epochs 100 --batch 64 --lr 0.001 --more of --this",
-       .world_size = 8, .hosts = {"node-with-a-long-name.example.org", "b", "c"}, .pid = 4194304, .started = 1000, .ranks_up = 7, .restarts = 2},
-      {.id = std::string(200, 'j'), .command = "x\033[31m\n", .world_size = 100'000, .pid = 2, .started = 90'000, .ranks_up = 100'000}};
+      {.id = "1234-abcd",
+       .command = "./train --data /somewhere/far/away --epochs 100 --batch 64 --lr 0.001 --more of --this",
+       .world_size = 8,
+       .hosts = {"node-with-a-long-name.example.org", "b", "c"},
+       .pid = 4194304,
+       .started = 1000,
+       .ranks_up = 7,
+       .restarts = 2},
+      {.id = std::string(200, 'j'),
+       .command = "x\033[31m\n",
+       .world_size = 100'000,
+       .pid = 2,
+       .started = 90'000,
+       .ranks_up = 100'000}};
   for (const int width : {80, 110}) {
     const std::string table = launch::job_table(jobs, 100'000, width);
     std::istringstream lines(table);
     int count = 0;
-    for (std::string line; std::getline(lines, line); ++count) EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
+    for (std::string line; std::getline(lines, line); ++count)
+      EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
     EXPECT_EQ(count, 3);
     EXPECT_NE(table.find("7/8"), std::string::npos);
     EXPECT_NE(table.find("1d03h"), std::string::npos) << table;

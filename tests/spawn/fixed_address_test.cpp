@@ -15,7 +15,8 @@ void sum_ranks(int rank, const std::string& text) {
 }
 
 TEST_F(SpawnTest, AtAFixedAddress) {
-  EXPECT_LT(reinterpret_cast<std::uintptr_t>(&sum_ranks), std::uintptr_t{1} << 32) << "this program is position-independent";
+  EXPECT_LT(reinterpret_cast<std::uintptr_t>(&sum_ranks), std::uintptr_t{1} << 32)
+      << "this program is position-independent";
   spawn(sum_ranks, {.nprocs = 3}, "text");
   EXPECT_EQ(spawn_error([](int) { throw std::runtime_error("seen"); }, SpawnOptions{}).text(), "seen");
 }

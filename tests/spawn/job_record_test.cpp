@@ -117,7 +117,8 @@ TEST_F(JobRecords, GarbageIsPassedOver) {
 }
 
 TEST_F(JobRecords, TextThatIsNoRecord) {
-  const std::string good = encode_job({.id = "a", .command = "b", .world_size = 2, .hosts = {"h"}, .pid = 7, .state = "c"});
+  const std::string good =
+      encode_job({.id = "a", .command = "b", .world_size = 2, .hosts = {"h"}, .pid = 7, .state = "c"});
   ASSERT_TRUE(decode_job(good));
   for (std::size_t length = 0; length < good.size(); ++length) {
     const auto cut = decode_job(good.substr(0, length));
@@ -150,7 +151,8 @@ TEST_F(JobRecords, DirectoriesOfOthersAreNotUsed) {
 }
 
 TEST_F(JobRecords, LongValuesStillFit) {
-  JobInfo info{.id = std::string(10'000, 'i'), .command = std::string(1'000'000, '\n'), .world_size = 100'000, .pid = 1};
+  JobInfo info{
+      .id = std::string(10'000, 'i'), .command = std::string(1'000'000, '\n'), .world_size = 100'000, .pid = 1};
   for (int i = 0; i < 10'000; ++i) info.hosts.push_back("host" + std::to_string(i));
   const std::string text = encode_job(info);
   EXPECT_LE(text.size(), kMostRecordBytes);
@@ -160,7 +162,8 @@ TEST_F(JobRecords, LongValuesStillFit) {
 }
 
 TEST(ProcessClock, ReadsTheLineOfTheKernel) {
-  const std::string line = "42 (a) b (c) R 1 42 42 0 -1 4194304 100 0 0 0 1 2 3 4 20 0 1 0 987654 1000 200 18446744073709551615";
+  const std::string line =
+      "42 (a) b (c) R 1 42 42 0 -1 4194304 100 0 0 0 1 2 3 4 20 0 1 0 987654 1000 200 18446744073709551615";
   EXPECT_EQ(start_in_stat(line), 987654u);
   EXPECT_FALSE(start_in_stat("42 (a) Z 1 42 42 0 -1 4194304 100 0 0 0 1 2 3 4 20 0 1 0 987654 1000 200"));
   for (const char* bad : {"", "42", "42 (a", "42 (a)", "42 (a) R 1 2 3"}) EXPECT_FALSE(start_in_stat(bad)) << bad;

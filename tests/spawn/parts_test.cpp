@@ -46,8 +46,8 @@ TEST(SpawnParts, Seats) {
   EXPECT_EQ(back->report, 7);
   EXPECT_EQ(back->lifeline, -1);
   EXPECT_EQ(back->index, 31);
-  for (const char* bad : {"", "1", "1,2", "1,2,3", "1,2,3,", "1,2,3,4,", "1,2,3,-1", "-1,2,3,4", "1,2,-2,4", "a,2,3,4", "1,2,3,4x",
-                          "1,2,3,99999999999", " 1,2,3,4"}) {
+  for (const char* bad : {"", "1", "1,2", "1,2,3", "1,2,3,", "1,2,3,4,", "1,2,3,-1", "-1,2,3,4", "1,2,-2,4", "a,2,3,4",
+                          "1,2,3,4x", "1,2,3,99999999999", " 1,2,3,4"}) {
     EXPECT_FALSE(parse_spawn_seat(bad)) << bad;
   }
 }
@@ -96,7 +96,8 @@ TEST(SpawnParts, ReportsThatAreCutOrTooLong) {
 TEST(SpawnParts, RanksOfTheSecondMachine) {
   SpawnOptions options{.nprocs = 4, .nodes = 2, .node_rank = 1};
   std::map<std::string, std::string> found;
-  for (const auto& [name, value] : spawned_variables(options, 2, {.address = "10.0.0.1", .port = 8888, .secret = 9}, 3)) {
+  for (const auto& [name, value] :
+       spawned_variables(options, 2, {.address = "10.0.0.1", .port = 8888, .secret = 9}, 3)) {
     found[name] = value;
   }
   EXPECT_EQ(found["RANK"], "6");
@@ -116,7 +117,8 @@ TEST(SpawnParts, RanksOfTheSecondMachine) {
 TEST(SpawnParts, EnvironmentWithChanges) {
   std::string kept = "HOME=/home", replaced = "RANK=7", removed = "MANIPLE_STORE_HOSTED=1", alike = "RANKS=1";
   char* environment[] = {kept.data(), replaced.data(), removed.data(), alike.data(), nullptr};
-  const std::vector<std::string> changed = changed_environment(environment, {{"RANK", "0"}, {"MANIPLE_STORE_HOSTED", ""}});
+  const std::vector<std::string> changed =
+      changed_environment(environment, {{"RANK", "0"}, {"MANIPLE_STORE_HOSTED", ""}});
   EXPECT_EQ(changed, (std::vector<std::string>{"HOME=/home", "RANKS=1", "RANK=0"}));
 }
 
@@ -128,7 +130,8 @@ TEST(SpawnParts, ImpossibleOptions) {
   EXPECT_NE(refusal({.nprocs = 1'000'000}).find("1 to 4096"), std::string::npos);
   EXPECT_NE(refusal({.nodes = 0}).find("nodes is 0"), std::string::npos);
   EXPECT_NE(refusal({.node_rank = -1}).find("node_rank is -1"), std::string::npos);
-  EXPECT_NE(refusal({.nprocs = 4, .nodes = 2, .node_rank = 2}).find("ranks up to 11, but the world has 8"), std::string::npos);
+  EXPECT_NE(refusal({.nprocs = 4, .nodes = 2, .node_rank = 2}).find("ranks up to 11, but the world has 8"),
+            std::string::npos);
   EXPECT_NE(refusal({.nprocs = 4, .world_size = 3}).find("the world has 3"), std::string::npos);
   EXPECT_NE(refusal({.master_port = 70000}).find("master_port is 70000"), std::string::npos);
   EXPECT_NE(refusal({.grace = Seconds(-1)}).find("grace"), std::string::npos);

@@ -35,10 +35,12 @@ void no_core() {
 }
 
 TEST_P(SpawnFailure, ExceptionsKeepTypeAndText) {
-  const SpawnError error = spawn_error([](int rank) {
-    if (rank == 1) throw std::out_of_range("no cheese left");
-    wait_for_the_end();
-  }, options(3));
+  const SpawnError error = spawn_error(
+      [](int rank) {
+        if (rank == 1) throw std::out_of_range("no cheese left");
+        wait_for_the_end();
+      },
+      options(3));
   EXPECT_EQ(error.rank(), 1);
   EXPECT_GT(error.pid(), 0);
   EXPECT_EQ(error.type(), "std::out_of_range");
@@ -85,7 +87,8 @@ TEST_P(SpawnFailure, SignalsAreNamed) {
   EXPECT_EQ(segv.rank(), 1);
   EXPECT_EQ(segv.signal(), SIGSEGV);
   EXPECT_EQ(segv.exit_code(), -1);
-  EXPECT_NE(std::string(segv.what()).find("was ended by signal 11 (SIGSEGV, Segmentation fault)"), std::string::npos) << segv.what();
+  EXPECT_NE(std::string(segv.what()).find("was ended by signal 11 (SIGSEGV, Segmentation fault)"), std::string::npos)
+      << segv.what();
   EXPECT_EQ(spawn_error(die, options(2), SIGKILL).signal(), SIGKILL);
   EXPECT_EQ(spawn_error(die, options(2), SIGTERM).signal(), SIGTERM);
 }
@@ -164,9 +167,8 @@ TEST_P(SpawnFailure, ACrashComesBeforeItsConsequences) {
 }
 
 TEST_F(SpawnTest, ErrorsOfNestedSpawnsTellTheWholeStory) {
-  const SpawnError error = spawn_error([](int) {
-    spawn([](int) { throw std::runtime_error("deep inside"); });
-  }, SpawnOptions{});
+  const SpawnError error =
+      spawn_error([](int) { spawn([](int) { throw std::runtime_error("deep inside"); }); }, SpawnOptions{});
   EXPECT_EQ(error.type(), "maniple::SpawnError");
   EXPECT_NE(error.text().find("threw std::runtime_error: deep inside"), std::string::npos) << error.text();
 }
@@ -191,11 +193,13 @@ TEST_F(SpawnTest, AFunctionOfASharedLibraryIsRefused) {
 
 TEST_F(SpawnTest, ProcessesThatCannotBeStartedLeaveNoneBehind) {
   // Few descriptors: somewhere on the way to 200 processes there are none left.
-  const SpawnError error = spawn_error([](int) {
-    const rlimit few{40, 40};
-    ::setrlimit(RLIMIT_NOFILE, &few);
-    spawn([](int) { wait_for_the_end(); }, {.nprocs = 200});
-  }, SpawnOptions{});
+  const SpawnError error = spawn_error(
+      [](int) {
+        const rlimit few{40, 40};
+        ::setrlimit(RLIMIT_NOFILE, &few);
+        spawn([](int) { wait_for_the_end(); }, {.nprocs = 200});
+      },
+      SpawnOptions{});
   EXPECT_EQ(error.kind(), ErrorKind::system) << error.what();
 }
 

@@ -13,7 +13,9 @@ namespace {
   for (;;) ::pause();
 }
 
-void wait_for_word(int, const std::string& path) { require(eventually([&] { return !contents(path).empty(); }), "a word"); }
+void wait_for_word(int, const std::string& path) {
+  require(eventually([&] { return !contents(path).empty(); }), "a word");
+}
 
 void report_and_stay(int, const std::string& path) {
   append_line(path, std::to_string(::getpid()));
@@ -35,10 +37,12 @@ TEST_F(SpawnTest, AHandleKnowsItsProcesses) {
 }
 
 TEST_F(SpawnTest, JoinOfAHandleThrowsOnce) {
-  SpawnContext context = spawn([](int rank) {
-    if (rank == 1) throw std::runtime_error("once");
-    wait_for_the_end();
-  }, {.nprocs = 2, .join = false});
+  SpawnContext context = spawn(
+      [](int rank) {
+        if (rank == 1) throw std::runtime_error("once");
+        wait_for_the_end();
+      },
+      {.nprocs = 2, .join = false});
   EXPECT_THROW(context.join(), SpawnError);
   ASSERT_TRUE(context.error());
   EXPECT_EQ(context.error()->text(), "once");
@@ -65,8 +69,9 @@ TEST_F(SpawnTest, StoppedProcessesAreEndedToo) {
 
 TEST_F(SpawnTest, TheDestructorWaits) {
   {
-    const SpawnContext context = spawn([](int rank, const std::string& path) { append_line(path, std::to_string(rank)); },
-                                       {.nprocs = 2, .join = false}, file("done"));
+    const SpawnContext context =
+        spawn([](int rank, const std::string& path) { append_line(path, std::to_string(rank)); },
+              {.nprocs = 2, .join = false}, file("done"));
   }
   EXPECT_EQ(count_lines(file("done")), 2u);
 }

@@ -48,14 +48,16 @@ TEST_P(SpawnCounts, EveryRankRunsOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Spawn, SpawnCounts,
-                         testing::Combine(testing::Values(1, 2, 5, 32), testing::Values(StartMethod::reexec, StartMethod::fork)),
+                         testing::Combine(testing::Values(1, 2, 5, 32),
+                                          testing::Values(StartMethod::reexec, StartMethod::fork)),
                          [](const auto& each) {
                            return std::to_string(std::get<0>(each.param)) +
                                   (std::get<1>(each.param) == StartMethod::fork ? "_fork" : "_reexec");
                          });
 
-void take_all(int rank, bool yes, double number, const std::string& text, std::vector<std::string> list, std::string_view view,
-              const char* words, Plan plan, std::map<std::string, int>& table, std::optional<int>&& maybe) {
+void take_all(int rank, bool yes, double number, const std::string& text, std::vector<std::string> list,
+              std::string_view view, const char* words, Plan plan, std::map<std::string, int>& table,
+              std::optional<int>&& maybe) {
   require(rank == 0, "rank");
   require(yes && number == 0.25 && text == "text" && list == std::vector<std::string>{"a", "b"}, "plain arguments");
   require(view == "view" && std::string(words) == "words", "text that is only looked at");
@@ -73,8 +75,9 @@ TEST_F(SpawnTest, ArgumentsArrive) {
 
 TEST_F(SpawnTest, LambdasThatCaptureNothing) {
   spawn([](int rank, const std::string& path) { write_rank(rank, path); }, {.nprocs = 2}, file("typed"));
-  spawn([](auto rank, const auto& path, auto... more) { require(sizeof...(more) == 2, "more"), write_rank(rank, path); },
-        {.nprocs = 2}, file("generic"), 1, 2);
+  spawn(
+      [](auto rank, const auto& path, auto... more) { require(sizeof...(more) == 2, "more"), write_rank(rank, path); },
+      {.nprocs = 2}, file("generic"), 1, 2);
   EXPECT_EQ(count_lines(file("typed")), 2u);
   EXPECT_EQ(count_lines(file("generic")), 2u);
 }
@@ -82,20 +85,25 @@ TEST_F(SpawnTest, LambdasThatCaptureNothing) {
 TEST_F(SpawnTest, LargeArguments) {
   std::vector<double> numbers(2'000'000);
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i);
-  spawn([](int, const std::vector<double>& got) {
-    require(got.size() == 2'000'000 && got.back() == 1'999'999, "all of them");
-  }, {.nprocs = 2}, numbers);
+  spawn(
+      [](int, const std::vector<double>& got) {
+        require(got.size() == 2'000'000 && got.back() == 1'999'999, "all of them");
+      },
+      {.nprocs = 2}, numbers);
 }
 
 TEST_F(SpawnTest, EnvironmentSaysWhoAndWhere) {
   ::unsetenv("OMP_NUM_THREADS");
-  spawn([](int rank) {
-    require(variable("RANK") == std::to_string(rank) && variable("LOCAL_RANK") == std::to_string(rank), "ranks");
-    require(variable("WORLD_SIZE") == "3" && variable("LOCAL_WORLD_SIZE") == "3" && variable("NODE_RANK") == "0", "sizes");
-    require(variable("MASTER_ADDR") == "127.0.0.1" && std::stoi(variable("MASTER_PORT")) > 0, "master");
-    require(std::stoi(variable("OMP_NUM_THREADS")) >= 1, "threads");
-    require(variable("MANIPLE_SPAWN_FD") == "(none)", "spawn's own variable is gone");
-  }, {.nprocs = 3});
+  spawn(
+      [](int rank) {
+        require(variable("RANK") == std::to_string(rank) && variable("LOCAL_RANK") == std::to_string(rank), "ranks");
+        require(variable("WORLD_SIZE") == "3" && variable("LOCAL_WORLD_SIZE") == "3" && variable("NODE_RANK") == "0",
+                "sizes");
+        require(variable("MASTER_ADDR") == "127.0.0.1" && std::stoi(variable("MASTER_PORT")) > 0, "master");
+        require(std::stoi(variable("OMP_NUM_THREADS")) >= 1, "threads");
+        require(variable("MANIPLE_SPAWN_FD") == "(none)", "spawn's own variable is gone");
+      },
+      {.nprocs = 3});
   ::setenv("OMP_NUM_THREADS", "7", 1);
   spawn([](int) { require(variable("OMP_NUM_THREADS") == "7", "what is set stays"); });
   ::unsetenv("OMP_NUM_THREADS");
@@ -123,7 +131,8 @@ TEST_F(SpawnTest, TwoMachinesFormOneWorld) {
   int port = 0;
   spawn([](int, const std::string& path) { append_line(path, variable("MASTER_PORT")); }, {}, file("port"));
   port = std::stoi(contents(file("port")));
-  SpawnContext first = spawn(worker, {.nprocs = 2, .join = false, .nodes = 2, .node_rank = 0, .master_port = port}, 2, port);
+  SpawnContext first =
+      spawn(worker, {.nprocs = 2, .join = false, .nodes = 2, .node_rank = 0, .master_port = port}, 2, port);
   spawn(worker, {.nprocs = 2, .nodes = 2, .node_rank = 1, .master_port = port}, 2, port);
   EXPECT_TRUE(first.join());
   ::unsetenv("MASTER_ADDR");
@@ -131,14 +140,16 @@ TEST_F(SpawnTest, TwoMachinesFormOneWorld) {
 
 TEST_F(SpawnTest, RanksJoinWithoutAnythingElse) {
   for (const StartMethod method : {StartMethod::reexec, StartMethod::fork}) {
-    spawn([](int rank) {
-      for (int round = 0; round < 2; ++round) {
-        auto world = join();
-        int sum = world->rank() + 1;
-        world->all_reduce(buffer_of(sum));
-        require(world->rank() == rank && sum == 6, "sum of ranks");
-      }
-    }, {.nprocs = 3, .start_method = method});
+    spawn(
+        [](int rank) {
+          for (int round = 0; round < 2; ++round) {
+            auto world = join();
+            int sum = world->rank() + 1;
+            world->all_reduce(buffer_of(sum));
+            require(world->rank() == rank && sum == 6, "sum of ranks");
+          }
+        },
+        {.nprocs = 3, .start_method = method});
   }
 }
 
@@ -161,8 +172,8 @@ TEST_F(SpawnTest, WorksInAProcessWithThreadsWhereForkIsRefused) {
 }
 
 void outer(int rank, const std::string& path) {
-  spawn([](int inner, int of, const std::string& where) { append_line(where, std::to_string(10 * of + inner)); }, {.nprocs = 2},
-        rank, path);
+  spawn([](int inner, int of, const std::string& where) { append_line(where, std::to_string(10 * of + inner)); },
+        {.nprocs = 2}, rank, path);
 }
 
 TEST_F(SpawnTest, SpawnedProcessesMaySpawn) {
@@ -176,11 +187,13 @@ TEST_F(SpawnTest, SpawnedProcessesMaySpawn) {
 TEST_F(SpawnTest, StandardInputIsEmptyAndNothingElseIsInherited) {
   const int mine = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   for (const StartMethod method : {StartMethod::reexec, StartMethod::fork}) {
-    spawn([](int, int fd, bool exec) {
-      char byte;
-      require(::read(STDIN_FILENO, &byte, 1) == 0, "end of input");
-      if (exec) require(::fcntl(fd, F_GETFD) == -1, "close-on-exec works");
-    }, {.nprocs = 2, .start_method = method}, mine, method == StartMethod::reexec);
+    spawn(
+        [](int, int fd, bool exec) {
+          char byte;
+          require(::read(STDIN_FILENO, &byte, 1) == 0, "end of input");
+          if (exec) require(::fcntl(fd, F_GETFD) == -1, "close-on-exec works");
+        },
+        {.nprocs = 2, .start_method = method}, mine, method == StartMethod::reexec);
   }
   ::close(mine);
 }
@@ -189,18 +202,30 @@ TEST_F(SpawnTest, ClosedStandardDescriptorsAreNoTrouble) {
   // In a process of its own, because it closes its standard input.
   spawn([](int) {
     ::close(STDIN_FILENO);
-    spawn([](int) { auto world = join(); world->barrier(); }, {.nprocs = 2});
-    spawn([](int) { auto world = join(); world->barrier(); }, {.nprocs = 2, .start_method = StartMethod::fork});
+    spawn(
+        [](int) {
+          auto world = join();
+          world->barrier();
+        },
+        {.nprocs = 2});
+    spawn(
+        [](int) {
+          auto world = join();
+          world->barrier();
+        },
+        {.nprocs = 2, .start_method = StartMethod::fork});
   });
 }
 
 TEST_F(SpawnTest, FromAThreadThatEnds) {
   std::optional<SpawnContext> context;
   std::thread([&] {
-    context = spawn([](int rank, const std::string& go) {
-      require(eventually([&] { return !contents(go).empty(); }), "told to go on");
-      require(rank < 2, "rank");
-    }, {.nprocs = 2, .join = false, .daemon = true}, file("go"));
+    context = spawn(
+        [](int rank, const std::string& go) {
+          require(eventually([&] { return !contents(go).empty(); }), "told to go on");
+          require(rank < 2, "rank");
+        },
+        {.nprocs = 2, .join = false, .daemon = true}, file("go"));
   }).join();
   EXPECT_FALSE(context->join(Seconds(0.05)));
   append_line(file("go"), "go");
@@ -213,7 +238,12 @@ TEST_F(SpawnTest, SeveralThreadsSpawnAtATime) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&failures] {
       try {
-        spawn([](int) { auto world = join(); world->barrier(); }, {.nprocs = 2});
+        spawn(
+            [](int) {
+              auto world = join();
+              world->barrier();
+            },
+            {.nprocs = 2});
       } catch (const std::exception& error) {
         ++failures;
         std::fprintf(stderr, "%s\n", error.what());

@@ -1,8 +1,8 @@
 // How arguments of maniple::spawn travel into another process.
 //
-// Sent by themselves: numbers, bool, enumerations, std::string, std::chrono::duration, and std::vector, array, pair, tuple,
-// optional, map, set, unordered_map and unordered_set of what can be sent. Any other type needs two functions beside it, in
-// its own namespace:
+// Sent by themselves: numbers, bool, enumerations, std::string, std::chrono::duration, and std::vector, array, pair,
+// tuple, optional, map, set, unordered_map and unordered_set of what can be sent. Any other type needs two functions
+// beside it, in its own namespace:
 //
 //   struct Plan { int epochs; std::string data; };
 //   void encode(maniple::ArgumentWriter& out, const Plan& plan) { out.put(plan.epochs); out.put(plan.data); }
@@ -197,7 +197,8 @@ class ArgumentReader {
 
   std::size_t left() const noexcept { return bytes_.size(); }
   void expect_end() const {
-    if (!bytes_.empty()) throw ProtocolError("arguments of spawn: " + std::to_string(bytes_.size()) + " bytes too many");
+    if (!bytes_.empty())
+      throw ProtocolError("arguments of spawn: " + std::to_string(bytes_.size()) + " bytes too many");
   }
 
  private:

@@ -11,7 +11,11 @@ struct Maker {
   const char* part_of_path;
   const char* name;
 };
-constexpr Maker kFast[] = {{"openblas", "OpenBLAS"}, {"mkl", "MKL"}, {"blis", "BLIS"}, {"armpl", "Arm Performance Libraries"}, {"nvpl", "NVPL"}};
+constexpr Maker kFast[] = {{"openblas", "OpenBLAS"},
+                           {"mkl", "MKL"},
+                           {"blis", "BLIS"},
+                           {"armpl", "Arm Performance Libraries"},
+                           {"nvpl", "NVPL"}};
 
 }  // namespace
 
@@ -26,9 +30,10 @@ Findings judge(const BlasFacts& facts) {
   }
   const bool atlas = facts.path.find("atlas") != std::string::npos;
   return {{Verdict::warn,
-           fmt::format("libblas.so.3 is {} ({}): matrices are multiplied up to 20 times slower", atlas ? "ATLAS" : "the reference BLAS",
-                       facts.path),
-           "apt-get install libopenblas0-pthread (then: update-alternatives --display libblas.so.3-$(gcc -print-multiarch))"}};
+           fmt::format("libblas.so.3 is {} ({}): matrices are multiplied up to 20 times slower",
+                       atlas ? "ATLAS" : "the reference BLAS", facts.path),
+           "apt-get install libopenblas0-pthread (then: update-alternatives --display libblas.so.3-$(gcc "
+           "-print-multiarch))"}};
 }
 
 // Not loaded to look at it: OpenBLAS starts its threads at once.

@@ -37,14 +37,10 @@ std::string size_text(double bytes) {
 
 std::span<const Check> checks() noexcept {
   static constexpr Check kChecks[] = {
-      {"network", [] { return judge(look_at_network()); }},
-      {"sharing", [] { return judge(look_at_sharing()); }},
-      {"limits", [] { return judge(look_at_limits()); }},
-      {"processors", [] { return judge(look_at_processors()); }},
-      {"blas", [] { return judge(look_at_blas()); }},
-      {"gpus", [] { return judge(look_at_gpus()); }},
-      {"engines", [] { return judge(look_at_engines()); }},
-      {"clock", [] { return judge(look_at_clock()); }},
+      {"network", [] { return judge(look_at_network()); }}, {"sharing", [] { return judge(look_at_sharing()); }},
+      {"limits", [] { return judge(look_at_limits()); }},   {"processors", [] { return judge(look_at_processors()); }},
+      {"blas", [] { return judge(look_at_blas()); }},       {"gpus", [] { return judge(look_at_gpus()); }},
+      {"engines", [] { return judge(look_at_engines()); }}, {"clock", [] { return judge(look_at_clock()); }},
       {"disk", [] { return judge(look_at_disk()); }},
   };
   return kChecks;

@@ -20,18 +20,23 @@ constexpr double kSlowReadNs = 500;  // a system call instead of a read of a reg
 Findings judge(const ClockFacts& facts) {
   Findings findings;
   if (!facts.goes_forward) {
-    findings.push_back({Verdict::fail, "the monotonic clock went backwards", "use another clock source: /sys/devices/system/clocksource"});
+    findings.push_back({Verdict::fail, "the monotonic clock went backwards",
+                        "use another clock source: /sys/devices/system/clocksource"});
   }
   if (facts.now < kStartOf2024) {
-    findings.push_back({Verdict::warn, "the date is long past: logs and certificates will be wrong", "set it: timedatectl set-ntp true"});
+    findings.push_back({Verdict::warn, "the date is long past: logs and certificates will be wrong",
+                        "set it: timedatectl set-ntp true"});
   }
   if (facts.read_ns > kSlowReadNs) {
-    findings.push_back({Verdict::warn, fmt::format("reading the clock takes {:.0f} ns (source {})", facts.read_ns, facts.source),
+    findings.push_back({Verdict::warn,
+                        fmt::format("reading the clock takes {:.0f} ns (source {})", facts.read_ns, facts.source),
                         "use tsc: echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource"});
   }
   if (findings.empty()) {
-    findings.push_back({Verdict::ok, fmt::format("clock {}reads in {:.0f} ns{}", facts.source.empty() ? "" : facts.source + " ", facts.read_ns,
-                                                 facts.synchronised ? ", synchronised" : "; not synchronised, which only logs notice")});
+    findings.push_back(
+        {Verdict::ok,
+         fmt::format("clock {}reads in {:.0f} ns{}", facts.source.empty() ? "" : facts.source + " ", facts.read_ns,
+                     facts.synchronised ? ", synchronised" : "; not synchronised, which only logs notice")});
   }
   return findings;
 }

@@ -9,10 +9,10 @@
 namespace maniple::doctor {
 
 struct ClockFacts {
-  std::int64_t now = 0;          ///< seconds after 1970
-  bool synchronised = false;     ///< the kernel thinks so
-  std::string source = {};       ///< "tsc"; empty: not known
-  double read_ns = 0;            ///< time that reading the monotonic clock takes
+  std::int64_t now = 0;       ///< seconds after 1970
+  bool synchronised = false;  ///< the kernel thinks so
+  std::string source = {};    ///< "tsc"; empty: not known
+  double read_ns = 0;         ///< time that reading the monotonic clock takes
   bool goes_forward = true;
 };
 

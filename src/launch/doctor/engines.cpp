@@ -32,7 +32,9 @@ Findings judge(const EngineFacts& facts) {
     }
   }
   if (!here.empty()) findings.push_back({Verdict::ok, "installed: " + here});
-  if (!missing.empty()) findings.push_back({Verdict::ok, fmt::format("not installed: {} (optional: apt-get install {})", missing, install)});
+  if (!missing.empty())
+    findings.push_back(
+        {Verdict::ok, fmt::format("not installed: {} (optional: apt-get install {})", missing, install)});
   return findings;
 }
 

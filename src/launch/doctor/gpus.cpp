@@ -13,7 +13,9 @@ namespace maniple::doctor {
 std::string parse_driver_version(const std::string& text) {
   for (const std::string& word : split(text.substr(0, text.find('\n')), ' ')) {
     const bool dotted = word.find('.') != std::string::npos;
-    if (dotted && std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0 || c == '.'; })) return word;
+    if (dotted &&
+        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0 || c == '.'; }))
+      return word;
   }
   return "";
 }
@@ -26,12 +28,14 @@ Findings judge(const GpuFacts& facts) {
   }
   Findings findings;
   if (facts.driver.empty()) {
-    findings.push_back({Verdict::fail, fmt::format("{} GPU(s), but no NVIDIA driver is loaded", facts.devices), "modprobe nvidia"});
+    findings.push_back(
+        {Verdict::fail, fmt::format("{} GPU(s), but no NVIDIA driver is loaded", facts.devices), "modprobe nvidia"});
   } else {
     findings.push_back({Verdict::ok, fmt::format("{} GPU(s), driver {}", facts.devices, facts.driver)});
   }
   if (facts.refused > 0) {
-    findings.push_back({Verdict::fail, fmt::format("{} of {} GPUs may not be opened by this user", facts.refused, facts.devices),
+    findings.push_back({Verdict::fail,
+                        fmt::format("{} of {} GPUs may not be opened by this user", facts.refused, facts.devices),
                         "look at the permissions of /dev/nvidia*; usually the group video or render is needed"});
   }
   if (!facts.has_cuda) {

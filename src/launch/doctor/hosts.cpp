@@ -102,18 +102,20 @@ void talk(RemoteCommand& other, const Address& there, int listener, const std::s
   if (words.size() == 3) std::from_chars(words[2].data(), words[2].data() + words[2].size(), port);
   if (words.size() != 3 || words[0] != "listening" || port < 1 || port > 65535) {
     const std::string complaint = other.complaint();
-    facts.shell_problem = !complaint.empty() ? complaint
-                          : first            ? fmt::format("it answered \"{}\"", *first)
-                                             : other.has_ended() ? std::string("it ended without an answer")
-                                                 : fmt::format("no answer in {} s", kStartPatience.count());
+    facts.shell_problem = !complaint.empty()  ? complaint
+                          : first             ? fmt::format("it answered \"{}\"", *first)
+                          : other.has_ended() ? std::string("it ended without an answer")
+                                              : fmt::format("no answer in {} s", kStartPatience.count());
     return;
   }
   facts.version = words[1];
   facts.there_problem = problem_in([&] { send_word(there.with_port(static_cast<std::uint16_t>(port)), word); });
   facts.back_problem = problem_in([&] { expect_word(listener, word, Deadline::after(kPatience)); });
-  for (auto line = other.next_line(Deadline::after(kPatience)); line; line = other.next_line(Deadline::after(kPatience))) {
+  for (auto line = other.next_line(Deadline::after(kPatience)); line;
+       line = other.next_line(Deadline::after(kPatience))) {
     if (line->starts_with("cannot-call-back ")) facts.back_problem = line->substr(line->find(' ') + 1);
-    if (line->starts_with("heard-nothing ") && facts.there_problem.empty()) facts.there_problem = line->substr(line->find(' ') + 1);
+    if (line->starts_with("heard-nothing ") && facts.there_problem.empty())
+      facts.there_problem = line->substr(line->find(' ') + 1);
   }
 }
 
@@ -122,14 +124,17 @@ void talk(RemoteCommand& other, const Address& there, int listener, const std::s
 Findings judge(const HostFacts& facts, const std::string& own_version) {
   const std::string& host = facts.host;
   if (!facts.resolve_problem.empty()) {
-    return {{Verdict::fail, fmt::format("{}: {}", host, facts.resolve_problem), "add it to /etc/hosts or DNS, or give its number"}};
+    return {{Verdict::fail, fmt::format("{}: {}", host, facts.resolve_problem),
+             "add it to /etc/hosts or DNS, or give its number"}};
   }
   if (facts.own_address.empty()) {
     return {{Verdict::fail, fmt::format("{} ({}): no route leads there", host, facts.address), "look at: ip route"}};
   }
   if (!facts.shell_problem.empty()) {
-    return {{Verdict::fail, fmt::format("{} ({}): maniple cannot be started there: {}", host, facts.address, facts.shell_problem),
-             "ssh to it must work without a password (ssh-copy-id), and maniple be installed at the same path (or --remote-program)"}};
+    return {{Verdict::fail,
+             fmt::format("{} ({}): maniple cannot be started there: {}", host, facts.address, facts.shell_problem),
+             "ssh to it must work without a password (ssh-copy-id), and maniple be installed at the same path (or "
+             "--remote-program)"}};
   }
   Findings findings;
   const std::string way = fmt::format("{} ({}) from {}{}", host, facts.address, facts.own_address,
@@ -143,7 +148,8 @@ Findings judge(const HostFacts& facts, const std::string& own_version) {
                         "look for a firewall here; with several networks set MANIPLE_INTERFACE"});
   }
   if (facts.version != own_version) {
-    findings.push_back({Verdict::fail, fmt::format("{}: it has maniple {}, this machine {}", host, facts.version, own_version),
+    findings.push_back({Verdict::fail,
+                        fmt::format("{}: it has maniple {}, this machine {}", host, facts.version, own_version),
                         "install the same version on all machines"});
   }
   if (findings.empty()) findings.push_back({Verdict::ok, way + ": reached, and reaches us"});
@@ -169,8 +175,9 @@ HostFacts look_at_host(const std::string& host, const HostOptions& options) {
     std::vector<std::string> words = split(options.remote_shell, ' ');
     MANIPLE_REQUIRE(!words.empty(), "the remote shell is empty");
     words.push_back(host);
-    for (const std::string& part : {program, std::string("doctor"), std::string("--answer"), facts.address, std::string("--call-back"),
-                                    Address::of_socket(listener.get()).to_string(), std::string("--word"), word}) {
+    for (const std::string& part :
+         {program, std::string("doctor"), std::string("--answer"), facts.address, std::string("--call-back"),
+          Address::of_socket(listener.get()).to_string(), std::string("--word"), word}) {
       words.push_back(quoted(part));
     }
     RemoteCommand other(words);
@@ -180,7 +187,8 @@ HostFacts look_at_host(const std::string& host, const HostOptions& options) {
   return facts;
 }
 
-int answer_doctor(const std::string& own_address, const std::string& call_back, const std::string& word, const std::string& version) {
+int answer_doctor(const std::string& own_address, const std::string& call_back, const std::string& word,
+                  const std::string& version) {
   const auto say = [](const std::string& line) {
     std::fputs((line + "\n").c_str(), stdout);
     std::fflush(stdout);
@@ -200,9 +208,10 @@ std::vector<std::string> parse_hosts(std::string_view text) {
   for (std::string host : split(text, ',')) {
     const auto colon = host.find(':');
     if (colon != std::string::npos && host.find(':', colon + 1) == std::string::npos) host.resize(colon);
-    const bool plain = !host.empty() && host.front() != '-' && std::all_of(host.begin(), host.end(), [](unsigned char c) {
-      return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_' || c == ':' || c == '@';
-    });
+    const bool plain =
+        !host.empty() && host.front() != '-' && std::all_of(host.begin(), host.end(), [](unsigned char c) {
+          return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_' || c == ':' || c == '@';
+        });
     MANIPLE_REQUIRE(plain, "\"{}\" is no name of a host", host);
     hosts.push_back(std::move(host));
   }

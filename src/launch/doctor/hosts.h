@@ -38,7 +38,8 @@ struct HostOptions {
 HostFacts look_at_host(const std::string& host, const HostOptions& options);
 
 /// The other side. The result is the exit code.
-int answer_doctor(const std::string& own_address, const std::string& call_back, const std::string& word, const std::string& version);
+int answer_doctor(const std::string& own_address, const std::string& call_back, const std::string& word,
+                  const std::string& version);
 
 /// "a,b:4,c" -> a, b, c (slots are left out).
 std::vector<std::string> parse_hosts(std::string_view text);

@@ -12,13 +12,14 @@
 namespace maniple::doctor {
 namespace {
 
-constexpr std::uint64_t kFewestFiles = 256;     // a rank in a small job
-constexpr std::uint64_t kEnoughFiles = 4096;    // a rank in a job of a thousand
+constexpr std::uint64_t kFewestFiles = 256;   // a rank in a small job
+constexpr std::uint64_t kEnoughFiles = 4096;  // a rank in a job of a thousand
 constexpr std::uint64_t kFewestProcesses = 512;
 
 std::uint64_t soft(int resource) {
   rlimit limit{};
-  if (::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kUnlimited;
+  if (::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return kUnlimited;
   return limit.rlim_cur;
 }
 
@@ -43,17 +44,19 @@ Findings judge(const LimitFacts& facts) {
     findings.push_back({Verdict::warn, fmt::format("at most {} open files: too few for large jobs", facts.files_hard),
                         "raise the hard limit: ulimit -Hn 65536, or LimitNOFILE= of the service"});
   } else {
-    findings.push_back({Verdict::ok, fmt::format("open files: {}, raised to {} when needed", count_text(facts.files_soft),
-                                                 count_text(facts.files_hard))});
+    findings.push_back({Verdict::ok, fmt::format("open files: {}, raised to {} when needed",
+                                                 count_text(facts.files_soft), count_text(facts.files_hard))});
   }
   if (facts.processes < kFewestProcesses) {
-    findings.push_back({Verdict::warn, fmt::format("at most {} processes and threads of this user", facts.processes), "ulimit -u 4096"});
+    findings.push_back({Verdict::warn, fmt::format("at most {} processes and threads of this user", facts.processes),
+                        "ulimit -u 4096"});
   }
   if (facts.address_bytes != kUnlimited) {
-    findings.push_back({Verdict::warn,
-                        fmt::format("the address space of a process is limited to {}; LibTorch reserves much more than it uses",
-                                    size_text(static_cast<double>(facts.address_bytes))),
-                        "ulimit -v unlimited"});
+    findings.push_back(
+        {Verdict::warn,
+         fmt::format("the address space of a process is limited to {}; LibTorch reserves much more than it uses",
+                     size_text(static_cast<double>(facts.address_bytes))),
+         "ulimit -v unlimited"});
   }
   findings.push_back({Verdict::ok, facts.locked_bytes == kUnlimited
                                        ? std::string("locked memory is not limited")
@@ -62,9 +65,11 @@ Findings judge(const LimitFacts& facts) {
   if (facts.memory_limit && *facts.memory_limit != kUnlimited) {
     const auto limit = static_cast<double>(*facts.memory_limit);
     const auto used = static_cast<double>(facts.memory_used);
-    const std::string text = fmt::format("memory of this container: {} of {} in use", size_text(used), size_text(limit));
+    const std::string text =
+        fmt::format("memory of this container: {} of {} in use", size_text(used), size_text(limit));
     if (used > 0.9 * limit) {
-      findings.push_back({Verdict::warn, text + ": more than that and the kernel kills a rank", "give the container more memory"});
+      findings.push_back(
+          {Verdict::warn, text + ": more than that and the kernel kills a rank", "give the container more memory"});
     } else {
       findings.push_back({Verdict::ok, text});
     }
@@ -82,11 +87,12 @@ LimitFacts look_at_limits() {
   facts.address_bytes = soft(RLIMIT_AS);
   facts.processes = soft(RLIMIT_NPROC);
   const GroupPaths paths = control_group_paths(read_small_file("/proc/self/cgroup").value_or(""));
-  for (const auto& [limit, used] : {std::pair{paths.unified + "/memory.max", paths.unified + "/memory.current"},
-                                    std::pair{paths.memory + "/memory.limit_in_bytes", paths.memory + "/memory.usage_in_bytes"},
-                                    std::pair<std::string, std::string>{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-                                    std::pair<std::string, std::string>{"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                                                                        "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
+  for (const auto& [limit, used] :
+       {std::pair{paths.unified + "/memory.max", paths.unified + "/memory.current"},
+        std::pair{paths.memory + "/memory.limit_in_bytes", paths.memory + "/memory.usage_in_bytes"},
+        std::pair<std::string, std::string>{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+        std::pair<std::string, std::string>{"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                                            "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
     const auto text = read_small_file(limit);
     if (!text) continue;
     facts.memory_limit = parse_group_limit(*text);

@@ -53,10 +53,12 @@ std::string problem_in(Attempt attempt) {
 void judge_interfaces(const NetworkFacts& facts, Findings& findings) {
   std::vector<std::string> usable;
   for (const Interface& each : facts.interfaces) {
-    if (each.up && !each.loopback && !each.address.starts_with("fe80")) usable.push_back(each.name + " " + each.address);
+    if (each.up && !each.loopback && !each.address.starts_with("fe80"))
+      usable.push_back(each.name + " " + each.address);
   }
   if (usable.empty()) {
-    findings.push_back({Verdict::warn, "no interface but loopback is up: jobs on this machine work, jobs on several do not",
+    findings.push_back({Verdict::warn,
+                        "no interface but loopback is up: jobs on this machine work, jobs on several do not",
                         "bring one up: ip link set DEVICE up; in a container, run it with a network"});
     return;
   }
@@ -67,7 +69,8 @@ void judge_interfaces(const NetworkFacts& facts, Findings& findings) {
     findings.push_back({Verdict::warn, "no route to other networks: data uses the interface that leads to the master",
                         "if the master cannot be reached: set MANIPLE_INTERFACE to one of the interfaces"});
   } else if (facts.chosen.empty()) {
-    findings.push_back({Verdict::ok, fmt::format("data uses the way to the master; the default route leaves by {}", facts.route)});
+    findings.push_back(
+        {Verdict::ok, fmt::format("data uses the way to the master; the default route leaves by {}", facts.route)});
   }
 }
 
@@ -79,7 +82,9 @@ void judge_hostname(const NetworkFacts& facts, Findings& findings) {
   }
   const auto addresses = fmt::format("{}", fmt::join(facts.hostname_addresses, ", "));
   if (std::all_of(facts.hostname_addresses.begin(), facts.hostname_addresses.end(), is_loopback_text)) {
-    findings.push_back({Verdict::warn, fmt::format("the name of this machine, {}, means {} here: others cannot reach that", facts.hostname, addresses),
+    findings.push_back({Verdict::warn,
+                        fmt::format("the name of this machine, {}, means {} here: others cannot reach that",
+                                    facts.hostname, addresses),
                         "for jobs on several machines give MASTER_ADDR as a number, or mend /etc/hosts"});
     return;
   }
@@ -92,7 +97,8 @@ Findings judge(const NetworkFacts& facts) {
   Findings findings;
   judge_interfaces(facts, findings);
   if (!facts.chosen_problem.empty()) {
-    findings.push_back({Verdict::fail, fmt::format("MANIPLE_INTERFACE is \"{}\": {}", facts.chosen, facts.chosen_problem),
+    findings.push_back({Verdict::fail,
+                        fmt::format("MANIPLE_INTERFACE is \"{}\": {}", facts.chosen, facts.chosen_problem),
                         "set it to an interface that is there, or unset it"});
   }
   judge_hostname(facts, findings);
@@ -133,7 +139,8 @@ NetworkFacts look_at_network() {
   UniqueFd listener;
   facts.port_problem = problem_in([&] { listener = listen_on(Address::parse("127.0.0.1:0")); });
   if (facts.port_problem.empty()) {
-    facts.loopback_problem = problem_in([&] { connect_to(Address::of_socket(listener.get()), Deadline::after(kPatience)); });
+    facts.loopback_problem =
+        problem_in([&] { connect_to(Address::of_socket(listener.get()), Deadline::after(kPatience)); });
   }
   return facts;
 }

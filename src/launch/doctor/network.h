@@ -18,9 +18,9 @@ struct Interface {
 
 struct NetworkFacts {
   std::vector<Interface> interfaces;
-  std::string chosen = {};            ///< MANIPLE_INTERFACE; empty: not set
-  std::string chosen_problem = {};    ///< why it cannot be used
-  std::string route = {};             ///< the address towards other networks; empty: no route
+  std::string chosen = {};          ///< MANIPLE_INTERFACE; empty: not set
+  std::string chosen_problem = {};  ///< why it cannot be used
+  std::string route = {};           ///< the address towards other networks; empty: no route
   std::string hostname = {};
   std::vector<std::string> hostname_addresses = {};
   std::string loopback_problem = {};  ///< connecting to 127.0.0.1; empty: it works

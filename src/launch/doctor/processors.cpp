@@ -33,20 +33,24 @@ std::string parse_choice(std::string_view text) {
 Findings judge(const ProcessorFacts& facts) {
   Findings findings;
   if (facts.quota && *facts.quota < facts.allowed - 0.01) {
-    findings.push_back({Verdict::warn,
-                        fmt::format("{} cores are seen, but this container gets the time of {:.3g}: ranks that spin are stopped by the "
-                                    "kernel now and then",
-                                    facts.allowed, *facts.quota),
-                        fmt::format("start at most {:.0f} rank(s) with OMP_NUM_THREADS=1, or give the container whole cores "
-                                    "(--cpuset-cpus)",
-                                    std::max(1.0, std::floor(*facts.quota)))});
+    findings.push_back(
+        {Verdict::warn,
+         fmt::format(
+             "{} cores are seen, but this container gets the time of {:.3g}: ranks that spin are stopped by the "
+             "kernel now and then",
+             facts.allowed, *facts.quota),
+         fmt::format("start at most {:.0f} rank(s) with OMP_NUM_THREADS=1, or give the container whole cores "
+                     "(--cpuset-cpus)",
+                     std::max(1.0, std::floor(*facts.quota)))});
   } else if (facts.allowed < facts.online) {
-    findings.push_back({Verdict::ok, fmt::format("{} of {} cores may be used (affinity)", facts.allowed, facts.online)});
+    findings.push_back(
+        {Verdict::ok, fmt::format("{} of {} cores may be used (affinity)", facts.allowed, facts.online)});
   } else {
     findings.push_back({Verdict::ok, fmt::format("{} cores", facts.allowed)});
   }
   if (!facts.omp_threads.empty() && std::atoi(facts.omp_threads.c_str()) > facts.allowed) {
-    findings.push_back({Verdict::warn, fmt::format("OMP_NUM_THREADS is {} on {} cores", facts.omp_threads, facts.allowed),
+    findings.push_back({Verdict::warn,
+                        fmt::format("OMP_NUM_THREADS is {} on {} cores", facts.omp_threads, facts.allowed),
                         "unset it: launchers set cores / ranks"});
   }
   if (facts.huge_pages == "never") {

@@ -10,11 +10,11 @@
 namespace maniple::doctor {
 
 struct ProcessorFacts {
-  int online = 1;                          ///< of the machine
-  int allowed = 1;                         ///< by the affinity of this process
+  int online = 1;                              ///< of the machine
+  int allowed = 1;                             ///< by the affinity of this process
   std::optional<double> quota = std::nullopt;  ///< cores' worth of time that the control group may use
-  std::string huge_pages = {};             ///< "always", "madvise", "never"; empty: not known
-  std::string omp_threads = {};            ///< OMP_NUM_THREADS
+  std::string huge_pages = {};                 ///< "always", "madvise", "never"; empty: not known
+  std::string omp_threads = {};                ///< OMP_NUM_THREADS
 };
 
 Findings judge(const ProcessorFacts& facts);

@@ -57,8 +57,9 @@ inline std::vector<std::string> split(std::string_view text, char at) {
 inline std::vector<std::string> library_directories() {
   const char* path = std::getenv("LD_LIBRARY_PATH");
   std::vector<std::string> directories = split(path != nullptr ? path : "", ':');
-  for (const char* known : {"/usr/local/lib", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
-                            "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}) {
+  for (const char* known :
+       {"/usr/local/lib", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}) {
     directories.emplace_back(known);
   }
   return directories;
