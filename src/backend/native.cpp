@@ -1,7 +1,5 @@
 // The native engine: one arena for the ranks of this host, one mesh for the ranks of others.
 
-#include <sched.h>
-
 #include <algorithm>
 #include <bit>
 #include <numeric>
@@ -23,12 +21,6 @@ namespace {
 
 constexpr int kCollectiveRings = 0;
 constexpr int kMessageRings = 1;
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-}
 
 class NativeBackend final : public Backend {
  public:
@@ -119,11 +111,18 @@ class NativeBackend final : public Backend {
     return result;
   }
 
+  /// Those that the group's ranks on this host may use together; each alone may be bound to a few.
+  int usable_cores(const std::vector<int>& local) const {
+    CoreSet cores;
+    for (const int rank : global_ranks(local)) cores.add(context_.session->peer(rank).cores);
+    return std::max(1, cores.count());
+  }
+
   void make_arena(const std::vector<int>& local) {
     ArenaOptions options;
     options.rank = topology_.local_rank();
     options.size = static_cast<int>(local.size());
-    options.cores = usable_cores();
+    options.cores = usable_cores(local);
     options.stage_bytes = static_cast<std::size_t>(knob_integer(Knob::stage_kib, 0, 1 << 20)) * 1024;
     if (options.stage_bytes == 0) options.stage_bytes = Arena::stage_bytes_for(options.size);
     MANIPLE_REQUIRE(options.stage_bytes >= 16 * 1024, "MANIPLE_STAGE_KIB is {}; at least 16 is needed", options.stage_bytes / 1024);

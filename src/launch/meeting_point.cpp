@@ -67,17 +67,19 @@ MeetingPoint::MeetingPoint(Poller& poller, UniqueFd listener, const Identity& id
   });
   acceptor_ = std::make_unique<Acceptor>(
       EventLoop::shared(), std::move(listener), identity,
-      [queue = queue_](UniqueFd& connection, const Hello& hello, const Address& peer) -> std::string {
-        if (hello.role != Role::control || hello.topic != kTopic) return "this is a launcher, not a rank";
-        {
-          const std::lock_guard lock(queue->mutex);
-          queue->arrived.emplace_back(std::move(connection), peer);
-        }
-        const std::uint64_t one = 1;
-        const ssize_t rung = ::write(queue->bell.get(), &one, sizeof one);
-        (void)rung;  // it only fails when it is ringing already
-        return {};
-      });
+      Acceptor::Owner{
+          .refusal = [](const Hello& hello, const Address&) -> std::string {
+            return hello.role == Role::control && hello.topic == kTopic ? "" : "this is a launcher, not a rank";
+          },
+          .accept = [queue = queue_](UniqueFd connection, const Hello&, const Address& peer) {
+            {
+              const std::lock_guard lock(queue->mutex);
+              queue->arrived.emplace_back(std::move(connection), peer);
+            }
+            const std::uint64_t one = 1;
+            const ssize_t rung = ::write(queue->bell.get(), &one, sizeof one);
+            (void)rung;  // it only fails when it is ringing already
+          }});
 }
 
 MeetingPoint::~MeetingPoint() {

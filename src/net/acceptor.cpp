@@ -58,7 +58,7 @@ struct Acceptor::Impl {
   UniqueFd listener;
   Address address;
   Identity identity;
-  Accept accept;
+  Owner owner;
   HandshakeLimits limits;
   std::atomic<std::uint64_t> refused{0};
 
@@ -318,26 +318,17 @@ struct Acceptor::Impl {
 
   /// False when the owner refused it.
   bool welcome(Newcomers::iterator it) {
-    // The owner may hand the connection to another thread, which may close it: the answer goes out by a descriptor of
-    // ours.
-    UniqueFd answer(::fcntl(it->fd.get(), F_DUPFD_CLOEXEC, 0));
-    if (!answer) {
-      const std::string reason =
-          fmt::format("{} has no descriptor left: {}", address.to_string(), descriptor_shortage());
-      tell(it, encode_verdict(reason));
-      refuse(it, "descriptors", reason);
-      return false;
-    }
-    unwatch(it);
     const Hello hello{.role = it->hello.role, .rank = it->hello.rank, .topic = it->hello.topic};
-    const std::string reason = accept(it->fd, hello, it->peer);
-    if (!reason.empty() && it->fd) {
-      watch(it);
+    const std::string reason = owner.refusal ? owner.refusal(hello, it->peer) : "";
+    if (!reason.empty()) {
       tell(it, encode_verdict(reason));
       refuse(it, "refused", reason);
       return false;
     }
-    send_now(answer.get(), encode_verdict(reason));
+    // First the word, then the connection: another thread may write to it as soon as the owner has it.
+    tell(it, encode_verdict({}));
+    unwatch(it);
+    owner.accept(std::move(it->fd), hello, it->peer);
     newcomers.erase(it);
     after_leaving();
     return true;
@@ -407,14 +398,14 @@ struct Acceptor::Impl {
   }
 };
 
-Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept,
+Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Owner owner,
                    HandshakeLimits limits)
     : impl_(std::make_shared<Impl>()) {
   impl_->loop = std::move(loop);
   impl_->address = Address::of_socket(listener.get());
   impl_->listener = std::move(listener);
   impl_->identity = std::move(identity);
-  impl_->accept = std::move(accept);
+  impl_->owner = std::move(owner);
   impl_->limits = limits;
   impl_->start();
 }

@@ -87,13 +87,14 @@ struct EventLoop::Impl {
   }
 
   void run_ready(std::unique_lock<std::mutex>& lock, const epoll_event& event) {
-    if (event.data.u64 == kWake) {
+    const std::uint64_t key = event.data.u64;  // a copy: the struct is packed on x86-64, so its fields cannot be referred to
+    if (key == kWake) {
       std::uint64_t count = 0;
       const auto got = ::read(wake.get(), &count, sizeof(count));
       (void)got;
       return;
     }
-    const auto found = watches.find(event.data.u64);
+    const auto found = watches.find(key);
     if (found == watches.end()) return;  // removed by an earlier callback of this round
     // The callback may remove itself; its function object must outlive the call.
     std::shared_ptr<Watch> watch = found->second;

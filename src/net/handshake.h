@@ -73,12 +73,15 @@ struct HandshakeLimits {
 /// first), 5 s each, one rate-limited log line for each reason with the peer's address.
 class Acceptor {
  public:
-  /// Runs in the loop's thread with a connection that is authentic and non-blocking. To refuse it after all, return the
-  /// reason; it is sent to the dialler. An empty string accepts: the descriptor is the callback's to keep. The dialler
-  /// is told after the callback returns, so the callback must not write to the connection itself.
-  using Accept = std::function<std::string(UniqueFd& connection, const Hello& hello, const Address& peer)>;
+  /// Both run in the loop's thread, one after the other, for a connection that is authentic and non-blocking.
+  struct Owner {
+    /// The reason to refuse it after all, which is sent to the dialler; empty: it is welcome. May be left out.
+    std::function<std::string(const Hello& hello, const Address& peer)> refusal;
+    /// The dialler has been told, so the connection may be used at once, and from any thread.
+    std::function<void(UniqueFd connection, const Hello& hello, const Address& peer)> accept;
+  };
 
-  Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Accept accept,
+  Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Owner owner,
            HandshakeLimits limits = {});
   ~Acceptor();
 

@@ -17,6 +17,7 @@ void put(ByteWriter& writer, const PeerInfo& peer) {
   writer.put(peer.process);
   writer.put_string(peer.unix_address);
   writer.put_string(peer.tcp_address);
+  writer.put_string(peer.cores.encode());
 }
 
 PeerInfo get_peer(ByteReader& reader) {
@@ -27,6 +28,7 @@ PeerInfo get_peer(ByteReader& reader) {
   peer.process = reader.get<std::uint64_t>();
   peer.unix_address = reader.get_string(kMostText);
   peer.tcp_address = reader.get_string(kMostText);
+  peer.cores = CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8));
   return peer;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "topology/core_set.h"
 #include <maniple/comm/deadline.h>
 #include <maniple/comm/store.h>
 
@@ -17,6 +18,7 @@ struct PeerInfo {
   std::uint64_t process = 0;  ///< random, drawn once per process: tells threads of one process from a reused pid
   std::string unix_address;  ///< for shared memory
   std::string tcp_address;   ///< for data and control
+  CoreSet cores;             ///< that it may run on
 
   std::string describe(int rank) const;  ///< "rank 3 (pid 4711 on node7)"
 };

@@ -56,8 +56,7 @@ void SegmentPost::serve(const std::string& topic, UniqueFd connection) {
     const std::lock_guard lock(mutex_);
     offers_[topic].waiting.push_back(std::move(connection));
   }
-  // The welcome of the handshake goes out first.
-  loop_->post([this, topic] { hand_over(topic); });
+  hand_over(topic);
 }
 
 void SegmentPost::hand_over(const std::string& topic) {

@@ -10,15 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "net/event_loop.h"
+#include "base/unique_fd.h"
 #include "shm/segment.h"
+#include <maniple/comm/deadline.h>
 
 namespace maniple {
 
 class SegmentPost {
  public:
   /// `world` keeps worlds of one process apart.
-  SegmentPost(std::shared_ptr<EventLoop> loop, std::uint64_t world) : loop_(std::move(loop)), world_(world) {}
+  explicit SegmentPost(std::uint64_t world) : world_(world) {}
   ~SegmentPost();  ///< the owner has seen to it that nothing of ours is left in the loop
 
   /// Offers a segment to `processes` other processes and to `threads` other threads of this one. It is forgotten when all
@@ -38,7 +39,6 @@ class SegmentPost {
   };
   void hand_over(const std::string& topic);
 
-  std::shared_ptr<EventLoop> loop_;
   std::uint64_t world_;
   std::mutex mutex_;
   std::map<std::string, Offer> offers_;

@@ -62,12 +62,12 @@ Session::~Session() {
 }
 
 void Session::listen() {
-  const auto handler = [this](UniqueFd& connection, const Hello& hello, const Address& peer) {
-    return accept(connection, hello, peer);
-  };
-  tcp_ = std::make_unique<Acceptor>(loop_, listen_on(meeting_.data_address), meeting_.identity, handler);
+  const Acceptor::Owner owner{
+      .refusal = [this](const Hello& hello, const Address& peer) { return refusal(hello, peer); },
+      .accept = [this](UniqueFd fd, const Hello& hello, const Address&) { accept(std::move(fd), hello); }};
+  tcp_ = std::make_unique<Acceptor>(loop_, listen_on(meeting_.data_address), meeting_.identity, owner);
   const std::string name = fmt::format("maniple-{:016x}{:016x}", random_word(), random_word());
-  unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), meeting_.identity, handler);
+  unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), meeting_.identity, owner);
 }
 
 void Session::meet_peers(Deadline deadline) {
@@ -79,10 +79,11 @@ void Session::meet_peers(Deadline deadline) {
   mine.process = process_word();
   mine.unix_address = unix_->address().to_string();
   mine.tcp_address = tcp_->address().to_string();
+  mine.cores = CoreSet::of_this_process();
   PeerTable table = exchange_peers(*meeting_.store, rank(), world_size(), mine, deadline);
   const std::lock_guard lock(mutex_);
   table_ = std::move(table);
-  segments_ = std::make_unique<SegmentPost>(loop_, table_.world_id);
+  segments_ = std::make_unique<SegmentPost>(table_.world_id);
   for (auto& [topic, connection] : early_segments_) segments_->serve(topic, std::move(connection));
   early_segments_.clear();
 }
@@ -129,40 +130,38 @@ void Session::start_watch(Deadline deadline) {
 }
 
 // In the event loop's thread.
-std::string Session::accept(UniqueFd& connection, const Hello& hello, const Address& peer) {
-  if (peer.is_unix()) {
-    ucred user{};
-    socklen_t length = sizeof user;
-    if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &user, &length) != 0 || user.uid != ::geteuid()) {
-      return "another user's process";
-    }
-  }
+std::string Session::refusal(const Hello& hello, const Address& peer) const {
   if (hello.rank < 0 || hello.rank >= world_size()) return fmt::format("rank {} in a world of {}", hello.rank, world_size());
+  if (hello.role == Role::segment && !peer.is_unix()) return "shared memory is handed over on Unix sockets only";
+  if (hello.role == Role::control && rank() != 0) return "only rank 0 keeps the watch";
+  if (hello.role == Role::store) return "no store is served here";
+  return {};
+}
+
+void Session::accept(UniqueFd connection, const Hello& hello) {
   const std::lock_guard lock(mutex_);
   switch (hello.role) {
     case Role::data:
       waiting_[{hello.rank, hello.topic}].push_back(std::move(connection));
       ::eventfd_write(arrivals_.get(), 1);
-      return {};
+      return;
     case Role::segment:
-      if (!peer.is_unix()) return "shared memory is handed over on Unix sockets only";
       if (!segments_) {
         early_segments_.emplace_back(hello.topic, std::move(connection));
       } else {
         segments_->serve(hello.topic, std::move(connection));
       }
-      return {};
+      return;
     case Role::control:
-      if (rank() != 0) return "only rank 0 keeps the watch";
       if (!control_) {
         early_control_[hello.rank] = std::move(connection);
       } else {
-        // The welcome goes out first.
+        // Posted, as it may find this rank lost, which needs the lock.
         auto shared = std::make_shared<UniqueFd>(std::move(connection));
         loop_->post([this, shared, from = hello.rank] { control_->adopt(from, std::move(*shared)); });
       }
-      return {};
-    default: return "no store is served here";
+      return;
+    case Role::store: return;  // refused
   }
 }
 

@@ -63,7 +63,8 @@ class Session : public Switchboard {
   void listen();
   void meet_peers(Deadline deadline);
   void start_watch(Deadline deadline);
-  std::string accept(UniqueFd& connection, const Hello& hello, const Address& peer);
+  std::string refusal(const Hello& hello, const Address& peer) const;
+  void accept(UniqueFd connection, const Hello& hello);
   void on_lost(int rank, const std::string& text);
   void on_aborted(const ControlMessage& message);
 

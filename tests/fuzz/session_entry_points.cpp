@@ -32,7 +32,8 @@ std::vector<std::string> peer_table_seeds() {
                       .pid = 4711,
                       .process = 42,
                       .unix_address = "unix:@m",
-                      .tcp_address = "10.0.0.1:80"};
+                      .tcp_address = "10.0.0.1:80",
+                      .cores = CoreSet::of({0, 1, 70})};
   return {encode(PeerTable{.world_id = 1, .peers = {}}), encode(PeerTable{.world_id = 2, .peers = {peer}}),
           encode(PeerTable{.world_id = 3, .peers = {peer, {}, peer}})};
 }

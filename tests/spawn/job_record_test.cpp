@@ -9,8 +9,8 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "base/files.h"
 #include "base/unique_fd.h"
-#include "harness/leaks.h"
 #include "harness/temporary_directory.h"
 #include "launch/job_directory.h"
 #include "launch/job_list.h"
@@ -27,7 +27,7 @@ class JobRecords : public testing::Test {
   void TearDown() override { ::unsetenv("XDG_RUNTIME_DIR"); }
 
   std::string directory() const { return scratch_.path() + "/maniple"; }
-  std::string own_file() const { return harness::files_under(directory()).at(0); }
+  std::string own_file() const { return paths_below(directory()).at(0); }
   void write(const std::string& name, const std::string& text) const {
     const UniqueFd file(::open((directory() + "/" + name).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     ASSERT_EQ(::write(file.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
@@ -53,9 +53,9 @@ TEST_F(JobRecords, LiveAsLongAsTheJob) {
     EXPECT_EQ(jobs()[0].ranks_up, 5);
     EXPECT_EQ(jobs()[0].restarts, 2);
     EXPECT_EQ(jobs()[0].state, "running");
-    EXPECT_EQ(harness::files_under(directory()).size(), 1u);
+    EXPECT_EQ(paths_below(directory()).size(), 1u);
   }
-  EXPECT_TRUE(harness::files_under(directory()).empty());
+  EXPECT_TRUE(paths_below(directory()).empty());
 }
 
 TEST_F(JobRecords, ArePrivate) {
@@ -75,9 +75,9 @@ TEST_F(JobRecords, OfLaunchersThatAreGoneAreDropped) {
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(harness::files_under(directory()).size(), 1u);
+  EXPECT_EQ(paths_below(directory()).size(), 1u);
   EXPECT_TRUE(jobs().empty());
-  EXPECT_TRUE(harness::files_under(directory()).empty());
+  EXPECT_TRUE(paths_below(directory()).empty());
 }
 
 TEST_F(JobRecords, ANumberGivenAwayAgainIsNotMistaken) {
@@ -88,7 +88,7 @@ TEST_F(JobRecords, ANumberGivenAwayAgainIsNotMistaken) {
   write("job-earlier", encode_job(earlier));
   ASSERT_EQ(jobs().size(), 1u);
   EXPECT_EQ(jobs()[0].id, "mine");
-  EXPECT_EQ(harness::files_under(directory()).size(), 1u);
+  EXPECT_EQ(paths_below(directory()).size(), 1u);
 }
 
 TEST_F(JobRecords, OfAnotherPidSpaceAreLeftAlone) {
@@ -98,7 +98,7 @@ TEST_F(JobRecords, OfAnotherPidSpaceAreLeftAlone) {
   other.pid_space = "pid:[1]";
   write("job-other", encode_job(other));
   EXPECT_EQ(jobs().size(), 1u);
-  EXPECT_EQ(harness::files_under(directory()).size(), 2u);
+  EXPECT_EQ(paths_below(directory()).size(), 2u);
 }
 
 TEST_F(JobRecords, GarbageIsPassedOver) {
@@ -146,7 +146,7 @@ TEST_F(JobRecords, DirectoriesOfOthersAreNotUsed) {
   ASSERT_EQ(::mkdir(elsewhere.c_str(), 0700), 0);
   ASSERT_EQ(::symlink(elsewhere.c_str(), directory().c_str()), 0);
   EXPECT_THROW(open_job_directory(directory(), true), SystemError);
-  EXPECT_TRUE(harness::files_under(elsewhere).empty());
+  EXPECT_TRUE(paths_below(elsewhere).empty());
 }
 
 TEST_F(JobRecords, LongValuesStillFit) {

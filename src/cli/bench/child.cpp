@@ -47,6 +47,7 @@ class Starter {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     enter_network();
+    bind();
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     require(nothing >= 0 && dup2(nothing, 0) == 0 && dup2(out, 1) == 1 && dup2(err, 2) == 2, "dup2");
     for (const auto& [name, value] : spec_.environment) setenv(name.c_str(), value.c_str(), 1);
@@ -60,6 +61,14 @@ class Starter {
   }
 
  private:
+  void bind() {
+    if (!spec_.core) return;
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(static_cast<std::size_t>(*spec_.core), &cores);
+    require(sched_setaffinity(0, sizeof cores, &cores) == 0, "sched_setaffinity");
+  }
+
   void enter_network() {
     if (spec_.new_network) require(unshare(CLONE_NEWNET) == 0, "unshare of the network");
     if (!spec_.network_of) return;

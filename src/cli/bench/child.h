@@ -19,6 +19,7 @@ struct ChildSpec {
   std::vector<std::pair<std::string, std::string>> environment;  ///< added to ours
   int death_signal = SIGKILL;  ///< sent by the kernel when we die, however we die; TERM for one that has to end others
   bool new_network = false;    ///< starts in a network namespace of its own
+  std::optional<int> core;          ///< bound to it
   std::optional<pid_t> network_of;  ///< starts in the network namespace of that process
 };
 

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "topology/core_set.h"
 
 namespace maniple::bench {
 
@@ -32,6 +33,12 @@ const System& system_named(const std::string& name) {
     if (system->name() == name) return *system;
   }
   throw InvalidArgument(fmt::format("no system is named \"{}\"; `maniple bench --list` shows them", name));
+}
+
+std::optional<int> core_for(int rank, int ranks) {
+  const std::vector<int> cores = CoreSet::of_this_process().list();
+  if (static_cast<std::size_t>(ranks) > cores.size()) return std::nullopt;
+  return cores[static_cast<std::size_t>(rank)];
 }
 
 bool on_path(const std::string& program) {

@@ -54,6 +54,10 @@ std::unique_ptr<System> make_openmpi_system();
 std::unique_ptr<System> make_mpich_system();
 std::unique_ptr<System> make_gloo_system();
 
+/// The core for a rank: one each while there are enough, none otherwise. Launchers bind their ranks, so we bind those that
+/// we start ourselves, our own and the peers' alike; unbound, two ranks that meet on one core halve each other's speed.
+std::optional<int> core_for(int rank, int ranks);
+
 /// True when PATH holds such a program.
 bool on_path(const std::string& program);
 

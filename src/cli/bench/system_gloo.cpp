@@ -42,6 +42,7 @@ class GlooSystem final : public System {
       const int host = site.spread() ? site.hosts->host_of(rank, order.ranks) : 0;
       const std::string address = site.spread() ? site.hosts->address(host) : "127.0.0.1";
       spec.argv = {program(site), to_json_text(order), std::to_string(rank), meeting, address};
+      spec.core = core_for(rank, order.ranks);
       if (site.spread()) spec.network_of = site.hosts->network(host);
       result.push_back(std::move(spec));
     }

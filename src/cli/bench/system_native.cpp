@@ -57,6 +57,7 @@ class NativeSystem final : public System {
         for (const char* knob : {"MANIPLE_CHECKS", "MANIPLE_RECORDER", "MANIPLE_HEARTBEAT"})
           spec.environment.emplace_back(knob, "0");
       }
+      if (!threads) spec.core = core_for(rank, order.ranks);
       if (site.spread()) spec.network_of = site.hosts->network(site.hosts->host_of(rank, order.ranks));
       result.push_back(std::move(spec));
     }

@@ -35,14 +35,20 @@ struct Host {
                 HandshakeLimits limits = {})
       : acceptor(
             loop, listen_on(address), identity,
-            [this](UniqueFd& fd, const Hello& hello, const Address&) -> std::string {
-              if (hello.topic == "unwanted") return "nobody asked for that";
-              const std::lock_guard lock(mutex);
-              accepted.push_back(std::move(fd));
-              hellos.push_back(hello);
-              return {};
-            },
+            {.refusal = [](const Hello& hello, const Address&) -> std::string {
+               return hello.topic == "unwanted" ? "nobody asked for that" : "";
+             },
+             .accept =
+                 [this](UniqueFd fd, const Hello& hello, const Address&) {
+                   const std::lock_guard lock(mutex);
+                   accepted.push_back(std::move(fd));
+                   hellos.push_back(hello);
+                 }},
             limits) {}
+  /// The dialler is told before the owner has the connection; after this the owner has it.
+  void finish_turn() {
+    loop->post_and_wait([] {});
+  }
   std::mutex mutex;
   std::vector<UniqueFd> accepted;
   std::vector<Hello> hellos;
@@ -65,6 +71,7 @@ TEST(Handshake, AcceptsItsOwnAndPassesTheHello) {
   Host host(identity);
   const UniqueFd fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = 5, .topic = "lane 1"},
                            Deadline::after(seconds(20)));
+  host.finish_turn();
   const std::lock_guard lock(host.mutex);
   ASSERT_EQ(host.hellos.size(), 1u);
   EXPECT_EQ(host.hellos[0].role, Role::data);
@@ -85,6 +92,7 @@ TEST(Handshake, TakesTheRankFromTheIdentity) {
   identity.rank = 6;
   const UniqueFd fd =
       dial(host.acceptor.address(), identity, {.role = Role::store, .topic = {}}, Deadline::after(seconds(20)));
+  host.finish_turn();
   const std::lock_guard lock(host.mutex);
   EXPECT_EQ(host.hellos.at(0).rank, 6);
 }
@@ -166,6 +174,23 @@ TEST(Handshake, ManyDialAtOnceWithFewPlaces) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(done, 64);
+}
+
+TEST(Handshake, TheWelcomeGoesOutBeforeAnythingTheOwnerSends) {
+  const Identity identity = sample_identity();
+  auto loop = std::make_shared<EventLoop>("test");
+  // An owner that writes as soon as it has the connection, as one that was waiting for it in another thread may.
+  Acceptor acceptor(loop, listen_on(Address::parse("127.0.0.1:0")), identity,
+                    {.refusal = {}, .accept = [](UniqueFd fd, const Hello&, const Address&) {
+                       EXPECT_EQ(::send(fd.get(), "first words", 11, MSG_NOSIGNAL), 11);
+                     }});
+  const UniqueFd connection = dial(acceptor.address(), identity, {.role = Role::data, .rank = 1, .topic = "x"},
+                                   Deadline::after(std::chrono::seconds(30)));
+  pollfd ready{connection.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&ready, 1, 30'000), 1);
+  char words[12] = {};
+  EXPECT_EQ(::recv(connection.get(), words, 11, 0), 11);
+  EXPECT_STREQ(words, "first words");
 }
 
 TEST(Handshake, TheAcceptorMayEndAtAnyTime) {

@@ -20,7 +20,8 @@ PeerInfo peer_of(int rank) {
           .pid = 4000 + rank,
           .process = 0xfedcba9876543210ULL + static_cast<unsigned>(rank),
           .unix_address = "unix:@maniple-" + std::to_string(rank),
-          .tcp_address = "10.0.0.1:" + std::to_string(1000 + rank)};
+          .tcp_address = "10.0.0.1:" + std::to_string(1000 + rank),
+          .cores = CoreSet::of({rank, 100})};
 }
 
 void expect_same(const PeerInfo& a, const PeerInfo& b) {
@@ -30,6 +31,7 @@ void expect_same(const PeerInfo& a, const PeerInfo& b) {
   EXPECT_EQ(a.process, b.process);
   EXPECT_EQ(a.unix_address, b.unix_address);
   EXPECT_EQ(a.tcp_address, b.tcp_address);
+  EXPECT_EQ(a.cores, b.cores);
 }
 
 TEST(PeerTable, ComesBackAsItWas) {

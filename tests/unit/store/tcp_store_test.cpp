@@ -103,6 +103,23 @@ TEST_F(TcpStore, ARetiredServerServesItsLastClients) {
   EXPECT_TRUE(watched.expired());
 }
 
+TEST_F(TcpStore, WhoeverIsAdmittedWhileTheServerIsLeavingIsServed) {
+  for (int round = 0; round < 50; ++round) {
+    auto host = std::make_shared<TcpStoreServer>(Address::resolve("127.0.0.1", 0, Deadline::after(seconds(20))).front(), identity);
+    const std::uint16_t port = host->address().port();
+    auto last = connect_tcp_store("127.0.0.1", port, identity, Deadline::after(seconds(20)));
+    TcpStoreServer::retire(std::move(host));
+    auto leaving = std::async(std::launch::async, [&] { last.reset(); });
+    try {
+      const auto late = connect_tcp_store("127.0.0.1", port, identity, Deadline::after(milliseconds(20)));
+      EXPECT_NO_THROW(late->set("k", "v")) << "round " << round;
+    } catch (const Timeout&) {
+      // Gone before we came: that is an answer, too.
+    }
+    leaving.get();
+  }
+}
+
 TEST_F(TcpStore, OtherRolesAreRefused) {
   EXPECT_THROW(
       dial(server->address(), identity, {.role = Role::data, .rank = 1, .topic = ""}, Deadline::after(seconds(20))),

@@ -1,6 +1,6 @@
 // Communication that runs while the program computes: asynchronous calls and what can be done with their `Work`.
 //
-//   scripts/ranks.sh 2 build/bin/examples/03_overlap
+//   scripts/ranks.sh 2 build/bin/examples/comm/03_overlap
 #include <cmath>
 #include <cstdio>
 #include <exception>

@@ -1,0 +1,36 @@
+// Which cores a process may run on.
+//
+// A launcher binds each rank to cores of its own, so a rank alone sees too few: whether the ranks of a host outnumber its
+// cores, and spinning would steal from a neighbour, is told by the union of what all of them may use.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace maniple {
+
+class CoreSet {
+ public:
+  static constexpr std::size_t kMostCores = 8192;
+
+  CoreSet() = default;
+  static CoreSet of_this_process();
+  static CoreSet of(const std::vector<int>& cores);
+
+  bool empty() const noexcept { return words_.empty(); }
+  int count() const noexcept;
+  std::vector<int> list() const;
+  void add(const CoreSet& other);
+  friend bool operator==(const CoreSet&, const CoreSet&) = default;
+
+  /// Little-endian words, without zero words at the end. Decoding throws ProtocolError for what encode cannot give.
+  std::string encode() const;
+  static CoreSet decode(std::string_view bytes);
+
+ private:
+  std::vector<std::uint64_t> words_;  // the last one is never zero
+};
+
+}  // namespace maniple
