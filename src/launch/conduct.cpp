@@ -47,6 +47,7 @@ class Conducting {
                                                        .job = job_,
                                                        .max_restarts = options.restarts.max_restarts,
                                                        .secret = secret,
+                                                       .own_secrets = !listener,
                                                        .master_address = master},
                                           [this](const AgentMessage& message) { conductor_.received(kOwnNode, message); });
     }

@@ -130,7 +130,8 @@ void NodeAgent::start(const AgentMessage& order) {
                          .restarts = order.generation,
                          .max_restarts = settings_.max_restarts};
     secret_.reset();
-    const Secret secret = secret_of_generation(settings_.secret, order.generation);
+    const Secret secret =
+        settings_.own_secrets ? Secret::random() : secret_of_generation(settings_.secret, order.generation);
     if (!secret.is_none()) secret_ = secret_in_memory(secret);
     node.secret_fd = secret_.get();
     if (order.devices_per_process > 0) node.devices = visible_devices(settings_.crew.environment);

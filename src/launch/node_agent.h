@@ -17,6 +17,7 @@ struct NodeSettings {
   std::string job;
   int max_restarts = 0;
   Secret secret;            ///< of the job; each generation of workers gets one derived from it
+  bool own_secrets = false; ///< one node: each generation gets a random secret (deriving one costs OpenSSL's start, 2 ms)
   Address master_address;   ///< where rank 0 may listen, if it is on this node; its port may be 0
 };
 

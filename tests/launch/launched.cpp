@@ -124,11 +124,11 @@ int Launched::count(const std::string& text) const {
   return found;
 }
 
-bool Launched::wait_for(const std::string& text, double seconds) {
+bool Launched::wait_for(const std::string& text, double seconds, int times) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  while (count(text) == 0) {
+  while (count(text) < times) {
     const double left = std::chrono::duration<double>(end - Clock::now()).count();
-    if (left <= 0 || !read_some(left)) return count(text) != 0;
+    if (left <= 0 || !read_some(left)) return count(text) >= times;
   }
   return true;
 }
