@@ -1,10 +1,12 @@
-// One rank of `maniple bench ddp`: trains a model with and without the averaging of gradients and says how long a step takes.
+// One rank of `maniple bench ddp`: trains a model with and without the averaging of gradients and says how long a step
+// takes.
 //
 //   ddp_worker MODEL RANK RANKS INIT_METHOD STEPS SECONDS      rank 0 prints one JSON object
 //
-// Method, the same as ddp_torch.py's: one thread, bound to a core; a step is zero_grad, forward, cross entropy, backward, SGD. Steps
-// without (no_sync) and with averaging alternate in short blocks, so that whatever disturbs the machine hits both. All ranks begin a
-// block together; its time is that of the slowest rank. The figure is the median over blocks, divided by the steps of a block.
+// Method, the same as ddp_torch.py's: one thread, bound to a core; a step is zero_grad, forward, cross entropy,
+// backward, SGD. Steps without (no_sync) and with averaging alternate in short blocks, so that whatever disturbs the
+// machine hits both. All ranks begin a block together; its time is that of the slowest rank. The figure is the median
+// over blocks, divided by the steps of a block.
 #include <sched.h>
 #include <sys/resource.h>
 

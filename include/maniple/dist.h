@@ -11,18 +11,20 @@
 //
 // What every verb has in common:
 //
-//   Groups      Without `.group` the verb works on the default group, the world of init_process_group. `src`, `dst` and peers are
-//               ranks *in the group* (torch.distributed counts them in the world; see get_group_rank). Every rank of the group
-//               calls the same verbs in the same order; ranks that disagree all get `Mismatch`, which lists what each called.
-//   async_op    false: the verb returns when this rank's result is in place, and the Work it returns is done. true: it returns
-//               at once; when wait() returns, the result is in place. Tensors are kept alive until then. Do not touch them
-//               meanwhile.
-//   Tensors     Any strides: a tensor that is not contiguous travels through a contiguous copy and is written back before the
-//               Work is done. Any of float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, bool; complex
-//               tensors travel as pairs of reals (they can be added and averaged, not compared or multiplied). Zero elements
-//               are fine. Tensors that require gradients are read and written as under torch::NoGradGuard: nothing is recorded.
-//               `InvalidArgument` names the argument and what is wrong with it when a tensor is undefined, sparse, quantized
-//               or on the meta device; `Unsupported` when it is on a device the group's backend cannot reach.
+//   Groups      Without `.group` the verb works on the default group, the world of init_process_group. `src`, `dst` and
+//               peers are ranks *in the group* (torch.distributed counts them in the world; see get_group_rank). Every
+//               rank of the group calls the same verbs in the same order; ranks that disagree all get `Mismatch`, which
+//               lists what each called.
+//   async_op    false: the verb returns when this rank's result is in place, and the Work it returns is done. true: it
+//               returns at once; when wait() returns, the result is in place. Tensors are kept alive until then. Do not
+//               touch them meanwhile.
+//   Tensors     Any strides: a tensor that is not contiguous travels through a contiguous copy and is written back
+//               before the Work is done. Any of float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8,
+//               bool; complex tensors travel as pairs of reals (they can be added and averaged, not compared or
+//               multiplied). Zero elements are fine. Tensors that require gradients are read and written as under
+//               torch::NoGradGuard: nothing is recorded. `InvalidArgument` names the argument and what is wrong with it
+//               when a tensor is undefined, sparse, quantized or on the meta device; `Unsupported` when it is on a
+//               device the group's backend cannot reach.
 //   Shapes      Only the number of elements and the dtype must fit; shapes may differ, elements go in row-major order.
 //   Errors      As in comm/error.h. A rank that dies is named on all others at once by `PeerLost`.
 //   Threads     As in comm/process_group.h: one at a time for each group.
@@ -44,8 +46,8 @@ namespace maniple {
 
 // ---- The default group -------------------------------------------------------------------------------------------
 
-/// Fields: init_method ("env://"), rank, world_size, timeout, join_timeout, backend ("native"), transport, algorithm. See
-/// comm/options.h.
+/// Fields: init_method ("env://"), rank, world_size, timeout, join_timeout, backend ("native"), transport, algorithm.
+/// See comm/options.h.
 using InitOptions = JoinOptions;
 
 /// Joins the world and makes it the default group. Throws `InvalidArgument` when there is one already; after
@@ -58,8 +60,9 @@ void init_process_group(std::shared_ptr<Store> store, const InitOptions& options
 /// Makes a group that was joined otherwise (maniple::join) the default group.
 void init_process_group(std::shared_ptr<ProcessGroup> group);
 
-/// Drops the default group: it is destroyed once nobody else holds it. Never communicates, so a rank that leaves early is noticed
-/// by the others; call barrier() first where all should leave together. Without a default group it does nothing.
+/// Drops the default group: it is destroyed once nobody else holds it. Never communicates, so a rank that leaves early
+/// is noticed by the others; call barrier() first where all should leave together. Without a default group it does
+/// nothing.
 void destroy_process_group();
 
 constexpr bool is_available() noexcept { return true; }  ///< a build with this header has the verbs
@@ -78,8 +81,8 @@ std::string get_backend(const std::shared_ptr<ProcessGroup>& group = nullptr);
 int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank);
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank);
 
-/// A group of some ranks of the default group, in the order given. All ranks of the default group call it with the same list;
-/// those that are not in it get null.
+/// A group of some ranks of the default group, in the order given. All ranks of the default group call it with the same
+/// list; those that are not in it get null.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
 // ---- What every verb may be told ---------------------------------------------------------------------------------
@@ -106,12 +109,13 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
                           const DistOptions& options = {});
 
-/// `gather_list` on rank `dst` receives the tensors of rank 0, 1, ...; elsewhere it is empty. All have the same number of elements.
+/// `gather_list` on rank `dst` receives the tensors of rank 0, 1, ...; elsewhere it is empty. All have the same number
+/// of elements.
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst = 0,
             const DistOptions& options = {});
 
-/// `tensor_list` receives the tensors of rank 0, 1, ... on every rank. The tensors of the list may have different sizes; that of
-/// rank r must have as many elements as rank r sends.
+/// `tensor_list` receives the tensors of rank 0, 1, ... on every rank. The tensors of the list may have different
+/// sizes; that of rank r must have as many elements as rank r sends.
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
                 const DistOptions& options = {});
 
@@ -122,7 +126,8 @@ Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& in
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src = 0,
              const DistOptions& options = {});
 
-/// `output` on rank r becomes the reduction of all ranks' `input_list[r]`, which may have different sizes for different r.
+/// `output` on rank r becomes the reduction of all ranks' `input_list[r]`, which may have different sizes for different
+/// r.
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list,
                     ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
@@ -134,7 +139,8 @@ Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& inp
 Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
                 const DistOptions& options = {});
 
-/// The same with tensors that are cut along their first dimension: into equal parts, or into parts of the given numbers of rows.
+/// The same with tensors that are cut along their first dimension: into equal parts, or into parts of the given numbers
+/// of rows.
 Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes = {},
                        const std::vector<std::int64_t>& input_split_sizes = {}, const DistOptions& options = {});
@@ -142,8 +148,8 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
 /// Done when all ranks have called it.
 Work barrier(const DistOptions& options = {});
 
-/// A barrier that, when it fails, names every missing rank and leaves the group usable. Slower than barrier (a millisecond). Its
-/// limit is `options.timeout`, or 30 s; it is always synchronous.
+/// A barrier that, when it fails, names every missing rank and leaves the group usable. Slower than barrier (a
+/// millisecond). Its limit is `options.timeout`, or 30 s; it is always synchronous.
 void monitored_barrier(const DistOptions& options = {});
 
 // ---- Point to point ----------------------------------------------------------------------------------------------

@@ -216,7 +216,8 @@ int measure_and_report(const Typed& typed) {
 std::function<int()> declare_bench(CLI::App& app) {
   auto typed = std::make_shared<Typed>();
   app.add_option("operations", typed->operations,
-                 "operations to measure; `all`: every one; `figures`: the project's goals against the peers; `ddp`: training");
+                 "operations to measure; `all`: every one; `figures`: the project's goals against the peers; `ddp`: "
+                 "training");
   app.add_flag("--list", typed->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
@@ -242,8 +243,10 @@ std::function<int()> declare_bench(CLI::App& app) {
   app.add_flag("--no-limit", typed->no_limit, "leave out the limits of this machine")->group(with);
 
   const char* training = "Training (`maniple bench ddp`)";
-  app.add_option("--models", typed->models, "mnist_cnn, mlp25m, gpt5m, tiny50, or a list; default: all")->group(training);
-  app.add_flag("--torch,!--no-torch", typed->torch, "measure PyTorch's DDP on Gloo too, where it is installed (default)")->group(training);
+  app.add_option("--models", typed->models, "mnist_cnn, mlp25m, gpt5m, tiny50, or a list; default: all")
+      ->group(training);
+  app.add_flag("--torch,!--no-torch", typed->torch, "measure PyTorch's DDP on Gloo too, where it is installed")
+      ->group(training);
 
   const char* how = "How to measure";
   app.add_option("--iterations", typed->iterations, "timed calls of a row; 0: as many as fit the budget")

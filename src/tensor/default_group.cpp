@@ -10,7 +10,8 @@
 namespace maniple {
 namespace {
 
-// Never destroyed by itself: a program that ends without destroy_process_group gets it from atexit, while the engine still works.
+// Never destroyed by itself: a program that ends without destroy_process_group gets it from atexit, while the engine
+// still works.
 std::mutex mutex;
 std::shared_ptr<ProcessGroup>& held() {
   static auto* group = new std::shared_ptr<ProcessGroup>();

@@ -1,7 +1,8 @@
 // From at::Tensor to Buffer and back.
 //
-// A group works on contiguous memory. A tensor that is contiguous is used where it lies; any other is *staged*: it travels through
-// a contiguous copy, which is written back once the operation is done. A list of tensors is staged as one piece of memory.
+// A group works on contiguous memory. A tensor that is contiguous is used where it lies; any other is *staged*: it
+// travels through a contiguous copy, which is written back once the operation is done. A list of tensors is staged as
+// one piece of memory.
 #pragma once
 
 #include <string_view>
@@ -25,7 +26,8 @@ struct Argument {
 /// The engine's dtype. Throws InvalidArgument for one that it does not have.
 DType dtype_of(const torch::Tensor& tensor, const Argument& argument);
 
-/// Throws unless a group can work on the tensor: it must be defined, strided, not quantized, and in memory that the CPU reaches.
+/// Throws unless a group can work on the tensor: it must be defined, strided, not quantized, and in memory that the CPU
+/// reaches.
 void require_usable(const torch::Tensor& tensor, const Argument& argument);
 
 class Staged {

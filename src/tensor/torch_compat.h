@@ -18,7 +18,8 @@
 
 namespace maniple {
 
-/// One number for each memory location at most, without gaps: such a tensor can be moved as a block, whatever its strides.
+/// One number for each memory location at most, without gaps: such a tensor can be moved as a block, whatever its
+/// strides.
 inline bool is_dense(const torch::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
 }
@@ -28,8 +29,8 @@ inline void bump_version(const torch::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) torch::autograd::impl::bump_version(tensor);
 }
 
-/// Sets gradients to zero, or to none. Optimizer::zero_grad took no argument and set them to zero before 2.0; since then it takes
-/// one, which is true by default.
+/// Sets gradients to zero, or to none. Optimizer::zero_grad took no argument and set them to zero before 2.0; since
+/// then it takes one, which is true by default.
 inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 #if MANIPLE_TORCH_AT_LEAST(2, 0)
   optimizer.zero_grad(set_to_none);
@@ -67,7 +68,8 @@ class GradientHook {
   std::uintptr_t key_;
 };
 
-/// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws comes out of backward().
+/// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws comes out of
+/// backward().
 inline void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }

@@ -1,45 +1,16 @@
-// DistributedDataParallel against its definition: n ranks on shards of a batch get the gradients of one process on the whole batch.
+// DistributedDataParallel against its definition: n ranks on shards of a batch get the gradients of one process on the
+// whole batch.
 #include <set>
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "train/models.h"
+#include "train/gradients.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness {
 namespace {
 
 using namespace maniple::testing_models;
-
-double tolerance(torch::ScalarType dtype) {
-  return dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kBFloat16 ? 3e-2 : 2e-6;
-}
-
-void expect_close(const Gradients& actual, const Gradients& wanted, double tolerance) {
-  ASSERT_EQ(actual.size(), wanted.size());
-  for (const auto& [name, gradient] : wanted) {
-    const torch::Tensor& own = actual.at(name);
-    ASSERT_EQ(own.defined(), gradient.defined()) << name;
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    const double error = (own.to(torch::kFloat64) - gradient.to(torch::kFloat64)).abs().max().item<double>();
-    EXPECT_LE(error, tolerance * std::max(1.0, gradient.abs().max().item<double>())) << name;
-  }
-}
-
-void expect_identical(const Gradients& actual, const Gradients& wanted) {
-  for (const auto& [name, gradient] : wanted) EXPECT_TRUE(torch::equal(actual.at(name), gradient)) << name;
-}
-
-/// All ranks hold the same bits.
-void expect_same_everywhere(Rank& r, const torch::nn::Module& module, bool gradients = true) {
-  for (const auto& item : module.named_parameters()) {
-    const torch::Tensor own = gradients ? item.value().grad() : item.value().detach();
-    if (!own.defined()) continue;
-    torch::Tensor root = own.clone();
-    broadcast(root, 0, {.group = r.world});
-    EXPECT_TRUE(torch::equal(own, root)) << item.key() << " differs from rank 0's";
-  }
-}
 
 struct Setting {
   std::string name;
@@ -91,8 +62,6 @@ TEST_P(Parity, GradientsAreThoseOfTheWholeBatch) {
     EXPECT_FALSE(statistics.text().empty());
   });
 }
-
-constexpr double kTiny = 1e-5;  // MiB: every parameter is a bucket of its own
 
 std::vector<Setting> parity_settings() {
   std::vector<Setting> all;
@@ -281,86 +250,6 @@ TEST(Ddp, BatchesOfDifferentSizesAreWeighted) {
   }
 }
 
-struct Branches : torch::nn::Module {
-  Branches() {
-    for (const char* name : {"a", "b", "c"}) register_module(name, torch::nn::Linear(8, 4));
-  }
-  torch::Tensor forward(const torch::Tensor& x, const std::vector<std::string>& names) {
-    torch::Tensor sum = torch::zeros({x.size(0), 4});
-    for (const auto& name : names) sum = sum + named_children()[name]->as<torch::nn::Linear>()->forward(x);
-    return sum;
-  }
-};
-
-TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
-  for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    for (const bool views : {true, false}) {
-      run_ranks({.n = 3}, [overlap, views](Rank& r) {
-        auto net = std::make_shared<Branches>();
-        fill(*net, 2);
-        DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny,
-                                                    .first_bucket_mb = kTiny,
-                                                    .find_unused_parameters = true,
-                                                    .gradient_as_bucket_view = views,
-                                                    .process_group = r.world,
-                                                    .overlap = overlap});
-        // Who uses what changes from step to step; "c" is used by nobody in the first two, by all in the third.
-        const std::vector<std::vector<std::string>> used[] = {
-            {{"a"}, {"b"}, {"a", "b"}}, {{"b"}, {"b"}, {"a"}}, {{"c"}, {"c"}, {"c"}}, {{"a", "b", "c"}, {"a"}, {"c"}}};
-        for (const auto& step : used) {
-          net->zero_grad(true);
-          Gradients wanted;
-          for (const std::string name : {"a", "b", "c"}) {
-            for (const std::string part : {"weight", "bias"}) wanted[name + "." + part] = torch::Tensor();
-          }
-          for (int other = 0; other < r.size; ++other) {
-            Branches alone;
-            fill(alone, 2);
-            loss_of(alone.forward(numbers({4, 8}, other), step[static_cast<std::size_t>(other)])).backward();
-            for (const auto& [name, gradient] : gradients_of(alone)) {
-              if (!gradient.defined()) continue;
-              wanted[name] = wanted[name].defined() ? wanted[name] + gradient / r.size : gradient / r.size;
-            }
-          }
-          loss_of(ddp->forward(numbers({4, 8}, r.rank), step[static_cast<std::size_t>(r.rank)])).backward();
-          expect_close(gradients_of(*net), wanted, 1e-5);
-          expect_same_everywhere(r, *net);
-        }
-        // What nobody uses keeps the bits that it had.
-        const torch::Tensor before = net->named_parameters()["c.weight"].grad().clone();
-        loss_of(ddp->forward(numbers({4, 8}), {"a"})).backward();
-        EXPECT_TRUE(torch::equal(net->named_parameters()["c.weight"].grad(), before));
-      });
-    }
-  }
-}
-
-TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
-  for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    run_ranks({.n = 2}, [overlap](Rank& r) {
-      auto net = std::make_shared<Branches>();
-      fill(*net, 2);
-      DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny,
-                                                  .first_bucket_mb = kTiny,
-                                                  .static_graph = true,
-                                                  .process_group = r.world,
-                                                  .overlap = overlap});
-      const std::vector<std::string> mine =
-          r.rank == 0 ? std::vector<std::string>{"a"} : std::vector<std::string>{"b", "a"};
-      for (int step = 0; step < 3; ++step) {
-        net->zero_grad(true);
-        loss_of(ddp->forward(numbers({4, 8}, r.rank), mine)).backward();
-        EXPECT_FALSE(net->named_parameters()["c.weight"].grad().defined());
-        EXPECT_TRUE(net->named_parameters()["b.weight"].grad().defined()) << "rank 1 used it";
-        expect_same_everywhere(r, *net);
-      }
-      r.phase("the promise is broken");
-      const Caught caught = catch_error([&] { loss_of(ddp->forward(numbers({4, 8}), {"a", "b", "c"})).backward(); });
-      EXPECT_TRUE(caught.any && contains(caught.text, "static")) << caught;
-    });
-  }
-}
-
 TEST(Ddp, FrozenAndSharedParametersAndMixedDtypes) {
   struct Odd : torch::nn::Module {
     Odd() : one(register_module("one", torch::nn::Linear(8, 8))) {
@@ -433,22 +322,6 @@ TEST(Ddp, GradientsAndModulesOutliveTheWrapper) {
     loss_of(net->forward(numbers({4, 8}, r.rank))).backward();  // nobody else takes part any more
     net->zero_grad();
     EXPECT_TRUE(net->fc1->weight.grad().defined());
-  });
-}
-
-TEST(Ddp, BucketsFollowTheOrderOfGradients) {
-  run_ranks({.n = 2}, [](Rank& r) {
-    auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> ddp(net,
-                                          {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world});
-    // Ranks use the branches in opposite orders; all follow rank 0, whose last branch comes first in backward.
-    const std::vector<std::string> mine =
-        r.rank == 0 ? std::vector<std::string>{"b", "c", "a"} : std::vector<std::string>{"a", "c", "b"};
-    for (int step = 0; step < 2; ++step) loss_of(ddp->forward(numbers({4, 8}), mine)).backward();
-    const auto buckets = ddp.statistics().buckets;
-    ASSERT_EQ(buckets.size(), 6u);
-    EXPECT_EQ(buckets.front().parameters.front()[0], 'a');
-    EXPECT_EQ(buckets.back().parameters.front()[0], 'b');
   });
 }
 

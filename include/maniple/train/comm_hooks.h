@@ -1,4 +1,5 @@
-// What travels when gradients are averaged: the extension point of DistributedDataParallel, and the hooks that come with it.
+// What travels when gradients are averaged: the extension point of DistributedDataParallel, and the hooks that come
+// with it.
 //
 //   ddp.register_comm_hook(maniple::fp16_compress_hook());              // one that is there
 //   ddp.register_comm_hook(maniple::comm_hook_named("bf16"));           // the same by its name in comm_hooks()
@@ -7,10 +8,10 @@
 //     return comm.all_reduce(bucket.buffer(), ReduceOp::avg);
 //   });
 //
-// A hook is called once for each bucket of a synchronised backward, on every rank in the same order, in the thread that runs
-// backward. It has to see to it that, once the Work it returns is done, the bucket's buffer holds what the optimizer shall see as
-// the gradient, the same on all ranks: normally the average over ranks. (Where ranks are weighted, the buffer has been multiplied
-// before, such that the plain average is the weighted one.)
+// A hook is called once for each bucket of a synchronised backward, on every rank in the same order, in the thread that
+// runs backward. It has to see to it that, once the Work it returns is done, the bucket's buffer holds what the
+// optimizer shall see as the gradient, the same on all ranks: normally the average over ranks. (Where ranks are
+// weighted, the buffer has been multiplied before, such that the plain average is the weighted one.)
 //
 // A hook calls the same collectives on all ranks. What it throws comes out of backward().
 #pragma once
@@ -31,8 +32,8 @@ namespace maniple {
 /// A bucket whose gradients are complete on this rank.
 class GradBucket {
  public:
-  /// All gradients one after the other: one-dimensional, contiguous. Between two parameters there may be up to 63 bytes of
-  /// zeros. In place changes are what the optimizer sees.
+  /// All gradients one after the other: one-dimensional, contiguous. Between two parameters there may be up to 63 bytes
+  /// of zeros. In place changes are what the optimizer sees.
   const torch::Tensor& buffer() const noexcept { return buffer_; }
   /// 0 is the bucket whose gradients come first in backward.
   int index() const noexcept { return index_; }
@@ -58,8 +59,8 @@ class GradBucket {
   std::vector<torch::Tensor> gradients_;
 };
 
-/// A hook's means: the group, and verbs that run now or in the group's own thread, as DistributedDataParallel was told (see
-/// `Overlap`). A Work that they return may be invalid, which means done.
+/// A hook's means: the group, and verbs that run now or in the group's own thread, as DistributedDataParallel was told
+/// (see `Overlap`). A Work that they return may be invalid, which means done.
 class CommContext {
  public:
   CommContext(std::shared_ptr<ProcessGroup> group, bool async) : group_(std::move(group)), async_(async) {}
@@ -82,9 +83,10 @@ using CommHook = std::function<Work(GradBucket& bucket, CommContext& comm)>;
 /// The average as it is: what DistributedDataParallel does without a hook.
 CommHook allreduce_hook();
 
-/// float32 and float64 gradients travel as float16 (range 6e-8 .. 65504: large gradients overflow to infinity) or as bfloat16
-/// (range of float32, 8 bits of precision). Half the bytes or less; each rank's gradient is rounded once before and the average,
-/// which is taken in float32, once after. Pays off between hosts; in shared memory the conversion costs more than it saves.
+/// float32 and float64 gradients travel as float16 (range 6e-8 .. 65504: large gradients overflow to infinity) or as
+/// bfloat16 (range of float32, 8 bits of precision). Half the bytes or less; each rank's gradient is rounded once
+/// before and the average, which is taken in float32, once after. Pays off between hosts; in shared memory the
+/// conversion costs more than it saves.
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 

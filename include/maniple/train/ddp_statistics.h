@@ -31,7 +31,8 @@ struct DdpStatistics {
   double last_comm_ms = 0;
   double last_wait_ms = 0;
 
-  /// The part of the communication that was hidden behind computation: 1 - wait_ms / comm_ms, 0 where nothing was communicated.
+  /// The part of the communication that was hidden behind computation: 1 - wait_ms / comm_ms, 0 where nothing was
+  /// communicated.
   double overlap_fraction() const noexcept { return comm_ms > 0 && wait_ms < comm_ms ? 1 - wait_ms / comm_ms : 0; }
 
   /// A few lines for people.

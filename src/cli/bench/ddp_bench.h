@@ -1,7 +1,7 @@
 // `maniple bench ddp`: what averaging gradients adds to a training step, for Maniple and for PyTorch in the same run.
 //
-// The work is done by programs of their own (ddp_worker, ddp_torch.py), because `maniple` itself does not link LibTorch. Each model is
-// measured by one system after the other, so that both meet the machine in the same state.
+// The work is done by programs of their own (ddp_worker, ddp_torch.py), because `maniple` itself does not link
+// LibTorch. Each model is measured by one system after the other, so that both meet the machine in the same state.
 #pragma once
 
 #include <functional>

@@ -1,7 +1,8 @@
-// A bucket: one piece of memory that holds the gradients of some parameters, and how far they have come in this backward.
+// A bucket: one piece of memory that holds the gradients of some parameters, and how far they have come in this
+// backward.
 //
-// Each gradient has a *slot*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's. Slots are tensors
-// of their own and not views in autograd's sense, so that zero_grad() may detach them.
+// Each gradient has a *slot*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's.
+// Slots are tensors of their own and not views in autograd's sense, so that zero_grad() may detach them.
 #pragma once
 
 #include <atomic>
@@ -33,8 +34,8 @@ class Bucket {
   Buffer buffer() const noexcept { return buffer_; }
   GradBucket for_hook() const;
 
-  /// Puts the parameter's gradient into its slot: copies it there unless it lives there. One that is undefined counts as zero.
-  /// Throws for a gradient that cannot be put there.
+  /// Puts the parameter's gradient into its slot: copies it there unless it lives there. One that is undefined counts
+  /// as zero. Throws for a gradient that cannot be put there.
   void take(std::size_t i);
 
   /// After the average: the parameter's gradient is what is in the slot.

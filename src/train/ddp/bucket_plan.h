@@ -1,8 +1,9 @@
 // Which gradients travel together: a pure function of sizes, dtypes and the order in which gradients come.
 //
-// Parameters are taken in that order and put into the open bucket of their dtype; a bucket that has reached its limit is closed.
-// The first bucket of each dtype has a limit of its own. Buckets are numbered by when their last gradient comes, because that is when
-// they can be averaged. A parameter larger than the limit makes a bucket by itself or ends one.
+// Parameters are taken in that order and put into the open bucket of their dtype; a bucket that has reached its limit
+// is closed. The first bucket of each dtype has a limit of its own. Buckets are numbered by when their last gradient
+// comes, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or ends
+// one.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,8 @@
 // Gradients that travel with fewer bits.
 //
-// Each rank rounds its gradient to the short type; the engine adds in float32, divides, and rounds once; the result is widened again.
-// Gradients that are short already are averaged as they are. Cost: half the bytes (a quarter for float64), two passes over the bucket.
+// Each rank rounds its gradient to the short type; the engine adds in float32, divides, and rounds once; the result is
+// widened again. Gradients that are short already are averaged as they are. Cost: half the bytes (a quarter for
+// float64), two passes over the bucket.
 #include <maniple/train/comm_hooks.h>
 
 namespace maniple {

@@ -25,8 +25,8 @@ struct ModuleTensors {
 /// In the order of registration; a tensor that is registered twice appears once, under its first name.
 ModuleTensors tensors_of(const torch::nn::Module& module);
 
-/// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text names the
-/// first difference and what each rank has. Collective.
+/// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text
+/// names the first difference and what each rank has. Collective.
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors);
 
 }  // namespace maniple

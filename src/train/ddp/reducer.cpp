@@ -173,8 +173,8 @@ void Reducer::begin() {
   }
 }
 
-// Backward threw. A bucket that is still under way will be written to: its gradients must not live there any more. They are lost,
-// which they would be anyway: half of the others were never computed.
+// Backward threw. A bucket that is still under way will be written to: its gradients must not live there any more. They
+// are lost, which they would be anyway: half of the others were never computed.
 void Reducer::abandon() noexcept {
   running_ = false;
   for (Bucket& bucket : buckets_) {
@@ -216,8 +216,8 @@ void Reducer::finish() {
   watch_.end(!first);
 }
 
-// All ranks follow rank 0. Gradients that did not come stand at the end, in the reverse order of registration, as they would come in
-// most modules.
+// All ranks follow rank 0. Gradients that did not come stand at the end, in the reverse order of registration, as they
+// would come in most modules.
 void Reducer::lay_out() {
   std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
   for (std::size_t i = parameters_.size(); i-- > 0;) {
@@ -254,8 +254,9 @@ void Reducer::lay_out() {
   buckets_ = std::move(buckets);
 }
 
-// A gradient that is missing here counts as it is: as zero when there is none, otherwise as what earlier backwards left (which is
-// their average already, so averaging leaves it). If it turns out to be missing everywhere, what was there is put back untouched.
+// A gradient that is missing here counts as it is: as zero when there is none, otherwise as what earlier backwards left
+// (which is their average already, so averaging leaves it). If it turns out to be missing everywhere, what was there is
+// put back untouched.
 void Reducer::take_absent(std::size_t parameter) {
   const torch::NoGradGuard no_grad;
   const Home home = homes_[parameter];

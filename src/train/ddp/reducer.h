@@ -3,14 +3,15 @@
 // A *synchronised backward* goes like this on every rank:
 //
 //   first gradient        begin(): all parameters are awaited; autograd is asked to call back at its end
-//   each gradient         it is taken into its bucket; a bucket that is complete may be launched, strictly in the order of buckets
-//   end of backward       finish(): gradients that never came are dealt with (see missing.h); the remaining buckets are launched;
-//                         all are waited for; gradients are given back; buffers become rank 0's
+//   each gradient         it is taken into its bucket; a bucket that is complete may be launched, strictly in the order
+//                         of buckets
+//   end of backward       finish(): gradients that never came are dealt with (see missing.h); the remaining buckets are
+//                         launched; all are waited for; gradients are given back; buffers become rank 0's
 //
 // The first one has no buckets yet: it only notes the order in which gradients come, and finish() lays the buckets out.
 //
-// If backward throws half-way (a peer died, or the user's own code failed) autograd drops the callback; its destruction tells us
-// that this backward is over.
+// If backward throws half-way (a peer died, or the user's own code failed) autograd drops the callback; its destruction
+// tells us that this backward is over.
 #pragma once
 
 #include <chrono>
