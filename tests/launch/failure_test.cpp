@@ -145,12 +145,13 @@ TEST(Restarts, RanksJoinAgain) {
   EXPECT_NE(result.out.find("[rank 1] sum 1 of 2 restart 1\n"), std::string::npos) << result.out;
 }
 
-// A process of the first generation that outlives it, with its secret: the second does not let it in.
-TEST(Restarts, ZombiesAreRefused) {
+// So a process of the first that outlives it is refused by the second (JoinFault.ZombieOfAnEarlierGeneration...).
+TEST(Restarts, EachGenerationHasASecretOfItsOwn) {
+  const TemporaryDirectory folder;
   const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
                                  "if [ $MANIPLE_RESTART_COUNT = 0 ]; then od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/s$RANK; exit 1; fi; "
                                  "od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/t$RANK; ! cmp -s $DIR/s$RANK $DIR/t$RANK"},
-                                {.env = {{"DIR", testing::TempDir()}}});
+                                {.env = {{"DIR", folder.path()}}});
   EXPECT_EQ(result.code, 0) << result.err;
 }
 
