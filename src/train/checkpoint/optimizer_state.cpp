@@ -1,5 +1,7 @@
 #include "train/checkpoint/optimizer_state.h"
 
+#include <sstream>
+
 #include <fmt/format.h>
 
 #include "base/check.h"
@@ -105,7 +107,9 @@ struct Loader {
 template <class Map>
 typename Map::key_type key_of(const Map&, const torch::Tensor& parameter) {
   if constexpr (std::is_same_v<typename Map::key_type, std::string>) {
-    return c10::guts::to_string(parameter.unsafeGetTensorImpl());
+    std::ostringstream text;
+    text << parameter.unsafeGetTensorImpl();
+    return text.str();
   } else {
     return parameter.unsafeGetTensorImpl();
   }
