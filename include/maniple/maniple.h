@@ -3,6 +3,7 @@
 
 #include <maniple/comm.h>
 #include <maniple/dist.h>
+#include <maniple/train/checkpoint.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/data.h>
 #include <maniple/train/ddp.h>

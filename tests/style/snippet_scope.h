@@ -21,4 +21,9 @@ struct Net : torch::nn::Module {
 inline auto net = std::make_shared<Net>();
 inline torch::Tensor tensor, loss, x, y;
 inline torch::data::Example<> batch;
+extern std::vector<torch::data::Example<>> batches;
+inline auto* loader = &batches;
+torch::Tensor loss_of(const torch::data::Example<>& one);
+extern torch::optim::SGD optimizer;
+extern maniple::DistributedDataParallel<Net> ddp;
 inline std::size_t epoch = 0, epochs = 1, batch_size = 64;
