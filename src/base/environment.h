@@ -24,6 +24,8 @@ enum class Knob {
   recorder,
   unexpected_mib,
   host,
+  mpi,
+  plugins,
 };
 
 struct KnobInfo {
