@@ -4,6 +4,7 @@ namespace maniple::cli {
 
 std::span<const Command> commands() noexcept {
   static constexpr Command kCommands[] = {
+      {"backends", "list what can carry the operations: what is here, what is missing, how to get it", declare_backends},
       {"bench", "measure the operations, next to this machine's limits and other libraries", declare_bench},
       {"knobs", "list the MANIPLE_ variables that change behaviour", declare_knobs},
       {"version", "print the version", declare_version},

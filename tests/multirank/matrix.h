@@ -41,7 +41,7 @@ inline std::vector<Place> places(std::vector<int> sizes) {
     if (as == As::netns) return {{as, TransportKind::automatic, 3, 2}};
     std::vector<Place> few;
     for (const int n : sizes) {
-      if (n == 1 || n == 2 || n == 3 || n == 5) few.push_back({as, TransportKind::automatic, n, 1});
+      if (n == 2 || n == 5 || (n == 1 && chosen_backend() != "mpi")) few.push_back({as, TransportKind::automatic, n, 1});
     }
     return few;
   }

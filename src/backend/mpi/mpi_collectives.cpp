@@ -1,5 +1,6 @@
-// Movement is done in bytes. Reductions are MPI's where its arithmetic is ours: integers, and sums and products of float32 and
-// float64. Its min and max may lose a NaN, and it has neither bfloat16 nor our bool8; those are supplied by others.
+// Movement is done in bytes. Reductions are MPI's where its arithmetic is ours: sums and products of float32, float64, int32 and
+// int64; min, max and bits of integers. Its min and max of floats may lose a NaN, Open MPI's sums of 8 and 16 bits do not wrap
+// around but stop at the largest value, and MPI has neither bfloat16 nor our bool8; those are supplied by others.
 //
 // MPI counts in int: element-wise operations are cut into pieces, and others that are longer are supplied by others too.
 // MPI_IN_PLACE must be given by all ranks or none, and our callers choose by themselves; so what an all_reduce or all_gather
@@ -30,7 +31,7 @@ bool can_reduce(const Operation& op) noexcept {
   const bool floating = op.dtype == DType::float32 || op.dtype == DType::float64;
   switch (op.reduce.kind()) {
     case ReduceOp::sum:
-    case ReduceOp::product: return floating || is_integer(op.dtype);
+    case ReduceOp::product: return floating || op.dtype == DType::int32 || op.dtype == DType::int64;
     case ReduceOp::min:
     case ReduceOp::max:
     case ReduceOp::band:
@@ -171,7 +172,8 @@ bool run_reduce_scatter(const Setting& at, const Operation& op) {
   const bool overlaps = op.out < end && op.in < op.out + bytes;
   std::unique_ptr<std::byte[]> aside;
   if (overlaps) aside = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  std::byte* const out = overlaps ? aside.get() : op.out;
+  std::byte nothing{};  // MPICH wants an address for a part of no elements too
+  std::byte* const out = bytes == 0 ? &nothing : overlaps ? aside.get() : op.out;
   const bool done = run(at, "MPI_Ireduce_scatter", [&](MPI_Request* request) {
     return MPI_Ireduce_scatter(op.in, out, parts.counts.data(), type_of(op.dtype), reduction_of(op.reduce), at.communicator,
                                request);
@@ -180,7 +182,7 @@ bool run_reduce_scatter(const Setting& at, const Operation& op) {
     (void)aside.release();  // MPI may still write there
     return false;
   }
-  place(op.out, out, bytes);
+  if (overlaps) place(op.out, out, bytes);
   return true;
 }
 
