@@ -24,6 +24,7 @@ target_compile_features(maniple_train PUBLIC cxx_std_20)
 target_include_directories(maniple_train SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
 target_link_libraries(maniple_train
   PUBLIC maniple_comm ${TORCH_LIBRARIES}
-  PRIVATE fmt::fmt ZLIB::ZLIB $<BUILD_INTERFACE:maniple_warnings>)
+  PRIVATE fmt::fmt ZLIB::ZLIB OpenSSL::Crypto $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
+          $<BUILD_INTERFACE:maniple_warnings>)
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h> <fmt/format.h>)

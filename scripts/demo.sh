@@ -1,24 +1,55 @@
 #!/usr/bin/env bash
-# From a fresh Debian machine to the main job: installs what is missing, builds, and runs a few ranks.
+# From a fresh Debian machine to the main job: installs what is missing, builds, and trains a network on MNIST with two ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 echo "demo: building"
 cmake --preset release --log-level=WARNING
-cmake --build --preset release --target examples
+cmake --build --preset release --target examples maniple
 
-# show RANKS EXAMPLE TITLE
-show() {
-  printf '\n==== %s\n' "$3"
-  scripts/ranks.sh "$1" "build/bin/examples/$2"
+# launch RANKS PROGRAM [ARGUMENTS]
+launch() {
+  if build/bin/maniple run --help >/dev/null 2>&1; then
+    build/bin/maniple run -n "$1" "${@:2}"
+  else
+    scripts/ranks.sh "$@"
+  fi
 }
-show 4 01_hello "four ranks say hello"
-show 4 02_collectives "every collective: what each rank held before -> and after"
-show 2 04_registered_memory "memory that all ranks map is summed where it lies"
-show 3 06_lost_rank "a rank dies, the others say so and what they did last"
+title() { printf '\n==== %s\n' "$1"; }
 
-printf '\n==== go on with\n'
-echo "  README.md, a program of 20 lines"
-echo "  scripts/ranks.sh 2 build/bin/examples/03_overlap"
-echo "  cmake --build --preset release && build/bin/maniple bench all_reduce --ranks 2"
+examples=build/bin/examples
+if [[ ! -x $examples/05_ddp_mnist ]]; then
+  echo "demo: LibTorch was not found, so there is no training; this is communication alone"
+  title "every collective: what each rank held before -> and after"
+  launch 4 $examples/comm/02_collectives
+  exit 0
+fi
+
+title "a tensor goes from rank 0 to rank 1"
+launch 2 $examples/02_send_recv
+
+title "two ranks learn MNIST"
+fetched=0
+scripts/fetch_mnist.sh data/mnist || fetched=$?
+export OMP_NUM_THREADS=1
+case $fetched in
+  0) launch 2 $examples/05_ddp_mnist --data data/mnist --epochs 2 --target 0.97 ;;
+  3)
+    echo "demo: NOT MNIST: without the files, the program draws digits by itself, which are much easier to learn"
+    launch 2 $examples/05_ddp_mnist --data drawn --epochs 2 --target 0.97
+    ;;
+  *) exit "$fetched" ;;
+esac
+
+title "a rank dies, the others say so and what they did last"
+launch 3 $examples/comm/06_lost_rank
+
+title "go on with"
+cat <<'TEXT'
+  README.md                                                  a data-parallel program in 20 lines
+  docs/coming_from_pytorch.md                                the same, line by line beside Python
+  examples/05_ddp_mnist.cpp                                  what ran just now
+  build/bin/examples/03_collectives                          every collective as a picture; start it with 4 ranks
+  cmake --build --preset release && build/bin/maniple bench all_reduce --ranks 2
+TEXT

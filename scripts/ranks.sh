@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a program as several ranks on this machine: scripts/ranks.sh 4 build/bin/examples/01_hello [arguments]
+# Starts a program as several ranks on this machine: scripts/ranks.sh 4 build/bin/examples/01_hello_ranks [arguments]
 # Sets what env:// reads (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...) and gives the ranks a secret of their own.
 # Returns the status of the first rank that failed; the others then have five seconds to say what they saw.
 set -euo pipefail

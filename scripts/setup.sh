@@ -25,6 +25,11 @@ iproute2                # tests with several hosts (network namespaces)
 openmpi-bin             # a peer that `maniple bench` compares with
 libopenmpi-dev          # the same, to compile
 libgloo-dev             # another
+mpich                   # another, and tests of what schedulers start
+slurmctld               # tests of what schedulers start: Slurm's controller
+slurmd                  # its node
+slurm-client            # srun
+munge                   # what they prove their identity with
 TABLE
 )
 

@@ -24,6 +24,7 @@ enum class Knob {
   recorder,
   unexpected_mib,
   host,
+  mkldnn,
   mpi,
   plugins,
 };

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "base/check.h"
 #include "cli/bench/campaign.h"
+#include "cli/bench/ddp_bench.h"
 #include "cli/bench/goals.h"
 #include "cli/bench/listing.h"
 #include "cli/bench/plot.h"
@@ -23,6 +24,8 @@ namespace {
 
 using namespace maniple::bench;
 
+constexpr double kDdpBudgets = 20;  // a training step is long: each kind of step gets so many budgets
+
 /// The command line as it was typed; what it means is in Wishes.
 struct Typed {
   std::vector<std::string> operations;
@@ -32,6 +35,8 @@ struct Typed {
   double budget_ms = 250, timeout_s = 300;
   std::string link, json, plot;
   bool peers = false, list = false, no_limit = false;
+  std::string models;
+  bool torch = true;
 };
 
 std::vector<int> parse_ranks(const std::string& text) {
@@ -164,9 +169,34 @@ int print_goals(const std::vector<Row>& rows) {
   return all ? 0 : kGoalsMissed;
 }
 
+/// Training instead of operations.
+int measure_ddp(const Typed& typed, const InterruptWatch& watch, ProgressLine& progress) {
+  DdpWishes wishes;
+  if (!typed.models.empty()) wishes.models = split_list(typed.models);
+  wishes.ranks = parse_ranks(typed.ranks);
+  wishes.iterations = typed.iterations;
+  wishes.seconds = typed.budget_ms / 1e3 * kDdpBudgets;
+  wishes.timeout_s = typed.timeout_s;
+  wishes.repeat = typed.repeat;
+  wishes.torch = typed.torch;
+  ScratchDirectory scratch;
+  const Site site = Site::here(scratch);
+  DdpBench bench(site, watch, [&](const std::string& text) { progress.show(text); });
+  print(ddp_table_header());
+  const std::vector<DdpRow> rows = bench.run(wishes, [&](const DdpRow& row) {
+    progress.clear();
+    print(ddp_table_line(row));
+  });
+  progress.clear();
+  for (const std::string& complaint : bench.complaints()) fmt::print(stderr, "maniple: {}\n", complaint);
+  if (!typed.json.empty()) write_file(typed.json, ddp_report_text(this_machine(), rows));
+  return bench.failed() ? kFailed : 0;
+}
+
 int measure_and_report(const Typed& typed) {
   const InterruptWatch watch;
   ProgressLine progress;
+  if (typed.operations == std::vector<std::string>{"ddp"}) return measure_ddp(typed, watch, progress);
   Runner runner(watch, [&](const std::string& text) { progress.show(text); });
   if (typed.list) {
     print(listing(runner.site()));
@@ -194,7 +224,8 @@ int measure_and_report(const Typed& typed) {
 std::function<int()> declare_bench(CLI::App& app) {
   auto typed = std::make_shared<Typed>();
   app.add_option("operations", typed->operations,
-                 "operations to measure; `all`: every one; `figures`: the project's goals against the peers");
+                 "operations to measure; `all`: every one; `figures`: the project's goals against the peers; `ddp`: "
+                 "training");
   app.add_flag("--list", typed->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
@@ -220,6 +251,12 @@ std::function<int()> declare_bench(CLI::App& app) {
   app.add_option("--backends", typed->backends, "Maniple itself with each of these backends, in turn: native,mpi,gloo")
       ->group(with);
   app.add_flag("--no-limit", typed->no_limit, "leave out the limits of this machine")->group(with);
+
+  const char* training = "Training (`maniple bench ddp`)";
+  app.add_option("--models", typed->models, "mnist_cnn, mlp25m, gpt5m, tiny50, or a list; default: all")
+      ->group(training);
+  app.add_flag("--torch,!--no-torch", typed->torch, "measure PyTorch's DDP on Gloo too, where it is installed")
+      ->group(training);
 
   const char* how = "How to measure";
   app.add_option("--iterations", typed->iterations, "timed calls of a row; 0: as many as fit the budget")

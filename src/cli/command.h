@@ -28,7 +28,11 @@ inline constexpr int kInterrupted = 130;
 std::function<int()> declare_backends(CLI::App& app);
 std::function<int()> declare_bench(CLI::App& app);
 std::function<int()> declare_bench_worker(CLI::App& app);
+std::function<int()> declare_doctor(CLI::App& app);
 std::function<int()> declare_knobs(CLI::App& app);
+std::function<int()> declare_run(CLI::App& app);
+std::function<int()> declare_run_agent(CLI::App& app);
+std::function<int()> declare_ps(CLI::App& app);
 std::function<int()> declare_version(CLI::App& app);
 
 }  // namespace maniple::cli

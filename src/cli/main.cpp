@@ -31,7 +31,10 @@ int run(int argc, char** argv) {
   CLI::App app("Maniple: distributed deep-learning training in C++.", "maniple");
   app.require_subcommand(0, 1);
   std::function<int()> chosen;
+  // Only the command that is meant: declaring all of them would cost `maniple run` a good part of its start.
+  const Command* meant = argc > 1 ? find_command(argv[1]) : nullptr;
   for (const Command& command : commands()) {
+    if (meant != nullptr && meant != &command) continue;
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     if (*command.summary == '\0') sub->group("");
     sub->parse_complete_callback([&chosen, action = command.declare(*sub)] { chosen = action; });

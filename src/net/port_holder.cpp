@@ -3,30 +3,19 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <filesystem>
-#include <fstream>
 #include <set>
 #include <sstream>
 
 #include <fmt/format.h>
 
+#include "base/files.h"
+
 namespace maniple {
 namespace {
 
-namespace fs = std::filesystem;
-
-std::string slurp(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-bool holds_any(const fs::path& descriptors, const std::set<std::string>& links) {
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(descriptors, ignored)) {
-    const fs::path target = fs::read_symlink(entry.path(), ignored);
-    if (links.count(target.string()) != 0) return true;
+bool holds_any(const std::string& descriptors, const std::set<std::string>& links) {
+  for (const std::string& name : names_in(descriptors)) {
+    if (links.count(link_target(descriptors + "/" + name)) != 0) return true;
   }
   return false;
 }
@@ -53,15 +42,13 @@ std::vector<std::uint64_t> listening_inodes(std::string_view proc_net_tcp, std::
 std::optional<std::string> describe_port_holder(std::uint16_t port) {
   std::set<std::string> links;
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    for (const auto inode : listening_inodes(slurp(table), port)) links.insert(fmt::format("socket:[{}]", inode));
+    for (const auto inode : listening_inodes(file_text(table), port)) links.insert(fmt::format("socket:[{}]", inode));
   }
   if (links.empty()) return std::nullopt;
-  std::error_code ignored;
-  for (const auto& process : fs::directory_iterator("/proc", ignored)) {
-    const std::string name = process.path().filename().string();
+  for (const std::string& name : names_in("/proc")) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (!holds_any(process.path() / "fd", links)) continue;
-    std::string command = slurp(process.path() / "comm");
+    if (!holds_any("/proc/" + name + "/fd", links)) continue;
+    std::string command = file_text("/proc/" + name + "/comm");
     while (!command.empty() && command.back() == '\n') command.pop_back();
     const bool self = name == std::to_string(::getpid());
     return fmt::format("pid {} ({}){}", name, command, self ? ", which is this process" : "");

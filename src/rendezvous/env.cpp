@@ -5,6 +5,7 @@
 #include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/schedulers.h"
+#include "rendezvous/starter_process.h"
 
 namespace maniple {
 namespace {
@@ -75,6 +76,9 @@ Seat seat_from_environment(const JoinOptions& options) {
       if (!local_world_size) local_world_size = seat->local_world_size;
       if (!host) host = seat->master_addr;
       if (!port && seat->master_port) port = *seat->master_port;
+      // MPICH gives the job no name; on one host, the process that started all ranks tells jobs apart as well.
+      if (!port && seat->local_world_size == seat->world_size)
+        port = port_for_job(fmt::format("process {}", starter_process(seat->rank_name)));
     }
   }
 

@@ -50,7 +50,15 @@ TEST(Corpus, Store) { EXPECT_GT(run_all(fuzz::store, fuzz::store_seeds()), std::
 TEST(Corpus, Frame) { EXPECT_GT(run_all(fuzz::frame, fuzz::frame_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Message) { EXPECT_GT(run_all(fuzz::message, fuzz::message_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Control) { EXPECT_GT(run_all(fuzz::control, fuzz::control_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, LaunchOptions) {
+  EXPECT_GT(run_all(fuzz::launch_options, fuzz::launch_options_seeds()), std::size_t{kMutations});
+}
+TEST(Corpus, AgentMessage) {
+  EXPECT_GT(run_all(fuzz::agent_message, fuzz::agent_message_seeds()), std::size_t{kMutations});
+}
 TEST(Corpus, PeerTable) { EXPECT_GT(run_all(fuzz::peer_table, fuzz::peer_table_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Safetensors) { EXPECT_GT(run_all(fuzz::safetensors, fuzz::safetensors_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Idx) { EXPECT_GT(run_all(fuzz::idx, fuzz::idx_seeds()), std::size_t{kMutations}); }
 
 }  // namespace
 }  // namespace maniple

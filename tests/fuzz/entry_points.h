@@ -19,6 +19,14 @@ void message(std::string_view bytes);
 void control(std::string_view bytes);
 /// As the list of ranks that the store holds.
 void peer_table(std::string_view bytes);
+/// As a file of a checkpoint.
+void safetensors(std::string_view bytes);
+/// As a file of images or labels, plain and inside gzip.
+void idx(std::string_view bytes);
+/// As the values of the launcher's options, and as a hostfile.
+void launch_options(std::string_view bytes);
+/// As a message of another launcher of the job.
+void agent_message(std::string_view bytes);
 
 /// Well-formed inputs to begin with.
 std::vector<std::string> handshake_seeds();
@@ -27,5 +35,9 @@ std::vector<std::string> frame_seeds();
 std::vector<std::string> message_seeds();
 std::vector<std::string> control_seeds();
 std::vector<std::string> peer_table_seeds();
+std::vector<std::string> safetensors_seeds();
+std::vector<std::string> idx_seeds();
+std::vector<std::string> launch_options_seeds();
+std::vector<std::string> agent_message_seeds();
 
 }  // namespace maniple::fuzz

@@ -1,24 +1,17 @@
 #include "harness/leaks.h"
 
 #include <chrono>
-#include <filesystem>
-#include <system_error>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "base/files.h"
+#include "harness/sanitizers.h"
+
 namespace maniple::harness {
-namespace fs = std::filesystem;
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(3);
-
-// Entries of a directory that may vanish while we look.
-template <class Visit>
-void visit_entries(const char* directory, Visit visit) {
-  std::error_code error;
-  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) visit(entry->path());
-}
 
 }  // namespace
 
@@ -30,17 +23,18 @@ Holdings Holdings::now() {
   }();
   (void)first_thread;
   Holdings held;
-  visit_entries("/proc/self/fd", [&](const fs::path& path) {
-    std::error_code gone;
-    const fs::path target = fs::read_symlink(path, gone);
+  for (const std::string& name : names_in("/proc/self/fd")) {
+    const std::string target = link_target("/proc/self/fd/" + name);
     // The listing's own descriptor shows up in the listing.
-    if (gone || target.string().starts_with("/proc/")) return;
-    held.descriptors_.insert(fmt::format("{} -> {}", path.filename().string(), target.string()));
-  });
-  visit_entries("/proc/self/task", [&](const fs::path&) { ++held.threads_; });
-  visit_entries("/dev/shm", [&](const fs::path& path) {
-    if (path.filename().string().find("maniple") != std::string::npos) held.shared_memory_.insert(path.string());
-  });
+    if (target.empty() || target.starts_with("/proc/")) continue;
+    // A sanitizer talks to its symbolizer by pipes, which it opens when it first needs it.
+    if (kSanitized && target.starts_with("pipe:")) continue;
+    held.descriptors_.insert(fmt::format("{} -> {}", name, target));
+  }
+  held.threads_ = names_in("/proc/self/task").size();
+  for (const std::string& name : names_in("/dev/shm")) {
+    if (name.find("maniple") != std::string::npos) held.shared_memory_.insert("/dev/shm/" + name);
+  }
   return held;
 }
 
@@ -65,15 +59,6 @@ std::vector<std::string> Holdings::beyond(const Holdings& before) const {
     if (!before.shared_memory_.contains(name)) more.push_back("shared memory " + name);
   }
   return more;
-}
-
-std::vector<std::string> files_under(const std::string& directory) {
-  std::vector<std::string> files;
-  std::error_code error;
-  for (fs::recursive_directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
-    files.push_back(entry->path().string());
-  }
-  return files;
 }
 
 }  // namespace maniple::harness

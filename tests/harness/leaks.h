@@ -22,7 +22,4 @@ class Holdings {
   std::set<std::string> shared_memory_;
 };
 
-/// Files below a directory, for the message of a leak.
-std::vector<std::string> files_under(const std::string& directory);
-
 }  // namespace maniple::harness

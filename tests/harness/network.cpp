@@ -11,13 +11,14 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
 
 #include <fmt/format.h>
+
+#include "base/files.h"
 
 extern char** environ;
 
@@ -54,9 +55,7 @@ bool run_tool(const std::string& command, bool must_succeed = true) {
 
 // Namespaces whose program did not live to remove them.
 void remove_stale() {
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(kNamespaceFolder, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  for (const std::string& name : names_in(kNamespaceFolder)) {
     if (!name.starts_with(kPrefix)) continue;
     const pid_t owner = std::atoi(name.c_str() + std::string_view(kPrefix).size());
     if (owner > 0 && ::kill(owner, 0) != 0 && errno == ESRCH) run_tool("ip netns del " + name, false);

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/files.h"
 #include "harness/failures.h"
 #include "harness/leaks.h"
 #include "harness/messages.h"
@@ -300,7 +301,7 @@ class ProcessRun {
     for (int rank = 0; rank < options_.n; ++rank) {
       if (!by_mpirun_ && ::kill(-children_[rank].pid, SIGKILL) == 0) ADD_FAILURE() << "rank " << rank << " left a process behind";
     }
-    const auto files = files_under(scratch());
+    const auto files = paths_below(scratch());
     if (!files.empty()) ADD_FAILURE() << "files left behind: " << fmt::format("{}", fmt::join(files, ", "));
   }
 

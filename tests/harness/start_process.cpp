@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <random>
 #include <stdexcept>
 #include <string_view>
@@ -18,6 +17,7 @@
 
 #include <fmt/format.h>
 
+#include "base/files.h"
 #include "base/unique_fd.h"
 
 extern char** environ;
@@ -44,7 +44,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 std::vector<std::string> this_test_again() {
   const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
   if (test == nullptr) throw std::logic_error("run_ranks outside of a test");
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string program = link_target("/proc/self/exe");
   return {program, fmt::format("--gtest_filter={}.{}", test->test_suite_name(), test->name()),
           "--gtest_also_run_disabled_tests", "--gtest_repeat=1", "--gtest_output="};
 }

@@ -5,24 +5,22 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+
+#include "base/files.h"
 
 namespace maniple::harness {
 
 class TemporaryDirectory {
  public:
-  TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "maniple-test-XXXXXX").string();
+  explicit TemporaryDirectory(const std::string& parent = temporary_folder()) {
+    std::string pattern = parent + "/maniple-test-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) throw std::system_error(errno, std::generic_category(), pattern);
     path_ = pattern;
   }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  ~TemporaryDirectory() { remove_tree(path_); }
   TemporaryDirectory(const TemporaryDirectory&) = delete;
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
 

@@ -27,3 +27,10 @@ grep -q absent "$work/absent.log"
 consumer "$work/build"
 "$cmake" --build "$work/build"
 "$here/../../scripts/ranks.sh" 2 "$work/build/consumer" "file://$work/meeting"
+
+# Where LibTorch is, the training library too.
+if [[ -n $(find "$work/prefix" -name Maniple-train-targets.cmake) ]]; then
+  consumer "$work/train" -DCOMPONENT=train -DSOURCE=train_consumer.cpp
+  "$cmake" --build "$work/train"
+  "$here/../../scripts/ranks.sh" 2 "$work/train/consumer" "file://$work/train_meeting"
+fi

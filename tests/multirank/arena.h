@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -51,6 +52,7 @@ class Arena {
     std::byte* base = (registered ? static_cast<std::byte*>(registered_.data()) : ordinary_.get()) + slot * slot_;
     std::byte* data = base + offset;
     const std::size_t bytes = count * size_of(dtype);
+    if (offset + bytes + kGuard > slot_) throw std::logic_error("a buffer of this test is larger than its arena");
     std::memset(data - kGuard, kGuardByte, kGuard);
     std::memset(data, kFillByte, bytes);
     std::memset(data + bytes, kGuardByte, kGuard);

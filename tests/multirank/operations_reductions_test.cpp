@@ -121,9 +121,10 @@ void check_reduce_scatter(Rank& r, Arena& arena, const Case& c) {
 
 TEST_P(Reductions, ReduceScatter) {
   run([](Rank& r) {
-    Arena arena(r, (largest_count() / r.size + 1) * 8 * r.size);
+    constexpr std::size_t kWhole = 1000;  // up to this many elements for each rank
+    Arena arena(r, std::max(largest_count() / r.size + 1, kWhole) * 8 * r.size);
     for_each_case(r.size, [&](Case c) {
-      if (c.count > 1000) c.count = c.count / r.size + 1;  // the whole has about `count` elements
+      if (c.count > kWhole) c.count = c.count / r.size + 1;  // the whole has about `count` elements
       check_reduce_scatter(r, arena, c);
     });
   });

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|names|lengths|sleeps|knobs [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|lengths|sleeps|knobs [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, names, lengths, sleeps or knobs}
+rule=${1:?layers, torch, filesystem, names, lengths, sleeps or knobs}
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
@@ -12,7 +12,7 @@ layers="base net shm store rendezvous topology transport session collective back
 vocabulary="transport:collective/operation.h transport:collective/signature.h"
 
 # The only folders that may include LibTorch.
-torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ examples/"
+torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp"
 
 forbidden_names="manager helper utils common misc"
 longest_file=450
@@ -62,6 +62,13 @@ check_torch() {
       }
       !allowed && /^[ \t]*#[ \t]*include[ \t]*[<"](torch|ATen|c10)\// {
         print FILENAME ":" FNR ": LibTorch is included below src/tensor" }'
+}
+
+# LibTorch 2.x exports a broken copy of std::filesystem, see src/base/files.h. The `maniple` program never links LibTorch.
+check_filesystem() {
+  sources src include tests bench | { grep -vE '^(src|tests/unit)/cli/' || true; } |
+    xargs -r awk '/std::filesystem|#[ \t]*include[ \t]*<filesystem>/ && !/\/\/.*std::filesystem/ {
+      print FILENAME ":" FNR ": std::filesystem crashes beside LibTorch 2.x; use base/files.h" }'
 }
 
 check_names() {

@@ -37,6 +37,10 @@ expect fail torch src/group/a.cpp '#include <torch/torch.h>'
 expect fail torch include/maniple/comm/a.h '#include <ATen/Tensor.h>'
 expect pass torch src/tensor/a.cpp '#include <torch/torch.h>'
 
+expect fail filesystem src/net/a.cpp '#include <filesystem>'
+expect fail filesystem tests/harness/a.cpp 'std::filesystem::path p;'
+expect pass filesystem src/cli/a.cpp '#include <filesystem>'
+
 expect fail names src/net/socket_utils.h ''
 expect fail names src/misc/a.h ''
 expect fail names src/net/helper.cpp ''

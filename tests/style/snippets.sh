@@ -1,18 +1,35 @@
 #!/usr/bin/env bash
-# Compiles every ```cpp block of README.md and docs/. A block with a main() is a file of its own; others become functions
-# with a group called `world` in scope. Usage: snippets.sh COMPILER [ROOT]
+# Compiles every ```cpp block of README.md and docs/. Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
+#
+# A block with a main() is a program of its own; others become functions with a group called `world` in scope. Blocks that need
+# LibTorch (those of documents that mention torch::, unless they include maniple/comm.h) are compiled if its flags are given, all in one
+# translation unit, because its headers take seconds: each block is a namespace, its includes go to the top, and functions also see
+# what tests/style/snippet_scope.h declares.
 set -euo pipefail
 compiler=${1:?the C++ compiler}
-cd "${2:-$(dirname "$0")/../..}"
+here=$(cd "$(dirname "$0")" && pwd)
+cd "${2:-$here/../..}"
+torch_flags=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-awk -v work="$work" '
-  /^```cpp/ { inside = 1; text = ""; start = FNR + 1; next }
+documents=(README.md docs/*.md)
+awk -v work="$work" -v on_torch=" $(grep -lF 'torch::' "${documents[@]}" | tr '\n' ' ') " '
+  /^```cpp/ { inside = 1; text = ""; includes = ""; body = ""; start = FNR + 1; next }
   /^```/ && inside {
     inside = 0
+    ++count
     file = FILENAME
     gsub(/[^A-Za-z0-9]/, "_", file)
+    place = "#line " start " \"" FILENAME "\"\n"
+    if (index(on_torch, " " FILENAME " ") && text !~ /maniple\/comm\.h/) {
+      ++torch_count
+      printf "%s", includes > (work "/torch_includes")
+      if (text !~ /int main\(/) body = "[[maybe_unused]] inline void function([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" place body "}\n"
+      else body = place body
+      printf "namespace %s_%d {\n%s}\n", file, start, body > (work "/torch_blocks")
+      next
+    }
     path = work "/" file ".cpp"
     if (text ~ /int main\(/) {
       path = work "/" file "_" start ".cpp"
@@ -21,15 +38,27 @@ awk -v work="$work" '
         printf "#include <maniple/comm.h>\n#include <cstdio>\n#include <vector>\nusing namespace maniple;\n" > path
         opened[path] = 1
       }
-      text = "void line_" start "([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" \
-             "#line " start " \"" FILENAME "\"\n" text "}\n"
+      text = "void line_" start "([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" place text "}\n"
     }
     printf "%s", text > path
-    ++count
   }
-  inside { text = text $0 "\n" }
-  END { print count + 0 " snippets" }' README.md docs/*.md
+  inside {
+    text = text $0 "\n"
+    if ($0 ~ /^#include/) { includes = includes $0 "\n"; body = body "\n" } else { body = body $0 "\n" }
+  }
+  END { print count + 0 " snippets, " torch_count + 0 " of them on LibTorch" }' "${documents[@]}"
 
+flags=(-std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-unused-variable -Iinclude)
 for file in "$work"/*.cpp; do
-  "$compiler" -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-unused-variable -Iinclude "$file"
+  [[ ! -f $file ]] || "$compiler" "${flags[@]}" "$file"
 done
+if [[ -f $work/torch_blocks ]]; then
+  if [[ -z $torch_flags ]]; then
+    echo "those on LibTorch are left out: its flags were not given"
+  else
+    # The scope comes first: it may be precompiled.
+    cat "$work/torch_includes" "$work/torch_blocks" >"$work/torch.cc"
+    # shellcheck disable=SC2086  # several flags
+    "$compiler" "${flags[@]}" -Wno-unused-but-set-variable -Wno-unused-function $torch_flags -include "$here/snippet_scope.h" "$work/torch.cc"
+  fi
+fi

@@ -10,8 +10,9 @@
 
 namespace maniple {
 
-/// Seeds LibTorch's generators (CPU, and CUDA where there is one) with a number made from `seed` and `stream`. The same pair
-/// always gives the same numbers; different streams are unrelated to each other. Returns what the generators were given.
+/// Seeds LibTorch's generators (CPU, and CUDA where there is one) with a number made from `seed` and `stream`. The same
+/// pair always gives the same numbers; different streams are unrelated to each other. Returns what the generators were
+/// given.
 std::uint64_t seed_all(std::uint64_t seed, std::uint64_t stream = 0);
 
 }  // namespace maniple

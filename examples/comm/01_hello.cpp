@@ -1,0 +1,29 @@
+// Joins the world and says hello, in the order of the ranks.
+//
+//   scripts/ranks.sh 4 build/bin/examples/comm/01_hello
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <maniple/comm.h>
+
+int main() try {
+  const auto world = maniple::join();  // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+  const maniple::Topology& topology = world->topology();
+
+  for (int turn = 0; turn < world->size(); ++turn) {
+    if (turn == world->rank()) {
+      std::printf("hello from rank %d of %d: process %d on %s, local rank %d of %d, transport %s\n", world->rank(),
+                  world->size(), static_cast<int>(::getpid()), topology.members[world->rank()].host.c_str(),
+                  topology.local_rank(), topology.local_size(), std::string(world->transport()).c_str());
+      std::fflush(stdout);
+    }
+    world->barrier();
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

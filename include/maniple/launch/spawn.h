@@ -1,0 +1,240 @@
+// Functions as ranks: several processes that each run one function of this program.
+//
+//   void train(int rank, int epochs, const std::string& data) {
+//     auto world = maniple::join();     // nothing to set: spawn has said who and where
+//     ...
+//   }
+//   int main() { maniple::spawn(train, {.nprocs = 4}, 10, "data/"); }
+//
+// `fn` is called as fn(rank, args...) with rank 0 to nprocs-1, as by torch.multiprocessing.spawn. It is a function of
+// the main program or a lambda that captures nothing; arguments are copied into the other process
+// (maniple/launch/arguments.h says which types can be). Its result is ignored.
+//
+// With join, spawn returns when all have returned. As soon as one fails (throws, exits with a code, is ended by a
+// signal) the others are ended and the first failure is thrown here as SpawnError. Without join it returns at once
+// with a handle.
+//
+// Start methods. `reexec` (the default) runs this program's file again and calls `fn` in place of main, after static
+// objects have been made: main itself does not run again, and threads, locks and memory of this process do not matter.
+// Needs a program that is linked dynamically (the default everywhere). `fork` copies this process as it is; that is
+// safe only while it has a single thread, so spawn refuses it otherwise.
+//
+// What the processes find in their environment, so that maniple::join() and anything else of the PyTorch world works:
+// RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT (a free one), the secret of the
+// job, and OMP_NUM_THREADS (cores / nprocs) unless it is set. Standard output and error are those of this process;
+// standard input is empty.
+//
+// Several machines: call spawn on each with the same `nodes` and its own `node_rank`; ranks are node_rank * nprocs +
+// i. The address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT.
+//
+// Threads: spawn may be called from any thread; a SpawnContext is for one thread at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <maniple/comm/error.h>
+#include <maniple/comm/options.h>
+#include <maniple/launch/arguments.h>
+
+namespace maniple {
+
+enum class StartMethod : std::uint8_t {
+  fork,    ///< copies this process; refused when it has more than one thread
+  reexec,  ///< runs the program's file again and calls `fn` in place of main
+};
+
+struct SpawnOptions {
+  int nprocs = 1;       ///< processes on this machine, 1 to 4096
+  bool join = true;     ///< wait for all of them; false: return a handle
+  bool daemon = false;  ///< they are killed when this process ends, however it ends
+  StartMethod start_method = StartMethod::reexec;
+
+  int nodes = 1;                 ///< machines that call spawn, with as many processes each
+  int node_rank = 0;             ///< which of them this is
+  int world_size = 0;            ///< 0: nodes * nprocs
+  std::string master_addr = {};  ///< empty: loopback for one machine, MASTER_ADDR for several
+  int master_port = 0;           ///< 0: a free port for one machine, MASTER_PORT for several
+
+  bool set_environment = true;  ///< false: the processes inherit the environment as it is
+  Seconds grace{5};             ///< between SIGTERM and SIGKILL for those that are ended
+};
+
+/// What went wrong first in a spawned process. kind() is that of its own error if it threw one of Maniple's, peer_lost
+/// otherwise. The text is one line, for example
+///
+///   [spawn process 1/4 pid 4711] threw std::runtime_error: no such file
+///   [spawn process 1/4 pid 4711] was ended by signal 11 (SIGSEGV, Segmentation fault)
+class SpawnError : public Error {
+ public:
+  struct Cause {
+    int rank = -1;  ///< the number that `fn` was called with
+    int pid = -1;
+    int exit_code = -1;     ///< -1: it did not exit by itself
+    int signal = 0;         ///< 0: none
+    std::string type = {};  ///< of the exception, "std::runtime_error"; empty: none was thrown
+    std::string text = {};  ///< its what(), unchanged; empty if it has none
+    ErrorKind kind = ErrorKind::peer_lost;
+  };
+  SpawnError(const std::string& text, Cause cause)
+      : Error(cause.kind, text), cause_(std::make_shared<Cause>(std::move(cause))) {}
+
+  int rank() const noexcept { return cause_->rank; }
+  int pid() const noexcept { return cause_->pid; }
+  int exit_code() const noexcept { return cause_->exit_code; }
+  int signal() const noexcept { return cause_->signal; }
+  const std::string& type() const noexcept { return cause_->type; }
+  const std::string& text() const noexcept { return cause_->text; }
+
+ private:
+  std::shared_ptr<const Cause> cause_;
+};
+
+/// The processes of one spawn. The destructor waits for them, as Python does at its end; daemons it ends, and so it
+/// does with all when it runs because of an exception. A failure that nobody asked for becomes a warning.
+class SpawnContext {
+ public:
+  struct Impl;
+  explicit SpawnContext(std::unique_ptr<Impl> impl) noexcept;
+  SpawnContext(SpawnContext&&) noexcept;
+  SpawnContext& operator=(SpawnContext&&) noexcept;
+  ~SpawnContext();
+
+  /// By rank. They stay the same after the processes have ended.
+  const std::vector<int>& pids() const noexcept;
+
+  /// Waits until all have ended: true; false when the time is over first. Throws the first failure as SpawnError,
+  /// once, after the others have been ended.
+  bool join(std::optional<Seconds> timeout = std::nullopt);
+
+  /// The first failure that join() has seen; nullopt: none so far.
+  const std::optional<SpawnError>& error() const noexcept;
+
+  /// Ends all: SIGTERM, after the grace time SIGKILL. Afterwards none is left. What this does to them is no failure.
+  void terminate() noexcept;
+
+  /// Lets them run on by themselves; the handle is empty afterwards. Not for daemons (Unsupported).
+  void detach();
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+namespace detail {
+
+/// Reads the arguments and calls the function.
+using SpawnEntry = void (*)(void (*function)(), ArgumentReader& arguments, int rank);
+SpawnContext start_spawn(const SpawnOptions& options, SpawnEntry entry, void (*function)(), std::string arguments);
+
+/// How a parameter waits for the call: by value, and text as a string.
+template <class P>
+struct Kept {
+  using Type = std::decay_t<P>;
+  static decltype(auto) hand_over(Type& value) {
+    if constexpr (std::is_lvalue_reference_v<P>)
+      return (value);
+    else
+      return std::move(value);
+  }
+};
+template <class P>
+  requires(std::is_same_v<std::decay_t<P>, const char*>)
+struct Kept<P> {
+  using Type = std::string;
+  static const char* hand_over(Type& value) { return value.c_str(); }
+};
+template <class P>
+  requires(std::is_same_v<std::decay_t<P>, std::string_view>)
+struct Kept<P> {
+  using Type = std::string;
+  static std::string_view hand_over(Type& value) { return value; }
+};
+
+template <class... P>
+struct Parameters {
+  static constexpr std::size_t kCount = sizeof...(P);
+  using Values = std::tuple<typename Kept<P>::Type...>;
+  template <class Fn>
+  static void call(Fn& fn, int rank, Values& values) {
+    std::apply([&](auto&... value) { fn(rank, Kept<P>::hand_over(value)...); }, values);
+  }
+};
+
+/// What a function wants after the rank. Void where that cannot be told (a generic lambda): then what it is given
+/// decides.
+template <class Fn>
+struct ParametersOf {
+  using Type = void;
+};
+template <class R, class First, class... P>
+struct ParametersOf<R (*)(First, P...)> {
+  using Type = Parameters<P...>;
+};
+template <class R, class First, class... P>
+struct ParametersOf<R (*)(First, P...) noexcept> {
+  using Type = Parameters<P...>;
+};
+template <class R, class Class, class First, class... P>
+struct ParametersOf<R (Class::*)(First, P...) const> {
+  using Type = Parameters<P...>;
+};
+template <class R, class Class, class First, class... P>
+struct ParametersOf<R (Class::*)(First, P...) const noexcept> {
+  using Type = Parameters<P...>;
+};
+template <class R, class Class, class First, class... P>
+struct ParametersOf<R (Class::*)(First, P...)> {
+  using Type = Parameters<P...>;
+};
+template <class Fn>
+  requires requires { &Fn::operator(); }
+struct ParametersOf<Fn> : ParametersOf<decltype(&Fn::operator())> {};
+
+template <class Fn, class Wanted>
+struct SpawnCall {
+  static void run(void (*function)(), ArgumentReader& arguments, int rank) {
+    auto values = arguments.get<typename Wanted::Values>();
+    arguments.expect_end();
+    if constexpr (std::is_pointer_v<Fn>) {
+      auto fn = reinterpret_cast<Fn>(function);
+      Wanted::call(fn, rank, values);
+    } else {
+      Fn fn{};
+      Wanted::call(fn, rank, values);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// See the top of this file. Throws InvalidArgument (impossible options, a function of a shared library), Unsupported
+/// (fork with threads), SystemError (processes cannot be started) and, with join, SpawnError.
+template <class Function, class... Args>
+SpawnContext spawn(Function&& function, const SpawnOptions& options = {}, Args&&... args) {
+  using Fn = std::decay_t<Function>;
+  using Told = typename detail::ParametersOf<Fn>::Type;
+  using Wanted = std::conditional_t<std::is_void_v<Told>, detail::Parameters<std::decay_t<Args>&...>, Told>;
+  constexpr bool kIsPointer = std::is_pointer_v<Fn> && std::is_function_v<std::remove_pointer_t<Fn>>;
+  static_assert(
+      kIsPointer || (std::is_empty_v<Fn> && std::is_default_constructible_v<Fn>),
+      "maniple::spawn wants a function or a lambda that captures nothing: another process does not see what is "
+      "captured; pass it as an argument");
+  static_assert(Wanted::kCount == sizeof...(Args),
+                "maniple::spawn(fn, options, args...) calls fn(rank, args...): the numbers of arguments differ");
+  ArgumentWriter arguments;
+  arguments.put(typename Wanted::Values(std::forward<Args>(args)...));
+  void (*address)() = nullptr;
+  if constexpr (kIsPointer) {
+    address = reinterpret_cast<void (*)()>(static_cast<Fn>(function));
+    if (address == nullptr) throw InvalidArgument("spawn: the function is a null pointer");
+  }
+  return detail::start_spawn(options, &detail::SpawnCall<Fn, Wanted>::run, address, arguments.take());
+}
+
+}  // namespace maniple

@@ -1,0 +1,13 @@
+// Everything: communication, the tensor verbs, training. Needs LibTorch; <maniple/comm.h> does not.
+#pragma once
+
+#include <maniple/comm.h>
+#include <maniple/dist.h>
+#include <maniple/train/comm_hooks.h>
+#include <maniple/train/data.h>
+#include <maniple/train/ddp.h>
+#include <maniple/train/mnist.h>
+#include <maniple/train/progress.h>
+#include <maniple/train/sampler.h>
+#include <maniple/train/seed.h>
+#include <maniple/train/torch_settings.h>

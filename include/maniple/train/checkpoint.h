@@ -1,0 +1,88 @@
+// Checkpoints: everything a training run needs to go on as if nothing had happened.
+//
+//   maniple::Checkpoint checkpoint({.folder = "runs/7", .keep_last = 3});
+//   checkpoint.add("model", *net).add("optimizer", optimizer).add("scheduler", scheduler).add("epoch", epoch);
+//   std::int64_t step = checkpoint.load().value_or(0);     // the newest whole one; none yet: nothing is changed
+//   for (; step < steps; ++step) {
+//     ...
+//     if (step % 100 == 0) checkpoint.save(step);            // returns at once; written in the background
+//   }
+//
+// What is saved   Whatever was added, and the state of every rank's random generator. In a group save() and load() are
+//                 collectives: every rank calls them. The parts are the same on all ranks of a data-parallel job, so rank 0
+//                 writes; every rank reads, from a folder that all of them see.
+// Files           FOLDER/step-000000000120/ holds one safetensors file for each part (other tools read them) and manifest.json
+//                 with their lengths and SHA-256. Nothing in them can execute.
+// Never half      A checkpoint is written under another name, synced, and renamed: killed at any moment, the newest complete one
+//                 loads. Damaged files (truncated, changed, missing, hostile) are detected and named, and the one before is used.
+// Disk full       The previous checkpoint stays as it is, training goes on, a warning says so; last_error() keeps it. The next
+//                 save tries again.
+// Another number  of ranks may load it: parts do not depend on it. Ranks that were there get their random state back; new ones
+//                 keep theirs.
+// Exact           10 steps in one go equal 5 steps, save, new processes, load, 5 steps: bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <torch/torch.h>
+
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+struct CheckpointOptions {
+  std::string folder = {};  ///< made if need be
+  int keep_last = 3;       ///< older ones are removed after each save; at least 1
+  bool background = true;  ///< false: save() returns when the checkpoint is on the disk
+  /// Whose ranks save and load together. Null: the default group if there is one, otherwise this process alone.
+  std::shared_ptr<ProcessGroup> group = nullptr;
+};
+
+struct LoadOptions {
+  std::optional<std::int64_t> step = {};           ///< this one and no other; otherwise the newest that is whole
+  std::optional<torch::Device> map_location = {};  ///< where tensors are put that were added as plain tensors; default: where they are now
+  bool strict = true;  ///< false: parameters the file has not, or has too many, are left alone (with a warning)
+};
+
+class Checkpoint {
+ public:
+  explicit Checkpoint(CheckpointOptions options);
+  ~Checkpoint();  ///< waits for a save under way
+  Checkpoint(const Checkpoint&) = delete;
+  Checkpoint& operator=(const Checkpoint&) = delete;
+
+  // ---- What belongs to it. All of it must outlive this object. Names are file names: letters, digits, "_", "-", ".". -------
+  Checkpoint& add(const std::string& name, torch::nn::Module& module);  ///< parameters and buffers
+  /// SGD, Adam, AdamW, RMSprop, Adagrad: options of every group, state of every parameter.
+  Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
+  Checkpoint& add(const std::string& name, torch::optim::LRScheduler& scheduler);
+  Checkpoint& add(const std::string& name, torch::Tensor& tensor);
+  Checkpoint& add(const std::string& name, std::int64_t& number);
+  Checkpoint& add(const std::string& name, double& number);
+  Checkpoint& add(const std::string& name, std::string& text);
+  /// Anything that can be written as text: a sampler's cursor, say.
+  Checkpoint& add(const std::string& name, std::function<std::string()> save, std::function<void(const std::string&)> load);
+
+  /// Takes a copy of everything, and writes it. Waits for an earlier save that is still being written. Throws for mistakes
+  /// (a negative step) and lost ranks, not for a disk that is full or not writable: see last_error().
+  void save(std::int64_t step);
+
+  /// The step it was saved with; nullopt when the folder holds no checkpoint. Throws when there are some but none can be used,
+  /// naming the file and what is wrong with each, or when what was saved does not fit what was added.
+  std::optional<std::int64_t> load(const LoadOptions& options = {});
+
+  /// Returns when nothing is being written.
+  void wait();
+  /// Why the latest save failed; empty when it did not (or is still being written).
+  std::string last_error() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,102 @@
+// What travels when gradients are averaged: the extension point of DistributedDataParallel, and the hooks that come
+// with it.
+//
+//   ddp.register_comm_hook(maniple::fp16_compress_hook());              // one that is there
+//   ddp.register_comm_hook(maniple::comm_hook_named("bf16"));           // the same by its name in comm_hooks()
+//   ddp.register_comm_hook([](GradBucket& bucket, CommContext& comm) {  // one of your own
+//     bucket.buffer().clamp_(-1, 1);
+//     return comm.all_reduce(bucket.buffer(), ReduceOp::avg);
+//   });
+//
+// A hook is called once for each bucket of a synchronised backward, on every rank in the same order, in the thread that
+// runs backward. It has to see to it that, once the Work it returns is done, the bucket's buffer holds what the
+// optimizer shall see as the gradient, the same on all ranks: normally the average over ranks. (Where ranks are
+// weighted, the buffer has been multiplied before, such that the plain average is the weighted one.)
+//
+// A hook calls the same collectives on all ranks. What it throws comes out of backward().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <torch/types.h>
+
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+/// A bucket whose gradients are complete on this rank.
+class GradBucket {
+ public:
+  /// All gradients one after the other: one-dimensional, contiguous. Between two parameters there may be up to 63 bytes
+  /// of zeros. In place changes are what the optimizer sees.
+  const torch::Tensor& buffer() const noexcept { return buffer_; }
+  /// 0 is the bucket whose gradients come first in backward.
+  int index() const noexcept { return index_; }
+  bool is_last() const noexcept { return is_last_; }
+  /// The parameters in the order of the buffer, and views of the buffer in their shapes.
+  const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
+  const std::vector<torch::Tensor>& gradients() const noexcept { return gradients_; }
+
+  // internal
+  GradBucket(torch::Tensor buffer, int index, bool is_last, std::vector<torch::Tensor> parameters,
+             std::vector<torch::Tensor> gradients)
+      : buffer_(std::move(buffer)),
+        index_(index),
+        is_last_(is_last),
+        parameters_(std::move(parameters)),
+        gradients_(std::move(gradients)) {}
+
+ private:
+  torch::Tensor buffer_;
+  int index_;
+  bool is_last_;
+  std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> gradients_;
+};
+
+/// A hook's means: the group, and verbs that run now or in the group's own thread, as DistributedDataParallel was told
+/// (see `Overlap`). A Work that they return may be invalid, which means done.
+class CommContext {
+ public:
+  CommContext(std::shared_ptr<ProcessGroup> group, bool async) : group_(std::move(group)), async_(async) {}
+  const std::shared_ptr<ProcessGroup>& group() const noexcept { return group_; }
+  bool async() const noexcept { return async_; }  ///< whether the hook should return before the communication is done
+
+  /// In place; the tensor is kept alive until it is done.
+  Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::avg) const;
+
+  /// Runs `next` once `work` is done: at once if it is, otherwise in the group's thread.
+  Work then(const Work& work, std::function<void()> next) const;
+
+ private:
+  std::shared_ptr<ProcessGroup> group_;
+  bool async_;
+};
+
+using CommHook = std::function<Work(GradBucket& bucket, CommContext& comm)>;
+
+/// The average as it is: what DistributedDataParallel does without a hook.
+CommHook allreduce_hook();
+
+/// float32 and float64 gradients travel as float16 (range 6e-8 .. 65504: large gradients overflow to infinity) or as
+/// bfloat16 (range of float32, 8 bits of precision). Half the bytes or less; each rank's gradient is rounded once
+/// before and the average, which is taken in float32, once after. Pays off between hosts; in shared memory the
+/// conversion costs more than it saves.
+CommHook fp16_compress_hook();
+CommHook bf16_compress_hook();
+
+/// The hooks that have a name: "all_reduce", "fp16", "bf16". A new one is one file and one line in this table.
+struct NamedCommHook {
+  const char* name;
+  const char* summary;
+  CommHook (*make)();
+};
+std::span<const NamedCommHook> comm_hooks() noexcept;
+CommHook comm_hook_named(std::string_view name);  ///< throws InvalidArgument, listing the names
+
+}  // namespace maniple

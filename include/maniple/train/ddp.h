@@ -1,0 +1,217 @@
+// Data-parallel training: every rank holds the whole model and works on its own part of the batch; gradients are
+// averaged over the ranks during backward, so that all take the same step.
+//
+//   maniple::init_process_group();
+//   auto net = std::make_shared<Net>();                       // or a TORCH_MODULE holder, or torch::nn::Sequential
+//   maniple::DistributedDataParallel<Net> ddp(net);           // now the weights are rank 0's on all ranks
+//   torch::optim::SGD optimizer(net->parameters(), 0.1);
+//   for (auto& batch : *loader) {
+//     optimizer.zero_grad();
+//     auto loss = torch::nll_loss(ddp->forward(batch.data), batch.target);
+//     loss.backward();                                        // gradients are averaged when this returns
+//     optimizer.step();
+//   }
+//
+// What happens. The constructor compares the modules of all ranks (names, shapes, dtypes, strides, requires_grad) and
+// the options, and names the first difference; then it copies rank 0's parameters and buffers to all. Hooks on the
+// parameters notice each gradient as autograd finishes it. The first synchronised backward records the order in which
+// gradients come; at its end *buckets* are laid out in rank 0's order, and each later backward averages a bucket once
+// its gradients are complete. With gradient_as_bucket_view the gradients themselves live in the buckets, in memory that
+// all ranks of a host map: there is one copy of them, and they are averaged where they lie.
+//
+// forward is the module's own: nothing is intercepted, so `ddp->forward(x)`, `net->forward(x)` and any other method of
+// the module do the same. What must happen once in each step happens in backward, where all ranks are sure to be: at
+// the end of a synchronised backward, buffers (batch norm's running statistics) become rank 0's on all ranks. So
+// between steps all ranks hold the same module, and any rank may evaluate or save it.
+//
+// Contract: all ranks run the same sequence of synchronised backwards on the wrapped module. Several forwards before a
+// backward, and several backwards before a step, are fine. Not supported, with an error that says so: backward with
+// create_graph, sparse gradients, parameters that are not on the CPU.
+//
+// Errors come out of backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
+// (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`.
+//
+// Threads: one thread at a time, normally the one that calls backward. Destroy it in any order with the module, the
+// optimizer and the group; gradients stay valid.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include <maniple/comm/process_group.h>
+#include <maniple/train/comm_hooks.h>
+#include <maniple/train/ddp_statistics.h>
+
+namespace maniple {
+
+/// When the buckets of a backward are averaged.
+enum class Overlap : std::uint8_t {
+  /// All ranks on one host: none. Several hosts: thread.
+  automatic,
+  /// At the end of backward, one after the other: one meeting of the ranks. Within a host there is little to hide.
+  none,
+  /// As soon as a bucket is complete, in the thread of backward: fresh from the cache, but a meeting for every bucket.
+  inline_,
+  /// As soon as a bucket is complete, in the group's own thread, while backward goes on. Hides the network; takes a core
+  /// from the computation.
+  thread,
+};
+
+/// What the average is.
+enum class Average : std::uint8_t {
+  /// The sum over ranks of g_r, divided by the number of ranks: right when all ranks have equally many samples.
+  ranks,
+  /// The sum of w_r g_r / the sum of w_r, with w_r from set_weight: right when batches differ in size and the loss is a
+  /// mean.
+  samples,
+};
+
+struct DdpOptions {
+  /// Gradients travel in buckets of about this size. Larger: fewer, more efficient operations; smaller: communication
+  /// can begin earlier. A single parameter is never divided.
+  double bucket_cap_mb = 25;
+  /// The first bucket to be complete is kept small, so that communication begins early.
+  double first_bucket_mb = 1;
+
+  /// Allows that some parameters get no gradient in a backward, not even the same ones on all ranks. They count as zero
+  /// where they are missing; what is missing on all ranks keeps its gradient as it was (none stays none). Costs one
+  /// small all_reduce at the end of each backward, and buckets with missing gradients are averaged at the end.
+  bool find_unused_parameters = false;
+
+  /// Promises that every backward produces gradients for the same parameters as the first. Then parameters that got
+  /// none there are accepted, without further exchange. A backward that breaks the promise is an error that names the
+  /// parameter.
+  bool static_graph = false;
+
+  /// Gradients live in the buckets: one copy, no copying once there. Off: gradients stay where autograd puts them, and
+  /// are copied to the bucket and back; for programs that keep hold of gradient tensors from step to step.
+  bool gradient_as_bucket_view = true;
+
+  /// Rank 0's buffers are copied to all ranks at the end of each synchronised backward.
+  bool broadcast_buffers = true;
+
+  /// Rank 0's parameters and buffers are copied to all ranks at construction. Off: the caller vouches that they are
+  /// equal.
+  bool init_sync = true;
+
+  /// Null: the default group of init_process_group.
+  std::shared_ptr<ProcessGroup> process_group = nullptr;
+
+  Overlap overlap = Overlap::automatic;
+  Average average = Average::ranks;
+};
+
+class Reducer;  // internal: src/train/ddp/reducer.h
+
+/// While it lives, backward does not communicate: gradients add up on each rank, and the first backward after it
+/// averages the sum.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<Reducer> reducer);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<Reducer> reducer_;
+};
+
+/// What DistributedDataParallel does, for any module.
+class DdpCore {
+ public:
+  DdpCore(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
+  ~DdpCore();
+  DdpCore(DdpCore&&) noexcept;
+  DdpCore& operator=(DdpCore&&) noexcept;
+
+  /// See NoSync: `{ auto guard = ddp.no_sync(); loss.backward(); }`. May be nested.
+  NoSync no_sync();
+
+  /// The weight of this rank's gradient in the following backwards, with Average::samples: normally the number of
+  /// samples of its batch. Not negative; the sum over ranks must not be zero. Stays until set again.
+  void set_weight(double weight);
+
+  /// What happens to a bucket instead of the plain average; see comm_hooks.h. The same on all ranks; before the first
+  /// backward.
+  void register_comm_hook(CommHook hook);
+
+  /// Sizes and times; see ddp_statistics.h. Communicates nothing.
+  DdpStatistics statistics() const;
+
+  const DdpOptions& options() const noexcept;
+  const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
+
+ protected:
+  void require_unchanged() const;
+
+ private:
+  std::shared_ptr<Reducer> reducer_;
+};
+
+namespace detail {
+
+// A TORCH_MODULE holder stands for the module in it.
+template <class T, bool holder = torch::detail::is_module_holder<T>::value>
+struct ModuleOf {
+  using type = T;
+};
+template <class T>
+struct ModuleOf<T, true> {
+  using type = typename T::ContainedType;
+};
+
+}  // namespace detail
+
+/// `Net` is a module class or a holder made with TORCH_MODULE; `maniple::DistributedDataParallel ddp(net)` finds it
+/// out.
+template <class Net>
+class DistributedDataParallel : public DdpCore {
+ public:
+  using Module = typename detail::ModuleOf<Net>::type;
+
+  /// Collective over the group.
+  explicit DistributedDataParallel(std::shared_ptr<Module> module, DdpOptions options = {})
+      : DdpCore(module, std::move(options)), module_(std::move(module)) {}
+  explicit DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, DdpOptions options = {})
+      : DistributedDataParallel(holder.ptr(), std::move(options)) {}
+
+  /// The module itself: ddp->forward(x), ddp->train(), ddp->parameters(). Never communicates. Throws InvalidArgument if
+  /// a parameter was converted to another dtype or device since construction: LibTorch drops the hooks of such a
+  /// parameter.
+  Module* operator->() const {
+    require_unchanged();
+    return module_.get();
+  }
+  Module& operator*() const { return *operator->(); }
+  const std::shared_ptr<Module>& module() const noexcept { return module_; }
+
+  /// The module's forward.
+  template <class... Arguments>
+  decltype(auto) forward(Arguments&&... arguments) const {
+    return operator->()->forward(std::forward<Arguments>(arguments)...);
+  }
+  template <class... Arguments>
+  decltype(auto) operator()(Arguments&&... arguments) const {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  std::shared_ptr<Module> module_;
+};
+
+template <class Module>
+DistributedDataParallel(std::shared_ptr<Module>) -> DistributedDataParallel<Module>;
+template <class Module>
+DistributedDataParallel(std::shared_ptr<Module>, DdpOptions) -> DistributedDataParallel<Module>;
+template <class Holder>
+  requires torch::detail::is_module_holder<Holder>::value DistributedDataParallel(Holder)
+->DistributedDataParallel<Holder>;
+template <class Holder>
+  requires torch::detail::is_module_holder<Holder>::value DistributedDataParallel(Holder, DdpOptions)
+->DistributedDataParallel<Holder>;
+
+}  // namespace maniple

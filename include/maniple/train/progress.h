@@ -1,0 +1,79 @@
+// How far a loop is, for the person in front of it.
+//
+//   maniple::Progress progress(batches, {.label = "epoch 1", .unit = "samples"});
+//   for (auto& batch : *loader) {
+//     ...
+//     progress.step(batch.data.size(0), fmt::format("loss {:.3f}", loss.item<float>()));
+//   }
+//   progress.finish();
+//
+//   epoch 1 [#########################..............]  64 % 300/469  2210 samples/s  14 s left  loss 0.081
+//
+// On a terminal the line is redrawn in place, a few times a second. In a file or a pipe it becomes a line of its own now and then
+// (every tenth part of the way, and at least every half minute), so that logs stay readable. Only rank 0 prints; elsewhere the
+// calls cost nothing.
+//
+// One thread at a time. Nothing is thrown but for a stream that is null.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+namespace maniple {
+
+enum class ProgressStyle {
+  automatic,  ///< bar when the stream is a terminal, lines otherwise
+  bar,
+  lines,
+  silent,
+};
+
+struct ProgressOptions {
+  std::string label = "";
+  std::string unit = "";  ///< of what step() counts; empty: no throughput
+  ProgressStyle style = ProgressStyle::automatic;
+  std::FILE* stream = stderr;
+  bool only_rank_0 = true;  ///< the rank in the default group; without one, every process prints
+};
+
+class Progress {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `total` is the number of steps; 0: not known, then there is neither bar nor time left.
+  explicit Progress(std::size_t total, ProgressOptions options = {});
+  ~Progress();  ///< finishes, if that was not done
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// One step is done, with `amount` units in it. `note` (a loss, say) is shown at the end of the line.
+  void step(std::size_t amount = 1, std::string_view note = {});
+
+  /// Whether the note of the next step would be shown now: for notes that are expensive to make.
+  bool is_due() const;
+
+  /// Draws the last state and ends the line.
+  void finish();
+
+  std::size_t steps() const noexcept { return steps_; }
+  double units_per_second() const;
+
+ private:
+  std::string line(int width) const;
+  void draw();
+
+  std::size_t total_;
+  ProgressOptions options_;
+  Clock::time_point start_;
+  Clock::time_point drawn_;
+  std::size_t steps_ = 0;
+  std::size_t amount_ = 0;
+  std::size_t next_line_ = 0;  ///< lines: the step at which the next one is due
+  std::string note_;
+  bool finished_ = false;
+};
+
+}  // namespace maniple

@@ -1,0 +1,217 @@
+// `maniple run`: starts a job. What the options mean is in launch/; here is how they are written.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "base/check.h"
+#include "cli/command.h"
+#include "launch/binding.h"
+#include "launch/launch_options.h"
+#include "launch/program.h"
+#include "launch/worker_environment.h"
+
+namespace maniple::cli {
+namespace {
+
+using namespace maniple::launch;
+
+/// As written, before anything is made of it.
+struct Words {
+  std::string processes;
+  int devices_per_node = 0;
+  int devices_per_process = 0;
+  std::string nodes = "1";
+  int node_rank = -1;
+  std::string master, master_addr;
+  int master_port = -1;
+  std::string hosts, hostfile;
+  std::string bind = "cores";
+  std::string colour = "auto";
+  bool explain = false, no_prefix = false, standalone = false;
+  std::vector<std::string> environment;
+  double join_timeout = 300, join_window = 5, grace = 0.8, interrupt_grace = 30, restart_delay = 1;
+  LaunchOptions options;
+};
+
+void read_devices(const Words& words, LaunchOptions& options) {
+  Environment own;
+  if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES")) own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
+  const int gpus = static_cast<int>(visible_devices(own).size());
+  MANIPLE_REQUIRE(words.devices_per_node >= 0, "--devices-per-node is {}; expected at least 1", words.devices_per_node);
+  MANIPLE_REQUIRE(words.devices_per_process >= 0, "--devices-per-process is {}; expected at least 1",
+                  words.devices_per_process);
+  // With devices, -n alone is the number of devices of a node, as in the arithmetic of the manual.
+  const int devices = words.devices_per_node > 0 ? words.devices_per_node : gpus;
+  if (words.devices_per_process > 0) {
+    if (words.processes.empty() || words.devices_per_node > 0) {
+      MANIPLE_REQUIRE(devices > 0, "--devices-per-process {} needs --devices-per-node, as no GPU is seen here",
+                      words.devices_per_process);
+      options.processes = processes_for(devices, words.devices_per_process);
+      if (!words.processes.empty()) {
+        const int wanted = parse_process_count(words.processes, gpus, allowed_cpu_count());
+        MANIPLE_REQUIRE(wanted == options.processes,
+                        "-n is {}, but {} devices per node with {} devices per process make {} processes", wanted, devices,
+                        words.devices_per_process, options.processes);
+      }
+    } else {
+      options.processes = parse_process_count(words.processes, gpus, allowed_cpu_count());
+    }
+    options.devices_per_process = words.devices_per_process;
+    return;
+  }
+  if (!words.processes.empty()) {
+    options.processes = parse_process_count(words.processes, gpus, allowed_cpu_count());
+  } else if (words.devices_per_node > 0) {
+    options.processes = words.devices_per_node;
+  }
+  const int available = words.devices_per_node > 0 ? words.devices_per_node : gpus;
+  if (available >= options.processes && available > 0) {
+    options.devices_per_process = available % options.processes == 0 ? available / options.processes : 1;
+  }
+}
+
+void read_nodes(const Words& words, LaunchOptions& options) {
+  options.nodes = parse_node_range(words.nodes);
+  MANIPLE_REQUIRE(words.node_rank >= -1, "--node-rank is {}; expected 0 to {}", words.node_rank, options.nodes.max - 1);
+  options.node_rank = words.node_rank;
+  MANIPLE_REQUIRE(words.master.empty() || words.master_addr.empty(), "--master and --master-addr say the same: give one");
+  if (!words.master.empty()) options.master = parse_master(words.master);
+  if (!words.master_addr.empty()) {
+    const bool bare_v6 = words.master_addr.find(':') != words.master_addr.rfind(':') && words.master_addr.front() != '[';
+    options.master = parse_master(bare_v6 ? "[" + words.master_addr + "]" : words.master_addr);
+  }
+  if (words.master_port != -1) {
+    MANIPLE_REQUIRE(words.master_port >= 0 && words.master_port <= 65535, "--master-port is {}; expected 0 to 65535",
+                    words.master_port);
+    if (!options.master) options.master = MasterPlace{.host = "127.0.0.1", .port = 0};
+    options.master->port = static_cast<std::uint16_t>(words.master_port);
+  }
+  MANIPLE_REQUIRE(!options.master || options.nodes.max == 1 || options.master->port != 0,
+                  "--master needs a port that all nodes know; 0 means any");
+  MANIPLE_REQUIRE(words.hosts.empty() || words.hostfile.empty(), "--hosts and --hostfile say the same: give one");
+  if (!words.hosts.empty()) options.hosts = parse_hosts(words.hosts);
+  if (!words.hostfile.empty()) options.hosts = read_hostfile(words.hostfile);
+  if (!options.hosts.empty()) {
+    const int count = static_cast<int>(options.hosts.size());
+    MANIPLE_REQUIRE(words.nodes == "1" || (options.nodes.min <= count && options.nodes.max >= count),
+                    "--nnodes is {}, but {} hosts are named", words.nodes, count);
+    MANIPLE_REQUIRE(!options.master && words.node_rank < 0, "with --hosts there is no need of --master and --node-rank");
+    options.nodes = {.min = count, .max = count};
+  }
+}
+
+std::chrono::duration<double> seconds(const char* option, double value) {
+  MANIPLE_REQUIRE(value >= 0 && value <= 1e9, "{} is {}; expected a number of seconds", option, value);
+  return std::chrono::duration<double>(value);
+}
+
+int run(Words& words) {
+  LaunchOptions& options = words.options;
+  read_devices(words, options);
+  read_nodes(words, options);
+  for (const std::string& text : words.environment) options.environment.push_back(parse_assignment(text));
+  options.bind = words.bind == "cores";
+  options.console.prefix = !words.no_prefix;
+  options.console.colour = words.colour == "always"  ? ColourChoice::always
+                           : words.colour == "never" ? ColourChoice::never
+                                                     : ColourChoice::automatic;
+  MANIPLE_REQUIRE(options.restarts.max_restarts >= 0, "--max-restarts is {}; expected 0 or more",
+                  options.restarts.max_restarts);
+  for (const int rank : options.only_ranks) MANIPLE_REQUIRE(rank >= 0, "--only-rank is {}; expected 0 or more", rank);
+  options.restarts.first_delay = seconds("--restart-delay", words.restart_delay);
+  options.join_timeout = seconds("--join-timeout", words.join_timeout);
+  options.join_window = seconds("--join-window", words.join_window);
+  options.grace = seconds("--grace", words.grace);
+  options.interrupt_grace = seconds("--grace-interrupt", words.interrupt_grace);
+  if (words.explain) {
+    fmt::print("{}", explain_plan(planned_nodes(options)));
+    return 0;
+  }
+  try {
+    return launch::launch(options);
+  } catch (const ProgramError& error) {
+    fmt::print(stderr, "maniple: {}\n", error.what());
+    return error.exit_code;
+  }
+}
+
+}  // namespace
+
+std::function<int()> declare_run(CLI::App& app) {
+  auto words = std::make_shared<Words>();
+  LaunchOptions& options = words->options;
+  app.prefix_command();
+
+  const char* ranks = "Ranks";
+  app.add_option("-n,--nproc-per-node,--nproc_per_node", words->processes, "processes on each node: a number, auto, gpu, cpu")
+      ->group(ranks);
+  app.add_option("--devices-per-node", words->devices_per_node, "GPUs of each node; default: those seen here")->group(ranks);
+  app.add_option("--devices-per-process", words->devices_per_process, "GPUs for each process")->group(ranks);
+  app.add_option("--bind", words->bind, "cores: each rank has cores of its own; none: any core")
+      ->check(CLI::IsMember({"cores", "none"}))
+      ->group(ranks);
+  app.add_flag("--explain", words->explain, "print the table of ranks, start nothing")->group(ranks);
+
+  const char* nodes = "Several nodes";
+  app.add_option("--nnodes", words->nodes, "number of nodes, or a range: 2:4")->group(nodes);
+  app.add_option("--node-rank,--node_rank", words->node_rank, "rank of this node; default: by arrival")->group(nodes);
+  app.add_option("--master", words->master, "HOST:PORT of node 0, the same on every node")->group(nodes);
+  app.add_option("--master-addr,--master_addr", words->master_addr, "HOST of node 0")->group(nodes);
+  app.add_option("--master-port,--master_port", words->master_port, "PORT of node 0")->group(nodes);
+  app.add_flag("--standalone", words->standalone, "one node (the default)")->group(nodes);
+  app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")->group(nodes);
+  app.add_option("--join-timeout", words->join_timeout, "seconds to wait for all nodes")->group(nodes);
+  app.add_option("--join-window", words->join_window, "seconds to wait for more than the least number")->group(nodes);
+  app.add_option("--hosts", words->hosts, "start agents on these hosts: a:4,b:4")->group(nodes);
+  app.add_option("--hostfile", words->hostfile, "the same from a file, a host on each line")->group(nodes);
+  app.add_option("--rsh", options.rsh, "the remote shell")->capture_default_str()->group(nodes);
+  app.add_option("--remote-maniple", options.remote_maniple, "path of maniple on the other hosts")->group(nodes);
+
+  const char* worker = "Workers";
+  app.add_option("--env", words->environment, "NAME=VALUE for the workers, or NAME to pass it on to other hosts")
+      ->allow_extra_args(false)
+      ->group(worker);
+  app.add_option("--cwd", options.folder, "folder in which the workers start")->group(worker);
+
+  const char* logs = "Logs";
+  app.add_option("--log-dir,--log_dir", options.log_folder, "a file for each rank in this folder")->group(logs);
+  app.add_option("--only-rank", options.only_ranks, "show the lines of this rank only; repeatable")
+      ->allow_extra_args(false)
+      ->group(logs);
+  app.add_flag("-q,--quiet", options.console.quiet, "show no lines of workers, no status")->group(logs);
+  app.add_flag("--no-prefix", words->no_prefix, "no [rank N] before the lines")->group(logs);
+  app.add_option("--color", words->colour, "auto, always, never")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->group(logs);
+
+  const char* failure = "Failure";
+  app.add_option("--max-restarts,--max_restarts", options.restarts.max_restarts, "start the group again so many times")
+      ->group(failure);
+  app.add_option("--restart-delay", words->restart_delay, "seconds before the first restart, doubled up to 30 s")
+      ->group(failure);
+  app.add_option("--grace", words->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")->group(failure);
+  app.add_option("--grace-interrupt", words->interrupt_grace, "seconds that workers have after Ctrl-C")->group(failure);
+
+  return [words, &app] {
+    words->options.command = app.remaining();
+    std::vector<std::string>& command = words->options.command;
+    if (!command.empty() && command.front() == "--") {
+      command.erase(command.begin());
+    } else if (!command.empty()) {
+      MANIPLE_REQUIRE(!command.front().starts_with('-'), "no option {} (see maniple run --help); a program of that name: -- {}",
+                      command.front(), command.front());
+    }
+    return run(*words);
+  };
+}
+
+std::function<int()> declare_run_agent(CLI::App& app) {
+  auto conductor = std::make_shared<std::string>();
+  auto node_rank = std::make_shared<int>(0);
+  app.add_option("conductor", *conductor)->required();
+  app.add_option("node_rank", *node_rank)->required();
+  return [conductor, node_rank] { return launch::serve_as_agent(*conductor, *node_rank); };
+}
+
+}  // namespace maniple::cli

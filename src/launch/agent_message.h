@@ -1,0 +1,68 @@
+// What launchers of one job say to each other. One of them conducts (see conductor.h); each node, the conductor's own
+// too, does what it is told and reports.
+//
+//   node       join                                     conductor
+//                                             job       what to run (only for nodes that were started by the conductor)
+//                                         reserve       to the node of rank 0: find an address and port for rank 0
+//              reserved
+//                                           start       your seats
+//              failed, finished
+//              interrupt                                somebody pressed Ctrl-C here
+//                                     verdict, stop       what to tell the user; end your workers
+//              stopped
+//                                            quit       exit with this code
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launch/failure_report.h"
+
+namespace maniple::launch {
+
+struct AgentMessage {
+  enum class Kind : std::uint8_t {
+    join = 1,
+    job,
+    reserve,
+    reserved,
+    start,
+    failed,
+    finished,
+    interrupt,
+    verdict,
+    stop,
+    stopped,
+    quit,
+  };
+  Kind kind = Kind::join;
+  int generation = 0;
+  int node_rank = -1;   ///< join: the wanted one, -1 for any
+  int node_count = 0;
+  int processes = 0;    ///< join: how many this node takes, 0 for what the job says
+  int devices_per_process = 0;
+  int first_rank = 0;   ///< start: global rank of the node's first process
+  int world_size = 0;
+  int min_nodes = 0;    ///< join: what the node was told about the job, to be compared
+  int max_nodes = 0;
+  int signal = 0;       ///< stop, interrupt
+  int grace_ms = 0;     ///< stop
+  int code = 0;         ///< quit
+  int port = 0;         ///< reserved, start
+  std::string host = {};     ///< join: the name of the host; reserved, start: address for rank 0
+  std::string text = {};     ///< verdict, quit: for people; may be empty. job, start: the name of the job
+  std::vector<std::string> words = {};  ///< job: settings, see job_settings.h
+  RankExit exit = {};        ///< failed
+
+  friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
+};
+
+std::string encode(const AgentMessage& message);
+/// Throws ProtocolError.
+AgentMessage decode_agent_message(std::string_view bytes);
+
+inline constexpr std::size_t kMaxAgentMessage = std::size_t{1} << 20;
+
+}  // namespace maniple::launch

@@ -1,0 +1,34 @@
+// Which cores each local rank may use: contiguous blocks, physical cores and NUMA nodes kept together.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace maniple::launch {
+
+/// A hardware thread that the launcher may use.
+struct Cpu {
+  int id = 0;
+  int package = 0;
+  int numa = 0;
+  int core = 0;  ///< the same for the hardware threads of one physical core of a package
+  friend bool operator==(const Cpu&, const Cpu&) = default;
+};
+
+/// The hardware threads of each rank, or nothing at all when there are fewer physical cores than ranks: then any
+/// binding would force ranks to share while others idle. Pure.
+///
+/// Cores are put in order (package, NUMA node, number) and cut into blocks as equal as can be. When the ranks divide
+/// evenly among NUMA nodes, no block crosses one.
+std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks);
+
+/// What sched_getaffinity allows, with what /sys says about it.
+std::vector<Cpu> allowed_cpus();
+
+/// How many hardware threads sched_getaffinity allows.
+int allowed_cpu_count();
+
+/// "0-3,8" for tables.
+std::string describe_cpus(const std::vector<int>& cpus);
+
+}  // namespace maniple::launch

@@ -1,0 +1,226 @@
+#include "launch/conduct.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <map>
+
+#include "base/check.h"
+#include "launch/agent_link.h"
+#include "launch/agent_process.h"
+#include "launch/conductor.h"
+#include "launch/job_record.h"
+#include "launch/job_settings.h"
+#include "launch/meeting_point.h"
+#include "launch/node_agent.h"
+#include "launch/remote_start.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr Conductor::Node kOwnNode = 0;
+constexpr int kOutputClosed = 128 + SIGPIPE;
+constexpr std::chrono::duration<double> kRecordPeriod{1.0};
+
+class Conducting {
+ public:
+  Conducting(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Secret& secret)
+      : options_(options),
+        process_(std::move(control), options.console),
+        job_(new_job_name()),
+        conductor_({.nodes = options.nodes,
+                    .restarts = options.restarts,
+                    .join_timeout = options.join_timeout,
+                    .join_window = options.join_window,
+                    .grace = options.grace,
+                    .interrupt_grace = options.interrupt_grace},
+                   hands()) {
+    Address master = Address::parse("127.0.0.1:0");
+    if (listener) {
+      master = Address::of_socket(listener.get()).with_port(0);
+    } else if (options.master) {
+      master = Address::resolve(options.master->host, options.master->port, Deadline::after(std::chrono::seconds(10))).front();
+    }
+    if (options.hosts.empty()) {
+      node_ = std::make_unique<NodeAgent>(process_.poller(), process_.console(),
+                                          NodeSettings{.crew = crew_settings(options),
+                                                       .job = job_,
+                                                       .max_restarts = options.restarts.max_restarts,
+                                                       .secret = secret,
+                                                       .own_secrets = !listener,
+                                                       .master_address = master},
+                                          [this](const AgentMessage& message) { conductor_.received(kOwnNode, message); });
+    }
+    if (listener) {
+      meeting_ = std::make_unique<MeetingPoint>(
+          process_.poller(), std::move(listener), launcher_identity(secret),
+          [this](UniqueFd connection, const Address& peer) { welcome(std::move(connection), peer); });
+    }
+    if (!options.hosts.empty()) {
+      remote_ = std::make_unique<RemoteStart>(
+          process_.poller(), process_.console(), options, meeting_->address(), secret,
+          [this](int host, const std::string& why) { on_remote_end(host, why); });
+    }
+  }
+
+  int run() {
+    conductor_.begin();
+    if (node_) {
+      AgentMessage join{.kind = AgentMessage::Kind::join};
+      join.node_rank = 0;
+      join.processes = options_.processes;
+      join.devices_per_process = options_.devices_per_process;
+      join.host = own_host_name();
+      conductor_.joined(kOwnNode, join);
+    }
+    process_.console().set_status([this] { return status(); });
+    record();
+    const int code = process_.run({
+        .interrupted = [this](int signal) { conductor_.interrupt(signal); },
+        .passed_on =
+            [this](int signal) {
+              if (node_) node_->crew().signal_all(signal);
+            },
+        .child_ended =
+            [this](pid_t pid, int how, int status) {
+              if (node_ && node_->crew().child_ended(pid, how, status)) return;
+              if (remote_) remote_->child_ended(pid, how, status);
+            },
+        .children_reaped =
+            [this] {
+              if (node_) node_->crew().look_around();
+            },
+        .output_closed = [this] { conductor_.fail({}, kOutputClosed); },
+        .drained = [this] { return drained(); },
+    });
+    remote_.reset();
+    links_.clear();
+    return code;
+  }
+
+ private:
+  Conductor::Hands hands() {
+    return {
+        .send =
+            [this](Conductor::Node node, const AgentMessage& message) {
+              if (node == kOwnNode && node_) return node_->handle(message);
+              const auto found = links_.find(node);
+              if (found == links_.end()) return;
+              AgentMessage named = message;
+              if (named.kind == AgentMessage::Kind::start) named.text = job_;
+              found->second->send(named);
+            },
+        .set_clock =
+            [this](Conductor::Clock clock, std::chrono::duration<double> delay) {
+              Poller::Timer& timer = timers_[clock];
+              process_.poller().cancel(timer);
+              timer = process_.poller().call_after(delay, [this, clock] {
+                timers_[clock] = 0;
+                conductor_.rang(clock);
+              });
+            },
+        .stop_clock = [this](Conductor::Clock clock) { process_.poller().cancel(timers_[clock]); },
+        .say = [this](const std::string& text) { process_.console().say(text); },
+        .done = [this](int code) { process_.stop(code); },
+    };
+  }
+
+  void welcome(UniqueFd connection, const Address& peer) {
+    const Conductor::Node node = next_node_++;
+    links_[node] = std::make_unique<AgentLink>(
+        process_.poller(), std::move(connection),
+        AgentLink::Events{.received = [this, node](const AgentMessage& message) { on_message(node, message); },
+                          .lost =
+                              [this, node](const std::string& reason) {
+                                const auto gone = std::move(links_[node]);
+                                links_.erase(node);
+                                conductor_.lost(node, reason);
+                              }});
+    (void)peer;
+  }
+
+  void on_message(Conductor::Node node, const AgentMessage& message) {
+    if (message.kind != AgentMessage::Kind::join) return conductor_.received(node, message);
+    AgentMessage join = message;
+    if (remote_) {
+      if (!remote_->joined(join.node_rank)) return;
+      const HostSlots& host = options_.hosts[static_cast<std::size_t>(join.node_rank)];
+      join.host = host.host;
+      join.processes = host.slots > 0 ? host.slots : options_.processes;
+      join.devices_per_process = options_.devices_per_process;
+      AgentMessage job{.kind = AgentMessage::Kind::job};
+      job.text = job_;
+      job.words = to_words(options_, process_.console());
+      links_.at(node)->send(job);
+    }
+    conductor_.joined(node, join);
+  }
+
+  void on_remote_end(int host, const std::string& why) {
+    conductor_.fail(fmt::format("maniple: host {}: {}", options_.hosts[static_cast<std::size_t>(host)].host, why), 2);
+  }
+
+  bool drained() const {
+    for (const auto& [node, link] : links_) {
+      if (!link->drained()) return false;
+    }
+    return !remote_ || remote_->gone();
+  }
+
+  /// For `maniple ps`: written when the ranks are up, then kept true about once a second.
+  void record() {
+    if (!record_ && conductor_.state() == Conductor::State::running) {
+      JobInfo info{.id = job_, .command = fmt::format("{}", fmt::join(options_.command, " ")),
+                   .world_size = conductor_.world_size()};
+      for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
+      if (info.hosts.empty()) info.hosts.push_back(own_host_name());
+      record_ = std::make_unique<JobRecord>(std::move(info));
+    }
+    if (record_) {
+      const bool own = node_ && conductor_.node_count() == 1;
+      const bool running = conductor_.state() == Conductor::State::running;
+      record_->update(own ? node_->crew().running() : running ? conductor_.world_size() : 0, conductor_.restarts(),
+                      running ? "running" : "restarting");
+    }
+    process_.poller().call_after(kRecordPeriod, [this] { record(); });
+  }
+
+  std::string status() const {
+    const auto seconds =
+        std::chrono::duration_cast<std::chrono::seconds>(Poller::Clock::now() - began_).count();
+    std::string text = "maniple: ";
+    if (conductor_.state() == Conductor::State::gathering) {
+      text += fmt::format("{} of {} nodes joined", conductor_.node_count(), options_.nodes.min);
+    } else if (node_ && conductor_.node_count() == 1) {
+      text += fmt::format("{} of {} ranks up", node_->crew().running(), conductor_.world_size());
+    } else {
+      text += fmt::format("{} ranks on {} nodes", conductor_.world_size(), conductor_.node_count());
+    }
+    if (conductor_.restarts() > 0) {
+      text += fmt::format(", {} restart{}", conductor_.restarts(), conductor_.restarts() == 1 ? "" : "s");
+    }
+    return text + fmt::format(", {}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+  }
+
+  const LaunchOptions& options_;
+  AgentProcess process_;
+  std::string job_;
+  std::map<Conductor::Clock, Poller::Timer> timers_;
+  Conductor conductor_;
+  std::unique_ptr<NodeAgent> node_;
+  std::unique_ptr<MeetingPoint> meeting_;
+  std::map<Conductor::Node, std::unique_ptr<AgentLink>> links_;
+  std::unique_ptr<RemoteStart> remote_;
+  std::unique_ptr<JobRecord> record_;
+  Conductor::Node next_node_ = kOwnNode + 1;
+  Poller::Clock::time_point began_ = Poller::Clock::now();
+};
+
+}  // namespace
+
+int conduct(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Secret& secret) {
+  Conducting conducting(options, std::move(control), std::move(listener), secret);
+  return conducting.run();
+}
+
+}  // namespace maniple::launch

@@ -1,0 +1,98 @@
+// Decides what the nodes of a job do. Pure: nodes, time and the user come in as calls, decisions go out through `Hands`.
+//
+//   gathering --enough nodes--> reserving --port for rank 0--> running --all finished--> (done, exit 0)
+//       ^                                                         |
+//       |                             a rank failed, a node was lost or joined, Ctrl-C
+//       |                                                         v
+//       +----- pausing <---- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
+//
+// A failed rank costs a restart; a change of membership inside min:max does not.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/agent_message.h"
+#include "launch/rank_plan.h"
+#include "launch/restart_policy.h"
+
+namespace maniple::launch {
+
+struct ConductorOptions {
+  NodeRange nodes = {};
+  RestartPolicy restarts = {};
+  std::chrono::duration<double> join_timeout{300.0};
+  std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more than the least number of nodes
+  std::chrono::duration<double> grace{0.8};        ///< between SIGTERM and SIGKILL
+  std::chrono::duration<double> interrupt_grace{30.0};
+};
+
+class Conductor {
+ public:
+  using Node = int;  ///< a name for a node, chosen by the caller; not its rank
+  enum class Clock { join_timeout, join_window, reminder, verdict, pause };
+
+  struct Hands {
+    std::function<void(Node, const AgentMessage&)> send;
+    std::function<void(Clock, std::chrono::duration<double>)> set_clock;
+    std::function<void(Clock)> stop_clock;
+    std::function<void(const std::string&)> say;  ///< to the user of this launcher
+    std::function<void(int code)> done;           ///< after everything was sent
+  };
+  enum class State { gathering, reserving, running, stopping, pausing, done };
+
+  Conductor(ConductorOptions options, Hands hands);
+  void begin();
+
+  void joined(Node node, const AgentMessage& join);
+  void lost(Node node, const std::string& reason);
+  void received(Node node, const AgentMessage& message);
+  void rang(Clock clock);
+  void interrupt(int signal);
+  /// Ends the job because of the launcher itself (its output was closed, for instance).
+  void fail(const std::string& text, int code);
+
+  State state() const noexcept { return state_; }
+  int restarts() const noexcept { return generation_ < 0 ? 0 : generation_; }
+  int world_size() const noexcept { return world_size_; }
+  std::size_t node_count() const noexcept { return nodes_.size(); }
+
+ private:
+  struct NodeInfo {
+    std::string host;
+    int wanted_rank = -1;
+    int processes = 1;
+    int devices_per_process = 0;
+    int node_rank = -1;   // of the present generation; -1: not in it
+    bool finished = false;
+    bool stopped = true;
+  };
+
+  std::string refusal(const AgentMessage& join) const;
+  std::string missing() const;
+  void consider_start();
+  void form();
+  void start_all(const AgentMessage& reserved);
+  void decide();
+  void stop_all(int signal, std::chrono::duration<double> grace);
+  void consider_stopped();
+  void quit(int code, const std::string& text);
+  std::vector<Node> in_order() const;
+
+  ConductorOptions options_;
+  Hands hands_;
+  State state_ = State::gathering;
+  std::map<Node, NodeInfo> nodes_;  // in the order of arrival
+  int generation_ = -1;
+  int world_size_ = 0;
+  int failures_ = 0;
+  std::vector<RankExit> exits_;        // of the present generation
+  std::optional<int> failure_code_;    // why it is being stopped; none: membership
+  int interrupted_ = 0;                // the signal
+};
+
+}  // namespace maniple::launch

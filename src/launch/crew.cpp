@@ -1,0 +1,293 @@
+#include "launch/crew.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/system_error.h"
+#include "launch/binding.h"
+#include "launch/descendants.h"
+#include "launch/worker.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
+constexpr std::chrono::duration<double> kUnkillable{4.0};     // after SIGKILL: then it is the kernel that holds it
+
+void make_folders(const std::string& path) {
+  for (std::size_t at = 1; at <= path.size(); ++at) {
+    if (at < path.size() && path[at] != '/') continue;
+    const std::string part = path.substr(0, at);
+    if (::mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+      throw InvalidArgument(fmt::format("--log-dir {}: {}: {}", path, part, errno_text(errno)));
+    }
+  }
+}
+
+std::string search_path_of(const Environment& environment) {
+  const std::string* entry = find_variable(environment, "PATH");
+  return entry == nullptr ? "/usr/local/bin:/usr/bin:/bin" : entry->substr(std::strlen("PATH="));
+}
+
+/// A terminal belongs to the shell while this job is in the background.
+bool may_read_input() {
+  const pid_t foreground = ::tcgetpgrp(STDIN_FILENO);
+  return foreground < 0 || foreground == ::getpgid(::getppid()) || foreground == ::getpgrp();
+}
+
+}  // namespace
+
+Crew::Crew(Poller& poller, Console& console, CrewSettings settings, Events events)
+    : poller_(poller), console_(console), settings_(std::move(settings)), events_(std::move(events)) {
+  buffer_.resize(kReadBytes);
+  console_.out().on_relief = [this] { resume_all(false); };
+  console_.err().on_relief = [this] { resume_all(true); };
+}
+
+Crew::~Crew() {
+  poller_.cancel(timer_);
+  if (state_ != State::idle) end_descendants(2000);
+  close_outputs();
+}
+
+void Crew::start(const std::vector<Seat>& seats, NodeEnvironment node) {
+  MANIPLE_ASSERT(state_ == State::idle);
+  const Program program = find_program(settings_.command, search_path_of(settings_.environment));
+  make_room_for_workers(static_cast<int>(seats.size()));
+  if (!settings_.log_folder.empty()) make_folders(settings_.log_folder);
+  node.cores = allowed_cpu_count();
+  std::vector<std::vector<int>> bound;
+  if (settings_.bind) bound = bind_ranks(allowed_cpus(), static_cast<int>(seats.size()));
+  members_.clear();
+  killed_ = false;
+  running_ = 0;
+  state_ = State::working;
+  started_ = Poller::Clock::now();
+  try {
+    for (std::size_t i = 0; i < seats.size(); ++i) start_member(seats[i], node, program, bound.empty() ? nullptr : &bound[i]);
+  } catch (...) {
+    end_descendants(2000);
+    become_idle();
+    throw;
+  }
+}
+
+void Crew::start_member(const Seat& seat, const NodeEnvironment& node, const Program& program,
+                        const std::vector<int>* cpus) {
+  const Environment environment = worker_environment(settings_.environment, node, seat);
+  const bool input = settings_.input && seat.rank == 0 && may_read_input();
+  StartedWorker started = start_worker({.program = &program,
+                                        .environment = &environment,
+                                        .folder = settings_.folder,
+                                        .input = input ? STDIN_FILENO : -1,
+                                        .inherited = node.secret_fd,
+                                        .cpus = cpus});
+  auto member = std::make_unique<Member>();
+  member->seat = seat;
+  member->pid = started.pid;
+  member->running = true;
+  member->words = std::make_shared<LastWords>();
+  // All start in the launcher's own control group.
+  member->counters = members_.empty() ? read_oom_counters(::getpid()) : members_.front()->counters;
+  std::shared_ptr<LogFile> file;
+  if (!settings_.log_folder.empty()) {
+    file = std::make_shared<LogFile>(fmt::format("{}/rank_{}.log", settings_.log_folder, seat.rank), node.generation > 0,
+                                     [this](const std::string& text) {
+                                       if (!std::exchange(warned_about_files_, true)) console_.say(text);
+                                     });
+    if (node.generation > 0) file->write(fmt::format("--- start {} ---\n", node.generation + 1));
+  }
+  Member& placed = *members_.emplace_back(std::move(member));
+  ++running_;
+  attach(placed.out, std::move(started.out), placed, false, file);
+  attach(placed.err, std::move(started.err), placed, true, file);
+}
+
+void Crew::attach(Output& output, UniqueFd fd, Member& member, bool to_err, std::shared_ptr<LogFile> file) {
+  const auto& only = settings_.only_ranks;
+  const bool shown =
+      !settings_.quiet && (only.empty() || std::find(only.begin(), only.end(), member.seat.rank) != only.end());
+  output.fd = std::move(fd);
+  output.pump = std::make_unique<LogPump>(
+      console_,
+      LogPump::Route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.seat.rank, to_err)},
+      member.words, std::move(file));
+  poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
+}
+
+void Crew::read_from(Output& output, bool until_empty) {
+  while (output.fd) {
+    const ssize_t got = ::read(output.fd.get(), buffer_.data(), buffer_.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      output.pump->finish();
+      poller_.forget(output.fd.get());
+      output.fd.reset();
+      if (state_ == State::leaving || state_ == State::ending) settle();
+      return;
+    }
+    output.pump->take(std::string_view(buffer_.data(), static_cast<std::size_t>(got)));
+    if (until_empty && !output.pump->congested()) continue;
+    pause_if_congested(output);
+    return;
+  }
+}
+
+void Crew::pause_if_congested(Output& output) {
+  if (output.paused || !output.fd || !output.pump->congested()) return;
+  output.paused = true;
+  poller_.modify(output.fd.get(), 0);
+}
+
+void Crew::resume_all(bool to_err) {
+  for (const auto& member : members_) {
+    Output& output = to_err ? member->err : member->out;
+    if (!output.paused) continue;
+    output.paused = false;
+    if (output.fd) poller_.modify(output.fd.get(), EPOLLIN);
+  }
+}
+
+bool Crew::child_ended(pid_t pid, int code, int status) {
+  const auto found = std::find_if(members_.begin(), members_.end(),
+                                  [&](const auto& member) { return member->running && member->pid == pid; });
+  if (found == members_.end()) return false;
+  Member& member = **found;
+  const bool unasked = state_ == State::working;
+  RankExit exit{.rank = member.seat.rank, .node_rank = member.seat.node_rank, .host = settings_.host, .pid = pid};
+  if (code == CLD_EXITED) {
+    exit.code = status;
+  } else {
+    exit.signal = status;
+    exit.cause = judge_kill(status, !unasked, member.counters, read_oom_counters(pid, member.counters.group));
+  }
+  exit.at_us =
+      std::chrono::duration_cast<std::chrono::microseconds>(Poller::Clock::now() - started_).count();
+  member.running = false;
+  member.ok = !exit.failed();
+  --running_;
+  if (unasked && exit.failed()) {
+    read_from(member.out, true);
+    read_from(member.err, true);
+    exit.error = member.words->error();
+    exit.tail = member.words->tail();
+    events_.failed(exit);
+  }
+  return true;
+}
+
+void Crew::look_around() {
+  if (state_ == State::working && running_ == 0) {
+    const bool all_well = std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->ok; });
+    if (!all_well) return;  // whoever was told of the failure will call end()
+    state_ = State::leaving;
+    // Background processes of the workers, if there are any, end with the job.
+    if (!descendants().empty()) signal_descendants(SIGTERM);
+    timer_ = poller_.call_after(kLeftoverGrace, [this] { kill_rest(); });
+  }
+  if (state_ == State::leaving || state_ == State::ending) settle();
+}
+
+void Crew::end(int signal, std::chrono::duration<double> grace) {
+  if (state_ == State::idle) {
+    events_.ended();
+    return;
+  }
+  state_ = State::ending;
+  poller_.cancel(timer_);
+  if (signal == SIGKILL) {
+    kill_rest();
+    if (running_ == 0 && descendants().empty()) {  // only output was left: it is not waited for any longer
+      become_idle();
+      events_.ended();
+      return;
+    }
+  } else {
+    signal_all(signal);
+    timer_ = poller_.call_after(grace, [this] { kill_rest(); });
+  }
+  settle();
+}
+
+void Crew::signal_all(int signal) {
+  for (const auto& member : members_) {
+    if (member->running) ::kill(-member->pid, signal);
+  }
+}
+
+void Crew::kill_rest() {
+  killed_ = true;
+  signal_all(SIGKILL);
+  signal_descendants(SIGKILL);
+  poller_.cancel(timer_);
+  timer_ = poller_.call_after(kUnkillable, [this] { give_up(); });
+}
+
+void Crew::give_up() {
+  timer_ = 0;
+  const std::vector<pid_t> stuck = descendants();
+  if (stuck.empty()) return;  // only output is left, whose reader is slow
+  for (const pid_t pid : stuck) {
+    const auto found = std::find_if(members_.begin(), members_.end(), [&](const auto& member) { return member->pid == pid; });
+    const std::string whose = found == members_.end() ? "" : fmt::format("rank {}, ", (*found)->seat.rank);
+    console_.say(fmt::format("maniple: {}{} does not end even with SIGKILL: the kernel holds it; it is left behind", whose,
+                             describe_process(pid)));
+  }
+  const State was = state_;
+  become_idle();
+  was == State::leaving ? events_.finished() : events_.ended();
+}
+
+/// Nothing left? All children gone, all pipes empty.
+void Crew::settle() {
+  if (state_ != State::leaving && state_ != State::ending) return;
+  if (running_ > 0) return;
+  siginfo_t info{};
+  const bool alone = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
+  if (!alone) {
+    // Workers are gone, but not all that they started: those had the same signal and time. Dead ones are waited for soon.
+    if (killed_) signal_descendants(SIGKILL);
+    return;
+  }
+  for (const auto& member : members_) {
+    if ((member->out.fd && member->out.pump->congested()) || (member->err.fd && member->err.pump->congested())) return;
+  }
+  for (const auto& member : members_) {
+    // Everyone who could write is gone, so what is in the pipe is the rest.
+    const State was = std::exchange(state_, State::idle);
+    read_from(member->out, true);
+    read_from(member->err, true);
+    state_ = was;
+    if (member->out.paused || member->err.paused) return;  // more when there is room again
+  }
+  const State was = state_;
+  become_idle();
+  was == State::leaving ? events_.finished() : events_.ended();
+}
+
+void Crew::become_idle() {
+  poller_.cancel(timer_);
+  close_outputs();
+  state_ = State::idle;
+}
+
+void Crew::close_outputs() {
+  for (const auto& member : members_) {
+    for (Output* output : {&member->out, &member->err}) {
+      if (!output->fd) continue;
+      poller_.forget(output->fd.get());
+      output->fd.reset();
+    }
+  }
+}
+
+}  // namespace maniple::launch

@@ -1,0 +1,106 @@
+// The workers of this host in one generation of the group: starts them, pumps their logs, notices how they end, ends them.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/console.h"
+#include "launch/failure_report.h"
+#include "launch/log_pump.h"
+#include "launch/out_of_memory.h"
+#include "launch/poller.h"
+#include "launch/program.h"
+#include "launch/rank_plan.h"
+#include "launch/worker_environment.h"
+
+namespace maniple::launch {
+
+/// What the workers of a host have in common through all generations.
+struct CrewSettings {
+  std::vector<std::string> command;
+  std::string folder = {};        ///< where they start; empty: here
+  Environment environment;        ///< the launcher's own, with what --env added
+  std::string host;               ///< for reports
+  std::string log_folder = {};    ///< empty: no files
+  std::vector<int> only_ranks = {};///< whose lines are shown; empty: all
+  bool quiet = false;
+  bool bind = true;
+  bool input = true;              ///< rank 0 gets the launcher's standard input
+};
+
+class Crew {
+ public:
+  struct Events {
+    std::function<void(const RankExit&)> failed;  ///< a worker failed although nobody ended it
+    std::function<void()> finished;               ///< all have ended well, and nothing is left of them
+    std::function<void()> ended;                  ///< after end(): nothing is left
+  };
+
+  Crew(Poller& poller, Console& console, CrewSettings settings, Events events);
+  ~Crew();  ///< kills what is left
+
+  /// Starts the processes at `seats`. Throws InvalidArgument or SystemError; then nothing runs.
+  void start(const std::vector<Seat>& seats, NodeEnvironment node);
+
+  /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`.
+  void end(int signal, std::chrono::duration<double> grace);
+
+  /// Passes a signal on (SIGSTOP, SIGCONT).
+  void signal_all(int signal);
+
+  /// To be called when a child of this process has ended, before it is waited for; false if it is none of the crew.
+  bool child_ended(pid_t pid, int code, int status);
+  /// To be called after children were waited for.
+  void look_around();
+
+  int running() const noexcept { return running_; }
+  bool busy() const noexcept { return state_ != State::idle; }
+
+ private:
+  enum class State { idle, working, leaving, ending };
+  struct Output {
+    UniqueFd fd;
+    std::unique_ptr<LogPump> pump;
+    bool paused = false;
+  };
+  struct Member {
+    Seat seat;
+    pid_t pid = -1;
+    bool running = false;
+    bool ok = false;
+    Output out;
+    Output err;
+    std::shared_ptr<LastWords> words;
+    OomCounters counters;
+  };
+
+  void start_member(const Seat& seat, const NodeEnvironment& node, const Program& program, const std::vector<int>* cpus);
+  void attach(Output& output, UniqueFd fd, Member& member, bool to_err, std::shared_ptr<LogFile> file);
+  void read_from(Output& output, bool until_empty);
+  void pause_if_congested(Output& output);
+  void resume_all(bool to_err);
+  void close_outputs();
+  void kill_rest();
+  void give_up();
+  void settle();
+  void become_idle();
+
+  Poller& poller_;
+  Console& console_;
+  CrewSettings settings_;
+  Events events_;
+  State state_ = State::idle;
+  bool killed_ = false;  // SIGKILL was sent to all
+  bool warned_about_files_ = false;
+  std::vector<std::unique_ptr<Member>> members_;
+  int running_ = 0;
+  Poller::Clock::time_point started_{};
+  Poller::Timer timer_ = 0;
+  std::string buffer_;
+};
+
+}  // namespace maniple::launch

@@ -1,0 +1,49 @@
+#include "launch/doctor/checks.h"
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include "launch/doctor/blas.h"
+#include "launch/doctor/clock.h"
+#include "launch/doctor/disk.h"
+#include "launch/doctor/engines.h"
+#include "launch/doctor/gpus.h"
+#include "launch/doctor/limits.h"
+#include "launch/doctor/network.h"
+#include "launch/doctor/processors.h"
+#include "launch/doctor/sharing.h"
+
+namespace maniple::doctor {
+
+const char* to_string(Verdict verdict) noexcept {
+  switch (verdict) {
+    case Verdict::ok: return "ok";
+    case Verdict::warn: return "warn";
+    case Verdict::fail: return "FAIL";
+  }
+  return "?";
+}
+
+std::string size_text(double bytes) {
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < kUnits.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", bytes, unit > 0 && bytes < 10 ? 1 : 0, kUnits[unit]);
+}
+
+std::span<const Check> checks() noexcept {
+  static constexpr Check kChecks[] = {
+      {"network", [] { return judge(look_at_network()); }}, {"sharing", [] { return judge(look_at_sharing()); }},
+      {"limits", [] { return judge(look_at_limits()); }},   {"processors", [] { return judge(look_at_processors()); }},
+      {"blas", [] { return judge(look_at_blas()); }},       {"gpus", [] { return judge(look_at_gpus()); }},
+      {"engines", [] { return judge(look_at_engines()); }}, {"clock", [] { return judge(look_at_clock()); }},
+      {"disk", [] { return judge(look_at_disk()); }},
+  };
+  return kChecks;
+}
+
+}  // namespace maniple::doctor

@@ -1,0 +1,56 @@
+// What `maniple run` was asked for, checked and without any command-line library in it.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/console.h"
+#include "launch/option_values.h"
+#include "launch/rank_plan.h"
+#include "launch/restart_policy.h"
+
+namespace maniple::launch {
+
+struct LaunchOptions {
+  std::vector<std::string> command;
+  std::string folder;                  ///< where workers start; empty: here
+  std::vector<Assignment> environment; ///< --env
+
+  int processes = 1;                   ///< on this node
+  int devices_per_process = 0;         ///< 0: devices are not shared out
+
+  NodeRange nodes;
+  int node_rank = -1;                  ///< -1: by arrival
+  std::optional<MasterPlace> master;
+  std::string secret_file;
+  std::chrono::duration<double> join_timeout{300.0};
+  std::chrono::duration<double> join_window{5.0};
+
+  std::vector<HostSlots> hosts;        ///< not empty: agents are started there
+  std::string rsh = "ssh";
+  std::string remote_maniple;          ///< empty: the path of this program
+
+  bool bind = true;
+  std::string log_folder;
+  std::vector<int> only_ranks;
+  ConsoleOptions console;
+
+  RestartPolicy restarts;
+  std::chrono::duration<double> grace{0.8};
+  std::chrono::duration<double> interrupt_grace{30.0};
+};
+
+/// The shapes of all nodes as far as they can be known beforehand: for --explain.
+std::vector<NodeShape> planned_nodes(const LaunchOptions& options);
+
+/// Runs the job; the result is the exit code of `maniple run`. Throws InvalidArgument (ProgramError with its own code)
+/// before anything is started.
+int launch(const LaunchOptions& options);
+
+/// What the conductor of --hosts starts on another host: reads the secret from standard input, connects to `conductor`
+/// ("address:port") and does what it is told.
+int serve_as_agent(const std::string& conductor, int node_rank);
+
+}  // namespace maniple::launch

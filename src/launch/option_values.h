@@ -1,0 +1,50 @@
+// The values of the launcher's options, as people write them: hosts, addresses, assignments, numbers. Pure; everything
+// here throws InvalidArgument in one line that names the option, what it holds and what was expected.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace maniple::launch {
+
+/// A host and how many processes it takes.
+struct HostSlots {
+  std::string host;
+  int slots = 0;  ///< 0: not said
+  friend bool operator==(const HostSlots&, const HostSlots&) = default;
+};
+
+/// "a:4,b:4" or "a,b"; an IPv6 address stands in brackets: "[fe80::1]:4".
+std::vector<HostSlots> parse_hosts(std::string_view text);
+
+/// A line for each host: "a:4", "a 4", "a slots=4" or "a"; # begins a comment. `name` is for messages.
+std::vector<HostSlots> parse_hostfile(std::string_view text, std::string_view name);
+
+/// Reads and parses the file.
+std::vector<HostSlots> read_hostfile(const std::string& path);
+
+struct MasterPlace {
+  std::string host;
+  std::uint16_t port = 0;
+  friend bool operator==(const MasterPlace&, const MasterPlace&) = default;
+};
+/// "host:port" or "host" (port 29500, as everywhere in the PyTorch world).
+MasterPlace parse_master(std::string_view text);
+
+/// Processes per node: a number, or "auto" (as many as GPUs, else cores), "gpu", "cpu".
+int parse_process_count(std::string_view text, int gpus, int cores);
+
+/// "NAME=VALUE" or "NAME" (the value of the launcher's own environment; nothing if it is not set there).
+struct Assignment {
+  std::string name;
+  std::string value;
+  bool inherit = false;
+  friend bool operator==(const Assignment&, const Assignment&) = default;
+};
+Assignment parse_assignment(std::string_view text);
+
+inline constexpr std::uint16_t kDefaultMasterPort = 29500;
+
+}  // namespace maniple::launch

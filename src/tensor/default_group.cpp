@@ -1,0 +1,103 @@
+// The one default group of a process: the only global state of the tensor layer.
+#include <maniple/dist.h>
+
+#include <cstdlib>
+#include <mutex>
+
+#include "backend/backend.h"
+#include "base/check.h"
+
+namespace maniple {
+namespace {
+
+// Never destroyed by itself: a program that ends without destroy_process_group gets it from atexit, while the engine
+// still works.
+std::mutex mutex;
+std::shared_ptr<ProcessGroup>& held() {
+  static auto* group = new std::shared_ptr<ProcessGroup>();
+  return *group;
+}
+
+std::shared_ptr<ProcessGroup> current() {
+  const std::lock_guard lock(mutex);
+  return held();
+}
+
+void require_none() {
+  MANIPLE_REQUIRE(current() == nullptr, "init_process_group was called before; call destroy_process_group first");
+}
+
+std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& group) {
+  return group ? group : get_default_group();
+}
+
+}  // namespace
+
+void init_process_group(const InitOptions& options) {
+  require_none();
+  init_process_group(join(options));
+}
+
+void init_process_group(std::shared_ptr<Store> store, const InitOptions& options) {
+  require_none();
+  init_process_group(join(std::move(store), options));
+}
+
+void init_process_group(std::shared_ptr<ProcessGroup> group) {
+  MANIPLE_REQUIRE(group != nullptr, "init_process_group was given no group");
+  const std::lock_guard lock(mutex);
+  MANIPLE_REQUIRE(held() == nullptr, "init_process_group was called before; call destroy_process_group first");
+  static const int registered = std::atexit(destroy_process_group);
+  (void)registered;
+  held() = std::move(group);
+}
+
+void destroy_process_group() {
+  std::shared_ptr<ProcessGroup> last;  // declared before the lock, so destroyed after it
+  const std::lock_guard lock(mutex);
+  last.swap(held());
+}
+
+bool is_initialized() noexcept { return current() != nullptr; }
+
+bool is_backend_available(std::string_view backend) noexcept {
+  try {
+    find_backend(backend);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::shared_ptr<ProcessGroup> get_default_group() {
+  auto group = current();
+  MANIPLE_REQUIRE(group != nullptr,
+                  "there is no default group; call maniple::init_process_group() first, or pass a group");
+  return group;
+}
+
+int get_rank(const std::shared_ptr<ProcessGroup>& group) { return or_default(group)->rank(); }
+int get_world_size(const std::shared_ptr<ProcessGroup>& group) { return or_default(group)->size(); }
+std::string get_backend(const std::shared_ptr<ProcessGroup>& group) { return or_default(group)->backend(); }
+
+int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank) {
+  const auto given = or_default(group);
+  const auto& members = given->topology().members;
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    if (members[r].global_rank == global_rank) return static_cast<int>(r);
+  }
+  throw InvalidArgument(fmt::format("rank {} of the world is not in group {}", global_rank, given->name()));
+}
+
+int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) {
+  const auto given = or_default(group);
+  MANIPLE_REQUIRE(group_rank >= 0 && group_rank < given->size(), "rank {} in a group of {} ranks", group_rank,
+                  given->size());
+  return given->topology().members[static_cast<std::size_t>(group_rank)].global_rank;
+}
+
+std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {
+  return get_default_group()->new_group(ranks, options);
+}
+
+}  // namespace maniple

@@ -1,0 +1,77 @@
+// The differences between LibTorch 1.13 and 2.x, all in one place. The rest of the code sees the newer spelling.
+#pragma once
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+#include <torch/version.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+// TORCH_VERSION_MAJOR came with 1.8, so it is always there; 2.x renamed nothing that we use, but it checks more.
+#define MANIPLE_TORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+namespace maniple {
+
+/// One number for each memory location at most, without gaps: such a tensor can be moved as a block, whatever its
+/// strides.
+inline bool is_dense(const torch::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
+}
+
+/// Tells autograd that the tensor's memory was written by others, as an in-place operation would.
+inline void bump_version(const torch::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) torch::autograd::impl::bump_version(tensor);
+}
+
+/// Sets gradients to zero, or to none. Optimizer::zero_grad took no argument and set them to zero before 2.0; since
+/// then it takes one, which is true by default.
+inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
+#if MANIPLE_TORCH_AT_LEAST(2, 0)
+  optimizer.zero_grad(set_to_none);
+#else
+  if (!set_to_none) return optimizer.zero_grad();
+  for (auto& group : optimizer.param_groups()) {
+    for (auto& parameter : group.params()) parameter.mutable_grad() = torch::Tensor();
+  }
+#endif
+}
+
+/// Calls back each time autograd has put a gradient into `parameter.grad()`, until it is destroyed.
+class GradientHook {
+ public:
+  GradientHook(const torch::Tensor& parameter, std::function<void()> called)
+      : accumulator_(torch::autograd::impl::grad_accumulator(parameter)),
+        key_(accumulator_->add_post_hook(std::make_unique<Hook>(std::move(called)))) {}
+  ~GradientHook() {
+    if (accumulator_) accumulator_->del_post_hook(key_);
+  }
+  GradientHook(GradientHook&& other) noexcept = default;
+  GradientHook& operator=(GradientHook&&) = delete;
+
+ private:
+  struct Hook final : torch::autograd::FunctionPostHook {
+    explicit Hook(std::function<void()> f) : called(std::move(f)) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                              const torch::autograd::variable_list&) override {
+      called();
+      return outputs;
+    }
+    std::function<void()> called;
+  };
+  std::shared_ptr<torch::autograd::Node> accumulator_;  // autograd itself only holds it weakly
+  std::uintptr_t key_;
+};
+
+/// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws comes out of
+/// backward().
+inline void at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace maniple

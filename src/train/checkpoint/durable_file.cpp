@@ -1,0 +1,109 @@
+#include "train/checkpoint/durable_file.h"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/system_error.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+
+class Sha256 {
+ public:
+  Sha256() : context_(::EVP_MD_CTX_new(), &::EVP_MD_CTX_free) {
+    MANIPLE_ASSERT(context_ != nullptr && ::EVP_DigestInit_ex(context_.get(), ::EVP_sha256(), nullptr) == 1);
+  }
+  void add(const void* data, std::size_t bytes) { MANIPLE_ASSERT(::EVP_DigestUpdate(context_.get(), data, bytes) == 1); }
+  std::string take() {
+    std::array<unsigned char, EVP_MAX_MD_SIZE> bytes;
+    unsigned length = 0;
+    MANIPLE_ASSERT(::EVP_DigestFinal_ex(context_.get(), bytes.data(), &length) == 1 && length == 32);
+    return fmt::format("{:02x}", fmt::join(bytes.begin(), bytes.begin() + length, ""));
+  }
+
+ private:
+  std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
+};
+
+}  // namespace
+
+struct DurableFile::Hash : Sha256 {};
+
+DurableFile::DurableFile(std::string path) : path_(std::move(path)), hash_(std::make_unique<Hash>()) {
+  fd_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd_) throw_system_error("create " + path_);
+}
+
+DurableFile::~DurableFile() = default;
+
+void DurableFile::write(const void* data, std::size_t bytes) {
+  hash_->add(data, bytes);
+  bytes_ += bytes;
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(fd_.get(), at, std::min(bytes, std::size_t{1} << 30));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) throw_system_error("write " + path_);
+    at += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+}
+
+FileDigest DurableFile::finish() {
+  if (::fsync(fd_.get()) != 0) throw_system_error("fsync " + path_);
+  if (::close(fd_.release()) != 0 && errno != EINTR) throw_system_error("close " + path_);
+  return {bytes_, hash_->take()};
+}
+
+FileDigest digest_of(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw_system_error("open " + path);
+  Sha256 hash;
+  FileDigest digest;
+  std::vector<char> piece(kPieceBytes);
+  for (;;) {
+    const ssize_t got = ::read(fd.get(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_system_error("read " + path);
+    if (got == 0) break;
+    digest.bytes += static_cast<std::uint64_t>(got);
+    hash.add(piece.data(), static_cast<std::size_t>(got));
+  }
+  digest.sha256 = hash.take();
+  return digest;
+}
+
+void sync_directory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) throw_system_error("open " + path);
+  if (::fsync(fd.get()) != 0) throw_system_error("fsync " + path);
+}
+
+std::string read_small_file(const std::string& path, std::size_t most_bytes) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw_system_error("open " + path);
+  std::string text;
+  std::array<char, 4096> piece;
+  for (;;) {
+    const ssize_t got = ::read(fd.get(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_system_error("read " + path);
+    if (got == 0) return text;
+    text.append(piece.data(), static_cast<std::size_t>(got));
+    if (text.size() > most_bytes) throw ProtocolError(fmt::format("{} is longer than {} bytes", path, most_bytes));
+  }
+}
+
+}  // namespace maniple

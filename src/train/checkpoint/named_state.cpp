@@ -1,0 +1,134 @@
+#include "train/checkpoint/named_state.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/system_error.h"
+#include "train/checkpoint/safetensors.h"
+
+namespace maniple {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+struct DtypeName {
+  torch::ScalarType type;
+  const char* name;
+};
+constexpr DtypeName kDtypes[] = {
+    {torch::kBool, "BOOL"},    {torch::kUInt8, "U8"},    {torch::kInt8, "I8"},      {torch::kInt16, "I16"},
+    {torch::kInt32, "I32"},    {torch::kInt64, "I64"},   {torch::kFloat16, "F16"},  {torch::kBFloat16, "BF16"},
+    {torch::kFloat32, "F32"},  {torch::kFloat64, "F64"},
+};
+
+std::string name_of(torch::ScalarType type) {
+  for (const DtypeName& entry : kDtypes) {
+    if (entry.type == type) return entry.name;
+  }
+  return toString(type);  // unknown to the format: refused by name when it is placed
+}
+
+torch::ScalarType type_of(const std::string& name, const std::string& tensor) {
+  for (const DtypeName& entry : kDtypes) {
+    if (name == entry.name) return entry.type;
+  }
+  throw ProtocolError(fmt::format("tensor \"{}\" has dtype {}, which LibTorch does not know", tensor, name));
+}
+
+void read_exactly(int fd, void* to, std::uint64_t bytes) {
+  auto* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = ::read(fd, at, std::min<std::uint64_t>(bytes, std::uint64_t{1} << 30));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_system_error("read");
+    if (got == 0) throw ProtocolError("it ended early");
+    at += got;
+    bytes -= static_cast<std::uint64_t>(got);
+  }
+}
+
+NamedState read_from(int fd, std::uint64_t file_bytes) {
+  std::string prefix(kSafetensorsPrefixBytes, '\0');
+  read_exactly(fd, prefix.data(), std::min<std::uint64_t>(prefix.size(), file_bytes));
+  const std::uint64_t header_bytes = safetensors_header_bytes(prefix, file_bytes);
+  std::string text(header_bytes, '\0');
+  read_exactly(fd, text.data(), text.size());
+  const SafetensorsHeader header = parse_safetensors(text, file_bytes - kSafetensorsPrefixBytes - header_bytes);
+  NamedState state;
+  state.texts = header.metadata;
+  for (const SafetensorsEntry& entry : header.entries) {  // in the order of their bytes
+    torch::Tensor tensor = torch::empty(entry.shape, type_of(entry.dtype, entry.name));
+    read_exactly(fd, tensor.data_ptr(), entry.bytes());
+    state.tensors[entry.name] = std::move(tensor);
+  }
+  return state;
+}
+
+}  // namespace
+
+NamedState snapshot_of(const NamedState& state) {
+  const torch::NoGradGuard no_grad;
+  NamedState copy;
+  copy.texts = state.texts;
+  for (const auto& [name, tensor] : state.tensors) {
+    MANIPLE_REQUIRE(tensor.defined() && tensor.layout() == torch::kStrided, "\"{}\" cannot be saved: it is undefined or sparse", name);
+    auto mine = torch::empty(tensor.sizes(), torch::TensorOptions().dtype(tensor.dtype()));
+    mine.copy_(tensor);
+    copy.tensors[name] = std::move(mine);
+  }
+  return copy;
+}
+
+FileDigest write_state(const std::string& path, const NamedState& state) {
+  SafetensorsHeader header;
+  header.metadata = state.texts;
+  for (const auto& [name, tensor] : state.tensors) {
+    header.entries.push_back({name, name_of(tensor.scalar_type()), tensor.sizes().vec()});
+  }
+  place_safetensors(header);
+  DurableFile file(path);
+  file.write(encode_safetensors(header));
+  for (const auto& [name, tensor] : state.tensors) file.write(tensor.data_ptr(), tensor.nbytes());
+  return file.finish();
+}
+
+NamedState read_state(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw_system_error("open " + path);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) throw_system_error("stat " + path);
+  if (!S_ISREG(status.st_mode)) throw ProtocolError(path + " is no regular file");
+  try {
+    return read_from(fd.get(), static_cast<std::uint64_t>(status.st_size));
+  } catch (const ProtocolError& error) {
+    throw ProtocolError(fmt::format("{}: {}", path, error.what()));
+  }
+}
+
+std::string text_of(double value) { return fmt::format("{:a}", value); }
+std::string text_of(std::int64_t value) { return std::to_string(value); }
+
+double real_of(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || end != text.c_str() + text.size()) throw ProtocolError(fmt::format("\"{}\" is no number", text));
+  return value;
+}
+
+std::int64_t integer_of(const std::string& text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) throw ProtocolError(fmt::format("\"{}\" is no whole number", text));
+  return value;
+}
+
+}  // namespace maniple

@@ -1,0 +1,33 @@
+// A part of a checkpoint in memory: tensors and short texts by name, as a safetensors file holds them.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <torch/torch.h>
+
+#include "train/checkpoint/durable_file.h"
+
+namespace maniple {
+
+struct NamedState {
+  std::map<std::string, torch::Tensor> tensors;
+  std::map<std::string, std::string> texts;
+};
+
+/// A copy in memory of its own, on the CPU, contiguous: what is saved does not change while training goes on.
+NamedState snapshot_of(const NamedState& state);
+
+/// `state` as snapshot_of gives it.
+FileDigest write_state(const std::string& path, const NamedState& state);
+
+/// Throws ProtocolError or SystemError naming the file and what is wrong.
+NamedState read_state(const std::string& path);
+
+// Numbers as text, exactly.
+std::string text_of(double value);
+std::string text_of(std::int64_t value);
+double real_of(const std::string& text);            ///< throws ProtocolError
+std::int64_t integer_of(const std::string& text);  ///< throws ProtocolError
+
+}  // namespace maniple

@@ -1,0 +1,215 @@
+#include "train/checkpoint/optimizer_state.h"
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace maniple {
+namespace {
+
+namespace optim = torch::optim;
+
+// ---- The visitors: one pass over the fields serves saving and loading. ----------------------------------------------
+
+template <class V>
+void visit(optim::SGDOptions& o, V& v) {
+  v("lr", o.lr()), v("momentum", o.momentum()), v("dampening", o.dampening()), v("weight_decay", o.weight_decay());
+  v("nesterov", o.nesterov());
+}
+template <class V>
+void visit(optim::SGDParamState& s, V& v) {
+  v("momentum_buffer", s.momentum_buffer());
+}
+
+template <class Options, class V>
+void visit_adam_options(Options& o, V& v) {
+  v("lr", o.lr()), v("beta1", std::get<0>(o.betas())), v("beta2", std::get<1>(o.betas())), v("eps", o.eps());
+  v("weight_decay", o.weight_decay()), v("amsgrad", o.amsgrad());
+}
+template <class State, class V>
+void visit_adam_state(State& s, V& v) {
+  v("step", s.step()), v("exp_avg", s.exp_avg()), v("exp_avg_sq", s.exp_avg_sq()), v("max_exp_avg_sq", s.max_exp_avg_sq());
+}
+template <class V>
+void visit(optim::AdamOptions& o, V& v) {
+  visit_adam_options(o, v);
+}
+template <class V>
+void visit(optim::AdamParamState& s, V& v) {
+  visit_adam_state(s, v);
+}
+template <class V>
+void visit(optim::AdamWOptions& o, V& v) {
+  visit_adam_options(o, v);
+}
+template <class V>
+void visit(optim::AdamWParamState& s, V& v) {
+  visit_adam_state(s, v);
+}
+
+template <class V>
+void visit(optim::RMSpropOptions& o, V& v) {
+  v("lr", o.lr()), v("alpha", o.alpha()), v("eps", o.eps()), v("weight_decay", o.weight_decay()), v("momentum", o.momentum());
+  v("centered", o.centered());
+}
+template <class V>
+void visit(optim::RMSpropParamState& s, V& v) {
+  v("step", s.step()), v("square_avg", s.square_avg()), v("momentum_buffer", s.momentum_buffer()), v("grad_avg", s.grad_avg());
+}
+
+template <class V>
+void visit(optim::AdagradOptions& o, V& v) {
+  v("lr", o.lr()), v("lr_decay", o.lr_decay()), v("weight_decay", o.weight_decay()), v("eps", o.eps());
+  v("initial_accumulator_value", o.initial_accumulator_value());
+}
+template <class V>
+void visit(optim::AdagradParamState& s, V& v) {
+  v("step", s.step()), v("sum", s.sum());
+}
+
+// ---- Saving and loading ----------------------------------------------------------------------------------------------
+
+/// Adds the fields to a state, under a prefix.
+struct Saver {
+  NamedState& state;
+  std::string prefix;
+  void operator()(const char* name, double& value) { state.texts[prefix + name] = text_of(value); }
+  void operator()(const char* name, std::int64_t& value) { state.texts[prefix + name] = text_of(value); }
+  void operator()(const char* name, bool& value) { state.texts[prefix + name] = value ? "1" : "0"; }
+  void operator()(const char* name, torch::Tensor& value) {
+    if (value.defined()) state.tensors[prefix + name] = value;  // max_exp_avg_sq without amsgrad, say
+  }
+};
+
+/// Takes the fields from a state. Tensors go where the parameter is.
+struct Loader {
+  const NamedState& state;
+  std::string prefix;
+  torch::Device device{torch::kCPU};
+
+  const std::string& text(const char* name) const {
+    const auto found = state.texts.find(prefix + name);
+    MANIPLE_REQUIRE(found != state.texts.end(), "the checkpoint has no {}{}", prefix, name);
+    return found->second;
+  }
+  void operator()(const char* name, double& value) { value = real_of(text(name)); }
+  void operator()(const char* name, std::int64_t& value) { value = integer_of(text(name)); }
+  void operator()(const char* name, bool& value) { value = text(name) == "1"; }
+  void operator()(const char* name, torch::Tensor& value) {
+    const auto found = state.tensors.find(prefix + name);
+    value = found == state.tensors.end() ? torch::Tensor() : found->second.to(device, found->second.scalar_type(), false, true);
+  }
+};
+
+/// What the optimizer's table of states is asked for: text in LibTorch 1.13, an address in 2.x.
+template <class Map>
+typename Map::key_type key_of(const Map&, const torch::Tensor& parameter) {
+  if constexpr (std::is_same_v<typename Map::key_type, std::string>) {
+    return c10::guts::to_string(parameter.unsafeGetTensorImpl());
+  } else {
+    return parameter.unsafeGetTensorImpl();
+  }
+}
+
+std::string group_prefix(std::size_t group) { return fmt::format("group.{}.", group); }
+std::string parameter_prefix(std::size_t group, std::size_t i) { return fmt::format("group.{}.parameter.{}.", group, i); }
+
+template <class Options, class State>
+NamedState save_as(optim::Optimizer& optimizer) {
+  NamedState state;
+  auto& groups = optimizer.param_groups();
+  auto& states = optimizer.state();
+  state.texts["groups"] = text_of(static_cast<std::int64_t>(groups.size()));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    Saver options{state, group_prefix(g)};
+    visit(static_cast<Options&>(groups[g].options()), options);
+    state.texts[group_prefix(g) + "parameters"] = text_of(static_cast<std::int64_t>(groups[g].params().size()));
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
+      const auto found = states.find(key_of(states, groups[g].params()[i]));
+      if (found == states.end()) continue;  // never stepped
+      Saver fields{state, parameter_prefix(g, i)};
+      state.texts[fields.prefix + "stepped"] = "1";
+      visit(static_cast<State&>(*found->second), fields);
+    }
+  }
+  return state;
+}
+
+template <class Options, class State>
+void restore_as(optim::Optimizer& optimizer, const NamedState& state) {
+  auto& groups = optimizer.param_groups();
+  auto& states = optimizer.state();
+  const auto count = [&](const std::string& name) {
+    const auto found = state.texts.find(name);
+    MANIPLE_REQUIRE(found != state.texts.end(), "the checkpoint has no {}", name);
+    return static_cast<std::size_t>(integer_of(found->second));
+  };
+  MANIPLE_REQUIRE(count("groups") == groups.size(), "the checkpoint's optimizer has {} parameter groups, this one {}",
+                  count("groups"), groups.size());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const std::size_t saved = count(group_prefix(g) + "parameters");
+    MANIPLE_REQUIRE(saved == groups[g].params().size(), "group {} of the checkpoint's optimizer has {} parameters, here {}", g,
+                    saved, groups[g].params().size());
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    Loader options{state, group_prefix(g)};
+    visit(static_cast<Options&>(groups[g].options()), options);
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
+      const torch::Tensor& parameter = groups[g].params()[i];
+      const auto key = key_of(states, parameter);
+      states.erase(key);
+      Loader fields{state, parameter_prefix(g, i), parameter.device()};
+      if (state.texts.count(fields.prefix + "stepped") == 0) continue;
+      auto fresh = std::make_unique<State>();
+      visit(*fresh, fields);
+      states[key] = std::move(fresh);
+    }
+  }
+}
+
+struct Kind {
+  const char* name;
+  bool (*is)(optim::Optimizer&);
+  NamedState (*save)(optim::Optimizer&);
+  void (*restore)(optim::Optimizer&, const NamedState&);
+};
+
+template <class T, class Options, class State>
+constexpr Kind kind(const char* name) {
+  return {name, [](optim::Optimizer& o) { return dynamic_cast<T*>(&o) != nullptr; }, &save_as<Options, State>,
+          &restore_as<Options, State>};
+}
+
+constexpr Kind kKinds[] = {
+    kind<optim::SGD, optim::SGDOptions, optim::SGDParamState>("SGD"),
+    kind<optim::Adam, optim::AdamOptions, optim::AdamParamState>("Adam"),
+    kind<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>("AdamW"),
+    kind<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>("RMSprop"),
+    kind<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>("Adagrad"),
+};
+
+const Kind& kind_of(optim::Optimizer& optimizer) {
+  for (const Kind& entry : kKinds) {
+    if (entry.is(optimizer)) return entry;
+  }
+  throw Unsupported("this kind of optimizer cannot be saved; SGD, Adam, AdamW, RMSprop and Adagrad can");
+}
+
+}  // namespace
+
+NamedState state_of(optim::Optimizer& optimizer) {
+  const Kind& found = kind_of(optimizer);
+  NamedState state = found.save(optimizer);
+  state.texts["kind"] = found.name;
+  return state;
+}
+
+void restore(optim::Optimizer& optimizer, const NamedState& state) {
+  const Kind& found = kind_of(optimizer);
+  const auto saved = state.texts.find("kind");
+  MANIPLE_REQUIRE(saved != state.texts.end() && saved->second == found.name, "the checkpoint's optimizer is {}, this one {}",
+                  saved == state.texts.end() ? "of no kind" : saved->second, found.name);
+  found.restore(optimizer, state);
+}
+
+}  // namespace maniple

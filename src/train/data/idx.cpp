@@ -1,0 +1,156 @@
+#include "train/data/idx.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+
+#include "base/check.h"
+#include "base/system_error.h"
+#include "base/unique_fd.h"
+#include "train/data/gunzip.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::size_t kMostDimensions = 8;
+
+const char* type_name(unsigned type) {
+  switch (type) {
+    case 0x08: return "unsigned byte";
+    case 0x09: return "signed byte";
+    case 0x0b: return "short";
+    case 0x0c: return "int";
+    case 0x0d: return "float";
+    case 0x0e: return "double";
+    default: return "no type of IDX";
+  }
+}
+
+/// The bytes before the elements, once they are all there.
+struct Header {
+  std::vector<std::size_t> shape;
+  std::size_t bytes = 0;  ///< its own
+  std::size_t elements = 0;
+};
+
+std::uint8_t byte_at(std::string_view bytes, std::size_t i) { return static_cast<std::uint8_t>(bytes[i]); }
+
+Header parse_header(std::string_view bytes, const std::string& name) {
+  MANIPLE_REQUIRE(bytes.size() >= 4, "{}: ends at offset {}; an IDX file begins with 4 bytes of magic", name,
+                  bytes.size());
+  MANIPLE_REQUIRE(byte_at(bytes, 0) == 0 && byte_at(bytes, 1) == 0,
+                  "{}: offset 0: {:02x} {:02x} is not the beginning of an IDX file (00 00), nor of gzip (1f 8b)", name,
+                  byte_at(bytes, 0), byte_at(bytes, 1));
+  const unsigned type = byte_at(bytes, 2);
+  MANIPLE_REQUIRE(type == 0x08, "{}: offset 2: elements of type {:#04x} ({}); expected 0x08 (unsigned byte)", name,
+                  type, type_name(type));
+  const std::size_t dimensions = byte_at(bytes, 3);
+  MANIPLE_REQUIRE(dimensions >= 1 && dimensions <= kMostDimensions, "{}: offset 3: {} dimensions; expected 1 to {}",
+                  name, dimensions, kMostDimensions);
+  Header header;
+  header.bytes = 4 + 4 * dimensions;
+  MANIPLE_REQUIRE(bytes.size() >= header.bytes, "{}: ends at offset {}, inside its header of {} bytes", name,
+                  bytes.size(), header.bytes);
+  header.elements = 1;
+  for (std::size_t i = 0; i < dimensions; ++i) {
+    const std::size_t at = 4 + 4 * i;
+    const std::size_t size = (std::size_t{byte_at(bytes, at)} << 24) | (std::size_t{byte_at(bytes, at + 1)} << 16) |
+                             (std::size_t{byte_at(bytes, at + 2)} << 8) | std::size_t{byte_at(bytes, at + 3)};
+    MANIPLE_REQUIRE(size == 0 || header.elements <= std::numeric_limits<std::size_t>::max() / 2 / size,
+                    "{}: offset {}: dimension {} of {} elements makes the array larger than any memory", name, at, i,
+                    size);
+    header.elements *= size;
+    header.shape.push_back(size);
+  }
+  return header;
+}
+
+}  // namespace
+
+IdxArray parse_idx(std::string_view file, const std::string& name) {
+  IdxArray array;
+  if (!is_gzip(file)) {
+    Header header = parse_header(file, name);
+    const std::size_t there = file.size() - header.bytes;
+    MANIPLE_REQUIRE(there >= header.elements,
+                    "{}: ends at offset {}; its header announces {} bytes of elements up to offset {}", name,
+                    file.size(), header.elements, header.bytes + header.elements);
+    MANIPLE_REQUIRE(there == header.elements, "{}: offset {}: {} bytes follow the last element", name,
+                    header.bytes + header.elements, there - header.elements);
+    array.shape = std::move(header.shape);
+    array.bytes.assign(file.begin() + static_cast<std::ptrdiff_t>(header.bytes), file.end());
+    return array;
+  }
+
+  // Inside gzip: first as much as a header can need, which says how much is to come.
+  GzipReader gzip(file, name);
+  std::string start(4 + 4 * kMostDimensions, '\0');
+  const std::string inner = name + " (uncompressed)";
+  start.resize(gzip.read(reinterpret_cast<std::uint8_t*>(start.data()), start.size()));
+  Header header = parse_header(start, inner);
+  MANIPLE_REQUIRE(header.elements <= kIdxFileLimit,
+                  "{}: offset 4: announces {} bytes of elements; arrays above {} are not read", inner, header.elements,
+                  kIdxFileLimit);
+  MANIPLE_REQUIRE(header.elements / kGzipBestRatio <= file.size(),
+                  "{}: offset 4: announces {} bytes of elements; {} bytes of gzip cannot hold as many", inner,
+                  header.elements, file.size());
+  array.shape = std::move(header.shape);
+  array.bytes.resize(header.elements);
+  const std::size_t early = std::min(start.size() - header.bytes, header.elements);
+  std::copy_n(start.begin() + static_cast<std::ptrdiff_t>(header.bytes), early, array.bytes.begin());
+  const std::size_t more = gzip.read(array.bytes.data() + early, header.elements - early);
+  MANIPLE_REQUIRE(early + more == header.elements,
+                  "{}: ends at offset {}; its header announces {} bytes of elements up to offset {}", inner,
+                  header.bytes + early + more, header.elements, header.bytes + header.elements);
+  // Reading on, even by one byte, is also what makes zlib compare the checksum at the end.
+  std::uint8_t extra = 0;
+  MANIPLE_REQUIRE(start.size() - header.bytes <= early && gzip.read(&extra, 1) == 0,
+                  "{}: offset {}: more bytes follow the last element", inner, header.bytes + header.elements);
+  return array;
+}
+
+IdxArray read_idx(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) throw_system_error("cannot open " + path);
+  struct stat status = {};
+  if (::fstat(file.get(), &status) != 0) throw_system_error("cannot look at " + path);
+  MANIPLE_REQUIRE(S_ISREG(status.st_mode), "{}: is not a regular file", path);
+  const auto size = static_cast<std::size_t>(status.st_size);
+  MANIPLE_REQUIRE(size <= kIdxFileLimit, "{}: {} bytes; files above {} are not read", path, size, kIdxFileLimit);
+  std::string bytes(size, '\0');
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t count = ::read(file.get(), bytes.data() + done, size - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_system_error("cannot read " + path);
+    MANIPLE_REQUIRE(count > 0, "{}: became shorter while it was read, {} of {} bytes", path, done, size);
+    done += static_cast<std::size_t>(count);
+  }
+  return parse_idx(bytes, path);
+}
+
+LabelledImages labelled_images(IdxArray images, const std::string& images_name, IdxArray labels,
+                               const std::string& labels_name, int classes) {
+  MANIPLE_REQUIRE(images.shape.size() == 3, "{}: offset 3: {} dimensions; images have 3 (count, rows, columns)",
+                  images_name, images.shape.size());
+  MANIPLE_REQUIRE(labels.shape.size() == 1, "{}: offset 3: {} dimensions; labels have 1 (count)", labels_name,
+                  labels.shape.size());
+  MANIPLE_REQUIRE(images.shape[1] > 0 && images.shape[2] > 0, "{}: offset 8: images of {} x {} pixels", images_name,
+                  images.shape[1], images.shape[2]);
+  MANIPLE_REQUIRE(images.shape[0] == labels.shape[0], "{} holds {} images, but {} holds {} labels", images_name,
+                  images.shape[0], labels_name, labels.shape[0]);
+  const auto wrong =
+      std::find_if(labels.bytes.begin(), labels.bytes.end(), [&](std::uint8_t label) { return label >= classes; });
+  if (wrong != labels.bytes.end()) {
+    const auto place = static_cast<std::size_t>(wrong - labels.bytes.begin());
+    throw InvalidArgument(fmt::format("{}: offset {}: label {} of image {}; expected 0 to {}", labels_name, 8 + place,
+                                      *wrong, place, classes - 1));
+  }
+  return {images.shape[0], images.shape[1], images.shape[2], std::move(images.bytes), std::move(labels.bytes)};
+}
+
+}  // namespace maniple

@@ -1,0 +1,70 @@
+// A bucket: one piece of memory that holds the gradients of some parameters, and how far they have come in this
+// backward.
+//
+// Each gradient has a *slot*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's.
+// Slots are tensors of their own and not views in autograd's sense, so that zero_grad() may detach them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "train/ddp/bucket_plan.h"
+#include "train/ddp/module_tensors.h"
+#include <maniple/comm/process_group.h>
+#include <maniple/train/comm_hooks.h>
+
+namespace maniple {
+
+class Bucket {
+ public:
+  /// `memory` begins at `offset` bytes of the registered memory of all buckets.
+  Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters,
+         const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here);
+
+  int index() const noexcept { return index_; }
+  const std::vector<std::size_t>& members() const noexcept { return members_; }  ///< indices of parameters
+  const torch::Tensor& flat() const noexcept { return flat_; }
+  const torch::Tensor& slot(std::size_t i) const noexcept { return slots_[i]; }
+  Buffer buffer() const noexcept { return buffer_; }
+  GradBucket for_hook() const;
+
+  /// Puts the parameter's gradient into its slot: copies it there unless it lives there. One that is undefined counts
+  /// as zero. Throws for a gradient that cannot be put there.
+  void take(std::size_t i);
+
+  /// After the average: the parameter's gradient is what is in the slot.
+  void give_back(std::size_t i) const;
+
+  /// A copy of the parameter's gradient if it lives here, otherwise undefined.
+  torch::Tensor saved(std::size_t i) const;
+
+  /// The parameters have no gradients any more.
+  void forget_gradients();
+
+  int pending = 0;        ///< gradients to come in this backward
+  bool launched = false;  ///< its average is under way or done
+  Work work;              ///< invalid when done at once
+  std::chrono::steady_clock::time_point launched_at{};
+  std::shared_ptr<std::atomic<std::chrono::steady_clock::rep>> ended_at;  ///< set before `work` is done
+
+ private:
+  bool lives_here(const torch::Tensor& gradient, std::size_t i) const;
+
+  int index_;
+  bool is_last_;
+  bool gradients_live_here_;
+  std::vector<std::size_t> members_;
+  std::vector<std::string> names_;
+  std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> slots_;
+  torch::Tensor flat_;
+  Buffer buffer_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,49 @@
+// The table of communication hooks. A new one is one file beside this one and one line below.
+#include <maniple/train/comm_hooks.h>
+
+#include "base/check.h"
+#include "tensor/staged.h"
+
+namespace maniple {
+
+Work CommContext::all_reduce(const torch::Tensor& tensor, ReduceOp op) const {
+  const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
+  if (async_) return group_->all_reduce_async(staged.buffer(), op).then([staged] { staged.write_back(); });
+  group_->all_reduce(staged.buffer(), op);
+  staged.write_back();
+  return {};
+}
+
+Work CommContext::then(const Work& work, std::function<void()> next) const {
+  const auto without_grad = [next = std::move(next)] {
+    const torch::NoGradGuard no_grad;
+    next();
+  };
+  if (work.valid()) return work.then(without_grad);
+  without_grad();
+  return {};
+}
+
+CommHook allreduce_hook() {
+  return [](GradBucket& bucket, CommContext& comm) { return comm.all_reduce(bucket.buffer(), ReduceOp::avg); };
+}
+
+std::span<const NamedCommHook> comm_hooks() noexcept {
+  static constexpr NamedCommHook kHooks[] = {
+      {"all_reduce", "the average as it is", allreduce_hook},
+      {"fp16", "gradients travel as float16", fp16_compress_hook},
+      {"bf16", "gradients travel as bfloat16", bf16_compress_hook},
+  };
+  return kHooks;
+}
+
+CommHook comm_hook_named(std::string_view name) {
+  std::string known;
+  for (const NamedCommHook& hook : comm_hooks()) {
+    if (name == hook.name) return hook.make();
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", hook.name);
+  }
+  throw InvalidArgument(fmt::format("no communication hook \"{}\"; there are {}", name, known));
+}
+
+}  // namespace maniple

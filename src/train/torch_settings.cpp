@@ -1,0 +1,117 @@
+#include <maniple/train/torch_settings.h>
+
+#include <torch/torch.h>
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <limits>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/log.h"
+
+namespace maniple {
+namespace {
+
+#if defined(__x86_64__)
+constexpr bool kMkldnnIsFast = true;
+#else
+constexpr bool kMkldnnIsFast = false;  // not always: it is measured
+#endif
+
+/// One way must be so much faster than the usual one to be preferred: more than noise makes it.
+constexpr double kClearly = 1.5;
+
+/// Forward and backward of a small convolution, in milliseconds: the best of a few, after one that prepares.
+double trial_ms(bool mkldnn, int runs) {
+  at::globalContext().setUserEnabledMkldnn(mkldnn);
+  const auto input = torch::ones({4, 32, 24, 24}).requires_grad_();
+  const auto weight = torch::ones({64, 32, 3, 3}).requires_grad_();
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i <= runs; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    torch::conv2d(input, weight).sum().backward();
+    const double elapsed = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (i > 0) best = std::min(best, elapsed);
+  }
+  return best;
+}
+
+/// Decides, and leaves LibTorch in that state.
+void choose_convolution(TorchSettings& result) {
+  const std::string wish = knob_text(Knob::mkldnn);
+  MANIPLE_REQUIRE(wish == "auto" || wish == "measure" || wish == "on" || wish == "off",
+                  "{} is \"{}\"; expected auto, measure, on or off", info(Knob::mkldnn).name, wish);
+  if (!at::globalContext().hasMKLDNN()) {
+    if (wish == "on") log_warning("{} is on, but this LibTorch was built without oneDNN", info(Knob::mkldnn).name);
+    return;
+  }
+  if (wish == "measure" || (wish == "auto" && !kMkldnnIsFast)) {
+    // In turns, so that a busy moment of the machine hits both.
+    result.mkldnn_ms = result.blas_ms = std::numeric_limits<double>::infinity();
+    for (int turn = 0; turn < 2; ++turn) {
+      result.blas_ms = std::min(result.blas_ms, trial_ms(false, 2));
+      result.mkldnn_ms = std::min(result.mkldnn_ms, trial_ms(true, 2));
+    }
+    result.mkldnn =
+        kMkldnnIsFast ? result.mkldnn_ms < kClearly * result.blas_ms : kClearly * result.mkldnn_ms < result.blas_ms;
+  } else {
+    result.mkldnn = wish == "on" || wish == "auto";
+  }
+  at::globalContext().setUserEnabledMkldnn(result.mkldnn);
+}
+
+/// The file that holds the matrix product LibTorch calls, when it is a library of its own.
+std::string blas_file() {
+  void* const product = ::dlsym(RTLD_DEFAULT, "sgemm_");
+  Dl_info where = {};
+  if (product == nullptr || ::dladdr(product, &where) == 0 || where.dli_fname == nullptr) return "";
+  std::array<char, PATH_MAX> resolved = {};
+  const std::string file = ::realpath(where.dli_fname, resolved.data()) != nullptr ? resolved.data() : where.dli_fname;
+  return file.find("libtorch") != std::string::npos ? "" : file;
+}
+
+/// Distributions install every BLAS under the same name, libblas.so.3, in folders of their own.
+bool is_reference_blas(const std::string& file) {
+  if (file.find("libblas.so") == std::string::npos) return false;
+  for (const char* fast : {"openblas", "mkl", "blis", "atlas", "flexiblas", "armpl"}) {
+    if (file.find(fast) != std::string::npos) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TorchSettings apply_fast_settings(const FastSettings& settings) {
+  MANIPLE_REQUIRE(settings.threads >= 0, "apply_fast_settings: {} threads; expected 0 or more", settings.threads);
+  if (settings.threads > 0 && !environment_text("OMP_NUM_THREADS")) torch::set_num_threads(settings.threads);
+  if (settings.flush_denormals && !at::globalContext().setFlushDenormal(true)) {
+    log_warning("this processor cannot flush denormal numbers");
+  }
+  TorchSettings result;
+  result.threads = torch::get_num_threads();
+  choose_convolution(result);
+  result.blas = blas_file();
+  result.reference_blas = is_reference_blas(result.blas);
+  if (result.reference_blas) {
+    warn_once(fmt::format(
+        "LibTorch multiplies matrices with the reference BLAS ({}), about 20 times slower than OpenBLAS; on Debian: "
+        "apt-get install libopenblas0-pthread",
+        result.blas));
+  }
+  return result;
+}
+
+std::string TorchSettings::text() const {
+  std::string measured;
+  if (mkldnn_ms > 0) measured = fmt::format(" (measured: oneDNN {:.1f} ms, BLAS {:.1f} ms)", mkldnn_ms, blas_ms);
+  return fmt::format("convolutions by {}{}, BLAS {}, {} thread{}", mkldnn ? "oneDNN" : "BLAS", measured,
+                     blas.empty() ? "inside LibTorch" : blas, threads, threads == 1 ? "" : "s");
+}
+
+}  // namespace maniple

@@ -1,0 +1,170 @@
+// The conductor's decisions, without processes: nodes and time are played by the test.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <map>
+
+#include "launch/conductor.h"
+
+namespace maniple::launch {
+namespace {
+
+using Kind = AgentMessage::Kind;
+
+struct Stage {
+  explicit Stage(ConductorOptions options)
+      : conductor(options, {.send = [this](int node, const AgentMessage& message) { sent[node].push_back(message); },
+                            .set_clock = [this](Conductor::Clock clock, auto delay) { clocks[clock] = delay.count(); },
+                            .stop_clock = [this](Conductor::Clock clock) { clocks.erase(clock); },
+                            .say = [this](const std::string& text) { said += text + "\n"; },
+                            .done = [this](int code) { result = code; }}) {
+    conductor.begin();
+  }
+
+  void join(int node, int rank = -1, int processes = 2) {
+    AgentMessage message{.kind = Kind::join, .node_rank = rank, .processes = processes, .host = "host" + std::to_string(node)};
+    conductor.joined(node, message);
+  }
+  void report(int node, Kind kind, int generation, RankExit exit = {}) {
+    conductor.received(node, {.kind = kind, .generation = generation, .port = 99, .host = "h", .exit = std::move(exit)});
+  }
+  void ring(Conductor::Clock clock) {
+    ASSERT_EQ(clocks.count(clock), 1u) << "the clock is not set";
+    clocks.erase(clock);
+    conductor.rang(clock);
+  }
+  /// The last message to a node.
+  AgentMessage last(int node) { return sent[node].empty() ? AgentMessage{} : sent[node].back(); }
+
+  std::map<int, std::vector<AgentMessage>> sent;
+  std::map<Conductor::Clock, double> clocks;
+  std::string said;
+  std::optional<int> result;
+  Conductor conductor;
+};
+
+TEST(Conductor, RanksInTheOrderOfNodes) {
+  Stage stage({.nodes = {3, 3}});
+  stage.join(0, 0, 2);
+  stage.join(7, 2, 1);
+  EXPECT_EQ(stage.conductor.state(), Conductor::State::gathering);
+  stage.join(5, 1, 4);
+  EXPECT_EQ(stage.last(0).kind, Kind::reserve);
+  stage.report(0, Kind::reserved, 0);
+  EXPECT_EQ(stage.last(0).first_rank, 0);
+  EXPECT_EQ(stage.last(5).first_rank, 2);
+  EXPECT_EQ(stage.last(5).node_rank, 1);
+  EXPECT_EQ(stage.last(7).first_rank, 6);
+  EXPECT_EQ(stage.last(7).world_size, 7);
+  EXPECT_EQ(stage.last(7).node_count, 3);
+  for (const int node : {0, 5, 7}) stage.report(node, Kind::finished, 0);
+  EXPECT_EQ(stage.result, 0);
+}
+
+TEST(Conductor, NamesWhoIsMissing) {
+  Stage stage({.nodes = {3, 3}});
+  stage.join(0, 0);
+  stage.join(1, 2);
+  stage.ring(Conductor::Clock::join_timeout);
+  EXPECT_EQ(stage.result, 1);
+  EXPECT_NE(stage.said.find("2 of 3 nodes joined within 300 s; missing node rank 1"), std::string::npos) << stage.said;
+}
+
+TEST(Conductor, RefusesWhatDoesNotFit) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 0);
+  EXPECT_EQ(stage.last(1).kind, Kind::quit);
+  EXPECT_NE(stage.last(1).text.find("node rank 0 is taken by host host0"), std::string::npos);
+  stage.join(2, 5);
+  EXPECT_NE(stage.last(2).text.find("expected 0 to 1"), std::string::npos);
+  stage.join(3, 1);
+  stage.join(4);
+  EXPECT_NE(stage.last(4).text.find("has all of its 2 nodes"), std::string::npos);
+  EXPECT_EQ(stage.conductor.node_count(), 2u);
+}
+
+void start(Stage& stage, int generation) { stage.report(0, Kind::reserved, generation); }
+
+TEST(Conductor, FirstCauseEndsAll) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.report(1, Kind::failed, 0, {.rank = 2, .code = 1, .error = "[barrier #1 world rank 2/4] rank 0 (pid 1 on x) is lost: ended"});
+  EXPECT_GT(stage.clocks[Conductor::Clock::verdict], 0.1) << "it blames another, who may follow";
+  stage.report(0, Kind::failed, 0, {.rank = 0, .signal = SIGKILL});
+  stage.ring(Conductor::Clock::verdict);
+  EXPECT_NE(stage.said.find("rank 0 of 4 failed first"), std::string::npos) << stage.said;
+  EXPECT_EQ(stage.last(1).kind, Kind::stop);
+  EXPECT_EQ(stage.last(1).signal, SIGTERM);
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_FALSE(stage.result.has_value());
+  stage.report(1, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 137);
+}
+
+TEST(Conductor, RestartsWithLongerPauses) {
+  Stage stage({.nodes = {1, 1}, .restarts = {.max_restarts = 2}});
+  stage.join(0, 0);
+  for (int generation = 0; generation < 3; ++generation) {
+    start(stage, generation);
+    EXPECT_EQ(stage.last(0).generation, generation);
+    stage.report(0, Kind::failed, generation, {.rank = 1, .code = 9});
+    stage.report(0, Kind::failed, generation - 1, {.rank = 0, .code = 8});  // of a time gone by
+    stage.ring(Conductor::Clock::verdict);
+    stage.report(0, Kind::stopped, generation);
+    if (generation == 2) break;
+    EXPECT_DOUBLE_EQ(stage.clocks[Conductor::Clock::pause], generation + 1);
+    stage.ring(Conductor::Clock::pause);
+  }
+  EXPECT_EQ(stage.result, 9);
+}
+
+TEST(Conductor, MembershipChangesReFormWithoutCost) {
+  Stage stage({.nodes = {1, 3}});
+  stage.join(0, 0);
+  stage.ring(Conductor::Clock::join_window);
+  start(stage, 0);
+  EXPECT_EQ(stage.last(0).world_size, 2);
+  stage.join(1);
+  EXPECT_EQ(stage.last(0).kind, Kind::stop);
+  stage.report(0, Kind::stopped, 0);
+  start(stage, 1);
+  EXPECT_EQ(stage.last(0).world_size, 4);
+  EXPECT_EQ(stage.last(1).first_rank, 2);
+  EXPECT_EQ(stage.last(1).generation, 1);
+  stage.conductor.lost(1, "gone");
+  stage.report(0, Kind::stopped, 1);
+  start(stage, 2);
+  EXPECT_EQ(stage.last(0).world_size, 2);
+  stage.report(0, Kind::finished, 2);
+  EXPECT_EQ(stage.result, 0);
+}
+
+TEST(Conductor, ALostNodeBelowTheLeastNumberIsAFailure) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.conductor.lost(1, "gone");
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 1);
+  EXPECT_NE(stage.said.find("node 1 (host host1) is lost: gone"), std::string::npos);
+}
+
+TEST(Conductor, InterruptsOnceAndTwice) {
+  Stage stage({.nodes = {1, 1}, .restarts = {.max_restarts = 5}});
+  stage.join(0, 0);
+  start(stage, 0);
+  stage.conductor.interrupt(SIGINT);
+  EXPECT_EQ(stage.last(0).signal, SIGINT);
+  EXPECT_EQ(stage.last(0).grace_ms, 30'000);
+  stage.conductor.interrupt(SIGINT);
+  EXPECT_EQ(stage.last(0).signal, SIGKILL);
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 130);
+}
+
+}  // namespace
+}  // namespace maniple::launch

@@ -1,0 +1,207 @@
+// What happens when something ends that should not: ranks, the launcher, the user's patience.
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "harness/temporary_directory.h"
+#include "launch/launched.h"
+
+namespace maniple::launched {
+namespace {
+
+using harness::TemporaryDirectory;
+
+TEST(Failure, ExitCodeOfTheFirst) {
+  const std::string mark = new_mark();
+  const Result result = maniple({"run", "-n", "3", "--env", mark, "sh", "-c",
+                                 "if [ $RANK = 1 ]; then echo one; echo 'ValueError: wrong' >&2; exit 7; fi; sleep 1000"});
+  EXPECT_EQ(result.code, 7);
+  EXPECT_NE(result.err.find("maniple: rank 1 of 3 failed first, on host "), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("exit code 7"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("error: ValueError: wrong"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("maniple:     one"), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("failed first", result.err.find("failed first") + 1), std::string::npos) << "once";
+  EXPECT_TRUE(processes_with(mark).empty()) << "all are ended when the launcher ends";
+}
+
+TEST(Failure, SignalsAreNamed) {
+  const Result result = maniple({"run", "-n", "2", "sh", "-c", "[ $RANK = 1 ] && kill -SEGV $$; sleep 1000"});
+  EXPECT_EQ(result.code, 139);
+  EXPECT_NE(result.err.find("signal SIGSEGV (segmentation fault)"), std::string::npos) << result.err;
+  const Result killed = maniple({"run", "sh", "-c", "kill -KILL $$"});
+  EXPECT_EQ(killed.code, 137);
+  EXPECT_NE(killed.err.find("signal SIGKILL (killed)\n"), std::string::npos) << "no memory was short: " << killed.err;
+}
+
+// Rank 2 dies inside a collective: the others say so, but it is the one that is shown.
+TEST(Failure, TheCauseIsShownNotTheVictims) {
+  const Result result = maniple({"run", "-n", "4", worker_program(), "die", "2"});
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_NE(result.err.find("maniple: rank 2 of 4 failed first"), std::string::npos) << result.err;
+}
+
+TEST(Failure, RanksThatIgnoreSigtermAreKilled) {
+  const std::string mark = new_mark();
+  const Result result = maniple({"run", "-n", "2", "--env", mark, "sh", "-c",
+                                 "[ $RANK = 1 ] && exit 3; trap '' TERM; while :; do sleep 1000; done"});
+  EXPECT_EQ(result.code, 3);
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
+TEST(Failure, NothingIsLeftBehindWhenAllGoesWell) {
+  const std::string mark = new_mark();
+  const Result result = maniple({"run", "-n", "2", "--env", mark, "sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
+constexpr const char* kFamily = "setsid sh -c 'setsid sleep 1000 & sleep 1000' & sleep 1000 & echo up; wait";
+
+TEST(Failure, TheLauncherIsKilled) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
+  ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
+  launched.signal(SIGKILL);
+  EXPECT_EQ(launched.wait(), 137);
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20)) << processes_with(mark).size();
+}
+
+TEST(Failure, TheAgentIsKilled) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
+  ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
+  std::ifstream file(fmt::format("/proc/{}/task/{}/children", launched.pid(), launched.pid()));
+  pid_t agent = 0;
+  ASSERT_TRUE(file >> agent);
+  ::kill(agent, SIGKILL);
+  EXPECT_EQ(launched.wait(), 137);
+  EXPECT_NE(launched.err().find("agent"), std::string::npos) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20));
+}
+
+TEST(Interrupt, WorkersCanSave) {
+  Launched launched({"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done"});
+  ASSERT_TRUE(becomes_true([&] { return launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"); }));
+  launched.signal(SIGINT);
+  EXPECT_EQ(launched.wait(), 130);
+  EXPECT_EQ(launched.count("saved"), 2) << launched.out();
+  EXPECT_NE(launched.err().find("press Ctrl-C again"), std::string::npos) << launched.err();
+}
+
+TEST(Interrupt, ASecondOneEndsAtOnce) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", "trap '' INT TERM; echo up; while :; do sleep 0.05; done"});
+  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
+  launched.signal(SIGINT);
+  ASSERT_TRUE(launched.wait_for("press Ctrl-C again"));
+  launched.signal(SIGINT);
+  EXPECT_EQ(launched.wait(25), 130) << "well before the 30 s of grace are over";
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
+TEST(Interrupt, SigtermIsPassedOn) {
+  Launched launched({"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
+  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
+  launched.signal(SIGTERM);
+  EXPECT_EQ(launched.wait(), 143);
+  EXPECT_EQ(launched.count("saved"), 2);
+}
+
+TEST(Interrupt, UserSignalsReachTheWorkers) {
+  Launched launched({"run", "-n", "2", "sh", "-c", "trap 'echo told; exit 0' USR1; echo up; while :; do sleep 0.05; done"});
+  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
+  launched.signal(SIGUSR1);
+  EXPECT_EQ(launched.wait(), 0);
+  EXPECT_EQ(launched.count("told"), 2);
+}
+
+TEST(Restarts, WholeGroupWithANewGeneration) {
+  const TemporaryDirectory folder;
+  const Result result =
+      maniple({"run", "-n", "2", "--max-restarts", "2", "--restart-delay", "0.05", "--log-dir", folder.path(), "sh", "-c",
+               "echo try $MANIPLE_RESTART_COUNT $MANIPLE_GENERATION; [ $RANK = 0 ] || sleep 1000 & pid=$!; "
+               "[ $RANK = 1 ] && [ $MANIPLE_RESTART_COUNT -lt 2 ] && exit 5; kill $pid; exit 0"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (int i = 0; i < 3; ++i) EXPECT_NE(result.out.find(fmt::format("[rank 0] try {} {}\n", i, i)), std::string::npos) << result.out;
+  EXPECT_NE(result.err.find("(restart 2 of 2)"), std::string::npos) << result.err;
+  std::ifstream file(folder.path() + "/rank_0.log");
+  const std::string log{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_NE(log.find("--- start 3 ---\ntry 2 2"), std::string::npos) << log;
+}
+
+TEST(Restarts, EndWithTheLastFailure) {
+  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c", "exit $((4 + MANIPLE_RESTART_COUNT))"});
+  EXPECT_EQ(result.code, 5);
+}
+
+TEST(Restarts, RanksJoinAgain) {
+  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
+                                 "if [ $MANIPLE_RESTART_COUNT = 0 ]; then exec \"$0\" die 1; fi; exec \"$0\" join", worker_program()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_NE(result.out.find("[rank 1] sum 1 of 2 restart 1\n"), std::string::npos) << result.out;
+}
+
+// So a process of the first that outlives it is refused by the second (JoinFault.ZombieOfAnEarlierGeneration...).
+TEST(Restarts, EachGenerationHasASecretOfItsOwn) {
+  const TemporaryDirectory folder;
+  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
+                                 "if [ $MANIPLE_RESTART_COUNT = 0 ]; then od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/s$RANK; exit 1; fi; "
+                                 "od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/t$RANK; ! cmp -s $DIR/s$RANK $DIR/t$RANK"},
+                                {.env = {{"DIR", folder.path()}}});
+  EXPECT_EQ(result.code, 0) << result.err;
+}
+
+/// A control group of version 1 that goes with its owner.
+struct ControlGroup {
+  explicit ControlGroup(const std::string& controller) : path(fmt::format("/sys/fs/cgroup/{}/maniple-test-{}", controller, ::getpid())) {
+    made = ::mkdir(path.c_str(), 0755) == 0;
+  }
+  ~ControlGroup() {
+    if (made) becomes_true([&] { return ::rmdir(path.c_str()) == 0; }, 20);
+  }
+  bool set(const std::string& file, const std::string& value) const {
+    std::ofstream out(path + "/" + file);
+    out << value;
+    out.flush();
+    return out.good();
+  }
+  std::string path;
+  bool made = false;
+};
+
+TEST(Memory, TheKernelsKillIsToldApart) {
+  const ControlGroup group("memory");
+  if (!group.made || !group.set("memory.limit_in_bytes", "67108864")) GTEST_SKIP() << "no control group of version 1 here";
+  // The job runs inside the group: a launcher in a launcher.
+  const Result result = maniple({"run", "sh", "-c", "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() +
+                                                        " run -n 2 sh -c '[ $RANK = 0 ] && exec sleep 1000; exec " + worker_program() + " eat'"});
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_NE(result.err.find("rank 1 of 2 failed first"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("by the kernel's out-of-memory killer: the limit of its control group is 64 MiB, the peak was"), std::string::npos)
+      << result.err;
+}
+
+// A frozen process cannot be killed: the launcher says so and goes.
+TEST(Failure, AProcessThatTheKernelHoldsIsLeftBehind) {
+  const ControlGroup group("freezer");
+  if (!group.made) GTEST_SKIP() << "no freezer of version 1 here";
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c",
+                     "[ $RANK = 1 ] && { echo $$ >" + group.path + "/cgroup.procs; echo up; }; sleep 1000"});
+  ASSERT_TRUE(launched.wait_for("[rank 1] up"));
+  group.set("freezer.state", "FROZEN");
+  launched.signal(SIGINT);
+  launched.signal(SIGTERM);
+  const int code = launched.wait(40);
+  group.set("freezer.state", "THAWED");
+  EXPECT_EQ(code, 130) << launched.err();
+  EXPECT_TRUE(launched.err().find("does not end even with SIGKILL") != std::string::npos || processes_with(mark).empty()) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
+}  // namespace
+}  // namespace maniple::launched

@@ -1,0 +1,49 @@
+// A rank for the tests of the launcher: launch_worker WORD [ARGUMENT]
+//   join           joins, passes a barrier, adds up the ranks
+//   die R          joins; rank R kills itself, the others wait for it
+//   flood BYTES    writes numbered lines
+//   eat            takes memory until somebody objects
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <maniple/comm.h>
+
+int main(int argc, char** argv) try {
+  const std::string word = argc > 1 ? argv[1] : "join";
+  const long argument = argc > 2 ? std::atol(argv[2]) : 0;
+  if (word == "flood") {
+    const char* rank = std::getenv("RANK");
+    long written = 0;
+    for (long i = 0; written < argument; ++i) written += std::printf("%s:%ld:%s\n", rank, i, "0123456789abcdefghijklmnopqrstuvwxyz");
+    return 0;
+  }
+  if (word == "eat") {
+    std::vector<char*> pieces;
+    constexpr std::size_t kPiece = 4u << 20;
+    for (int i = 0; i < 4096; ++i) {
+      pieces.push_back(static_cast<char*>(std::malloc(kPiece)));
+      std::memset(pieces.back(), 1, kPiece);
+    }
+    return 0;
+  }
+  auto world = maniple::join();
+  float sum = static_cast<float>(world->rank());
+  world->all_reduce(maniple::buffer_of(sum));
+  if (word == "die") {
+    if (world->rank() == argument) ::kill(::getpid(), SIGKILL);
+    world->barrier();
+  }
+  world->barrier();
+  std::printf("sum %g of %d restart %s\n", static_cast<double>(sum), world->size(), std::getenv("MANIPLE_RESTART_COUNT"));
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,206 @@
+// Several nodes: launchers on loopback that meet, and hosts on which agents are started by a stand-in for ssh.
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "harness/start_process.h"
+#include "harness/temporary_directory.h"
+#include "launch/launched.h"
+
+namespace maniple::launched {
+namespace {
+
+using harness::TemporaryDirectory;
+
+struct Meeting {
+  std::string place = fmt::format("127.0.0.1:{}", harness::free_loopback_port());
+  TemporaryDirectory folder;
+  std::string secret = folder.path() + "/secret";
+  Meeting() { harness::write_secret(secret); }
+
+  std::unique_ptr<Launched> node(const std::string& nodes, int rank, std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {"run", "--nnodes", nodes, "--master", place, "--secret-file", secret, "-n", "2"};
+    if (rank >= 0) arguments.insert(arguments.end(), {"--node-rank", std::to_string(rank)});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return std::make_unique<Launched>(arguments);
+  }
+};
+
+TEST(Nodes, AnyMayComeFirst) {
+  const Meeting meeting;
+  const auto third = meeting.node("3", 2, {worker_program(), "join"});
+  const auto second = meeting.node("3", 1, {worker_program(), "join"});
+  const auto first = meeting.node("3", 0, {worker_program(), "join"});
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(second->wait(), 0) << second->err();
+  EXPECT_EQ(third->wait(), 0) << third->err();
+  EXPECT_NE(first->out().find("[rank 1] sum 15 of 6"), std::string::npos) << first->out();
+  EXPECT_NE(second->out().find("[rank 2] sum 15 of 6"), std::string::npos) << second->out();
+  EXPECT_NE(third->out().find("[rank 5] sum 15 of 6"), std::string::npos) << third->out();
+}
+
+TEST(Nodes, RanksByArrival) {
+  const Meeting meeting;
+  const auto a = meeting.node("2", -1, {"sh", "-c", "echo node $NODE_RANK $GROUP_WORLD_SIZE"});
+  const auto b = meeting.node("2", -1, {"sh", "-c", "echo node $NODE_RANK $GROUP_WORLD_SIZE"});
+  EXPECT_EQ(a->wait(), 0) << a->err();
+  EXPECT_EQ(b->wait(), 0) << b->err();
+  const std::string all = a->out() + b->out();
+  EXPECT_NE(all.find("[rank 0] node 0 2\n"), std::string::npos) << all;
+  EXPECT_NE(all.find("[rank 3] node 1 2\n"), std::string::npos) << all;
+}
+
+TEST(Nodes, AMissingOneIsNamed) {
+  const Meeting meeting;
+  const auto first = meeting.node("3", 0, {"--join-timeout", "2", "true"});
+  const auto third = meeting.node("3", 2, {"--join-timeout", "20", "true"});
+  EXPECT_EQ(first->wait(), 1);
+  EXPECT_NE(first->err().find("nodes joined within 2 s; missing node rank"), std::string::npos) << first->err();
+  EXPECT_EQ(third->wait(), 1) << third->err();
+}
+
+TEST(Nodes, AMasterThatNeverComesIsNamed) {
+  const Meeting meeting;
+  const auto node = meeting.node("2", 1, {"--join-timeout", "0.5", "true"});
+  EXPECT_EQ(node->wait(), 1);
+  EXPECT_NE(node->err().find("no master at " + meeting.place), std::string::npos) << node->err();
+}
+
+TEST(Nodes, AFailureEndsAllAndIsShownEverywhere) {
+  const Meeting meeting;
+  const std::string mark = new_mark();
+  const std::vector<std::string> program = {"--env", mark, "sh", "-c", "[ $RANK = 3 ] && exit 9; sleep 1000"};
+  const auto first = meeting.node("2", 0, program);
+  const auto second = meeting.node("2", 1, program);
+  EXPECT_EQ(first->wait(), 9) << first->err();
+  EXPECT_EQ(second->wait(), 9) << second->err();
+  for (const auto* node : {&first, &second}) {
+    EXPECT_NE((*node)->err().find("maniple: rank 3 of 4 failed first"), std::string::npos) << (*node)->err();
+  }
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
+TEST(Nodes, RestartTogether) {
+  const Meeting meeting;
+  const std::vector<std::string> program = {"--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
+                                            "[ $RANK = 3 ] && [ $MANIPLE_RESTART_COUNT = 0 ] && exit 9; exec \"$0\" join",
+                                            worker_program()};
+  const auto first = meeting.node("2", 0, program);
+  const auto second = meeting.node("2", 1, program);
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(second->wait(), 0) << second->err();
+  EXPECT_NE(first->out().find("[rank 0] sum 6 of 4 restart 1"), std::string::npos) << first->out();
+}
+
+TEST(Nodes, ALostLauncherEndsTheJob) {
+  const Meeting meeting;
+  const std::string mark = new_mark();
+  for (const bool master : {false, true}) {
+    const auto first = meeting.node("2", 0, {"--env", mark, "sh", "-c", "echo up; sleep 1000"});
+    const auto second = meeting.node("2", 1, {"--env", mark, "sh", "-c", "echo up; sleep 1000"});
+    ASSERT_TRUE(first->wait_for("] up") && second->wait_for("] up")) << first->err() << second->err();
+    (master ? first : second)->signal(SIGKILL);
+    const auto& survivor = master ? second : first;
+    EXPECT_EQ(survivor->wait(), 1) << survivor->err();
+    EXPECT_NE(survivor->err().find("is lost"), std::string::npos) << survivor->err();
+    EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+  }
+}
+
+TEST(Nodes, CtrlCOnOneEndsAll) {
+  const Meeting meeting;
+  const std::vector<std::string> program = {"sh", "-c", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done"};
+  const auto first = meeting.node("2", 0, program);
+  const auto second = meeting.node("2", 1, program);
+  ASSERT_TRUE(first->wait_for("[rank 0] up") && first->wait_for("[rank 1] up"));
+  ASSERT_TRUE(second->wait_for("[rank 2] up") && second->wait_for("[rank 3] up"));
+  second->signal(SIGINT);
+  EXPECT_EQ(first->wait(), 130) << first->err();
+  EXPECT_EQ(second->wait(), 130) << second->err();
+  EXPECT_EQ(first->count("saved") + second->count("saved"), 4);
+}
+
+TEST(Nodes, ARangeGrowsShrinksAndIsFullAtLast) {
+  const Meeting meeting;
+  const std::vector<std::string> program = {"--join-window", "0.2", "sh", "-c", "echo world $WORLD_SIZE; sleep 1000"};
+  const auto first = meeting.node("1:2", 0, program);
+  ASSERT_TRUE(first->wait_for("world 2")) << first->err();
+  auto second = meeting.node("1:2", -1, program);
+  ASSERT_TRUE(first->wait_for("world 4")) << first->err();
+  ASSERT_TRUE(second->wait_for("world 4")) << second->err();
+  const auto third = meeting.node("1:2", -1, program);
+  EXPECT_EQ(third->wait(), 1);
+  EXPECT_NE(third->err().find("has all of its 2 nodes"), std::string::npos) << third->err();
+  second->signal(SIGKILL);
+  ASSERT_TRUE(first->wait_for("formed anew with 1") && first->wait_for("world 2", 60, 4)) << first->err() << first->out();
+  first->signal(SIGTERM);
+  EXPECT_EQ(first->wait(), 143);
+}
+
+TEST(Nodes, AnotherSecretIsRefused) {
+  const Meeting meeting, other;
+  const auto first = meeting.node("2", 0, {"--join-timeout", "3", "true"});
+  Launched stranger({"run", "--nnodes", "2", "--node-rank", "1", "--master", meeting.place, "--secret-file", other.secret, "--join-timeout", "20", "true"});
+  EXPECT_EQ(stranger.wait(), 1);
+  EXPECT_NE(stranger.err().find("secret"), std::string::npos) << stranger.err();
+  EXPECT_EQ(first->wait(), 1);
+}
+
+/// Runs what ssh would run, on this machine: stand_in HOST COMMAND.
+std::string stand_in(const TemporaryDirectory& folder) {
+  const std::string path = folder.path() + "/stand_in";
+  std::ofstream(path) << "#!/bin/sh\necho \"$@\" >>" << folder.path() << "/calls\n[ \"$1\" = down ] && { echo 'cannot reach it' >&2; exit 255; }\nshift\nexec sh -c \"$*\"\n";
+  ::chmod(path.c_str(), 0755);
+  return path;
+}
+
+TEST(Hosts, AgentsAreStarted) {
+  const TemporaryDirectory folder;
+  // Both names are this machine, but not to the launcher.
+  const Result result = maniple({"run", "--hosts", "127.0.0.2:2,127.0.0.3:1", "--rsh", stand_in(folder), "--env", "WORD=it's", "sh", "-c",
+                                 "echo $RANK of $WORLD_SIZE on $NODE_RANK $WORD; exec \"$0\" join", worker_program()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* line : {"[rank 0] 0 of 3 on 0 it's\n", "[rank 1] 1 of 3 on 0 it's\n", "[rank 2] 2 of 3 on 1 it's\n", "[rank 2] sum 3 of 3"}) {
+    EXPECT_NE(result.out.find(line), std::string::npos) << line << result.out << result.err;
+  }
+  std::ifstream calls(folder.path() + "/calls");
+  const std::string text{std::istreambuf_iterator<char>(calls), {}};
+  EXPECT_NE(text.find("127.0.0.3 exec '"), std::string::npos) << text;
+}
+
+TEST(Hosts, AFailureThereIsShownOnce) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark();
+  const Result result = maniple({"run", "--hosts", "localhost:1,127.0.0.3:2", "--rsh", stand_in(folder), "--env", mark, "sh", "-c", "[ $RANK = 2 ] && exit 4; sleep 1000"});
+  EXPECT_EQ(result.code, 4) << result.err;
+  EXPECT_NE(result.err.find("rank 2 of 3 failed first, on host 127.0.0.3"), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("failed first", result.err.find("failed first") + 1), std::string::npos) << result.err;
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
+TEST(Hosts, AHostThatCannotBeReached) {
+  const TemporaryDirectory folder;
+  std::ofstream(folder.path() + "/hosts") << "127.0.0.2 slots=1\n";
+  const std::string path = folder.path() + "/refuse";
+  std::ofstream(path) << "#!/bin/sh\necho 'cannot reach it' >&2\nexit 255\n";
+  ::chmod(path.c_str(), 0755);
+  const Result result = maniple({"run", "--hostfile", folder.path() + "/hosts", "--rsh", path, "true"});
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_NE(result.err.find("host 127.0.0.2: its agent could not be started: the remote shell ended with exit code 255"), std::string::npos) << result.err;
+}
+
+TEST(Hosts, TheLauncherIsKilled) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark();
+  Launched launched({"run", "--hosts", "127.0.0.2:1,127.0.0.3:1", "--rsh", stand_in(folder), "--env", mark, "sh", "-c", "echo up; setsid sleep 1000 & sleep 1000"});
+  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up")) << launched.err();
+  launched.signal(SIGKILL);
+  EXPECT_EQ(launched.wait(), 137);
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20));
+}
+
+}  // namespace
+}  // namespace maniple::launched

@@ -1,0 +1,179 @@
+// The arithmetic of ranks, and everything else about a start that can be computed without starting anything.
+#include <gtest/gtest.h>
+
+#include "launch/binding.h"
+#include "launch/option_values.h"
+#include "launch/rank_plan.h"
+#include "launch/worker_environment.h"
+#include <maniple/comm/error.h>
+
+namespace maniple::launch {
+namespace {
+
+// 2 nodes with 4 devices each, one device per process: rank = node x 4 + device.
+TEST(RankPlan, TwoNodesOfFourDevicesOneEach) {
+  EXPECT_EQ(processes_for(4, 1), 4);
+  const auto seats = plan_ranks({{.processes = 4, .devices_per_process = 1}, {.processes = 4, .devices_per_process = 1}});
+  ASSERT_EQ(seats.size(), 8u);
+  const int expected[8][4] = {{0, 0, 0, 0}, {1, 0, 1, 1}, {2, 0, 2, 2}, {3, 0, 3, 3},
+                              {4, 1, 0, 0}, {5, 1, 1, 1}, {6, 1, 2, 2}, {7, 1, 3, 3}};
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(seats[i].rank, expected[i][0]);
+    EXPECT_EQ(seats[i].node_rank, expected[i][1]);
+    EXPECT_EQ(seats[i].local_rank, expected[i][2]);
+    EXPECT_EQ(seats[i].first_device, expected[i][3]);
+    EXPECT_EQ(seats[i].device_count, 1);
+    EXPECT_EQ(seats[i].world_size, 8);
+    EXPECT_EQ(seats[i].local_size, 4);
+  }
+}
+
+// The same nodes, two devices per process: two processes per node, four in all.
+TEST(RankPlan, TwoNodesOfFourDevicesTwoEach) {
+  EXPECT_EQ(processes_for(4, 2), 2);
+  const auto seats = plan_ranks({{.processes = 2, .devices_per_process = 2}, {.processes = 2, .devices_per_process = 2}});
+  ASSERT_EQ(seats.size(), 4u);
+  const int expected[4][4] = {{0, 0, 0, 0}, {1, 0, 1, 2}, {2, 1, 0, 0}, {3, 1, 1, 2}};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(seats[i].rank, expected[i][0]);
+    EXPECT_EQ(seats[i].node_rank, expected[i][1]);
+    EXPECT_EQ(seats[i].local_rank, expected[i][2]);
+    EXPECT_EQ(seats[i].first_device, expected[i][3]);
+    EXPECT_EQ(seats[i].device_count, 2);
+    EXPECT_EQ(seats[i].world_size, 4);
+    EXPECT_EQ(seats[i].local_size, 2);
+  }
+}
+
+TEST(RankPlan, UnevenNodes) {
+  const auto seats = plan_ranks({{.processes = 3}, {.processes = 1}, {.processes = 2}});
+  ASSERT_EQ(seats.size(), 6u);
+  EXPECT_EQ(seats[3], (Seat{.rank = 3, .node_rank = 1, .local_rank = 0, .local_size = 1, .world_size = 6}));
+  EXPECT_EQ(seats[5], (Seat{.rank = 5, .node_rank = 2, .local_rank = 1, .local_size = 2, .world_size = 6}));
+}
+
+TEST(RankPlan, SaysWhatDoesNotDivide) {
+  try {
+    processes_for(4, 3);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "4 devices per node cannot be shared out evenly with 3 devices per process: 1 would be left over");
+  }
+  EXPECT_THROW(processes_for(0, 1), InvalidArgument);
+  EXPECT_THROW(processes_for(4, 0), InvalidArgument);
+  EXPECT_THROW(processes_for(2, 4), InvalidArgument);
+  EXPECT_THROW(plan_ranks({}), InvalidArgument);
+}
+
+TEST(RankPlan, Explains) {
+  EXPECT_EQ(explain_plan({{.host = "a", .processes = 2, .devices_per_process = 2}, {.host = "b", .processes = 1}}),
+            "3 ranks on 2 nodes\n\n"
+            "  rank   node  local rank  host  devices\n"
+            "     0      0           0  a     0,1\n"
+            "     1      0           1  a     2,3\n"
+            "     2      1           0  b     -\n");
+}
+
+TEST(RankPlan, Ranges) {
+  EXPECT_EQ(parse_node_range("3"), (NodeRange{3, 3}));
+  EXPECT_EQ(parse_node_range("2:4"), (NodeRange{2, 4}));
+  for (const char* bad : {"", "0", "-1", "4:2", "2:", ":2", "x", "2:4:6", "1 ", "99999999999"}) {
+    EXPECT_THROW(parse_node_range(bad), InvalidArgument) << bad;
+  }
+}
+
+TEST(OptionValues, Hosts) {
+  EXPECT_EQ(parse_hosts("a:4,b:2"), (std::vector<HostSlots>{{"a", 4}, {"b", 2}}));
+  EXPECT_EQ(parse_hosts("user@a, [fe80::1]:3"), (std::vector<HostSlots>{{"user@a", 0}, {"fe80::1", 3}}));
+  for (const char* bad : {"", "a:0", "a:-1", "a:x", "a,,b", "a:4,a:2", "-oProxyCommand=x", "a b", "[::1", "a;b", "a:99999"}) {
+    EXPECT_THROW(parse_hosts(bad), InvalidArgument) << bad;
+  }
+}
+
+TEST(OptionValues, Hostfile) {
+  EXPECT_EQ(parse_hostfile("# all of them\na slots=4\n\nb 2 # old\r\nc:3\nd", "f"),
+            (std::vector<HostSlots>{{"a", 4}, {"b", 2}, {"c", 3}, {"d", 0}}));
+  try {
+    parse_hostfile("a\nb slots=none\n", "hosts.txt");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("hosts.txt:2: \"b slots=none\" is no host"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(parse_hostfile("", "f"), InvalidArgument);
+  EXPECT_THROW(parse_hostfile("a:2 4", "f"), InvalidArgument);
+  EXPECT_THROW(read_hostfile("/nonexistent/hosts"), InvalidArgument);
+}
+
+TEST(OptionValues, Others) {
+  EXPECT_EQ(parse_master("10.0.0.1:1234"), (MasterPlace{"10.0.0.1", 1234}));
+  EXPECT_EQ(parse_master("node1"), (MasterPlace{"node1", 29500}));
+  EXPECT_EQ(parse_master("[::1]:80"), (MasterPlace{"::1", 80}));
+  for (const char* bad : {"", ":80", "a:", "a:65536", "a:-1", "a:b", "a:1:2"}) EXPECT_THROW(parse_master(bad), InvalidArgument) << bad;
+  EXPECT_EQ(parse_process_count("auto", 0, 6), 6);
+  EXPECT_EQ(parse_process_count("auto", 4, 6), 4);
+  EXPECT_EQ(parse_process_count("gpu", 4, 6), 4);
+  EXPECT_EQ(parse_process_count("7", 4, 6), 7);
+  EXPECT_THROW(parse_process_count("gpu", 0, 6), InvalidArgument);
+  EXPECT_THROW(parse_process_count("0", 0, 6), InvalidArgument);
+  EXPECT_EQ(parse_assignment("A=b=c"), (Assignment{"A", "b=c", false}));
+  EXPECT_EQ(parse_assignment("A"), (Assignment{"A", "", true}));
+  EXPECT_THROW(parse_assignment("=x"), InvalidArgument);
+}
+
+std::string value(const Environment& environment, const std::string& name) {
+  const std::string* entry = find_variable(environment, name);
+  return entry == nullptr ? "(unset)" : entry->substr(name.size() + 1);
+}
+
+TEST(WorkerEnvironment, IsWhatThePyTorchWorldSets) {
+  const NodeEnvironment node{.master_addr = "10.0.0.1", .master_port = 4711, .node_count = 2, .job = "run-1", .generation = 2,
+                             .restarts = 2, .max_restarts = 3, .secret_fd = 9, .cores = 8, .devices = {"GPU-a", "GPU-b", "GPU-c", "GPU-d"}};
+  const Seat seat{.rank = 3, .node_rank = 1, .local_rank = 1, .local_size = 2, .world_size = 4, .first_device = 2, .device_count = 2};
+  const Environment result = worker_environment({"HOME=/h", "RANK=77", "MANIPLE_SECRET_FILE=/x", "CUDA_VISIBLE_DEVICES=all"}, node, seat);
+  EXPECT_EQ(value(result, "HOME"), "/h");
+  EXPECT_EQ(value(result, "RANK"), "3");
+  EXPECT_EQ(value(result, "WORLD_SIZE"), "4");
+  EXPECT_EQ(value(result, "LOCAL_RANK"), "1");
+  EXPECT_EQ(value(result, "LOCAL_WORLD_SIZE"), "2");
+  EXPECT_EQ(value(result, "NODE_RANK"), "1");
+  EXPECT_EQ(value(result, "GROUP_RANK"), "1");
+  EXPECT_EQ(value(result, "MASTER_ADDR"), "10.0.0.1");
+  EXPECT_EQ(value(result, "MASTER_PORT"), "4711");
+  EXPECT_EQ(value(result, "MANIPLE_RESTART_COUNT"), "2");
+  EXPECT_EQ(value(result, "TORCHELASTIC_RESTART_COUNT"), "2");
+  EXPECT_EQ(value(result, "TORCHELASTIC_RUN_ID"), "run-1");
+  EXPECT_EQ(value(result, "MANIPLE_SECRET_FD"), "9");
+  EXPECT_EQ(value(result, "MANIPLE_SECRET_FILE"), "(unset)");
+  EXPECT_EQ(value(result, "OMP_NUM_THREADS"), "4");
+  EXPECT_EQ(value(result, "CUDA_VISIBLE_DEVICES"), "GPU-c,GPU-d");
+  EXPECT_EQ(value(worker_environment({"OMP_NUM_THREADS=3"}, node, seat), "OMP_NUM_THREADS"), "3");
+  EXPECT_EQ(value(worker_environment({}, {.cores = 2}, {.local_size = 5}), "OMP_NUM_THREADS"), "1");
+  EXPECT_EQ(value(worker_environment({}, {.cores = 2}, {}), "CUDA_VISIBLE_DEVICES"), "(unset)");
+}
+
+TEST(WorkerEnvironment, DevicesAreThoseThatMayBeSeen) {
+  EXPECT_EQ(visible_devices({"CUDA_VISIBLE_DEVICES=3,5"}), (std::vector<std::string>{"3", "5"}));
+  EXPECT_TRUE(visible_devices({"CUDA_VISIBLE_DEVICES="}).empty());
+}
+
+TEST(Binding, BlocksOfWholeCores) {
+  // 2 packages, 2 cores each, 2 threads each; threads of a core are numbered apart.
+  std::vector<Cpu> cpus;
+  for (int id = 0; id < 8; ++id) cpus.push_back({.id = id, .package = id / 2 % 2, .numa = id / 2 % 2, .core = id % 2});
+  EXPECT_EQ(bind_ranks(cpus, 2), (std::vector<std::vector<int>>{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  EXPECT_EQ(bind_ranks(cpus, 4), (std::vector<std::vector<int>>{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(bind_ranks(cpus, 3), (std::vector<std::vector<int>>{{0, 1, 4, 5}, {2, 6}, {3, 7}}));
+  EXPECT_TRUE(bind_ranks(cpus, 5).empty()) << "more ranks than cores";
+  EXPECT_EQ(bind_ranks(cpus, 1).front().size(), 8u);
+  EXPECT_TRUE(bind_ranks({}, 1).empty());
+  EXPECT_EQ(describe_cpus({0, 1, 2, 5, 7, 8}), "0-2,5,7-8");
+}
+
+TEST(Binding, ThisMachine) {
+  EXPECT_EQ(static_cast<int>(allowed_cpus().size()), allowed_cpu_count());
+  EXPECT_GE(allowed_cpu_count(), 1);
+}
+
+}  // namespace
+}  // namespace maniple::launch

@@ -1,0 +1,160 @@
+// One machine: what workers get, what the user is told when something is wrong with the command, and how a job starts.
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "harness/temporary_directory.h"
+#include "launch/launched.h"
+
+namespace maniple::launched {
+namespace {
+
+using harness::TemporaryDirectory;
+
+TEST(Run, WorkersGetTheirPlace) {
+  const Result result = maniple({"run", "-n", "3", "sh", "-c",
+                                 "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR $MANIPLE_RESTART_COUNT; "
+                                 "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ]"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_NE(result.out.find(fmt::format("[rank {}] {} 3 {} 3 0 127.0.0.1 0\n", rank, rank, rank)), std::string::npos) << result.out;
+  }
+}
+
+TEST(Run, RanksJoin) {
+  const Result result = maniple({"run", "-n", "4", worker_program(), "join"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (int rank = 0; rank < 4; ++rank) EXPECT_NE(result.out.find(fmt::format("[rank {}] sum 6 of 4", rank)), std::string::npos);
+  EXPECT_EQ(result.err, "") << "no warning about a secret";
+}
+
+TEST(Run, ManyRanksJoin) {
+  const Result result = maniple({"run", "-n", "32", "-q", worker_program(), "join"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "");
+}
+
+// The secret is in no argument and no variable; the descriptor holds 32 bytes that cannot be changed.
+TEST(Run, TheSecretIsInADescriptorOnly) {
+  const Result result = maniple({"run", "-n", "2", "sh", "-c",
+                                 "f=/proc/self/fd/$MANIPLE_SECRET_FD; hex=$(od -An -v -tx1 $f | tr -d ' \\n'); echo ${#hex}; "
+                                 "case \"$(cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n')\" in *$hex*) echo seen;; *) echo unseen;; esac; "
+                                 "(echo x >>$f) 2>/dev/null || echo sealed"});
+  EXPECT_EQ(result.out.find("[rank 0] 64\n") != std::string::npos, true) << result.out << result.err;
+  EXPECT_NE(result.out.find("[rank 1] unseen\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("[rank 1] sealed\n"), std::string::npos) << result.out;
+}
+
+TEST(Run, InputEnvironmentAndFolder) {
+  const TemporaryDirectory folder;
+  const Result result = maniple({"run", "-n", "2", "--env", "COLOUR=deep blue", "--cwd", folder.path(), "sh", "-c",
+                                 "read line; echo \"$line|$COLOUR|$(pwd)\""},
+                                {.input = "hello\n"});
+  EXPECT_NE(result.out.find(fmt::format("[rank 0] hello|deep blue|{}\n", folder.path())), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find(fmt::format("[rank 1] |deep blue|{}\n", folder.path())), std::string::npos) << result.out;
+}
+
+TEST(Run, CoresAreShared) {
+  const long cores = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const auto lists = [](const Result& result) {
+    std::set<std::string> all;
+    std::istringstream in(result.out);
+    for (std::string line; std::getline(in, line);) all.insert(line.substr(line.find(':') + 1));
+    return all;
+  };
+  const std::string show = "grep Cpus_allowed_list /proc/self/status";
+  const Result bound = maniple({"run", "-n", "2", "--no-prefix", "sh", "-c", show});
+  const Result free = maniple({"run", "-n", "2", "--no-prefix", "--bind", "none", "sh", "-c", show});
+  EXPECT_EQ(lists(free).size(), 1u) << free.out;
+  EXPECT_EQ(lists(bound).size(), cores >= 2 ? 2u : 1u) << bound.out;
+}
+
+TEST(Run, ScriptsRun) {
+  const TemporaryDirectory folder;
+  const std::string bare = folder.path() + "/bare";
+  std::ofstream(bare) << "echo no hash bang $1\n";
+  ::chmod(bare.c_str(), 0755);
+  EXPECT_EQ(maniple({"run", bare, "at all"}).out, "[rank 0] no hash bang at all\n");
+  if (::access("/usr/bin/python3", X_OK) != 0) GTEST_SKIP() << "no python3";
+  const std::string script = folder.path() + "/a.py";
+  std::ofstream(script) << "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n";
+  EXPECT_EQ(maniple({"run", "-n", "1", script, "-n", "5"}).out, "[rank 0] 0 ['-n', '5']\n") << "options of the program";
+}
+
+TEST(Run, ExplainsAndStartsNothing) {
+  const Result result = maniple({"run", "--explain", "--nnodes", "2", "--devices-per-node", "4", "--devices-per-process", "2", "/no/such"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_NE(result.out.find("4 ranks on 2 nodes"), std::string::npos);
+  EXPECT_NE(result.out.find("     3      1           1  2,3\n"), std::string::npos) << result.out;
+}
+
+TEST(Run, DevicesAreSharedOut) {
+  const Result result = maniple({"run", "--devices-per-process", "2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"},
+                                {.env = {{"CUDA_VISIBLE_DEVICES", "4,5,6,7"}}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_NE(result.out.find("[rank 0] 4,5\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("[rank 1] 6,7\n"), std::string::npos) << result.out;
+}
+
+struct Mistake {
+  std::vector<std::string> arguments;
+  int code;
+  const char* words;
+};
+TEST(Run, MistakesCostOneLine) {
+  const TemporaryDirectory folder;
+  const Mistake mistakes[] = {
+      {{"run"}, 2, "no program given"},
+      {{"run", ""}, 2, "no program given"},
+      {{"run", "-n", "0", "true"}, 2, "-n is \"0\""},
+      {{"run", "-n", "-3", "true"}, 2, "-n is \"-3\""},
+      {{"run", "-n", "many", "true"}, 2, "-n is \"many\""},
+      {{"run", "-n", "2", "/no/such/program"}, 127, "was not found"},
+      {{"run", "no-such-program"}, 127, "not found on PATH"},
+      {{"run", "/etc/passwd"}, 126, "not executable"},
+      {{"run", folder.path()}, 126, "is a folder"},
+      {{"run", "--bind", "sockets", "true"}, 2, "--bind"},
+      {{"run", "--unknown", "true"}, 2, "--unknown"},
+      {{"run", "--nnodes", "2", "true"}, 2, "needs --master"},
+      {{"run", "--nnodes", "4:2", "true"}, 2, "--nnodes"},
+      {{"run", "--nnodes", "2", "--node-rank", "2", "--master", "127.0.0.1:1", "true"}, 2, "--node-rank is 2"},
+      {{"run", "--nnodes", "2", "--node-rank", "-2", "--master", "127.0.0.1:1", "true"}, 2, "--node-rank is -2"},
+      {{"run", "--nnodes", "2", "--master", "host.invalid:29500", "true"}, 2, "host.invalid"},
+      {{"run", "--nnodes", "2", "--master", "10.1.2.3:29500", "true"}, 2, "no secret"},
+      {{"run", "--nnodes", "2", "--master", "127.0.0.1:x", "true"}, 2, "--master"},
+      {{"run", "--devices-per-node", "4", "--devices-per-process", "3", "true"}, 2, "1 would be left over"},
+      {{"run", "--max-restarts", "-1", "true"}, 2, "--max-restarts"},
+      {{"run", "--hosts", "a:0", "true"}, 2, "--hosts"},
+      {{"run", "--hosts", "host.invalid", "true"}, 2, "host.invalid"},
+      {{"run", "--hostfile", "/no/such", "true"}, 2, "/no/such"},
+      {{"run", "--cwd", "/no/such", "true"}, 2, "--cwd"},
+      {{"run", "--grace", "-1", "true"}, 2, "--grace"},
+      {{"run", "--env", "=1", "true"}, 2, "--env"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const Result result = maniple(mistake.arguments);
+    const std::string what = fmt::format("{}", fmt::join(mistake.arguments, " "));
+    EXPECT_EQ(result.code, mistake.code) << what << ": " << result.err;
+    EXPECT_NE(result.err.find(mistake.words), std::string::npos) << what << ": " << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << what << ": " << result.err;
+    EXPECT_EQ(result.out, "") << what;
+  }
+}
+
+TEST(Run, ATakenPortIsNamed) {
+  Launched holder({"run", "sh", "-c", "echo port $MASTER_PORT; read forever"}, {});
+  // Another job cannot have the port that this one holds for its rank 0, except by name.
+  const Result first = maniple({"run", "python3", "-c",
+                                "import socket,subprocess,sys\ns=socket.socket(); s.bind(('127.0.0.1',0)); s.listen()\n"
+                                "r=subprocess.run([sys.argv[1],'run','--master-port',str(s.getsockname()[1]),'true'],capture_output=True,text=True)\n"
+                                "print(r.returncode, r.stderr)", maniple_program()});
+  EXPECT_NE(first.out.find("is held by pid"), std::string::npos) << first.out << first.err;
+  EXPECT_EQ(holder.wait(), 1) << "read fails at the end of its input";
+}
+
+}  // namespace
+}  // namespace maniple::launched

@@ -1,0 +1,37 @@
+// The plan of buckets is arithmetic.
+#include "train/ddp/bucket_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace maniple {
+namespace {
+
+std::vector<std::vector<std::size_t>> members(const std::vector<PlannedBucket>& plan) {
+  std::vector<std::vector<std::size_t>> result;
+  for (const PlannedBucket& bucket : plan) result.push_back(bucket.members);
+  return result;
+}
+
+TEST(BucketPlan, ClosesABucketAtItsLimit) {
+  const std::vector<PlannedParameter> parameters(6, {100, 4, 0});
+  const std::vector<std::size_t> order{5, 4, 3, 2, 1, 0};
+  using Lists = std::vector<std::vector<std::size_t>>;
+  EXPECT_EQ(members(plan_buckets(parameters, order, {400, 800})), (Lists{{5}, {4, 3}, {2, 1}, {0}}));
+  EXPECT_EQ(members(plan_buckets(parameters, order, {401, 1e9})), (Lists{{5, 4}, {3, 2, 1, 0}}));
+  EXPECT_EQ(members(plan_buckets(parameters, order, {0, 1})), (Lists{{5}, {4}, {3}, {2}, {1}, {0}}));
+  EXPECT_TRUE(plan_buckets({}, {}, {1, 1}).empty());
+}
+
+TEST(BucketPlan, KeepsKindsApartAndNumbersByTheLastGradient) {
+  const std::vector<PlannedParameter> parameters{{10, 4, 6}, {10, 8, 7}, {10, 4, 6}, {0, 8, 7}, {3, 2, 5}};
+  const auto plan = plan_buckets(parameters, std::vector<std::size_t>{0, 1, 2, 3, 4}, {1e9, 1e9});
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan[0].members, (std::vector<std::size_t>{0, 2}));  // complete with the third gradient
+  EXPECT_EQ(plan[1].members, (std::vector<std::size_t>{1, 3}));
+  EXPECT_EQ(plan[2].members, (std::vector<std::size_t>{4}));
+  EXPECT_EQ(plan[0].offsets, (std::vector<std::size_t>{0, 16}));
+  for (const PlannedBucket& bucket : plan) EXPECT_EQ(bucket.bytes % kGradientAlignment, 0u);
+}
+
+}  // namespace
+}  // namespace maniple
