@@ -83,6 +83,7 @@ TEST(Engine, KilledSender) {
   run.fault = kill_at(0, 1);
   run_ranks(run, [](Rank& r) {
     r.world->barrier();
+    r.phase("all are through the barrier");
     if (r.rank == 0) r.step();
     int x = 0;
     expect_loss_of(r, 0, catch_error([&] { r.world->recv(buffer_of(x), 0); }));

@@ -27,7 +27,8 @@ class MpiCarrier final : public Carrier {
     return false;
   }
 
-  void interrupt() noexcept override {}  // every wait asks the patrol
+  // Every wait asks the patrol.
+  void interrupt() noexcept override { Runtime::get().note_failure(); }
 
   std::unique_ptr<ByteSink> sink(int rank, Lane lane) override {
     return make_sink(communicator_.get(), rank, static_cast<int>(lane));

@@ -145,7 +145,7 @@ void Runtime::finalise(int status) {
   const Deadline limit = Deadline::after(kLinger);
   for (;;) {
     const std::lock_guard lock(mutex_);
-    if (deserted_ || sweep_locked() || limit.expired()) break;
+    if (deserted_ || failed_ || sweep_locked() || limit.expired()) break;
     nap();
   }
   {
@@ -157,7 +157,7 @@ void Runtime::finalise(int status) {
   int over = 0;
   MPI_Finalized(&over);
   const bool all_sent = packets_.empty();
-  const bool safe = ours_ && over == 0 && !deserted_ && all_sent && status == 0;
+  const bool safe = ours_ && over == 0 && !deserted_ && !failed_ && all_sent && status == 0;
   finalised_.store(true);
   if (!safe) return;
   // MPI_Finalize waits for the other ranks. One that never comes must not keep this one.

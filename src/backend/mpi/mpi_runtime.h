@@ -47,7 +47,8 @@ class Runtime {
   void sweep();
 
   void desert(const std::string& why) noexcept;
-  bool deserted() const noexcept { return deserted_.load(); }
+  /// A group has failed: at exit nobody is waited for, as a rank may be gone.
+  void note_failure() noexcept { failed_.store(true); }
   bool usable() const noexcept { return !deserted_.load() && !finalised_.load(); }
 
  private:
@@ -63,6 +64,7 @@ class Runtime {
   bool ours_ = false;        // we initialised it, so we finalise it
   std::mutex calls_;
   std::atomic<bool> deserted_{false};
+  std::atomic<bool> failed_{false};
   std::atomic<bool> finalised_{false};
 
   std::mutex mutex_;  // of what follows
