@@ -1,12 +1,19 @@
 #include "backend/backend.h"
 
+#include "backend/engines.h"
 #include "base/check.h"
 
 namespace maniple {
 namespace {
 
+std::string nothing_missing() { return {}; }
+
+// A new backend is a line here. Those that other engines carry have a line in engines.cpp as well.
 constexpr BackendEntry kBackends[] = {
-    {"native", "shared memory inside a host, TCP between hosts; needs nothing else", make_native_backend},
+    {"native", "shared memory inside a host, TCP between hosts; needs nothing else", make_native_backend, nothing_missing},
+    {"gloo", "Facebook's Gloo over TCP", make_gloo_backend, [] { return missing_engine("gloo"); }},
+    {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend, [] { return missing_engine("mpi"); }},
+    {"nccl", "NVIDIA GPUs", make_nccl_backend, [] { return missing_engine("nccl"); }},
 };
 
 }  // namespace
@@ -16,8 +23,12 @@ std::span<const BackendEntry> backends() noexcept { return kBackends; }
 const BackendEntry& find_backend(std::string_view name) {
   std::string names;
   for (const BackendEntry& entry : kBackends) {
-    if (entry.name == name) return entry;
-    names += (names.empty() ? "" : ", ") + std::string(entry.name);
+    const std::string missing = entry.missing();
+    if (entry.name == name) {
+      if (missing.empty()) return entry;
+      throw Unsupported(fmt::format("backend \"{}\": {} (`maniple backends` shows what there is)", name, missing));
+    }
+    if (missing.empty()) names += (names.empty() ? "" : ", ") + std::string(entry.name);
   }
   throw Unsupported(fmt::format("this build has no backend \"{}\"; it has {}", name, names));
 }

@@ -1,4 +1,4 @@
-// What runs the operations of one group: the contract of "native", and later of "mpi", "gloo", "nccl".
+// What runs the operations of one group: the contract of "native", "gloo", "mpi", and later of "nccl".
 //
 // Collectives are run one at a time, in order, by whichever thread the group chooses. Messages are independent of them. Errors
 // are thrown as the typed errors of error.h, without the call's name in front: the group adds it.
@@ -53,13 +53,17 @@ struct BackendEntry {
   std::string_view name;
   std::string_view sentence;
   std::unique_ptr<Backend> (*make)(const BackendContext& context);
+  std::string (*missing)();  ///< empty: it is here; otherwise what is missing and how to get it, in a line
 };
 
-/// What this build has.
+/// All that this version knows, whether here or missing.
 std::span<const BackendEntry> backends() noexcept;
-/// Throws Unsupported, listing the names there are.
+/// Throws Unsupported: what is missing and how to get it, or the names there are.
 const BackendEntry& find_backend(std::string_view name);
 
 std::unique_ptr<Backend> make_native_backend(const BackendContext& context);
+std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context);
+std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context);
+std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context);
 
 }  // namespace maniple

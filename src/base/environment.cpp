@@ -25,6 +25,8 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::unexpected_mib, "MANIPLE_UNEXPECTED_MIB", "1024", "limit of memory for messages nobody has asked for yet"},
     {Knob::host, "MANIPLE_HOST", "", "pretend to be on a host of this name (tests of several hosts on one)"},
     {Knob::mkldnn, "MANIPLE_MKLDNN", "auto", "convolutions by oneDNN: auto, measure, on, off (apply_fast_settings)"},
+    {Knob::mpi, "MANIPLE_MPI", "auto", "which MPI the backend mpi is: openmpi, mpich; auto: that of the mpirun"},
+    {Knob::plugins, "MANIPLE_PLUGINS", "", "folder with the engines of other backends; default: libexec/maniple"},
 };
 
 }  // namespace

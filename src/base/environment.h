@@ -25,6 +25,8 @@ enum class Knob {
   unexpected_mib,
   host,
   mkldnn,
+  mpi,
+  plugins,
 };
 
 struct KnobInfo {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "backend/backend.h"
 #include "base/check.h"
 #include "cli/bench/campaign.h"
 #include "cli/bench/ddp_bench.h"
@@ -29,7 +30,7 @@ constexpr double kDdpBudgets = 20;  // a training step is long: each kind of ste
 struct Typed {
   std::vector<std::string> operations;
   std::string ranks = "2", sizes = "4,1K,64K,1M,16M,64M,256M", dtypes = "float32", reduce = "sum", buffer = "both";
-  std::string transports = "auto", algorithms, systems;
+  std::string transports = "auto", algorithms, systems, backends;
   int iterations = 0, warmup = -1, hosts = 1, repeat = 0;
   double budget_ms = 250, timeout_s = 300;
   std::string link, json, plot;
@@ -56,9 +57,16 @@ std::vector<std::string> systems_of(const Typed& typed) {
     return names;
   }
   std::vector<std::string> names = {"native"};
+  if (!typed.backends.empty()) {
+    names.clear();
+    for (const std::string& backend : split_list(typed.backends)) {
+      find_backend(backend);  // says what is missing
+      names.push_back(system_named(system_of_backend(backend)).name());
+    }
+  }
   for (const auto& system : systems()) {
-    if (system->role() == Role::limit && !typed.no_limit) names.push_back(system->name());
-    if (system->role() == Role::peer && typed.peers) names.push_back(system->name());
+    if (system->role() == bench::Role::limit && !typed.no_limit) names.push_back(system->name());
+    if (system->role() == bench::Role::peer && typed.peers) names.push_back(system->name());
   }
   return names;
 }
@@ -86,7 +94,7 @@ Wishes wishes_of(const Typed& typed) {
   wishes.hosts = typed.hosts;
   wishes.link = typed.link;
   wishes.systems = systems_of(typed);
-  wishes.repeat = typed.repeat > 0 ? typed.repeat : typed.peers ? 3 : 1;
+  wishes.repeat = typed.repeat > 0 ? typed.repeat : typed.peers || !typed.backends.empty() ? 3 : 1;
   return wishes;
 }
 
@@ -117,7 +125,7 @@ std::vector<Row> measure_all(Runner& runner, ProgressLine& progress, const std::
                              const std::vector<std::uint64_t>& sizes, double budget_s) {
   const bool at_once = std::all_of(blocks.begin(), blocks.end(), [](const Block& block) {
     return block.repeat == 1 && std::none_of(block.systems.begin(), block.systems.end(), [](const std::string& name) {
-             return system_named(name).role() == Role::peer;
+             return system_named(name).role() == bench::Role::peer || system_named(name).role() == bench::Role::engine;
            });
   });
   std::vector<Row> rows;
@@ -240,6 +248,8 @@ std::function<int()> declare_bench(CLI::App& app) {
   const char* with = "What to compare with";
   app.add_flag("--peers", typed->peers, "measure the installed peers in turn with us")->group(with);
   app.add_option("--systems", typed->systems, "exactly these, by the names of --list: native,openmpi")->group(with);
+  app.add_option("--backends", typed->backends, "Maniple itself with each of these backends, in turn: native,mpi,gloo")
+      ->group(with);
   app.add_flag("--no-limit", typed->no_limit, "leave out the limits of this machine")->group(with);
 
   const char* training = "Training (`maniple bench ddp`)";

@@ -25,6 +25,7 @@ inline constexpr int kUsage = 2;        ///< the command line makes no sense
 inline constexpr int kGoalsMissed = 3;  ///< all went well, but figures are below their goals
 inline constexpr int kInterrupted = 130;
 
+std::function<int()> declare_backends(CLI::App& app);
 std::function<int()> declare_bench(CLI::App& app);
 std::function<int()> declare_bench_worker(CLI::App& app);
 std::function<int()> declare_doctor(CLI::App& app);

@@ -13,6 +13,7 @@
 #include "harness/failures.h"
 #include "harness/messages.h"
 #include "harness/modes.h"
+#include "harness/mpirun.h"
 
 namespace maniple::harness {
 namespace {
@@ -24,6 +25,7 @@ std::optional<ChildMode> read_mode() {
   std::istringstream in{std::string(text)};
   in >> mode.rank >> mode.run_index >> mode.line >> mode.dir >> mode.init_method >> mode.hosts;
   ::unsetenv(kChildVariable);  // programs that a rank starts are no ranks
+  if (mode.line < 0) mode.line = report_to_run(mode.dir, mode.rank).release();
   ::fcntl(mode.line, F_SETFD, FD_CLOEXEC);
   return mode;
 }

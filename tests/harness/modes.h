@@ -20,7 +20,7 @@ RunResult run_as_processes(const RunOptions& options, int run_index);
 struct ChildMode {
   int rank = 0;
   int run_index = 0;
-  int line = -1;             ///< descriptor
+  int line = -1;             ///< descriptor; -1: started by mpirun
   std::string dir;
   std::string init_method;
   std::string hosts;         ///< addresses, separated by commas

@@ -20,6 +20,7 @@
 #include "harness/leaks.h"
 #include "harness/messages.h"
 #include "harness/modes.h"
+#include "harness/mpirun.h"
 #include "harness/network.h"
 #include "harness/sanitizers.h"
 #include "harness/start_process.h"
@@ -60,7 +61,11 @@ class ProcessRun {
     const auto start = Clock::now();
     deadline_ = start + std::chrono::duration_cast<Clock::duration>(options_.limit * kSlowdown);
     init_method_ = init_method();
-    for (int rank = 0; rank < options_.n; ++rank) start_rank(rank);
+    if (by_mpirun_) {
+      start_all_by_mpirun();
+    } else {
+      for (int rank = 0; rank < options_.n; ++rank) start_rank(rank);
+    }
     Message pids = {"pids"};
     for (const Child& child : children_) pids.push_back(std::to_string(child.pid));
     for (const Child& child : children_) send_message(child.line.get(), pids);
@@ -87,13 +92,11 @@ class ProcessRun {
     return fmt::format("file://{}/rendezvous", directory_.path());
   }
 
-  void start_rank(int rank) {
-    Child& child = children_[rank];
-    auto [ours, theirs] = make_line();
+  std::vector<std::pair<std::string, std::string>> environment(int rank, int line) const {
     ChildMode mode;
     mode.rank = rank;
     mode.run_index = run_index_;
-    mode.line = theirs.get();
+    mode.line = line;
     mode.dir = directory_.path();
     mode.init_method = init_method_;
     for (int host = 0; network_ && host < network_->hosts(); ++host) mode.hosts += Network::address(host) + ",";
@@ -102,14 +105,35 @@ class ProcessRun {
     env.emplace_back(kChildVariable, encode(mode));
     env.emplace_back("MANIPLE_SECRET_FILE", secret_path());
     env.emplace_back("TMPDIR", scratch());
+    return env;
+  }
+
+  void start_rank(int rank) {
+    Child& child = children_[rank];
+    auto [ours, theirs] = make_line();
+    const auto env = environment(rank, theirs.get());
     std::optional<InsideNamespace> inside;
     if (network_) inside.emplace(network_->name_of(host_of(options_, rank)));
     child.pid = start_this_test_again(env, theirs.get());
     child.line = std::move(ours);
   }
 
+  void start_all_by_mpirun() {
+    MpiRanks started = start_by_mpirun({.n = options_.n,
+                                        .dir = directory_.path(),
+                                        .program = this_test_again(),
+                                        .env = environment(-1, -1),
+                                        .network = network_ ? &*network_ : nullptr,
+                                        .limit_s = options_.limit.count() * kSlowdown});
+    launcher_ = started.launcher;
+    for (int rank = 0; rank < options_.n; ++rank) {
+      children_[rank].pid = started.ranks[static_cast<std::size_t>(rank)].pid;
+      children_[rank].line = std::move(started.ranks[static_cast<std::size_t>(rank)].line);
+    }
+  }
+
   bool all_ended() const {
-    return std::all_of(children_.begin(), children_.end(), [](const Child& child) { return child.ended; });
+    return launcher_ < 0 && std::all_of(children_.begin(), children_.end(), [](const Child& child) { return child.ended; });
   }
 
   void exchange_messages() {
@@ -152,7 +176,21 @@ class ProcessRun {
     }
   }
 
+  // Ranks that are children of mpirun: they have ended when their line is closed, and it has when all of them have.
+  void look_for_changes_by_mpirun() {
+    for (int rank = 0; rank < options_.n; ++rank) {
+      Child& child = children_[rank];
+      if (!child.ended && !child.line) note_end(rank, result_.ended[rank].finished ? 0 : SIGKILL);
+    }
+    int status = 0;
+    if (::waitpid(launcher_, &status, WNOHANG) != launcher_) return;
+    launcher_ = -1;
+    const bool all_well = failures_.empty() && options_.expect_dead.empty() && !options_.fault.ends_rank();
+    if (all_well && status != 0) note_failure({"", -1, fmt::format("mpirun ended with status {:x}: a rank ended badly", status)});
+  }
+
   void look_for_changes() {
+    if (launcher_ >= 0) return look_for_changes_by_mpirun();
     for (int rank = 0; rank < options_.n; ++rank) {
       Child& child = children_[rank];
       int status = 0;
@@ -231,12 +269,17 @@ class ProcessRun {
 
   // Each rank leads a process group of its own, so what it has started goes with it.
   void kill_all() {
+    if (launcher_ >= 0) {
+      ::kill(-launcher_, SIGKILL);
+      ::waitpid(launcher_, nullptr, 0);
+      launcher_ = -1;
+    }
     for (Child& child : children_) {
       if (child.pid <= 0 || child.ended) continue;
       child.was_killed_by_us = true;
-      ::kill(-child.pid, SIGKILL);
-      int status = 0;
-      while (::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+      ::kill(by_mpirun_ ? child.pid : -child.pid, SIGKILL);
+      int status = by_mpirun_ ? SIGKILL : 0;
+      while (!by_mpirun_ && ::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
       }
       note_end(static_cast<int>(&child - children_.data()), status);
     }
@@ -256,7 +299,7 @@ class ProcessRun {
 
   void check_for_leftovers() {
     for (int rank = 0; rank < options_.n; ++rank) {
-      if (::kill(-children_[rank].pid, SIGKILL) == 0) ADD_FAILURE() << "rank " << rank << " left a process behind";
+      if (!by_mpirun_ && ::kill(-children_[rank].pid, SIGKILL) == 0) ADD_FAILURE() << "rank " << rank << " left a process behind";
     }
     const auto files = paths_below(scratch());
     if (!files.empty()) ADD_FAILURE() << "files left behind: " << fmt::format("{}", fmt::join(files, ", "));
@@ -264,6 +307,8 @@ class ProcessRun {
 
   const RunOptions& options_;
   const int run_index_;
+  const bool by_mpirun_ = join_options(options_, 0).backend == "mpi";
+  pid_t launcher_ = -1;  // mpirun, while it runs
   TemporaryDirectory directory_;
   std::optional<Network> network_;
   std::string init_method_;

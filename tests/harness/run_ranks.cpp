@@ -39,7 +39,13 @@ JoinOptions join_options(const RunOptions& options, int rank) {
   join.timeout = options.timeout * kSlowdown;
   join.transport = options.transport;
   join.algorithm = options.algorithm;
+  join.backend = options.backend.empty() ? chosen_backend() : options.backend;
   return join;
+}
+
+std::string chosen_backend() {
+  const char* name = std::getenv("MANIPLE_TEST_BACKEND");
+  return name != nullptr && *name != '\0' ? name : "native";
 }
 
 int host_of(const RunOptions& options, int rank) {

@@ -38,6 +38,7 @@ struct RunOptions {
   As as = As::threads;
   TransportKind transport = TransportKind::automatic;
   std::string algorithm = {};
+  std::string backend = {};  ///< empty: that of MANIPLE_TEST_BACKEND, or native
 
   /// False: the lambda joins by itself, with `r.join()` or with `r.join_options()` changed at will.
   bool join = true;
@@ -76,6 +77,9 @@ struct RunResult {
 };
 
 RunResult run_ranks(const RunOptions& options, const std::function<void(Rank&)>& body);
+
+/// MANIPLE_TEST_BACKEND: "native" if unset.
+std::string chosen_backend();
 
 /// True in a process that is a rank of some run: expensive preparations of the parent can be left out.
 bool is_child() noexcept;

@@ -41,14 +41,19 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 }  // namespace
 
-pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int line) {
+std::vector<std::string> this_test_again() {
   const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
   if (test == nullptr) throw std::logic_error("run_ranks outside of a test");
   const std::string program = link_target("/proc/self/exe");
+  return {program, fmt::format("--gtest_filter={}.{}", test->test_suite_name(), test->name()),
+          "--gtest_also_run_disabled_tests", "--gtest_repeat=1", "--gtest_output="};
+}
 
-  std::vector<std::string> arguments = {program,
-                                        fmt::format("--gtest_filter={}.{}", test->test_suite_name(), test->name()),
-                                        "--gtest_also_run_disabled_tests", "--gtest_repeat=1", "--gtest_output="};
+pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int line) {
+  return start_program(this_test_again(), env, line);
+}
+
+pid_t start_program(std::vector<std::string> arguments, const std::vector<std::pair<std::string, std::string>>& env, int line) {
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     if (is_inherited(*variable, env)) variables.emplace_back(*variable);
@@ -61,13 +66,13 @@ pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, line, line);  // onto itself: clears close-on-exec in the child
+  if (line >= 0) posix_spawn_file_actions_adddup2(&actions, line, line);  // onto itself: clears close-on-exec in the child
   pid_t pid = -1;
   const int error =
-      ::posix_spawn(&pid, program.c_str(), &actions, &attributes, pointers(arguments).data(), pointers(variables).data());
+      ::posix_spawnp(&pid, arguments.front().c_str(), &actions, &attributes, pointers(arguments).data(), pointers(variables).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
-  if (error != 0) throw std::system_error(error, std::generic_category(), "starting " + program);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "starting " + arguments.front());
   return pid;
 }
 

@@ -14,6 +14,12 @@ namespace maniple::harness {
 /// thread, because the child ends when the thread that started it ends.
 pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int line);
 
+/// This program and what makes it run the current test alone.
+std::vector<std::string> this_test_again();
+
+/// Any program, found by PATH, in a process group of its own. `line` -1: nothing is inherited.
+pid_t start_program(std::vector<std::string> arguments, const std::vector<std::pair<std::string, std::string>>& env, int line);
+
 /// A secret of the job for MANIPLE_SECRET_FILE: 64 hexadecimal digits, mode 0600.
 void write_secret(const std::string& path);
 

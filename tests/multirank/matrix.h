@@ -1,7 +1,7 @@
 // Where operations are tested: every transport, as threads or processes, for every world size.
 //
 // Each program of tests is run several times: ranks as threads (also under the sanitizers), ranks as processes, and processes
-// on several hosts. MANIPLE_TEST_AS says which.
+// on several hosts. MANIPLE_TEST_AS says which. MANIPLE_TEST_BACKEND runs them with another engine, for fewer sizes.
 #pragma once
 
 #include <cstdlib>
@@ -32,8 +32,19 @@ inline As chosen_as() {
   return as == "netns" ? As::netns : as == "processes" ? As::processes : As::threads;
 }
 
+inline bool with_engine() { return chosen_backend() != "native"; }
+
 inline std::vector<Place> places(std::vector<int> sizes) {
   const As as = chosen_as();
+  if (with_engine()) {
+    // The algorithms that are supplied are tested with the native engine; here it is that each call takes the right way.
+    if (as == As::netns) return {{as, TransportKind::automatic, 3, 2}};
+    std::vector<Place> few;
+    for (const int n : sizes) {
+      if (n == 2 || n == 5 || (n == 1 && chosen_backend() != "mpi")) few.push_back({as, TransportKind::automatic, n, 1});
+    }
+    return few;
+  }
   if (as == As::netns) {
     // Few, as a network has to be made for each: one rank a host, hosts of unequal size, and more hosts than two.
     if (sizes.size() < 3) return {{as, TransportKind::automatic, 4, 2}};
@@ -76,6 +87,7 @@ class Operations : public testing::TestWithParam<Place> {
 /// Elements: none, one, fewer than ranks, odd, round, not divisible, larger than a cache-sized chunk.
 inline std::vector<std::size_t> counts() {
   if (kSanitized) return {0, 1, 3, 17, 1000};
+  if (with_engine()) return {0, 1, 17, 4099};
   return {0, 1, 3, 17, 1000, 4099, 100003};
 }
 inline std::size_t largest_count() { return counts().back(); }

@@ -35,7 +35,7 @@ std::string listing(const Site& site) {
   text += "\nsystems\n";
   for (const auto& system : systems()) {
     const std::string missing = system->missing(site);
-    text += fmt::format("  {:<10} {}\n", system->name(), missing.empty() ? "ready" : "missing: " + missing);
+    text += fmt::format("  {:<13} {}\n", system->name(), missing.empty() ? "ready" : "missing: " + missing);
   }
   return text;
 }

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/environment.h"
 #include "cli/bench/measure.h"
 #include "cli/bench/page_memory.h"
 #include <maniple/comm.h>
@@ -77,6 +78,8 @@ class NativeSubject final : public Subject {
   Buffer out_;
 };
 
+constexpr std::string_view kCarried = "maniple-";
+
 JoinOptions join_options(const Order& order, int rank) {
   JoinOptions options;
   options.rank = rank;
@@ -85,6 +88,11 @@ JoinOptions join_options(const Order& order, int rank) {
   options.join_timeout = Seconds(30);
   options.transport = parse_transport(order.transport);
   options.algorithm = order.algorithm;
+  if (order.backend.starts_with(kCarried)) options.backend = order.backend.substr(kCarried.size());
+  // mpirun says who is who.
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    if (options.backend == "mpi") options.rank = static_cast<int>(environment_integer(name, 0, 1 << 20).value_or(options.rank));
+  }
   return options;
 }
 

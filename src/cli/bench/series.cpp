@@ -19,7 +19,9 @@ const std::array<const char*, 6> kNative = {"#1d4ed8", "#0891b2", "#7c3aed", "#0
 const std::map<std::string, std::array<const char*, 3>> kOthers = {{"limit", {"#6b7280", "#a3a9b3", "#c3c8cf"}},
                                                                    {"openmpi", {"#dc2626", "#f87171", "#991b1b"}},
                                                                    {"mpich", {"#d97706", "#fbbf24", "#92400e"}},
-                                                                   {"gloo", {"#be185d", "#f472b6", "#831843"}}};
+                                                                   {"gloo", {"#be185d", "#f472b6", "#831843"}},
+                                                                   {"maniple-mpi", {"#b91c1c", "#ef4444", "#7f1d1d"}},
+                                                                   {"maniple-gloo", {"#9d174d", "#ec4899", "#500724"}}};
 
 Stroke stroke_of(const std::string& backend, std::size_t index) {
   const auto found = kOthers.find(backend);
@@ -33,6 +35,8 @@ std::string display_name(const std::string& backend) {
   if (backend == "openmpi") return "Open MPI";
   if (backend == "mpich") return "MPICH";
   if (backend == "gloo") return "Gloo";
+  if (backend == "maniple-mpi") return "Maniple on MPI";
+  if (backend == "maniple-gloo") return "Maniple on Gloo";
   return backend == "limit" ? "limit of this machine" : backend;
 }
 

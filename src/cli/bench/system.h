@@ -25,7 +25,12 @@ struct Site {
   bool spread() const noexcept { return hosts != nullptr; }
 };
 
-enum class Role { native, limit, peer };
+enum class Role {
+  native,
+  limit,
+  peer,    ///< another library, measured by itself
+  engine,  ///< another library underneath Maniple
+};
 
 class System {
  public:
@@ -53,6 +58,17 @@ std::unique_ptr<System> make_limit_system();
 std::unique_ptr<System> make_openmpi_system();
 std::unique_ptr<System> make_mpich_system();
 std::unique_ptr<System> make_gloo_system();
+/// Maniple with another backend, "maniple-gloo" and "maniple-mpi".
+std::unique_ptr<System> make_carried_gloo_system();
+std::unique_ptr<System> make_carried_mpi_system();
+
+/// The system that measures a backend: "gloo" is "maniple-gloo", "native" itself.
+std::string system_of_backend(const std::string& backend);
+
+/// A secret for one order alone: 32 random bytes in a file that only we can read. Returns the path.
+std::string write_secret(const std::string& path);
+/// Where the ranks of an order meet.
+std::string fresh_rendezvous(const Site& site);
 
 /// The core for a rank: one each while there are enough, none otherwise. Launchers bind their ranks, so we bind those that
 /// we start ourselves, our own and the peers' alike; unbound, two ranks that meet on one core halve each other's speed.

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "backend/engines.h"
 #include "base/system_error.h"
 #include "cli/bench/system.h"
 
@@ -81,15 +82,16 @@ class MpiSystem : public System {
       spec.death_signal = SIGTERM;  // its launcher then ends the ranks
     }
     add_options(spec, order, site);
-    for (const std::string& word :
-         {std::string("-n"), std::to_string(order.ranks), program(site), to_json_text(order)}) {
-      spec.argv.push_back(word);
-    }
+    for (const std::string& word : {std::string("-n"), std::to_string(order.ranks)}) spec.argv.push_back(word);
+    for (const std::string& word : command(order, site)) spec.argv.push_back(word);
     if (site.spread()) spec.network_of = site.hosts->network(0);
     return {spec};
   }
 
  protected:
+  virtual std::vector<std::string> command(const Order& order, const Site& site) const {
+    return {program(site), to_json_text(order)};
+  }
   virtual std::string launcher() const = 0;
   virtual std::string package() const = 0;
   virtual bool tcp_inside_a_host() const = 0;
@@ -99,7 +101,7 @@ class MpiSystem : public System {
   std::string program(const Site& site) const { return site.libexec + "/peer_" + name(); }
 };
 
-class OpenMpi final : public MpiSystem {
+class OpenMpi : public MpiSystem {
  public:
   std::string name() const override { return "openmpi"; }
 
@@ -111,7 +113,7 @@ class OpenMpi final : public MpiSystem {
   void add_options(ChildSpec& spec, const Order& order, const Site& site) const override {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
     add({"--allow-run-as-root", "--oversubscribe", "--mca", "orte_tmpdir_base", site.scratch->fresh("openmpi")});
-    if (order.transport != "shm") {
+    if (site.spread() || order.transport == "tcp") {
       add({"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
       add({"--mca", "btl_tcp_if_include", site.spread() ? VirtualHosts::kInterface : "lo"});
     }
@@ -145,8 +147,37 @@ class Mpich final : public MpiSystem {
   }
 };
 
+/// Maniple's own workers, started by Open MPI's launcher.
+class CarriedMpi final : public OpenMpi {
+ public:
+  std::string name() const override { return "maniple-mpi"; }
+  Role role() const override { return Role::engine; }
+  std::string missing(const Site&) const override {
+    const std::string engine = missing_engine("openmpi");
+    return engine.empty() && !on_path(launcher()) ? package() : engine;
+  }
+
+  std::vector<Order> orders(const Order& wanted, const Site&) const override {
+    if (wanted.transport == "loopback") return {};
+    Order order = wanted;
+    order.backend = name();
+    order.buffer = "ordinary";
+    order.transport = "auto";
+    order.algorithm.clear();
+    return {order};
+  }
+
+ protected:
+  std::vector<std::string> command(const Order& order, const Site& site) const override {
+    return {"env",        "MANIPLE_MPI=openmpi", "MANIPLE_SECRET_FILE=" + write_secret(site.scratch->fresh("secret")),
+            site.program, "bench-worker",        to_json_text(order),
+            "0",          fresh_rendezvous(site)};
+  }
+};
+
 }  // namespace
 
+std::unique_ptr<System> make_carried_mpi_system() { return std::make_unique<CarriedMpi>(); }
 std::unique_ptr<System> make_openmpi_system() { return std::make_unique<OpenMpi>(); }
 std::unique_ptr<System> make_mpich_system() { return std::make_unique<Mpich>(); }
 

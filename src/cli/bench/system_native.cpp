@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "backend/engines.h"
 #include "base/system_error.h"
 #include "cli/bench/system.h"
 
@@ -15,7 +16,8 @@ namespace {
 constexpr int kSecretBytes = 32;
 constexpr int kPort = 29400;  // in namespaces of our own every port is free
 
-/// A secret for this order alone: 32 random bytes in a file that only we can read.
+}  // namespace
+
 std::string write_secret(const std::string& path) {
   std::array<unsigned char, kSecretBytes> secret;
   if (getrandom(secret.data(), secret.size(), 0) != kSecretBytes) throw_system_error("getrandom");
@@ -24,7 +26,13 @@ std::string write_secret(const std::string& path) {
   return path;
 }
 
-class NativeSystem final : public System {
+std::string fresh_rendezvous(const Site& site) {
+  return site.spread() ? fmt::format("tcp://{}:{}", site.hosts->address(0), kPort) : "file://" + site.scratch->fresh("rendezvous");
+}
+
+namespace {
+
+class NativeSystem : public System {
  public:
   explicit NativeSystem(bool bare) : bare_(bare) {}
 
@@ -44,8 +52,7 @@ class NativeSystem final : public System {
 
   std::vector<ChildSpec> crew(const Order& order, const Site& site) const override {
     const bool threads = order.transport == "loopback";
-    const std::string rendezvous = site.spread() ? fmt::format("tcp://{}:{}", site.hosts->address(0), kPort)
-                                                 : "file://" + site.scratch->fresh("rendezvous");
+    const std::string rendezvous = fresh_rendezvous(site);
     const std::string secret = write_secret(site.scratch->fresh("secret"));
     std::vector<ChildSpec> result;
     for (int rank = 0; rank < (threads ? 1 : order.ranks); ++rank) {
@@ -68,8 +75,28 @@ class NativeSystem final : public System {
   bool bare_;
 };
 
+/// The same program and ranks, over Gloo.
+class CarriedGloo final : public NativeSystem {
+ public:
+  CarriedGloo() : NativeSystem(false) {}
+  std::string name() const override { return "maniple-gloo"; }
+  Role role() const override { return Role::engine; }
+  std::string missing(const Site&) const override { return missing_engine("gloo"); }
+
+  std::vector<Order> orders(const Order& wanted, const Site&) const override {
+    if (wanted.transport == "loopback") return {};
+    Order order = wanted;
+    order.backend = name();
+    order.buffer = "ordinary";
+    order.transport = "auto";
+    order.algorithm.clear();
+    return {order};
+  }
+};
+
 }  // namespace
 
+std::unique_ptr<System> make_carried_gloo_system() { return std::make_unique<CarriedGloo>(); }
 std::unique_ptr<System> make_native_system() { return std::make_unique<NativeSystem>(false); }
 std::unique_ptr<System> make_bare_system() { return std::make_unique<NativeSystem>(true); }
 

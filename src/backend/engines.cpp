@@ -1,0 +1,155 @@
+#include "backend/engines.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "backend/carried.h"
+#include "base/check.h"
+#include "base/environment.h"
+
+#ifndef MANIPLE_PLUGIN_FOLDERS
+#define MANIPLE_PLUGIN_FOLDERS ""
+#endif
+
+namespace maniple {
+namespace {
+
+struct Engine {
+  std::string_view name;    // as a backend, or as MANIPLE_MPI names it
+  std::string_view label;   // for people
+  const char* file;         // nullptr: not written yet
+  std::string_view get_it;  // what to do when it is missing
+};
+
+// A new engine is a line here, a line in backend.cpp, and the library.
+constexpr Engine kEngines[] = {
+    {"gloo", "Gloo", "libmaniple_gloo.so", "install libgloo-dev and build again"},
+    {"openmpi", "Open MPI", "libmaniple_openmpi.so", "install openmpi-bin and libopenmpi-dev and build again"},
+    {"mpich", "MPICH", "libmaniple_mpich.so", "install mpich and libmpich-dev and build again"},
+    {"nccl", "NCCL", nullptr, "it is not built yet: it comes with the work on GPUs; use native"},
+};
+
+const Engine& engine_of(std::string_view backend) {
+  const std::string_view name = backend == "mpi" ? chosen_mpi() : backend;
+  for (const Engine& engine : kEngines) {
+    if (engine.name == name) return engine;
+  }
+  throw Unsupported(fmt::format("no engine is named \"{}\"", backend));
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+std::vector<std::string> folders() {
+  std::vector<std::string> all;
+  if (const auto told = environment_text(info(Knob::plugins).name)) all.push_back(*told);
+  std::array<char, 4096> path{};
+  if (const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1); length > 0) {
+    std::string folder = folder_of(std::string(path.data(), static_cast<std::size_t>(length)));
+    for (int up = 0; up < 2; ++up) {
+      folder = folder_of(folder);
+      all.push_back(folder + "/libexec/maniple");
+    }
+  }
+  const std::string built_in = MANIPLE_PLUGIN_FOLDERS;  // separated by colons
+  for (std::size_t begin = 0; begin < built_in.size();) {
+    const std::size_t end = std::min(built_in.find(':', begin), built_in.size());
+    all.push_back(built_in.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return all;
+}
+
+std::string find_library(const Engine& engine) {
+  if (engine.file == nullptr) return {};
+  for (const std::string& folder : folders()) {
+    std::string path = folder + "/" + engine.file;
+    if (::access(path.c_str(), R_OK) == 0) return path;
+  }
+  return {};
+}
+
+// Symbols of an engine stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among the
+// global ones, so its library is made global before (it depends on nothing of ours).
+void* open_library(const Engine& engine, const std::string& path) {
+  if (engine.name == "openmpi") ::dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
+  return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
+const CarrierPlugin& load(const Engine& engine) {
+  const std::string path = find_library(engine);
+  if (path.empty()) throw Unsupported(missing_engine(engine.name));
+  void* library = open_library(engine, path);
+  if (library == nullptr) {
+    throw Unsupported(fmt::format("{} cannot be loaded: {}; {}", engine.label, ::dlerror(), engine.get_it));
+  }
+  using Entry = const CarrierPlugin* (*)();
+  const auto entry = reinterpret_cast<Entry>(::dlsym(library, kCarrierSymbol));
+  const CarrierPlugin* plugin = entry != nullptr ? entry() : nullptr;
+  if (plugin == nullptr || plugin->abi != kCarrierAbi || plugin->operation != sizeof(Operation)) {
+    throw Unsupported(fmt::format("{} belongs to another version of Maniple; build and install both together", path));
+  }
+  return *plugin;
+}
+
+}  // namespace
+
+std::string_view chosen_mpi() {
+  const std::string told = knob_text(Knob::mpi);
+  MANIPLE_REQUIRE(told == "auto" || told == "openmpi" || told == "mpich", "MANIPLE_MPI is \"{}\"; expected auto, openmpi or mpich",
+                  told);
+  if (told != "auto") return told == "mpich" ? "mpich" : "openmpi";
+  const bool by_mpich = std::getenv("PMI_RANK") != nullptr && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
+  return by_mpich ? "mpich" : "openmpi";
+}
+
+std::string missing_engine(std::string_view backend) {
+  const Engine& engine = engine_of(backend);
+  if (!find_library(engine).empty()) return {};
+  return fmt::format("this build has no {}: {}", engine.label, engine.get_it);
+}
+
+const CarrierPlugin& load_engine(std::string_view backend) {
+  static std::mutex mutex;
+  static std::map<std::string_view, const CarrierPlugin*> loaded;
+  const Engine& engine = engine_of(backend);
+  const std::lock_guard lock(mutex);
+  const CarrierPlugin*& plugin = loaded[engine.name];
+  if (plugin == nullptr) plugin = &load(engine);
+  return *plugin;
+}
+
+std::string describe_engine(std::string_view backend) {
+  try {
+    return load_engine(backend).version;
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+}
+
+// ---- As backends ---------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context) {
+  return make_carried_backend(context, load_engine("gloo"));
+}
+
+std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context) {
+  for (int rank = 0; rank < context.session->world_size(); ++rank) {
+    if (rank == context.session->rank() || !context.session->same_process(rank)) continue;
+    throw Unsupported("the mpi backend needs a process for each rank, but ranks of this job are threads of one; use native");
+  }
+  return make_carried_backend(context, load_engine("mpi"));
+}
+
+std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context) {
+  return make_carried_backend(context, load_engine("nccl"));
+}
+
+}  // namespace maniple

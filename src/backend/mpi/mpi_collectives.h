@@ -1,0 +1,21 @@
+// Which operations MPI does by itself, and how: its non-blocking collectives, so that an abort or a deadline can end the wait.
+#pragma once
+
+#include "backend/mpi/mpi_communicator.h"
+
+namespace maniple::mpi_engine {
+
+bool has_collective(const Operation& operation) noexcept;
+
+struct Setting {
+  MPI_Comm communicator;
+  int rank;
+  int size;
+  const Patrol& patrol;
+  Deadline deadline;
+};
+
+/// False: given up, with a request left behind in MPI.
+bool run_collective(const Setting& setting, const Operation& operation);
+
+}  // namespace maniple::mpi_engine

@@ -1,0 +1,172 @@
+#include "backend/mpi/mpi_runtime.h"
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+namespace maniple::mpi_engine {
+namespace {
+
+constexpr long kLookNs = 100'000;
+constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not taken yet, at exit
+constexpr auto kFinalise = std::chrono::seconds(10);  // for the other ranks, at exit
+
+bool started_by_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
+    if (std::getenv(name) != nullptr) return true;
+  }
+  return false;
+}
+
+void nap() {
+  const timespec time{0, kLookNs};
+  ::nanosleep(&time, nullptr);
+}
+
+}  // namespace
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw SystemError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), EIO);
+}
+
+Runtime& Runtime::get() {
+  static Runtime* const kRuntime = new Runtime();  // never destroyed: exit handlers and threads use it to the end
+  return *kRuntime;
+}
+
+Runtime::Runtime() {
+  int there = 0;
+  MPI_Initialized(&there);
+  int level = MPI_THREAD_SINGLE;
+  if (there == 0) {
+    if (!started_by_launcher()) {
+      throw Unsupported("the mpi backend needs mpirun: start with `mpirun -n N ./program`");
+    }
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    ours_ = true;
+  } else {
+    int over = 0;
+    MPI_Finalized(&over);
+    if (over != 0) throw Unsupported("the mpi backend: this program has finalised MPI already");
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+  }
+  if (level < MPI_THREAD_SERIALIZED) {
+    throw Unsupported("the mpi backend needs an MPI that several threads may call; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+  }
+  serialised_ = level < MPI_THREAD_MULTIPLE;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  ::on_exit(at_exit, this);
+}
+
+std::unique_lock<std::mutex> Runtime::enter() {
+  std::unique_lock lock(calls_, std::defer_lock);
+  if (serialised_) lock.lock();
+  if (usable()) return lock;
+  const std::lock_guard reason(mutex_);
+  throw Aborted(finalised_ ? std::string("MPI has been finalised") : "MPI is not used any more: " + why_);
+}
+
+void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator) {
+  {
+    const auto call = enter();
+    check(MPI_Isend(packet->bytes.data(), static_cast<int>(size), MPI_BYTE, to, tag, communicator, &packet->request), "MPI_Isend");
+  }
+  int done = 0;
+  {
+    const auto call = enter();
+    check(MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE), "MPI_Test");  // small ones are gone at once
+  }
+  if (done == 0) keep(packet);
+}
+
+void Runtime::keep(const std::shared_ptr<Packet>& packet) {
+  packet->under_way.store(true);
+  const std::lock_guard lock(mutex_);
+  packets_.push_back(packet);
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { bring_out(); });
+    ::pthread_setname_np(thread_.native_handle(), "maniple-mpi");
+  }
+  changed_.notify_all();
+}
+
+void Runtime::sweep() {
+  const std::lock_guard lock(mutex_);
+  sweep_locked();
+}
+
+bool Runtime::sweep_locked() {
+  if (!usable()) return false;
+  std::unique_lock call(calls_, std::defer_lock);
+  if (serialised_) call.lock();
+  std::erase_if(packets_, [](const std::shared_ptr<Packet>& packet) {
+    int done = 0;
+    if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // its receiver is gone
+    if (done != 0) packet->under_way.store(false, std::memory_order_release);
+    return done != 0;
+  });
+  return packets_.empty();
+}
+
+// MPI moves bytes only while somebody calls it. A rank that sent and then computes does not.
+void Runtime::bring_out() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (packets_.empty() || !usable()) {
+      changed_.wait(lock);
+      continue;
+    }
+    if (sweep_locked()) continue;
+    lock.unlock();
+    nap();
+    lock.lock();
+  }
+}
+
+void Runtime::desert(const std::string& why) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!deserted_.exchange(true)) why_ = why;
+}
+
+void Runtime::at_exit(int status, void* runtime) { static_cast<Runtime*>(runtime)->finalise(status); }
+
+void Runtime::finalise(int status) {
+  const Deadline limit = Deadline::after(kLinger);
+  for (;;) {
+    const std::lock_guard lock(mutex_);
+    if (deserted_ || failed_ || sweep_locked() || limit.expired()) break;
+    nap();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  int over = 0;
+  MPI_Finalized(&over);
+  const bool all_sent = packets_.empty();
+  const bool safe = ours_ && over == 0 && !deserted_ && !failed_ && all_sent && status == 0;
+  finalised_.store(true);
+  if (!safe) return;
+  // MPI_Finalize waits for the other ranks. One that never comes must not keep this one.
+  std::thread([status] {
+    const Deadline end = Deadline::after(kFinalise);
+    while (!end.expired()) nap();
+    ::_exit(status);
+  }).detach();
+  MPI_Finalize();
+}
+
+}  // namespace maniple::mpi_engine
