@@ -11,6 +11,7 @@
 #include <csignal>
 
 #include "base/check.h"
+#include "base/crypto.h"
 #include "base/system_error.h"
 #include "net/port_holder.h"
 
@@ -26,6 +27,7 @@ Secret secret_of_generation(const Secret& job, int generation) {
   const std::string text = fmt::format("maniple workers of generation {}", generation);
   Secret secret;
   unsigned int length = 0;
+  prepare_crypto();
   const unsigned char* made =
       ::HMAC(::EVP_sha256(), job.bytes.data(), static_cast<int>(job.bytes.size()),
              reinterpret_cast<const unsigned char*>(text.data()), text.size(), secret.bytes.data(), &length);

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/codec.h"
+#include "base/crypto.h"
 
 namespace maniple {
 namespace {
@@ -115,6 +116,7 @@ Mac prove(const Secret& secret, Direction direction, std::string_view hello, std
   transcript.put_string(challenge_prefix);
   Mac mac{};
   unsigned length = 0;
+  prepare_crypto();
   const std::string& text = transcript.bytes();
   const auto* made = ::HMAC(::EVP_sha256(), secret.bytes.data(), static_cast<int>(secret.bytes.size()),
                             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);

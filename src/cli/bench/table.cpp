@@ -10,7 +10,7 @@ namespace maniple::bench {
 namespace {
 
 constexpr const char* kReference = "openmpi";
-constexpr const char* kFormat = "{:<14} {:<12} {:<9} {:<10} {:>5} {:>8} {:>9} {:>9} {:>10} {:>10}";
+constexpr const char* kFormat = "{:<14} {:<12} {:<9} {:<10} {:>5} {:>7} {:>8} {:>8} {:>9} {:>9}";
 
 bool is_core(const Row& row) { return row.op == "limit"; }
 
@@ -55,7 +55,7 @@ std::string TableWriter::next(const Row& row, double ratio) {
   const bool sized = row.bytes > 0;
   const std::string bytes = sized ? format_bytes(row.bytes) : "-";
   if (!row.error.empty()) {
-    return text + fmt::format("{:<14} {:<12} {:<9} {:<10} {:>5} {:>8} error: {}\n", op, row.backend, row.transport,
+    return text + fmt::format("{:<14} {:<12} {:<9} {:<10} {:>5} {:>7} error: {}\n", op, row.backend, row.transport,
                               row.buffer, row.ranks, bytes, row.error);
   }
   text += fmt::format(fmt::runtime(kFormat), op, row.backend, row.transport, row.buffer, row.ranks, bytes,

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/crypto.h"
 #include "base/system_error.h"
 
 namespace maniple {
@@ -22,7 +23,9 @@ constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
 class Sha256 {
  public:
-  Sha256() : context_(::EVP_MD_CTX_new(), &::EVP_MD_CTX_free) {
+  Sha256() : context_(nullptr, &::EVP_MD_CTX_free) {
+    prepare_crypto();
+    context_.reset(::EVP_MD_CTX_new());
     MANIPLE_ASSERT(context_ != nullptr && ::EVP_DigestInit_ex(context_.get(), ::EVP_sha256(), nullptr) == 1);
   }
   void add(const void* data, std::size_t bytes) { MANIPLE_ASSERT(::EVP_DigestUpdate(context_.get(), data, bytes) == 1); }

@@ -1,0 +1,10 @@
+// OpenSSL, made to fit a library with threads of its own.
+#pragma once
+
+namespace maniple {
+
+/// Call it before anything of OpenSSL. Its first use would otherwise register a clean-up that runs when main returns, while threads of
+/// ours that have used it may still be running: when they end, they free what the clean-up has freed.
+void prepare_crypto() noexcept;
+
+}  // namespace maniple
