@@ -132,6 +132,7 @@ void Crew::read_from(Output& output, bool until_empty) {
       output.pump->finish();
       poller_.forget(output.fd.get());
       output.fd.reset();
+      output.paused = false;  // the end of a pipe is told even to those who pause, and nothing will resume this one
       if (state_ == State::leaving || state_ == State::ending) settle();
       return;
     }

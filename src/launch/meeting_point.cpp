@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <random>
+#include <thread>
 
 #include "base/check.h"
 #include "base/system_error.h"
@@ -94,14 +96,44 @@ Identity launcher_identity(const Secret& secret) {
   return identity;
 }
 
+namespace {
+
+bool somebody_listens(const Address& address) {
+  try {
+    connect_to(address, Deadline::after(std::chrono::seconds(1)), false, -1);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Two launchers that ask for the port in the same instant may both be told that it is taken. So that is only believed once
+/// somebody answers there; otherwise it is tried again, each time after another short while.
+UniqueFd listen_or_see_another(const Address& address, Deadline deadline) {
+  const Deadline patience = Deadline::sooner(deadline, Deadline::after(std::chrono::seconds(10)));
+  std::minstd_rand random(static_cast<unsigned>(::getpid()));
+  while (!patience.expired() && !somebody_listens(address)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1 + random() % 20));  // sleep: so that the two do not meet again
+    try {
+      return listen_on(address);
+    } catch (const SystemError& error) {
+      if (error.code() != EADDRINUSE) throw;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 UniqueFd listen_as_master(const MasterPlace& place, const Secret& secret, bool port_may_be_taken, Deadline deadline) {
   for (const Address& address : addresses_of(place, secret, deadline)) {
     try {
       return listen_on(address);
     } catch (const SystemError& error) {
       if (error.code() == EADDRNOTAVAIL) continue;
-      if (error.code() == EADDRINUSE && port_may_be_taken) return {};
-      throw;
+      if (error.code() != EADDRINUSE || !port_may_be_taken) throw;
+      if (UniqueFd mine = listen_or_see_another(address, deadline)) return mine;
+      return {};
     }
   }
   return {};
