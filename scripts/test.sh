@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
 #
-#   (nothing)  release build and all tests; unit and thread-rank tests under the sanitizers; five seconds of each fuzzer
+#   (nothing)  release build and all tests; unit and thread-rank tests under the address and undefined-behaviour sanitizers; five
+#              seconds of each fuzzer
 #   --quick    release build and its tests only
-#   --long     the same as plain, with the tests labelled long, and ten minutes of each fuzzer
+#   --long     the same as plain, with the tests labelled long, the thread sanitizer, and ten minutes of each fuzzer
 #
 # A skip that tests/expected_skips.txt does not list is a failure. A test that fails while others run beside it gets a second
 # try alone; if it passes then, the summary lists it as unsteady: a race to be found. The last line is "N passed, N failed".
@@ -113,7 +114,7 @@ if [[ $mode != quick ]]; then
       stage "test: asan-ubsan" run_tests asan-ubsan build-asan asan-ubsan steady_addresses || true
       stage "fuzz" run_fuzzers "$fuzz_seconds" || true
     fi
-    if stage "build: tsan" configure_and_build tsan; then
+    if [[ $mode == long ]] && stage "build: tsan" configure_and_build tsan; then
       stage "test: tsan" run_tests tsan build-tsan tsan steady_addresses || true
     fi
   elif [[ ${CI:-} == true ]]; then

@@ -101,7 +101,7 @@ class ArgumentWriter {
     } else if constexpr (detail::is_product<T>) {
       // Nothing takes no room: so that the reader can hold a count against the bytes that are left.
       if constexpr (std::tuple_size_v<T> == 0) put(true);
-      std::apply([this](const auto&... part) { (put(part), ...); }, value);
+      std::apply([this](const auto&... part) { (this->put(part), ...); }, value);
     } else if constexpr (detail::is_map<T> || detail::is_set<T>) {
       put_count(value.size());
       for (const auto& element : value) put(element);
@@ -160,7 +160,7 @@ class ArgumentReader {
       get_vector(place);
     } else if constexpr (detail::is_product<T>) {
       if constexpr (std::tuple_size_v<T> == 0) get<bool>();
-      std::apply([this](auto&... part) { (get(part), ...); }, place);
+      std::apply([this](auto&... part) { (this->get(part), ...); }, place);
     } else if constexpr (detail::is_map<T>) {
       place.clear();
       for (std::size_t left = get_count(1); left > 0; --left) {
