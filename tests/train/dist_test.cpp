@@ -243,11 +243,12 @@ TEST(Dist, NothingIsRecordedAndEmptyTensorsWork) {
 TEST(Dist, TensorsLiveUntilTheWorkIsDone) {
   run_ranks({.n = 2}, [](Rank& r) {
     std::vector<Work> works;
-    std::atomic<bool> freed{false};
+    // Shared: the last to hold the tensor may be the group's thread, a moment after wait() has returned.
+    const auto freed = std::make_shared<std::atomic<bool>>(false);
     {
       auto* memory = static_cast<float*>(std::malloc(1 << 20));
-      const torch::Tensor x = torch::from_blob(memory, {1 << 18}, [&freed](void* p) {
-        freed = true;
+      const torch::Tensor x = torch::from_blob(memory, {1 << 18}, [freed](void* p) {
+        *freed = true;
         std::free(p);
       });
       x.fill_(1);
@@ -255,7 +256,7 @@ TEST(Dist, TensorsLiveUntilTheWorkIsDone) {
       if (r.rank == 0) works.push_back(all_reduce(x, ReduceOp::sum, {.group = r.world, .async_op = true}));
     }
     if (r.rank == 0) {
-      EXPECT_FALSE(freed) << "rank 1 has not called yet";
+      EXPECT_FALSE(*freed) << "rank 1 has not called yet";
     }
     r.phase("rank 0 has looked");
     if (r.rank == 1) all_reduce(torch::ones({1 << 18}), ReduceOp::sum, {.group = r.world});
