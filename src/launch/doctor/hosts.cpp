@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
+#include "launch/doctor/problem_in.h"
 #include "launch/doctor/remote_command.h"
 #include "launch/doctor/system_files.h"
 #include "net/address.h"
@@ -25,16 +26,6 @@ namespace {
 
 constexpr auto kStartPatience = std::chrono::seconds(20);  // for the remote shell to log in
 constexpr auto kPatience = std::chrono::seconds(10);       // for a connection
-
-template <class Attempt>
-std::string problem_in(Attempt attempt) {
-  try {
-    attempt();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
 
 // For a shell: the remote one puts its words together and takes them apart again.
 std::string quoted(const std::string& word) {

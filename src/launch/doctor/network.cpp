@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "base/environment.h"
+#include "launch/doctor/problem_in.h"
 #include "net/address.h"
 
 namespace maniple::doctor {
@@ -37,17 +38,6 @@ std::vector<Interface> list_interfaces() {
   }
   ::freeifaddrs(list);
   return interfaces;
-}
-
-// What goes wrong in `attempt`; empty: nothing.
-template <class Attempt>
-std::string problem_in(Attempt attempt) {
-  try {
-    attempt();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
 }
 
 void judge_interfaces(const NetworkFacts& facts, Findings& findings) {

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +12,8 @@
 
 #include "base/system_error.h"
 #include "base/unique_fd.h"
+#include "launch/doctor/problem_in.h"
+#include "shm/descriptor_passing.h"
 
 namespace maniple::doctor {
 namespace {
@@ -42,27 +43,10 @@ std::string try_passing(int fd) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return "socketpair: " + errno_text(errno);
   const UniqueFd one(ends[0]), other(ends[1]);
-  alignas(cmsghdr) char space[CMSG_SPACE(sizeof fd)] = {};
-  char byte = 'x';
-  iovec part{&byte, 1};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = space;
-  message.msg_controllen = sizeof space;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof fd);
-  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  if (::sendmsg(one.get(), &message, 0) != 1) return "sendmsg: " + errno_text(errno);
-  if (::recvmsg(other.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != 1) return "recvmsg: " + errno_text(errno);
-  header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return "the descriptor did not arrive";
-  int arrived = -1;
-  std::memcpy(&arrived, CMSG_DATA(header), sizeof arrived);
-  const UniqueFd owner(arrived);
-  return arrived >= 0 ? "" : "the descriptor did not arrive";
+  return problem_in([&] {
+    send_descriptor(one.get(), fd, 0);
+    receive_descriptor(other.get(), Deadline::after(std::chrono::seconds(5)));
+  });
 }
 
 }  // namespace
