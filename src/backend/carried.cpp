@@ -34,7 +34,7 @@ constexpr std::size_t kOwnRing = 256 * 1024;
 
 void nap() {
   const timespec time{0, kLookNs};
-  ::nanosleep(&time, nullptr);
+  ::nanosleep(&time, nullptr);  // sleep: between two looks at an engine that cannot be waited for
 }
 
 void reduce_pair(DType dtype, ReduceOp op, void* into, const void* a, const void* b, std::size_t count) {

@@ -110,6 +110,7 @@ std::vector<pid_t> end_descendants(int limit_ms) {
     }
     if (childless()) return {};
     if (std::chrono::steady_clock::now() >= limit) return descendants();
+    // sleep: between two looks for children, which nothing announces to a subreaper
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(20'000));
   }

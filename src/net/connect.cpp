@@ -95,7 +95,7 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
     if (deadline.remaining() <= pause) {
       throw Timeout(fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), errno_text(code)));
     }
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause);  // sleep: until the next try: nobody can tell us when a port opens
     pause = std::min(pause * 2, milliseconds(100));
   }
 }

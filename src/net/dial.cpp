@@ -138,7 +138,7 @@ UniqueFd dial(const Address& address, const Identity& identity, const Hello& hel
                                         address.to_string(), hung_up.text, attempt));
       }
     }
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause);  // sleep: until the next try: the acceptor was full
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
 }

@@ -86,7 +86,7 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
     if (join) break;
     if (deadline.expired())
       throw Timeout(fmt::format("{}: an earlier job is still removing the file", options.init_method));
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks at a file of another process
   }
 
   Meeting meeting;

@@ -59,6 +59,7 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
         if (error.code() != EADDRINUSE || !ours || patience.expired()) throw;
       }
     }
+    // sleep: the port is freed by the kernel, which does not announce it
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }

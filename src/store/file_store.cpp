@@ -39,7 +39,7 @@ class FileLock {
         throw Timeout(fmt::format("file store {}: another process has held its lock for {} s; is it stopped?", path,
                                   kLockLimit.count()));
       }
-      std::this_thread::sleep_for(pause);
+      std::this_thread::sleep_for(pause);  // sleep: between two tries for a lock that may be on another host
       pause = std::min(pause * 2, kLongestPause);
     }
   }
@@ -277,6 +277,7 @@ class FileStore final : public Store {
       }
       if (deadline.expired()) break;
       const auto left = std::chrono::ceil<std::chrono::microseconds>(deadline.remaining());
+      // sleep: between two looks: no file system tells of changes made elsewhere
       std::this_thread::sleep_for(std::min<std::chrono::microseconds>(pause, left));
       pause = std::min(pause * 2, kLongestPause);
     }

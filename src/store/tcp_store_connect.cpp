@@ -38,7 +38,7 @@ UniqueFd dial_any(const std::vector<Address>& addresses, const std::string& name
       throw Timeout(fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(),
                                 fmt::join(reasons, "; ")));
     }
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause);  // sleep: until the next round: nobody can tell us when a port opens
     pause = std::min(pause * 2, std::chrono::milliseconds(100));
   }
 }

@@ -152,13 +152,13 @@ struct Exchange::Impl {
       } else if (now - idle_since < kSpin) {
         ::sched_yield();
       } else {
-        sleep();
+        wait_for_events();
       }
     }
   }
 
   /// Until something that is awaited may have happened.
-  void sleep() {
+  void wait_for_events() {
     bool awaits_connection = false;
     bool awaits_ring = false;
     descriptors.clear();

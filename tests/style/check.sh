@@ -85,11 +85,16 @@ check_lengths() {
     END { if (last > limit) print file ":" last ": longer than " limit " lines; split it" }'
 }
 
-# A test waits for a condition, never for time to pass. Where the delay itself is the fault, the line says so: "// sleep:".
+# We wait for conditions, never for time to pass. Where there is nothing to wait for (a port that opens elsewhere), or the delay
+# itself is the fault, the line or the one before it says so: "// sleep: reason".
 check_sleeps() {
-  sources tests | xargs -r awk '
-    /(^|[^A-Za-z0-9_])(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep|sleep)[ \t]*\(/ && !/\/\/ sleep: ./ {
-      print FILENAME ":" FNR ": a test sleeps instead of waiting for a condition" }'
+  sources src tests | xargs -r awk '
+    FNR == 1 { before = "" }
+    /^[ \t]*\/\// { before = $0; next }
+    /(^|[^A-Za-z0-9_])(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep|sleep)[ \t]*\(/ &&
+        !/\/\/ sleep: ./ && before !~ /^[ \t]*\/\/ sleep: ./ {
+      print FILENAME ":" FNR ": it sleeps instead of waiting for a condition" }
+    { before = $0 }'
 }
 
 # The manual's table of knobs is the program's table.

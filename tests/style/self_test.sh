@@ -54,6 +54,8 @@ expect fail sleeps tests/unit/a_test.cpp 'std::this_thread::sleep_for(1s);'
 expect fail sleeps tests/unit/a_test.cpp '  usleep(10);'
 expect fail sleeps tests/unit/a_test.cpp '  ::sleep(1);'
 expect pass sleeps tests/unit/a_test.cpp '  sleep_for(1s);  // sleep: the slow rank is the fault'
+expect fail sleeps src/net/a.cpp '  std::this_thread::sleep_for(pause);'
+expect pass sleeps src/net/a.cpp '  // sleep: until the next try\n  std::this_thread::sleep_for(pause);'
 expect pass sleeps tests/unit/a_test.cpp 'EXPECT_EQ(state(), "asleep (2)");'
 
 expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", "not in the manual"},'

@@ -59,7 +59,7 @@ bool complete(MPI_Request& request, const Patrol& patrol, Deadline deadline) {
       if (now >= deadline.when()) return false;
       if (now - began > kEager) {
         const timespec time{0, 20'000};
-        ::nanosleep(&time, nullptr);
+        ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
       }
     }
     ::sched_yield();

@@ -24,7 +24,7 @@ bool started_by_launcher() {
 
 void nap() {
   const timespec time{0, kLookNs};
-  ::nanosleep(&time, nullptr);
+  ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
 }
 
 }  // namespace
