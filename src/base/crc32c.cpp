@@ -38,8 +38,10 @@ std::uint32_t crc32c_tables(std::uint32_t seed, const void* data, std::size_t si
 }
 
 std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t size) noexcept {
-  static const bool hardware = crc32c_has_hardware();
-  return hardware ? crc32c_hardware(seed, data, size) : crc32c_tables(seed, data, size);
+  static const auto fastest = crc32c_has_wide()       ? &crc32c_wide
+                              : crc32c_has_hardware() ? &crc32c_hardware
+                                                      : &crc32c_tables;
+  return fastest(seed, data, size);
 }
 
 }  // namespace maniple

@@ -10,9 +10,11 @@ namespace maniple {
 /// crc32c(crc32c(0, a), b) is the value of a and b together. crc32c of "123456789" is 0xe3069283.
 std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t size) noexcept;
 
-/// The ways it can be computed; `crc32c` takes the hardware's when the processor has it. For tests.
+/// The ways it can be computed, of which `crc32c` takes the fastest that the processor has. For tests.
 std::uint32_t crc32c_tables(std::uint32_t seed, const void* data, std::size_t size) noexcept;
 std::uint32_t crc32c_hardware(std::uint32_t seed, const void* data, std::size_t size) noexcept;
 bool crc32c_has_hardware() noexcept;
+std::uint32_t crc32c_wide(std::uint32_t seed, const void* data, std::size_t size) noexcept;
+bool crc32c_has_wide() noexcept;
 
 }  // namespace maniple

@@ -22,17 +22,18 @@ constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-/// x^(8 * bytes): multiplying by it is what following a value with that many zero bytes does.
-constexpr std::uint32_t zero_bytes(std::size_t bytes) {
-  std::uint32_t power = kOne;
-  for (int i = 0; i < 8; ++i) power = times_x(power);
+constexpr std::uint32_t power_of_x(std::size_t exponent) {
+  std::uint32_t power = times_x(kOne);
   std::uint32_t result = kOne;
-  for (; bytes != 0; bytes >>= 1) {
-    if ((bytes & 1) != 0) result = multiply(result, power);
+  for (; exponent != 0; exponent >>= 1) {
+    if ((exponent & 1) != 0) result = multiply(result, power);
     power = multiply(power, power);
   }
   return result;
 }
+
+/// Multiplying by it is what following a value with that many zero bytes does.
+constexpr std::uint32_t zero_bytes(std::size_t bytes) { return power_of_x(8 * bytes); }
 
 /// table[b] = factor * (the polynomial with byte b at bits 8 * place and up), for every b.
 constexpr std::array<std::uint32_t, 256> byte_table(std::uint32_t factor, int place) {

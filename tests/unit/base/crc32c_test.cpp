@@ -38,7 +38,7 @@ TEST(Crc32c, AllWaysAgreeAtEverySizeAndAlignment) {
   const auto bytes = random_bytes(2500);
   std::vector<std::size_t> sizes;
   for (std::size_t size = 0; size <= 70; ++size) sizes.push_back(size);
-  for (const std::size_t around : {256, 512, 768, 1536, 2304}) {
+  for (const std::size_t around : {256, 512, 768, 1024, 1280, 1536, 2304}) {
     for (std::size_t size = around - 9; size <= around + 9; ++size) sizes.push_back(size);
   }
   for (const std::size_t size : sizes) {
@@ -48,6 +48,9 @@ TEST(Crc32c, AllWaysAgreeAtEverySizeAndAlignment) {
       EXPECT_EQ(crc32c_tables(0x1234567, bytes.data() + offset, size), expected) << size;
       if (crc32c_has_hardware()) {
         EXPECT_EQ(crc32c_hardware(0x1234567, bytes.data() + offset, size), expected) << size;
+      }
+      if (crc32c_has_wide()) {
+        EXPECT_EQ(crc32c_wide(0x1234567, bytes.data() + offset, size), expected) << size;
       }
     }
   }
