@@ -18,6 +18,8 @@ constexpr MeshEntry kAlgorithms[] = {
     {Op::reduce, "tree", "binomial tree, in chunks; log2(n) steps, for small buffers and many ranks", mesh_reduce_tree},
     {Op::all_reduce, "direct", "each reduces a slice and sends it to all; operands in rank order",
      mesh_all_reduce_direct},
+    {Op::all_reduce, "exchange", "two ranks send each other all, and both reduce; operands in rank order",
+     mesh_all_reduce_exchange},
     {Op::all_reduce, "ring", "slices travel round a ring of neighbours; for large buffers and many ranks",
      mesh_all_reduce_ring},
     {Op::gather, "direct", "everyone sends to the root", mesh_gather_direct},

@@ -35,6 +35,7 @@ void mesh_broadcast_scatter_gather(Exchange& exchange, const Operation& operatio
 void mesh_reduce_direct(Exchange& exchange, const Operation& operation);
 void mesh_reduce_tree(Exchange& exchange, const Operation& operation);
 void mesh_all_reduce_direct(Exchange& exchange, const Operation& operation);
+void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation);
 void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation);
 void mesh_gather_direct(Exchange& exchange, const Operation& operation);
 void mesh_all_gather_direct(Exchange& exchange, const Operation& operation);

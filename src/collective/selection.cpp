@@ -20,11 +20,13 @@ constexpr ArenaEntry kArenaAlgorithms[] = {
 std::string_view automatic(const Operation& op, int ranks) noexcept {
   constexpr std::size_t kLarge = 256 * 1024;
   constexpr int kMany = 16;  // beyond this, everyone talking to everyone at once floods the receivers
+  constexpr std::size_t kWorthHalving = 2 * 1024 * 1024;  // arithmetic saved weighs more than waiting for the other's
   switch (op.op) {
-    case Op::all_reduce: return ranks > kMany && op.bytes() > kLarge ? "ring" : "direct";
+    case Op::all_reduce:
+      if (ranks == 2 && op.bytes() <= kWorthHalving) return "exchange";
+      return ranks > kMany && op.bytes() > kLarge ? "ring" : "direct";
     case Op::all_gather:
-    case Op::reduce_scatter:
-      return ranks > kMany && op.parts.total() * op.element() > kLarge ? "ring" : "direct";
+    case Op::reduce_scatter: return ranks > kMany && op.parts.total() * op.element() > kLarge ? "ring" : "direct";
     case Op::broadcast: return ranks <= 2 ? "direct" : op.bytes() >= kLarge ? "scatter_gather" : "tree";
     case Op::reduce: return ranks > kMany && op.bytes() <= kLarge ? "tree" : "direct";
     case Op::barrier: return ranks > kMany ? "dissemination" : "direct";
@@ -54,7 +56,8 @@ void require_algorithm(std::string_view name) {
 
 std::string list_algorithms() {
   std::string text;
-  for (const ArenaEntry& entry : kArenaAlgorithms) text += fmt::format("{:<15} {:<15} {}\n", "all", entry.name, entry.sentence);
+  for (const ArenaEntry& entry : kArenaAlgorithms)
+    text += fmt::format("{:<15} {:<15} {}\n", "all", entry.name, entry.sentence);
   for (const MeshEntry& entry : mesh_algorithms()) {
     text += fmt::format("{:<15} {:<15} {}\n", to_string(entry.op), entry.name, entry.sentence);
   }

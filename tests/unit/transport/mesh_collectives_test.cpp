@@ -267,7 +267,7 @@ class MeshBits : public ::testing::TestWithParam<int> {};
 TEST_P(MeshBits, identical_on_all_ranks_and_in_every_run) {
   const auto size = static_cast<std::size_t>(GetParam());
   constexpr std::size_t kCount = 50'000;
-  for (const char* name : {"direct", "ring"}) {
+  for (const char* name : {"direct", "exchange", "ring"}) {
     std::vector<std::vector<float>> results[2];
     for (auto& result : results) {
       result.assign(size, std::vector<float>(kCount));
