@@ -18,6 +18,7 @@ enum class Knob {
   heartbeat_s,
   tcp_streams,
   tcp_buffer_kib,
+  tcp_congestion,
   stage_kib,
   spin_us,
   checks,

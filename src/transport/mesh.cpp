@@ -3,7 +3,6 @@
 #include <new>
 
 #include "base/check.h"
-#include "base/environment.h"
 #include "transport/mesh_state.h"
 
 namespace maniple {
@@ -19,7 +18,7 @@ int Mesh::size() const noexcept { return static_cast<int>(impl_->options.global_
 Mesh::Impl::Impl(MeshOptions mesh_options) : options(std::move(mesh_options)) {
   const std::size_t ranks = options.global_ranks.size();
   MANIPLE_ASSERT(options.rank >= 0 && static_cast<std::size_t>(options.rank) < ranks && options.abort != nullptr);
-  channel_options.buffer_kib = static_cast<int>(knob_integer(Knob::tcp_buffer_kib, 0, 1 << 20));
+  channel_options = tcp_channel_options();
   senders.resize(ranks);
   receivers.resize(ranks);
 }

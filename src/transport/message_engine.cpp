@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "base/group_thread.h"
 #include "base/system_error.h"
-#include "transport/tcp_channel.h"
 
 namespace maniple {
 namespace {
@@ -152,7 +151,8 @@ bool MessageEngine::progress_sends(int rank) {
       auto sink = options_.local_sink ? options_.local_sink(rank) : nullptr;
       if (!sink) {
         sink = make_tcp_sink(options_.switchboard->dial(options_.global_ranks[static_cast<std::size_t>(rank)],
-                                                        options_.lane, message->deadline, *options_.abort));
+                                                        options_.lane, message->deadline, *options_.abort),
+                             channel_options_);
       }
       peer.outgoing = std::make_unique<OutgoingStream>(std::move(sink));
     }
@@ -181,7 +181,7 @@ bool MessageEngine::open_incoming(int rank) {
   if (!source) {
     UniqueFd connection = options_.switchboard->try_take(options_.global_ranks[static_cast<std::size_t>(rank)], options_.lane);
     if (!connection) return false;
-    source = make_tcp_source(std::move(connection));
+    source = make_tcp_source(std::move(connection), channel_options_);
   }
   peer.incoming = std::make_unique<IncomingStream>(std::move(source));
   return true;

@@ -21,6 +21,7 @@
 #include "transport/message.h"
 #include "transport/message_stream.h"
 #include "transport/switchboard.h"
+#include "transport/tcp_channel.h"
 
 namespace maniple {
 
@@ -91,6 +92,7 @@ class MessageEngine {
   std::string name_of(int rank) const;
 
   MessageEngineOptions options_;
+  TcpChannelOptions channel_options_ = tcp_channel_options();
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Peer> peers_;

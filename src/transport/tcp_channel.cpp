@@ -6,7 +6,10 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstring>
 
+#include "base/check.h"
+#include "base/environment.h"
 #include "base/system_error.h"
 
 namespace maniple {
@@ -14,6 +17,10 @@ namespace {
 
 void set_option(int fd, int level, int name, int value, const char* what) {
   if (::setsockopt(fd, level, name, &value, sizeof value) != 0) throw_system_error(what);
+}
+
+bool set_congestion(int fd, const std::string& name) {
+  return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
 void prepare(int fd, int buffer_option, const TcpChannelOptions& options) {
@@ -27,6 +34,7 @@ void prepare(int fd, int buffer_option, const TcpChannelOptions& options) {
   if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &length) != 0) throw_system_error("getsockopt SO_DOMAIN");
   if (family != AF_INET && family != AF_INET6) return;
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  if (!options.congestion.empty() && !set_congestion(fd, options.congestion)) throw_system_error("TCP_CONGESTION");
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
@@ -73,6 +81,21 @@ class TcpSource final : public ByteSource {
 };
 
 }  // namespace
+
+TcpChannelOptions tcp_channel_options() {
+  TcpChannelOptions options;
+  options.buffer_kib = static_cast<int>(knob_integer(Knob::tcp_buffer_kib, 0, 1 << 20));
+  options.congestion = knob_text(Knob::tcp_congestion);
+  if (!options.congestion.empty()) {
+    const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!probe) throw_system_error("socket");
+    MANIPLE_REQUIRE(set_congestion(probe.get(), options.congestion),
+                    "{}={}: this system does not have or allow that congestion control ({}); "
+                    "/proc/sys/net/ipv4/tcp_allowed_congestion_control lists those that it allows",
+                    info(Knob::tcp_congestion).name, options.congestion, std::strerror(errno));
+  }
+  return options;
+}
 
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options) {
   prepare(socket.get(), SO_SNDBUF, options);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "base/unique_fd.h"
 #include "transport/byte_channel.h"
@@ -9,8 +10,12 @@
 namespace maniple {
 
 struct TcpChannelOptions {
-  int buffer_kib = 0;  ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
+  int buffer_kib = 0;      ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
+  std::string congestion;  ///< name of the congestion control; empty: the system's
 };
+
+/// From the environment. Throws InvalidArgument for what this system cannot do, before a connection is made.
+TcpChannelOptions tcp_channel_options();
 
 /// Both make the socket non-blocking, send without delay, and let the kernel notice a vanished host within about 3 s.
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options = {});
