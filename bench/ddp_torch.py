@@ -76,7 +76,8 @@ def main():
     name, rank, ranks, init_method = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     wanted_steps, seconds = int(sys.argv[5]), float(sys.argv[6])
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {rank % os.cpu_count()})
+        each = max(1, os.cpu_count() // ranks)
+        os.sched_setaffinity(0, {(rank * each + i) % os.cpu_count() for i in range(each)})
     torch.set_num_threads(1)
     if platform.machine() == "aarch64":
         torch.backends.mkldnn.enabled = False

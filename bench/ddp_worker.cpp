@@ -3,7 +3,7 @@
 //
 //   ddp_worker MODEL RANK RANKS INIT_METHOD STEPS SECONDS      rank 0 prints one JSON object
 //
-// Method, the same as ddp_torch.py's: one thread, bound to a core; a step is zero_grad, forward, cross entropy,
+// Method, the same as ddp_torch.py's: one computing thread, on this rank's share of the cores; a step is zero_grad, forward, cross entropy,
 // backward, SGD. Steps without (no_sync) and with averaging alternate in short blocks, so that whatever disturbs the
 // machine hits both. All ranks begin a block together; its time is that of the slowest rank. The figure is the median
 // over blocks, divided by the steps of a block.
@@ -98,9 +98,18 @@ struct Task {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+/// MANIPLE_BENCH_OVERLAP, to compare the ways; unset: what a user gets.
+maniple::Overlap overlap() {
+  const char* wished = std::getenv("MANIPLE_BENCH_OVERLAP");
+  if (wished == nullptr) return maniple::Overlap::automatic;
+  const std::map<std::string, maniple::Overlap> ways = {
+      {"none", maniple::Overlap::none}, {"inline", maniple::Overlap::inline_}, {"thread", maniple::Overlap::thread}};
+  return ways.at(wished);
+}
+
 template <class Net>
 nlohmann::ordered_json measure(const Task& task, std::shared_ptr<Net> net, const Tensor& x, const Tensor& y) {
-  maniple::DistributedDataParallel<Net> ddp(net);
+  maniple::DistributedDataParallel<Net> ddp(net, {.overlap = overlap()});
   torch::optim::SGD optimizer(net->parameters(), 1e-3);
   const auto step = [&] {
     net->zero_grad(false);
@@ -169,11 +178,12 @@ const std::map<std::string, std::function<nlohmann::ordered_json(const Task&)>> 
      }},
 };
 
-void use_one_core(int rank) {
+void use_own_cores(int rank, int ranks) {
   const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int each = std::max(1, cores / ranks);
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  CPU_SET(rank % cores, &mask);
+  for (int i = 0; i < each; ++i) CPU_SET(static_cast<std::size_t>((rank * each + i) % cores), &mask);
   sched_setaffinity(0, sizeof mask, &mask);  // best effort: a container may forbid it
   torch::set_num_threads(1);
 #ifdef __aarch64__
@@ -187,7 +197,7 @@ int work(int argc, char** argv) {
     return 2;
   }
   const Task task{argv[1], std::atoi(argv[2]), std::atoi(argv[3]), argv[4], std::atoi(argv[5]), std::atof(argv[6])};
-  use_one_core(task.rank);
+  use_own_cores(task.rank, task.ranks);
   maniple::InitOptions options;
   options.init_method = task.init_method;
   options.rank = task.rank;
