@@ -50,7 +50,8 @@ namespace maniple {
 
 /// When the buckets of a backward are averaged.
 enum class Overlap : std::uint8_t {
-  /// All ranks on one host: none. Several hosts: thread.
+  /// Several hosts: thread. One host: thread when there are cores that no rank computes on (more than two for each computing
+  /// thread) and at least 2 MiB of gradients, otherwise none.
   automatic,
   /// At the end of backward, one after the other: one meeting of the ranks. Within a host there is little to hide.
   none,

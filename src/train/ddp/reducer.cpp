@@ -4,15 +4,11 @@
 
 #include "base/check.h"
 #include "train/ddp/missing.h"
+#include "train/ddp/overlap.h"
 #include <maniple/dist.h>
 
 namespace maniple {
 namespace {
-
-Overlap resolved(Overlap wished, const ProcessGroup& group) {
-  if (wished != Overlap::automatic) return wished;
-  return group.topology().node_count() > 1 ? Overlap::thread : Overlap::none;
-}
 
 std::vector<torch::Tensor> tensors(const std::vector<NamedTensor>& named) {
   std::vector<torch::Tensor> result;
@@ -63,7 +59,6 @@ std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptio
 Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
     : options_(std::move(options)),
       group_(options_.process_group),
-      overlap_(resolved(options_.overlap, *group_)),
       buffers_(group_, {}) {
   ModuleTensors all = tensors_of(module);
   require_same_on_all_ranks(*group_, options_, all);
@@ -78,6 +73,9 @@ Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
   parameters_ = std::move(all.trained);
   for (const auto& [name, tensor] : parameters_) dtypes_.push_back(tensor.scalar_type());
   came_.assign(parameters_.size(), false);
+  std::size_t gradient_bytes = 0;
+  for (const auto& [name, tensor] : parameters_) gradient_bytes += tensor.nbytes();
+  overlap_ = resolve_overlap(options_.overlap, *group_, gradient_bytes);
 }
 
 void Reducer::require_unchanged() const {

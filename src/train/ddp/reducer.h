@@ -76,7 +76,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   DdpOptions options_;
   std::shared_ptr<ProcessGroup> group_;
-  Overlap overlap_;
+  Overlap overlap_ = Overlap::none;
   std::vector<NamedTensor> parameters_;
   std::vector<torch::ScalarType> dtypes_;  // of the parameters, at construction
   Replicator buffers_;
