@@ -12,5 +12,6 @@
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/seed.h>
+#include <maniple/train/stop.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>
