@@ -4,6 +4,7 @@
 #include <maniple/comm.h>
 #include <maniple/dist.h>
 #include <maniple/train/checkpoint.h>
+#include <maniple/train/cifar10.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/data.h>
 #include <maniple/train/ddp.h>
@@ -11,4 +12,6 @@
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/seed.h>
+#include <maniple/train/stop.h>
+#include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>

@@ -61,5 +61,27 @@ expect pass sleeps tests/unit/a_test.cpp 'EXPECT_EQ(state(), "asleep (2)");'
 expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", "not in the manual"},'
 expect fail knobs src/base/environment.cpp ''
 
+# The page of messages, with the real sources and one thing added.
+# expect_messages pass|fail FILE LINE [--all]
+expect_messages() {
+  local verdict=fail
+  rm -rf "${tree:?}"/*
+  mkdir "$tree/docs" && cp -r "$here/../../include" "$here/../../src" "$tree" && cp "$here/../../docs/troubleshooting.md" "$tree/docs"
+  printf '%s\n' "$3" >>"$tree/$2"
+  if "$here/messages.sh" ${4:+"$4"} "$tree" >/dev/null 2>&1; then verdict=pass; fi
+  if [[ $verdict != "$1" ]]; then
+    echo "messages ${4:-}: expected $1, got $verdict for $2: $3"
+    failed=1
+  fi
+}
+expect_messages pass docs/troubleshooting.md '| `no program given; expected: maniple run` | twice |'
+expect_messages fail docs/troubleshooting.md '| `nobody ever says this` | |'
+expect_messages fail docs/troubleshooting.md '| `maniple run ... no program given` | in the wrong order |'
+expect_messages fail src/net/another.cpp 'throw InvalidArgument("nobody has told the page");'
+expect_messages fail src/net/another.cpp 'MANIPLE_REQUIRE(a > b, "a is {}; nobody has told the page", a);'
+expect_messages pass src/net/another.cpp 'throw InvalidArgument("no program given; expected: maniple run ./train");'
+expect_messages pass src/net/address.cpp 'throw InvalidArgument("nobody has told the page");'
+expect_messages fail src/net/address.cpp 'throw InvalidArgument("nobody has told the page");' --all
+
 ((failed == 0)) && echo "every rule can fail"
 exit $failed

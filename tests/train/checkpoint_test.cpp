@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "harness/run_ranks.h"
+#include "harness/shared_folder.h"
 #include "harness/temporary_directory.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include <maniple/dist.h>
@@ -246,21 +247,6 @@ TEST(Checkpoint, WhatDoesNotFitIsNamedAndChangesNothing) {
   EXPECT_THROW(Checkpoint({.folder = ""}), InvalidArgument);
   EXPECT_THROW(Checkpoint({.folder = "x", .keep_last = 0}), InvalidArgument);
 }
-
-/// Outlives a run: made by the parent, told to the ranks by a variable.
-class SharedFolder {
- public:
-  SharedFolder() {
-    if (!is_child()) directory_.emplace();
-  }
-  std::vector<std::pair<std::string, std::string>> env() const {
-    return {{"MANIPLE_TEST_FOLDER", directory_ ? directory_->path() : here()}};
-  }
-  static std::string here() { return ::getenv("MANIPLE_TEST_FOLDER"); }
-
- private:
-  std::optional<TemporaryDirectory> directory_;
-};
 
 TEST(Checkpoint, AnotherNumberOfRanksGoesOn) {
   const SharedFolder shared;

@@ -1,7 +1,7 @@
 // Checkpoints: everything a training run needs to go on as if nothing had happened.
 //
 //   maniple::Checkpoint checkpoint({.folder = "runs/7", .keep_last = 3});
-//   checkpoint.add("model", *net).add("optimizer", optimizer).add("scheduler", scheduler).add("epoch", epoch);
+//   checkpoint.add("model", *net).add("optimizer", optimizer).add("scheduler", scheduler).add("sampler", sampler);
 //   std::int64_t step = checkpoint.load().value_or(0);     // the newest whole one; none yet: nothing is changed
 //   for (; step < steps; ++step) {
 //     ...
@@ -17,8 +17,8 @@
 //                 loads. Damaged files (truncated, changed, missing, hostile) are detected and named, and the one before is used.
 // Disk full       The previous checkpoint stays as it is, training goes on, a warning says so; last_error() keeps it. The next
 //                 save tries again.
-// Another number  of ranks may load it: parts do not depend on it. Ranks that were there get their random state back; new ones
-//                 keep theirs.
+// Another number  of ranks may load it: parts do not depend on it, a sampler's cursor neither: the rest of the epoch is divided
+//                 anew. Ranks that were there get their random state back; new ones keep theirs.
 // Exact           10 steps in one go equal 5 steps, save, new processes, load, 5 steps: bit for bit.
 #pragma once
 
@@ -31,6 +31,7 @@
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/train/sampler.h>
 
 namespace maniple {
 
@@ -60,11 +61,13 @@ class Checkpoint {
   /// SGD, Adam, AdamW, RMSprop, Adagrad: options of every group, state of every parameter.
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
   Checkpoint& add(const std::string& name, torch::optim::LRScheduler& scheduler);
+  /// Where training is in its epoch; see "in the middle of an epoch" in sampler.h. (A copy of a sampler is the same sampler.)
+  Checkpoint& add(const std::string& name, DistributedSampler sampler);
   Checkpoint& add(const std::string& name, torch::Tensor& tensor);
   Checkpoint& add(const std::string& name, std::int64_t& number);
   Checkpoint& add(const std::string& name, double& number);
   Checkpoint& add(const std::string& name, std::string& text);
-  /// Anything that can be written as text: a sampler's cursor, say.
+  /// Anything that can be written as text.
   Checkpoint& add(const std::string& name, std::function<std::string()> save, std::function<void(const std::string&)> load);
 
   /// Takes a copy of everything, and writes it. Waits for an earlier save that is still being written. Throws for mistakes

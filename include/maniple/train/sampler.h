@@ -19,10 +19,22 @@
 //
 // A copy of a sampler is the same sampler: make_data_loader keeps one copy, and set_epoch on yours reaches it.
 //
-// To go on in the middle of an epoch, keep a cursor. The loader's workers ask for indices ahead of time, so the sampler's own
-// position is what was asked for; what was trained on is only known to the loop:
+// To go on in the middle of an epoch, count what the loop has trained on, and keep the cursor in the checkpoint:
 //
-//   sampler.seek({.epoch = 3, .position = 128 * batch_size});   // the next pass begins there
+//   checkpoint.add("model", *net).add("sampler", sampler);
+//   auto step = checkpoint.load().value_or(0);
+//   for (std::size_t epoch = sampler.epoch(); epoch < epochs; ++epoch) {
+//     sampler.set_epoch(epoch);                                 // the epoch of the cursor: it goes on where it stopped
+//     for (auto& batch : sampler.counting(*loader)) {           // a batch counts once the loop has it
+//       ...
+//       if (++step % 100 == 0) checkpoint.save(step);
+//     }
+//   }
+//
+// The cursor is a place in the order of the epoch, for all ranks together: everything before it was taken, nothing behind it. So
+// it may be loaded on another number of ranks, and no sample is repeated or lost: the rest is divided among the new ranks as a
+// whole epoch would be, and only its end is filled up or cut. It does not count what the loader's workers have asked for ahead
+// of time. It is one number for all ranks because all take equally many batches, of one size; rank 0's is the one that is saved.
 //
 // Errors are InvalidArgument. A sampler and its copies belong to one thread; DataLoader's workers do not touch it.
 #pragma once
@@ -30,11 +42,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <torch/data/samplers/base.h>
 
+#include <maniple/comm/error.h>
 #include <maniple/comm/process_group.h>
 
 namespace maniple {
@@ -53,12 +67,14 @@ struct SamplerOptions {
 
 class DistributedSampler final : public torch::data::samplers::Sampler<> {
  public:
-  /// How far the sampler is: this rank has handed out `position` samples of the epoch's `local_size()`.
+  /// How far all ranks together are: the first `places` places of the epoch's order are done, of dataset_size().
   struct Cursor {
     std::size_t epoch = 0;
-    std::size_t position = 0;
+    std::size_t places = 0;
     bool operator==(const Cursor&) const = default;
   };
+  template <class Loader>
+  class Counting;
   using OptionalSize = torch::optional<std::size_t>;
   using OptionalBatch = torch::optional<std::vector<std::size_t>>;
 
@@ -69,7 +85,8 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   void set_epoch(std::size_t epoch);
   std::size_t epoch() const noexcept;
 
-  /// How many samples this rank takes in an epoch, repeated ones included.
+  /// How many samples this rank takes in the pass that is under way, or that comes next: an epoch, repeated samples included,
+  /// or after seek() the rest of it.
   std::size_t local_size() const noexcept;
   /// How many batches that makes; the last may be smaller.
   std::size_t local_batches(std::size_t batch_size) const;
@@ -77,12 +94,32 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   int num_replicas() const noexcept;
   int rank() const noexcept;
 
-  /// Everything that this rank takes in the current epoch, in order.
+  /// Everything that this rank takes in that pass, in order.
   std::vector<std::size_t> indices() const;
 
-  Cursor cursor() const noexcept;
-  /// The next pass begins here instead of at the beginning of the epoch; the pass after it begins at the beginning.
+  // ---- Where training is -----------------------------------------------------------------------------------------
+
+  /// The loader's batches, each counted as done when the loop gets it: so save at the end of the loop's body, or after it. Throws
+  /// when the loader hands out batches in any order (enforce_ordering(false)): what is done would be no beginning of the order.
+  template <class Loader>
+  Counting<Loader> counting(Loader& loader) const;
+
+  /// The same by hand, for loops that call next(): the oldest batch that was handed out and not counted yet is done. Throws when
+  /// there is none.
+  void batch_done();
+
+  /// After the last batch of a pass it is at the end of the epoch, with drop_last too. Throws when batches were handed out and
+  /// none was ever counted, because then nobody knows where training is.
+  Cursor cursor() const;
+  /// The next pass begins here instead of at the beginning of the epoch; the pass after it begins at the beginning. At the end
+  /// of the epoch it is empty.
   void seek(Cursor cursor);
+
+  /// The cursor as text, with what it depends on: "epoch 3, place 512 of 60000, shuffle 1, seed 7". Checkpoint::add keeps it.
+  std::string cursor_text() const;
+  /// Seeks there. Throws when size, shuffle or seed are others here, because the place would mean other samples. The number of
+  /// ranks, drop_last and mode may be others.
+  void load_cursor(const std::string& text);
 
   // ---- What torch::data calls ------------------------------------------------------------------------------------
 
@@ -90,8 +127,7 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   void reset(OptionalSize new_size = {}) override;
   /// The next indices, `batch_size` of them or what is left; nothing when the pass is over.
   OptionalBatch next(std::size_t batch_size) override;
-  /// The cursor, with what it depends on (size, ranks, seed, mode). load() throws when those differ here, because the position
-  /// would mean other samples; afterwards the next pass begins at the cursor.
+  /// cursor_text() and load_cursor() in torch's archives.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -99,5 +135,51 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   struct State;
   std::shared_ptr<State> state_;
 };
+
+/// What counting() gives: the loader, for one loop.
+template <class Loader>
+class DistributedSampler::Counting {
+  using Base = decltype(std::declval<Loader&>().begin());
+
+ public:
+  class Iterator {
+   public:
+    Iterator(Base base, DistributedSampler sampler) : base_(std::move(base)), sampler_(std::move(sampler)) {}
+    auto& operator*() {
+      auto& batch = *base_;
+      if (!std::exchange(counted_, true)) sampler_.batch_done();
+      return batch;
+    }
+    auto* operator->() { return &**this; }
+    Iterator& operator++() {
+      ++base_;
+      counted_ = false;
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const { return base_ != other.base_; }
+
+   private:
+    Base base_;
+    DistributedSampler sampler_;
+    bool counted_ = false;
+  };
+
+  Counting(Loader& loader, DistributedSampler sampler) : loader_(&loader), sampler_(std::move(sampler)) {}
+  Iterator begin() { return Iterator(loader_->begin(), sampler_); }
+  Iterator end() { return Iterator(loader_->end(), sampler_); }
+
+ private:
+  Loader* loader_;
+  DistributedSampler sampler_;
+};
+
+template <class Loader>
+DistributedSampler::Counting<Loader> DistributedSampler::counting(Loader& loader) const {
+  if (loader.options().workers > 1 && !loader.options().enforce_ordering)
+    throw InvalidArgument(
+        "DistributedSampler: the loader hands out batches in any order, so there is no place up to which all are done; "
+        "leave DataLoaderOptions::enforce_ordering on to count them");
+  return Counting<Loader>(loader, *this);
+}
 
 }  // namespace maniple

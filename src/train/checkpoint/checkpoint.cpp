@@ -285,6 +285,11 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::optim::LRScheduler& 
   return *this;
 }
 
+Checkpoint& Checkpoint::add(const std::string& name, DistributedSampler sampler) {
+  return add(name, [sampler] { return sampler.cursor_text(); },
+             [sampler](const std::string& text) mutable { sampler.load_cursor(text); });
+}
+
 Checkpoint& Checkpoint::add(const std::string& name, torch::Tensor& tensor) {
   impl_->add({name,
               [&tensor] {

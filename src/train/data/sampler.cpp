@@ -3,10 +3,11 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <deque>
 #include <limits>
-#include <optional>
 
 #include "base/check.h"
+#include "train/data/cursor_text.h"
 #include "train/data/permutation.h"
 #include <maniple/dist.h>
 
@@ -48,25 +49,31 @@ struct DistributedSampler::State {
   bool drop_last;
   SamplerMode mode;
 
-  Cursor cursor = {};
-  bool stays = false;  ///< the next reset keeps the cursor
+  // The pass that is under way, or that comes next.
+  std::size_t epoch = 0;
+  std::size_t start = 0;               ///< the place at which it begins: 0, or where seek() said
+  std::size_t position = 0;            ///< how many samples this rank has handed out
+  std::size_t done = 0;                ///< how many of them the loop has counted
+  std::deque<std::size_t> ahead = {};  ///< sizes of the batches handed out and not counted
+  bool stays = false;                  ///< the next reset keeps the start
+  bool counts = false;                 ///< whether the loop counts at all
   std::vector<std::uint32_t> narrow =
       {};  ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
   std::vector<std::uint64_t> wide = {};
 
   std::size_t local_size() const {
-    const std::size_t whole = size / ranks;
-    const std::size_t rest = size % ranks;
+    const std::size_t whole = (size - start) / ranks;
+    const std::size_t rest = (size - start) % ranks;
     if (mode == SamplerMode::evaluation) return whole + (rank < rest ? 1 : 0);
     return whole + (rest != 0 && !drop_last ? 1 : 0);
   }
 
   /// The place in the order that this rank's i-th sample has. Past its end the order begins again.
-  std::size_t place(std::size_t i) const { return (rank + i * ranks) % size; }
+  std::size_t place(std::size_t i) const { return (start + rank + i * ranks) % size; }
 
   template <class Index>
   std::vector<Index> own_part() const {
-    const auto order = random_order<Index>(size, mixed(seed + SplitMix::kStep * (cursor.epoch + 1)));
+    const auto order = random_order<Index>(size, mixed(seed + SplitMix::kStep * (epoch + 1)));
     std::vector<Index> part(local_size());
     for (std::size_t i = 0; i < part.size(); ++i) part[i] = order[place(i)];
     return part;
@@ -80,6 +87,15 @@ struct DistributedSampler::State {
     } else {
       wide = own_part<std::uint64_t>();
     }
+  }
+
+  void begin_at(std::size_t new_epoch, std::size_t place) {
+    if (new_epoch != epoch || place != start) forget_order();
+    epoch = new_epoch;
+    start = place;
+    position = 0;
+    done = 0;
+    ahead.clear();
   }
 
   void forget_order() {
@@ -107,18 +123,16 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions 
 }
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
-  if (epoch == state_->cursor.epoch) return;  // after seek(), the usual call at the head of the loop changes nothing
-  state_->cursor = {epoch, 0};
+  if (epoch == state_->epoch) return;  // after seek(), the usual call at the head of the loop changes nothing
+  state_->begin_at(epoch, 0);
   state_->stays = false;
-  state_->forget_order();
 }
 
-std::size_t DistributedSampler::epoch() const noexcept { return state_->cursor.epoch; }
+std::size_t DistributedSampler::epoch() const noexcept { return state_->epoch; }
 std::size_t DistributedSampler::local_size() const noexcept { return state_->local_size(); }
 std::size_t DistributedSampler::dataset_size() const noexcept { return state_->size; }
 int DistributedSampler::num_replicas() const noexcept { return static_cast<int>(state_->ranks); }
 int DistributedSampler::rank() const noexcept { return static_cast<int>(state_->rank); }
-DistributedSampler::Cursor DistributedSampler::cursor() const noexcept { return state_->cursor; }
 
 std::size_t DistributedSampler::local_batches(std::size_t batch_size) const {
   MANIPLE_REQUIRE(batch_size > 0, "DistributedSampler: a batch size of 0");
@@ -132,82 +146,102 @@ std::vector<std::size_t> DistributedSampler::indices() const {
   return result;
 }
 
-void DistributedSampler::seek(Cursor cursor) {
-  MANIPLE_REQUIRE(cursor.position <= local_size(),
-                  "DistributedSampler: position {} is behind the end; rank {} takes {} samples in an epoch",
-                  cursor.position, state_->rank, local_size());
-  if (cursor.epoch != state_->cursor.epoch) state_->forget_order();
-  state_->cursor = cursor;
-  state_->stays = true;
-}
-
 void DistributedSampler::reset(OptionalSize new_size) {
   if (new_size && *new_size != state_->size) {
     state_->size = *new_size;
     state_->stays = false;
     state_->forget_order();
   }
-  if (!state_->stays) state_->cursor.position = 0;
+  state_->begin_at(state_->epoch, state_->stays ? state_->start : 0);
   state_->stays = false;
 }
 
 DistributedSampler::OptionalBatch DistributedSampler::next(std::size_t batch_size) {
   MANIPLE_REQUIRE(batch_size > 0, "DistributedSampler: a batch size of 0");
-  std::size_t& position = state_->cursor.position;
+  std::size_t& position = state_->position;
   const std::size_t count = std::min(batch_size, local_size() - position);
   if (count == 0) return {};
   state_->prepare();
   std::vector<std::size_t> batch(count);
   for (std::size_t& index : batch) index = state_->index(position++);
+  state_->ahead.push_back(count);
   return batch;
 }
 
-namespace {
+// ---- Where training is ---------------------------------------------------------------------------------------------
 
-// The words under which the archive holds a sampler, with the value each must have for the cursor to mean the same.
-void write_number(torch::serialize::OutputArchive& archive, const char* key, std::uint64_t value) {
-  archive.write(key, torch::tensor(static_cast<std::int64_t>(value), torch::kInt64), /*is_buffer=*/true);
-}
-
-std::uint64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
-  torch::Tensor value;
+void DistributedSampler::batch_done() {
   MANIPLE_REQUIRE(
-      archive.try_read(key, value, /*is_buffer=*/true) && value.numel() == 1 && value.scalar_type() == torch::kInt64,
-      "DistributedSampler: the archive holds no number \"{}\"; it was not written by save() of a DistributedSampler",
-      key);
-  return static_cast<std::uint64_t>(value.item<std::int64_t>());
+      !state_->ahead.empty(),
+      "DistributedSampler: a batch is counted as done, but all {} samples that were handed out in this pass "
+      "are counted already; is it counted twice, or does the loader have another sampler?",
+      state_->done);
+  state_->done += state_->ahead.front();
+  state_->ahead.pop_front();
+  state_->counts = true;
 }
 
+DistributedSampler::Cursor DistributedSampler::cursor() const {
+  const State& state = *state_;
+  MANIPLE_REQUIRE(state.counts || state.position == 0,
+                  "DistributedSampler: {} samples were handed out, but no batch was counted as done, so there is no "
+                  "cursor; write the loop as `for (auto& batch : sampler.counting(*loader))`, or call batch_done() "
+                  "after each batch",
+                  state.position);
+  // A rank that has all of its part has seen the end: what is left of the epoch is dropped, or other ranks have it.
+  const std::size_t all = local_size();
+  if (all > 0 && state.done == all) return {state.epoch, state.size};
+  return {state.epoch, state.start + state.done * state.ranks};
+}
+
+void DistributedSampler::seek(Cursor cursor) {
+  MANIPLE_REQUIRE(cursor.places <= state_->size,
+                  "DistributedSampler: place {} is behind the end of an epoch of {} samples", cursor.places,
+                  state_->size);
+  state_->begin_at(cursor.epoch, cursor.places);
+  state_->stays = true;
+}
+
+std::string DistributedSampler::cursor_text() const {
+  const Cursor now = cursor();
+  return write_cursor({.epoch = now.epoch,
+                       .places = now.places,
+                       .size = state_->size,
+                       .shuffle = state_->shuffle,
+                       .seed = state_->seed});
+}
+
+void DistributedSampler::load_cursor(const std::string& text) {
+  const auto saved = read_cursor(text);
+  MANIPLE_REQUIRE(saved, "DistributedSampler: \"{}\" is no cursor; expected {}", text.substr(0, 80), kCursorForm);
+  const auto same = [](const char* what, std::uint64_t there, std::uint64_t here) {
+    MANIPLE_REQUIRE(
+        there == here,
+        "DistributedSampler: the cursor was saved with {} {}, but here it is {}; its place would mean other "
+        "samples (to begin the epoch anew, leave the sampler out of the checkpoint)",
+        what, there, here);
+  };
+  same("a dataset of size", saved->size, state_->size);
+  same("shuffle", saved->shuffle ? 1 : 0, state_->shuffle ? 1 : 0);
+  if (state_->shuffle) same("seed", saved->seed, state_->seed);
+  seek({static_cast<std::size_t>(saved->epoch), static_cast<std::size_t>(saved->places)});
+}
+
+namespace {
+constexpr const char* kArchiveKey = "distributed_sampler";
 }  // namespace
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  write_number(archive, "epoch", state_->cursor.epoch);
-  write_number(archive, "position", state_->cursor.position);
-  write_number(archive, "dataset_size", state_->size);
-  write_number(archive, "num_replicas", state_->ranks);
-  write_number(archive, "rank", state_->rank);
-  write_number(archive, "shuffle", state_->shuffle ? 1 : 0);
-  write_number(archive, "seed", state_->seed);
-  write_number(archive, "drop_last", state_->drop_last ? 1 : 0);
-  write_number(archive, "mode", static_cast<std::uint64_t>(state_->mode));
+  archive.write(kArchiveKey, c10::IValue(cursor_text()));
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
-  const auto same = [&](const char* key, std::uint64_t here) {
-    const std::uint64_t there = read_number(archive, key);
-    MANIPLE_REQUIRE(there == here,
-                    "DistributedSampler: saved with {} = {}, but here it is {}; the position would mean other samples",
-                    key, there, here);
-  };
-  same("dataset_size", state_->size);
-  same("num_replicas", state_->ranks);
-  same("rank", state_->rank);
-  same("shuffle", state_->shuffle ? 1 : 0);
-  same("seed", state_->seed);
-  same("drop_last", state_->drop_last ? 1 : 0);
-  same("mode", static_cast<std::uint64_t>(state_->mode));
-  seek({static_cast<std::size_t>(read_number(archive, "epoch")),
-        static_cast<std::size_t>(read_number(archive, "position"))});
+  c10::IValue text;
+  MANIPLE_REQUIRE(
+      archive.try_read(kArchiveKey, text) && text.isString(),
+      "DistributedSampler: the archive holds no \"{}\"; it was not written by save() of a DistributedSampler",
+      kArchiveKey);
+  load_cursor(text.toStringRef());
 }
 
 }  // namespace maniple

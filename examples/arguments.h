@@ -1,0 +1,28 @@
+// Options of the examples: pairs "--name value" go into variables.
+#pragma once
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <variant>
+
+using Place = std::variant<std::string*, std::size_t*, double*>;
+
+inline void read_arguments(int argc, char** argv, const std::map<std::string, Place>& places) {
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i];
+    const auto place = places.find(name);
+    if (place == places.end()) throw std::invalid_argument("no option " + name + "; the head of the source file lists them");
+    if (i + 1 == argc) throw std::invalid_argument(name + " needs a value");
+    const std::string value = argv[i + 1];
+    std::size_t end = value.size();
+    try {
+      if (auto* text = std::get_if<std::string*>(&place->second)) **text = value;
+      if (auto* count = std::get_if<std::size_t*>(&place->second)) **count = std::stoull(value, &end);
+      if (auto* number = std::get_if<double*>(&place->second)) **number = std::stod(value, &end);
+    } catch (const std::logic_error&) {
+      end = value.size() + 1;
+    }
+    if (end != value.size()) throw std::invalid_argument(name + " is \"" + value + "\"; expected a number");
+  }
+}
