@@ -47,7 +47,8 @@ std::string write_remote_shell(const MpiLaunch& launch) {
   for (int host = 0; host < launch.network->hosts(); ++host) {
     script << fmt::format("  {}) name={} ;;\n", Network::address(host), launch.network->name_of(host));
   }
-  script << "  *) echo \"no such host: $1\" >&2; exit 1 ;;\nesac\nshift\nexec ip netns exec \"$name\" /bin/sh -c \"$*\"\n";
+  script
+      << "  *) echo \"no such host: $1\" >&2; exit 1 ;;\nesac\nshift\nexec ip netns exec \"$name\" /bin/sh -c \"$*\"\n";
   script.close();
   ::chmod(path.c_str(), 0700);
   return path;
@@ -58,7 +59,8 @@ std::string host_list(const MpiLaunch& launch) {
   std::vector<int> slots(static_cast<std::size_t>(hosts));
   for (int rank = 0; rank < launch.n; ++rank) ++slots[static_cast<std::size_t>(rank * hosts / launch.n)];
   std::vector<std::string> words;
-  for (int host = 0; host < hosts; ++host) words.push_back(fmt::format("{}:{}", Network::address(host), slots[static_cast<std::size_t>(host)]));
+  for (int host = 0; host < hosts; ++host)
+    words.push_back(fmt::format("{}:{}", Network::address(host), slots[static_cast<std::size_t>(host)]));
   return fmt::format("{}", fmt::join(words, ","));
 }
 
@@ -68,18 +70,23 @@ std::vector<std::string> command(const MpiLaunch& launch) {
   // A rank that dies must not take the others with it: what they say is what is tested.
   if (with_mpich()) {
     add({"mpirun.mpich", "-disable-auto-cleanup"});
-    if (launch.network) add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(launch), "-iface", "eth0", "-hosts", host_list(launch)});
+    if (launch.network)
+      add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(launch), "-iface", "eth0", "-hosts",
+           host_list(launch)});
   } else {
     add({"mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--enable-recovery", "--bind-to", "none"});
     add({"--mca", "orte_tmpdir_base", launch.dir + "/mpi"});
     if (launch.network) {
       add({"--mca", "plm_rsh_agent", write_remote_shell(launch), "--mca", "plm_rsh_no_tree_spawn", "1"});
-      add({"--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0", "--mca", "pml", "ob1", "--mca", "btl",
-           "tcp,self", "--host", host_list(launch)});
+      add({"--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0", "--mca", "pml", "ob1", "--mca",
+           "btl", "tcp,self", "--host", host_list(launch)});
     }
   }
   add({"-n", std::to_string(launch.n), "env"});
   for (const auto& [name, value] : launch.env) words.push_back(name + "=" + value);
+  // Whatever it is told, MPICH's launcher kills the ranks of a host when one of them ends by a signal. A shell in between turns
+  // the signal into an exit status. (The launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
+  if (with_mpich()) add({"sh", "-c", "trap '' USR1; \"$@\"; exit $?", "sh"});
   words.insert(words.end(), launch.program.begin(), launch.program.end());
   return words;
 }

@@ -73,7 +73,8 @@ class Source final : public ByteSource {
       if (come == 0) return false;
       int size = 0;
       MPI_Get_count(&status, MPI_BYTE, &size);
-      if (size <= 0 || static_cast<std::size_t>(size) > Packet::kBytes) throw ProtocolError("a packet of impossible length");
+      if (size <= 0 || static_cast<std::size_t>(size) > Packet::kBytes)
+        throw ProtocolError("a packet of impossible length");
       coming_ = static_cast<std::size_t>(size);
       check(MPI_Imrecv(packet_->bytes.data(), size, MPI_BYTE, &message, &packet_->request), "MPI_Imrecv");
       receiving_ = true;

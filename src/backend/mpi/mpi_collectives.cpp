@@ -107,8 +107,8 @@ bool run_all_reduce(const Setting& at, const Operation& op) {
   place(op.out, op.in, op.bytes());
   return in_pieces(op.count, [&](std::size_t first, int count) {
     return run(at, "MPI_Iallreduce", [&](MPI_Request* request) {
-      return MPI_Iallreduce(MPI_IN_PLACE, op.out + first * op.element(), count, type_of(op.dtype), reduction_of(op.reduce),
-                            at.communicator, request);
+      return MPI_Iallreduce(MPI_IN_PLACE, op.out + first * op.element(), count, type_of(op.dtype),
+                            reduction_of(op.reduce), at.communicator, request);
     });
   });
 }
@@ -175,8 +175,8 @@ bool run_reduce_scatter(const Setting& at, const Operation& op) {
   std::byte nothing{};  // MPICH wants an address for a part of no elements too
   std::byte* const out = bytes == 0 ? &nothing : overlaps ? aside.get() : op.out;
   const bool done = run(at, "MPI_Ireduce_scatter", [&](MPI_Request* request) {
-    return MPI_Ireduce_scatter(op.in, out, parts.counts.data(), type_of(op.dtype), reduction_of(op.reduce), at.communicator,
-                               request);
+    return MPI_Ireduce_scatter(op.in, out, parts.counts.data(), type_of(op.dtype), reduction_of(op.reduce),
+                               at.communicator, request);
   });
   if (!done) {
     (void)aside.release();  // MPI may still write there

@@ -1,5 +1,7 @@
 #include "backend/mpi/mpi_communicator.h"
 
+#include "backend/mpi/mpi_aside.h"
+
 #include <sched.h>
 #include <time.h>
 
@@ -40,6 +42,20 @@ bool is_whole_world(const std::vector<int>& ranks, int size) {
   return true;
 }
 
+/// Collective among the ranks, and MPI has no way to make it without blocking.
+MPI_Comm create(const std::vector<int>& ranks, int tag) {
+  const auto call = Runtime::get().enter();
+  MPI_Comm made = MPI_COMM_NULL;
+  MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
+  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  check(MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &members), "MPI_Group_incl");
+  const int code = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &made);
+  MPI_Group_free(&members);
+  MPI_Group_free(&world);
+  check(code, "MPI_Comm_create_group");
+  return made;
+}
+
 }  // namespace
 
 bool complete(MPI_Request& request, const Patrol& patrol, Deadline deadline) {
@@ -67,35 +83,36 @@ bool complete(MPI_Request& request, const Patrol& patrol, Deadline deadline) {
 }
 
 Communicator::Communicator(const CarrierContext& context) {
-  Runtime& runtime = Runtime::get();
+  Runtime& runtime = Runtime::start(*context.patrol, context.deadline);
   if (runtime.size() != context.world_size) {
     throw Unsupported("the mpi backend needs mpirun for all ranks: the job has " + std::to_string(context.world_size) +
                       ", mpirun started " + std::to_string(runtime.size()) + "; start with `mpirun -n " +
                       std::to_string(context.world_size) + " ./program`");
   }
   const std::vector<int> ranks = meet(context, runtime.rank());
-  if (is_whole_world(ranks, runtime.size())) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    {
-      const auto call = runtime.enter();
-      check(MPI_Comm_idup(MPI_COMM_WORLD, &communicator_, &request), "MPI_Comm_idup");
-    }
-    if (!complete(request, *context.patrol, context.deadline)) {
-      runtime.desert("setting up " + context.group + " was given up");
-      throw Timeout("MPI did not make the communicator of " + context.group + " in time");
-    }
-  } else {
-    const auto call = runtime.enter();
-    MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
-    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-    check(MPI_Group_incl(world, context.size(), ranks.data(), &members), "MPI_Group_incl");
-    const int code = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(context.group), &communicator_);
-    MPI_Group_free(&members);
-    MPI_Group_free(&world);
-    check(code, "MPI_Comm_create_group");
+  if (!(is_whole_world(ranks, runtime.size()) ? duplicate_world(context) : create_from(ranks, context))) {
+    runtime.desert("setting up " + context.group + " was given up");
+    throw Timeout("MPI did not make the communicator of " + context.group + " in time");
   }
   const auto call = runtime.enter();
   MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+}
+
+bool Communicator::duplicate_world(const CarrierContext& context) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const auto call = Runtime::get().enter();
+    check(MPI_Comm_idup(MPI_COMM_WORLD, &communicator_, &request), "MPI_Comm_idup");
+  }
+  return complete(request, *context.patrol, context.deadline);
+}
+
+bool Communicator::create_from(const std::vector<int>& ranks, const CarrierContext& context) {
+  const auto made = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+  const auto body = [ranks, tag = tag_of(context.group), made] { *made = create(ranks, tag); };
+  if (!run_aside(body, *context.patrol, context.deadline)) return false;
+  communicator_ = *made;
+  return true;
 }
 
 Communicator::~Communicator() {

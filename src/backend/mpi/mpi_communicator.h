@@ -16,6 +16,10 @@ class Communicator {
   MPI_Comm get() const noexcept { return communicator_; }
 
  private:
+  // False: given up.
+  bool duplicate_world(const CarrierContext& context);
+  bool create_from(const std::vector<int>& ranks, const CarrierContext& context);
+
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 

@@ -1,5 +1,8 @@
 #include "backend/mpi/mpi_runtime.h"
 
+#include "backend/mpi/mpi_aside.h"
+#include "backend/mpi/mpi_launcher.h"
+
 #include <pthread.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,15 +15,9 @@ namespace maniple::mpi_engine {
 namespace {
 
 constexpr long kLookNs = 100'000;
-constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not taken yet, at exit
-constexpr auto kFinalise = std::chrono::seconds(10);  // for the other ranks, at exit
-
-bool started_by_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
-}
+constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not taken yet, at exit
+constexpr auto kLockLook = std::chrono::milliseconds(10);
+std::atomic<bool> start_given_up{false};
 
 void nap() {
   const timespec time{0, kLookNs};
@@ -37,6 +34,12 @@ void check(int code, const char* call) {
   throw SystemError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), EIO);
 }
 
+Runtime& Runtime::start(const Patrol& patrol, Deadline deadline) {
+  if (!start_given_up && run_aside([] { get(); }, patrol, deadline)) return get();
+  start_given_up = true;
+  throw Timeout("MPI_Init_thread did not come to an end: it waits for all ranks of mpirun");
+}
+
 Runtime& Runtime::get() {
   static Runtime* const kRuntime = new Runtime();  // never destroyed: exit handlers and threads use it to the end
   return *kRuntime;
@@ -50,7 +53,9 @@ Runtime::Runtime() {
     if (!started_by_launcher()) {
       throw Unsupported("the mpi backend needs mpirun: start with `mpirun -n N ./program`");
     }
+    avoid_fatal_transports();
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    listen_for_losses();
     ours_ = true;
   } else {
     int over = 0;
@@ -59,7 +64,8 @@ Runtime::Runtime() {
     check(MPI_Query_thread(&level), "MPI_Query_thread");
   }
   if (level < MPI_THREAD_SERIALIZED) {
-    throw Unsupported("the mpi backend needs an MPI that several threads may call; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+    throw Unsupported(
+        "the mpi backend needs an MPI that several threads may call; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
   }
   serialised_ = level < MPI_THREAD_MULTIPLE;
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -69,9 +75,11 @@ Runtime::Runtime() {
   ::on_exit(at_exit, this);
 }
 
-std::unique_lock<std::mutex> Runtime::enter() {
+std::unique_lock<std::timed_mutex> Runtime::enter() {
   std::unique_lock lock(calls_, std::defer_lock);
-  if (serialised_) lock.lock();
+  // Not for ever: a call that was left behind in MPI keeps it.
+  while (serialised_ && usable() && !lock.try_lock_for(kLockLook)) {
+  }
   if (usable()) return lock;
   const std::lock_guard reason(mutex_);
   throw Aborted(finalised_ ? std::string("MPI has been finalised") : "MPI is not used any more: " + why_);
@@ -80,7 +88,8 @@ std::unique_lock<std::mutex> Runtime::enter() {
 void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator) {
   {
     const auto call = enter();
-    check(MPI_Isend(packet->bytes.data(), static_cast<int>(size), MPI_BYTE, to, tag, communicator, &packet->request), "MPI_Isend");
+    check(MPI_Isend(packet->bytes.data(), static_cast<int>(size), MPI_BYTE, to, tag, communicator, &packet->request),
+          "MPI_Isend");
   }
   int done = 0;
   {
@@ -109,7 +118,7 @@ void Runtime::sweep() {
 bool Runtime::sweep_locked() {
   if (!usable()) return false;
   std::unique_lock call(calls_, std::defer_lock);
-  if (serialised_) call.lock();
+  if (serialised_ && !call.try_lock_for(kLockLook)) return false;
   std::erase_if(packets_, [](const std::shared_ptr<Packet>& packet) {
     int done = 0;
     if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // its receiver is gone
@@ -162,8 +171,9 @@ void Runtime::finalise(int status) {
   if (!safe) return;
   // MPI_Finalize waits for the other ranks. One that never comes must not keep this one.
   std::thread([status] {
-    const Deadline end = Deadline::after(kFinalise);
-    while (!end.expired()) nap();
+    const auto began = Deadline::Clock::now();
+    while (Deadline::Clock::now() - began < patience_at_exit())
+      std::this_thread::sleep_for(kLockLook);  // sleep: between two looks
     ::_exit(status);
   }).detach();
   MPI_Finalize();

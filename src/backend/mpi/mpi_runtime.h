@@ -30,14 +30,17 @@ struct Packet {
 
 class Runtime {
  public:
-  /// Initialises MPI at the first call. Throws Unsupported when this process was not started by mpirun.
+  /// Initialises MPI at the first call, which waits for all ranks that mpirun started. Throws Unsupported when this process was
+  /// not started by mpirun, and Timeout when it gives up.
+  static Runtime& start(const Patrol& patrol, Deadline deadline);
+  /// The same, started before.
   static Runtime& get();
 
   int rank() const noexcept { return rank_; }  ///< in MPI_COMM_WORLD
   int size() const noexcept { return size_; }
 
   /// To be held during every call of MPI; does nothing when MPI takes calls of several threads. Throws Aborted when deserted.
-  std::unique_lock<std::mutex> enter();
+  std::unique_lock<std::timed_mutex> enter();
 
   /// Starts sending the first `size` bytes.
   void send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator);
@@ -62,7 +65,7 @@ class Runtime {
   int size_ = 1;
   bool serialised_ = false;  // MPI takes one call at a time
   bool ours_ = false;        // we initialised it, so we finalise it
-  std::mutex calls_;
+  std::timed_mutex calls_;
   std::atomic<bool> deserted_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> finalised_{false};

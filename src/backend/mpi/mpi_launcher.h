@@ -1,0 +1,23 @@
+// What is known of the launcher that started this process, and what it does when a rank is lost.
+#pragma once
+
+#include "backend/carrier.h"
+
+namespace maniple::mpi_engine {
+
+/// Whether an mpirun (or what is like it) started this process. Without one MPI would start as a world of one rank.
+bool started_by_launcher();
+
+/// Before MPI_Init: keeps MPI from ending the process when a peer is gone.
+void avoid_fatal_transports();
+
+/// After MPI_Init: notes the launcher's signal that a rank is lost, if it sends one.
+void listen_for_losses();
+
+/// How long MPI_Finalize may wait for the other ranks. Asked again while it waits.
+///
+/// Ranks may come to their end at very different times: one of them writes a file for minutes. A launcher that ends the job when
+/// a rank is lost ends the waiting too; one that does not leaves it to this limit.
+Deadline::Duration patience_at_exit();
+
+}  // namespace maniple::mpi_engine
