@@ -13,5 +13,6 @@
 #include <maniple/train/sampler.h>
 #include <maniple/train/seed.h>
 #include <maniple/train/stop.h>
+#include <maniple/train/summary_writer.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>
