@@ -51,5 +51,6 @@ cat <<'TEXT'
   docs/coming_from_pytorch.md                                the same, line by line beside Python
   examples/05_ddp_mnist.cpp                                  what ran just now
   build/bin/examples/03_collectives                          every collective as a picture; start it with 4 ranks
+  build/bin/maniple run -n 2 build/bin/examples/07_gpt       a small GPT learns a text, and writes some of its own
   cmake --build --preset release && build/bin/maniple bench all_reduce --ranks 2
 TEXT

@@ -3,15 +3,19 @@
 
 #include <maniple/comm.h>
 #include <maniple/dist.h>
+#include <maniple/train/accumulation.h>
 #include <maniple/train/checkpoint.h>
 #include <maniple/train/cifar10.h>
+#include <maniple/train/clip_grad.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/data.h>
 #include <maniple/train/ddp.h>
+#include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/seed.h>
 #include <maniple/train/stop.h>
+#include <maniple/train/summary_writer.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>

@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/utf8.h"
+#include "train/progress_line.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -14,8 +16,7 @@ namespace {
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 constexpr auto kLongestSilence = std::chrono::seconds(30);
 constexpr std::size_t kParts = 10;  // lines in a log, when nothing is slow
-constexpr int kLogWidth = 110;
-constexpr int kBarWidth = 30;
+constexpr std::size_t kLogWidth = 110;
 
 ProgressStyle style_for(const ProgressOptions& options) {
   if (options.style == ProgressStyle::silent) return options.style;
@@ -30,31 +31,32 @@ int terminal_width(std::FILE* stream) {
   return known ? size.ws_col : 80;
 }
 
-std::string duration_text(double seconds) {
-  const auto whole = static_cast<long long>(seconds + 0.5);
-  if (whole < 100) return fmt::format("{} s", whole);
-  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
-  return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
-}
-
-double seconds_between(Progress::Clock::time_point from, Progress::Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
+/// Lines: the tenths of the way, and the end itself.
+std::size_t next_line_after(std::size_t steps, std::size_t total) {
+  if (total == 0 || steps >= total) return steps + 1;
+  const std::size_t part = steps * kParts / total + 1;
+  return std::max(steps + 1, part >= kParts ? total : (part * total + kParts - 1) / kParts);
 }
 
 }  // namespace
 
 Progress::Progress(std::size_t total, ProgressOptions options)
-    : total_(total), options_(std::move(options)), start_(Clock::now()), drawn_(start_) {
+    : total_(total), options_(std::move(options)), start_(Clock::now()), drawn_(start_), steps_(options_.start) {
   MANIPLE_REQUIRE(options_.stream != nullptr, "Progress: the stream is null");
+  MANIPLE_REQUIRE(total == 0 || options_.start <= total, "Progress: starts at step {} of {}", options_.start, total);
   options_.style = style_for(options_);
-  next_line_ = std::max<std::size_t>(1, (total + kParts - 1) / kParts);
+  next_line_ = next_line_after(steps_, total_);
 }
 
 Progress::~Progress() { finish(); }
 
+double Progress::elapsed() const {
+  return std::chrono::duration<double>((finished_ ? end_ : Clock::now()) - start_).count();
+}
+
 double Progress::units_per_second() const {
-  const double elapsed = seconds_between(start_, Clock::now());
-  return elapsed > 0 ? static_cast<double>(amount_) / elapsed : 0;
+  const double seconds = elapsed();
+  return seconds > 0 ? static_cast<double>(amount_) / seconds : 0;
 }
 
 bool Progress::is_due() const {
@@ -73,7 +75,12 @@ void Progress::step(std::size_t amount, std::string_view note) {
 }
 
 void Progress::finish() {
-  if (finished_ || options_.style == ProgressStyle::silent) return;
+  if (finished_) return;
+  end_ = Clock::now();
+  if (options_.style == ProgressStyle::silent) {
+    finished_ = true;
+    return;
+  }
   if (options_.style == ProgressStyle::bar) {
     draw();
     std::fputc('\n', options_.stream);
@@ -84,48 +91,31 @@ void Progress::finish() {
   finished_ = true;
 }
 
-std::string Progress::line(int width) const {
-  const double elapsed = seconds_between(start_, Clock::now());
-  std::string before = options_.label.empty() ? "" : options_.label + " ";
-  std::string after;
-  if (total_ > 0) {
-    after += fmt::format(" {:3} % {}/{}", 100 * steps_ / total_, steps_, total_);
-  } else {
-    after += fmt::format("{}", steps_);
-  }
-  if (!options_.unit.empty()) after += fmt::format("  {:.0f} {}/s", units_per_second(), options_.unit);
-  if (total_ > 0 && steps_ > 0 && steps_ < total_) {
-    after += fmt::format("  {} left",
-                         duration_text(elapsed / static_cast<double>(steps_) * static_cast<double>(total_ - steps_)));
-  } else {
-    after += fmt::format("  {}", duration_text(elapsed));
-  }
-  if (!note_.empty()) after += "  " + note_;
-
-  std::string bar;
-  const int room = std::min(kBarWidth, width - static_cast<int>(before.size() + after.size()) - 2);
-  if (total_ > 0 && room >= 5) {
-    const auto filled = static_cast<std::size_t>(room) * std::min(steps_, total_) / total_;
-    bar = "[" + std::string(filled, '#') + std::string(static_cast<std::size_t>(room) - filled, '.') + "]";
-  }
-  std::string text = before + bar + after;
-  if (options_.style == ProgressStyle::bar && text.size() > static_cast<std::size_t>(width))
-    text.resize(static_cast<std::size_t>(width));
-  return text;
-}
-
 void Progress::draw() {
   drawn_ = Clock::now();
+  ProgressState state = {.label = options_.label,
+                         .unit = options_.unit,
+                         .note = note_,
+                         .total = total_,
+                         .start = options_.start,
+                         .steps = steps_,
+                         .amount = amount_,
+                         .elapsed = elapsed()};
   if (options_.style == ProgressStyle::bar) {
-    const std::string text = line(terminal_width(options_.stream) - 1);
-    fmt::print(options_.stream, "\r{}\x1b[K", text);  // and clear what a longer line may have left
+    // The last column stays free: some terminals go to the next line when it is written.
+    const auto width = static_cast<std::size_t>(terminal_width(options_.stream));
+    state.width = width - 1;
+    // A terminal that has become narrower has broken the line that was there into several; go back to where it began.
+    const std::size_t rows_above = drawn_columns_ > 0 ? (drawn_columns_ - 1) / width : 0;
+    const std::string back = rows_above > 0 ? fmt::format("\x1b[{}A", rows_above) : "";
+    const std::string text = progress_line(state);
+    fmt::print(options_.stream, "{}\r{}\x1b[{}", back, text, rows_above > 0 ? "J" : "K");  // and clear what was longer
+    drawn_columns_ = columns_of(text);
   } else {
-    while (total_ > 0 && next_line_ <= steps_) {
-      // The tenths of the way, and the end itself.
-      const std::size_t part = next_line_ * kParts / total_ + 1;
-      next_line_ = std::max(next_line_ + 1, part >= kParts ? total_ : (part * total_ + kParts - 1) / kParts);
-    }
-    fmt::print(options_.stream, "{}\n", line(kLogWidth));
+    if (total_ > 0 && next_line_ <= steps_) next_line_ = next_line_after(steps_, total_);
+    state.must_fit = false;
+    state.width = kLogWidth;
+    fmt::print(options_.stream, "{}\n", progress_line(state));
   }
   std::fflush(options_.stream);
 }

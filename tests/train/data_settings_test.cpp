@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "base/utf8.h"
+#include "train/progress_line.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/progress.h>
 #include <maniple/train/seed.h>
@@ -144,6 +146,84 @@ TEST(Progress, ABarIsRedrawnInPlaceAndEndsItsLine) {
   EXPECT_EQ(lines_in(text), 1u);
   EXPECT_EQ(text.back(), '\n');
   EXPECT_NE(text.find("100 % 3/3"), std::string::npos) << text;
+}
+
+const ProgressState kHalf = {.label = "epoch 1",
+                             .unit = "samples",
+                             .note = "loss 0.081",
+                             .total = 100,
+                             .steps = 50,
+                             .amount = 1600,
+                             .elapsed = 16};
+
+std::string line_of(ProgressState state, std::size_t width) {
+  state.width = width;
+  const std::string line = progress_line(state);
+  EXPECT_LE(columns_of(line), width) << line;
+  return line;
+}
+
+TEST(Progress, ANarrowTerminalGetsWhatMattersMost) {
+  EXPECT_EQ(line_of(kHalf, 200),
+            "epoch 1 [###############...............]  50 % 50/100  100 samples/s  16 s left  loss 0.081");
+  EXPECT_EQ(line_of(kHalf, 80), "epoch 1 [#########..........]  50 % 50/100  100 samples/s  16 s left  loss 0.081");
+  EXPECT_EQ(line_of(kHalf, 65), "epoch 1  50 % 50/100  100 samples/s  16 s left  loss 0.081") << "the bar goes first";
+  EXPECT_EQ(line_of(kHalf, 54), "epoch 1  50 % 50/100  100 samples/s  16 s left  loss ~");
+  EXPECT_EQ(line_of(kHalf, 40), "epoch 1  50 % 50/100  16 s left  loss 0~") << "then the throughput";
+  EXPECT_EQ(line_of(kHalf, 25), "epoch 1  50 %  16 s left") << "then the count";
+  EXPECT_EQ(line_of(kHalf, 12), "epoch 1  50~");
+  for (std::size_t width = 0; width < 120; ++width) line_of(kHalf, width);
+}
+
+TEST(Progress, LongAndForeignTexts) {
+  ProgressState state = kHalf;
+  state.note = std::string(500, 'n');
+  EXPECT_EQ(line_of(state, 80),
+            "epoch 1 [#####.....]  50 % 50/100  100 samples/s  16 s left  " + std::string(18, 'n') + "~");
+  state.note = "\u640d\u5931 0.1 \U0001f680";
+  state.label = "\u00dcbung\n\x1b[2J";
+  EXPECT_EQ(line_of(state, 100),
+            "\u00dcbung  [2J [###############...............]  50 % 50/100  100 samples/s  16 s left  "
+            "\u640d\u5931 0.1 \U0001f680");
+  state.label = std::string(100, 'l');
+  EXPECT_EQ(line_of(state, 60).rfind(std::string(19, 'l') + "~ ", 0), 0u) << "a label takes a third at most";
+  for (std::size_t width = 0; width < 140; ++width) line_of(state, width);
+  state.must_fit = false;
+  state.width = 60;
+  EXPECT_NE(progress_line(state).find(std::string(100, 'l')), std::string::npos) << "a log is not cut";
+}
+
+TEST(Progress, TimesAndUnknownTotals) {
+  EXPECT_EQ(duration_text(0), "0 s");
+  EXPECT_EQ(duration_text(99.4), "99 s");
+  EXPECT_EQ(duration_text(125), "2:05 min");
+  EXPECT_EQ(duration_text(3599.6), "1:00 h");
+  EXPECT_EQ(duration_text(3725), "1:02 h");
+  EXPECT_EQ(duration_text(27 * 3600 + 61), "1 d 3:01 h");
+  EXPECT_NE(duration_text(1e300), "");
+  ProgressState state = kHalf;
+  state.elapsed = 8000;
+  EXPECT_NE(line_of(state, 100).find("0.2 samples/s  2:13 h left"), std::string::npos) << line_of(state, 100);
+  state.total = 0;
+  EXPECT_EQ(line_of(state, 100), "epoch 1 50  0.2 samples/s  2:13 h  loss 0.081") << "without a total, the time so far";
+}
+
+TEST(Progress, GoesOnInTheMiddle) {
+  // 90 of 100 were done before; since then 5 steps took 10 s, so 5 more take as long.
+  const ProgressState resumed = {
+      .unit = "samples", .total = 100, .start = 90, .steps = 95, .amount = 160, .elapsed = 10};
+  EXPECT_EQ(line_of(resumed, 60), "[###################.]  95 % 95/100  16 samples/s  10 s left");
+  Printed out;
+  {
+    Progress progress(100, {.stream = out.stream(), .start = 85});
+    EXPECT_EQ(progress.steps(), 85u);
+    for (int i = 0; i < 15; ++i) progress.step();
+    EXPECT_EQ(progress.steps(), 100u);
+  }
+  EXPECT_EQ(lines_in(out.text()), 2u) << out.text();
+  EXPECT_NE(out.text().find(" 90 % 90/100"), std::string::npos) << out.text();
+  EXPECT_NE(out.text().find("100 % 100/100"), std::string::npos) << out.text();
+  EXPECT_THROW(Progress(100, {.start = 101}), InvalidArgument);
 }
 
 TEST(Progress, SilentPrintsNothing) {

@@ -13,7 +13,14 @@
 // (every tenth part of the way, and at least every half minute), so that logs stay readable. Only rank 0 prints; elsewhere the
 // calls cost nothing.
 //
-// One thread at a time. Nothing is thrown but for a stream that is null.
+// A terminal that is narrow, or is made narrower, gets a shorter line: the bar goes first. Labels and notes may be any UTF-8; they
+// cannot break the line.
+//
+// A loop that goes on in the middle, after a checkpoint, says so: {.start = 128}. The bar then begins there, and throughput and
+// time left are of this process's own steps.
+//
+// One thread at a time. Nothing is thrown but for a stream that is null and a start
+// beyond the total (InvalidArgument).
 #pragma once
 
 #include <chrono>
@@ -36,6 +43,7 @@ struct ProgressOptions {
   std::string unit = "";  ///< of what step() counts; empty: no throughput
   ProgressStyle style = ProgressStyle::automatic;
   std::FILE* stream = stderr;
+  std::size_t start = 0;    ///< steps that an earlier process has done; steps() counts them
   bool only_rank_0 = true;  ///< the rank in the default group; without one, every process prints
 };
 
@@ -59,16 +67,18 @@ class Progress {
   void finish();
 
   std::size_t steps() const noexcept { return steps_; }
-  double units_per_second() const;
+  double units_per_second() const;  ///< up to now, or to finish()
 
  private:
-  std::string line(int width) const;
+  double elapsed() const;
   void draw();
 
   std::size_t total_;
   ProgressOptions options_;
   Clock::time_point start_;
   Clock::time_point drawn_;
+  Clock::time_point end_;
+  std::size_t drawn_columns_ = 0;
   std::size_t steps_ = 0;
   std::size_t amount_ = 0;
   std::size_t next_line_ = 0;  ///< lines: the step at which the next one is due

@@ -1,0 +1,285 @@
+#include <maniple/train/metrics.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include <maniple/dist.h>
+
+namespace maniple {
+namespace {
+
+const char* kind_name(MetricKind kind) {
+  switch (kind) {
+    case MetricKind::mean: return "mean";
+    case MetricKind::sum: return "sum";
+    case MetricKind::min: return "minimum";
+    default: return "maximum";
+  }
+}
+
+/// Two parts of the same metric as one. NaN wins, so that it is not lost.
+double together(MetricKind kind, double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return std::nan("");
+  switch (kind) {
+    case MetricKind::min: return std::min(a, b);
+    case MetricKind::max: return std::max(a, b);
+    default: return a + b;
+  }
+}
+
+/// Per sample: whether its target is among the best `top_k`.
+torch::Tensor hits(const torch::Tensor& scores, const torch::Tensor& target, int top_k) {
+  const torch::NoGradGuard no_grad;
+  MANIPLE_REQUIRE(scores.defined() && target.defined() && scores.dim() == target.dim() + 1 && target.dim() >= 1 &&
+                      scores.size(0) == target.size(0) && scores.sizes().slice(2) == target.sizes().slice(1),
+                  "accuracy: scores of shape {} with targets of shape {}; expected samples x classes, and samples",
+                  scores.defined() ? fmt::format("[{}]", fmt::join(scores.sizes(), ", ")) : "(undefined)",
+                  target.defined() ? fmt::format("[{}]", fmt::join(target.sizes(), ", ")) : "(undefined)");
+  MANIPLE_REQUIRE(top_k >= 1 && top_k <= scores.size(1), "accuracy: the best {} of {} classes", top_k, scores.size(1));
+  const torch::Tensor detached = scores.detach();
+  if (top_k == 1) return detached.argmax(1).eq(target);
+  return std::get<1>(detached.topk(top_k, 1)).eq(target.unsqueeze(1)).any(1);
+}
+
+/// A part of what is written for each name: value and count.
+struct Part {
+  double value = 0;
+  double count = 0;
+};
+
+}  // namespace
+
+// ---- A row -------------------------------------------------------------------------------------------------------------
+
+const Metric* MetricRow::find(std::string_view name) const noexcept {
+  const auto found =
+      std::find_if(metrics_.begin(), metrics_.end(), [&](const Metric& metric) { return metric.name == name; });
+  return found == metrics_.end() ? nullptr : &*found;
+}
+
+const Metric& MetricRow::at(std::string_view name) const {
+  if (const Metric* metric = find(name)) return *metric;
+  std::vector<std::string> names;
+  for (const Metric& metric : metrics_) names.push_back(metric.name);
+  throw InvalidArgument(fmt::format("no metric \"{}\" was added on any rank; there are: {}", name,
+                                    names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+}
+
+std::string MetricRow::text(int digits) const {
+  std::string text;
+  for (const Metric& metric : metrics_) {
+    if (!text.empty()) text += "  ";
+    text += fmt::format("{} {:.{}g}", metric.name, metric.value, digits);
+  }
+  return text;
+}
+
+// ---- Adding ------------------------------------------------------------------------------------------------------------
+
+Metrics::Entry& Metrics::entry(const std::string& name, MetricKind kind) {
+  MANIPLE_REQUIRE(!name.empty() && name.find('\0') == std::string::npos,
+                  "Metrics: a metric without a name, or with a NUL in it");
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& known) { return known.name == name; });
+  if (found == entries_.end()) return entries_.emplace_back(Entry{name, kind, 0, 0, {}, false});
+  MANIPLE_REQUIRE(found->kind == kind, "Metrics: \"{}\" is a {}, and cannot be a {} as well", name,
+                  kind_name(found->kind), kind_name(kind));
+  return *found;
+}
+
+void Metrics::put(const std::string& name, MetricKind kind, double value, double count) {
+  MANIPLE_REQUIRE(count >= 0, "Metrics: \"{}\" with a count of {}; expected a number of samples", name, count);
+  Entry& own = entry(name, kind);
+  if (count == 0) return;
+  own.value = own.has_value ? together(kind, own.value, value) : value;
+  own.has_value = true;
+  own.count += count;
+}
+
+void Metrics::put(const std::string& name, MetricKind kind, const torch::Tensor& value, double count, double factor) {
+  MANIPLE_REQUIRE(count >= 0, "Metrics: \"{}\" with a count of {}; expected a number of samples", name, count);
+  MANIPLE_REQUIRE(value.defined(), "Metrics: \"{}\": the tensor is undefined", name);
+  MANIPLE_REQUIRE(value.numel() == 1 && !value.is_complex(),
+                  "Metrics: \"{}\": a tensor of {} {} elements; expected one real number", name, value.numel(),
+                  c10::toString(value.scalar_type()));
+  const torch::NoGradGuard no_grad;
+  Entry& own = entry(name, kind);
+  if (count == 0) return;
+  own.count += count;
+  const torch::Tensor one = value.detach().reshape({});
+  if (own.tensor.defined() && own.tensor.device() != one.device()) {
+    // Rare: another device than before. What is there is read, and a new sum begun.
+    own.value = own.has_value ? together(kind, own.value, own.tensor.item<double>()) : own.tensor.item<double>();
+    own.has_value = true;
+    own.tensor = torch::Tensor();
+  }
+  if (!own.tensor.defined()) {
+    own.tensor = one.to(torch::kFloat64, /*non_blocking=*/false, /*copy=*/true).mul_(factor);
+  } else if (kind == MetricKind::min || kind == MetricKind::max) {
+    const torch::Tensor wide = one.to(torch::kFloat64);
+    own.tensor = kind == MetricKind::min ? torch::minimum(own.tensor, wide) : torch::maximum(own.tensor, wide);
+  } else {
+    own.tensor.add_(one, factor);
+  }
+}
+
+void Metrics::add(const std::string& name, double value, double count) {
+  put(name, MetricKind::mean, value * count, count);
+}
+void Metrics::add(const std::string& name, const torch::Tensor& value, double count) {
+  put(name, MetricKind::mean, value, count, count);
+}
+void Metrics::add_sum(const std::string& name, double value) { put(name, MetricKind::sum, value, 1); }
+void Metrics::add_sum(const std::string& name, const torch::Tensor& value) { put(name, MetricKind::sum, value, 1, 1); }
+void Metrics::add_min(const std::string& name, double value) { put(name, MetricKind::min, value, 1); }
+void Metrics::add_min(const std::string& name, const torch::Tensor& value) { put(name, MetricKind::min, value, 1, 1); }
+void Metrics::add_max(const std::string& name, double value) { put(name, MetricKind::max, value, 1); }
+void Metrics::add_max(const std::string& name, const torch::Tensor& value) { put(name, MetricKind::max, value, 1, 1); }
+
+void Metrics::add_accuracy(const std::string& name, const torch::Tensor& scores, const torch::Tensor& target,
+                           int top_k) {
+  const torch::Tensor right = hits(scores, target, top_k);
+  put(name, MetricKind::mean, right.sum(), static_cast<double>(right.numel()), 1);
+}
+
+torch::Tensor accuracy(const torch::Tensor& scores, const torch::Tensor& target, int top_k) {
+  return hits(scores, target, top_k).to(torch::kFloat64).mean();
+}
+
+// ---- Reading -----------------------------------------------------------------------------------------------------------
+
+double Metrics::value_of(const Entry& entry) {
+  if (!entry.tensor.defined()) return entry.value;
+  const double read = entry.tensor.item<double>();
+  return entry.has_value ? together(entry.kind, entry.value, read) : read;
+}
+
+void Metrics::settle() {
+  std::vector<torch::Tensor> tensors;
+  std::vector<Entry*> owners;
+  for (Entry& entry : entries_) {
+    if (!entry.tensor.defined()) continue;
+    if (!tensors.empty() && tensors.front().device() != entry.tensor.device()) continue;  // read by itself, later
+    tensors.push_back(entry.tensor);
+    owners.push_back(&entry);
+  }
+  if (tensors.empty()) return;
+  const torch::Tensor numbers = torch::stack(tensors).cpu();  // one wait for the device, however many there are
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    Entry& own = *owners[i];
+    const double read = numbers.data_ptr<double>()[i];
+    own.value = own.has_value ? together(own.kind, own.value, read) : read;
+    own.has_value = true;
+    own.tensor = torch::Tensor();
+  }
+}
+
+MetricRow Metrics::local() const {
+  std::vector<Metric> row;
+  for (const Entry& entry : entries_) {
+    if (entry.count == 0) continue;
+    const double value = value_of(entry);
+    row.push_back({entry.name, entry.kind, entry.kind == MetricKind::mean ? value / entry.count : value, entry.count});
+  }
+  return MetricRow(std::move(row));
+}
+
+/// The union of the names of all ranks, rank 0's first. The names that were agreed on before keep their places.
+void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
+  std::string own;
+  for (const Entry& entry : entries_) {
+    own += static_cast<char>('0' + static_cast<int>(entry.kind));
+    own += entry.name + '\0';
+  }
+  const std::vector<std::string> lists = group.all_gather_objects(own);
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+    std::string_view rest = lists[rank];
+    while (!rest.empty()) {
+      const std::size_t end = rest.find('\0');
+      const auto kind = static_cast<MetricKind>(rest.front() - '0');
+      const std::string name(rest.substr(1, end - 1));
+      rest.remove_prefix(end + 1);
+      const auto found =
+          std::find_if(agreed.begin(), agreed.end(), [&](const Name& known) { return known.name == name; });
+      if (found == agreed.end()) {
+        agreed.push_back({name, kind});
+      } else if (found->kind != kind) {
+        const MetricKind before = found->kind;
+        agreed.clear();  // or the names before this one would be agreed on without it
+        throw InvalidArgument(
+            fmt::format("Metrics: \"{}\" is a {} on rank {}, but a {} on a rank before it, or earlier", name,
+                        kind_name(kind), rank, kind_name(before)));
+      }
+    }
+  }
+}
+
+Metrics::Agreement& Metrics::agreement_of(const std::shared_ptr<ProcessGroup>& group) {
+  std::erase_if(agreements_, [](const Agreement& agreement) { return agreement.group.expired(); });
+  for (Agreement& agreement : agreements_) {
+    if (agreement.group.lock() == group) return agreement;
+  }
+  return agreements_.emplace_back(Agreement{group, {}});
+}
+
+MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
+  const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
+  settle();
+  if (!ranks || ranks->size() == 1) {
+    MetricRow row = local();
+    reset();
+    return row;
+  }
+  std::vector<Name>& agreed = agreement_of(ranks).names;
+  const auto size = static_cast<std::size_t>(ranks->size());
+  std::vector<Part> all;
+  // Each rank's parts in the order agreed on, and before them whether it has names, or kinds, that are not.
+  const auto gather = [&] {
+    std::vector<Part> own(agreed.size() + 1);
+    for (const Entry& entry : entries_) {
+      const auto place = std::find_if(agreed.begin(), agreed.end(), [&](const Name& name) {
+        return name.name == entry.name && name.kind == entry.kind;
+      });
+      if (place == agreed.end()) {
+        own[0].count = 1;
+      } else {
+        own[static_cast<std::size_t>(place - agreed.begin()) + 1] = {value_of(entry), entry.count};
+      }
+    }
+    all.resize(own.size() * size);
+    ranks->all_gather(ConstBuffer{own.data(), own.size() * 2, DType::float64},
+                      Buffer{all.data(), all.size() * 2, DType::float64});
+  };
+  gather();
+  const auto someone_has_news = [&] {
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      if (all[rank * (agreed.size() + 1)].count != 0) return true;
+    }
+    return false;
+  };
+  if (someone_has_news()) {
+    agree(*ranks, agreed);
+    gather();
+  }
+  std::vector<Metric> row;
+  for (std::size_t i = 0; i < agreed.size(); ++i) {
+    Metric metric = {agreed[i].name, agreed[i].kind, 0, 0};
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      const Part& part = all[rank * (agreed.size() + 1) + i + 1];
+      if (part.count == 0) continue;
+      metric.value = metric.count == 0 ? part.value : together(metric.kind, metric.value, part.value);
+      metric.count += part.count;
+    }
+    if (metric.count == 0) continue;
+    if (metric.kind == MetricKind::mean) metric.value /= metric.count;
+    row.push_back(std::move(metric));
+  }
+  reset();
+  return MetricRow(std::move(row));
+}
+
+}  // namespace maniple

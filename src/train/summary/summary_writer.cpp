@@ -1,0 +1,165 @@
+#include <maniple/train/summary_writer.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <mutex>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/system_error.h"
+#include "base/unique_fd.h"
+#include "train/summary/event.h"
+#include <maniple/dist.h>
+
+namespace maniple {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+void make_folders(const std::string& path) {
+  for (std::size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    if (::mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) throw_system_error("cannot make the folder " + part);
+    if (end == std::string::npos) return;
+  }
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  std::string host = name[0] != '\0' ? name : "localhost";
+  std::replace(host.begin(), host.end(), '/', '_');
+  return host;
+}
+
+std::string new_path(const std::string& folder, const std::string& suffix) {
+  static std::atomic<int> files = 0;  // of this process: two in one second are two
+  return fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}{}", folder, static_cast<long long>(now()), host_name(),
+                     ::getpid(), files++, suffix);
+}
+
+}  // namespace
+
+class SummaryWriter::Impl {
+ public:
+  Impl(const std::string& folder, const SummaryWriterOptions& options)
+      : path_(new_path(folder, options.filename_suffix)), opening_(record_of(version_event(now()))) {
+    make_folders(folder);
+    fd_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
+    if (!fd_) throw_system_error("cannot make " + path_);
+    if (options.purge_step) opening_ += record_of(restart_event({now(), *options.purge_step}));
+    write("");
+  }
+
+  void write(const std::string& event) {
+    const std::lock_guard lock(mutex_);
+    if (!fd_) return;
+    // What a file begins with comes before all else, even if there was no room for it at first.
+    const std::string bytes = opening_ + event;
+    if (append(bytes)) {
+      opening_.clear();
+      error_.clear();
+    }
+  }
+
+  void flush() {
+    const std::lock_guard lock(mutex_);
+    if (fd_ && ::fdatasync(fd_.get()) != 0 && errno != EINVAL) failed("cannot sync", errno);
+  }
+
+  void close() {
+    flush();
+    const std::lock_guard lock(mutex_);
+    fd_.reset();
+    open_.store(false);
+  }
+
+  bool is_open() const noexcept { return open_.load(); }
+  const std::string& path() const noexcept { return path_; }
+  std::string error() const {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
+
+ private:
+  /// All of it or nothing: half a record would make what follows unreadable.
+  bool append(const std::string& bytes) {
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t written = ::write(fd_.get(), bytes.data() + done, bytes.size() - done);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) {
+        const int code = written < 0 ? errno : ENOSPC;
+        if (done > 0 && ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) {
+          failed("cannot mend", errno);
+          fd_.reset();  // rather no more events than a file that cannot be read
+          return false;
+        }
+        failed("cannot write to", code);
+        return false;
+      }
+      done += static_cast<std::size_t>(written);
+    }
+    size_ += bytes.size();
+    return true;
+  }
+
+  void failed(const char* what, int code) {
+    error_ = fmt::format("{} {}: {}", what, path_, errno_text(code));
+    if (!warned_) log_warning("SummaryWriter: {}; events are lost, the training goes on", error_);
+    warned_ = true;
+  }
+
+  const std::string path_;
+  mutable std::mutex mutex_;
+  UniqueFd fd_;
+  std::string opening_;  ///< what has to be written before the next event
+  std::uint64_t size_ = 0;
+  std::string error_;
+  bool warned_ = false;
+  std::atomic<bool> open_ = true;
+};
+
+SummaryWriter::SummaryWriter(const std::string& log_dir, SummaryWriterOptions options) : log_dir_(log_dir) {
+  MANIPLE_REQUIRE(!log_dir.empty(), "SummaryWriter: the name of the folder is empty");
+  MANIPLE_REQUIRE(options.filename_suffix.find('/') == std::string::npos,
+                  "SummaryWriter: filename_suffix \"{}\" has a / in it", options.filename_suffix);
+  const bool writes = !options.only_rank_0 || !is_initialized() || get_rank() == 0;
+  if (writes) impl_ = std::make_unique<Impl>(log_dir, options);
+}
+
+SummaryWriter::~SummaryWriter() = default;
+
+void SummaryWriter::add_scalar(std::string_view tag, double value, std::int64_t global_step,
+                               std::optional<double> walltime) {
+  MANIPLE_REQUIRE(!tag.empty(), "SummaryWriter: add_scalar with an empty tag");
+  if (is_open())
+    impl_->write(record_of(scalar_event({walltime ? *walltime : now(), global_step}, tag, static_cast<float>(value))));
+}
+
+void SummaryWriter::add_text(std::string_view tag, std::string_view text, std::int64_t global_step,
+                             std::optional<double> walltime) {
+  MANIPLE_REQUIRE(!tag.empty(), "SummaryWriter: add_text with an empty tag");
+  if (is_open()) impl_->write(record_of(text_event({walltime ? *walltime : now(), global_step}, tag, text)));
+}
+
+void SummaryWriter::flush() {
+  if (impl_) impl_->flush();
+}
+
+void SummaryWriter::close() {
+  if (impl_) impl_->close();
+}
+
+bool SummaryWriter::is_open() const noexcept { return impl_ && impl_->is_open(); }
+std::string SummaryWriter::log_dir() const { return log_dir_; }
+std::string SummaryWriter::path() const { return impl_ ? impl_->path() : ""; }
+std::string SummaryWriter::last_error() const { return impl_ ? impl_->error() : ""; }
+
+}  // namespace maniple
