@@ -103,6 +103,43 @@ TEST(Logs, AClosedOutputEndsTheJob) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
+/// Processor time that the process uses from now until it ends.
+double processor_time_until_the_end(pid_t pid) {
+  const double before = processor_time_of(pid);
+  double last = before;
+  becomes_true([&] {
+    const double now = processor_time_of(pid);
+    if (now >= 0) last = now;
+    return now < 0;
+  });
+  return last - before;
+}
+
+// `maniple run ... | head -1`: the workers have 3 s to end and use them up; the launcher has nothing to do meanwhile, and
+// does nothing.
+TEST(Logs, AReaderThatGoesCostsNoProcessorTime) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark(), go = folder.path() + "/go";
+  Launched launched({"run", "-n", "2", "--grace", "3", "--env", mark, "sh", "-c",
+                     "trap '' TERM PIPE; echo first; while [ ! -e " + go + " ]; do sleep 0.05; done; seq 1 100000; while :; do sleep 0.5; done"});
+  ASSERT_TRUE(launched.wait_for("first", 60, 2)) << launched.err();
+  const pid_t agent = launched.agent();
+  launched.close_output();
+  std::ofstream(go) << "now";
+  EXPECT_LT(processor_time_until_the_end(agent), 1.0);
+  EXPECT_EQ(launched.wait(), 141) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
+TEST(Logs, AWorkerThatWritesForEverEndsWithItsReader) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "yes"});
+  ASSERT_TRUE(launched.wait_for("[rank 1] y")) << launched.err();
+  launched.close_output();
+  EXPECT_EQ(launched.wait(), 141) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
 TEST(Logs, AFullDiskCostsOneWarning) {
   const TemporaryDirectory folder;
   if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "cannot mount a small file system";
