@@ -13,6 +13,7 @@
 #include "base/system_error.h"
 #include "launch/binding.h"
 #include "launch/descendants.h"
+#include "launch/foreground.h"
 #include "launch/worker.h"
 
 namespace maniple::launch {
@@ -38,10 +39,7 @@ std::string search_path_of(const Environment& environment) {
 }
 
 /// A terminal belongs to the shell while this job is in the background.
-bool may_read_input() {
-  const pid_t foreground = ::tcgetpgrp(STDIN_FILENO);
-  return foreground < 0 || foreground == ::getpgid(::getppid()) || foreground == ::getpgrp();
-}
+bool may_read_input() { return ::isatty(STDIN_FILENO) == 0 || in_foreground(); }
 
 }  // namespace
 

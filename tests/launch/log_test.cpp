@@ -103,6 +103,25 @@ TEST(Logs, AClosedOutputEndsTheJob) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
+/// A shell with job control and a terminal of its own runs this.
+Result in_a_terminal(const std::string& commands) {
+  Launched shell({"-qec", fmt::format("bash -c 'set -m; {}'", commands), "/dev/null"}, {.env = {{"TERM", "xterm"}, {"M", maniple_program()}}, .program = "/usr/bin/script"});
+  const int code = shell.wait();
+  return {.code = code, .out = shell.out(), .err = shell.err()};
+}
+
+// It neither draws over the shell's prompt nor takes what is typed there.
+TEST(Logs, AJobInTheBackgroundLeavesTheTerminalAlone) {
+  if (::access("/usr/bin/script", X_OK) != 0) GTEST_SKIP() << "no script";
+  const Result front = in_a_terminal("$M run sleep 1.5");
+  EXPECT_EQ(front.code, 0) << front.out << front.err;
+  EXPECT_NE(front.out.find("1 of 1 ranks up"), std::string::npos) << front.out;
+  const Result behind = in_a_terminal("$M run sleep 1.5 & wait; $M run cat & wait; echo over");
+  EXPECT_EQ(behind.code, 0) << behind.out << behind.err;
+  EXPECT_EQ(behind.out.find("ranks up"), std::string::npos) << behind.out;
+  EXPECT_NE(behind.out.find("over"), std::string::npos) << behind.out;
+}
+
 /// Processor time that the process uses from now until it ends.
 double processor_time_until_the_end(pid_t pid) {
   const double before = processor_time_of(pid);
