@@ -30,13 +30,15 @@ struct Words {
   std::string colour = "auto";
   bool explain = false, no_prefix = false, standalone = false;
   std::vector<std::string> environment;
-  double join_timeout = 300, join_window = 5, grace = 0.8, interrupt_grace = 30, restart_delay = 1;
+  double join_timeout = 300, join_window = 5, heartbeat = 1, silence_limit = 10, grace = 0.8, interrupt_grace = 30,
+         restart_delay = 1;
   LaunchOptions options;
 };
 
 void read_devices(const Words& words, LaunchOptions& options) {
   Environment own;
-  if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES")) own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
+  if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES"))
+    own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
   const int gpus = static_cast<int>(visible_devices(own).size());
   MANIPLE_REQUIRE(words.devices_per_node >= 0, "--devices-per-node is {}; expected at least 1", words.devices_per_node);
   MANIPLE_REQUIRE(words.devices_per_process >= 0, "--devices-per-process is {}; expected at least 1",
@@ -51,8 +53,8 @@ void read_devices(const Words& words, LaunchOptions& options) {
       if (!words.processes.empty()) {
         const int wanted = parse_process_count(words.processes, gpus, allowed_cpu_count());
         MANIPLE_REQUIRE(wanted == options.processes,
-                        "-n is {}, but {} devices per node with {} devices per process make {} processes", wanted, devices,
-                        words.devices_per_process, options.processes);
+                        "-n is {}, but {} devices per node with {} devices per process make {} processes", wanted,
+                        devices, words.devices_per_process, options.processes);
       }
     } else {
       options.processes = parse_process_count(words.processes, gpus, allowed_cpu_count());
@@ -75,10 +77,12 @@ void read_nodes(const Words& words, LaunchOptions& options) {
   options.nodes = parse_node_range(words.nodes);
   MANIPLE_REQUIRE(words.node_rank >= -1, "--node-rank is {}; expected 0 to {}", words.node_rank, options.nodes.max - 1);
   options.node_rank = words.node_rank;
-  MANIPLE_REQUIRE(words.master.empty() || words.master_addr.empty(), "--master and --master-addr say the same: give one");
+  MANIPLE_REQUIRE(words.master.empty() || words.master_addr.empty(),
+                  "--master and --master-addr say the same: give one");
   if (!words.master.empty()) options.master = parse_master(words.master);
   if (!words.master_addr.empty()) {
-    const bool bare_v6 = words.master_addr.find(':') != words.master_addr.rfind(':') && words.master_addr.front() != '[';
+    const bool bare_v6 =
+        words.master_addr.find(':') != words.master_addr.rfind(':') && words.master_addr.front() != '[';
     options.master = parse_master(bare_v6 ? "[" + words.master_addr + "]" : words.master_addr);
   }
   if (words.master_port != -1) {
@@ -96,7 +100,8 @@ void read_nodes(const Words& words, LaunchOptions& options) {
     const int count = static_cast<int>(options.hosts.size());
     MANIPLE_REQUIRE(words.nodes == "1" || (options.nodes.min <= count && options.nodes.max >= count),
                     "--nnodes is {}, but {} hosts are named", words.nodes, count);
-    MANIPLE_REQUIRE(!options.master && words.node_rank < 0, "with --hosts there is no need of --master and --node-rank");
+    MANIPLE_REQUIRE(!options.master && words.node_rank < 0,
+                    "with --hosts there is no need of --master and --node-rank");
     options.nodes = {.min = count, .max = count};
   }
 }
@@ -118,10 +123,18 @@ int run(Words& words) {
                                                      : ColourChoice::automatic;
   MANIPLE_REQUIRE(options.restarts.max_restarts >= 0, "--max-restarts is {}; expected 0 or more",
                   options.restarts.max_restarts);
+  MANIPLE_REQUIRE(options.cores_per_process >= 0, "--cores-per-process is {}; expected at least 1",
+                  options.cores_per_process);
   for (const int rank : options.only_ranks) MANIPLE_REQUIRE(rank >= 0, "--only-rank is {}; expected 0 or more", rank);
   options.restarts.first_delay = seconds("--restart-delay", words.restart_delay);
   options.join_timeout = seconds("--join-timeout", words.join_timeout);
   options.join_window = seconds("--join-window", words.join_window);
+  options.heartbeat = {.interval = seconds("--heartbeat", words.heartbeat),
+                       .silence_limit = seconds("--silence-limit", words.silence_limit)};
+  MANIPLE_REQUIRE(words.heartbeat >= 0.01, "--heartbeat is {}; expected at least 0.01 s", words.heartbeat);
+  MANIPLE_REQUIRE(words.silence_limit >= kLeastMissedBeats * words.heartbeat,
+                  "--silence-limit is {} s, but there is a --heartbeat every {} s only; expected at least {} s",
+                  words.silence_limit, words.heartbeat, kLeastMissedBeats * words.heartbeat);
   options.grace = seconds("--grace", words.grace);
   options.interrupt_grace = seconds("--grace-interrupt", words.interrupt_grace);
   if (words.explain) {
@@ -136,50 +149,111 @@ int run(Words& words) {
   }
 }
 
+/// Says that a program is expected, which is no option to the parser.
+struct RunHelp : CLI::Formatter {
+  RunHelp() { column_width(44); }
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: maniple run [options] PROGRAM [its arguments]\n";
+  }
+};
+
 }  // namespace
 
 std::function<int()> declare_run(CLI::App& app) {
   auto words = std::make_shared<Words>();
   LaunchOptions& options = words->options;
   app.prefix_command();
+  app.formatter(std::make_shared<RunHelp>());
+  app.footer(
+      "Examples:\n"
+      "  maniple run -n 4 ./train --epochs 3\n"
+      "  maniple run --nnodes 2 --node-rank 0 --master 10.0.0.1:29500 --secret-file s -n 4 ./train   (on each node)\n"
+      "  maniple run --hosts a:4,b:4 ./train\n"
+      "  maniple run --explain -n 4 ./train\n"
+      "Exit codes, signals and what workers find in their environment: docs/launch.md");
 
   const char* ranks = "Ranks";
-  app.add_option("-n,--nproc-per-node,--nproc_per_node", words->processes, "processes on each node: a number, auto, gpu, cpu")
+  app.add_option("-n,--nproc-per-node,--nproc_per_node", words->processes,
+                 "processes on each node: a number, auto, gpu, cpu")
+      ->type_name("N")
       ->group(ranks);
-  app.add_option("--devices-per-node", words->devices_per_node, "GPUs of each node; default: those seen here")->group(ranks);
-  app.add_option("--devices-per-process", words->devices_per_process, "GPUs for each process")->group(ranks);
+  app.add_option("--devices-per-node", words->devices_per_node, "GPUs of each node; default: those seen here")
+      ->type_name("G")
+      ->group(ranks);
+  app.add_option("--devices-per-process", words->devices_per_process, "GPUs for each process")
+      ->type_name("D")
+      ->group(ranks);
   app.add_option("--bind", words->bind, "cores: each rank has cores of its own; none: any core")
       ->check(CLI::IsMember({"cores", "none"}))
+      ->group(ranks);
+  app.add_option("--cores-per-process", options.cores_per_process,
+                 "so many cores for each process, not all of the machine's")
+      ->type_name("C")
       ->group(ranks);
   app.add_flag("--explain", words->explain, "print the table of ranks, start nothing")->group(ranks);
 
   const char* nodes = "Several nodes";
-  app.add_option("--nnodes", words->nodes, "number of nodes, or a range: 2:4")->group(nodes);
-  app.add_option("--node-rank,--node_rank", words->node_rank, "rank of this node; default: by arrival")->group(nodes);
-  app.add_option("--master", words->master, "HOST:PORT of node 0, the same on every node")->group(nodes);
-  app.add_option("--master-addr,--master_addr", words->master_addr, "HOST of node 0")->group(nodes);
-  app.add_option("--master-port,--master_port", words->master_port, "PORT of node 0")->group(nodes);
+  app.add_option("--nnodes", words->nodes, "number of nodes, or a range: 2:4")
+      ->type_name("N|MIN:MAX")
+      ->capture_default_str()
+      ->group(nodes);
+  app.add_option("--node-rank,--node_rank", words->node_rank, "rank of this node; default: by arrival")
+      ->type_name("R")
+      ->group(nodes);
+  app.add_option("--master", words->master, "HOST:PORT of node 0, the same on every node")
+      ->type_name("HOST:PORT")
+      ->group(nodes);
+  app.add_option("--master-addr,--master_addr", words->master_addr, "HOST of node 0")->type_name("HOST")->group(nodes);
+  app.add_option("--master-port,--master_port", words->master_port, "PORT of node 0")->type_name("PORT")->group(nodes);
   app.add_flag("--standalone", words->standalone, "one node (the default)")->group(nodes);
-  app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")->group(nodes);
-  app.add_option("--join-timeout", words->join_timeout, "seconds to wait for all nodes")->group(nodes);
-  app.add_option("--join-window", words->join_window, "seconds to wait for more than the least number")->group(nodes);
-  app.add_option("--hosts", words->hosts, "start agents on these hosts: a:4,b:4")->group(nodes);
-  app.add_option("--hostfile", words->hostfile, "the same from a file, a host on each line")->group(nodes);
-  app.add_option("--rsh", options.rsh, "the remote shell")->capture_default_str()->group(nodes);
-  app.add_option("--remote-maniple", options.remote_maniple, "path of maniple on the other hosts")->group(nodes);
+  app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")
+      ->type_name("FILE")
+      ->group(nodes);
+  app.add_option("--join-timeout", words->join_timeout, "seconds to wait for all nodes")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group(nodes);
+  app.add_option("--join-window", words->join_window, "seconds to wait for more than the least number")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group(nodes);
+  app.add_option("--heartbeat", words->heartbeat,
+                 "seconds between signs of life of the launchers (the master's counts)")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group(nodes);
+  app.add_option("--silence-limit", words->silence_limit, "seconds without any after which a node is lost")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group(nodes);
+  app.add_option("--hosts", words->hosts, "start the ranks on these hosts, over ssh")
+      ->type_name("a:4,b:4")
+      ->group(nodes);
+  app.add_option("--hostfile", words->hostfile, "the same from a file, a host on each line")
+      ->type_name("FILE")
+      ->group(nodes);
+  app.add_option("--rsh", options.rsh, "the remote shell")->type_name("COMMAND")->capture_default_str()->group(nodes);
+  app.add_option("--remote-maniple", options.remote_maniple, "path of maniple on the other hosts")
+      ->type_name("PATH")
+      ->group(nodes);
 
   const char* worker = "Workers";
   app.add_option("--env", words->environment, "NAME=VALUE for the workers, or NAME to pass it on to other hosts")
+      ->type_name("NAME=VALUE")
       ->allow_extra_args(false)
       ->group(worker);
-  app.add_option("--cwd", options.folder, "folder in which the workers start")->group(worker);
+  app.add_option("--cwd", options.folder, "folder in which the workers start")->type_name("FOLDER")->group(worker);
 
   const char* logs = "Logs";
-  app.add_option("--log-dir,--log_dir", options.log_folder, "a file for each rank in this folder")->group(logs);
+  app.add_option("--log-dir,--log_dir", options.log_folder, "a file for each rank in this folder")
+      ->type_name("FOLDER")
+      ->group(logs);
   app.add_option("--only-rank", options.only_ranks, "show the lines of this rank only; repeatable")
+      ->type_name("R")
       ->allow_extra_args(false)
       ->group(logs);
   app.add_flag("-q,--quiet", options.console.quiet, "show no lines of workers, no status")->group(logs);
+  app.add_flag("-v,--verbose", options.verbose, "say which pid and cores each rank has")->group(logs);
   app.add_flag("--no-prefix", words->no_prefix, "no [rank N] before the lines")->group(logs);
   app.add_option("--color", words->colour, "auto, always, never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
@@ -187,11 +261,21 @@ std::function<int()> declare_run(CLI::App& app) {
 
   const char* failure = "Failure";
   app.add_option("--max-restarts,--max_restarts", options.restarts.max_restarts, "start the group again so many times")
+      ->type_name("K")
+      ->capture_default_str()
       ->group(failure);
   app.add_option("--restart-delay", words->restart_delay, "seconds before the first restart, doubled up to 30 s")
+      ->type_name("SECONDS")
+      ->capture_default_str()
       ->group(failure);
-  app.add_option("--grace", words->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")->group(failure);
-  app.add_option("--grace-interrupt", words->interrupt_grace, "seconds that workers have after Ctrl-C")->group(failure);
+  app.add_option("--grace", words->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group(failure);
+  app.add_option("--grace-interrupt", words->interrupt_grace, "seconds that workers have after Ctrl-C")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group(failure);
 
   return [words, &app] {
     words->options.command = app.remaining();
@@ -199,8 +283,9 @@ std::function<int()> declare_run(CLI::App& app) {
     if (!command.empty() && command.front() == "--") {
       command.erase(command.begin());
     } else if (!command.empty()) {
-      MANIPLE_REQUIRE(!command.front().starts_with('-'), "no option {} (see maniple run --help); a program of that name: -- {}",
-                      command.front(), command.front());
+      MANIPLE_REQUIRE(!command.front().starts_with('-'),
+                      "no option {} (see maniple run --help); a program of that name: -- {}", command.front(),
+                      command.front());
     }
     return run(*words);
   };

@@ -3,6 +3,9 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <mutex>
+
+#include <fmt/format.h>
 
 #include "base/codec.h"
 #include "base/system_error.h"
@@ -11,54 +14,117 @@
 namespace maniple::launch {
 namespace {
 
+using Kind = AgentMessage::Kind;
+using Seconds = std::chrono::duration<double>;
+
 constexpr std::size_t kLengthBytes = 4;
-constexpr double kSilence_s = 10;  // after which a vanished host counts as lost
+constexpr double kLooksPerLimit = 8;
+
+std::string frame_of(const AgentMessage& message) {
+  ByteWriter frame;
+  frame.put_string(encode(message));
+  return frame.take();
+}
+
+int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.count(), 1e6) * 1000); }
 
 }  // namespace
 
-AgentLink::AgentLink(Poller& poller, UniqueFd connection, Events events)
-    : poller_(poller), fd_(std::move(connection)), events_(std::move(events)) {
-  set_keepalive(fd_.get(), kSilence_s);
-  poller_.watch(fd_.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
+/// What the poller's thread and that of the heartbeat share. Only the former reads and closes.
+struct AgentLink::Wire {
+  std::mutex mutex;
+  UniqueFd fd;
+  std::string out;  // not sent yet
+  std::string beat;
+  Seconds interval{};
+
+  void flush() {
+    while (!out.empty()) {
+      const ssize_t sent = ::send(fd.get(), out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0) return;  // full, or gone: reading tells
+      out.erase(0, static_cast<std::size_t>(sent));
+    }
+  }
+
+  static void keep_beating(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
+    const std::lock_guard lock(wire->mutex);
+    if (!wire->fd) return;
+    wire->flush();
+    if (wire->out.empty()) {  // whatever waits is as good a sign of life
+      wire->out = wire->beat;
+      wire->flush();
+    }
+    // The loop is not kept alive by its own timer, but it is there whenever the timer fires.
+    loop.call_at(Deadline::after(wire->interval), [wire, &loop] { keep_beating(wire, loop); });
+  }
+};
+
+AgentLink::AgentLink(Poller& poller, UniqueFd connection, const Options& options, Events events)
+    : poller_(poller),
+      pulse_(EventLoop::shared()),
+      wire_(std::make_shared<Wire>()),
+      events_(std::move(events)),
+      adopt_(options.adopt) {
+  wire_->fd = std::move(connection);
+  poller_.watch(wire_->fd.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
+  set_heartbeat(options.heartbeat);
+  pulse_->post([wire = wire_, loop = pulse_.get()] { Wire::keep_beating(wire, *loop); });
 }
 
 AgentLink::~AgentLink() {
   *alive_ = false;
-  if (fd_) poller_.forget(fd_.get());
+  poller_.cancel(timer_);
+  const std::lock_guard lock(wire_->mutex);
+  if (wire_->fd) poller_.forget(wire_->fd.get());
+  wire_->fd.reset();
+}
+
+void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
+  heartbeat_ = heartbeat;
+  AgentMessage beat{.kind = Kind::alive};
+  beat.heartbeat_ms = milliseconds(heartbeat.interval);
+  beat.silence_ms = milliseconds(heartbeat.silence_limit);
+  {
+    const std::lock_guard lock(wire_->mutex);
+    wire_->interval = heartbeat.interval;
+    wire_->beat = frame_of(beat);
+  }
+  set_keepalive(wire_->fd.get(), 2 * heartbeat.silence_limit.count());  // for when not even this process runs
+  poller_.cancel(timer_);
+  timer_ = poller_.call_after(heartbeat.silence_limit / kLooksPerLimit, [this] { look_for_silence(); });
 }
 
 void AgentLink::send(const AgentMessage& message) {
-  if (!fd_) return;
-  const std::string body = encode(message);
-  ByteWriter frame;
-  frame.put_string(body);
-  out_ += frame.bytes();
-  flush();
+  const std::lock_guard lock(wire_->mutex);
+  if (!wire_->fd) return;
+  wire_->out += frame_of(message);
+  wire_->flush();
+  poller_.modify(wire_->fd.get(), wire_->out.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
-void AgentLink::flush() {
-  while (!out_.empty()) {
-    const ssize_t sent = ::send(fd_.get(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) break;  // full, or gone: reading tells
-    out_.erase(0, static_cast<std::size_t>(sent));
-  }
-  poller_.modify(fd_.get(), out_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+bool AgentLink::drained() const {
+  const std::lock_guard lock(wire_->mutex);
+  return wire_->out.empty();
 }
 
 void AgentLink::on_ready(std::uint32_t events) {
-  const auto alive = alive_;
-  if ((events & EPOLLOUT) != 0) flush();
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && *alive) read_some();
+  if ((events & EPOLLOUT) != 0) {
+    const std::lock_guard lock(wire_->mutex);
+    wire_->flush();
+    if (wire_->out.empty()) poller_.modify(wire_->fd.get(), EPOLLIN);
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_some();
 }
 
 void AgentLink::read_some() {
   const auto alive = alive_;
   char buffer[16384];
-  const ssize_t got = ::recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+  const ssize_t got = ::recv(wire_->fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got == 0) return lose("its launcher has gone");
   if (got < 0) return lose(errno_text(errno));
+  heard_ = Poller::Clock::now();
   in_.append(buffer, static_cast<std::size_t>(got));
   try {
     while (in_.size() >= kLengthBytes) {
@@ -67,18 +133,58 @@ void AgentLink::read_some() {
       if (in_.size() < kLengthBytes + length) return;
       const AgentMessage message = decode_agent_message(std::string_view(in_).substr(kLengthBytes, length));
       in_.erase(0, kLengthBytes + length);
-      events_.received(message);
-      if (!*alive || !fd_) return;
+      take(message);
+      if (!*alive || !wire_->fd) return;
     }
   } catch (const ProtocolError& error) {
     if (*alive) lose(error.what());
   }
 }
 
+void AgentLink::take(const AgentMessage& message) {
+  if (message.kind == Kind::given_up) {
+    return lose(
+        fmt::format("it has given this launcher up, which was silent for {:.1f} s (was it stopped, or the network "
+                    "cut?)",
+                    message.silence_ms / 1000.0));
+  }
+  if (message.kind != Kind::alive) return events_.received(message);
+  if (!adopt_ || message.heartbeat_ms <= 0 || message.silence_ms <= 0) return;
+  adopt_ = false;
+  set_heartbeat({.interval = std::chrono::milliseconds(message.heartbeat_ms),
+                 .silence_limit = std::chrono::milliseconds(message.silence_ms)});
+}
+
+void AgentLink::look_for_silence() {
+  const auto alive = alive_;
+  const Seconds period = heartbeat_.silence_limit / kLooksPerLimit;
+  auto now = Poller::Clock::now();
+  // If it is this thread that was held up (by a slow disk, by SIGSTOP), the silence of the other proves nothing: what it
+  // said meanwhile is read, and it has the whole time again.
+  const bool held_up = now - std::exchange(looked_, now) > 4 * period;
+  if (held_up || now - heard_ > heartbeat_.silence_limit) {
+    read_some();
+    if (!*alive || !wire_->fd) return;
+    if (held_up) heard_ = now;
+  }
+  const Seconds silence = now - heard_;
+  if (silence > heartbeat_.silence_limit) {
+    AgentMessage farewell{.kind = Kind::given_up};
+    farewell.silence_ms = milliseconds(silence);
+    send(farewell);
+    return lose(fmt::format("its launcher was silent for {:.1f} s (stopped, overloaded or cut off)", silence.count()));
+  }
+  timer_ = poller_.call_after(period, [this] { look_for_silence(); });
+}
+
 void AgentLink::lose(const std::string& reason) {
-  poller_.forget(fd_.get());
-  fd_.reset();
-  out_.clear();
+  poller_.cancel(timer_);
+  {
+    const std::lock_guard lock(wire_->mutex);
+    poller_.forget(wire_->fd.get());
+    wire_->fd.reset();
+    wire_->out.clear();
+  }
   const auto lost = events_.lost;
   lost(reason);
 }

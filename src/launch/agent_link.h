@@ -1,39 +1,58 @@
 // A connection between two launchers of a job, authenticated already: messages with their length before them.
+//
+// Both ends say "alive" every so often, from a thread of its own: a launcher that is busy with logs, or waits for a slow
+// disk, is not silent. Who hears nothing at all for longer than the limit tells the other that it is given up (it may be
+// stopped, and read this when it goes on), and closes.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "base/unique_fd.h"
 #include "launch/agent_message.h"
+#include "launch/heartbeat.h"
 #include "launch/poller.h"
+#include "net/event_loop.h"
 
 namespace maniple::launch {
 
 class AgentLink {
  public:
   struct Events {
-    std::function<void(const AgentMessage&)> received;
+    std::function<void(const AgentMessage&)> received;    ///< all but heartbeats
     std::function<void(const std::string& reason)> lost;  ///< once; the link may be destroyed in it
   };
-  AgentLink(Poller& poller, UniqueFd connection, Events events);
+  struct Options {
+    Heartbeat heartbeat = {};
+    bool adopt = false;  ///< take over the other's heartbeat: that of the conductor counts
+  };
+  AgentLink(Poller& poller, UniqueFd connection, const Options& options, Events events);
   ~AgentLink();
 
   void send(const AgentMessage& message);
   /// Nothing is left to be sent.
-  bool drained() const noexcept { return out_.empty(); }
+  bool drained() const;
 
  private:
+  struct Wire;
   void on_ready(std::uint32_t events);
   void read_some();
-  void flush();
+  void take(const AgentMessage& message);
+  void set_heartbeat(const Heartbeat& heartbeat);
+  void look_for_silence();
   void lose(const std::string& reason);
 
   Poller& poller_;
-  UniqueFd fd_;
+  std::shared_ptr<EventLoop> pulse_;
+  std::shared_ptr<Wire> wire_;
   Events events_;
+  Heartbeat heartbeat_;
+  bool adopt_;
   std::string in_;
-  std::string out_;
+  Poller::Clock::time_point heard_ = Poller::Clock::now();
+  Poller::Clock::time_point looked_ = heard_;
+  Poller::Timer timer_ = 0;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // false once destroyed, maybe inside a callback
 };
 

@@ -33,12 +33,16 @@ void each_number(Message& message, Visit visit) {
   visit(message.devices_per_process);
   visit(message.first_rank);
   visit(message.world_size);
+  visit(message.core_first);
+  visit(message.core_total);
   visit(message.min_nodes);
   visit(message.max_nodes);
   visit(message.signal);
   visit(message.grace_ms);
   visit(message.code);
   visit(message.port);
+  visit(message.heartbeat_ms);
+  visit(message.silence_ms);
   visit(message.exit.rank);
   visit(message.exit.node_rank);
   visit(message.exit.pid);
@@ -67,7 +71,7 @@ AgentMessage decode_agent_message(std::string_view bytes) {
   ByteReader in(bytes);
   AgentMessage message;
   message.kind = in.get<AgentMessage::Kind>();
-  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::quit) {
+  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::given_up) {
     throw ProtocolError("a message of unknown kind " + std::to_string(static_cast<int>(message.kind)));
   }
   each_number(message, [&](int& value) { value = in.get<std::int32_t>(); });

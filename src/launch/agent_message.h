@@ -10,7 +10,10 @@
 //              interrupt                                somebody pressed Ctrl-C here
 //                                     verdict, stop       what to tell the user; end your workers
 //              stopped
+//              signal                     signal       pass it on to your workers (Ctrl-Z on one node stops all)
 //                                            quit       exit with this code
+//              alive                       alive       every so often, see agent_link.h
+//              given_up                 given_up       you were silent for too long: you no longer belong to the job
 #pragma once
 
 #include <cstdint>
@@ -36,6 +39,9 @@ struct AgentMessage {
     stop,
     stopped,
     quit,
+    signal,
+    alive,
+    given_up,
   };
   Kind kind = Kind::join;
   int generation = 0;
@@ -45,14 +51,19 @@ struct AgentMessage {
   int devices_per_process = 0;
   int first_rank = 0;   ///< start: global rank of the node's first process
   int world_size = 0;
+  int core_first = 0;   ///< start: the node's first among the ranks that share the cores of its machine
+  int core_total = 0;   ///< start: how many ranks do
   int min_nodes = 0;    ///< join: what the node was told about the job, to be compared
   int max_nodes = 0;
-  int signal = 0;       ///< stop, interrupt
+  int signal = 0;       ///< stop, interrupt, signal
   int grace_ms = 0;     ///< stop
   int code = 0;         ///< quit
   int port = 0;         ///< reserved, start
+  int heartbeat_ms = 0; ///< alive: between two of them
+  int silence_ms = 0;   ///< alive: how long none may come; given_up: how long none came
   std::string host = {};     ///< join: the name of the host; reserved, start: address for rank 0
-  std::string text = {};     ///< verdict, quit: for people; may be empty. job, start: the name of the job
+  std::string text = {};     ///< verdict, quit, signal: for people; may be empty. job, start: the name of the job.
+                             ///< join: core_place()
   std::vector<std::string> words = {};  ///< job: settings, see job_settings.h
   RankExit exit = {};        ///< failed
 

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <map>
 #include <tuple>
 
 #include <fmt/format.h>
 
+#include "base/files.h"
 #include "base/unique_fd.h"
 #include "topology/rank_arithmetic.h"
 
@@ -66,42 +66,31 @@ void append(std::vector<int>& cpus, const std::vector<Core>& cores, std::size_t 
 
 }  // namespace
 
-std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks) {
-  const auto order = [](const Cpu& cpu) { return std::tuple(cpu.package, cpu.numa, cpu.core, cpu.id); };
-  std::sort(cpus.begin(), cpus.end(), [&](const Cpu& a, const Cpu& b) { return order(a) < order(b); });
-  std::vector<Core> cores;
-  std::map<std::pair<int, int>, std::vector<Core>> by_numa;
-  const Cpu* previous = nullptr;
-  for (const Cpu& cpu : cpus) {
-    const bool same = previous != nullptr && previous->package == cpu.package && previous->numa == cpu.numa &&
-                      previous->core == cpu.core;
-    std::vector<Core>& of_numa = by_numa[{cpu.package, cpu.numa}];
-    if (!same) {
-      cores.emplace_back();
-      of_numa.emplace_back();
-    }
-    cores.back().push_back(cpu.id);
-    of_numa.back().push_back(cpu.id);
-    previous = &cpu;
-  }
-  if (ranks < 1 || cores.size() < static_cast<std::size_t>(ranks)) return {};
+namespace {
 
-  std::vector<std::vector<int>> bound(static_cast<std::size_t>(ranks));
-  const int nodes = static_cast<int>(by_numa.size());
-  const int per_node = ranks / nodes;
-  const bool even = ranks % nodes == 0 && std::all_of(by_numa.begin(), by_numa.end(), [&](const auto& entry) {
-                      return entry.second.size() >= static_cast<std::size_t>(per_node);
-                    });
-  if (even) {
-    std::size_t rank = 0;
-    for (const auto& [place, own] : by_numa) {
-      for (int i = 0; i < per_node; ++i) {
-        const Slice slice = slice_of(own.size(), per_node, i);
-        append(bound[rank++], own, slice.offset, slice.count);
-      }
+using Cores = std::vector<Core>;
+
+/// As many whole cores for each as it asks for; NUMA nodes are filled one after the other if all fit in that way.
+std::vector<std::vector<int>> pack(const Cores& cores, const std::vector<Cores>& by_numa, int ranks, int cores_per_rank) {
+  const auto each = static_cast<std::size_t>(cores_per_rank);
+  const auto wanted = static_cast<std::size_t>(ranks);
+  std::vector<std::vector<int>> bound;
+  const auto fill = [&](const Cores& from) {
+    for (std::size_t first = 0; first + each <= from.size() && bound.size() < wanted; first += each) {
+      append(bound.emplace_back(), from, first, each);
     }
-    return bound;
+  };
+  for (const Cores& own : by_numa) fill(own);
+  if (bound.size() < wanted) {
+    bound.clear();
+    fill(cores);
   }
+  if (bound.size() < wanted) bound.clear();
+  return bound;
+}
+
+std::vector<std::vector<int>> slices(const Cores& cores, int ranks) {
+  std::vector<std::vector<int>> bound(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     const Slice slice = slice_of(cores.size(), ranks, rank);
     append(bound[static_cast<std::size_t>(rank)], cores, slice.offset, slice.count);
@@ -109,17 +98,61 @@ std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks) {
   return bound;
 }
 
-std::vector<Cpu> allowed_cpus() {
+}  // namespace
+
+std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks, int cores_per_rank) {
+  const auto order = [](const Cpu& cpu) { return std::tuple(cpu.package, cpu.numa, cpu.core, cpu.id); };
+  std::sort(cpus.begin(), cpus.end(), [&](const Cpu& a, const Cpu& b) { return order(a) < order(b); });
+  Cores cores, threads;
+  std::vector<Cores> by_numa;
+  const Cpu* previous = nullptr;
+  for (const Cpu& cpu : cpus) {
+    const bool same_numa = previous != nullptr && previous->package == cpu.package && previous->numa == cpu.numa;
+    if (!same_numa) by_numa.emplace_back();
+    if (!same_numa || previous->core != cpu.core) {
+      cores.emplace_back();
+      by_numa.back().emplace_back();
+    }
+    cores.back().push_back(cpu.id);
+    by_numa.back().back().push_back(cpu.id);
+    threads.push_back({cpu.id});
+    previous = &cpu;
+  }
+  if (ranks < 1) return {};
+  const auto count = static_cast<std::size_t>(ranks);
+  if (cores_per_rank > 0) return pack(cores, by_numa, ranks, cores_per_rank);
+  if (cores.size() < count) return threads.size() < count ? std::vector<std::vector<int>>() : slices(threads, ranks);
+
+  const std::size_t per_node = count / by_numa.size();
+  const bool even = count % by_numa.size() == 0 && std::all_of(by_numa.begin(), by_numa.end(),
+                                                               [&](const Cores& own) { return own.size() >= per_node; });
+  if (!even) return slices(cores, ranks);
+  std::vector<std::vector<int>> bound;
+  for (const Cores& own : by_numa) {
+    for (std::vector<int>& block : slices(own, static_cast<int>(per_node))) bound.push_back(std::move(block));
+  }
+  return bound;
+}
+
+std::vector<Cpu> describe_ids(const std::vector<int>& ids, const std::string& folder) {
   std::vector<Cpu> cpus;
-  for (const int id : allowed_ids()) {
-    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}", id);
+  for (const int id : ids) {
+    const std::string own = fmt::format("{}/cpu{}", folder, id);
     // Where /sys says nothing every hardware thread counts as a core.
     cpus.push_back({.id = id,
-                    .package = number_in(folder + "/topology/physical_package_id", 0),
-                    .numa = numa_of(folder),
-                    .core = number_in(folder + "/topology/core_id", id)});
+                    .package = number_in(own + "/topology/physical_package_id", 0),
+                    .numa = numa_of(own),
+                    .core = number_in(own + "/topology/core_id", id)});
   }
   return cpus;
+}
+
+std::vector<Cpu> allowed_cpus() { return describe_ids(allowed_ids(), "/sys/devices/system/cpu"); }
+
+std::string core_place() {
+  std::string boot = file_text("/proc/sys/kernel/random/boot_id");
+  while (!boot.empty() && boot.back() == '\n') boot.pop_back();
+  return boot + " " + describe_cpus(allowed_ids());
 }
 
 int allowed_cpu_count() { return std::max(1, static_cast<int>(allowed_ids().size())); }

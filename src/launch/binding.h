@@ -15,15 +15,23 @@ struct Cpu {
   friend bool operator==(const Cpu&, const Cpu&) = default;
 };
 
-/// The hardware threads of each rank, or nothing at all when there are fewer physical cores than ranks: then any
-/// binding would force ranks to share while others idle. Pure.
+/// The hardware threads of each rank, or nothing at all when there are too few: then any binding would force ranks to
+/// share while others idle. Pure.
 ///
-/// Cores are put in order (package, NUMA node, number) and cut into blocks as equal as can be. When the ranks divide
-/// evenly among NUMA nodes, no block crosses one.
-std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks);
+/// Cores are put in order (package, NUMA node, number) and cut into blocks as equal as can be, a core with all of its
+/// hardware threads. When the ranks divide evenly among NUMA nodes, no block crosses one. Only when there are more ranks
+/// than physical cores, hardware threads are shared out instead.
+///
+/// With `cores_per_rank` each gets that many physical cores, from as few NUMA nodes as they fit in; the rest stays free.
+std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks, int cores_per_rank = 0);
 
 /// What sched_getaffinity allows, with what /sys says about it.
 std::vector<Cpu> allowed_cpus();
+/// The same of these hardware threads, from a folder like /sys/devices/system/cpu.
+std::vector<Cpu> describe_ids(const std::vector<int>& ids, const std::string& folder);
+
+/// The machine, and what of it the launcher may use: launchers for which it is the same share their cores.
+std::string core_place();
 
 /// How many hardware threads sched_getaffinity allows.
 int allowed_cpu_count();

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "launch/agent_link.h"
 #include "launch/agent_process.h"
+#include "launch/binding.h"
 #include "launch/conductor.h"
 #include "launch/job_record.h"
 #include "launch/job_settings.h"
@@ -24,7 +25,7 @@ constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
 class Conducting {
  public:
-  Conducting(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Secret& secret)
+  Conducting(const LaunchOptions& options, UniqueFd control, UniqueFd listener, Address master, const Secret& secret)
       : options_(options),
         process_(std::move(control), options.console),
         job_(new_job_name()),
@@ -35,12 +36,7 @@ class Conducting {
                     .grace = options.grace,
                     .interrupt_grace = options.interrupt_grace},
                    hands()) {
-    Address master = Address::parse("127.0.0.1:0");
-    if (listener) {
-      master = Address::of_socket(listener.get()).with_port(0);
-    } else if (options.master) {
-      master = Address::resolve(options.master->host, options.master->port, Deadline::after(std::chrono::seconds(10))).front();
-    }
+    if (listener) master = Address::of_socket(listener.get()).with_port(0);
     if (options.hosts.empty()) {
       node_ = std::make_unique<NodeAgent>(process_.poller(), process_.console(),
                                           NodeSettings{.crew = crew_settings(options),
@@ -71,6 +67,7 @@ class Conducting {
       join.processes = options_.processes;
       join.devices_per_process = options_.devices_per_process;
       join.host = own_host_name();
+      join.text = core_place();
       conductor_.joined(kOwnNode, join);
     }
     process_.console().set_status([this] { return status(); });
@@ -78,9 +75,7 @@ class Conducting {
     const int code = process_.run({
         .interrupted = [this](int signal) { conductor_.interrupt(signal); },
         .passed_on =
-            [this](int signal) {
-              if (node_) node_->crew().signal_all(signal);
-            },
+            [this](int signal) { pass_on(signal); },
         .child_ended =
             [this](pid_t pid, int how, int status) {
               if (node_ && node_->crew().child_ended(pid, how, status)) return;
@@ -103,7 +98,10 @@ class Conducting {
     return {
         .send =
             [this](Conductor::Node node, const AgentMessage& message) {
-              if (node == kOwnNode && node_) return node_->handle(message);
+              if (node == kOwnNode && node_) {
+                if (message.kind == AgentMessage::Kind::signal && !message.text.empty()) process_.console().say(message.text);
+                return node_->handle(message);
+              }
               const auto found = links_.find(node);
               if (found == links_.end()) return;
               AgentMessage named = message;
@@ -128,7 +126,7 @@ class Conducting {
   void welcome(UniqueFd connection, const Address& peer) {
     const Conductor::Node node = next_node_++;
     links_[node] = std::make_unique<AgentLink>(
-        process_.poller(), std::move(connection),
+        process_.poller(), std::move(connection), AgentLink::Options{.heartbeat = options_.heartbeat},
         AgentLink::Events{.received = [this, node](const AgentMessage& message) { on_message(node, message); },
                           .lost =
                               [this, node](const std::string& reason) {
@@ -156,6 +154,14 @@ class Conducting {
     conductor_.joined(node, join);
   }
 
+  /// Ctrl-Z here stops the workers of all nodes, and SIGCONT continues them: half a job would only wait for the other
+  /// half, and take it for dead. SIGUSR1 and SIGUSR2 go to the workers that this launcher has started.
+  void pass_on(int signal) {
+    if (signal == SIGSTOP || signal == SIGCONT) process_.console().pause(signal == SIGSTOP);
+    if (signal == SIGSTOP || signal == SIGCONT || remote_) return conductor_.pass_on(kOwnNode, signal, own_host_name());
+    if (node_) node_->crew().signal_all(signal);
+  }
+
   void on_remote_end(int host, const std::string& why) {
     conductor_.fail(fmt::format("maniple: host {}: {}", options_.hosts[static_cast<std::size_t>(host)].host, why), 2);
   }
@@ -171,7 +177,8 @@ class Conducting {
   void record() {
     if (!record_ && conductor_.state() == Conductor::State::running) {
       JobInfo info{.id = job_, .command = fmt::format("{}", fmt::join(options_.command, " ")),
-                   .world_size = conductor_.world_size()};
+                   .world_size = conductor_.world_size(),
+                   .pid = ::getppid()};  // the process in front, which takes signals
       for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
       if (info.hosts.empty()) info.hosts.push_back(own_host_name());
       record_ = std::make_unique<JobRecord>(std::move(info));
@@ -218,8 +225,9 @@ class Conducting {
 
 }  // namespace
 
-int conduct(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Secret& secret) {
-  Conducting conducting(options, std::move(control), std::move(listener), secret);
+int conduct(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Address& master,
+            const Secret& secret) {
+  Conducting conducting(options, std::move(control), std::move(listener), master, secret);
   return conducting.run();
 }
 

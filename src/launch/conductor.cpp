@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@ constexpr Seconds kVerdictPatience{0.15};
 constexpr Seconds kVerdictSoon{0.01};
 constexpr Seconds kVerdictNodes{0.05};
 constexpr Seconds kReminder{5.0};
+constexpr int kUnusable = 2;  // the exit code for a port that cannot be had
 
 }  // namespace
 
@@ -61,6 +63,7 @@ void Conductor::joined(Node node, const AgentMessage& join) {
     return;
   }
   nodes_[node] = NodeInfo{.host = join.host,
+                          .core_place = join.text,
                           .wanted_rank = join.node_rank,
                           .processes = join.processes,
                           .devices_per_process = join.devices_per_process};
@@ -77,7 +80,8 @@ void Conductor::lost(Node node, const std::string& reason) {
   if (found == nodes_.end()) return;
   const NodeInfo info = found->second;
   nodes_.erase(found);
-  if (info.node_rank < 0 || state_ == State::done) return;
+  if (state_ == State::done) return;
+  if (info.node_rank < 0) return hands_.say(fmt::format("maniple: host {} has left before the start: {}", info.host, reason));
   const std::string text =
       fmt::format("maniple: node {} (host {}) is lost: {}", info.node_rank, info.host, reason);
   if (state_ == State::reserving || state_ == State::running) {
@@ -171,12 +175,18 @@ void Conductor::start_all(const AgentMessage& reserved) {
   start.world_size = world_size_;
   start.host = reserved.host;
   start.port = reserved.port;
+  std::map<std::string, int> sharing, placed;  // ranks at each place: all, and those that have their cores
+  for (const auto& [node, info] : nodes_) {
+    if (info.node_rank >= 0) sharing[info.core_place] += info.processes;
+  }
   for (const Node node : in_order()) {
     const auto found = nodes_.find(node);
     if (found == nodes_.end() || found->second.node_rank < 0) continue;
     start.node_rank = found->second.node_rank;
     start.processes = found->second.processes;
     start.devices_per_process = found->second.devices_per_process;
+    start.core_total = sharing[found->second.core_place];
+    start.core_first = std::exchange(placed[found->second.core_place], placed[found->second.core_place] + start.processes);
     start.node_count = 0;
     for (const auto& [other, info] : nodes_) start.node_count += info.node_rank >= 0 ? 1 : 0;
     hands_.send(node, start);
@@ -192,12 +202,13 @@ void Conductor::start_all(const AgentMessage& reserved) {
 
 void Conductor::received(Node node, const AgentMessage& message) {
   if (message.kind == Kind::interrupt) return interrupt(message.signal);
+  if (message.kind == Kind::signal) return pass_on(node, message.signal, message.host);
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || message.generation != generation_) return;
   switch (message.kind) {
     case Kind::reserved:
       if (state_ != State::reserving) return;
-      if (message.port == 0) return quit(1, message.text);
+      if (message.port == 0) return quit(kUnusable, message.text);
       start_all(message);
       return;
     case Kind::failed:
@@ -308,6 +319,21 @@ void Conductor::interrupt(int signal) {
                            options_.interrupt_grace.count()));
   }
   if (state_ != State::stopping) stop_all(signal, options_.interrupt_grace);
+}
+
+void Conductor::pass_on(Node from, int signal, const std::string& host) {
+  AgentMessage message{.kind = Kind::signal};
+  message.signal = signal;
+  std::vector<Node> all;
+  for (const auto& [node, info] : nodes_) all.push_back(node);
+  const std::string news = signal == SIGSTOP   ? fmt::format("maniple: suspended on host {}; `fg` there continues the job", host)
+                           : signal == SIGCONT ? fmt::format("maniple: continued on host {}", host)
+                                               : std::string();
+  const bool several = all.size() > 1;
+  for (const Node node : all) {
+    message.text = node == from || !several ? std::string() : news;
+    hands_.send(node, message);
+  }
 }
 
 void Conductor::fail(const std::string& text, int code) {

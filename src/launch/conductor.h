@@ -53,6 +53,8 @@ class Conductor {
   void received(Node node, const AgentMessage& message);
   void rang(Clock clock);
   void interrupt(int signal);
+  /// A signal for all workers of the job; `from` needs no words about it.
+  void pass_on(Node from, int signal, const std::string& host);
   /// Ends the job because of the launcher itself (its output was closed, for instance).
   void fail(const std::string& text, int code);
 
@@ -64,6 +66,7 @@ class Conductor {
  private:
   struct NodeInfo {
     std::string host;
+    std::string core_place;  // nodes of the same place share its cores
     int wanted_rank = -1;
     int processes = 1;
     int devices_per_process = 0;

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "launch/foreground.h"
+
 namespace maniple::launch {
 namespace {
 
@@ -65,7 +67,7 @@ void Console::set_status(std::function<std::string()> text) {
 
 void Console::draw() {
   timer_ = poller_.call_after(kRedraw, [this] { draw(); });
-  if (!err_.empty() || !out_.empty()) return;
+  if (paused_ || !err_.empty() || !out_.empty() || !in_foreground()) return;
   std::string line = status_();
   const std::size_t width = terminal_width();
   if (line.size() + 1 > width) line.resize(width > 1 ? width - 1 : 0);
@@ -73,6 +75,11 @@ void Console::draw() {
   err_.append(line);
   err_.flush();
   drawn_ = true;
+}
+
+void Console::pause(bool paused) {
+  paused_ = paused;
+  make_room();
 }
 
 void Console::finish() {

@@ -42,6 +42,8 @@ class Console {
   /// The text of the status line is asked for when it is drawn. Called at most four times a second.
   void set_status(std::function<std::string()> text);
 
+  /// While it is paused (the job is in the background of a shell) no status is drawn.
+  void pause(bool paused);
   /// Erases the status line for good.
   void finish();
   /// For an agent that learns them late. No worker may have been started yet.
@@ -59,6 +61,7 @@ class Console {
   OutputStream err_;
   std::function<std::string()> status_;
   bool drawn_ = false;
+  bool paused_ = false;
   Poller::Timer timer_ = 0;
 };
 

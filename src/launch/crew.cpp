@@ -13,6 +13,7 @@
 #include "base/system_error.h"
 #include "launch/binding.h"
 #include "launch/descendants.h"
+#include "launch/foreground.h"
 #include "launch/worker.h"
 
 namespace maniple::launch {
@@ -38,10 +39,7 @@ std::string search_path_of(const Environment& environment) {
 }
 
 /// A terminal belongs to the shell while this job is in the background.
-bool may_read_input() {
-  const pid_t foreground = ::tcgetpgrp(STDIN_FILENO);
-  return foreground < 0 || foreground == ::getpgid(::getppid()) || foreground == ::getpgrp();
-}
+bool may_read_input() { return ::isatty(STDIN_FILENO) == 0 || in_foreground(); }
 
 }  // namespace
 
@@ -58,21 +56,56 @@ Crew::~Crew() {
   close_outputs();
 }
 
-void Crew::start(const std::vector<Seat>& seats, NodeEnvironment node) {
+std::vector<std::vector<int>> Crew::choose(CoreWish wish, NodeEnvironment& node) {
+  const std::vector<Cpu> allowed = allowed_cpus();
+  CoreChoice choice;
+  claim_.release();
+  // More ranks than hardware threads are not bound whatever others do.
+  if (settings_.bind && static_cast<std::size_t>(wish.total) <= allowed.size()) {
+    claim_ = CoreClaim::take(wish.job, wish.generation, [&](const std::vector<HeldCores>& others) {
+      choice = choose_cores(wish, allowed, others);
+      std::vector<int> mine;
+      for (const std::vector<int>& cpus : choice.cpus) mine.insert(mine.end(), cpus.begin(), cpus.end());
+      return mine;
+    });
+  } else {
+    choice = choose_cores(wish, allowed, {});
+    choice.cpus.clear();
+    if (!settings_.bind) choice.why_not = "--bind none";
+  }
+  node.cores = choice.threads * wish.count;
+  const bool asked = settings_.verbose || (settings_.bind && wish.cores_per_rank > 0);
+  if (choice.cpus.empty() && asked) console_.say(fmt::format("maniple: ranks are not bound to cores: {}", choice.why_not));
+  return std::move(choice.cpus);
+}
+
+void Crew::start(const std::vector<Seat>& seats, NodeEnvironment node, int cores_first, int cores_total) {
   MANIPLE_ASSERT(state_ == State::idle);
   const Program program = find_program(settings_.command, search_path_of(settings_.environment));
   make_room_for_workers(static_cast<int>(seats.size()));
   if (!settings_.log_folder.empty()) make_folders(settings_.log_folder);
-  node.cores = allowed_cpu_count();
-  std::vector<std::vector<int>> bound;
-  if (settings_.bind) bound = bind_ranks(allowed_cpus(), static_cast<int>(seats.size()));
+  const int count = static_cast<int>(seats.size());
+  const std::vector<std::vector<int>> bound = choose({.job = node.job,
+                                                      .generation = node.generation,
+                                                      .first = cores_first,
+                                                      .count = count,
+                                                      .total = std::max(cores_total, cores_first + count),
+                                                      .cores_per_rank = settings_.cores_per_process},
+                                                     node);
   members_.clear();
   killed_ = false;
+  stopped_ = false;
   running_ = 0;
   state_ = State::working;
   started_ = Poller::Clock::now();
   try {
-    for (std::size_t i = 0; i < seats.size(); ++i) start_member(seats[i], node, program, bound.empty() ? nullptr : &bound[i]);
+    for (std::size_t i = 0; i < seats.size(); ++i) {
+      start_member(seats[i], node, program, bound.empty() ? nullptr : &bound[i]);
+      if (settings_.verbose) {
+        console_.say(fmt::format("maniple: rank {} is pid {}{}", seats[i].rank, members_.back()->pid,
+                                 bound.empty() ? "" : ", on cores " + describe_cpus(bound[i])));
+      }
+    }
   } catch (...) {
     end_descendants(2000);
     become_idle();
@@ -214,12 +247,15 @@ void Crew::end(int signal, std::chrono::duration<double> grace) {
     }
   } else {
     signal_all(signal);
+    if (stopped_) signal_all(SIGCONT);  // so that they can act on it
     timer_ = poller_.call_after(grace, [this] { kill_rest(); });
   }
   settle();
 }
 
 void Crew::signal_all(int signal) {
+  if (signal == SIGSTOP) stopped_ = true;
+  if (signal == SIGCONT) stopped_ = false;
   for (const auto& member : members_) {
     if (member->running) ::kill(-member->pid, signal);
   }
@@ -278,6 +314,7 @@ void Crew::settle() {
 void Crew::become_idle() {
   poller_.cancel(timer_);
   close_outputs();
+  claim_.release();
   state_ = State::idle;
 }
 

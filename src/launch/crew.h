@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "launch/console.h"
+#include "launch/core_claim.h"
 #include "launch/failure_report.h"
 #include "launch/log_pump.h"
 #include "launch/out_of_memory.h"
@@ -29,6 +30,8 @@ struct CrewSettings {
   std::vector<int> only_ranks = {};///< whose lines are shown; empty: all
   bool quiet = false;
   bool bind = true;
+  int cores_per_process = 0;      ///< 0: all cores are shared out
+  bool verbose = false;           ///< says which cores each rank has
   bool input = true;              ///< rank 0 gets the launcher's standard input
 };
 
@@ -44,7 +47,8 @@ class Crew {
   ~Crew();  ///< kills what is left
 
   /// Starts the processes at `seats`. Throws InvalidArgument or SystemError; then nothing runs.
-  void start(const std::vector<Seat>& seats, NodeEnvironment node);
+  /// `cores_first` and `cores_total`: their place among the ranks of the job on this machine.
+  void start(const std::vector<Seat>& seats, NodeEnvironment node, int cores_first, int cores_total);
 
   /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`.
   void end(int signal, std::chrono::duration<double> grace);
@@ -78,6 +82,7 @@ class Crew {
     OomCounters counters;
   };
 
+  std::vector<std::vector<int>> choose(CoreWish wish, NodeEnvironment& node);
   void start_member(const Seat& seat, const NodeEnvironment& node, const Program& program, const std::vector<int>* cpus);
   void attach(Output& output, UniqueFd fd, Member& member, bool to_err, std::shared_ptr<LogFile> file);
   void read_from(Output& output, bool until_empty);
@@ -94,6 +99,7 @@ class Crew {
   CrewSettings settings_;
   Events events_;
   State state_ = State::idle;
+  bool stopped_ = false; // by SIGSTOP, for the time being
   bool killed_ = false;  // SIGKILL was sent to all
   bool warned_about_files_ = false;
   std::vector<std::unique_ptr<Member>> members_;
@@ -101,6 +107,7 @@ class Crew {
   Poller::Clock::time_point started_{};
   Poller::Timer timer_ = 0;
   std::string buffer_;
+  CoreClaim claim_;
 };
 
 }  // namespace maniple::launch

@@ -6,7 +6,9 @@
 #include "base/check.h"
 #include "launch/agent_link.h"
 #include "launch/agent_process.h"
+#include "launch/binding.h"
 #include "launch/conduct.h"
+#include "launch/job_record.h"
 #include "launch/job_settings.h"
 #include "launch/meeting_point.h"
 #include "launch/node_agent.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr std::chrono::duration<double> kGraceAfterLoss{0.8};
 constexpr int kInterruptedBase = 128;
+constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
 class Following {
  public:
@@ -41,11 +44,13 @@ class Following {
     here_ = Address::of_socket(connection.get()).with_port(0);
     link_ = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection),
+        AgentLink::Options{.heartbeat = options_.heartbeat, .adopt = true},
         AgentLink::Events{.received = [this](const AgentMessage& message) { on_message(message); },
                           .lost = [this](const std::string& reason) { on_lost(reason); }});
     AgentMessage join{.kind = AgentMessage::Kind::join};
     join.node_rank = node_rank;
     join.host = own_host_name();
+    join.text = core_place();
     if (!told_) {
       join.processes = options_.processes;
       join.devices_per_process = options_.devices_per_process;
@@ -65,9 +70,7 @@ class Following {
     return process_.run({
         .interrupted = [this](int signal) { on_interrupt(signal); },
         .passed_on =
-            [this](int signal) {
-              if (node_) node_->crew().signal_all(signal);
-            },
+            [this](int signal) { pass_on(signal); },
         .child_ended =
             [this](pid_t pid, int how, int status) {
               if (node_) node_->crew().child_ended(pid, how, status);
@@ -115,17 +118,44 @@ class Following {
       case AgentMessage::Kind::quit:
         if (!message.text.empty() && !told_) process_.console().say(message.text);
         return leave(message.code);
+      case AgentMessage::Kind::start:
+        if (!node_) return;
+        node_->handle(message);
+        if (!told_) keep_record(message);
+        return;
+      case AgentMessage::Kind::signal:
+        if (!message.text.empty() && !told_) process_.console().say(message.text);
+        [[fallthrough]];
       default:
         if (node_) node_->handle(message);
         return;
     }
   }
 
+  /// For `maniple ps` on this machine. Agents of --hosts have none: their job is listed where it was started.
+  void keep_record(const AgentMessage& start) {
+    if (!record_) {
+      record_ = std::make_unique<JobRecord>(JobInfo{.id = start.text,
+                                                    .command = fmt::format("{}", fmt::join(options_.command, " ")),
+                                                    .world_size = start.processes,
+                                                    .hosts = {own_host_name()},
+                                                    .pid = ::getppid()});
+    }
+    restarts_ = start.generation;
+    if (recording_ == 0) update_record();
+  }
+
+  void update_record() {
+    const int running = node_->crew().running();
+    record_->update(running, restarts_, running > 0 ? "running" : "restarting");
+    recording_ = process_.poller().call_after(kRecordPeriod, [this] { update_record(); });
+  }
+
   void on_lost(const std::string& reason) {
     link_.reset();
     if (leaving_ || process_.stopped()) return;
-    process_.console().say(fmt::format("maniple: the master at {}:{} is lost: {}; this node ends its workers", place_.host,
-                                       place_.port, reason));
+    process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers",
+                                       to_string(place_), reason));
     leave(1);
   }
 
@@ -133,6 +163,18 @@ class Following {
     leaving_ = code;
     if (node_ && node_->crew().busy()) return node_->crew().end(SIGTERM, kGraceAfterLoss);
     process_.stop(code);
+  }
+
+  void pass_on(int signal) {
+    if (signal != SIGSTOP && signal != SIGCONT) {
+      if (node_) node_->crew().signal_all(signal);
+      return;
+    }
+    if (!link_) return;
+    AgentMessage message{.kind = AgentMessage::Kind::signal};
+    message.signal = signal;
+    message.host = own_host_name();
+    link_->send(message);
   }
 
   void on_interrupt(int signal) {
@@ -155,6 +197,9 @@ class Following {
   std::unique_ptr<NodeAgent> node_;
   std::optional<int> leaving_;
   bool interrupted_ = false;
+  std::unique_ptr<JobRecord> record_;
+  int restarts_ = 0;
+  Poller::Timer recording_ = 0;
 };
 
 }  // namespace

@@ -139,7 +139,7 @@ std::optional<JobInfo> decode_job(std::string_view text) {
   return info;
 }
 
-JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)) {
+JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)), writer_(::getpid()) {
   try {
     if (info_.pid == 0) info_.pid = ::getpid();
     if (info_.pid_started == 0) info_.pid_started = start_of_process(info_.pid).value_or(0);
@@ -163,8 +163,7 @@ JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)) {
 }
 
 JobRecord::~JobRecord() {
-  // A child of fork() has a copy of this object, but it is not its job.
-  if (directory_.empty() || info_.pid != ::getpid()) return;
+  if (directory_.empty() || writer_ != ::getpid()) return;
   try {
     const UniqueFd directory = open_job_directory(directory_, false);
     ::unlinkat(directory.get(), name_.c_str(), 0);
@@ -185,7 +184,7 @@ void JobRecord::update(int ranks_up, int restarts, std::string_view state) noexc
 }
 
 void JobRecord::write() noexcept {
-  if (directory_.empty() || info_.pid != ::getpid()) return;
+  if (directory_.empty() || writer_ != ::getpid()) return;
   try {
     const UniqueFd directory = open_job_directory(directory_, true);
     const std::string beside = name_ + ".new";

@@ -22,7 +22,7 @@ struct JobInfo {
   std::string command;  ///< as typed, for people
   int world_size = 0;
   std::vector<std::string> hosts = {};
-  pid_t pid = 0;  ///< of the launcher; 0: this process
+  pid_t pid = 0;  ///< of the launcher, as the user sees it and may signal it; 0: this process
   std::uint64_t pid_started =
       0;  ///< its start in clock ticks after boot, which tells it from a later process of that number
   std::string pid_space = {};  ///< the pid name space the number belongs to
@@ -49,6 +49,7 @@ class JobRecord {
   void write() noexcept;
 
   JobInfo info_;
+  pid_t writer_;           // this process: a child of fork() has a copy of this object, but it is not its job
   std::string directory_;  // empty: there is no file
   std::string name_;
 };

@@ -54,7 +54,9 @@ CrewSettings crew_settings(const LaunchOptions& options) {
                         .log_folder = options.log_folder,
                         .only_ranks = options.only_ranks,
                         .quiet = options.console.quiet,
-                        .bind = options.bind};
+                        .bind = options.bind,
+                        .cores_per_process = options.cores_per_process,
+                        .verbose = options.verbose};
   for (const Assignment& assignment : options.environment) {
     if (!assignment.inherit) set_variable(settings.environment, assignment.name, assignment.value);
   }
@@ -80,6 +82,8 @@ std::vector<std::string> to_words(const LaunchOptions& options, Console& console
   if (!options.console.prefix) add("no_prefix", "1");
   if (console.prefix_for(0, false).starts_with("\x1b")) add("colour", "1");
   if (!options.bind) add("no_bind", "1");
+  if (options.verbose) add("verbose", "1");
+  add("cores_per_process", std::to_string(options.cores_per_process));
   add("max_restarts", std::to_string(options.restarts.max_restarts));
   return words;
 }
@@ -102,6 +106,8 @@ LaunchOptions from_words(const std::vector<std::string>& words) {
     else if (name == "no_prefix") options.console.prefix = false;
     else if (name == "colour") options.console.colour = ColourChoice::always;
     else if (name == "no_bind") options.bind = false;
+    else if (name == "verbose") options.verbose = true;
+    else if (name == "cores_per_process") options.cores_per_process = number_in(value);
     else if (name == "max_restarts") options.restarts.max_restarts = number_in(value);
     else throw ProtocolError("an unknown setting: " + name);
   }

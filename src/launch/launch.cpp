@@ -12,6 +12,7 @@
 #include "launch/meeting_point.h"
 #include "launch/program.h"
 #include "launch/remote_start.h"
+#include "net/port_holder.h"
 #include "rendezvous/secret_source.h"
 
 namespace maniple::launch {
@@ -40,29 +41,59 @@ void check(const LaunchOptions& options) {
   }
 }
 
-int conduct_hosts(const LaunchOptions& options, UniqueFd control) {
-  UniqueFd listener = listen_on(address_towards(options.hosts));
-  return conduct(options, std::move(control), std::move(listener), Secret::random());
+/// Where this launcher stands in the job: found out before anything is started.
+struct Standing {
+  UniqueFd listener = {};      // none: it follows, or the job has one node
+  Address master = {};         // one node: where rank 0 listens
+  Secret secret = {};
+  bool follows = false;
+  bool taken = false;          // somebody else listens at the master's place, on this host
+};
+
+Standing find_standing(const LaunchOptions& options, int cancel) {
+  if (!options.hosts.empty()) {
+    return {.listener = listen_on(address_towards(options.hosts, cancel)), .secret = Secret::random()};
+  }
+  if (options.nodes.max == 1) {
+    return {.master = options.master ? own_address(*options.master, cancel) : Address::parse("127.0.0.1:0"),
+            .secret = Secret::random()};
+  }
+  const Secret secret = shared_secret(options);
+  if (options.node_rank > 0) return {.secret = secret, .follows = true};
+  const bool anyone = options.node_rank < 0;
+  try {
+    MasterListener place =
+        listen_as_master(*options.master, secret, anyone, Deadline::after(options.join_timeout), cancel);
+    MANIPLE_REQUIRE(place.fd || anyone,
+                    "--master is {}, which is not an address of this host; --node-rank 0 belongs on that host",
+                    options.master->host);
+    const bool follows = !place.fd;
+    return {.listener = std::move(place.fd), .secret = secret, .follows = follows, .taken = place.taken};
+  } catch (const SystemError& error) {
+    throw InvalidArgument(fmt::format("--master {}: {}", to_string(*options.master), error.what()));
+  }
 }
 
 int run_agent(const LaunchOptions& options, UniqueFd control) {
-  if (!options.hosts.empty()) return conduct_hosts(options, std::move(control));
-  if (options.nodes.max == 1) return conduct(options, std::move(control), {}, Secret::random());
-  const Secret secret = shared_secret(options);
-  UniqueFd listener;
-  if (options.node_rank <= 0) {
-    const bool anyone = options.node_rank < 0;
-    try {
-      listener = listen_as_master(*options.master, secret, anyone, Deadline::after(options.join_timeout));
-    } catch (const SystemError& error) {
-      throw InvalidArgument(fmt::format("--master {}:{}: {}", options.master->host, options.master->port, error.what()));
-    }
-    MANIPLE_REQUIRE(listener || anyone,
-                    "--master is {}, which is not an address of this host; --node-rank 0 belongs on that host",
-                    options.master->host);
+  Standing standing;
+  try {
+    standing = find_standing(options, control.get());
+  } catch (const Aborted&) {
+    unsigned char signal = SIGTERM;
+    const ssize_t got = ::read(control.get(), &signal, 1);
+    return 128 + (got == 1 ? signal : SIGTERM);
   }
-  if (listener) return conduct(options, std::move(control), std::move(listener), secret);
-  return follow(options, std::move(control), secret);
+  if (!standing.follows) {
+    return conduct(options, std::move(control), std::move(standing.listener), standing.master, standing.secret);
+  }
+  try {
+    return follow(options, std::move(control), standing.secret);
+  } catch (const Error& error) {
+    if (!standing.taken) throw;
+    const auto holder = describe_port_holder(options.master->port);
+    throw InvalidArgument(fmt::format("--master {}: the port is taken{}: {}", to_string(*options.master),
+                                      holder ? " by " + *holder : "", error.what()));
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/console.h"
+#include "launch/heartbeat.h"
 #include "launch/option_values.h"
 #include "launch/rank_plan.h"
 #include "launch/restart_policy.h"
@@ -27,12 +28,15 @@ struct LaunchOptions {
   std::string secret_file;
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};
+  Heartbeat heartbeat;                 ///< that of the conductor counts for all nodes
 
   std::vector<HostSlots> hosts;        ///< not empty: agents are started there
   std::string rsh = "ssh";
   std::string remote_maniple;          ///< empty: the path of this program
 
   bool bind = true;
+  int cores_per_process = 0;           ///< 0: all cores are shared out
+  bool verbose = false;
   std::string log_folder;
   std::vector<int> only_ranks;
   ConsoleOptions console;

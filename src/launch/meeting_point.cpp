@@ -20,13 +20,15 @@ constexpr const char* kTopic = "launcher";
 constexpr std::chrono::seconds kTry{2};
 constexpr std::chrono::seconds kResolve{10};
 
-std::vector<Address> addresses_of(const MasterPlace& place, const Secret& secret, Deadline deadline) {
+std::vector<Address> addresses_of(const MasterPlace& place, const Secret& secret, Deadline deadline, int cancel) {
   const Deadline soon = Deadline::sooner(deadline, Deadline::after(kResolve));
   std::vector<Address> addresses;
   try {
-    addresses = Address::resolve(place.host, place.port, soon);
+    addresses = Address::resolve(place.host, place.port, soon, cancel);
+  } catch (const Aborted&) {
+    throw;
   } catch (const Error& error) {
-    throw InvalidArgument(fmt::format("--master {}:{}: {}", place.host, place.port, error.what()));
+    throw InvalidArgument(fmt::format("--master {}: {}", to_string(place), error.what()));
   }
   for (const Address& address : addresses) {
     MANIPLE_REQUIRE(!address.is_wildcard(), "--master is {}, which means every address; expected that of one host",
@@ -125,23 +127,34 @@ UniqueFd listen_or_see_another(const Address& address, Deadline deadline) {
 
 }  // namespace
 
-UniqueFd listen_as_master(const MasterPlace& place, const Secret& secret, bool port_may_be_taken, Deadline deadline) {
-  for (const Address& address : addresses_of(place, secret, deadline)) {
+MasterListener listen_as_master(const MasterPlace& place, const Secret& secret, bool port_may_be_taken, Deadline deadline,
+                                int cancel) {
+  for (const Address& address : addresses_of(place, secret, deadline, cancel)) {
     try {
-      return listen_on(address);
+      return {.fd = listen_on(address)};
     } catch (const SystemError& error) {
       if (error.code() == EADDRNOTAVAIL) continue;
       if (error.code() != EADDRINUSE || !port_may_be_taken) throw;
-      if (UniqueFd mine = listen_or_see_another(address, deadline)) return mine;
-      return {};
+      if (UniqueFd mine = listen_or_see_another(address, deadline)) return {.fd = std::move(mine)};
+      return {.taken = true};
     }
   }
   return {};
 }
 
+Address own_address(const MasterPlace& place, int cancel) {
+  try {
+    return Address::resolve(place.host, place.port, Deadline::after(kResolve), cancel).front();
+  } catch (const Aborted&) {
+    throw;
+  } catch (const Error& error) {
+    throw InvalidArgument(fmt::format("--master {}: {}", to_string(place), error.what()));
+  }
+}
+
 UniqueFd dial_master(const MasterPlace& place, const Secret& secret, Deadline deadline, int cancel,
                      const std::function<void(const std::string&)>& waiting) {
-  const std::vector<Address> addresses = addresses_of(place, secret, deadline);
+  const std::vector<Address> addresses = addresses_of(place, secret, deadline, cancel);
   const Hello hello{.role = Role::control, .rank = -1, .topic = kTopic};
   const auto start = Deadline::Clock::now();
   bool told = false;
@@ -159,11 +172,11 @@ UniqueFd dial_master(const MasterPlace& place, const Secret& secret, Deadline de
     }
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
     if (deadline.expired()) {
-      throw Timeout(fmt::format("no master at {}:{} within {:.0f} s: {}; start `maniple run` with --node-rank 0 there",
-                                place.host, place.port, waited.count(), reason));
+      throw Timeout(fmt::format("no master at {} within {:.0f} s: {}; start `maniple run` with --node-rank 0 there",
+                                to_string(place), waited.count(), reason));
     }
     if (!told && waited.count() > 3) {
-      waiting(fmt::format("maniple: waiting for the master at {}:{}: {}", place.host, place.port, reason));
+      waiting(fmt::format("maniple: waiting for the master at {}: {}", to_string(place), reason));
       told = true;
     }
     pollfd state{.fd = cancel, .events = POLLIN, .revents = 0};

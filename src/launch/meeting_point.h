@@ -34,9 +34,18 @@ class MeetingPoint {
 /// Who launchers say they are.
 Identity launcher_identity(const Secret& secret);
 
+struct MasterListener {
+  UniqueFd fd = {};
+  bool taken = false;  ///< the address is this host's, but somebody listens there already
+};
 /// Listens at the one of the master's addresses that is this host's; nothing if none is, or if `port_may_be_taken` and
-/// another launcher listens there. Throws SystemError when the port is taken otherwise.
-UniqueFd listen_as_master(const MasterPlace& place, const Secret& secret, bool port_may_be_taken, Deadline deadline);
+/// another process, most likely a launcher, listens there. Throws SystemError when the port is taken otherwise, Aborted
+/// when `cancel` is readable while a name is being resolved.
+MasterListener listen_as_master(const MasterPlace& place, const Secret& secret, bool port_may_be_taken, Deadline deadline,
+                                int cancel);
+
+/// For a job of one node: the address that --master names. Throws InvalidArgument naming the host, Aborted.
+Address own_address(const MasterPlace& place, int cancel);
 
 /// Dials until the deadline. Throws Timeout naming the address; Aborted when `cancel` is readable. `waiting` is called
 /// once if it takes longer than a few seconds.

@@ -90,6 +90,7 @@ void NodeAgent::handle(const AgentMessage& message) {
   switch (message.kind) {
     case Kind::reserve: return reserve(message.generation);
     case Kind::start: return start(message);
+    case Kind::signal: return crew_.signal_all(message.signal);
     case Kind::stop: return crew_.end(message.signal, std::chrono::milliseconds(message.grace_ms));
     default: return;
   }
@@ -137,7 +138,7 @@ void NodeAgent::start(const AgentMessage& order) {
     if (!secret.is_none()) secret_ = secret_in_memory(secret);
     node.secret_fd = secret_.get();
     if (order.devices_per_process > 0) node.devices = visible_devices(settings_.crew.environment);
-    crew_.start(seats, std::move(node));
+    crew_.start(seats, std::move(node), order.core_first, order.core_total);
   } catch (const ProgramError& error) {
     report_failed_start(order, error.what(), error.exit_code);
   } catch (const Error& error) {

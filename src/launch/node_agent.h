@@ -27,7 +27,7 @@ class NodeAgent {
 
   NodeAgent(Poller& poller, Console& console, NodeSettings settings, Reply reply);
 
-  /// reserve, start, stop. Others are not for a node.
+  /// reserve, start, signal, stop. Others are not for a node.
   void handle(const AgentMessage& message);
 
   Crew& crew() noexcept { return crew_; }

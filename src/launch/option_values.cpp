@@ -58,6 +58,8 @@ std::optional<Parts> split_host(std::string_view text) {
     if (!after.empty() && after.front() != ':') return std::nullopt;
     parts.has_rest = !after.empty();
     if (parts.has_rest) parts.rest = after.substr(1);
+  } else if (text.find(':') != text.rfind(':')) {
+    parts.host = text;  // an IPv6 address and no number: that would need brackets
   } else {
     const auto colon = text.find(':');
     parts.host = text.substr(0, colon);
@@ -153,9 +155,16 @@ std::vector<HostSlots> read_hostfile(const std::string& path) {
 
 MasterPlace parse_master(std::string_view text) {
   const auto parts = split_host(text);
+  MANIPLE_REQUIRE(!parts || text.starts_with('[') || parts->host.find(':') == std::string_view::npos,
+                  "--master is \"{}\"; an IPv6 address stands in brackets, as in [fd00::1]:29500", text);
   const auto port = parts && parts->has_rest ? number(parts->rest, 0, 65535) : std::optional<int>(kDefaultMasterPort);
   MANIPLE_REQUIRE(parts && port, "--master is \"{}\"; expected HOST:PORT, as in 10.0.0.1:29500", text);
   return {.host = std::string(parts->host), .port = static_cast<std::uint16_t>(*port)};
+}
+
+std::string to_string(const MasterPlace& place) {
+  const bool bare_v6 = place.host.find(':') != std::string::npos;
+  return bare_v6 ? fmt::format("[{}]:{}", place.host, place.port) : fmt::format("{}:{}", place.host, place.port);
 }
 
 int parse_process_count(std::string_view text, int gpus, int cores) {

@@ -16,7 +16,7 @@ struct HostSlots {
   friend bool operator==(const HostSlots&, const HostSlots&) = default;
 };
 
-/// "a:4,b:4" or "a,b"; an IPv6 address stands in brackets: "[fe80::1]:4".
+/// "a:4,b:4" or "a,b"; an IPv6 address with a number stands in brackets: "[fd00::1]:4".
 std::vector<HostSlots> parse_hosts(std::string_view text);
 
 /// A line for each host: "a:4", "a 4", "a slots=4" or "a"; # begins a comment. `name` is for messages.
@@ -32,6 +32,8 @@ struct MasterPlace {
 };
 /// "host:port" or "host" (port 29500, as everywhere in the PyTorch world).
 MasterPlace parse_master(std::string_view text);
+/// "10.0.0.1:29500", "[::1]:29500"
+std::string to_string(const MasterPlace& place);
 
 /// Processes per node: a number, or "auto" (as many as GPUs, else cores), "gpu", "cpu".
 int parse_process_count(std::string_view text, int gpus, int cores);

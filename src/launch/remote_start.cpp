@@ -57,7 +57,7 @@ bool is_this_host(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == "::1" || host == own_host_name();
 }
 
-Address address_towards(const std::vector<HostSlots>& hosts) {
+Address address_towards(const std::vector<HostSlots>& hosts, int cancel) {
   const std::string interface_name = knob_text(Knob::interface_name);
   if (!interface_name.empty()) return Address::of_interface(interface_name).with_port(0);
   for (const HostSlots& host : hosts) {
@@ -66,8 +66,10 @@ Address address_towards(const std::vector<HostSlots>& hosts) {
     const auto at = host.host.find('@');
     const std::string name = at == std::string::npos ? host.host : host.host.substr(at + 1);
     try {
-      const auto addresses = Address::resolve(name, 1, Deadline::after(kResolve));
+      const auto addresses = Address::resolve(name, 1, Deadline::after(kResolve), cancel);
       return route_to(addresses.front()).with_port(0);
+    } catch (const Aborted&) {
+      throw;
     } catch (const Error& error) {
       throw InvalidArgument(fmt::format("--hosts: host {}: {}", host.host, error.what()));
     }
@@ -127,18 +129,21 @@ void RemoteStart::start(const LaunchOptions& options, std::size_t host, const Ad
     output.fd = std::move(fd);
     output.pump = std::make_unique<LogPump>(console_, LogPump::Route{.to_err = to_err, .shown = true, .prefix = {}},
                                             placed.words, nullptr);
-    poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output); });
+    watch(output);
   };
   attach(placed.out, std::move(started.out), false);
   attach(placed.err, std::move(started.err), true);
 }
 
+void RemoteStart::watch(Output& output) {
+  if (output.fd) poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output); });
+}
+
 void RemoteStart::read_from(Output& output) {
   if (output.pump->congested()) {  // the kernel's pipe, ssh and the agent behind it hold the rest
-    poller_.modify(output.fd.get(), 0);
-    poller_.call_after(std::chrono::duration<double>(0.02), [this, &output] {
-      if (output.fd) poller_.modify(output.fd.get(), EPOLLIN);
-    });
+    // Not watched at all: a pipe whose writer has gone would be reported again and again.
+    poller_.forget(output.fd.get());
+    poller_.call_after(std::chrono::duration<double>(0.02), [this, &output] { watch(output); });
     return;
   }
   char buffer[65536];

@@ -46,6 +46,7 @@ class RemoteStart {
     std::shared_ptr<LastWords> words;
   };
   void start(const LaunchOptions& options, std::size_t host, const Address& conductor, const Secret& secret);
+  void watch(Output& output);
   void read_from(Output& output);
 
   Poller& poller_;
@@ -58,8 +59,8 @@ class RemoteStart {
 bool is_this_host(const std::string& host);
 
 /// The address at which agents on the hosts can reach this machine, port 0. Throws InvalidArgument naming a host that
-/// cannot be resolved.
-Address address_towards(const std::vector<HostSlots>& hosts);
+/// cannot be resolved, Aborted when `cancel` is readable.
+Address address_towards(const std::vector<HostSlots>& hosts, int cancel);
 
 /// The command for a remote shell: words that a shell would read as they are. Pure.
 std::string quoted(const std::string& word);

@@ -18,8 +18,9 @@ class Address {
   Address() = default;
 
   /// All addresses of a host name or literal, in the resolver's order. Throws SystemError naming the host and the
-  /// reason. The lookup runs aside, so that a slow resolver cannot outlast the deadline.
-  static std::vector<Address> resolve(const std::string& host, std::uint16_t port, Deadline deadline);
+  /// reason, Timeout at the deadline (the lookup runs aside, so that a slow resolver cannot outlast it), Aborted as soon
+  /// as `cancel` (a descriptor; -1: none) is readable.
+  static std::vector<Address> resolve(const std::string& host, std::uint16_t port, Deadline deadline, int cancel = -1);
   /// A Unix socket in the abstract name space (no file, gone with its owner).
   static Address unix_abstract(std::string_view name);
   static Address of_socket(int fd);  ///< getsockname

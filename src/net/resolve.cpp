@@ -2,12 +2,15 @@
 // slow.
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/check.h"
@@ -17,19 +20,18 @@
 namespace maniple {
 namespace {
 
-struct Lookup {
-  std::mutex mutex;
-  std::condition_variable finished;
-  bool done = false;
+constexpr double kNoticeable_s = 0.5;  // an error that took longer says so
+
+struct Answer {
   int status = 0;  // EAI_...
   int code = 0;    // errno, for EAI_SYSTEM
   std::vector<Address> addresses;
 };
 
-struct Answer {
-  int status = 0;
-  int code = 0;
-  std::vector<Address> addresses;
+struct Lookup {
+  std::mutex mutex;
+  std::optional<Answer> answer;
+  UniqueFd finished{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // readable once there is an answer
 };
 
 Answer ask(const std::string& host, int flags) {
@@ -54,41 +56,56 @@ std::vector<Address> with_ports(std::vector<Address> addresses, std::uint16_t po
   return addresses;
 }
 
+/// False when the deadline has passed; throws Aborted when `cancel` is readable.
+bool wait_for_answer(const Lookup& lookup, const std::string& host, Deadline deadline, int cancel) {
+  for (;;) {
+    pollfd waiting[2] = {{.fd = lookup.finished.get(), .events = POLLIN, .revents = 0},
+                         {.fd = cancel, .events = POLLIN, .revents = 0}};
+    const int ready = ::poll(waiting, 2, deadline.poll_ms());
+    if (ready < 0 && errno != EINTR) throw_system_error("poll");
+    if (ready > 0 && waiting[0].revents != 0) return true;
+    if (ready > 0) throw Aborted(fmt::format("resolving host \"{}\": given up", host));
+    if (ready == 0 && deadline.expired()) return false;
+  }
+}
+
 }  // namespace
 
-std::vector<Address> Address::resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+std::vector<Address> Address::resolve(const std::string& host, std::uint16_t port, Deadline deadline, int cancel) {
   MANIPLE_REQUIRE(!host.empty(), "an empty host name cannot be resolved");
   if (Answer literal = ask(host, AI_NUMERICHOST); literal.status == 0) return with_ports(literal.addresses, port);
 
   const auto start = Deadline::Clock::now();
   auto lookup = std::make_shared<Lookup>();
+  if (!lookup->finished) throw_system_error("eventfd");
   std::thread([lookup, host] {
     Answer answer = ask(host, 0);
     const std::lock_guard lock(lookup->mutex);
-    lookup->status = answer.status;
-    lookup->code = answer.code;
-    lookup->addresses = std::move(answer.addresses);
-    lookup->done = true;
-    lookup->finished.notify_all();
+    lookup->answer = std::move(answer);
+    const std::uint64_t one = 1;
+    const ssize_t rung = ::write(lookup->finished.get(), &one, sizeof one);
+    (void)rung;  // the first write to an eventfd does not fail
   }).detach();
 
-  std::unique_lock lock(lookup->mutex);
-  const auto done = [&] { return lookup->done; };
-  if (deadline.is_never()) {
-    lookup->finished.wait(lock, done);
-  } else if (!lookup->finished.wait_until(lock, deadline.when(), done)) {
-    const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
+  const bool in_time = wait_for_answer(*lookup, host, deadline, cancel);
+  const double waited = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
+  if (!in_time) {
     throw Timeout(
-        fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s", host, waited.count()));
+        fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s; check the name and "
+                    "/etc/resolv.conf, or give the address in numbers",
+                    host, waited));
   }
-  if (lookup->status != 0 || lookup->addresses.empty()) {
-    const std::string reason = lookup->status == 0            ? "it has no IPv4 or IPv6 address"
-                               : lookup->status == EAI_SYSTEM ? errno_text(lookup->code)
-                                                              : ::gai_strerror(lookup->status);
+  const std::lock_guard lock(lookup->mutex);
+  const Answer& answer = *lookup->answer;
+  if (answer.status != 0 || answer.addresses.empty()) {
+    std::string reason = answer.status == 0            ? "it has no IPv4 or IPv6 address"
+                         : answer.status == EAI_SYSTEM ? errno_text(answer.code)
+                                                       : ::gai_strerror(answer.status);
+    if (waited >= kNoticeable_s) reason += fmt::format(" (after {:.1f} s)", waited);
     throw SystemError(fmt::format("resolving host \"{}\": {}", host, reason),
-                      lookup->status == EAI_SYSTEM ? lookup->code : EADDRNOTAVAIL);
+                      answer.status == EAI_SYSTEM ? answer.code : EADDRNOTAVAIL);
   }
-  return with_ports(lookup->addresses, port);
+  return with_ports(answer.addresses, port);
 }
 
 }  // namespace maniple

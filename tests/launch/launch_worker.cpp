@@ -1,6 +1,7 @@
 // A rank for the tests of the launcher: launch_worker WORD [ARGUMENT]
 //   join           joins, passes a barrier, adds up the ranks
 //   die R          joins; rank R kills itself, the others wait for it
+//   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
 //   eat            takes memory until somebody objects
 #include <unistd.h>
@@ -33,12 +34,22 @@ int main(int argc, char** argv) try {
     }
     return 0;
   }
-  auto world = maniple::join();
+  maniple::JoinOptions options;
+  if (const char* limit = std::getenv("JOIN_TIMEOUT")) options.join_timeout = std::chrono::seconds(std::atol(limit));
+  auto world = maniple::join(options);
   float sum = static_cast<float>(world->rank());
   world->all_reduce(maniple::buffer_of(sum));
   if (word == "die") {
     if (world->rank() == argument) ::kill(::getpid(), SIGKILL);
     world->barrier();
+  }
+  if (word == "until") {
+    std::printf("joined\n");
+    std::fflush(stdout);
+    for (float end = 0; end == 0;) {
+      end = world->rank() == 0 && ::access(argv[2], F_OK) == 0 ? 1.0F : 0.0F;
+      world->all_reduce(maniple::buffer_of(end));
+    }
   }
   world->barrier();
   std::printf("sum %g of %d restart %s\n", static_cast<double>(sum), world->size(), std::getenv("MANIPLE_RESTART_COUNT"));

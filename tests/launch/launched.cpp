@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 
@@ -68,7 +69,7 @@ Launched::Launched(const std::vector<std::string>& arguments, const Setting& set
   const UniqueFd input(ends[1]);
   if (::write(input.get(), setting.input.data(), setting.input.size()) < 0) throw std::runtime_error("write");
 
-  std::vector<std::string> argv = {maniple_program()};
+  std::vector<std::string> argv = {setting.program.empty() ? maniple_program() : setting.program};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<std::string> env;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -176,6 +177,36 @@ std::vector<pid_t> processes_with(const std::string& mark) {
   }
   ::closedir(folder);
   return found;
+}
+
+pid_t Launched::agent() const {
+  std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid_, pid_));
+  pid_t agent = 0;
+  if (!(file >> agent)) throw std::runtime_error("the launcher has no agent");
+  return agent;
+}
+
+namespace {
+
+/// The fields of /proc/PID/stat after the name, which may hold blanks; the state is the first.
+std::vector<std::string> stat_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::istringstream rest(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  return {std::istream_iterator<std::string>(rest), {}};
+}
+
+}  // namespace
+
+char state_of(pid_t pid) {
+  const auto fields = stat_of(pid);
+  return fields.empty() ? '\0' : fields.front().front();
+}
+
+double processor_time_of(pid_t pid) {
+  const auto fields = stat_of(pid);
+  if (fields.size() < 13 || fields.front() == "Z") return -1;
+  return static_cast<double>(std::stoll(fields[11]) + std::stoll(fields[12])) / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
 std::string new_mark() {

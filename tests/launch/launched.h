@@ -16,6 +16,7 @@ struct Setting {
   std::vector<std::pair<std::string, std::string>> env = {};
   std::string input = {};
   bool terminal = false;  ///< its outputs are one terminal (all of it in out())
+  std::string program = {};  ///< another program instead of maniple
 };
 
 class Launched {
@@ -35,6 +36,10 @@ class Launched {
   /// How many times the text has come so far.
   int count(const std::string& text) const;
   void signal(int number) const;
+  /// The process behind the one in front, which has the workers.
+  pid_t agent() const;
+  /// Nobody reads its standard output any more.
+  void close_output() { out_fd_.reset(); }
   /// Reads to the end and waits. The exit code, 128 + signal; -1 if it does not end within `seconds`.
   int wait(double seconds = 60);
 
@@ -61,6 +66,10 @@ std::string worker_program();
 std::vector<pid_t> processes_with(const std::string& mark);
 /// A text that no other process has in its environment: "TEST_MARK=..." for --env.
 std::string new_mark();
+/// The letter that /proc shows: R, S, T (stopped), Z ...; 0 when it is gone.
+char state_of(pid_t pid);
+/// Processor time that it has used, in seconds; negative when it is gone.
+double processor_time_of(pid_t pid);
 bool becomes_true(const std::function<bool()>& condition, double seconds = 30);
 
 }  // namespace maniple::launched

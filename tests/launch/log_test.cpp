@@ -103,6 +103,62 @@ TEST(Logs, AClosedOutputEndsTheJob) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
+/// A shell with job control and a terminal of its own runs this.
+Result in_a_terminal(const std::string& commands) {
+  Launched shell({"-qec", fmt::format("bash -c 'set -m; {}'", commands), "/dev/null"}, {.env = {{"TERM", "xterm"}, {"M", maniple_program()}}, .program = "/usr/bin/script"});
+  const int code = shell.wait();
+  return {.code = code, .out = shell.out(), .err = shell.err()};
+}
+
+// It neither draws over the shell's prompt nor takes what is typed there.
+TEST(Logs, AJobInTheBackgroundLeavesTheTerminalAlone) {
+  if (::access("/usr/bin/script", X_OK) != 0) GTEST_SKIP() << "no script";
+  const Result front = in_a_terminal("$M run sleep 1.5");
+  EXPECT_EQ(front.code, 0) << front.out << front.err;
+  EXPECT_NE(front.out.find("1 of 1 ranks up"), std::string::npos) << front.out;
+  const Result behind = in_a_terminal("$M run sleep 1.5 & wait; $M run cat & wait; echo over");
+  EXPECT_EQ(behind.code, 0) << behind.out << behind.err;
+  EXPECT_EQ(behind.out.find("ranks up"), std::string::npos) << behind.out;
+  EXPECT_NE(behind.out.find("over"), std::string::npos) << behind.out;
+}
+
+/// Processor time that the process uses from now until it ends.
+double processor_time_until_the_end(pid_t pid) {
+  const double before = processor_time_of(pid);
+  double last = before;
+  becomes_true([&] {
+    const double now = processor_time_of(pid);
+    if (now >= 0) last = now;
+    return now < 0;
+  });
+  return last - before;
+}
+
+// `maniple run ... | head -1`: the workers have 3 s to end and use them up; the launcher has nothing to do meanwhile, and
+// does nothing.
+TEST(Logs, AReaderThatGoesCostsNoProcessorTime) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark(), go = folder.path() + "/go";
+  Launched launched({"run", "-n", "2", "--grace", "3", "--env", mark, "sh", "-c",
+                     "trap '' TERM PIPE; echo first; while [ ! -e " + go + " ]; do sleep 0.05; done; seq 1 100000; while :; do sleep 0.5; done"});
+  ASSERT_TRUE(launched.wait_for("first", 60, 2)) << launched.err();
+  const pid_t agent = launched.agent();
+  launched.close_output();
+  std::ofstream(go) << "now";
+  EXPECT_LT(processor_time_until_the_end(agent), 1.0);
+  EXPECT_EQ(launched.wait(), 141) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
+TEST(Logs, AWorkerThatWritesForEverEndsWithItsReader) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "yes"});
+  ASSERT_TRUE(launched.wait_for("[rank 1] y")) << launched.err();
+  launched.close_output();
+  EXPECT_EQ(launched.wait(), 141) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
 TEST(Logs, AFullDiskCostsOneWarning) {
   const TemporaryDirectory folder;
   if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "cannot mount a small file system";

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 
 #include "harness/network.h"
@@ -59,6 +60,64 @@ TEST(Machines, HostsByAStandInForSsh) {
   cut->signal(SIGKILL);
   EXPECT_EQ(cut->wait(), 137);
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 30));
+}
+
+// The cable is cut between them: both sides say so, and nothing is left on either.
+TEST(Machines, ACutNetworkIsNoticedOnBothSides) {
+  if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
+  Network network(2, 0);
+  const harness::TemporaryDirectory folder;
+  harness::write_secret(folder.path() + "/secret");
+  const std::string mark = new_mark();
+  std::vector<std::unique_ptr<Launched>> nodes;
+  for (const int host : {0, 1}) {
+    nodes.push_back(inside(network, host, {"run", "--nnodes", "2", "--node-rank", std::to_string(host), "--master", Network::address(0) + ":29500", "--secret-file",
+                                           folder.path() + "/secret", "--heartbeat", "0.1", "--silence-limit", "2", "--env", mark, "sh", "-c", "echo up; exec sleep 1000"}));
+  }
+  for (const auto& node : nodes) ASSERT_TRUE(node->wait_for("] up")) << node->err();
+  network.set_link(1, "nomaster");
+  for (const auto& node : nodes) {
+    EXPECT_EQ(node->wait(), 1) << node->err();
+    EXPECT_NE(node->err().find("is lost: its launcher was silent for "), std::string::npos) << node->err();
+  }
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
+/// Gives the machines addresses of IPv6 only.
+void make_version_six(const Network& network) {
+  for (int host = 0; host < network.hosts(); ++host) {
+    for (const std::string& words : {std::string("flush dev eth0"), fmt::format("add fd77::{}/64 dev eth0 nodad", host + 1), std::string("del 127.0.0.1/8 dev lo")}) {
+      ASSERT_EQ(std::system(fmt::format("ip -n {} addr {}", network.name_of(host), words).c_str()), 0);
+    }
+  }
+}
+
+TEST(Machines, VersionSixOnly) {
+  if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
+  const Network network(2, 0);
+  ASSERT_NO_FATAL_FAILURE(make_version_six(network));
+  const harness::TemporaryDirectory folder;
+  harness::write_secret(folder.path() + "/secret");
+  std::vector<std::unique_ptr<Launched>> nodes;
+  for (const int host : {1, 0}) {
+    nodes.push_back(inside(network, host, {"run", "--nnodes", "2", "--node-rank", std::to_string(host), "--master", "[fd77::1]:29500", "--secret-file",
+                                           folder.path() + "/secret", "-n", "2", worker_program(), "join"}));
+  }
+  for (const auto& node : nodes) EXPECT_EQ(node->wait(), 0) << node->err();
+  EXPECT_NE(nodes[0]->out().find("[rank 3] sum 6 of 4"), std::string::npos) << nodes[0]->out();
+
+  // A job of one machine, and hosts from a file, over a stand-in for ssh.
+  const auto alone = inside(network, 0, {"run", "-n", "2", "--master", "[::1]:0", worker_program(), "join"});
+  EXPECT_EQ(alone->wait(), 0) << alone->err();
+  const std::string shell = folder.path() + "/ssh", hosts = folder.path() + "/hosts";
+  std::ofstream(shell) << "#!/bin/sh\n[ $1 = fd77::2 ] || exit 1\nshift\nexec ip netns exec " << network.name_of(1) << " sh -c \"$*\"\n";
+  ::chmod(shell.c_str(), 0755);
+  for (const char* line : {"fd77::2 slots=2\n", "[fd77::2]:2\n", "[fd77::2] 2 # a comment\n"}) {
+    std::ofstream(hosts) << "localhost 1\n" << line;
+    const auto job = inside(network, 0, {"run", "--hostfile", hosts, "--rsh", shell, worker_program(), "join"});
+    EXPECT_EQ(job->wait(), 0) << line << job->err();
+    EXPECT_NE(job->out().find("[rank 2] sum 3 of 3"), std::string::npos) << line << job->out() << job->err();
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -9,25 +10,13 @@
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
+#include "launch/meeting.h"
+#include "net/address.h"
 
 namespace maniple::launched {
 namespace {
 
 using harness::TemporaryDirectory;
-
-struct Meeting {
-  std::string place = fmt::format("127.0.0.1:{}", harness::free_loopback_port());
-  TemporaryDirectory folder;
-  std::string secret = folder.path() + "/secret";
-  Meeting() { harness::write_secret(secret); }
-
-  std::unique_ptr<Launched> node(const std::string& nodes, int rank, std::vector<std::string> more) const {
-    std::vector<std::string> arguments = {"run", "--nnodes", nodes, "--master", place, "--secret-file", secret, "-n", "2"};
-    if (rank >= 0) arguments.insert(arguments.end(), {"--node-rank", std::to_string(rank)});
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return std::make_unique<Launched>(arguments);
-  }
-};
 
 TEST(Nodes, AnyMayComeFirst) {
   const Meeting meeting;
@@ -40,6 +29,19 @@ TEST(Nodes, AnyMayComeFirst) {
   EXPECT_NE(first->out().find("[rank 1] sum 15 of 6"), std::string::npos) << first->out();
   EXPECT_NE(second->out().find("[rank 2] sum 15 of 6"), std::string::npos) << second->out();
   EXPECT_NE(third->out().find("[rank 5] sum 15 of 6"), std::string::npos) << third->out();
+}
+
+TEST(Nodes, MeetAtAnAddressOfVersionSix) {
+  Meeting meeting;
+  meeting.place = fmt::format("[::1]:{}", harness::free_loopback_port());
+  const auto second = meeting.node("2", 1, {worker_program(), "join"});
+  const auto first = meeting.node("2", 0, {worker_program(), "join"});
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(second->wait(), 0) << second->err();
+  EXPECT_NE(second->out().find("[rank 3] sum 6 of 4"), std::string::npos) << second->out();
+  const auto alone = meeting.node("2", 1, {"--join-timeout", "0.3", "true"});
+  EXPECT_EQ(alone->wait(), 1);
+  EXPECT_NE(alone->err().find("no master at " + meeting.place), std::string::npos) << alone->err();
 }
 
 TEST(Nodes, RanksByArrival) {
@@ -123,6 +125,18 @@ TEST(Nodes, CtrlCOnOneEndsAll) {
   EXPECT_EQ(first->count("saved") + second->count("saved"), 4);
 }
 
+TEST(Nodes, AReaderThatGoesOnOneEndsAll) {
+  const Meeting meeting;
+  const std::string mark = new_mark();
+  const auto first = meeting.node("2", 0, {"-q", "--env", mark, "sleep", "1000"});
+  const auto second = meeting.node("2", 1, {"--env", mark, "yes"});
+  ASSERT_TRUE(second->wait_for("] y")) << second->err();
+  second->close_output();
+  EXPECT_EQ(second->wait(), 141) << second->err();
+  EXPECT_EQ(first->wait(), 141) << first->err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
 TEST(Nodes, ARangeGrowsShrinksAndIsFullAtLast) {
   const Meeting meeting;
   const std::vector<std::string> program = {"--join-window", "0.2", "sh", "-c", "echo world $WORLD_SIZE; sleep 1000"};
@@ -147,6 +161,19 @@ TEST(Nodes, AnotherSecretIsRefused) {
   EXPECT_EQ(stranger.wait(), 1);
   EXPECT_NE(stranger.err().find("secret"), std::string::npos) << stranger.err();
   EXPECT_EQ(first->wait(), 1);
+}
+
+TEST(Nodes, ATakenPortOfTheMasterIsNamed) {
+  const Meeting meeting;
+  // A listener that is no launcher, and never answers.
+  const UniqueFd holder = listen_on(Address::parse(meeting.place));
+  for (const int rank : {0, -1}) {
+    const auto node = meeting.node("2", rank, {"--join-timeout", "0.5", "true"});
+    EXPECT_EQ(node->wait(), 2) << node->err();
+    EXPECT_NE(node->err().find(fmt::format("by pid {} (", ::getpid())), std::string::npos) << node->err();
+    EXPECT_NE(node->err().find("maniple: --master " + meeting.place), std::string::npos) << node->err();
+    EXPECT_EQ(node->count("\n"), 1) << node->err();
+  }
 }
 
 /// Runs what ssh would run, on this machine: stand_in HOST COMMAND.

@@ -58,21 +58,6 @@ TEST(Run, InputEnvironmentAndFolder) {
   EXPECT_NE(result.out.find(fmt::format("[rank 1] |deep blue|{}\n", folder.path())), std::string::npos) << result.out;
 }
 
-TEST(Run, CoresAreShared) {
-  const long cores = ::sysconf(_SC_NPROCESSORS_ONLN);
-  const auto lists = [](const Result& result) {
-    std::set<std::string> all;
-    std::istringstream in(result.out);
-    for (std::string line; std::getline(in, line);) all.insert(line.substr(line.find(':') + 1));
-    return all;
-  };
-  const std::string show = "grep Cpus_allowed_list /proc/self/status";
-  const Result bound = maniple({"run", "-n", "2", "--no-prefix", "sh", "-c", show});
-  const Result free = maniple({"run", "-n", "2", "--no-prefix", "--bind", "none", "sh", "-c", show});
-  EXPECT_EQ(lists(free).size(), 1u) << free.out;
-  EXPECT_EQ(lists(bound).size(), cores >= 2 ? 2u : 1u) << bound.out;
-}
-
 TEST(Run, ScriptsRun) {
   const TemporaryDirectory folder;
   const std::string bare = folder.path() + "/bare";
@@ -117,6 +102,11 @@ TEST(Run, MistakesCostOneLine) {
       {{"run", "no-such-program"}, 127, "not found on PATH"},
       {{"run", "/etc/passwd"}, 126, "not executable"},
       {{"run", folder.path()}, 126, "is a folder"},
+      {{"run", "--nnodes", "2", "--master", "::1:29500", "true"}, 2, "stands in brackets"},
+      {{"run", "--master", "host.invalid:29500", "true"}, 2, "host.invalid"},
+      {{"run", "--heartbeat", "0", "true"}, 2, "--heartbeat is 0"},
+      {{"run", "--heartbeat", "4", "--silence-limit", "10", "true"}, 2, "--silence-limit is 10"},
+      {{"run", "--cores-per-process", "-1", "true"}, 2, "--cores-per-process is -1"},
       {{"run", "--bind", "sockets", "true"}, 2, "--bind"},
       {{"run", "--unknown", "true"}, 2, "--unknown"},
       {{"run", "--nnodes", "2", "true"}, 2, "needs --master"},
@@ -153,6 +143,7 @@ TEST(Run, ATakenPortIsNamed) {
                                 "r=subprocess.run([sys.argv[1],'run','--master-port',str(s.getsockname()[1]),'true'],capture_output=True,text=True)\n"
                                 "print(r.returncode, r.stderr)", maniple_program()});
   EXPECT_NE(first.out.find("is held by pid"), std::string::npos) << first.out << first.err;
+  EXPECT_NE(first.out.find("[rank 0] 2 maniple: rank 0 cannot listen on 127.0.0.1:"), std::string::npos) << "exit code 2: " << first.out;
   EXPECT_EQ(holder.wait(), 1) << "read fails at the end of its input";
 }
 

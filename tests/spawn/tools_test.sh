@@ -36,8 +36,26 @@ done
 expect 0 "^JOB *PID *RANKS *HOSTS *RESTARTS *ELAPSED *COMMAND" ps
 expect 0 " [0-9][0-9]* *2/2 .* 0 .*sleep 600" ps
 expect 0 '"world_size": 2' ps --json
-kill "$pid" && wait "$pid" 2>/dev/null
+# The pid that is shown is that of the process the user has started, and the one to signal.
+shown=$("$maniple" ps | awk '/sleep 600/ { print $2 }')
+[[ $shown == "$pid" ]] || { echo "FAILED: ps shows pid $shown, but the job was started as $pid"; failures=$((failures + 1)); }
+kill "$shown" && wait "$pid"
+code=$?
+[[ $code == 143 ]] || { echo "FAILED: a job that gets SIGTERM ends with $code"; failures=$((failures + 1)); }
 pid=
+
+# Workers have the chance to save when that pid is signalled.
+"$maniple" run -n 2 sh -c 'trap "echo saved; exit 0" TERM; echo up; while :; do sleep 0.1; done' >"$scratch/save.out" 2>&1 &
+pid=$!
+for ((i = 0; i < 600; ++i)); do
+  [[ $(grep -c '] up' "$scratch/save.out") == 2 ]] && "$maniple" ps | grep -q " 2/2 " && break
+  kill -0 "$pid" 2>/dev/null || break
+  sleep 0.1
+done
+kill "$("$maniple" ps | awk '/trap/ { print $2 }')"
+wait "$pid"
+pid=
+[[ $(grep -c '] saved' "$scratch/save.out") == 2 ]] || { echo "FAILED: workers were not told"; failures=$((failures + 1)); }
 [[ -z $(ls -A "$XDG_RUNTIME_DIR/maniple") ]] || { echo "FAILED: a record is left"; failures=$((failures + 1)); }
 
 expect "0 1" 'network .*loopback works' doctor
