@@ -11,4 +11,5 @@
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/seed.h>
+#include <maniple/train/sync_batch_norm.h>
 #include <maniple/train/torch_settings.h>
