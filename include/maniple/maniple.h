@@ -6,6 +6,7 @@
 #include <maniple/train/checkpoint.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/data.h>
+#include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/mnist.h>
 #include <maniple/train/progress.h>
