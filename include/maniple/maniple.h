@@ -9,6 +9,7 @@
 #include <maniple/train/clip_grad.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/data.h>
+#include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
@@ -18,4 +19,5 @@
 #include <maniple/train/stop.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/text.h>
+#include <maniple/train/sync_batch_norm.h>
 #include <maniple/train/torch_settings.h>

@@ -1,6 +1,7 @@
 // The differences between LibTorch 1.13 and 2.x, all in one place. The rest of the code sees the newer spelling.
 #pragma once
 
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -67,6 +68,23 @@ class GradientHook {
   std::shared_ptr<torch::autograd::Node> accumulator_;  // autograd itself only holds it weakly
   std::uintptr_t key_;
 };
+
+/// The dtype that autocast casts to on the CPU or on CUDA. It belongs to a thread, and at::ThreadLocalState does not carry
+/// it (whether autocast is on, it does). Since 2.4 there is one function for all devices.
+inline torch::ScalarType autocast_dtype(torch::DeviceType device) {
+#if MANIPLE_TORCH_AT_LEAST(2, 4)
+  return at::autocast::get_autocast_dtype(device);
+#else
+  return device == torch::kCPU ? at::autocast::get_autocast_cpu_dtype() : at::autocast::get_autocast_gpu_dtype();
+#endif
+}
+inline void set_autocast_dtype(torch::DeviceType device, torch::ScalarType dtype) {
+#if MANIPLE_TORCH_AT_LEAST(2, 4)
+  at::autocast::set_autocast_dtype(device, dtype);
+#else
+  device == torch::kCPU ? at::autocast::set_autocast_cpu_dtype(dtype) : at::autocast::set_autocast_gpu_dtype(dtype);
+#endif
+}
 
 /// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws comes out of
 /// backward().

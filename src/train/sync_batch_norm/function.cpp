@@ -1,0 +1,169 @@
+// Words: a *value* is an element of the input; each channel has `count` of them on this rank and `total` on all ranks.
+//
+// forward    every rank computes mean and variance (about its own mean) of its values and gathers those of all:
+//              mean = sum(n_r mean_r) / total,  var = sum(n_r (var_r + (mean_r - mean)^2)) / total
+//            which is exact whatever the n_r, and loses nothing when the mean is large against the deviation.
+// backward   with x^ = (x - mean) / sqrt(var + eps), and sums over the values of all ranks:
+//              dx = weight / sqrt(var + eps) (dy - sum(dy) / total - x^ sum(dy x^) / total)
+//              dweight = sum(dy x^), dbias = sum(dy), both over this rank's values
+//
+// The heavy passes are LibTorch's fused kernels: those of batch norm in evaluation, with the batch's statistics in place
+// of the running ones, compute x^ weight + bias and the two sums.
+#include "train/sync_batch_norm/function.h"
+
+#include <ATen/ops/batch_norm_native.h>
+
+#include "base/check.h"
+#include <maniple/dist.h>
+#include <maniple/train/tensor_nest.h>
+
+namespace maniple {
+namespace {
+
+using torch::Tensor;
+
+struct GroupHolder : torch::CustomClassHolder {
+  explicit GroupHolder(std::shared_ptr<ProcessGroup> held) : group(std::move(held)) {}
+  std::shared_ptr<ProcessGroup> group;
+};
+
+/// In the dtype and layout that kernels like.
+Tensor ready(const Tensor& tensor, torch::MemoryFormat format) {
+  const auto dtype = tensor.scalar_type();
+  const bool reduced = dtype == torch::kBFloat16 || dtype == torch::kHalf;
+  return (reduced ? tensor.to(torch::kFloat32) : tensor).contiguous(format);
+}
+Tensor as(const Tensor& tensor, const Tensor& like) {
+  return tensor.defined() ? tensor.to(like.scalar_type()) : tensor;
+}
+
+struct Statistics {
+  Tensor mean, var;  // float64
+  double total = 0;
+};
+
+/// Collective.
+Statistics over_all_ranks(const Tensor& x, const std::shared_ptr<ProcessGroup>& group) {
+  const std::int64_t channels = x.size(1);
+  const auto real = x.options().dtype(torch::kFloat64);
+  const Tensor own = torch::zeros({2 * channels + 1}, real);
+  if (x.numel() > 0) {
+    const auto [mean, var] = at::batch_norm_update_stats(x, {}, {}, 0);
+    own.narrow(0, 0, channels).copy_(mean);
+    own.narrow(0, channels, channels).copy_(var);
+    own[2 * channels] = static_cast<double>(x.numel() / channels);
+  }
+  const Tensor all = torch::empty({group->size(), 2 * channels + 1}, real);
+  all_gather_into_tensor(all, own, {.group = group});
+  const Tensor counts = all.narrow(1, 2 * channels, 1), means = all.narrow(1, 0, channels);
+  const Tensor vars = all.narrow(1, channels, channels);
+  Statistics result;
+  result.total = counts.sum().item<double>();
+  if (result.total == 0) return result;
+  result.mean = (counts * means).sum(0) / result.total;
+  result.var = (counts * (vars + (means - result.mean).square())).sum(0) / result.total;
+  return result;
+}
+
+void follow(const Tensor& running, const Tensor& batch, double momentum) {
+  if (running.defined()) running.copy_(running.to(torch::kFloat64) * (1 - momentum) + batch * momentum);
+}
+
+/// (x - mean) / sqrt(var + eps) * weight + bias, in one pass.
+Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean, const Tensor& var,
+                  double eps) {
+  return std::get<0>(at::native_batch_norm(x, weight, bias, mean, var, /*training=*/false, 0, eps));
+}
+
+struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
+  /// `weight` and `bias` once more, as what autograd connects; it takes no undefined tensors.
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
+                        const detail::TorchOptional<Tensor>&, const detail::TorchOptional<Tensor>&,
+                        const BatchNormTensors& own, double momentum, double eps,
+                        const std::shared_ptr<ProcessGroup>& group) {
+    const auto& [weight, bias, running_mean, running_var] = own;
+    const Tensor x = ready(input, input.suggest_memory_format());
+    const Statistics batch = over_all_ranks(x, group);
+    MANIPLE_REQUIRE(batch.total != 1,
+                    "SyncBatchNorm: Expected more than 1 value per channel when training, got one on all {} ranks "
+                    "together; input size [{}] here",
+                    group->size(), fmt::join(input.sizes(), ", "));
+    context->saved_data["needed"] = input.requires_grad();
+    context->saved_data["total"] = batch.total;
+    context->saved_data["eps"] = eps;
+    context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
+    Tensor output = torch::empty_like(input);
+    Tensor mean, var;
+    if (batch.total > 0) {
+      follow(running_mean, batch.mean, momentum);
+      follow(running_var, batch.var * (batch.total / (batch.total - 1)), momentum);
+      mean = as(batch.mean, x);
+      var = as(batch.var, x);
+      if (x.numel() > 0) {
+        output = normalised(x, as(weight, x), as(bias, x), mean, var, eps).to(input.scalar_type());
+      }
+    }
+    context->save_for_backward({input, weight, mean, var});
+    return output;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    if (torch::GradMode::is_enabled()) {
+      throw Unsupported("SyncBatchNorm: backward with create_graph is not supported");
+    }
+    const auto saved = context->get_saved_variables();
+    const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3];
+    const double total = context->saved_data["total"].toDouble(), eps = context->saved_data["eps"].toDouble();
+    const auto group = c10::static_intrusive_pointer_cast<GroupHolder>(context->saved_data["group"].toCapsule())->group;
+    const auto format = input.suggest_memory_format();
+    const Tensor x = ready(input, format), dy = ready(gradients[0], format), scale = as(weight, x);
+
+    Tensor dweight = torch::zeros({x.size(1)}, x.options()), dbias = torch::zeros_like(dweight);
+    if (x.numel() > 0) {
+      std::tie(std::ignore, dweight, dbias) =
+          at::native_batch_norm_backward(dy, x, scale, mean, var, {}, {}, /*train=*/false, eps, {false, true, true});
+    }
+    Tensor dx;
+    if (context->saved_data["needed"].toBool()) {
+      const Tensor sums = torch::stack({dbias, dweight}).to(torch::kFloat64);
+      if (total > 0) all_reduce(sums, ReduceOp::sum, {.group = group});
+      dx = torch::zeros_like(x);
+      if (x.numel() > 0) {
+        Tensor factor = (var.to(torch::kFloat64) + eps).rsqrt();
+        if (weight.defined()) factor = factor * weight.to(torch::kFloat64);
+        const Tensor of_x = as(-factor * sums[1] / total, x), of_one = as(-factor * sums[0] / total, x);
+        dx = normalised(x, of_x, of_one, mean, var, eps);
+        std::vector<std::int64_t> along_channels(static_cast<std::size_t>(x.dim()), 1);
+        along_channels[1] = -1;
+        dx.addcmul_(dy, as(factor, x).view(along_channels));
+      }
+      dx = dx.to(input.scalar_type());
+    }
+    if (!weight.defined()) return {dx, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {dx, as(dweight, weight), as(dbias, weight), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor plain_batch_norm(const Tensor& input, const BatchNormTensors& own, bool training, double momentum, double eps) {
+  return at::native::batch_norm(input, own.weight, own.bias, own.running_mean, own.running_var, training, momentum, eps,
+                                at::globalContext().userEnabledCuDNN());
+}
+
+Tensor sync_batch_norm(const Tensor& input, const BatchNormTensors& own, double momentum, double eps,
+                       const std::shared_ptr<ProcessGroup>& group) {
+  if (group->size() > 1) {
+    const auto optional = [](const Tensor& tensor) {
+      return tensor.defined() ? detail::TorchOptional<Tensor>(tensor) : detail::TorchOptional<Tensor>();
+    };
+    return SyncBatchNormFunction::apply(input, optional(own.weight), optional(own.bias), own, momentum, eps, group);
+  }
+  MANIPLE_REQUIRE(input.numel() != input.size(1),
+                  "SyncBatchNorm: Expected more than 1 value per channel when training, got input size [{}]",
+                  fmt::join(input.sizes(), ", "));
+  return plain_batch_norm(input, own, true, momentum, eps);
+}
+
+}  // namespace maniple

@@ -1,0 +1,24 @@
+// Batch norm in training, over the ranks of a group, with its backward.
+#pragma once
+
+#include <memory>
+
+#include <torch/torch.h>
+
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+struct BatchNormTensors {
+  torch::Tensor weight, bias, running_mean, running_var;  ///< each may be undefined
+};
+
+/// Collective. Running statistics move by `momentum` towards those of this batch.
+torch::Tensor sync_batch_norm(const torch::Tensor& input, const BatchNormTensors& own, double momentum, double eps,
+                              const std::shared_ptr<ProcessGroup>& group);
+
+/// LibTorch's own.
+torch::Tensor plain_batch_norm(const torch::Tensor& input, const BatchNormTensors& own, bool training, double momentum,
+                               double eps);
+
+}  // namespace maniple
