@@ -116,25 +116,22 @@ TEST(GracefulStop, ASecondSignalEndsAtOnce) {
 
 // One rank alone gets a signal, at step 5: all stop at the step that the interval says, and know the signal.
 TEST(GracefulStop, AllRanksStopAtTheSameStep) {
-  for (const int every : {1, 4}) {
-    const auto result = run_ranks({.n = 3, .as = As::processes}, [every](Rank& r) {
-      init_process_group(r.world);
+  run_ranks({.n = 3, .as = As::processes}, [](Rank& r) {
+    init_process_group(r.world);
+    for (const int every : {1, 4}) {
       GracefulStop stop({.every = every});
       int step = 0;
       for (; step < 100; ++step) {
         if (step == 5 && r.rank == 1) ::raise(SIGINT);
         if (stop.requested_anywhere()) break;
       }
+      EXPECT_EQ(step, every == 1 ? 5 : 7);
       EXPECT_EQ(stop.signal(), SIGINT);
       EXPECT_TRUE(stop.requested());
-      r.report("step", step);
-      barrier();
-      destroy_process_group();
-    });
-    if (!result) continue;
-    const double wanted = every == 1 ? 5 : 7;
-    EXPECT_EQ(result.numbers("step"), (std::map<int, double>{{0, wanted}, {1, wanted}, {2, wanted}}));
-  }
+    }
+    barrier();
+    destroy_process_group();
+  });
 }
 
 TEST(EarlyStopping, RanksDecideAlikeByRankZerosNumber) {
@@ -229,6 +226,7 @@ TEST(GracefulStop, AJobThatIsEndedGoesOnWithTheSameBits) {
     EXPECT_EQ(job.count(fmt::format("stopped at 12 by {}", signal)), 2) << job.out() << job.err();
     EXPECT_EQ(job.count("weights"), 0) << "it did not get to the end";
 
+    if (signal == SIGINT) continue;  // once is enough for the rest
     const auto rest = launched::maniple(arguments(name, {}));
     EXPECT_EQ(rest.code, 0) << rest.err;
     EXPECT_NE(rest.out.find("[rank 1] from 12\n"), std::string::npos) << rest.out;
