@@ -100,7 +100,8 @@ void Progress::draw() {
                          .start = options_.start,
                          .steps = steps_,
                          .amount = amount_,
-                         .elapsed = elapsed()};
+                         .elapsed = elapsed(),
+                         .over = end_ != Clock::time_point()};
   if (options_.style == ProgressStyle::bar) {
     // The last column stays free: some terminals go to the next line when it is written.
     const auto width = static_cast<std::size_t>(terminal_width(options_.stream));

@@ -22,7 +22,7 @@ std::string bar_of(const ProgressState& state, std::size_t columns) {
 
 std::string time_text(const ProgressState& state) {
   const std::size_t own = state.steps - state.start;
-  if (state.total == 0 || own == 0 || state.steps >= state.total) return duration_text(state.elapsed);
+  if (state.over || state.total == 0 || own == 0 || state.steps >= state.total) return duration_text(state.elapsed);
   return duration_text(state.elapsed / static_cast<double>(own) * static_cast<double>(state.total - state.steps)) +
          " left";
 }

@@ -14,6 +14,7 @@ struct ProgressState {
   std::size_t amount = 0;   ///< units done since
   double elapsed = 0;       ///< seconds since
   std::size_t width = 110;  ///< columns that there are
+  bool over = false;        ///< the loop has ended: the time it took is shown, not what is left
   bool must_fit = true;     ///< false: the note and the label are never cut, and no part is left out
 };
 

@@ -204,6 +204,9 @@ TEST(Progress, TimesAndUnknownTotals) {
   ProgressState state = kHalf;
   state.elapsed = 8000;
   EXPECT_NE(line_of(state, 100).find("0.2 samples/s  2:13 h left"), std::string::npos) << line_of(state, 100);
+  state.over = true;
+  EXPECT_NE(line_of(state, 100).find("0.2 samples/s  2:13 h  loss"), std::string::npos)
+      << "ended early: the time it took";
   state.total = 0;
   EXPECT_EQ(line_of(state, 100), "epoch 1 50  0.2 samples/s  2:13 h  loss 0.081") << "without a total, the time so far";
 }

@@ -38,18 +38,26 @@ class Handler {
 
 TEST(GracefulStop, ASignalSetsAFlagAndHandlersAreRestored) {
   const Handler term(SIGTERM, others_handler);
+  const Handler interrupt(SIGINT, others_handler);
   others_calls = 0;
   {
     GracefulStop stop;
     EXPECT_FALSE(stop.requested());
     EXPECT_FALSE(stop.requested_anywhere());
     EXPECT_EQ(stop.signal(), 0);
+    // Two at once, as when a launcher passes on what the terminal has sent already: not the second one yet.
+    sigset_t both, before;
+    ::sigemptyset(&both);
+    ::sigaddset(&both, SIGTERM);
+    ::sigaddset(&both, SIGINT);
+    ::pthread_sigmask(SIG_BLOCK, &both, &before);
     ASSERT_EQ(::raise(SIGTERM), 0);
-    ASSERT_EQ(::raise(SIGTERM), 0) << "passed on by a launcher: not the second one yet";
+    ASSERT_EQ(::raise(SIGINT), 0);
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     EXPECT_TRUE(stop.requested());
     EXPECT_TRUE(stop.requested_anywhere());
     EXPECT_TRUE(stop.requested_anywhere()) << "and remains so";
-    EXPECT_EQ(stop.signal(), SIGTERM);
+    EXPECT_TRUE(stop.signal() == SIGTERM || stop.signal() == SIGINT) << stop.signal();
     EXPECT_THROW(GracefulStop(), InvalidArgument) << "one at a time";
     EXPECT_TRUE(stop.requested()) << "which changed nothing";
   }
@@ -116,25 +124,22 @@ TEST(GracefulStop, ASecondSignalEndsAtOnce) {
 
 // One rank alone gets a signal, at step 5: all stop at the step that the interval says, and know the signal.
 TEST(GracefulStop, AllRanksStopAtTheSameStep) {
-  for (const int every : {1, 4}) {
-    const auto result = run_ranks({.n = 3, .as = As::processes}, [every](Rank& r) {
-      init_process_group(r.world);
+  run_ranks({.n = 3, .as = As::processes}, [](Rank& r) {
+    init_process_group(r.world);
+    for (const int every : {1, 4}) {
       GracefulStop stop({.every = every});
       int step = 0;
       for (; step < 100; ++step) {
         if (step == 5 && r.rank == 1) ::raise(SIGINT);
         if (stop.requested_anywhere()) break;
       }
+      EXPECT_EQ(step, every == 1 ? 5 : 7);
       EXPECT_EQ(stop.signal(), SIGINT);
       EXPECT_TRUE(stop.requested());
-      r.report("step", step);
-      barrier();
-      destroy_process_group();
-    });
-    if (!result) continue;
-    const double wanted = every == 1 ? 5 : 7;
-    EXPECT_EQ(result.numbers("step"), (std::map<int, double>{{0, wanted}, {1, wanted}, {2, wanted}}));
-  }
+    }
+    barrier();
+    destroy_process_group();
+  });
 }
 
 TEST(EarlyStopping, RanksDecideAlikeByRankZerosNumber) {
@@ -229,6 +234,7 @@ TEST(GracefulStop, AJobThatIsEndedGoesOnWithTheSameBits) {
     EXPECT_EQ(job.count(fmt::format("stopped at 12 by {}", signal)), 2) << job.out() << job.err();
     EXPECT_EQ(job.count("weights"), 0) << "it did not get to the end";
 
+    if (signal == SIGINT) continue;  // once is enough for the rest
     const auto rest = launched::maniple(arguments(name, {}));
     EXPECT_EQ(rest.code, 0) << rest.err;
     EXPECT_NE(rest.out.find("[rank 1] from 12\n"), std::string::npos) << rest.out;
