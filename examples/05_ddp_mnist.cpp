@@ -7,6 +7,7 @@
 // --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
 // --checkpoint FOLDER: save there every --save-every N steps, in the background; started again, go on from there, in the middle of
 // an epoch and with another number of ranks too. SIGTERM and Ctrl-C save and end it.
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -93,8 +94,7 @@ int main(int argc, char** argv) try {
   double reached = 0;
   for (std::size_t epoch = sampler.epoch(); epoch < arguments.epochs; ++epoch) {
     sampler.set_epoch(epoch);
-    const std::string label = "epoch " + std::to_string(epoch + 1);
-    maniple::Progress progress(sampler.local_batches(batch_size), {.label = label, .unit = "samples"});
+    maniple::Progress progress(sampler.local_batches(batch_size), {.label = "epoch " + std::to_string(epoch + 1), .unit = "samples"});
     for (auto& batch : sampler.counting(*loader)) {
       optimizer.zero_grad();
       const auto loss = torch::nll_loss(ddp.forward(batch.data), batch.target);
@@ -102,7 +102,7 @@ int main(int argc, char** argv) try {
       optimizer.step();
       progress.step(batch.data.size(0) * ranks, progress.is_due() ? "loss " + std::to_string(loss.item<float>()) : "");
       const bool stopping = stop.requested_anywhere();  // the same answer on all ranks
-      if (++step % arguments.save_every == 0 || stopping) save();
+      if (++step % std::max<std::size_t>(arguments.save_every, 1) == 0 || stopping) save();
       if (stopping) return 0;
     }
     progress.finish();
@@ -110,9 +110,9 @@ int main(int argc, char** argv) try {
     reached = accuracy(net, test);
     if (rank == 0) std::printf("epoch %zu: accuracy %.2f %% on %zu test images\n", epoch + 1, 100 * reached, test.size().value());
   }
-  const bool missed = reached < arguments.target;
-  if (missed && rank == 0) std::fprintf(stderr, "accuracy %.4f is below the target %.4f\n", reached, arguments.target);
-  return missed ? 1 : 0;
+  if (reached >= arguments.target) return 0;
+  if (rank == 0) std::fprintf(stderr, "accuracy %.4f is below the target %.4f\n", reached, arguments.target);
+  return 1;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

@@ -76,7 +76,7 @@ int main(int argc, char** argv) try {
   maniple::apply_fast_settings({.threads = 1});
   maniple::seed_all(7);
 
-  maniple::ByteText text(file, {.block_size = block, .stride = std::max<std::size_t>(1, block / 8)});
+  maniple::ByteText text(file, {.block_size = block, .stride = 1});
   maniple::DistributedSampler sampler(text.size().value(), {.seed = 7});
   const auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler,
       maniple::per_process_batch_size(batch_size, ranks));

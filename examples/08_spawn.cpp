@@ -8,6 +8,7 @@
 // --seed N  --resume FOLDER: goes on from the checkpoint in it, if there is one, and saves there after each epoch
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 
 #include <torch/torch.h>
@@ -61,11 +62,12 @@ void main_worker(int device, const Arguments& arguments) {
   maniple::DistributedDataParallel ddp(net);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
 
-  // Every process reads the checkpoint to the device that it works on, whatever it was saved from.
-  maniple::Checkpoint checkpoint({.folder = arguments.resume.empty() ? "unused" : arguments.resume});
-  checkpoint.add("model", *net).add("optimizer", optimizer).add("sampler", sampler);
+  std::optional<maniple::Checkpoint> checkpoint;
   if (!arguments.resume.empty()) {
-    const auto step = checkpoint.load({.map_location = net->parameters()[0].device()});
+    checkpoint.emplace(maniple::CheckpointOptions{.folder = arguments.resume});
+    checkpoint->add("model", *net).add("optimizer", optimizer).add("sampler", sampler);
+    // Every process reads it to the device that it works on, whatever it was saved from.
+    const auto step = checkpoint->load({.map_location = net->parameters()[0].device()});
     if (step && rank == 0) std::printf("resumed from step %d: %s\n", static_cast<int>(*step), sampler.cursor_text().c_str());
   }
 
@@ -84,7 +86,7 @@ void main_worker(int device, const Arguments& arguments) {
     if (rank == 0 && samples > 0) {
       std::printf("epoch %zu: loss %.4f over %.0f samples\n", epoch + 1, sums[0].item<double>() / samples, samples);
     }
-    if (!arguments.resume.empty()) checkpoint.save(static_cast<std::int64_t>(epoch + 1));
+    if (checkpoint) checkpoint->save(static_cast<std::int64_t>(epoch + 1));
   }
   maniple::destroy_process_group();
 }
