@@ -166,5 +166,41 @@ TEST(Conductor, InterruptsOnceAndTwice) {
   EXPECT_EQ(stage.result, 130);
 }
 
+TEST(Conductor, APortThatCannotBeHadIsTheUsersMistake) {
+  Stage stage({.nodes = {1, 1}, .restarts = {.max_restarts = 5}});
+  stage.join(0, 0);
+  stage.conductor.received(0, {.kind = Kind::reserved, .text = "maniple: it is taken"});
+  EXPECT_EQ(stage.result, 2);
+  EXPECT_EQ(stage.said, "maniple: it is taken\n");
+}
+
+TEST(Conductor, NodesOfOneMachineShareItsCores) {
+  Stage stage({.nodes = {3, 3}});
+  const auto join = [&](int node, int processes, const char* place) {
+    stage.conductor.joined(node, {.kind = Kind::join, .node_rank = node, .processes = processes, .host = "h", .text = place});
+  };
+  join(0, 2, "boot 0-7");
+  join(1, 4, "other 0-7");
+  join(2, 3, "boot 0-7");
+  start(stage, 0);
+  EXPECT_EQ(std::pair(stage.last(0).core_first, stage.last(0).core_total), std::pair(0, 5));
+  EXPECT_EQ(std::pair(stage.last(1).core_first, stage.last(1).core_total), std::pair(0, 4));
+  EXPECT_EQ(std::pair(stage.last(2).core_first, stage.last(2).core_total), std::pair(2, 5));
+}
+
+TEST(Conductor, ASuspendedNodeSuspendsAll) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.conductor.received(1, {.kind = Kind::signal, .signal = SIGSTOP, .host = "host1"});
+  for (const int node : {0, 1}) {
+    EXPECT_EQ(stage.last(node).kind, Kind::signal);
+    EXPECT_EQ(stage.last(node).signal, SIGSTOP);
+  }
+  EXPECT_NE(stage.last(0).text.find("suspended on host host1"), std::string::npos);
+  EXPECT_EQ(stage.last(1).text, "") << "its user knows";
+}
+
 }  // namespace
 }  // namespace maniple::launch

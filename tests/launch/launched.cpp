@@ -15,7 +15,6 @@
 #include <fstream>
 #include <iterator>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 #include <thread>
 
@@ -186,27 +185,11 @@ pid_t Launched::agent() const {
   return agent;
 }
 
-namespace {
-
-/// The fields of /proc/PID/stat after the name, which may hold blanks; the state is the first.
-std::vector<std::string> stat_of(pid_t pid) {
+char state_of(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  std::istringstream rest(text.substr(std::min(text.size(), text.rfind(')') + 1)));
-  return {std::istream_iterator<std::string>(rest), {}};
-}
-
-}  // namespace
-
-char state_of(pid_t pid) {
-  const auto fields = stat_of(pid);
-  return fields.empty() ? '\0' : fields.front().front();
-}
-
-double processor_time_of(pid_t pid) {
-  const auto fields = stat_of(pid);
-  if (fields.size() < 13 || fields.front() == "Z") return -1;
-  return static_cast<double>(std::stoll(fields[11]) + std::stoll(fields[12])) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  const auto name_end = text.rfind(") ");  // the name may hold anything
+  return name_end == std::string::npos ? '\0' : text[name_end + 2];
 }
 
 std::string new_mark() {

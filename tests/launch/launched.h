@@ -68,8 +68,6 @@ std::vector<pid_t> processes_with(const std::string& mark);
 std::string new_mark();
 /// The letter that /proc shows: R, S, T (stopped), Z ...; 0 when it is gone.
 char state_of(pid_t pid);
-/// Processor time that it has used, in seconds; negative when it is gone.
-double processor_time_of(pid_t pid);
 bool becomes_true(const std::function<bool()>& condition, double seconds = 30);
 
 }  // namespace maniple::launched

@@ -85,6 +85,7 @@ TEST(RankPlan, Ranges) {
 
 TEST(OptionValues, Hosts) {
   EXPECT_EQ(parse_hosts("a:4,b:2"), (std::vector<HostSlots>{{"a", 4}, {"b", 2}}));
+  EXPECT_EQ(parse_hosts("fd00::1,[fd00::2],[fd00::3]:2"), (std::vector<HostSlots>{{"fd00::1", 0}, {"fd00::2", 0}, {"fd00::3", 2}}));
   EXPECT_EQ(parse_hosts("user@a, [fe80::1]:3"), (std::vector<HostSlots>{{"user@a", 0}, {"fe80::1", 3}}));
   for (const char* bad : {"", "a:0", "a:-1", "a:x", "a,,b", "a:4,a:2", "-oProxyCommand=x", "a b", "[::1", "a;b", "a:99999"}) {
     EXPECT_THROW(parse_hosts(bad), InvalidArgument) << bad;
@@ -109,7 +110,9 @@ TEST(OptionValues, Others) {
   EXPECT_EQ(parse_master("10.0.0.1:1234"), (MasterPlace{"10.0.0.1", 1234}));
   EXPECT_EQ(parse_master("node1"), (MasterPlace{"node1", 29500}));
   EXPECT_EQ(parse_master("[::1]:80"), (MasterPlace{"::1", 80}));
-  for (const char* bad : {"", ":80", "a:", "a:65536", "a:-1", "a:b", "a:1:2"}) EXPECT_THROW(parse_master(bad), InvalidArgument) << bad;
+  EXPECT_EQ(to_string(parse_master("[::1]:80")), "[::1]:80");
+  EXPECT_EQ(to_string(parse_master("a:80")), "a:80");
+  for (const char* bad : {"", ":80", "a:", "a:65536", "a:-1", "a:b", "a:1:2", "::1", "::1:80", "[::1", "[::1]80"}) EXPECT_THROW(parse_master(bad), InvalidArgument) << bad;
   EXPECT_EQ(parse_process_count("auto", 0, 6), 6);
   EXPECT_EQ(parse_process_count("auto", 4, 6), 4);
   EXPECT_EQ(parse_process_count("gpu", 4, 6), 4);
@@ -164,7 +167,8 @@ TEST(Binding, BlocksOfWholeCores) {
   EXPECT_EQ(bind_ranks(cpus, 2), (std::vector<std::vector<int>>{{0, 1, 4, 5}, {2, 3, 6, 7}}));
   EXPECT_EQ(bind_ranks(cpus, 4), (std::vector<std::vector<int>>{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
   EXPECT_EQ(bind_ranks(cpus, 3), (std::vector<std::vector<int>>{{0, 1, 4, 5}, {2, 6}, {3, 7}}));
-  EXPECT_TRUE(bind_ranks(cpus, 5).empty()) << "more ranks than cores";
+  EXPECT_EQ(bind_ranks(cpus, 5).size(), 5u) << "more ranks than cores: hardware threads";
+  EXPECT_TRUE(bind_ranks(cpus, 9).empty()) << "more than those, too";
   EXPECT_EQ(bind_ranks(cpus, 1).front().size(), 8u);
   EXPECT_TRUE(bind_ranks({}, 1).empty());
   EXPECT_EQ(describe_cpus({0, 1, 2, 5, 7, 8}), "0-2,5,7-8");

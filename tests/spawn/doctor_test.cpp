@@ -180,6 +180,7 @@ TEST(Doctor, Hosts) {
     EXPECT_TRUE(says(judge(bad, "0.1.0"), "it went wrong"));
   }
   EXPECT_EQ(worst(judge(HostFacts{.host = "b", .address = "10.0.0.2"}, "0.1.0")), Verdict::fail);
+  EXPECT_EQ(parse_hosts("fd00::1,[fd00::2],[fd00::3]:4"), (std::vector<std::string>{"fd00::1", "fd00::2", "fd00::3"}));
   EXPECT_EQ(parse_hosts("a,b:4,10.0.0.1,user@c"), (std::vector<std::string>{"a", "b", "10.0.0.1", "user@c"}));
   for (const char* bad : {"", ",", "-oProxyCommand=x", "a b", "a,$(x)", "a;b"})
     EXPECT_THROW(parse_hosts(bad), InvalidArgument) << bad;

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include "launch/foreground.h"
 #include "launch/spawn_options.h"
 #include "launch/spawned_environment.h"
 #include "launch/spawned_function.h"
@@ -135,6 +136,13 @@ TEST(SpawnParts, ImpossibleOptions) {
   EXPECT_NE(refusal({.nprocs = 4, .world_size = 3}).find("the world has 3"), std::string::npos);
   EXPECT_NE(refusal({.master_port = 70000}).find("master_port is 70000"), std::string::npos);
   EXPECT_NE(refusal({.grace = Seconds(-1)}).find("grace"), std::string::npos);
+}
+
+TEST(Foreground, IsReadFromTheProcessInFront) {
+  EXPECT_TRUE(has_terminal("7 (a b) c) S 1 50 40 34816 50 0"));
+  EXPECT_FALSE(has_terminal("7 (maniple) S 1 50 40 34816 40 0")) << "the shell has it";
+  EXPECT_TRUE(has_terminal("7 (maniple) S 1 50 40 0 -1 0")) << "no terminal, no shell";
+  EXPECT_TRUE(has_terminal("")) << "nothing is known";
 }
 
 }  // namespace

@@ -197,6 +197,7 @@ int answer_doctor(const std::string& own_address, const std::string& call_back, 
 std::vector<std::string> parse_hosts(std::string_view text) {
   std::vector<std::string> hosts;
   for (std::string host : split(text, ',')) {
+    if (const auto close = host.find(']'); host.starts_with('[') && close != std::string::npos) host = host.substr(1, close - 1);
     const auto colon = host.find(':');
     if (colon != std::string::npos && host.find(':', colon + 1) == std::string::npos) host.resize(colon);
     const bool plain =
