@@ -26,6 +26,7 @@ enum class Knob {
   host,
   mkldnn,
   mpi,
+  mpi_piece,
   plugins,
 };
 

@@ -31,6 +31,16 @@ std::span<const std::unique_ptr<System>> systems() {
 
 std::string system_of_backend(const std::string& backend) { return backend == "native" ? backend : "maniple-" + backend; }
 
+std::vector<Order> carried_orders(const Order& wanted, const std::string& name) {
+  if (wanted.transport == "loopback") return {};
+  Order order = wanted;
+  order.backend = name;
+  order.buffer = "ordinary";
+  order.transport = "auto";
+  order.algorithm.clear();
+  return {order};
+}
+
 const System& system_named(const std::string& name) {
   for (const auto& system : systems()) {
     if (system->name() == name) return *system;
