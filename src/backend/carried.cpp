@@ -136,6 +136,7 @@ class CarriedBackend final : public Backend {
     carrier.deadline = context_.deadline;
     carrier.patrol = &patrol_;
     carrier.pair_reduce = reduce_pair;
+    carrier.most = static_cast<std::size_t>(knob_integer(Knob::mpi_piece, 1, std::int64_t{1} << 28));
     try {
       carrier_ = plugin.make(carrier);
     } catch (const Error&) {

@@ -41,11 +41,13 @@ struct CarrierContext {
   int rank = 0;                   ///< in the group
   std::vector<int> global_ranks;  ///< of the group's ranks
   int world_size = 1;
-  std::string address;       ///< numeric, of the interface that leads to the other ranks
-  Store* store = nullptr;    ///< keys of this group alone
-  Deadline deadline;         ///< for setting up
+  std::string address;     ///< numeric, of the interface that leads to the other ranks
+  Store* store = nullptr;  ///< keys of this group alone
+  Deadline deadline;       ///< for setting up
   const Patrol* patrol = nullptr;
   PairReduce pair_reduce = nullptr;
+  std::size_t most =
+      std::size_t{1} << 28;  ///< elements (or bytes, where it moves bytes) for one call of an engine that counts in int
 
   int size() const noexcept { return static_cast<int>(global_ranks.size()); }
 };
@@ -78,12 +80,12 @@ class Carrier {
 
 /// What an engine's library exports: `extern "C" const maniple::CarrierPlugin* maniple_carrier_plugin()`.
 struct CarrierPlugin {
-  std::uint32_t abi = 0;         ///< kCarrierAbi of the header it was built with
-  std::uint32_t operation = 0;   ///< sizeof(Operation), as both sides must agree on it
-  const char* version = nullptr; ///< of the engine, for people
+  std::uint32_t abi = 0;          ///< kCarrierAbi of the header it was built with
+  std::uint32_t operation = 0;    ///< sizeof(Operation), as both sides must agree on it
+  const char* version = nullptr;  ///< of the engine, for people
   std::unique_ptr<Carrier> (*make)(const CarrierContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kCarrierAbi = 1;
+inline constexpr std::uint32_t kCarrierAbi = 2;
 inline constexpr const char* kCarrierSymbol = "maniple_carrier_plugin";
 
 }  // namespace maniple

@@ -1,6 +1,7 @@
 #include "backend/engines.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <array>
@@ -47,6 +48,21 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
+/// Where the program looks for libraries: its run path, which find_package(Maniple) sets, and the system's folders.
+std::vector<std::string> library_folders() {
+  void* const program = ::dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
+  Dl_serinfo size{};
+  if (program == nullptr || ::dlinfo(program, RTLD_DI_SERINFOSIZE, &size) != 0) return {};
+  std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
+  auto* const found = reinterpret_cast<Dl_serinfo*>(memory.data());
+  found->dls_size = size.dls_size;
+  found->dls_cnt = size.dls_cnt;
+  if (::dlinfo(program, RTLD_DI_SERINFO, found) != 0) return {};
+  std::vector<std::string> all;
+  for (unsigned i = 0; i < found->dls_cnt; ++i) all.emplace_back(found->dls_serpath[i].dls_name);
+  return all;
+}
+
 std::vector<std::string> folders() {
   std::vector<std::string> all;
   if (const auto told = environment_text(info(Knob::plugins).name)) all.push_back(*told);
@@ -58,6 +74,7 @@ std::vector<std::string> folders() {
       all.push_back(folder + "/libexec/maniple");
     }
   }
+  for (std::string& folder : library_folders()) all.push_back(std::move(folder));
   const std::string built_in = MANIPLE_PLUGIN_FOLDERS;  // separated by colons
   for (std::size_t begin = 0; begin < built_in.size();) {
     const std::size_t end = std::min(built_in.find(':', begin), built_in.size());
@@ -103,8 +120,8 @@ const CarrierPlugin& load(const Engine& engine) {
 
 std::string_view chosen_mpi() {
   const std::string told = knob_text(Knob::mpi);
-  MANIPLE_REQUIRE(told == "auto" || told == "openmpi" || told == "mpich", "MANIPLE_MPI is \"{}\"; expected auto, openmpi or mpich",
-                  told);
+  MANIPLE_REQUIRE(told == "auto" || told == "openmpi" || told == "mpich",
+                  "MANIPLE_MPI is \"{}\"; expected auto, openmpi or mpich", told);
   if (told != "auto") return told == "mpich" ? "mpich" : "openmpi";
   const bool by_mpich = std::getenv("PMI_RANK") != nullptr && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
   return by_mpich ? "mpich" : "openmpi";
@@ -143,7 +160,8 @@ std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context) {
 std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context) {
   for (int rank = 0; rank < context.session->world_size(); ++rank) {
     if (rank == context.session->rank() || !context.session->same_process(rank)) continue;
-    throw Unsupported("the mpi backend needs a process for each rank, but ranks of this job are threads of one; use native");
+    throw Unsupported(
+        "the mpi backend needs a process for each rank, but ranks of this job are threads of one; use native");
   }
   return make_carried_backend(context, load_engine("mpi"));
 }

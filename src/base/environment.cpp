@@ -27,6 +27,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::host, "MANIPLE_HOST", "", "pretend to be on a host of this name (tests of several hosts on one)"},
     {Knob::mkldnn, "MANIPLE_MKLDNN", "auto", "convolutions by oneDNN: auto, measure, on, off (apply_fast_settings)"},
     {Knob::mpi, "MANIPLE_MPI", "auto", "which MPI the backend mpi is: openmpi, mpich; auto: that of the mpirun"},
+    {Knob::mpi_piece, "MANIPLE_MPI_PIECE", "268435456", "most elements (bytes of a broadcast) in one call of MPI, which counts in int"},
     {Knob::plugins, "MANIPLE_PLUGINS", "", "folder with the engines of other backends; default: libexec/maniple"},
 };
 

@@ -27,6 +27,7 @@ enum class Knob {
   host,
   mkldnn,
   mpi,
+  mpi_piece,
   plugins,
 };
 

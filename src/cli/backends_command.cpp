@@ -8,10 +8,10 @@ namespace maniple::cli {
 namespace {
 
 int print_backends() {
-  fmt::print("{:<8} {:<8} {:<64} how to get it\n", "backend", "state", "what it is");
+  fmt::print("{:<8} {:<8} {:<68} how to get it\n", "backend", "state", "what it is");
   for (const BackendEntry& entry : backends()) {
     const std::string missing = entry.missing();
-    fmt::print("{:<8} {:<8} {:<64} {}\n", entry.name, missing.empty() ? "here" : "missing", entry.sentence,
+    fmt::print("{:<8} {:<8} {:<68} {}\n", entry.name, missing.empty() ? "here" : "missing", entry.sentence,
                missing.empty() ? "-" : missing);
   }
   return 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backend/mpirun.h"
 #include "base/check.h"
 #include "base/environment.h"
 #include "collective/selection.h"
@@ -32,6 +33,8 @@ std::shared_ptr<ProcessGroup> join_at(Meeting meeting, const JoinOptions& option
 Deadline check(const JoinOptions& options) {
   MANIPLE_REQUIRE(options.timeout.count() > 0, "timeout is {} s; it must be positive", options.timeout.count());
   find_backend(options.backend);
+  const bool size_known = options.world_size > 0 || environment_text("WORLD_SIZE") || started_by_mpirun();
+  if (options.backend == "mpi" && !size_known) throw Unsupported(needs_mpirun(0));
   require_algorithm(options.algorithm);
   return Deadline::after(std::min(options.join_timeout.value_or(options.timeout), options.timeout));
 }

@@ -14,8 +14,10 @@ if grep -rlF "$(cd "$here/../.." && pwd)" "$work/prefix/include" "$work"/prefix/
   exit 1
 fi
 
+# From here on it is used from another place: nothing in it may depend on where it was installed.
+mv "$work/prefix" "$work/moved"
 consumer() {
-  "$cmake" -G Ninja -S "$here/consumer" -B "$1" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$compiler" "${@:2}"
+  "$cmake" -G Ninja -S "$here/consumer" -B "$1" -DCMAKE_PREFIX_PATH="$work/moved" -DCMAKE_CXX_COMPILER="$compiler" "${@:2}"
 }
 
 if consumer "$work/absent" -DCOMPONENT=absent >"$work/absent.log" 2>&1; then
@@ -28,8 +30,30 @@ consumer "$work/build"
 "$cmake" --build "$work/build"
 "$here/../../scripts/ranks.sh" 2 "$work/build/consumer" "file://$work/meeting"
 
+# The engines lie in the package, and a program that was built with it finds them there.
+unset MANIPLE_PLUGINS MANIPLE_MPI
+"$work/moved/bin/maniple" backends | tee "$work/backends"
+grep -qE "^nccl +(here|missing .*NCCL: )" "$work/backends"  # what is missing says how to get it
+has_engine() { [[ -n $(find "$work/moved" -name "libmaniple_$1.so") ]]; }
+# run_with BACKEND COMMAND...: wants the lines of both ranks.
+run_with() {
+  local backend=$1
+  shift
+  grep -qE "^$backend +here" "$work/backends"
+  "$@" | tee "$work/output"
+  for rank in 0 1; do grep -qx "rank $rank of 2 over $backend: 3" "$work/output"; done
+}
+if has_engine gloo; then
+  run_with gloo "$here/../../scripts/ranks.sh" 2 "$work/build/consumer" "file://$work/gloo_meeting" gloo
+fi
+if has_engine openmpi; then
+  as_root=()
+  ((EUID != 0)) || as_root=(--allow-run-as-root)
+  run_with mpi mpirun.openmpi "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$work/build/consumer" env:// mpi
+fi
+
 # Where LibTorch is, the training library too.
-if [[ -n $(find "$work/prefix" -name Maniple-train-targets.cmake) ]]; then
+if [[ -n $(find "$work/moved" -name Maniple-train-targets.cmake) ]]; then
   consumer "$work/train" -DCOMPONENT=train -DSOURCE=train_consumer.cpp
   "$cmake" --build "$work/train"
   "$here/../../scripts/ranks.sh" 2 "$work/train/consumer" "file://$work/train_meeting"

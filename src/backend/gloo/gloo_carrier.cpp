@@ -1,4 +1,5 @@
 // Gloo as an engine: a context for each group, connected over the job's own store.
+#include "backend/gloo/broken_pipe.h"
 #include "backend/gloo/gloo_collectives.h"
 #include "backend/gloo/gloo_context.h"
 
@@ -11,6 +12,7 @@ class GlooCarrier final : public Carrier {
  public:
   explicit GlooCarrier(const CarrierContext& context)
       : context_(context), gloo_(std::make_shared<LimitedContext>(context_)) {
+    const NoBrokenPipe guard;  // Gloo's thread starts here
     gloo_->connect(context_);
   }
 
@@ -18,6 +20,7 @@ class GlooCarrier final : public Carrier {
   bool can(const Operation& operation) const noexcept override { return has_collective(operation); }
 
   bool run(const Operation& operation, Deadline deadline) override {
+    const NoBrokenPipe guard;
     gloo_->set_deadline(deadline);
     try {
       run_collective(gloo_, operation, context_.pair_reduce, ++tag_);

@@ -21,7 +21,8 @@ class MpiCarrier final : public Carrier {
   bool can(const Operation& operation) const noexcept override { return has_collective(operation); }
 
   bool run(const Operation& operation, Deadline deadline) override {
-    const Setting setting{communicator_.get(), context_.rank, context_.size(), *context_.patrol, deadline};
+    const Setting setting{communicator_.get(), context_.rank, context_.size(),
+                          *context_.patrol,    deadline,      context_.most};
     if (run_collective(setting, operation)) return true;
     Runtime::get().desert("a collective of " + context_.group + " was given up");
     return false;

@@ -7,14 +7,14 @@
 // takes is copied to where the result will be, and all are in place.
 #include "backend/mpi/mpi_collectives.h"
 
+#include "backend/mpi/mpi_pieces.h"
+
 #include <algorithm>
 #include <climits>
 #include <cstring>
 
 namespace maniple::mpi_engine {
 namespace {
-
-constexpr std::size_t kMostElements = std::size_t{1} << 28;
 
 bool is_integer(DType dtype) noexcept {
   switch (dtype) {
@@ -90,22 +90,13 @@ bool run(const Setting& setting, const char* name, Start start) {
   return complete(request, setting.patrol, setting.deadline);
 }
 
-/// Calls `body(first, count)` for pieces that MPI can count.
-template <class Body>
-bool in_pieces(std::size_t count, Body body) {
-  for (std::size_t first = 0; first < count; first += kMostElements) {
-    if (!body(first, static_cast<int>(std::min(kMostElements, count - first)))) return false;
-  }
-  return true;
-}
-
 void place(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, bytes);
 }
 
 bool run_all_reduce(const Setting& at, const Operation& op) {
   place(op.out, op.in, op.bytes());
-  return in_pieces(op.count, [&](std::size_t first, int count) {
+  return in_pieces(op.count, at.most, [&](std::size_t first, int count) {
     return run(at, "MPI_Iallreduce", [&](MPI_Request* request) {
       return MPI_Iallreduce(MPI_IN_PLACE, op.out + first * op.element(), count, type_of(op.dtype),
                             reduction_of(op.reduce), at.communicator, request);
@@ -116,7 +107,7 @@ bool run_all_reduce(const Setting& at, const Operation& op) {
 bool run_reduce(const Setting& at, const Operation& op) {
   const bool in_place = at.rank == op.root;
   if (in_place) place(op.out, op.in, op.bytes());
-  return in_pieces(op.count, [&](std::size_t first, int count) {
+  return in_pieces(op.count, at.most, [&](std::size_t first, int count) {
     const std::size_t offset = first * op.element();
     return run(at, "MPI_Ireduce", [&](MPI_Request* request) {
       return MPI_Ireduce(in_place ? MPI_IN_PLACE : op.in + offset, in_place ? op.out + offset : nullptr, count,
@@ -126,7 +117,7 @@ bool run_reduce(const Setting& at, const Operation& op) {
 }
 
 bool run_broadcast(const Setting& at, const Operation& op) {
-  return in_pieces(op.bytes(), [&](std::size_t first, int count) {
+  return in_pieces(op.bytes(), at.most, [&](std::size_t first, int count) {
     return run(at, "MPI_Ibcast", [&](MPI_Request* request) {
       return MPI_Ibcast(op.out + first, count, MPI_BYTE, op.root, at.communicator, request);
     });
@@ -201,7 +192,7 @@ bool has_collective(const Operation& op) noexcept {
     case Op::barrier: return true;
     case Op::reduce:
     case Op::all_reduce: return can_reduce(op);
-    case Op::reduce_scatter: return can_reduce(op) && op.parts.total() <= INT_MAX;
+    case Op::reduce_scatter: return can_reduce(op) && fits(op.parts, op.element());
     case Op::gather:
     case Op::scatter:
     case Op::all_gather: return fits(op.parts, op.element());

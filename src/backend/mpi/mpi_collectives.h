@@ -13,6 +13,7 @@ struct Setting {
   int size;
   const Patrol& patrol;
   Deadline deadline;
+  std::size_t most;  ///< elements, or bytes of a broadcast, in one call
 };
 
 /// False: given up, with a request left behind in MPI.

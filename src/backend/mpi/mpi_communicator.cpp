@@ -83,7 +83,7 @@ bool complete(MPI_Request& request, const Patrol& patrol, Deadline deadline) {
 }
 
 Communicator::Communicator(const CarrierContext& context) {
-  Runtime& runtime = Runtime::start(*context.patrol, context.deadline);
+  Runtime& runtime = Runtime::start(context);
   if (runtime.size() != context.world_size) {
     throw Unsupported("the mpi backend needs mpirun for all ranks: the job has " + std::to_string(context.world_size) +
                       ", mpirun started " + std::to_string(runtime.size()) + "; start with `mpirun -n " +

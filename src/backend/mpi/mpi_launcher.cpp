@@ -31,13 +31,6 @@ void on_loss(int number, siginfo_t* about, void* context) {
 
 }  // namespace
 
-bool started_by_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
-}
-
 #ifdef OPEN_MPI
 
 void avoid_fatal_transports() {}

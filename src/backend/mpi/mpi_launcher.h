@@ -5,9 +5,6 @@
 
 namespace maniple::mpi_engine {
 
-/// Whether an mpirun (or what is like it) started this process. Without one MPI would start as a world of one rank.
-bool started_by_launcher();
-
 /// Before MPI_Init: keeps MPI from ending the process when a peer is gone.
 void avoid_fatal_transports();
 

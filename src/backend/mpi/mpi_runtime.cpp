@@ -2,6 +2,7 @@
 
 #include "backend/mpi/mpi_aside.h"
 #include "backend/mpi/mpi_launcher.h"
+#include "backend/mpirun.h"
 
 #include <pthread.h>
 #include <time.h>
@@ -34,8 +35,11 @@ void check(int code, const char* call) {
   throw SystemError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), EIO);
 }
 
-Runtime& Runtime::start(const Patrol& patrol, Deadline deadline) {
-  if (!start_given_up && run_aside([] { get(); }, patrol, deadline)) return get();
+Runtime& Runtime::start(const CarrierContext& context) {
+  int there = 0;
+  MPI_Initialized(&there);
+  if (there == 0 && !started_by_mpirun()) throw Unsupported(needs_mpirun(context.world_size));
+  if (!start_given_up && run_aside([] { get(); }, *context.patrol, context.deadline)) return get();
   start_given_up = true;
   throw Timeout("MPI_Init_thread did not come to an end: it waits for all ranks of mpirun");
 }
@@ -50,9 +54,6 @@ Runtime::Runtime() {
   MPI_Initialized(&there);
   int level = MPI_THREAD_SINGLE;
   if (there == 0) {
-    if (!started_by_launcher()) {
-      throw Unsupported("the mpi backend needs mpirun: start with `mpirun -n N ./program`");
-    }
     avoid_fatal_transports();
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     listen_for_losses();

@@ -32,7 +32,7 @@ class Runtime {
  public:
   /// Initialises MPI at the first call, which waits for all ranks that mpirun started. Throws Unsupported when this process was
   /// not started by mpirun, and Timeout when it gives up.
-  static Runtime& start(const Patrol& patrol, Deadline deadline);
+  static Runtime& start(const CarrierContext& context);
   /// The same, started before.
   static Runtime& get();
 

@@ -21,7 +21,7 @@ const std::map<std::string, std::array<const char*, 3>> kOthers = {{"limit", {"#
                                                                    {"mpich", {"#d97706", "#fbbf24", "#92400e"}},
                                                                    {"gloo", {"#be185d", "#f472b6", "#831843"}},
                                                                    {"maniple-mpi", {"#b91c1c", "#ef4444", "#7f1d1d"}},
-                                                                   {"maniple-gloo", {"#9d174d", "#ec4899", "#500724"}}};
+                                                                   {"maniple-gloo", {"#65a30d", "#a3e635", "#3f6212"}}};
 
 Stroke stroke_of(const std::string& backend, std::size_t index) {
   const auto found = kOthers.find(backend);

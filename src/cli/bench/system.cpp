@@ -22,14 +22,25 @@ Site Site::here(ScratchDirectory& scratch) {
 }
 
 std::span<const std::unique_ptr<System>> systems() {
-  static const std::array<std::unique_ptr<System>, 8> all = {make_native_system(), make_bare_system(),
-                                                             make_limit_system(),  make_openmpi_system(),
-                                                             make_mpich_system(),  make_gloo_system(),
-                                                             make_carried_gloo_system(), make_carried_mpi_system()};
+  static const std::array<std::unique_ptr<System>, 8> all = {
+      make_native_system(), make_bare_system(), make_limit_system(),        make_openmpi_system(),
+      make_mpich_system(),  make_gloo_system(), make_carried_gloo_system(), make_carried_mpi_system()};
   return all;
 }
 
-std::string system_of_backend(const std::string& backend) { return backend == "native" ? backend : "maniple-" + backend; }
+std::string system_of_backend(const std::string& backend) {
+  return backend == "native" ? backend : "maniple-" + backend;
+}
+
+std::vector<Order> carried_orders(const Order& wanted, const std::string& name) {
+  if (wanted.transport == "loopback") return {};
+  Order order = wanted;
+  order.backend = name;
+  order.buffer = "ordinary";
+  order.transport = "auto";
+  order.algorithm.clear();
+  return {order};
+}
 
 const System& system_named(const std::string& name) {
   for (const auto& system : systems()) {

@@ -62,6 +62,9 @@ std::unique_ptr<System> make_gloo_system();
 std::unique_ptr<System> make_carried_gloo_system();
 std::unique_ptr<System> make_carried_mpi_system();
 
+/// Their orders: they have neither our transports and algorithms nor memory that is shared, and one process for each rank.
+std::vector<Order> carried_orders(const Order& wanted, const std::string& name);
+
 /// The system that measures a backend: "gloo" is "maniple-gloo", "native" itself.
 std::string system_of_backend(const std::string& backend);
 

@@ -158,13 +158,7 @@ class CarriedMpi final : public OpenMpi {
   }
 
   std::vector<Order> orders(const Order& wanted, const Site&) const override {
-    if (wanted.transport == "loopback") return {};
-    Order order = wanted;
-    order.backend = name();
-    order.buffer = "ordinary";
-    order.transport = "auto";
-    order.algorithm.clear();
-    return {order};
+    return carried_orders(wanted, name());
   }
 
  protected:

@@ -84,13 +84,7 @@ class CarriedGloo final : public NativeSystem {
   std::string missing(const Site&) const override { return missing_engine("gloo"); }
 
   std::vector<Order> orders(const Order& wanted, const Site&) const override {
-    if (wanted.transport == "loopback") return {};
-    Order order = wanted;
-    order.backend = name();
-    order.buffer = "ordinary";
-    order.transport = "auto";
-    order.algorithm.clear();
-    return {order};
+    return carried_orders(wanted, name());
   }
 };
 

@@ -1,17 +1,22 @@
-// A user's program: sums the ranks of a group that meets in a file.
+// A user's program: sums the ranks of a group. Usage: consumer INIT_METHOD [BACKEND]
 #include <maniple/comm.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) try {
   maniple::JoinOptions options;
   options.init_method = arguments[1];
-  options.world_size = std::atoi(std::getenv("WORLD_SIZE"));
+  if (const char* ranks = std::getenv("WORLD_SIZE")) options.world_size = std::atoi(ranks);
+  if (count > 2) options.backend = arguments[2];
   options.join_timeout = std::chrono::seconds(60);
   const auto world = maniple::join(options);
   int sum = world->rank() + 1;
   world->all_reduce(maniple::buffer_of(sum));
-  std::printf("rank %d of %d: %d\n", world->rank(), world->size(), sum);
+  std::printf("rank %d of %d over %s: %d\n", world->rank(), world->size(), world->backend().c_str(), sum);
   return sum == world->size() * (world->size() + 1) / 2 ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }
