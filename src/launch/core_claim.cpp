@@ -110,11 +110,11 @@ CoreClaim CoreClaim::take(const std::string& job, int generation,
   std::vector<HeldCores> others;
   for (const std::string& path : job_directories()) {
     try {
-      // The first that can be used is where this launcher's own file goes; others may have theirs in another.
-      UniqueFd directory = open_job_directory(path, !claim.directory_);
+      UniqueFd directory = open_job_directory(path, true);
       if (!lock_directory(directory.get())) throw SystemError("somebody holds the lock", EWOULDBLOCK);
-      for (HeldCores& held : held_in(directory.get(), path)) others.push_back(std::move(held));
-      if (!claim.directory_) claim.directory_ = std::move(directory);
+      others = held_in(directory.get(), path);
+      claim.directory_ = std::move(directory);
+      break;
     } catch (const Error& error) {
       log_debug("no claims of cores in {}: {}", path, error.what());
     }
