@@ -29,8 +29,7 @@ constexpr int kLockTries = 500;  // of 1 ms: whoever chooses needs microseconds
 bool lock_directory(int directory) {
   for (int i = 0; i < kLockTries; ++i) {
     if (::flock(directory, LOCK_EX | LOCK_NB) == 0) return true;
-    std::this_thread::sleep_for(
-        std::chrono::milliseconds(1));  // sleep: a blocking lock would wait for a stopped process
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // sleep: a blocking lock would wait for the stopped
   }
   return false;
 }
