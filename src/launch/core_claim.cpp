@@ -29,8 +29,7 @@ constexpr int kLockTries = 500;  // of 1 ms: whoever chooses needs microseconds
 bool lock_directory(int directory) {
   for (int i = 0; i < kLockTries; ++i) {
     if (::flock(directory, LOCK_EX | LOCK_NB) == 0) return true;
-    std::this_thread::sleep_for(
-        std::chrono::milliseconds(1));  // sleep: a blocking lock would wait for a stopped process
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // sleep: a blocking lock would wait for the stopped
   }
   return false;
 }
@@ -110,11 +109,11 @@ CoreClaim CoreClaim::take(const std::string& job, int generation,
   std::vector<HeldCores> others;
   for (const std::string& path : job_directories()) {
     try {
-      // The first that can be used is where this launcher's own file goes; others may have theirs in another.
-      UniqueFd directory = open_job_directory(path, !claim.directory_);
+      UniqueFd directory = open_job_directory(path, true);
       if (!lock_directory(directory.get())) throw SystemError("somebody holds the lock", EWOULDBLOCK);
-      for (HeldCores& held : held_in(directory.get(), path)) others.push_back(std::move(held));
-      if (!claim.directory_) claim.directory_ = std::move(directory);
+      others = held_in(directory.get(), path);
+      claim.directory_ = std::move(directory);
+      break;
     } catch (const Error& error) {
       log_debug("no claims of cores in {}: {}", path, error.what());
     }
