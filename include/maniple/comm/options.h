@@ -35,13 +35,13 @@ struct JoinOptions {
   Seconds timeout = std::chrono::minutes(30);
 
   /// Limit for joining alone, if it should be shorter than `timeout`.
-  std::optional<Seconds> join_timeout;
+  std::optional<Seconds> join_timeout = {};
 
   std::string backend = "native";
   TransportKind transport = TransportKind::automatic;
 
   /// Forces an algorithm by the name that `maniple bench --list` shows; empty: chosen by size and topology.
-  std::string algorithm;
+  std::string algorithm = {};
 };
 
 struct GroupOptions {
