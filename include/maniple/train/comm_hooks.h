@@ -41,15 +41,18 @@ class GradBucket {
   /// The parameters in the order of the buffer, and views of the buffer in their shapes.
   const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
   const std::vector<torch::Tensor>& gradients() const noexcept { return gradients_; }
+  /// The parameters' names in the module, "fc1.weight": by them a hook keeps what it remembers from step to step.
+  const std::vector<std::string>& names() const noexcept { return names_; }
 
   // internal
   GradBucket(torch::Tensor buffer, int index, bool is_last, std::vector<torch::Tensor> parameters,
-             std::vector<torch::Tensor> gradients)
+             std::vector<torch::Tensor> gradients, std::vector<std::string> names)
       : buffer_(std::move(buffer)),
         index_(index),
         is_last_(is_last),
         parameters_(std::move(parameters)),
-        gradients_(std::move(gradients)) {}
+        gradients_(std::move(gradients)),
+        names_(std::move(names)) {}
 
  private:
   torch::Tensor buffer_;
@@ -57,6 +60,7 @@ class GradBucket {
   bool is_last_;
   std::vector<torch::Tensor> parameters_;
   std::vector<torch::Tensor> gradients_;
+  std::vector<std::string> names_;
 };
 
 /// A hook's means: the group, and verbs that run now or in the group's own thread, as DistributedDataParallel was told
@@ -90,7 +94,8 @@ CommHook allreduce_hook();
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// The hooks that have a name: "all_reduce", "fp16", "bf16". A new one is one file and one line in this table.
+/// The hooks that have a name: "all_reduce", "fp16", "bf16", "int8", "powerSGD" (the last two with their default options;
+/// see int8_hook.h and power_sgd.h). A new one is one file and one line in this table.
 struct NamedCommHook {
   const char* name;
   const char* summary;

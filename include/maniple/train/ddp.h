@@ -28,6 +28,8 @@
 // backward, and several backwards before a step, are fine. Not supported, with an error that says so: backward with
 // create_graph, sparse gradients, parameters that are not on the CPU.
 //
+// Ranks with different numbers of batches: see join.h.
+//
 // Errors come out of backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
 // (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`.
 //
@@ -35,10 +37,13 @@
 // optimizer and the group; gradients stay valid.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -104,7 +109,20 @@ struct DdpOptions {
 
   Overlap overlap = Overlap::automatic;
   Average average = Average::ranks;
+
+  /// Parameters, by their names in the module, whose gradients are averaged last, in buckets of their own, whatever the
+  /// order in which they come. Such a parameter may get its gradient in several pieces during one backward (a backward
+  /// inside a backward, as re-computation of activations does), which is an error for others. At least one parameter is
+  /// not delayed and gets a gradient in every backward.
+  std::vector<std::string> delay_all_reduce_named_params = {};
+  /// The parameter whose gradient says that those of the delayed ones are complete; their average begins then. Empty: at
+  /// the end of backward. A delayed gradient that comes later still is an error that names both.
+  std::string param_to_hook_all_reduce = {};
 };
+
+/// Makes the optimizer of one parameter: see DdpCore::apply_optimizer_in_backward.
+using OptimizerFactory =
+    std::function<std::shared_ptr<torch::optim::Optimizer>(const std::string& name, const torch::Tensor& parameter)>;
 
 class Reducer;  // internal: src/train/ddp/reducer.h
 
@@ -140,11 +158,33 @@ class DdpCore {
   /// backward.
   void register_comm_hook(CommHook hook);
 
+  /// The optimizer's step becomes a part of backward: as soon as a bucket is averaged, its parameters take their step,
+  /// while backward still works on the others (with Overlap::thread in the group's thread). When backward returns all
+  /// have taken it; the program calls no step(). `make` is called for each parameter, here and now, so that parameters may
+  /// have options of their own:
+  ///
+  ///   ddp.apply_optimizer_in_backward([](const std::string& name, const torch::Tensor& parameter) {
+  ///     return std::make_shared<torch::optim::AdamW>(std::vector{parameter}, torch::optim::AdamWOptions(1e-3));
+  ///   });
+  ///
+  /// The result is, bit for bit, that of one optimizer over all parameters after backward. Gradients stay as they are after
+  /// the step: zero them as always. Under no_sync nothing is stepped; the synchronised backward that follows steps with
+  /// the average of all that was accumulated. Several synchronised backwards are several steps. With
+  /// find_unused_parameters the steps are taken at the end of backward, when it is known who was used. Any optimizer whose
+  /// step() needs no closure (LBFGS does). Before the first backward, once; the same on all ranks. A backward that fails
+  /// may leave some parameters stepped and others not: go back to a checkpoint.
+  void apply_optimizer_in_backward(const OptimizerFactory& make);
+  /// Those optimizers, in the order of the module's parameters that require a gradient: for learning rates and
+  /// checkpoints. Empty if there are none.
+  const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const noexcept;
+
   /// Sizes and times; see ddp_statistics.h. Communicates nothing.
   DdpStatistics statistics() const;
 
   const DdpOptions& options() const noexcept;
   const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
+
+  const std::shared_ptr<Reducer>& reducer() const noexcept { return reducer_; }  ///< internal
 
  protected:
   void require_unchanged() const;

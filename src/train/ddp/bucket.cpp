@@ -39,7 +39,7 @@ Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<con
              dtype_of(flat_, {"DistributedDataParallel", "gradient"})};
 }
 
-GradBucket Bucket::for_hook() const { return GradBucket(flat_, index_, is_last_, parameters_, slots_); }
+GradBucket Bucket::for_hook() const { return GradBucket(flat_, index_, is_last_, parameters_, slots_, names_); }
 
 bool Bucket::lives_here(const torch::Tensor& gradient, std::size_t i) const {
   return gradient.data_ptr() == slots_[i].data_ptr() && gradient.strides() == slots_[i].strides();

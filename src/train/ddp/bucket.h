@@ -29,6 +29,7 @@ class Bucket {
 
   int index() const noexcept { return index_; }
   const std::vector<std::size_t>& members() const noexcept { return members_; }  ///< indices of parameters
+  const torch::Tensor& parameter(std::size_t i) const noexcept { return parameters_[i]; }
   const torch::Tensor& flat() const noexcept { return flat_; }
   const torch::Tensor& slot(std::size_t i) const noexcept { return slots_[i]; }
   Buffer buffer() const noexcept { return buffer_; }
@@ -49,7 +50,10 @@ class Bucket {
 
   int pending = 0;        ///< gradients to come in this backward
   bool launched = false;  ///< its average is under way or done
-  Work work;              ///< invalid when done at once
+  bool settled = false;   ///< its gradients are given back, and the optimizer has taken its step where DDP does that
+  /// True once somebody has decided about the step that follows the average: whoever sets it takes it, or drops it.
+  std::shared_ptr<std::atomic<bool>> claimed;
+  Work work;  ///< invalid when done at once
   std::chrono::steady_clock::time_point launched_at{};
   std::shared_ptr<std::atomic<std::chrono::steady_clock::rep>> ended_at;  ///< set before `work` is done
 

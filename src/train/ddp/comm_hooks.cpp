@@ -3,6 +3,8 @@
 
 #include "base/check.h"
 #include "tensor/staged.h"
+#include <maniple/train/int8_hook.h>
+#include <maniple/train/power_sgd.h>
 
 namespace maniple {
 
@@ -33,6 +35,9 @@ std::span<const NamedCommHook> comm_hooks() noexcept {
       {"all_reduce", "the average as it is", allreduce_hook},
       {"fp16", "gradients travel as float16", fp16_compress_hook},
       {"bf16", "gradients travel as bfloat16", bf16_compress_hook},
+      {"int8", "gradients travel as 8-bit integers", [] { return int8_quantize_hook(std::make_shared<Int8State>()); }},
+      {"powerSGD", "gradients travel as products of thin matrices",
+       [] { return powerSGD_hook(std::make_shared<PowerSGDState>()); }},
   };
   return kHooks;
 }

@@ -19,6 +19,10 @@ DdpCore& DdpCore::operator=(DdpCore&&) noexcept = default;
 NoSync DdpCore::no_sync() { return NoSync(reducer_); }
 void DdpCore::set_weight(double weight) { reducer_->set_weight(weight); }
 void DdpCore::register_comm_hook(CommHook hook) { reducer_->register_hook(std::move(hook)); }
+void DdpCore::apply_optimizer_in_backward(const OptimizerFactory& make) { reducer_->make_optimizers(make); }
+const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DdpCore::optimizers() const noexcept {
+  return reducer_->optimizers();
+}
 void DdpCore::require_unchanged() const { reducer_->require_unchanged(); }
 DdpStatistics DdpCore::statistics() const { return reducer_->statistics(); }
 const DdpOptions& DdpCore::options() const noexcept { return reducer_->options(); }

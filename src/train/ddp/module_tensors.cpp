@@ -33,6 +33,8 @@ std::vector<std::string> description(const DdpOptions& options, const ModuleTens
   add("init_sync", options.init_sync);
   add("overlap", static_cast<int>(options.overlap));
   add("average", static_cast<int>(options.average));
+  add("delay_all_reduce_named_params", fmt::format("[{}]", fmt::join(options.delay_all_reduce_named_params, ", ")));
+  add("param_to_hook_all_reduce", options.param_to_hook_all_reduce);
   const auto list = [&](const char* kind, const std::vector<NamedTensor>& named) {
     for (const auto& [name, tensor] : named) {
       lines.push_back(fmt::format(

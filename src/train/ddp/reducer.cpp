@@ -1,5 +1,6 @@
 #include "train/ddp/reducer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
@@ -16,8 +17,6 @@ std::vector<torch::Tensor> tensors(const std::vector<NamedTensor>& named) {
   return result;
 }
 
-double bytes_of_mb(double mb) { return mb * 1024 * 1024; }
-
 }  // namespace
 
 /// Lives in autograd's list of callbacks. Either it is called, or it is destroyed without.
@@ -33,7 +32,7 @@ class Reducer::EndOfBackward {
     const auto reducer = reducer_.lock();
     if (!reducer) return;
     try {
-      reducer->finish();
+      reducer->explained([&] { reducer->finish(); });
     } catch (...) {
       reducer->abandon();
       throw;
@@ -59,16 +58,15 @@ std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptio
 Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
     : options_(std::move(options)),
       group_(options_.process_group),
-      buffers_(group_, {}) {
+      buffers_(group_, {}),
+      active_(group_->size()) {
   ModuleTensors all = tensors_of(module);
   require_same_on_all_ranks(*group_, options_, all);
-  if (options_.init_sync) {
-    std::vector<torch::Tensor> state = tensors(all.trained);
-    for (const auto* more : {&all.frozen, &all.buffers}) {
-      for (const NamedTensor& one : *more) state.push_back(one.tensor);
-    }
-    Replicator(group_, std::move(state)).copy_from(0);
+  state_ = tensors(all.trained);
+  for (const auto* more : {&all.frozen, &all.buffers}) {
+    for (const NamedTensor& one : *more) state_.push_back(one.tensor);
   }
+  if (options_.init_sync) Replicator(group_, state_).copy_from(0);
   if (options_.broadcast_buffers) buffers_ = Replicator(group_, tensors(all.buffers));
   parameters_ = std::move(all.trained);
   for (const auto& [name, tensor] : parameters_) dtypes_.push_back(tensor.scalar_type());
@@ -76,6 +74,49 @@ Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
   std::size_t gradient_bytes = 0;
   for (const auto& [name, tensor] : parameters_) gradient_bytes += tensor.nbytes();
   overlap_ = resolve_overlap(options_.overlap, *group_, gradient_bytes);
+  came_early_.assign(parameters_.size(), false);
+  saved_.resize(parameters_.size());
+  note_delayed();
+}
+
+// A step that waits for its average must not find us gone.
+Reducer::~Reducer() {
+  for (Bucket& bucket : buckets_) {
+    const bool under_way = bucket.work.valid() && !bucket.work.done();
+    if (under_way && bucket.claimed && bucket.claimed->exchange(true)) await_leftover(bucket);
+  }
+}
+
+void Reducer::note_delayed() {
+  delayed_.assign(parameters_.size(), false);
+  const auto place = [&](const std::string& name, const char* option) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].name == name) return i;
+    }
+    throw InvalidArgument(
+        fmt::format("DistributedDataParallel: {} names \"{}\", but the module has no such parameter that requires a "
+                    "gradient; take the names of named_parameters()",
+                    option, name));
+  };
+  for (const std::string& name : options_.delay_all_reduce_named_params) {
+    delayed_[place(name, "delay_all_reduce_named_params")] = true;
+  }
+  MANIPLE_REQUIRE(
+      std::find(delayed_.begin(), delayed_.end(), false) != delayed_.end(),
+      "DistributedDataParallel: delay_all_reduce_named_params names every parameter; leave at least one out, "
+      "whose gradient tells that a backward is under way");
+  const std::string& hooked = options_.param_to_hook_all_reduce;
+  if (hooked.empty()) return;
+  MANIPLE_REQUIRE(
+      !options_.delay_all_reduce_named_params.empty(),
+      "DistributedDataParallel: param_to_hook_all_reduce is {}, but delay_all_reduce_named_params is empty: "
+      "there is nothing to delay",
+      hooked);
+  trigger_ = place(hooked, "param_to_hook_all_reduce");
+  MANIPLE_REQUIRE(!delayed_[trigger_],
+                  "DistributedDataParallel: param_to_hook_all_reduce is {}, which is itself in "
+                  "delay_all_reduce_named_params; choose one whose gradient comes after those of the delayed ones",
+                  hooked);
 }
 
 void Reducer::require_unchanged() const {
@@ -94,7 +135,7 @@ void Reducer::attach_hooks() {
   hooks_.reserve(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     hooks_.emplace_back(parameters_[i].tensor, [self = weak_from_this(), i] {
-      if (const auto reducer = self.lock()) reducer->gradient_came(i);
+      if (const auto reducer = self.lock()) reducer->explained([&] { reducer->gradient_came(i); });
     });
   }
 }
@@ -125,12 +166,41 @@ void Reducer::register_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
+void Reducer::make_optimizers(const OptimizerFactory& make) {
+  MANIPLE_REQUIRE(make != nullptr, "DistributedDataParallel: apply_optimizer_in_backward needs a function");
+  MANIPLE_REQUIRE(buckets_.empty() && !running_,
+                  "DistributedDataParallel: apply_optimizer_in_backward is called before the first backward");
+  MANIPLE_REQUIRE(optimizers_.empty(), "DistributedDataParallel: the optimizer is applied in backward already");
+  std::vector<std::shared_ptr<torch::optim::Optimizer>> made;
+  for (const auto& [name, parameter] : parameters_) {
+    made.push_back(make(name, parameter));
+    MANIPLE_REQUIRE(made.back() != nullptr, "DistributedDataParallel: no optimizer was made for parameter {}", name);
+    MANIPLE_REQUIRE(
+        std::dynamic_pointer_cast<torch::optim::LBFGS>(made.back()) == nullptr,
+        "DistributedDataParallel: LBFGS evaluates the loss in its step, so it cannot be applied in backward; "
+        "call its step() after backward");
+    std::size_t count = 0;
+    for (const auto& group : made.back()->param_groups()) {
+      for (const auto& one : group.params()) count += one.is_same(parameter) ? 1 : 2;
+    }
+    MANIPLE_REQUIRE(
+        count == 1,
+        "DistributedDataParallel: the optimizer made for parameter {} must hold that parameter and no other", name);
+  }
+  optimizers_ = std::move(made);
+}
+
 void Reducer::gradient_came(std::size_t parameter) {
   if (paused_ > 0) return;
   if (torch::GradMode::is_enabled()) fail("backward with create_graph is not supported: averaging would cut the graph");
+  if (!running_ && delayed_[parameter]) {
+    // Perhaps in a backward inside the backward, whose end is not the one to wait for.
+    came_early_[parameter] = true;
+    return;
+  }
   if (!running_) begin();
   const std::string& name = parameters_[parameter].name;
-  if (came_[parameter])
+  if (came_[parameter] && !delayed_[parameter])
     fail(
         fmt::format("parameter {} got its gradient twice in one backward (a backward inside a backward is not "
                     "supported) on rank {}",
@@ -141,6 +211,7 @@ void Reducer::gradient_came(std::size_t parameter) {
                     "static, use find_unused_parameters instead",
                     name, group_->rank()));
   came_[parameter] = true;
+  if (delayed_[parameter]) return delayed_came(parameter);
   if (buckets_.empty()) {
     arrival_.push_back(parameter);
     return;
@@ -148,26 +219,65 @@ void Reducer::gradient_came(std::size_t parameter) {
   const Home home = homes_[parameter];
   Bucket& bucket = buckets_[home.bucket];
   bucket.take(home.place);
-  if (--bucket.pending == 0 && overlap_ != Overlap::none) launch_complete();
+  --bucket.pending;
+  if (parameter == trigger_) release_delayed();
+  if (bucket.pending == 0 && overlap_ != Overlap::none) launch_complete();
+}
+
+// A delayed gradient stays where autograd puts it until its bucket is released.
+void Reducer::delayed_came(std::size_t parameter) {
+  if (buckets_.empty()) return;
+  Bucket& bucket = buckets_[homes_[parameter].bucket];
+  if (bucket.launched) {
+    fail(fmt::format(
+        "parameter {}, whose all_reduce is delayed, got a gradient on rank {} after that of {}, which was to be the "
+        "last; choose another param_to_hook_all_reduce, or none",
+        parameters_[parameter].name, group_->rank(), parameters_[trigger_].name));
+  }
+  if (bucket.pending == 0) bucket.take(homes_[parameter].place);
+}
+
+// Where one of them is still missing, the end of backward deals with it.
+void Reducer::release_delayed() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (delayed_[i] && !came_[i] && expected(i)) return;
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!delayed_[i]) continue;
+    Bucket& bucket = buckets_[homes_[i].bucket];
+    bucket.pending = 0;
+    if (came_[i]) bucket.take(homes_[i].place);
+  }
+  if (overlap_ != Overlap::none) launch_complete();
 }
 
 void Reducer::begin() {
   at_end_of_backward([end = std::make_shared<EndOfBackward>(weak_from_this())] { end->call(); });
   running_ = true;
+  reset();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (came_early_[i]) came_[i] = true;
+  }
+  came_early_.assign(parameters_.size(), false);
+  if (join_) meet(true);
+}
+
+void Reducer::reset() {
   watch_.begin();
   came_.assign(parameters_.size(), false);
   arrival_.clear();
   factor_.reset();
-  saved_.clear();
+  saved_.assign(parameters_.size(), torch::Tensor());
   next_ = 0;
   for (Bucket& bucket : buckets_) {
-    bucket.launched = false;
+    bucket.launched = bucket.settled = false;
     await_leftover(bucket);
     bucket.pending = 0;
     for (const std::size_t member : bucket.members()) {
       bucket.pending += expected(member) ? 1 : 0;
-      if (!expected(member)) take_absent(member);
+      if (!expected(member) && !shadowing_) take_absent(member);
     }
+    if (delayed_[bucket.members().front()]) bucket.pending = 1;  // until they are released together
   }
 }
 
@@ -175,9 +285,16 @@ void Reducer::begin() {
 // are lost, which they would be anyway: half of the others were never computed.
 void Reducer::abandon() noexcept {
   running_ = false;
-  for (Bucket& bucket : buckets_) {
-    if (bucket.work.valid() && !bucket.work.done()) bucket.forget_gradients();
-  }
+  for (Bucket& bucket : buckets_) forget(bucket);
+}
+
+// Either we take the claim, and the step that was to follow the average is not taken; or the group's thread has it, and we
+// wait for the end of the step, which communicates nothing.
+void Reducer::forget(Bucket& bucket) noexcept {
+  if (!bucket.work.valid() || bucket.work.done()) return;
+  if (bucket.claimed && bucket.claimed->exchange(true)) return await_leftover(bucket);
+  bucket.claimed = nullptr;
+  bucket.forget_gradients();
 }
 
 // A bucket that an earlier backward left behind. If it failed, so has the group, and the next operation says so.
@@ -196,7 +313,7 @@ void Reducer::finish() {
     if (!came_[i] && expected(i)) missing.push_back(i);
   }
   const bool first = buckets_.empty();
-  const bool allowed = options_.static_graph ? first : options_.find_unused_parameters;
+  const bool allowed = options_.static_graph ? expected_.empty() : options_.find_unused_parameters;
   if (!missing.empty() && !allowed) {
     fail(fmt::format("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(),
                      names_of(missing, parameters_),
@@ -208,149 +325,10 @@ void Reducer::finish() {
   }
   if (first) lay_out();
   average_all();
-  buffers_.copy_from(0);
-  saved_.clear();
+  buffers_.copy_from(source_);
+  saved_.assign(parameters_.size(), torch::Tensor());
   running_ = false;
   watch_.end(!first);
-}
-
-// All ranks follow rank 0. Gradients that did not come stand at the end, in the reverse order of registration, as they
-// would come in most modules.
-void Reducer::lay_out() {
-  std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
-  for (std::size_t i = parameters_.size(); i-- > 0;) {
-    if (!came_[i]) order.push_back(static_cast<std::int64_t>(i));
-  }
-  group_->broadcast(buffer_of(order), 0);
-
-  std::vector<PlannedParameter> sizes;
-  for (const auto& [name, tensor] : parameters_) {
-    sizes.push_back({static_cast<std::size_t>(tensor.numel()), static_cast<std::size_t>(tensor.element_size()),
-                     static_cast<int>(tensor.scalar_type())});
-  }
-  const std::vector<std::size_t> places(order.begin(), order.end());
-  const auto plans =
-      plan_buckets(sizes, places, {bytes_of_mb(options_.first_bucket_mb), bytes_of_mb(options_.bucket_cap_mb)});
-  std::size_t bytes = 0;
-  for (const PlannedBucket& plan : plans) bytes += plan.bytes;
-  const RegisteredMemory memory = group_->allocate(std::max<std::size_t>(bytes, 1));
-
-  std::vector<Bucket> buckets;
-  homes_.resize(parameters_.size());
-  std::size_t offset = 0;
-  for (std::size_t b = 0; b < plans.size(); ++b) {
-    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory, offset,
-                         options_.gradient_as_bucket_view);
-    offset += plans[b].bytes;
-    for (std::size_t i = 0; i < plans[b].members.size(); ++i) homes_[plans[b].members[i]] = {b, i};
-  }
-  for (Bucket& bucket : buckets) {
-    for (std::size_t i = 0; i < bucket.members().size(); ++i) {
-      if (came_[bucket.members()[i]]) bucket.take(i);
-    }
-  }
-  buckets_ = std::move(buckets);
-}
-
-// A gradient that is missing here counts as it is: as zero when there is none, otherwise as what earlier backwards left
-// (which is their average already, so averaging leaves it). If it turns out to be missing everywhere, what was there is
-// put back untouched.
-void Reducer::take_absent(std::size_t parameter) {
-  const torch::NoGradGuard no_grad;
-  const Home home = homes_[parameter];
-  Bucket& bucket = buckets_[home.bucket];
-  if (torch::Tensor before = bucket.saved(home.place); before.defined())
-    saved_.emplace_back(parameter, std::move(before));
-  bucket.take(home.place);
-}
-
-void Reducer::average_all() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!came_[i] && expected(i)) take_absent(i);
-  }
-  for (Bucket& bucket : buckets_) bucket.pending = 0;
-  launch_complete();
-
-  const bool ask = options_.static_graph ? used_.empty() : options_.find_unused_parameters;
-  if (ask) used_ = used_anywhere(*group_, came_);
-  if (options_.static_graph && expected_.empty()) expected_ = came_;
-  for (Bucket& bucket : buckets_) wait_for(bucket);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Home home = homes_[i];
-    if (used_.empty() || used_[i]) buckets_[home.bucket].give_back(home.place);
-  }
-  for (const auto& [i, before] : saved_) {
-    if (!used_.empty() && !used_[i]) buckets_[homes_[i].bucket].slot(homes_[i].place).copy_(before);
-  }
-}
-
-void Reducer::launch_complete() {
-  while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(buckets_[next_++]);
-}
-
-void Reducer::launch(Bucket& bucket) {
-  const torch::NoGradGuard no_grad;
-  const bool async = overlap_ == Overlap::thread;
-  const auto launched = Stopwatch::Clock::now();
-  if (options_.average == Average::samples) scale(bucket);
-  if (hook_) {
-    GradBucket given = bucket.for_hook();
-    CommContext comm(group_, async);
-    bucket.work = hook_(given, comm);
-  } else if (async) {
-    bucket.work = group_->all_reduce_async(bucket.buffer(), ReduceOp::avg);
-  } else {
-    group_->all_reduce(bucket.buffer(), ReduceOp::avg);
-  }
-  bucket.launched = true;
-  bucket.launched_at = launched;
-  if (bucket.work.valid()) {
-    bucket.ended_at = std::make_shared<std::atomic<Stopwatch::Clock::rep>>(0);
-    bucket.work = bucket.work.then([ended = bucket.ended_at, memory = bucket.flat()] {
-      ended->store(Stopwatch::Clock::now().time_since_epoch().count(), std::memory_order_release);
-    });
-    return;
-  }
-  const auto now = Stopwatch::Clock::now();
-  watch_.communicated(launched, now);
-  watch_.waited(now - launched);
-}
-
-// With w ranks' weights and n ranks, multiplying by w n / (sum of w) makes the plain average the weighted one.
-void Reducer::scale(Bucket& bucket) {
-  if (!factor_) {
-    double sum = weight_;
-    group_->all_reduce(buffer_of(sum));
-    if (sum <= 0) fail("the weights of all ranks are zero; call set_weight with the number of samples");
-    factor_ = weight_ * group_->size() / sum;
-  }
-  bucket.flat().mul_(*factor_);
-}
-
-void Reducer::wait_for(Bucket& bucket) {
-  if (!bucket.work.valid()) return;
-  const auto from = Stopwatch::Clock::now();
-  bucket.work.wait();
-  watch_.waited(Stopwatch::Clock::now() - from);
-  watch_.communicated(bucket.launched_at,
-                      Stopwatch::Clock::time_point(Stopwatch::Clock::duration(bucket.ended_at->load())));
-  bucket.work = Work();
-}
-
-DdpStatistics Reducer::statistics() const {
-  DdpStatistics result;
-  result.ranks = group_->size();
-  result.overlap = overlap_ == Overlap::thread ? "thread" : overlap_ == Overlap::inline_ ? "inline" : "none";
-  result.parameters = parameters_.size();
-  for (const Bucket& bucket : buckets_) {
-    DdpStatistics::Bucket& one = result.buckets.emplace_back();
-    one.dtype = std::string(to_string(bucket.buffer().dtype));
-    one.bytes = bucket.buffer().bytes();
-    for (const std::size_t member : bucket.members()) one.parameters.push_back(parameters_[member].name);
-    result.gradient_bytes += one.bytes;
-  }
-  watch_.fill(result);
-  return result;
 }
 
 }  // namespace maniple
