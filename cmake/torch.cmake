@@ -28,10 +28,10 @@ target_link_libraries(maniple_train
           $<BUILD_INTERFACE:maniple_warnings>)
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h> <fmt/format.h>)
-# GCC makes the templates that those headers use anew in each file, which takes longer than the file itself: several files at a
-# time. While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
-option(MANIPLE_UNITY "Compile the sources of maniple_train several at a time" ON)
-set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+# GCC makes the templates that those headers use anew in each file, which takes longer than the file itself: a folder at a time
+# (src/train/CMakeLists.txt). While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
+option(MANIPLE_UNITY "Compile the sources of maniple_train a folder at a time" ON)
+set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
 if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers
 endif()

@@ -2,8 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -15,9 +13,9 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kSide = 32;
+constexpr std::size_t kWidth = 32;
 constexpr std::size_t kChannels = 3;
-constexpr std::size_t kPlane = kSide * kSide;
+constexpr std::size_t kPlane = kWidth * kWidth;
 constexpr std::size_t kPixels = kChannels * kPlane;
 constexpr std::size_t kRecord = 1 + kPixels;
 constexpr std::size_t kRecordsAtOnce = 1000;
@@ -25,14 +23,12 @@ constexpr const char* kTrainFiles[] = {"data_batch_1.bin", "data_batch_2.bin", "
                                        "data_batch_5.bin"};
 constexpr const char* kTestFiles[] = {"test_batch.bin"};
 
-bool is_readable(const std::string& path) { return ::access(path.c_str(), R_OK) == 0; }
-
 std::span<const char* const> names_of(Cifar10::Split split) {
   return split == Cifar10::Split::train ? std::span<const char* const>(kTrainFiles) : kTestFiles;
 }
 
 /// The file in the folder, or in the folder that the archive makes; if there is neither, the first, which the error will show.
-std::string file_in(const std::string& folder, const char* name) {
+std::string batch_file(const std::string& folder, const char* name) {
   const std::string plain = folder + "/" + name;
   const std::string unpacked = folder + "/cifar-10-batches-bin/" + name;
   return !is_readable(plain) && is_readable(unpacked) ? unpacked : plain;
@@ -79,14 +75,14 @@ Cifar10::Cifar10(const std::string& folder, Split split, Cifar10Options options)
   std::size_t count = 0;
   for (const char* name : names_of(split)) {
     if (options.limit > 0 && count >= options.limit) break;
-    RegularFile file(file_in(folder, name));
+    RegularFile file(batch_file(folder, name));
     std::size_t records = records_in(file, options.records_per_file);
     if (options.limit > 0) records = std::min(records, options.limit - count);
     count += records;
     files.emplace_back(std::move(file), records);
   }
   const auto rows = static_cast<std::int64_t>(count);
-  images_ = torch::empty({rows, kChannels, kSide, kSide}, torch::kUInt8);
+  images_ = torch::empty({rows, kChannels, kWidth, kWidth}, torch::kUInt8);
   targets_ = torch::empty({rows}, torch::kInt64);
   std::size_t done = 0;
   for (const auto& [file, records] : files) {
@@ -99,7 +95,7 @@ Cifar10::Cifar10(const std::string& folder, Split split, Cifar10Options options)
 bool Cifar10::is_in(const std::string& folder) {
   for (const Split split : {Split::train, Split::test}) {
     for (const char* name : names_of(split)) {
-      if (!is_readable(file_in(folder, name))) return false;
+      if (!is_readable(batch_file(folder, name))) return false;
     }
   }
   return true;
@@ -108,7 +104,7 @@ bool Cifar10::is_in(const std::string& folder) {
 torch::data::Example<> Cifar10::get(std::size_t index) {
   MANIPLE_REQUIRE(index < static_cast<std::size_t>(images_.size(0)), "Cifar10: index {} in a set of {}", index,
                   images_.size(0));
-  torch::Tensor image = torch::empty({kChannels, kSide, kSide});
+  torch::Tensor image = torch::empty({kChannels, kWidth, kWidth});
   const std::uint8_t* from = images_.data_ptr<std::uint8_t>() + index * kPixels;
   float* to = image.data_ptr<float>();
   for (std::size_t channel = 0; channel < kChannels; ++channel, from += kPlane, to += kPlane) {

@@ -2,14 +2,13 @@
 
 #include <torch/torch.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
 #include "train/data/drawn_digits.h"
 #include "train/data/idx.h"
+#include "train/data/regular_file.h"
 
 namespace maniple {
 namespace {
@@ -18,10 +17,8 @@ constexpr int kClasses = 10;
 constexpr const char* kFiles[2][2] = {{"train-images-idx3-ubyte", "train-labels-idx1-ubyte"},
                                       {"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"}};
 
-bool is_readable(const std::string& path) { return ::access(path.c_str(), R_OK) == 0; }
-
 /// With or without ".gz"; if there is neither, the plain name, which the error will show.
-std::string file_in(const std::string& folder, const char* name) {
+std::string idx_file(const std::string& folder, const char* name) {
   const std::string plain = folder + "/" + name;
   return !is_readable(plain) && is_readable(plain + ".gz") ? plain + ".gz" : plain;
 }
@@ -46,8 +43,8 @@ std::pair<torch::Tensor, torch::Tensor> tensors_of(LabelledImages set, std::size
 
 std::pair<torch::Tensor, torch::Tensor> read(const std::string& folder, Mnist::Split split, std::size_t limit) {
   const auto& names = kFiles[split == Mnist::Split::train ? 0 : 1];
-  const std::string images = file_in(folder, names[0]);
-  const std::string labels = file_in(folder, names[1]);
+  const std::string images = idx_file(folder, names[0]);
+  const std::string labels = idx_file(folder, names[1]);
   IdxArray pixels = read_idx(images);
   return tensors_of(labelled_images(std::move(pixels), images, read_idx(labels), labels, kClasses), limit);
 }
@@ -72,7 +69,7 @@ Mnist Mnist::drawn(std::size_t count, std::uint64_t seed, MnistOptions options) 
 bool Mnist::is_in(const std::string& folder) {
   for (const auto& names : kFiles) {
     for (const char* name : names) {
-      if (!is_readable(file_in(folder, name))) return false;
+      if (!is_readable(idx_file(folder, name))) return false;
     }
   }
   return true;

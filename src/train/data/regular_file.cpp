@@ -12,6 +12,8 @@
 
 namespace maniple {
 
+bool is_readable(const std::string& path) noexcept { return ::access(path.c_str(), R_OK) == 0; }
+
 RegularFile::RegularFile(std::string path)
     : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (!fd_) throw_system_error("cannot open " + path_);

@@ -11,6 +11,8 @@
 
 namespace maniple {
 
+bool is_readable(const std::string& path) noexcept;
+
 class RegularFile {
  public:
   /// Throws SystemError if it cannot be opened, InvalidArgument if it is a directory, a device, a pipe.

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <torch/types.h>
@@ -18,6 +19,7 @@ namespace maniple {
 class ErrorMemory {
  public:
   using Named = std::map<std::string, torch::Tensor>;
+  static constexpr std::string_view kPrefix = "error/";  ///< of the names in a hook's state
 
   /// The bucket's errors, of `dtype`; zeros at first, or what was loaded for its parameters. Throws InvalidArgument, naming
   /// the parameter, if that has another shape.

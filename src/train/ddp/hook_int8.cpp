@@ -9,8 +9,6 @@
 namespace maniple {
 namespace {
 
-constexpr const char* kError = "error/";
-
 std::span<float> numbers_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
 }
@@ -121,16 +119,16 @@ void Int8State::average_errors(ProcessGroup& group) { impl_->errors.average(grou
 
 std::map<std::string, torch::Tensor> Int8State::state_dict() const {
   std::map<std::string, torch::Tensor> state;
-  for (auto& [name, tensor] : impl_->errors.copies()) state[kError + name] = tensor;
+  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorMemory::kPrefix) + name] = tensor;
   return state;
 }
 
 void Int8State::load_state_dict(const std::map<std::string, torch::Tensor>& state) {
   ErrorMemory::Named errors;
   for (const auto& [name, tensor] : state) {
-    MANIPLE_REQUIRE(tensor.defined() && name.starts_with(kError),
+    MANIPLE_REQUIRE(tensor.defined() && name.starts_with(ErrorMemory::kPrefix),
                     "Int8State: entry {} is not an error/...; this is another state", name);
-    errors[name.substr(std::string(kError).size())] = tensor.clone();
+    errors[name.substr(ErrorMemory::kPrefix.size())] = tensor.clone();
   }
   impl_->errors.load(std::move(errors));
 }

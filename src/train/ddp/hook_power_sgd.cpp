@@ -18,7 +18,6 @@
 namespace maniple {
 namespace {
 
-constexpr const char* kError = "error/";
 constexpr const char* kQ = "q/";
 constexpr const char* kIteration = "iteration";
 
@@ -195,7 +194,7 @@ void PowerSGDState::average_errors(ProcessGroup& group) { impl_->errors.average(
 
 std::map<std::string, torch::Tensor> PowerSGDState::state_dict() const {
   std::map<std::string, torch::Tensor> state;
-  for (auto& [name, tensor] : impl_->errors.copies()) state[kError + name] = tensor;
+  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorMemory::kPrefix) + name] = tensor;
   for (const auto& [name, tensor] : impl_->qs) state[kQ + name] = tensor.clone();
   state[kIteration] = torch::tensor({impl_->iteration}, torch::TensorOptions(torch::kInt64));
   return state;
@@ -211,8 +210,8 @@ void PowerSGDState::load_state_dict(const std::map<std::string, torch::Tensor>& 
       MANIPLE_REQUIRE(tensor.numel() == 1 && tensor.item<std::int64_t>() >= 0,
                       "PowerSGDState: entry iteration is not a number of steps");
       iteration = tensor.item<std::int64_t>();
-    } else if (name.starts_with(kError)) {
-      errors[name.substr(std::string(kError).size())] = tensor.clone();
+    } else if (name.starts_with(ErrorMemory::kPrefix)) {
+      errors[name.substr(ErrorMemory::kPrefix.size())] = tensor.clone();
     } else if (name.starts_with(kQ)) {
       qs[name.substr(std::string(kQ).size())] = tensor.clone();
     } else {
