@@ -145,25 +145,27 @@ TEST(Resume, EveryNumberOfRanksAfterEveryOtherSeesEveryIndexOnce) {
   const SharedFolder shared;
   bool here = true;
   for (int before = 1; before <= kMostRanks; ++before) {
-    const auto result = run_ranks({.n = before, .as = As::processes, .env = shared.env()}, [&](Rank& r) {
-      Job job(r);
-      for (const Case& c : cases()) {
-        const auto seen = job.train(c, c.steps, name_of_start(before) + "/" + c.name(), true);
-        write_down(fmt::format("{}.{}", name_of_start(before), r.rank), c.name(), seen);
-      }
-    });
+    const auto result =
+        run_ranks({.n = before, .as = As::processes, .limit = Seconds(200), .env = shared.env()}, [&](Rank& r) {
+          Job job(r);
+          for (const Case& c : cases()) {
+            const auto seen = job.train(c, c.steps, name_of_start(before) + "/" + c.name(), true);
+            write_down(fmt::format("{}.{}", name_of_start(before), r.rank), c.name(), seen);
+          }
+        });
     here = here && result;
   }
   for (int after = 1; after <= kMostRanks; ++after) {
-    const auto result = run_ranks({.n = after, .as = As::processes, .env = shared.env()}, [&](Rank& r) {
-      Job job(r);
-      for (int before = 1; before <= kMostRanks; ++before) {
-        for (const Case& c : cases()) {
-          const auto seen = job.train(c, 1000, name_of_start(before) + "/" + c.name(), false);
-          write_down(fmt::format("{}.{}", name_of_rest(before, after), r.rank), c.name(), seen);
-        }
-      }
-    });
+    const auto result =
+        run_ranks({.n = after, .as = As::processes, .limit = Seconds(200), .env = shared.env()}, [&](Rank& r) {
+          Job job(r);
+          for (int before = 1; before <= kMostRanks; ++before) {
+            for (const Case& c : cases()) {
+              const auto seen = job.train(c, 1000, name_of_start(before) + "/" + c.name(), false);
+              write_down(fmt::format("{}.{}", name_of_rest(before, after), r.rank), c.name(), seen);
+            }
+          }
+        });
     here = here && result;
   }
   if (!here) return;
@@ -211,11 +213,12 @@ std::string weights_after(std::size_t steps, const std::string& folder) {
 TEST(Resume, InTheMiddleOfAnEpochIsExactToTheLastBit) {
   const SharedFolder shared;
   const auto run = [&](std::size_t steps, const std::string& folder) {
-    const auto result = run_ranks({.n = 2, .as = As::processes, .env = shared.env()}, [&](Rank& r) {
-      init_process_group(r.world);
-      r.report("weights", weights_after(steps, SharedFolder::here() + folder));
-      destroy_process_group();
-    });
+    const auto result =
+        run_ranks({.n = 2, .as = As::processes, .limit = Seconds(200), .env = shared.env()}, [&](Rank& r) {
+          init_process_group(r.world);
+          r.report("weights", weights_after(steps, SharedFolder::here() + folder));
+          destroy_process_group();
+        });
     return result.texts("weights");
   };
   const auto straight = run(1000, "/straight");
