@@ -86,6 +86,14 @@ inline void set_autocast_dtype(torch::DeviceType device, torch::ScalarType dtype
 #endif
 }
 
+inline void enable_cpu_autocast(bool enabled) {
+#if MANIPLE_TORCH_AT_LEAST(2, 4)
+  at::autocast::set_autocast_enabled(at::kCPU, enabled);
+#else
+  at::autocast::set_cpu_enabled(enabled);
+#endif
+}
+
 /// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws comes out of
 /// backward().
 inline void at_end_of_backward(std::function<void()> callback) {

@@ -1,4 +1,5 @@
 // A network learns drawn digits on each backend of this build, with the loss curve that it has on native.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,5 @@
 // The sampler's cursor: an epoch that is interrupted, and goes on with other numbers of ranks, is still one epoch.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

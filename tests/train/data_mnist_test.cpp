@@ -1,6 +1,7 @@
 // The reader of IDX files against every way a file can be wrong, and the datasets made from them.
 #define ZLIB_CONST
 #include <zlib.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -12,6 +12,7 @@
 #include "tensor/torch_compat.h"
 #include "train/data_parallel_models.h"
 #include "train/gradients.h"
+#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness {
@@ -271,11 +272,11 @@ TEST(DataParallel, AutocastIsCarriedOver) {
   Twin net;
   const DataParallel dp(net, {.devices = cpus(2)});
   EXPECT_EQ(dp.forward(numbers({4, 8})).scalar_type(), torch::kFloat32);
-  at::autocast::set_cpu_enabled(true);
+  enable_cpu_autocast(true);
   const auto before = autocast_dtype(torch::kCPU);
   set_autocast_dtype(torch::kCPU, torch::kBFloat16);
   const Tensor output = dp.forward(numbers({4, 8}));
-  at::autocast::set_cpu_enabled(false);
+  enable_cpu_autocast(false);
   at::autocast::clear_cache();
   set_autocast_dtype(torch::kCPU, before);
   EXPECT_EQ(output.scalar_type(), torch::kBFloat16);

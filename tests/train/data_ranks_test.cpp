@@ -1,4 +1,5 @@
 // The data side on real ranks: the sampler finds the group by itself, and a whole training run repeats to the last bit.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,5 @@
 // Jobs that stop in the middle of an epoch and go on in new processes, with any number of ranks: every index is written down.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

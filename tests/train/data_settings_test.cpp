@@ -1,4 +1,5 @@
 // Settings, seeds and the progress line.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,5 @@
 // Text as bytes and CIFAR-10: what they hand out, and every way a file can be wrong.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

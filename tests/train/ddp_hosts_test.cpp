@@ -6,6 +6,7 @@
 #include "harness/run_ranks.h"
 #include "train/given.h"
 #include "train/gradients.h"
+#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness {

@@ -2,6 +2,7 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
+#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness {

@@ -4,6 +4,7 @@
 #include "train/ddp/orthogonalize.h"
 #include "train/given.h"
 #include "train/gradients.h"
+#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness {

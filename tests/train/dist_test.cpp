@@ -4,6 +4,7 @@
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
+#include <fmt/format.h>
 #include <maniple/dist.h>
 
 namespace maniple::harness {

@@ -1,4 +1,5 @@
 // Stopping early and in good order: signals, ranks that agree, and a job that is ended by SIGTERM and goes on in a new one.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>

@@ -1,4 +1,5 @@
 // Event files, read back by a reader of the test's own: frames, checksums (bit by bit) and protocol buffers.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
