@@ -136,7 +136,7 @@ class CarriedBackend final : public Backend {
     carrier.deadline = context_.deadline;
     carrier.patrol = &patrol_;
     carrier.pair_reduce = reduce_pair;
-    carrier.most = static_cast<std::size_t>(knob_integer(Knob::mpi_piece, 1, std::int64_t{1} << 28));
+    carrier.most = most_in_one_call_of_mpi();
     try {
       carrier_ = plugin.make(carrier);
     } catch (const Error&) {
@@ -242,6 +242,10 @@ class CarriedBackend final : public Backend {
 
 std::unique_ptr<Backend> make_carried_backend(const BackendContext& context, const CarrierPlugin& plugin) {
   return std::make_unique<CarriedBackend>(context, plugin);
+}
+
+std::size_t most_in_one_call_of_mpi() {
+  return static_cast<std::size_t>(knob_integer(Knob::mpi_piece, 1, std::int64_t{1} << 28));
 }
 
 }  // namespace maniple

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backend/carried.h"
 #include "backend/mpirun.h"
 #include "base/check.h"
 #include "base/environment.h"
@@ -35,6 +36,7 @@ Deadline check(const JoinOptions& options) {
   find_backend(options.backend);
   const bool size_known = options.world_size > 0 || environment_text("WORLD_SIZE") || started_by_mpirun();
   if (options.backend == "mpi" && !size_known) throw Unsupported(needs_mpirun(0));
+  if (options.backend == "mpi") most_in_one_call_of_mpi();
   require_algorithm(options.algorithm);
   return Deadline::after(std::min(options.join_timeout.value_or(options.timeout), options.timeout));
 }
