@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "harness/error_of.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
 #include <maniple/dist.h>
@@ -14,16 +15,6 @@ namespace maniple::harness {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 torch::Tensor parameter_with(const torch::Tensor& gradient) {
   auto parameter = torch::zeros(gradient.sizes(), gradient.options()).requires_grad_();

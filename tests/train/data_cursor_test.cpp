@@ -7,6 +7,7 @@
 #include <random>
 #include <sstream>
 
+#include "harness/error_of.h"
 #include "train/data/cursor_text.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/sampler.h>
@@ -21,16 +22,6 @@ DistributedSampler sampler_of(std::size_t size, std::size_t ranks, std::size_t r
   options.num_replicas = static_cast<int>(ranks);
   options.rank = static_cast<int>(rank);
   return DistributedSampler(size, options);
-}
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 /// One start of a job: `ranks` ranks take up to `steps` batches each, while their loaders have asked for some more.

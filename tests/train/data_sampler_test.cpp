@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "harness/error_of.h"
 #include "train/data/permutation.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/data.h>
@@ -53,16 +54,6 @@ void for_all(Check check) {
       }
     }
   }
-}
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Sampler, TrainingIsCompleteAndEqualAndRepeatsOnlyTheFirst) {

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <set>
 
+#include "harness/error_of.h"
 #include "harness/temporary_directory.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/cifar10.h>
@@ -24,17 +25,6 @@ using harness::TemporaryDirectory;
 std::string write_file(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
-}
-
-/// The text of the InvalidArgument that the call throws.
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::string bytes_of(const torch::Tensor& numbers) {

@@ -4,6 +4,7 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/models.h"
+#include "train/stumble.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness {
@@ -141,18 +142,6 @@ TEST(DdpFault, WhatCannotBeWrapped) {
 }
 
 // The user's own code fails in the middle of backward, on all ranks; the next step is as good as any.
-struct Stumble : torch::autograd::Function<Stumble> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, bool stumble) {
-    context->saved_data["stumble"] = stumble;
-    return x.clone();
-  }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
-                                               torch::autograd::tensor_list gradients) {
-    if (context->saved_data["stumble"].toBool()) throw std::runtime_error("stumbled");
-    return {gradients[0], torch::Tensor()};
-  }
-};
-
 TEST(DdpFault, ABackwardThatFailsHalfWayIsForgotten) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 2}, [overlap](Rank& r) {

@@ -2,6 +2,7 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
+#include "train/stumble.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness {
@@ -128,18 +129,6 @@ TEST(DdpStep, AParameterThatIsNeededLaterIsAnError) {
     EXPECT_THROW(loss_of(net->fc2->forward(hidden)).backward(), c10::Error);
   });
 }
-
-struct Stumble : torch::autograd::Function<Stumble> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, bool stumble) {
-    context->saved_data["stumble"] = stumble;
-    return x.clone();
-  }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
-                                               torch::autograd::tensor_list gradients) {
-    if (context->saved_data["stumble"].toBool()) throw std::runtime_error("stumbled");
-    return {gradients[0], torch::Tensor()};
-  }
-};
 
 TEST(DdpStep, ABackwardThatFailsHalfWayLeavesASoundWrapper) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {

@@ -3,22 +3,13 @@
 
 #include <cmath>
 
+#include "harness/error_of.h"
 #include "harness/run_ranks.h"
 #include <maniple/dist.h>
 #include <maniple/train/metrics.h>
 
 namespace maniple::harness {
 namespace {
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::vector<std::string> names_of(const MetricRow& row) {
   std::vector<std::string> names;

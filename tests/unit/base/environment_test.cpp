@@ -8,6 +8,8 @@
 
 #include <maniple/comm/error.h>
 
+#include "harness/error_of.h"
+
 namespace maniple {
 namespace {
 
@@ -24,16 +26,6 @@ class Environment : public testing::Test {
  private:
   std::set<std::string> names_;
 };
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST_F(Environment, TableIsInTheOrderOfTheEnumeration) {
   std::set<std::string> names;
