@@ -40,6 +40,8 @@ class Backend {
   /// Whether a failure here is seen by all other ranks without the session's word (all share memory).
   virtual bool all_share_memory() const noexcept = 0;
 
+  /// Whether `run` says patience.posted() before it waits for others.
+  virtual bool says_posted() const noexcept { return false; }
   virtual void run(const Operation& operation, Patience& patience) = 0;
 
   virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;

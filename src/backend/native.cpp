@@ -54,6 +54,8 @@ class NativeBackend final : public Backend {
 
   bool all_share_memory() const noexcept override { return !mesh_; }
 
+  bool says_posted() const noexcept override { return arena_ && !hierarchy_; }
+
   void run(const Operation& op, Patience& patience) override {
     if (topology_.size() == 1) {
       context_.abort->check();
@@ -123,15 +125,15 @@ class NativeBackend final : public Backend {
     options.rank = topology_.local_rank();
     options.size = static_cast<int>(local.size());
     options.cores = usable_cores(local);
-    options.stage_bytes = static_cast<std::size_t>(knob_integer(Knob::stage_kib, 0, 1 << 20)) * 1024;
-    if (options.stage_bytes == 0) options.stage_bytes = Arena::stage_bytes_for(options.size);
-    MANIPLE_REQUIRE(options.stage_bytes >= 16 * 1024, "MANIPLE_STAGE_KIB is {}; at least 16 is needed", options.stage_bytes / 1024);
+    auto stage = static_cast<std::size_t>(knob_integer(Knob::stage_kib, 0, 1 << 20)) * 1024;
+    if (stage == 0) stage = Arena::stage_bytes_for(options.size);
+    MANIPLE_REQUIRE(stage >= 16 * 1024, "MANIPLE_STAGE_KIB is {}; at least 16 is needed", stage / 1024);
     options.spin_us = knob_number(Knob::spin_us, -1, 1e6);
     options.abort = context_.abort.get();
     options.names = local;
     options.global_ranks = global_ranks(local);
     auto segment = context_.session->share_segment(context_.group + ":arena", options.global_ranks,
-                                                   Arena::bytes_for(options.size, options.stage_bytes), context_.deadline);
+                                                   Arena::bytes_for(options.size, stage), context_.deadline);
     arena_ = std::make_unique<Arena>(std::move(segment), options);
     ticket_ = context_.abort->on_raise([arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
   }

@@ -19,7 +19,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::tcp_streams, "MANIPLE_TCP_STREAMS", "2", "connections between two ranks, 1 to 16"},
     {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0", "socket buffer size; 0: the kernel's own tuning"},
     {Knob::tcp_congestion, "MANIPLE_TCP_CONGESTION", "", "congestion control, such as cubic; default: the system's"},
-    {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", "shared staging memory per rank; 0: by the number of ranks"},
+    {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", "shared staging memory per rank; 0: by ranks and caches. The first rank of a host decides"},
     {Knob::spin_us, "MANIPLE_SPIN_US", "-1", "microseconds to spin before yielding; -1: by cores and ranks"},
     {Knob::checks, "MANIPLE_CHECKS", "1", "0: do not compare what ranks call (for measuring its cost)"},
     {Knob::recorder, "MANIPLE_RECORDER", "256", "operations kept by the flight recorder; 0: none"},

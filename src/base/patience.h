@@ -1,5 +1,8 @@
-// One operation's patience: everything it waits for shares one deadline.
+// One operation's patience: everything it waits for shares one deadline; and what it can do meanwhile.
 #pragma once
+
+#include <cstdint>
+#include <utility>
 
 #include <maniple/comm/deadline.h>
 
@@ -19,10 +22,32 @@ class Patience {
     return deadline_;
   }
 
+  /// Work to be done once this rank's part is where the others see it, so that it does not keep them waiting.
+  template <class Task>
+  void meanwhile(Task& task) noexcept {
+    task_ = &task;
+    call_ = [](void* it) { (*static_cast<Task*>(it))(); };
+  }
+  /// Does that work, the first time it is called.
+  void posted() {
+    if (void* task = std::exchange(task_, nullptr)) call_(task);
+  }
+
+  // Reading even the processor's counter (base/ticks.h) takes as long as a tenth of the smallest operation, so who has just
+  // read it leaves it for the next. 0: nobody has.
+  void set_start(std::uint64_t ticks) noexcept { start_ = ticks; }
+  std::uint64_t take_start() noexcept { return std::exchange(start_, 0); }
+  void set_end(std::uint64_t ticks) noexcept { end_ = ticks; }
+  std::uint64_t take_end() noexcept { return std::exchange(end_, 0); }
+
  private:
   std::chrono::duration<double> limit_{};
   Deadline deadline_;
   bool fixed_ = false;
+  std::uint64_t start_ = 0;
+  std::uint64_t end_ = 0;
+  void* task_ = nullptr;
+  void (*call_)(void*) = nullptr;
 };
 
 }  // namespace maniple

@@ -34,4 +34,13 @@ inline void relax() noexcept {
 #endif
 }
 
+/// Asks for a cache line that is going to be written, before it is.
+inline void fetch_to_write(const void* line) noexcept {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(line)));  // the builtin would only fetch it to read
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 }  // namespace maniple

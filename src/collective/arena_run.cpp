@@ -4,8 +4,10 @@
 // the comparison complete and the reuse of posts safe (see arena.h).
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
+#include "base/ticks.h"
 #include "collective/arena_call.h"
 #include "collective/signature.h"
 
@@ -43,8 +45,7 @@ std::span<const std::byte> result(const Operation& op, int rank) noexcept {
   }
 }
 
-void post_references(ArenaCall& call, const Operation& op, Post& mine) {
-  mine.mode = kReferences;
+Post::Refs references(const ArenaCall& call, const Operation& op) {
   Post::Refs refs{};
   if (!call.registered.empty() && call.forced != "staged") {
     const auto in = contribution(op, call.rank());
@@ -53,7 +54,17 @@ void post_references(ArenaCall& call, const Operation& op, Post& mine) {
     if (!out.empty()) refs.out = call.registered.find(out.data(), out.size());
   }
   refs.extra = op.op == Op::all_to_all ? op.in_parts.largest() : 0;
-  mine.refs() = refs;
+  return refs;
+}
+
+// Registered memory that would fit a post, but is reduced faster where it lies. Each rank decides for its own.
+bool worth_direct(const Operation& op) noexcept { return op.op == Op::all_reduce && op.bytes() > 2048; }
+
+// Gets the lines of the next post back from those who read it two epochs ago, and by now have: it is likely as long as this one.
+void prepare_post(const Post& post, std::size_t payload) noexcept {
+  constexpr std::size_t kMost = 2048;  // more requests at once than the core can have under way only delay it
+  const auto* first = reinterpret_cast<const std::byte*>(&post);
+  for (std::size_t at = 0; at < offsetof(Post, payload) + std::min(payload, kMost); at += 64) fetch_to_write(first + at);
 }
 
 }  // namespace
@@ -78,34 +89,46 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
   mine.words = {call.signature.seq, call.signature.what, call.signature.count, call.signature.detail};
 
   const bool uneven_all_to_all = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
-  const bool small = !uneven_all_to_all && largest_contribution(op) <= inline_limit(call.size());
-  if (small) {
-    mine.mode = kInline;
+  const bool fits = !uneven_all_to_all && largest_contribution(op) <= inline_limit(call.size());
+  Post::Refs refs{};
+  if (!fits || worth_direct(op)) refs = references(call, op);
+  const bool with_post = fits && !(refs.in.segment != 0 && refs.out.segment != 0);
+  mine.mode = with_post ? kInline : kReferences;
+  if (with_post) {
     const auto bytes = contribution(op, call.rank());
     if (!bytes.empty()) std::memcpy(mine.payload, bytes.data(), bytes.size());
   } else {
-    post_references(call, op, mine);
+    mine.refs() = refs;
   }
   arena.publish(epoch);
+  call.patience.posted();
   arena.await_posts(epoch, call.patience);
+  prepare_post(arena.post(call.rank(), epoch + 1), with_post ? largest_contribution(op) : 0);
   arena.check_raised(epoch);  // a rank that comes after the others gave up finds their posts, but they are gone
 
   if (call.compare) {
-    bool same = true;
+    std::uint64_t difference = 0;
     for (int r = 0; r < call.size(); ++r) {
       const Post& theirs = arena.post(r, epoch);
-      same &= theirs.words == mine.words && theirs.mode == mine.mode;
+      difference |= (theirs.words[0] ^ call.signature.seq) | (theirs.words[1] ^ call.signature.what) |
+                    (theirs.words[2] ^ call.signature.count) | (theirs.words[3] ^ call.signature.detail);
     }
-    if (!same) [[unlikely]] arena_mismatch(call, op, epoch);
+    if (difference != 0) [[unlikely]] arena_mismatch(call, op, epoch);
   }
-  if (small) {
+  int posted = fits ? call.size() : 0;  // ranks whose bytes came with their posts
+  if (fits && worth_direct(op)) {
+    posted = 0;
+    for (int r = 0; r < call.size(); ++r) posted += arena.post(r, epoch).mode == kInline ? 1 : 0;
+  }
+  if (posted == call.size()) {
     arena_inline(call, op, epoch);
-  } else if (!arena_direct(call, op, epoch)) {
+  } else if (posted != 0 || !arena_direct(call, op, epoch)) {
     if (op.op == Op::all_reduce || op.op == Op::reduce) {
       arena_staged_reduce(call, op);
     } else {
       arena_staged_move(call, op, epoch);
     }
+    call.patience.set_end(0);  // there was more to do after the last wait
   }
   arena.finish_epoch(epoch);
 }

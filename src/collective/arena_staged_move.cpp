@@ -21,13 +21,15 @@ class StagedMove {
       : call_(call), arena_(call.arena), op_(op), epoch_(epoch), element_(op.element()), me_(call.rank()), size_(call.size()) {
     cells_ = op.op == Op::scatter || op.op == Op::reduce_scatter || op.op == Op::all_to_all;
     const std::size_t bytes = cells_ ? arena_.slot_bytes() / static_cast<std::size_t>(size_) : arena_.slot_bytes();
-    block_ = std::max<std::size_t>(1, bytes / element_);
     base_ = arena_.step_base();
     std::size_t longest = op.op == Op::broadcast ? op.count : op.parts.largest();
     if (op.op == Op::all_to_all) {
       for (int r = 0; r < size_; ++r) longest = std::max<std::size_t>(longest, arena_.post(r, epoch_).refs().extra);
       exchange_counts_ = true;
     }
+    // Two blocks are enough for filling and draining to overlap.
+    constexpr std::size_t kLeast = 32 * 1024;
+    block_ = std::max<std::size_t>(1, std::min(bytes, std::max(longest * element_ / 2, kLeast)) / element_);
     steps_ = static_cast<std::uint32_t>((longest + block_ - 1) / block_) + (exchange_counts_ ? count_steps() : 0);
   }
 

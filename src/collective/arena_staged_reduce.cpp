@@ -22,11 +22,11 @@ class StagedReduce {
  public:
   StagedReduce(ArenaCall& call, const Operation& op)
       : call_(call), arena_(call.arena), op_(op), element_(op.element()), me_(call.rank()), sources_(call.size()) {
-    // Smaller chunks for buffers that would otherwise be one or two: the pipeline needs a few to overlap.
+    // Two chunks are enough for the stages to overlap, and the fewer there are the less ranks wait for each other.
     const std::size_t line = 64 / element_;
     const std::size_t most = arena_.slot_bytes() / element_;
     const std::size_t least = 16384 / element_ * static_cast<std::size_t>(call.size());
-    chunk_ = std::min(most, std::max({op.count / 4, least, line}));
+    chunk_ = std::min(most, std::max({op.count / 2, least, line}));
     chunk_ = std::max(line, chunk_ / line * line);
     steps_ = static_cast<std::uint32_t>((op.count + chunk_ - 1) / chunk_);
     base_ = arena_.step_base();

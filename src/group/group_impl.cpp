@@ -68,14 +68,17 @@ void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
 void ProcessGroup::Impl::execute(Operation& op, Patience& patience) {
   op.seq = ++seq_;
   op.ranks = size();
-  recorder_->begin(op);
+  auto record = [this, &op, &patience] { patience.set_start(recorder_->begin(op)); };
+  patience.meanwhile(record);
+  if (!backend_->says_posted()) patience.posted();
   try {
     backend_->run(op, patience);
   } catch (...) {
+    patience.posted();
     recorder_->end(op.seq, true);
     fail(op);
   }
-  recorder_->end(op.seq, false);
+  recorder_->end(op.seq, false, patience.take_end());
 }
 
 void ProcessGroup::Impl::fail(const Operation& op) {

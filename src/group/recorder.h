@@ -1,6 +1,6 @@
 // The flight recorder: the last operations of this rank in a group, for error messages and bug reports.
 //
-// Writing costs a few stores and two reads of the processor's counter. Reading, from any thread, skips entries that change
+// Writing costs a few stores and at most two reads of the processor's counter. Reading, from any thread, skips entries that change
 // under its eyes.
 #pragma once
 
@@ -21,8 +21,10 @@ class Recorder {
  public:
   explicit Recorder(std::size_t entries);
 
-  void begin(const Operation& operation) noexcept {
-    if (mask_ == 0) return;
+  /// Returns the time of it, in ticks; 0 when nothing is recorded.
+  std::uint64_t begin(const Operation& operation) noexcept {
+    if (mask_ == 0) return 0;
+    const std::uint64_t now = ticks();
     Entry& entry = entries_[operation.seq & mask_];
     entry.seq.store(0, std::memory_order_release);
     const Signature signature = Signature::of(operation);
@@ -31,15 +33,17 @@ class Recorder {
     entry.words[2].store(signature.detail, std::memory_order_relaxed);
     entry.file.store(operation.where.file_name(), std::memory_order_relaxed);
     entry.line.store(operation.where.line(), std::memory_order_relaxed);
-    entry.began.store(ticks(), std::memory_order_relaxed);
+    entry.began.store(now, std::memory_order_relaxed);
     entry.ended.store(0, std::memory_order_relaxed);
     entry.seq.store(signature.seq, std::memory_order_release);
+    return now;
   }
-  void end(std::uint64_t seq, bool failed) noexcept {
+  /// `when`: in ticks, where the caller knows it to a fraction of a microsecond; 0: now.
+  void end(std::uint64_t seq, bool failed, std::uint64_t when = 0) noexcept {
     if (mask_ == 0) return;
     Entry& entry = entries_[seq & mask_];
     entry.failed.store(failed, std::memory_order_relaxed);
-    entry.ended.store(ticks(), std::memory_order_release);
+    entry.ended.store(when != 0 ? when : ticks(), std::memory_order_release);
   }
 
   /// "all_reduce #12 float32[1000] sum at train.cpp:40", or empty if it is not (or no longer) recorded.
@@ -48,7 +52,7 @@ class Recorder {
   std::vector<std::string> lines() const;
 
  private:
-  struct Entry {
+  struct alignas(64) Entry {  // one cache line
     std::atomic<std::uint64_t> seq{0};
     std::array<std::atomic<std::uint64_t>, 3> words{};
     std::atomic<const char*> file{""};

@@ -214,10 +214,7 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
   hello.topic = topic;
   const UniqueFd connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
   ReceivedDescriptor received = receive_descriptor(connection.get(), deadline);
-  if (received.about != bytes) {
-    throw ProtocolError(fmt::format("{} made {} bytes of shared memory where {} are expected", peer(maker).describe(maker), received.about, bytes));
-  }
-  return Segment::adopt(std::move(received.fd), bytes);
+  return Segment::adopt(std::move(received.fd), received.about);
 }
 
 void Session::add_group(const std::string& name, GroupLink link) {

@@ -41,7 +41,8 @@ class Session : public Switchboard {
   int arrival_fd() const noexcept override { return arrivals_.get(); }
 
   // ---- Shared memory -------------------------------------------------------------------------------------------
-  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it.
+  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it, and the `bytes`
+  /// that it says count: the others look at what they get.
   std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
                                          Deadline deadline);
 

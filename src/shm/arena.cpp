@@ -3,12 +3,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <vector>
 
-#include "base/check.h"
+#include "base/files.h"
 #include "base/ticks.h"
-#include "shm/futex.h"
 
 namespace maniple {
 namespace {
@@ -23,19 +23,15 @@ std::size_t ring_bytes_for(int size) {
   return capacity + kPage;  // a ring's capacity is a power of two; its counters need a little more
 }
 
-}  // namespace
+// Of one core, in bytes; 0 when the system does not say. glibc knows it of x86 only.
+std::size_t second_level_cache() {
+  std::size_t kib = 0;
+  const std::string text = file_text("/sys/devices/system/cpu/cpu0/cache/index2/size");  // "2048K"
+  std::from_chars(text.data(), text.data() + text.size(), kib);
+  return kib * 1024;
+}
 
-struct alignas(kCacheLine) Arena::Slot {
-  Post posts[2];
-  struct alignas(kCacheLine) Line {
-    std::atomic<std::uint32_t> value;
-  };
-  Line counters[kCounterCount];
-  Line sleepers;       // ranks asleep on a word of this rank
-  Line bell;           // rung by peers that moved bytes in a ring of this rank
-  Line bell_sleepers;  // 1 while this rank sleeps on its bell
-  Line left;           // 1 once this rank has destroyed its group
-};
+}  // namespace
 
 struct Arena::Header {
   std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
@@ -46,26 +42,33 @@ struct Arena::Header {
   char abort_text[4000];
 };
 
-std::size_t Arena::stage_bytes_for(int size) noexcept {
-  // Small enough for all stages of a few ranks to stay in the cores' caches.
-  return size <= 8 ? 512 * 1024 : size <= 64 ? 256 * 1024 : 64 * 1024;
+std::size_t Arena::stage_bytes_for(int size) {
+  // A few ranks: as much as a core's own cache holds, where the steps are longest and still go from cache to cache. More ranks
+  // share the caches, and memory adds up.
+  constexpr std::size_t kKiB = 1024;
+  if (size <= 4) return std::clamp(second_level_cache() / kPage * kPage, 512 * kKiB, 2048 * kKiB);
+  return size <= 8 ? 512 * kKiB : size <= 64 ? 256 * kKiB : 64 * kKiB;
 }
 
 std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
   const auto n = static_cast<std::size_t>(size);
   const std::size_t fixed = round_up(sizeof(Header), kPage) + round_up(sizeof(Slot) * n, kPage);
-  return fixed + n * stage_bytes + 2 * n * n * ring_bytes_for(size);
+  return fixed + n * round_up(stage_bytes, kPage) + 2 * n * n * ring_bytes_for(size);
 }
 
 Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
     : options_(options), segment_(std::move(segment)) {
   const auto n = static_cast<std::size_t>(options.size);
-  const std::size_t stage = options.stage_bytes != 0 ? options.stage_bytes : stage_bytes_for(options.size);
+  const std::size_t least = bytes_for(options.size, kPage);
+  if (segment_->size() < least) {
+    throw ProtocolError(fmt::format("shared memory of {} bytes or more expected, got {}", least, segment_->size()));
+  }
+  const std::size_t stage = (segment_->size() - bytes_for(options.size, 0)) / n / kPage * kPage;
   slot_bytes_ = stage / kSlots / kCacheLine * kCacheLine;
   stage_offset_ = round_up(sizeof(Header), kPage) + round_up(sizeof(Slot) * n, kPage);
   ring_offset_ = stage_offset_ + n * stage;
   ring_bytes_ = ring_bytes_for(options.size);
-  MANIPLE_ASSERT(segment_->size() >= bytes_for(options.size, stage));
+  slots_ = reinterpret_cast<Slot*>(segment_->data() + round_up(sizeof(Header), kPage));
   // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
   segment_->populate(0, ring_offset_);
   abort_state_ = &header().abort_state;
@@ -84,24 +87,6 @@ Arena::~Arena() {
 }
 
 Arena::Header& Arena::header() const noexcept { return *reinterpret_cast<Header*>(segment_->data()); }
-
-Arena::Slot& Arena::of(int rank) const noexcept {
-  return reinterpret_cast<Slot*>(segment_->data() + round_up(sizeof(Header), kPage))[rank];
-}
-
-Post& Arena::post(int rank, std::uint32_t epoch) noexcept { return of(rank).posts[epoch & 1]; }
-
-// Sleepers announce themselves before they look again (both sequentially consistent), so either they see the new value
-// or we see them.
-void Arena::wake_if_asleep(const std::atomic<std::uint32_t>& word) {
-  if (of(rank()).sleepers.value.load(std::memory_order_seq_cst) != 0) [[unlikely]] futex_wake_all(word);
-}
-
-void Arena::publish(std::uint32_t epoch) {
-  auto& stamp = post(rank(), epoch).stamp;
-  stamp.store(epoch, std::memory_order_seq_cst);
-  wake_if_asleep(stamp);
-}
 
 void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
   try {
@@ -122,16 +107,6 @@ void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
 
 std::byte* Arena::slot(int rank, std::uint32_t step) noexcept {
   return segment_->data() + stage_offset_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
-}
-
-void Arena::set(Counter counter, std::uint32_t value) {
-  auto& word = of(rank()).counters[static_cast<int>(counter)].value;
-  word.store(value, std::memory_order_seq_cst);
-  wake_if_asleep(word);
-}
-
-void Arena::await(Counter counter, int rank, std::uint32_t value, Patience& patience) {
-  await(of(rank).counters[static_cast<int>(counter)].value, value, rank, patience);
 }
 
 void Arena::await_all(Counter counter, std::uint32_t value, Patience& patience) {
@@ -173,10 +148,12 @@ void Arena::await_bell(std::uint32_t seen, Deadline deadline) {
 }
 
 void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience) {
-  const std::uint64_t start = ticks();
-  while (ticks() - start < spin_ticks_) {
+  std::uint64_t now = patience.take_start();
+  if (now == 0) now = ticks();
+  const std::uint64_t start = now;
+  for (; now - start < spin_ticks_; now = ticks()) {
     for (int i = 0; i < 16; ++i) {
-      if (reached(word, target)) return;
+      if (reached(word, target)) return patience.set_end(now);
       relax();
     }
   }

@@ -25,12 +25,13 @@
 
 #include "base/abort_signal.h"
 #include "base/patience.h"
+#include "shm/futex.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
 
-inline constexpr std::size_t kCacheLine = 64;
+inline constexpr std::size_t kCacheLine = 128;
 
 /// Where a buffer lies in registered memory; segment 0 is none.
 struct SharedRef {
@@ -38,7 +39,7 @@ struct SharedRef {
   std::uint64_t offset = 0;
 };
 
-struct Post {
+struct alignas(kCacheLine) Post {
   static constexpr std::size_t kPayload = 8192;
 
   std::atomic<std::uint32_t> stamp;          // the epoch; written last
@@ -61,7 +62,6 @@ struct ArenaOptions {
   int rank = 0;
   int size = 1;
   int cores = 1;                   ///< of this host, to decide between spinning and yielding
-  std::size_t stage_bytes = 0;     ///< per rank; 0: by the number of ranks
   double spin_us = -1;             ///< -1: by cores and ranks
   AbortSignal* abort = nullptr;
   std::vector<int> names;          ///< what errors call the ranks: their ranks in the group
@@ -72,11 +72,12 @@ class Arena {
  public:
   static constexpr int kSlots = 4;
 
-  /// Bytes of shared memory needed.
+  /// Bytes of shared memory needed, with so many for the stage of each rank (whole pages).
   static std::size_t bytes_for(int size, std::size_t stage_bytes);
-  static std::size_t stage_bytes_for(int size) noexcept;
+  static std::size_t stage_bytes_for(int size);
 
-  /// A fresh segment (all zero) is an empty arena: whoever comes first needs no set-up by another.
+  /// A fresh segment (all zero) is an empty arena: whoever comes first needs no set-up by another. The stages are as large as
+  /// the segment allows, so its maker alone decides.
   Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
   ~Arena();  ///< marks this rank as having left; never waits
 
@@ -93,8 +94,12 @@ class Arena {
   // ---- Posts ---------------------------------------------------------------------------------------------------
 
   std::uint32_t next_epoch() noexcept { return ++epoch_; }
-  Post& post(int rank, std::uint32_t epoch) noexcept;
-  void publish(std::uint32_t epoch);
+  Post& post(int rank, std::uint32_t epoch) noexcept { return slots_[rank].posts[epoch & 1]; }
+  void publish(std::uint32_t epoch) {
+    auto& stamp = post(rank(), epoch).stamp;
+    stamp.store(epoch, std::memory_order_seq_cst);
+    wake_if_asleep(stamp);
+  }
   void await_posts(std::uint32_t epoch, Patience& patience);
 
   // ---- Stages and counters -------------------------------------------------------------------------------------
@@ -104,8 +109,14 @@ class Arena {
   /// Steps so far; an operation that used `n` steps adds them, on every rank alike.
   std::uint32_t step_base() const noexcept { return steps_; }
   void advance_steps(std::uint32_t n) noexcept { steps_ += n; }
-  void set(Counter counter, std::uint32_t value);
-  void await(Counter counter, int rank, std::uint32_t value, Patience& patience);
+  void set(Counter counter, std::uint32_t value) {
+    auto& word = slots_[rank()].counters[static_cast<int>(counter)].value;
+    word.store(value, std::memory_order_seq_cst);
+    wake_if_asleep(word);
+  }
+  void await(Counter counter, int rank, std::uint32_t value, Patience& patience) {
+    await(slots_[rank].counters[static_cast<int>(counter)].value, value, rank, patience);
+  }
   void await_all(Counter counter, std::uint32_t value, Patience& patience);
 
   // ---- Rings ---------------------------------------------------------------------------------------------------
@@ -131,21 +142,36 @@ class Arena {
 
  private:
   struct Header;
-  struct Slot;
+  struct alignas(kCacheLine) Slot {
+    Post posts[2];
+    struct alignas(kCacheLine) Line {
+      std::atomic<std::uint32_t> value;
+    };
+    Line counters[kCounterCount];
+    Line sleepers;       // ranks asleep on a word of this rank
+    Line bell;           // rung by peers that moved bytes in a ring of this rank
+    Line bell_sleepers;  // 1 while this rank sleeps on its bell
+    Line left;           // 1 once this rank has destroyed its group
+  };
   static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
     return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
   }
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience);
-  void wake_if_asleep(const std::atomic<std::uint32_t>& word);
+  // Sleepers announce themselves before they look again (both sequentially consistent), so either they see the new value or
+  // we see them.
+  void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
+    if (slots_[rank()].sleepers.value.load(std::memory_order_seq_cst) != 0) [[unlikely]] futex_wake_all(word);
+  }
   void check_raised_slowly(std::uint32_t epoch) const;
   [[noreturn]] void throw_raised() const;
   [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
   int name_of(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)]; }
-  Slot& of(int rank) const noexcept;
+  Slot& of(int rank) const noexcept { return slots_[rank]; }
   Header& header() const noexcept;
 
   ArenaOptions options_;
   std::shared_ptr<Segment> segment_;
+  Slot* slots_ = nullptr;  // one for each rank
   const std::atomic<std::uint32_t>* abort_state_ = nullptr;
   std::uint32_t epoch_ = 0;
   std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises

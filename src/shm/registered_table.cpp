@@ -26,6 +26,9 @@ std::size_t RegisteredTable::segment_bytes(std::span<const std::size_t> sizes) {
 }
 
 RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::span<const std::size_t> sizes, int local_rank) {
+  if (segment->size() != segment_bytes(sizes)) {
+    throw ProtocolError(fmt::format("registered memory of {} bytes expected, got {}", segment_bytes(sizes), segment->size()));
+  }
   std::size_t offset = kPage;
   for (int r = 0; r < local_rank; ++r) offset += part_bytes(sizes[static_cast<std::size_t>(r)]);
   const std::size_t bytes = sizes[static_cast<std::size_t>(local_rank)];

@@ -220,6 +220,16 @@ TEST_P(Groups, JoinAgainInOneProcess) {
   });
 }
 
+TEST(Stages, RanksThatWishForOtherSizesTakeThatOfTheFirst) {
+  run_ranks({.n = 3, .as = As::processes, .backend = "native", .join = false}, [](Rank& r) {
+    ASSERT_EQ(::setenv("MANIPLE_STAGE_KIB", std::to_string(100 << r.rank).c_str(), 1), 0);
+    r.join();
+    std::vector<float> values(300'001, 1);
+    r.world->all_reduce(buffer_of(values));
+    EXPECT_EQ(values, std::vector<float>(values.size(), 3));
+  });
+}
+
 TEST_P(Groups, BadListsAreTheCallersMistake) {
   run([](Rank& r) {
     EXPECT_THROW(r.world->new_group(std::vector<int>{0, r.size}), InvalidArgument);

@@ -191,6 +191,29 @@ TEST_P(Reductions, Coalesced) {
   });
 }
 
+// Ranks with registered memory and ranks without it take part in the same call, below and above the size up to which bytes
+// travel with the call.
+TEST_P(Reductions, SomeRanksHaveRegisteredMemoryAndSomeHaveNot) {
+  run([](Rank& r) {
+    for (const std::size_t count : {500, 513, 1000, 2048, 2049, 5000}) {
+      const RegisteredMemory registered = r.world->allocate(count * sizeof(float));
+      std::vector<float> ordinary(count);
+      const Pattern input = input_of(DType::float32, ReduceOp::sum, r.rank);
+      const Pattern expected = result_of(DType::float32, ReduceOp::sum, r.size);
+      for (int with = 0; with <= r.size; ++with) {  // the first so many ranks use theirs
+        for (const bool in_place : {true, false}) {
+          void* const output = r.rank < with ? registered.data() : ordinary.data();
+          std::vector<float> apart(count);
+          void* const source = in_place ? output : apart.data();
+          input.fill(source, count);
+          r.world->all_reduce({source, count, DType::float32}, {output, count, DType::float32});
+          EXPECT_TRUE(expected.matches(output, count)) << count << " elements, " << with << " ranks, in place " << in_place;
+        }
+      }
+    }
+  });
+}
+
 class LargeReductions : public Operations {};
 INSTANTIATE_TEST_SUITE_P(Some, LargeReductions, testing::ValuesIn(places({2, 3, 8})), name_of);
 

@@ -165,6 +165,8 @@ Verdict judge(const Goal& goal, const std::vector<Row>& rows) {
   verdict.text = goal.text;
   for (const Row& row : rows) {
     if (!is_ours(goal, row)) continue;
+    // The first row is of the block that measures just this, many times over.
+    if (goal.rival == "bare" && verdict.measured && row.bytes == verdict.bytes) continue;
     const Row* rival = rival_of(goal, row, rows);
     if (rival == nullptr && goal.kind != Goal::Kind::wire_at_least) continue;
     const double value = figure(goal, row, rival);
@@ -180,10 +182,10 @@ Verdict judge(const Goal& goal, const std::vector<Row>& rows) {
 
 std::vector<Block> figure_blocks(const std::vector<std::string>& systems, int repeat, double budget_s) {
   std::vector<Block> blocks;
-  const auto add = [&](Wishes wishes, const std::vector<std::string>& rivals) {
+  const auto add = [&](Wishes wishes, const std::vector<std::string>& rivals, int times = 1) {
     wishes.operations = {"all_reduce"};
     wishes.budget_s = budget_s;
-    wishes.repeat = repeat;
+    wishes.repeat = std::max(repeat, times);
     wishes.systems.clear();
     for (const std::string& name : rivals) {
       if (systems.empty() || std::find(systems.begin(), systems.end(), name) != systems.end())
@@ -193,10 +195,15 @@ std::vector<Block> figure_blocks(const std::vector<std::string>& systems, int re
   };
   const auto sizes = [](const char* text) { return parse_sizes(text); };
   Wishes wishes;
+  // Where the pages of a run happen to lie moves a small operation by a tenth of a microsecond: many runs find the difference.
+  wishes.sizes = sizes("4,64K");
+  wishes.buffers = {"registered"};
+  add(wishes, {"native", "bare"}, 21);
+  wishes.buffers = Wishes().buffers;
   wishes.sizes = sizes("4,64,1K");
-  add(wishes, {"native", "bare", "limit", "openmpi", "mpich", "gloo"});
+  add(wishes, {"native", "limit", "openmpi", "mpich", "gloo"});
   wishes.sizes = sizes("64K,256K,1M,16M,64M,256M");
-  add(wishes, {"native", "bare", "limit", "openmpi", "mpich", "gloo"});
+  add(wishes, {"native", "limit", "openmpi", "mpich", "gloo"});
   wishes.ranks = {4};
   wishes.sizes = sizes("4,64K,1M,16M,64M,256M");
   add(wishes, {"native", "limit", "openmpi", "gloo"});

@@ -60,6 +60,16 @@ TEST(Goals, LimitsAreComparedBufferByBuffer) {
   EXPECT_DOUBLE_EQ(judge(goal, rows).worst, 0.9);
 }
 
+TEST(Goals, TheCostOfTheChecksIsThatOfItsOwnBlock) {
+  Goal goal = five_times();
+  goal.kind = Goal::Kind::extra_at_most_us;
+  goal.rival = "bare";
+  goal.factor = 0.06;
+  const std::vector<Row> rows = {row_of("native", "registered", 2, kMiB, 1.05), row_of("bare", "registered", 2, kMiB, 1),
+                                 row_of("native", "registered", 2, kMiB, 1.5)};
+  EXPECT_NEAR(judge(goal, rows).worst, 0.05, 1e-9);
+}
+
 TEST(Goals, AWireCarriesItsPayload) {
   EXPECT_NEAR(payload_rate("1gbit"), 119.55e6, 0.01e6);
   EXPECT_NEAR(payload_rate("100mbit"), 11.955e6, 0.001e6);

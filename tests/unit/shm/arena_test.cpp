@@ -29,7 +29,6 @@ class World {
       ArenaOptions options;
       options.rank = r;
       options.size = size;
-      options.stage_bytes = kStage;
       options.abort = &aborts[static_cast<std::size_t>(r)];
       for (int i = 0; i < size; ++i) {
         options.names.push_back(10 + i);
