@@ -21,10 +21,11 @@ constexpr std::string_view kSecret = "secret";
 constexpr std::string_view kWorldSize = "world_size";
 constexpr std::string_view kClosed = "closed";
 
-/// Nothing, if the file is just being removed by the last process of an earlier use.
-std::optional<std::int64_t> count_join(Store& store) {
+/// Opens the file and counts this process. Nothing, if the file is just being removed by the last process of an earlier use.
+std::optional<std::int64_t> count_join(const std::string& path, std::shared_ptr<Store>& store) {
   try {
-    return store.add(kJoins, 1);
+    store = make_file_store(path);
+    return store->add(kJoins, 1);
   } catch (const InvalidArgument&) {
     return std::nullopt;
   } catch (const SystemError& error) {
@@ -81,8 +82,7 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
   std::shared_ptr<Store> store;
   std::optional<std::int64_t> join;
   while (!join) {
-    store = make_file_store(path);
-    join = count_join(*store);
+    join = count_join(path, store);
     if (join) break;
     if (deadline.expired())
       throw Timeout(fmt::format("{}: an earlier job is still removing the file", options.init_method));

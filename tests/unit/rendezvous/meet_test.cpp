@@ -1,14 +1,18 @@
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstring>
 #include <future>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "base/files.h"
 #include "net/handshake.h"
 #include "rendezvous/rendezvous.h"
 #include "rendezvous/secret_source.h"
@@ -275,6 +279,26 @@ TEST_F(Meet, FileRanksRejoinAtTheirOwnPace) {
     });
   }
   for (auto& rank : ranks) rank.join();
+}
+
+TEST_F(Meet, AFileRemovedWhileItIsOpenedIsMadeAgain) {
+  const std::string path = file_method.substr(std::strlen("file://"));
+  const UniqueFd held(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_TRUE(held);
+  ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
+  std::thread joins([&] { EXPECT_NO_THROW(meet(options_for(file_method, 0, 1), soon())); });
+  const auto opened_twice = [&] {
+    const std::vector<std::string> names = names_in("/proc/self/fd");
+    return std::count_if(names.begin(), names.end(), [&](const std::string& name) {
+             return link_target("/proc/self/fd/" + name) == path;
+           }) == 2;
+  };
+  const Deadline deadline = soon();
+  while (!opened_twice() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_FALSE(deadline.expired()) << "nobody opened the file";
+  EXPECT_EQ(::unlink(path.c_str()), 0);
+  ::flock(held.get(), LOCK_UN);
+  joins.join();
 }
 
 TEST_F(Meet, FileComplaints) {
