@@ -94,6 +94,7 @@ TEST_P(Kill, InTheMiddleOfAnAllReduce) {
 TEST_P(Kill, WhileOthersReceiveFromIt) {
   run_ranks({.n = 3, .as = As::processes, .transport = GetParam(), .fault = kill_at(1, 1)}, [](Rank& r) {
     r.world->barrier();
+    r.phase("all have left the barrier");
     r.step();
     int value = 0;
     const Caught caught = catch_error([&] { r.world->recv(buffer_of(value), 1); });
@@ -106,6 +107,7 @@ TEST_P(Kill, WhileOthersReceiveFromIt) {
 TEST_P(Kill, IsNoticedByIdleRanksAtTheirNextCall) {
   run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .fault = kill_at(3, 1)}, [](Rank& r) {
     r.world->barrier();
+    r.phase("all have left the barrier");
     r.step();
     r.phase("rank 3 is dead");
     const Caught caught = catch_error([&] { r.world->barrier(); });
@@ -119,6 +121,7 @@ TEST_P(Kill, OfARankOutsideASubGroupLeavesTheSubGroupAlone) {
   run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .fault = kill_at(3, 1)}, [](Rank& r) {
     const auto group = r.world->split(r.rank == 3 ? -1 : 0);
     r.world->barrier();
+    r.phase("all have left the barrier");
     r.step();
     r.phase("rank 3 is dead");
     int value = 1;
