@@ -21,7 +21,8 @@ expect() {
 expect 0 'bench' --help
 expect 0 'bench' # no arguments: help
 expect 0 '^maniple [0-9]' version
-expect 0 'MANIPLE_TRANSPORT' knobs
+expect 0 'MANIPLE_TRANSPORT  *auto  *auto, loopback, shm, tcp  *overrides the transport' knobs
+expect 0 'MANIPLE_STAGE_KIB  *0  *0 or 16 to 1048576' knobs
 expect 2 'no command "frobnicate"' frobnicate
 expect 2 'not expected: --frobnicate' bench --frobnicate
 expect 2 'no operation given' bench
