@@ -30,7 +30,9 @@ template <class... Words>
 constexpr Permitted one_of(Words... words) {
   return {.kind = Kind::word, .words = {words...}};
 }
-constexpr Permitted text(const char* what) { return {.kind = Kind::text, .what = what}; }
+constexpr Permitted text(const char* what, std::size_t most_bytes = 0) {
+  return {.kind = Kind::text, .what = what, .most_bytes = most_bytes};
+}
 
 // tests/style/check.sh compares it with docs/failure.md, and reads the numbers and words as they stand here.
 constexpr KnobInfo kKnobs[] = {
@@ -56,7 +58,8 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::recorder, "MANIPLE_RECORDER", "256", whole(0, 1048576), "operations kept by the flight recorder; 0: none"},
     {Knob::unexpected_mib, "MANIPLE_UNEXPECTED_MIB", "1024", whole(1, 1048576),
      "limit of memory for messages nobody has asked for yet"},
-    {Knob::host, "MANIPLE_HOST", "", text("a name"), "pretend to be on a host of this name (tests of several hosts on one)"},
+    {Knob::host, "MANIPLE_HOST", "", text("a name", 255),
+     "pretend to be on a host of this name (tests of several hosts on one)"},
     {Knob::mkldnn, "MANIPLE_MKLDNN", "auto", one_of("auto", "measure", "on", "off"),
      "convolutions by oneDNN (apply_fast_settings)"},
     {Knob::mpi, "MANIPLE_MPI", "auto", one_of("auto", "openmpi", "mpich"),
@@ -96,10 +99,12 @@ std::string wrong(const KnobInfo& entry, std::string_view value) {
     case Kind::number:
       return fmt::format("{} is \"{}\"; expected {}a number from {:.0f} to {:.0f}", entry.name, shown(value), besides,
                          permitted.low, permitted.high);
-    case Kind::word: break;
+    case Kind::word:
+      return fmt::format("{} is \"{}\"; expected one of {}", entry.name, shown(value), fmt::join(words_of(permitted), ", "));
     case Kind::text: break;
   }
-  return fmt::format("{} is \"{}\"; expected one of {}", entry.name, shown(value), fmt::join(words_of(permitted), ", "));
+  return fmt::format("{} is \"{}\", {} bytes; expected at most {}", entry.name, shown(value), value.size(),
+                     permitted.most_bytes);
 }
 
 std::string permitted_text(Knob knob, Kind kind) {
@@ -125,6 +130,7 @@ std::string to_string(const Permitted& permitted) {
     case Kind::word: return fmt::format("{}", fmt::join(words_of(permitted), ", "));
     case Kind::text: break;
   }
+  if (permitted.most_bytes > 0) return fmt::format("{}, up to {} bytes", permitted.what, permitted.most_bytes);
   return permitted.what;
 }
 
@@ -145,7 +151,7 @@ bool is_permitted(const Permitted& permitted, std::string_view text) noexcept {
     }
     case Kind::text: break;
   }
-  return true;
+  return permitted.most_bytes == 0 || text.size() <= permitted.most_bytes;
 }
 
 std::vector<std::string> wrong_knobs(const ReadVariable& read) {

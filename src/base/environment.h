@@ -52,6 +52,7 @@ struct Permitted {
   std::optional<double> besides = {};  ///< a number outside of low to high with a meaning of its own
   std::array<std::string_view, 5> words = {};  ///< of word; those after the last are empty
   const char* what = "";                       ///< of text: "a folder"
+  std::size_t most_bytes = 0;                  ///< of text; 0: any number
 };
 
 struct KnobInfo {
@@ -64,7 +65,8 @@ struct KnobInfo {
 std::span<const KnobInfo> knobs() noexcept;
 const KnobInfo& info(Knob knob) noexcept;
 
-/// For a table: "1 to 16", "0 or 16 to 1048576", "number, 0 to 1000000", "auto, openmpi, mpich", "a folder".
+/// For a table: "1 to 16", "0 or 16 to 1048576", "number, 0 to 1000000", "auto, openmpi, mpich", "a folder",
+/// "a name, up to 255 bytes".
 std::string to_string(const Permitted& permitted);
 /// Whether a text is permitted.
 bool is_permitted(const Permitted& permitted, std::string_view text) noexcept;

@@ -113,7 +113,8 @@ check_knobs() {
       $3 == "whole_or" { row(a[1] " or " a[2] " to " a[3]) }
       $3 == "number" { row("number, " a[1] " to " a[2]) }
       $3 == "number_or" { row("number, " a[1] " or " a[2] " to " a[3]) }
-      $3 == "one_of" || $3 == "text" { row($4) }')
+      $3 == "one_of" { row($4) }
+      $3 == "text" { row(a[2] == "" ? a[1] : a[1] ", up to " a[2] " bytes") }')
   [[ $(grep -c . <<<"$rows") == $(grep -c '{Knob::' src/base/environment.cpp) ]] ||
     echo "src/base/environment.cpp:1: the table of knobs has a line that this rule cannot read"
   while IFS= read -r row; do

@@ -85,6 +85,8 @@ expect_knob pass 'number_or(-1, 0, 9)' 'number, -1 or 0 to 9'
 expect_knob pass 'one_of("on", "off")' 'on, off'
 expect_knob fail 'one_of("on", "off", "auto")' 'on, off'
 expect_knob pass 'text("a folder")' 'a folder'
+expect_knob pass 'text("a name", 9)' 'a name, up to 9 bytes'
+expect_knob fail 'text("a name", 9)' 'a name'
 
 expect pass variables src/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEW");'
 expect pass variables src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "is new"},\nstd::getenv("MANIPLE_NEW");'
