@@ -136,7 +136,7 @@ class CarriedBackend final : public Backend {
     carrier.deadline = context_.deadline;
     carrier.patrol = &patrol_;
     carrier.pair_reduce = reduce_pair;
-    carrier.most = most_in_one_call_of_mpi();
+    carrier.most = static_cast<std::size_t>(knob_integer(Knob::mpi_piece));
     try {
       carrier_ = plugin.make(carrier);
     } catch (const Error&) {
@@ -156,7 +156,7 @@ class CarriedBackend final : public Backend {
     options.global_ranks = global_ranks_;
     options.switchboard = context_.session.get();
     options.abort = context_.abort.get();
-    options.streams = static_cast<int>(knob_integer(Knob::tcp_streams, 1, 16));
+    options.streams = static_cast<int>(knob_integer(Knob::tcp_streams));
     options.local_sink = [this](int rank) { return carrier_->sink(rank, Lane::collectives); };
     options.local_source = [this](int rank) { return carrier_->source(rank, Lane::collectives); };
     options.local_wait = [](Deadline) { nap(); };
@@ -170,7 +170,7 @@ class CarriedBackend final : public Backend {
     options.global_ranks = global_ranks_;
     options.switchboard = context_.session.get();
     options.abort = context_.abort.get();
-    options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib, 1, 1 << 20)) << 20;
+    options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib)) << 20;
     options.local_sink = [this](int rank) {
       return rank == topology_.rank ? make_ring_sink(own_ring()) : carrier_->sink(rank, Lane::messages);
     };
@@ -242,10 +242,6 @@ class CarriedBackend final : public Backend {
 
 std::unique_ptr<Backend> make_carried_backend(const BackendContext& context, const CarrierPlugin& plugin) {
   return std::make_unique<CarriedBackend>(context, plugin);
-}
-
-std::size_t most_in_one_call_of_mpi() {
-  return static_cast<std::size_t>(knob_integer(Knob::mpi_piece, 1, std::int64_t{1} << 28));
 }
 
 }  // namespace maniple

@@ -1,7 +1,6 @@
 // A backend whose bytes travel by another engine: every operation, errors and messages as with "native".
 #pragma once
 
-#include <cstddef>
 #include <memory>
 
 #include "backend/backend.h"
@@ -11,8 +10,5 @@ namespace maniple {
 
 /// Makes the carrier of a group. Throws what setting up can throw.
 std::unique_ptr<Backend> make_carried_backend(const BackendContext& context, const CarrierPlugin& plugin);
-
-/// MANIPLE_MPI_PIECE. Throws InvalidArgument for what is no number of elements.
-std::size_t most_in_one_call_of_mpi();
 
 }  // namespace maniple

@@ -125,10 +125,9 @@ class NativeBackend final : public Backend {
     options.rank = topology_.local_rank();
     options.size = static_cast<int>(local.size());
     options.cores = usable_cores(local);
-    auto stage = static_cast<std::size_t>(knob_integer(Knob::stage_kib, 0, 1 << 20)) * 1024;
+    auto stage = static_cast<std::size_t>(knob_integer(Knob::stage_kib)) * 1024;
     if (stage == 0) stage = Arena::stage_bytes_for(options.size);
-    MANIPLE_REQUIRE(stage >= 16 * 1024, "MANIPLE_STAGE_KIB is {}; at least 16 is needed", stage / 1024);
-    options.spin_us = knob_number(Knob::spin_us, -1, 1e6);
+    options.spin_us = knob_number(Knob::spin_us);
     options.abort = context_.abort.get();
     options.names = local;
     options.global_ranks = global_ranks(local);
@@ -145,7 +144,7 @@ class NativeBackend final : public Backend {
     options.global_ranks = global_ranks(all_ranks_);
     options.switchboard = context_.session.get();
     options.abort = context_.abort.get();
-    options.streams = static_cast<int>(knob_integer(Knob::tcp_streams, 1, 16));
+    options.streams = static_cast<int>(knob_integer(Knob::tcp_streams));
     if (arena_) {
       options.local_sink = [this](int rank) { return ring_sink(kCollectiveRings, rank); };
       options.local_source = [this](int rank) { return ring_source(kCollectiveRings, rank); };
@@ -164,7 +163,7 @@ class NativeBackend final : public Backend {
     options.global_ranks = global_ranks(all_ranks_);
     options.switchboard = context_.session.get();
     options.abort = context_.abort.get();
-    options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib, 1, 1 << 20)) << 20;
+    options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib)) << 20;
     options.local_sink = [this](int rank) { return ring_sink(kMessageRings, rank); };
     options.local_source = [this](int rank) { return ring_source(kMessageRings, rank); };
     if (arena_) {

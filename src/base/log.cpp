@@ -11,7 +11,7 @@ namespace maniple {
 namespace {
 
 LogLevel level_from_environment() {
-  const std::string name = knob_text(Knob::log);
+  const std::string name = knob_text(Knob::log);  // another word is refused by whoever checks all knobs, not by a line
   if (name == "debug") return LogLevel::debug;
   if (name == "info") return LogLevel::info;
   if (name == "error") return LogLevel::error;

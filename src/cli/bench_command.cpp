@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "base/check.h"
+#include "base/own_variables.h"
 #include "cli/bench/campaign.h"
 #include "cli/bench/ddp_bench.h"
 #include "cli/bench/goals.h"
@@ -18,6 +19,8 @@
 #include "cli/bench/sizes.h"
 #include "cli/bench/table.h"
 #include "cli/command.h"
+#include "group/environment_check.h"
+#include "launch/job_settings.h"
 
 namespace maniple::cli {
 namespace {
@@ -194,6 +197,9 @@ int measure_ddp(const Typed& typed, const InterruptWatch& watch, ProgressLine& p
 }
 
 int measure_and_report(const Typed& typed) {
+  // Once, and not by every group of ranks that is measured.
+  warn_of_unknown_variables_for_children(launch::own_environment());
+  require_good_knobs(environment_text);
   const InterruptWatch watch;
   ProgressLine progress;
   if (typed.operations == std::vector<std::string>{"ddp"}) return measure_ddp(typed, watch, progress);

@@ -1,28 +1,27 @@
+// `maniple knobs`: the variables that change behaviour, and what is set of them.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
-
-#include "base/environment.h"
+#include "base/own_variables.h"
 #include "cli/command.h"
+#include "cli/knobs_table.h"
 
 namespace maniple::cli {
 namespace {
 
+/// 0: not a terminal.
+std::size_t terminal_width() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 int print_knobs() {
-  std::size_t name_width = 0, value_width = 0;
-  for (const KnobInfo& knob : knobs()) {
-    name_width = std::max(name_width, std::strlen(knob.name));
-    value_width = std::max(value_width, std::strlen(knob.default_text));
-  }
-  value_width = std::max(value_width, std::strlen("default"));
-  fmt::print("{:<{}}  {:<{}}  meaning\n", "variable", name_width, "default", value_width);
-  for (const KnobInfo& knob : knobs()) {
-    const auto set = environment_text(knob.name);
-    fmt::print("{:<{}}  {:<{}}  {}{}\n", knob.name, name_width, *knob.default_text == '\0' ? "-" : knob.default_text,
-               value_width, knob.meaning, set ? fmt::format(" [now {}]", *set) : "");
-  }
+  fmt::print("{}", knobs_table(environment_text, terminal_width()));
+  const auto unknown = unknown_variables();
+  if (!unknown.empty()) fmt::print("\n{}\n", describe_unknown(unknown));
   return 0;
 }
 

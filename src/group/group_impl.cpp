@@ -14,7 +14,7 @@ ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
     : facts_(std::move(facts)),
       abort_(std::make_shared<AbortSignal>()),
       store_(make_prefix_store("maniple/group/" + facts_.name, facts_.session->store())),
-      recorder_(std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder, 0, 1 << 20)))),
+      recorder_(std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder)))),
       generation_(fork_generation()) {
   require_algorithm(facts_.algorithm);
   const BackendEntry& entry = find_backend(facts_.backend);

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "backend/carried.h"
 #include "backend/mpirun.h"
 #include "base/check.h"
 #include "base/environment.h"
 #include "collective/selection.h"
+#include "group/environment_check.h"
 #include "group/group_impl.h"
 #include "group/subgroups.h"
 #include "rendezvous/rendezvous.h"
@@ -21,7 +21,7 @@ std::shared_ptr<ProcessGroup> join_at(Meeting meeting, const JoinOptions& option
   facts.backend = options.backend;
   facts.timeout = options.timeout;
   facts.transport = options.transport;
-  if (facts.transport == TransportKind::automatic) facts.transport = parse_transport(knob_text(Knob::transport));
+  if (facts.transport == TransportKind::automatic) facts.transport = parse_transport(knob_word(Knob::transport));
   facts.algorithm = options.algorithm.empty() ? knob_text(Knob::algorithm) : options.algorithm;
   facts.session = Session::start(std::move(meeting), facts.transport, deadline);
   std::vector<int> everyone(static_cast<std::size_t>(facts.session->world_size()));
@@ -32,11 +32,11 @@ std::shared_ptr<ProcessGroup> join_at(Meeting meeting, const JoinOptions& option
 
 // What can be refused before anyone else is involved.
 Deadline check(const JoinOptions& options) {
+  check_environment(options);
   MANIPLE_REQUIRE(options.timeout.count() > 0, "timeout is {} s; it must be positive", options.timeout.count());
   find_backend(options.backend);
   const bool size_known = options.world_size > 0 || environment_text("WORLD_SIZE") || started_by_mpirun();
   if (options.backend == "mpi" && !size_known) throw Unsupported(needs_mpirun(0));
-  if (options.backend == "mpi") most_in_one_call_of_mpi();
   require_algorithm(options.algorithm);
   return Deadline::after(std::min(options.join_timeout.value_or(options.timeout), options.timeout));
 }

@@ -2,12 +2,15 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/check.h"
-#include "base/environment.h"
+#include "base/own_variables.h"
 #include "base/system_error.h"
+#include "group/environment_check.h"
 #include "launch/conduct.h"
 #include "launch/front.h"
+#include "launch/job_settings.h"
 #include "launch/launch_options.h"
 #include "launch/meeting_point.h"
 #include "launch/program.h"
@@ -26,6 +29,19 @@ Secret shared_secret(const LaunchOptions& options) {
   return secret_from_environment().value_or(Secret::none());
 }
 
+/// Workers inherit the environment: what they would refuse, each for itself, is refused before any of them is started.
+void check_variables(const LaunchOptions& options) {
+  const Environment environment = crew_settings(options).environment;
+  warn_of_unknown_variables_for_children(environment);
+  require_good_knobs(
+      [&](const char* name) -> std::optional<std::string> {
+        const std::string* entry = find_variable(environment, name);
+        const std::string value = entry != nullptr ? entry->substr(std::strlen(name) + 1) : "";
+        return value.empty() ? std::nullopt : std::optional<std::string>(value);
+      },
+      options.hosts.empty());
+}
+
 void check(const LaunchOptions& options) {
   MANIPLE_REQUIRE(!options.command.empty(), "no program given; expected: maniple run [options] PROGRAM [arguments]");
   MANIPLE_REQUIRE(options.nodes.max == 1 || options.master || !options.hosts.empty(),
@@ -39,6 +55,7 @@ void check(const LaunchOptions& options) {
   if (!options.folder.empty() && options.hosts.empty()) {
     MANIPLE_REQUIRE(::access(options.folder.c_str(), X_OK) == 0, "--cwd {}: {}", options.folder, errno_text(errno));
   }
+  check_variables(options);
 }
 
 /// Where this launcher stands in the job: found out before anything is started.

@@ -105,7 +105,7 @@ void Session::start_watch(Deadline deadline) {
     }
     return called(seq);
   };
-  const double heartbeat = knob_number(Knob::heartbeat_s, 0, 1e6);
+  const double heartbeat = knob_number(Knob::heartbeat_s);
   auto control = std::make_unique<Control>(loop_, rank(), table_.peers, heartbeat, std::move(events));
   if (rank() == 0) {
     std::map<int, UniqueFd> early;

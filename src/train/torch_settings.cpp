@@ -44,9 +44,7 @@ double trial_ms(bool mkldnn, int runs) {
 
 /// Decides, and leaves LibTorch in that state.
 void choose_convolution(TorchSettings& result) {
-  const std::string wish = knob_text(Knob::mkldnn);
-  MANIPLE_REQUIRE(wish == "auto" || wish == "measure" || wish == "on" || wish == "off",
-                  "{} is \"{}\"; expected auto, measure, on or off", info(Knob::mkldnn).name, wish);
+  const std::string wish = knob_word(Knob::mkldnn);
   if (!at::globalContext().hasMKLDNN()) {
     if (wish == "on") log_warning("{} is on, but this LibTorch was built without oneDNN", info(Knob::mkldnn).name);
     return;

@@ -84,17 +84,18 @@ class TcpSource final : public ByteSource {
 
 TcpChannelOptions tcp_channel_options() {
   TcpChannelOptions options;
-  options.buffer_kib = static_cast<int>(knob_integer(Knob::tcp_buffer_kib, 0, 1 << 20));
+  options.buffer_kib = static_cast<int>(knob_integer(Knob::tcp_buffer_kib));
   options.congestion = knob_text(Knob::tcp_congestion);
-  if (!options.congestion.empty()) {
-    const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!probe) throw_system_error("socket");
-    MANIPLE_REQUIRE(set_congestion(probe.get(), options.congestion),
-                    "{}={}: this system does not have or allow that congestion control ({}); "
-                    "/proc/sys/net/ipv4/tcp_allowed_congestion_control lists those that it allows",
-                    info(Knob::tcp_congestion).name, options.congestion, std::strerror(errno));
-  }
   return options;
+}
+
+void require_congestion(const std::string& name) {
+  const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe) throw_system_error("socket");
+  MANIPLE_REQUIRE(set_congestion(probe.get(), name),
+                  "this system does not have or allow that congestion control ({}); "
+                  "/proc/sys/net/ipv4/tcp_allowed_congestion_control lists those that it allows",
+                  std::strerror(errno));
 }
 
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options) {

@@ -14,8 +14,11 @@ struct TcpChannelOptions {
   std::string congestion;  ///< name of the congestion control; empty: the system's
 };
 
-/// From the environment. Throws InvalidArgument for what this system cannot do, before a connection is made.
+/// From the environment.
 TcpChannelOptions tcp_channel_options();
+
+/// Throws InvalidArgument when this system has or allows no congestion control of that name. No connection is made.
+void require_congestion(const std::string& name);
 
 /// Both make the socket non-blocking, send without delay, and let the kernel notice a vanished host within about 3 s.
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options = {});

@@ -58,9 +58,9 @@ TEST_P(EveryMode, PhaseWaitsForAllRanks) {
 }
 
 TEST_P(EveryMode, EnvironmentReachesTheRanks) {
-  run_ranks({.n = 2, .as = GetParam(), .join = false, .env = {{"MANIPLE_TEST_WORD", "xyzzy"}}},
-            [](Rank&) { EXPECT_STREQ(std::getenv("MANIPLE_TEST_WORD"), "xyzzy"); });
-  EXPECT_EQ(is_child() ? nullptr : std::getenv("MANIPLE_TEST_WORD"), nullptr);
+  run_ranks({.n = 2, .as = GetParam(), .join = false, .env = {{"TEST_WORD", "xyzzy"}}},
+            [](Rank&) { EXPECT_STREQ(std::getenv("TEST_WORD"), "xyzzy"); });
+  EXPECT_EQ(is_child() ? nullptr : std::getenv("TEST_WORD"), nullptr);
 }
 
 TEST_P(EveryMode, ThrowAtEndsOneRankOnly) {

@@ -198,6 +198,17 @@ TEST(Hosts, AgentsAreStarted) {
   EXPECT_NE(text.find("127.0.0.3 exec '"), std::string::npos) << text;
 }
 
+// The launcher speaks of it, not each host.
+TEST(Hosts, AnUnknownVariableIsSpokenOfOnce) {
+  const TemporaryDirectory folder;
+  const Result result = maniple({"run", "--hosts", "127.0.0.2:2,127.0.0.3:1", "--rsh", stand_in(folder), worker_program(), "join"},
+                                {.env = {{"MANIPLE_HEARTBEATS", "1"}}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  const std::string text = "MANIPLE_HEARTBEATS is not known";
+  ASSERT_NE(result.err.find(text), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find(text), result.err.rfind(text)) << result.err;
+}
+
 TEST(Hosts, AFailureThereIsShownOnce) {
   const TemporaryDirectory folder;
   const std::string mark = new_mark();

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|lengths|sleeps|knobs [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|lengths|sleeps|knobs|variables [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, lengths, sleeps or knobs}
+rule=${1:?layers, torch, filesystem, names, lengths, sleeps, knobs or variables}
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
@@ -100,13 +100,48 @@ check_sleeps() {
 # The manual's table of knobs is the program's table.
 check_knobs() {
   [[ -f src/base/environment.cpp ]] || return 0
-  local row
+  local rows row
   grep -q '{Knob::' src/base/environment.cpp || echo "src/base/environment.cpp:1: no table of knobs"
-  tr -d '\n' <src/base/environment.cpp | grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *"[^"]*"\}' |
-    awk -F'"' '{ printf "| `%s` | %s | %s |\n", $2, $4 == "" ? "" : "`" $4 "`", $6 }' |
-    while IFS= read -r row; do
-      grep -qxF "$row" docs/failure.md || echo "docs/failure.md:1: the table of knobs lacks: $row"
-    done
+  rows=$(tr -d '\n' <src/base/environment.cpp |
+    { grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *[a-z_]+\([^()]*\), *"[^"]*"\}' || true; } |
+    sed -E 's/^\{Knob::[a-z_]+, *"([^"]*)", *"([^"]*)", *([a-z_]+)\(([^()]*)\), *"([^"]*)"\}$/\1\t\2\t\3\t\4\t\5/' |
+    awk -F'\t' '
+      function row(permitted) { printf "| `%s` | %s | %s | %s |\n", $1, $2 == "" ? "" : "`" $2 "`", permitted, $5 }
+      { gsub(/"/, "", $4); split($4, a, /, */) }
+      $3 == "flag" { row("0 or 1") }
+      $3 == "whole" { row(a[1] " to " a[2]) }
+      $3 == "whole_or" { row(a[1] " or " a[2] " to " a[3]) }
+      $3 == "number" { row("number, " a[1] " to " a[2]) }
+      $3 == "number_or" { row("number, " a[1] " or " a[2] " to " a[3]) }
+      $3 == "one_of" { row($4) }
+      $3 == "text" { row(a[2] == "" ? a[1] : a[1] ", up to " a[2] " bytes") }')
+  [[ $(grep -c . <<<"$rows") == $(grep -c '{Knob::' src/base/environment.cpp) ]] ||
+    echo "src/base/environment.cpp:1: the table of knobs has a line that this rule cannot read"
+  while IFS= read -r row; do
+    [[ -z $row ]] || grep -qxF "$row" docs/failure.md || echo "docs/failure.md:1: the table of knobs lacks: $row"
+  done <<<"$rows"
+}
+
+# A MANIPLE_ variable that is read is a knob or in the table of our other variables; else whoever sets it would be warned that
+# nobody knows it. Programs: every text that is such a name; tests and scripts, which also make up names: what is asked for.
+check_variables() {
+  local known
+  known=$(cat src/base/environment.cpp src/base/own_variables.cpp 2>/dev/null |
+    { grep -oE '^ *\{(Knob::[a-z_]+, *)?"MANIPLE_[A-Z0-9_]+"' || true; } | grep -oE 'MANIPLE_[A-Z0-9_]+' || true)
+  {
+    sources src include bench examples | xargs -r grep -HnoP '(?<!starts_with\()"MANIPLE_[A-Z0-9_]+["=]' || true
+    sources tests | xargs -r grep -HnoE '((getenv|environment_text|environment_integer)\(|= *)"MANIPLE_[A-Z0-9_]+"' || true
+    sources tests | xargs -r grep -HnoE '\$\{?MANIPLE_[A-Z0-9_]+' || true
+    for folder in scripts tests bench; do
+      [[ ! -d $folder ]] || find "$folder" -path tests/style -prune -o -type f \( -name '*.sh' -o -name '*.py' \) -print
+    done | sort | xargs -r grep -HnoE "\\\$\{?MANIPLE_[A-Z0-9_]+|environ(\[|\.get\()[\"']MANIPLE_[A-Z0-9_]+" || true
+    find . -path './build*' -prune -o \( -name CMakeLists.txt -o -name '*.cmake' \) -print | sed 's|^\./||' | sort |
+      xargs -r grep -HnoE 'ENV\{MANIPLE_[A-Z0-9_]+' || true
+  } | sed -E 's/^([^:]+:[0-9]+):.*(MANIPLE_[A-Z0-9_]+).*$/\1 \2/' |
+    awk -v known="$known" '
+      BEGIN { n = split(known, list, "\n"); for (i = 1; i <= n; ++i) is_known[list[i]] = 1 }
+      !($2 in is_known) {
+        print $1 ": " $2 " is neither a knob (src/base/environment.cpp) nor in the table of src/base/own_variables.cpp" }'
 }
 
 violations=$("check_$rule")

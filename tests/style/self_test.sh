@@ -58,8 +58,52 @@ expect fail sleeps src/net/a.cpp '  std::this_thread::sleep_for(pause);'
 expect pass sleeps src/net/a.cpp '  // sleep: until the next try\n  std::this_thread::sleep_for(pause);'
 expect pass sleeps tests/unit/a_test.cpp 'EXPECT_EQ(state(), "asleep (2)");'
 
-expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", "not in the manual"},'
+expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "not in the manual"},'
+expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", of_another_form(f(1)), "cannot be read"},'
 expect fail knobs src/base/environment.cpp ''
+
+# expect_knob pass|fail PERMITTED CELL: a knob and its line of the manual
+expect_knob() {
+  local verdict=fail
+  rm -rf "${tree:?}"/*
+  mkdir -p "$tree/src/base" "$tree/docs"
+  printf '    {Knob::new, "MANIPLE_NEW", "1", %s, "is new"},\n' "$2" >"$tree/src/base/environment.cpp"
+  printf '| `MANIPLE_NEW` | `1` | %s | is new |\n' "$3" >"$tree/docs/failure.md"
+  if "$here/check.sh" knobs "$tree" >/dev/null 2>&1; then verdict=pass; fi
+  if [[ $verdict != "$1" ]]; then
+    echo "knobs: expected $1, got $verdict for $2 and $3"
+    failed=1
+  fi
+}
+expect_knob pass 'flag()' '0 or 1'
+expect_knob pass 'whole(1, 16)' '1 to 16'
+expect_knob fail 'whole(1, 16)' '1 to 17'
+expect_knob pass 'whole_or(0, 16, 64)' '0 or 16 to 64'
+expect_knob pass 'number(0, 9)' 'number, 0 to 9'
+expect_knob fail 'number(0, 9)' '0 to 9'
+expect_knob pass 'number_or(-1, 0, 9)' 'number, -1 or 0 to 9'
+expect_knob pass 'one_of("on", "off")' 'on, off'
+expect_knob fail 'one_of("on", "off", "auto")' 'on, off'
+expect_knob pass 'text("a folder")' 'a folder'
+expect_knob pass 'text("a name", 9)' 'a name, up to 9 bytes'
+expect_knob fail 'text("a name", 9)' 'a name'
+
+expect pass variables src/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEW");'
+expect pass variables src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "is new"},\nstd::getenv("MANIPLE_NEW");'
+expect fail variables src/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEWER");'
+expect fail variables src/net/a.cpp 'std::getenv("MANIPLE_NEW");'
+expect fail variables src/net/a.h 'inline constexpr const char* kName = "MANIPLE_NEW";'
+expect fail variables src/launch/a.cpp 'environment.push_back("MANIPLE_NEW=1");'
+expect pass variables src/net/a.cpp 'throw InvalidArgument("MANIPLE_NEW is new");'
+expect pass variables src/launch/a.cpp 'if (entry.starts_with("MANIPLE_NEW")) continue;'
+expect fail variables bench/a.cpp 'std::getenv("MANIPLE_NEW");'
+expect fail variables tests/harness/a.cpp 'std::getenv("MANIPLE_NEW");'
+expect fail variables tests/harness/a.h 'constexpr const char* kName = "MANIPLE_NEW";'
+expect pass variables tests/unit/a_test.cpp 'set("MANIPLE_NEW", "is unknown");'
+expect fail variables tests/launch/a_test.sh 'echo "${MANIPLE_NEW:-}"'
+expect fail variables bench/a.py 'os.environ["MANIPLE_NEW"]'
+expect fail variables tests/CMakeLists.txt 'if(DEFINED ENV{MANIPLE_NEW})'
+expect pass variables tests/CMakeLists.txt 'if(MANIPLE_NEW)'
 
 # The page of messages, with the real sources and one thing added.
 # expect_messages pass|fail FILE LINE [--all]

@@ -35,7 +35,7 @@ TEST_F(Settings, TheKnobDecides) {
     apply_fast_settings();
     ADD_FAILURE() << "accepted";
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "MANIPLE_MKLDNN is \"perhaps\"; expected auto, measure, on or off");
+    EXPECT_STREQ(error.what(), "MANIPLE_MKLDNN is \"perhaps\"; expected one of auto, measure, on, off");
   }
 }
 

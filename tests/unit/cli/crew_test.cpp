@@ -85,8 +85,8 @@ TEST(Crew, ASignalInterruptsAndLeavesNothing) {
 TEST(Crew, ChildrenSeeTheirEnvironmentAndNoBlockedSignals) {
   const InterruptWatch watch;
   std::string out;
-  ChildSpec spec = shell("echo $MANIPLE_TEST_WORD; grep SigBlk /proc/self/status");
-  spec.environment = {{"MANIPLE_TEST_WORD", "hello"}};
+  ChildSpec spec = shell("echo $TEST_WORD; grep SigBlk /proc/self/status");
+  spec.environment = {{"TEST_WORD", "hello"}};
   run_crew(
       {spec}, [&](std::string_view line) { out += std::string(line) + "\n"; }, soon(), watch);
   EXPECT_EQ(out, "hello\nSigBlk:\t0000000000000000\n");

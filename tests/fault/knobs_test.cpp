@@ -1,0 +1,186 @@
+// A knob that holds what it may not hold: the rank that has it says so at once, before it meets anyone; the others say who is
+// missing.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "fault/expect_error.h"
+#include "harness/run_ranks.h"
+#include "harness/sanitizers.h"
+#include "harness/temporary_directory.h"
+#include <maniple/comm/store.h>
+
+namespace maniple::harness {
+namespace {
+
+class Set {
+ public:
+  Set(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+  ~Set() { ::unsetenv(name_); }
+  Set(const Set&) = delete;
+  Set& operator=(const Set&) = delete;
+
+ private:
+  const char* name_;
+};
+
+// A port of loopback on which everybody who calls is noticed.
+class Doorbell {
+ public:
+  Doorbell() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(fd_.get(), 8), 0);
+    socklen_t length = sizeof address;
+    EXPECT_EQ(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  int port() const { return port_; }
+  bool rang() const {
+    const UniqueFd caller(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    return static_cast<bool>(caller) || errno != EAGAIN;
+  }
+
+ private:
+  UniqueFd fd_;
+  int port_ = 0;
+};
+
+JoinOptions as_rank(int rank, const std::string& method) {
+  JoinOptions options;
+  options.init_method = method;
+  options.rank = rank;
+  options.world_size = 2;
+  options.timeout = Seconds(20) * kSlowdown;
+  return options;
+}
+
+// Whatever way a rank joins, it is refused before anyone else can notice that it is there.
+void expect_refused(std::initializer_list<std::string> parts) {
+  const Doorbell door;
+  const TemporaryDirectory folder;
+  const std::string file = folder.path() + "/meeting";
+  const auto store = make_memory_store();
+  const Set address("MASTER_ADDR", "127.0.0.1");
+  const Set port("MASTER_PORT", std::to_string(door.port()));
+  const Caught refusals[] = {
+      catch_error([&] { maniple::join(as_rank(1, "env://")); }),
+      catch_error([&] { maniple::join(as_rank(0, "env://")); }),  // the port is taken, but that comes later
+      catch_error([&] { maniple::join(as_rank(1, fmt::format("tcp://127.0.0.1:{}", door.port()))); }),
+      catch_error([&] { maniple::join(as_rank(0, "file://" + file)); }),
+      catch_error([&] { maniple::join(store, as_rank(0, "env://")); }),
+  };
+  for (const Caught& caught : refusals) {
+    EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+    for (const std::string& part : parts) EXPECT_TRUE(contains(caught.text, part)) << part << " is missing: " << caught;
+    EXPECT_FALSE(contains(caught.text, "\n")) << caught;
+  }
+  EXPECT_FALSE(door.rang());
+  EXPECT_NE(::access(file.c_str(), F_OK), 0) << "the file of the meeting was made";
+  EXPECT_EQ(store->num_keys(), 0);
+}
+
+TEST(KnobFault, EveryKindIsRefusedBeforeAnyoneMeets) {
+  const std::pair<const char*, const char*> kWrong[] = {
+      {"MANIPLE_LOG", "loud"},          {"MANIPLE_TRANSPORT", "udp"},     {"MANIPLE_ALLOW_NO_SECRET", "yes"},
+      {"MANIPLE_HEARTBEAT", "nan"},     {"MANIPLE_TCP_STREAMS", "17"},    {"MANIPLE_TCP_BUFFER_KIB", "1M"},
+      {"MANIPLE_STAGE_KIB", "8"},       {"MANIPLE_SPIN_US", "-0.5"},      {"MANIPLE_CHECKS", " 1"},
+      {"MANIPLE_RECORDER", "-1"},       {"MANIPLE_UNEXPECTED_MIB", "0"},  {"MANIPLE_MKLDNN", "perhaps"},
+      {"MANIPLE_MPI", "intel"},         {"MANIPLE_MPI_PIECE", "1e6"},     {"MANIPLE_ALGORITHM", "magic"},
+      {"MANIPLE_INTERFACE", "nope9"},   {"MANIPLE_TCP_CONGESTION", "pigeon"},
+  };
+  for (const auto& [name, value] : kWrong) {
+    const Set set(name, value);
+    expect_refused({fmt::format("{} is \"{}\"", name, value)});
+  }
+}
+
+TEST(KnobFault, AllWrongOnesAreNamed) {
+  const Set streams("MANIPLE_TCP_STREAMS", "17"), stage("MANIPLE_STAGE_KIB", "15"), mpi("MANIPLE_MPI", "intel"),
+      interface_name("MANIPLE_INTERFACE", "nope9");
+  expect_refused({"MANIPLE_TCP_STREAMS is \"17\"; expected a whole number from 1 to 16. ",
+                  "MANIPLE_STAGE_KIB is \"15\"; expected 0 or a whole number from 16 to 1048576. ",
+                  "MANIPLE_MPI is \"intel\"; expected one of auto, openmpi, mpich. ",
+                  "MANIPLE_INTERFACE is \"nope9\": there is no network interface \"nope9\""});
+}
+
+// What the program asks for itself does not hide a wrong variable.
+TEST(KnobFault, OptionsOfTheProgramDoNotHideIt) {
+  const Set transport("MANIPLE_TRANSPORT", "udp"), algorithm("MANIPLE_ALGORITHM", "magic");
+  JoinOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.transport = TransportKind::loopback;
+  options.algorithm = "ring";
+  const Caught caught = catch_error([&] { maniple::join(make_memory_store(), options); });
+  EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+  EXPECT_TRUE(contains(caught.text, "MANIPLE_TRANSPORT")) << caught;
+  EXPECT_TRUE(contains(caught.text, "MANIPLE_ALGORITHM")) << caught;
+}
+
+TEST(KnobFault, EmptyOnesAndGoodOnesAreAccepted) {
+  const Set empty("MANIPLE_TCP_STREAMS", ""), streams("MANIPLE_STAGE_KIB", "16"), heartbeat("MANIPLE_HEARTBEAT", "1e1"),
+      congestion("MANIPLE_TCP_CONGESTION", "reno"), interface_name("MANIPLE_INTERFACE", "lo"),
+      algorithm("MANIPLE_ALGORITHM", "ring");
+  JoinOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  EXPECT_EQ(maniple::join(make_memory_store(), options)->size(), 1);
+}
+
+// Rank 1 of three has a wrong knob; the others learn that rank 1 did not come.
+void join_with_a_wrong_rank_1(Rank& r) {
+  if (r.rank == 1) {
+    ASSERT_EQ(::setenv("MANIPLE_TCP_STREAMS", "99", 1), 0);
+  }
+  JoinOptions options = r.join_options();
+  // Rank 0 may serve the store, so it must not be the first to leave.
+  options.join_timeout = Seconds(r.rank == 0 ? 3.0 : 1.5) * kSlowdown;
+  const Caught caught = catch_error([&] { r.join(options); });
+  if (r.rank == 1) {
+    EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+    EXPECT_TRUE(contains(caught.text, "MANIPLE_TCP_STREAMS is \"99\"; expected a whole number from 1 to 16")) << caught;
+  } else {
+    EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
+    EXPECT_TRUE(contains(caught.text, "2/3 joined; missing rank 1")) << caught;
+  }
+}
+
+TEST(KnobFault, OthersAreToldWhoIsMissingByFile) {
+  run_ranks({.n = 3, .as = As::processes, .join = false}, join_with_a_wrong_rank_1);
+}
+
+TEST(KnobFault, OthersAreToldWhoIsMissingByTcp) {
+  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, join_with_a_wrong_rank_1);
+}
+
+// Rank 0, which would serve the store, has it; the others say where nobody answers.
+TEST(KnobFault, WithoutRankZeroTheAddressIsNamed) {
+  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, [](Rank& r) {
+    if (r.rank == 0) {
+      ASSERT_EQ(::setenv("MANIPLE_HEARTBEAT", "2,5", 1), 0);
+    }
+    JoinOptions options = r.join_options();
+    options.join_timeout = Seconds(1.5) * kSlowdown;
+    const Caught caught = catch_error([&] { r.join(options); });
+    if (r.rank == 0) {
+      EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+      EXPECT_TRUE(contains(caught.text, "MANIPLE_HEARTBEAT is \"2,5\"; expected a number from 0 to 1000000")) << caught;
+    } else {
+      EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
+      EXPECT_TRUE(contains(caught.text, "connect to 127.0.0.1:")) << caught;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness
