@@ -39,6 +39,8 @@ class Patience {
   std::uint64_t take_start() noexcept { return std::exchange(start_, 0); }
   void set_end(std::uint64_t ticks) noexcept { end_ = ticks; }
   std::uint64_t take_end() noexcept { return std::exchange(end_, 0); }
+  /// Time has passed since: what was left is stale.
+  void forget_ticks() noexcept { start_ = end_ = 0; }
 
  private:
   std::chrono::duration<double> limit_{};

@@ -37,14 +37,20 @@ ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
     Patience patience(deadline);
     execute(barrier, patience);
   } catch (...) {
+    const std::string who = prefix(facts_.name == "world" ? "join" : "new group");
+    const std::exception_ptr cause = abort_->raised() ? std::current_exception() : with_prefix(who, std::current_exception());
+    // The others wait for this rank; unless they know already, they are told why it does not come.
+    if (!abort_->raised()) facts_.session->spread_abort(facts_.name, 0, cause);
     facts_.session->remove_group(facts_.name);
-    throw;
+    std::rethrow_exception(cause);
   }
 }
 
 ProcessGroup::Impl::~Impl() {
   // What is queued must not wait for peers: it fails at once.
-  if (queued_.load() != 0) abort_->raise(std::make_exception_ptr(Aborted("the group was destroyed")));
+  if (queued_.load() != 0) {
+    abort_->raise(std::make_exception_ptr(Aborted(prefix("destroy") + "the group was destroyed with operations under way")));
+  }
   facts_.session->remove_group(facts_.name);
 }
 
@@ -60,7 +66,9 @@ void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
   }
   // The group failed between two calls of this rank: the first of them to meet the failure throws it as it is.
   if (!told_.exchange(true)) {
-    std::rethrow_exception(with_prefix(prefix(fmt::format("{} #{}", to_string(op), seq_ + 1)), abort_->cause()));
+    const bool numbered = op != Op::send && op != Op::recv;
+    const std::string name(to_string(op));
+    std::rethrow_exception(with_prefix(prefix(numbered ? fmt::format("{} #{}", name, seq_ + 1) : name), abort_->cause()));
   }
   throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
 }
@@ -124,6 +132,7 @@ std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uin
 }
 
 void ProcessGroup::Impl::abort(const std::string& reason) {
+  if (in_forked_child()) throw_unusable(Op::barrier, Call());
   const auto cause = std::make_exception_ptr(Aborted(prefix("abort") + reason));
   if (abort_->raise(cause)) facts_.session->spread_abort(facts_.name, 0, cause);
 }

@@ -68,6 +68,8 @@ class ProcessGroup::Impl {
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
   void execute(Operation& operation, Patience& patience);
+  /// Inside a handler, for what went wrong in such an operation: aborts the group, tells the others, names the call.
+  [[noreturn]] void fail(const Operation& operation);
 
   // ---- Messages ------------------------------------------------------------------------------------------------
   std::shared_ptr<Message> make_message(const PointToPoint& operation, const Call& call) const;
@@ -90,7 +92,6 @@ class ProcessGroup::Impl {
     ~Release() { busy.store(false, std::memory_order_release); }
   };
   [[noreturn]] void throw_unusable(Op op, const Call& call);
-  [[noreturn]] void fail(const Operation& operation);  // inside a handler
   /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
   /// something else: a connection that closes may only be the echo of what happened elsewhere.
   std::exception_ptr settle(std::exception_ptr error, std::uint64_t seq, const std::string& who);

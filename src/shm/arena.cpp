@@ -157,6 +157,7 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
       relax();
     }
   }
+  patience.forget_ticks();
   const auto since = Deadline::Clock::now();
   const Deadline deadline = patience.deadline();
   const auto must_stop = [&] {

@@ -59,5 +59,24 @@ TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
       << result.texts("error").at(1);
 }
 
+// The others wait for it: they are told, long before their deadline.
+TEST_P(FdLimit, AGroupThatOneRankCannotMakeFailsOnAll) {
+  run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
+    if (r.rank == 2) set_limit(24, 24);
+    r.phase("rank 2 has few descriptors");
+    std::vector<std::shared_ptr<ProcessGroup>> groups;
+    const Caught caught = catch_error([&] {
+      for (int i = 0; i < 20; ++i) {
+        groups.push_back(r.world->split(0));
+        int one = 1;
+        groups.back()->all_reduce(buffer_of(one));
+      }
+    });
+    EXPECT_TRUE(caught.is(r.rank == 2 ? ErrorKind::system : ErrorKind::aborted)) << caught;
+    EXPECT_TRUE(contains(caught.text, "rank 2/3] ") && contains(caught.text, "descriptors")) << caught;
+    r.phase("all have seen it");
+  });
+}
+
 }  // namespace
 }  // namespace maniple::harness

@@ -33,5 +33,18 @@ TEST_P(MonitoredBarrier, NamesTheMissingAndLeavesTheGroupUsable) {
   });
 }
 
+TEST(MonitoredBarrierOfProcesses, ALostRankIsNamedLongBeforeTheLimit) {
+  run_ranks({.n = 3, .as = As::processes, .expect_dead = {2}}, [](Rank& r) {
+    r.phase("all have joined");
+    if (r.rank == 2) r.kill_self();
+    try {
+      r.world->monitored_barrier(std::chrono::hours(1));
+      ADD_FAILURE() << "passed without rank 2";
+    } catch (const PeerLost& lost) {
+      EXPECT_EQ(lost.rank(), 2) << lost.what();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace maniple::harness

@@ -1,5 +1,7 @@
 #include "shm/arena.h"
 
+#include <sched.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,12 +25,13 @@ Patience soon() { return Patience(Deadline::after(std::chrono::seconds(30))); }
 // The ranks of a group, as threads. Errors call rank r "10 + r"; in the world it is 20 + r.
 class World {
  public:
-  explicit World(int size)
+  explicit World(int size, double spin_us = -1)
       : aborts(static_cast<std::size_t>(size)), segment(Segment::create(Arena::bytes_for(size, kStage))) {
     for (int r = 0; r < size; ++r) {
       ArenaOptions options;
       options.rank = r;
       options.size = size;
+      options.spin_us = spin_us;
       options.abort = &aborts[static_cast<std::size_t>(r)];
       for (int i = 0; i < size; ++i) {
         options.names.push_back(10 + i);
@@ -125,6 +128,22 @@ TEST(Arena, CountersCarryBytesThroughTheStage) {
   }
   sender.join();
   EXPECT_EQ(wrong, 0u);
+}
+
+TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
+  World world(3, 50'000);  // long enough to be met spinning
+  Patience patience = soon();
+  std::atomic<bool> begun{false};
+  Sleeper waiting([&] {
+    begun = true;
+    world[0].await_posts(world[0].next_epoch(), patience);
+  });
+  while (!begun) ::sched_yield();
+  world[1].publish(world[1].next_epoch());
+  EXPECT_TRUE(waiting.falls_asleep());
+  world[2].publish(world[2].next_epoch());
+  waiting.join();
+  EXPECT_EQ(patience.take_end(), 0u);
 }
 
 TEST(Arena, ARankThatLeftIsLost) {
