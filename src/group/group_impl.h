@@ -91,6 +91,7 @@ class ProcessGroup::Impl {
     std::atomic<bool>& busy;
     ~Release() { busy.store(false, std::memory_order_release); }
   };
+  void set_up(Deadline deadline);
   [[noreturn]] void throw_unusable(Op op, const Call& call);
   /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
   /// something else: a connection that closes may only be the echo of what happened elsewhere.

@@ -43,6 +43,9 @@ void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
     } catch (const Timeout&) {
       impl_->require_usable(Op::barrier, call);
       if (!deadline.expired()) continue;
+    } catch (const PeerLost&) {
+      impl_->require_usable(Op::barrier, call);  // the store may be gone because its rank has left, after what happened
+      throw;
     }
     const std::vector<bool> there = store().check(keys);
     std::vector<int> missing;

@@ -216,9 +216,9 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
   hello.role = Role::segment;
   hello.rank = rank();
   hello.topic = topic;
+  // The handshake is short and is not broken off: its other side would take us for a stranger.
+  const UniqueFd connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
   try {
-    const UniqueFd connection =
-        maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline, false, abort.fd());
     ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
     return Segment::adopt(std::move(received.fd), received.about);
   } catch (const Aborted&) {
