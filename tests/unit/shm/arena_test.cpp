@@ -146,6 +146,21 @@ TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
   EXPECT_EQ(patience.take_end(), 0u);
 }
 
+TEST(Arena, WhatWasFinishedLongAgoIsNotTakenForNew) {
+  World world(2);
+  std::uint32_t epoch = 0;
+  // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`.
+  while (epoch < (std::uint32_t{1} << 31) + 100) {
+    epoch = world[1].next_epoch();
+    if (epoch % Arena::kRefresh == 0) world[1].publish(epoch);  // it publishes all; these are the ones that matter
+  }
+  Patience patience(Deadline::after(milliseconds(1)));
+  EXPECT_THROW(world[0].await(Counter::finished, 1, epoch, patience), Timeout);
+  world[1].set(Counter::finished, epoch);
+  Patience again = soon();
+  world[0].await(Counter::finished, 1, epoch, again);
+}
+
 TEST(Arena, ARankThatLeftIsLost) {
   World world(2);
   world.leave(1);
