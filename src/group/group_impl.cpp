@@ -74,9 +74,7 @@ void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
   }
   // The group failed between two calls of this rank: the first of them to meet the failure throws it as it is.
   if (!told_.exchange(true)) {
-    const bool numbered = op != Op::send && op != Op::recv;
-    const std::string name(to_string(op));
-    std::rethrow_exception(with_prefix(prefix(numbered ? fmt::format("{} #{}", name, seq_ + 1) : name), abort_->cause()));
+    std::rethrow_exception(with_prefix(prefix(fmt::format("{} #{}", to_string(op), seq_ + 1)), abort_->cause()));
   }
   throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
 }

@@ -41,13 +41,14 @@ std::vector<std::string> Recorder::lines() const {
     if (seq == 0) continue;
     const std::uint64_t began = entry.began.load(std::memory_order_relaxed);
     const std::uint64_t ended = entry.ended.load(std::memory_order_acquire);
-    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq), static_cast<double>(now - began) / second);
+    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq), static_cast<double>(now - std::min(now, began)) / second);
     if (ended == 0) {
       text += "still running";
     } else {
       text += fmt::format("{} {:.1f} us", entry.failed.load(std::memory_order_relaxed) ? "failed after" : "took",
                           static_cast<double>(ended - began) / second * 1e6);
     }
+    std::atomic_thread_fence(std::memory_order_acquire);
     if (entry.seq.load(std::memory_order_acquire) == seq) found.emplace_back(seq, std::move(text));
   }
   std::sort(found.begin(), found.end());
