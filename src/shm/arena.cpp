@@ -100,7 +100,8 @@ void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
       if (r != rank() && !reached(post(r, epoch).stamp, epoch)) missing.push_back(name_of(r));
     }
     if (missing.empty()) throw;
-    throw Timeout(fmt::format("{} of {} ranks came in time; missing rank{} {}", size() - static_cast<int>(missing.size()), size(),
+    throw Timeout(fmt::format("{} of {} ranks came within {:.1f} s; missing rank{} {}",
+                              size() - static_cast<int>(missing.size()), size(), patience.waited(),
                               missing.size() == 1 ? "" : "s", fmt::join(missing, ", ")));
   }
 }
