@@ -85,6 +85,7 @@ class ProcessGroup::Impl {
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
   std::uint64_t next_monitored() noexcept { return ++monitored_; }
+  std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }  ///< the last whose key is erased
 
  private:
   struct Release {
@@ -111,6 +112,7 @@ class ProcessGroup::Impl {
   std::uint64_t groups_ = 0;
   std::uint64_t allocations_ = 0;
   std::uint64_t monitored_ = 0;
+  std::uint64_t monitored_cleared_ = 0;
   TaskQueue queue_;  // last: its thread uses the rest
 };
 

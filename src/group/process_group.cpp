@@ -57,8 +57,8 @@ void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
                               size(), size() - static_cast<int>(missing.size()), size(), timeout.count(),
                               missing.size() == 1 ? "" : "s", list_ranks(missing)));
   }
-  // All have passed the barrier before this one, so nobody looks at its keys any more.
-  if (number > 1) store().erase(key(number - 1, rank()));
+  // All have left the barriers before this one, so nobody looks at their keys any more; of those that failed neither.
+  for (std::uint64_t& cleared = impl_->monitored_cleared(); cleared + 1 < number;) store().erase(key(++cleared, rank()));
 }
 
 RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
