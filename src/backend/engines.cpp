@@ -128,7 +128,9 @@ std::string_view chosen_mpi() {
 std::string missing_engine(std::string_view backend) {
   const Engine& engine = engine_of(backend);
   if (!find_library(engine).empty()) return {};
-  return fmt::format("this build has no {}: {}", engine.label, engine.get_it);
+  const std::string text = fmt::format("this build has no {}: {}", engine.label, engine.get_it);
+  if (engine.file == nullptr) return text;
+  return text + fmt::format("; or, if {} was moved, set MANIPLE_PLUGINS to its folder", engine.file);
 }
 
 const CarrierPlugin& load_engine(std::string_view backend) {

@@ -83,7 +83,7 @@ class NativeBackend final : public Backend {
     const std::size_t bytes = RegisteredTable::segment_bytes(local_sizes);
     // Without an arena there is nobody to share with; the memory is the same to its user.
     auto segment = arena_ ? context_.session->share_segment(fmt::format("{}:memory{}", context_.group, number),
-                                                            global_ranks(local), bytes, deadline)
+                                                            global_ranks(local), bytes, deadline, *context_.abort)
                           : Segment::create(bytes);
     return registered_->add(std::move(segment), local_sizes, arena_ ? topology_.local_rank() : 0);
   }
@@ -132,7 +132,7 @@ class NativeBackend final : public Backend {
     options.names = local;
     options.global_ranks = global_ranks(local);
     auto segment = context_.session->share_segment(context_.group + ":arena", options.global_ranks,
-                                                   Arena::bytes_for(options.size, stage), context_.deadline);
+                                                   Arena::bytes_for(options.size, stage), context_.deadline, *context_.abort);
     arena_ = std::make_unique<Arena>(std::move(segment), options);
     ticket_ = context_.abort->on_raise([arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
   }

@@ -42,6 +42,16 @@ struct Typed {
   bool torch = true;
 };
 
+/// CLI11's own text for it spells out the largest number there is.
+CLI::Validator at_least(double least) {
+  return {[least](std::string& text) -> std::string {
+            double value = 0;
+            if (CLI::detail::lexical_cast(text, value) && value >= least) return {};
+            return fmt::format("{} is too small; expected {} or more", text, least);
+          },
+          "", "at_least"};
+}
+
 std::vector<int> parse_ranks(const std::string& text) {
   std::vector<int> ranks;
   for (const std::string& part : split_list(text)) {
@@ -196,10 +206,20 @@ int measure_ddp(const Typed& typed, const InterruptWatch& watch, ProgressLine& p
   return bench.failed() ? kFailed : 0;
 }
 
+/// Before minutes are spent on what could not be kept.
+void check_output(const Typed& typed) {
+  const std::string& plot = typed.plot;
+  MANIPLE_REQUIRE(plot.empty() || plot.ends_with(".svg"), "--plot is \"{}\"; expected a name that ends in .svg", plot);
+  for (const std::string& path : {typed.json, plot}) {
+    if (!path.empty()) require_writable(path);
+  }
+}
+
 int measure_and_report(const Typed& typed) {
   // Once, and not by every group of ranks that is measured.
   warn_of_unknown_variables_for_children(launch::own_environment());
   require_good_knobs(environment_text);
+  check_output(typed);
   const InterruptWatch watch;
   ProgressLine progress;
   if (typed.operations == std::vector<std::string>{"ddp"}) return measure_ddp(typed, watch, progress);
@@ -267,21 +287,23 @@ std::function<int()> declare_bench(CLI::App& app) {
   const char* how = "How to measure";
   app.add_option("--iterations", typed->iterations, "timed calls of a row; 0: as many as fit the budget")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->group(how);
   app.add_option("--warmup", typed->warmup, "calls before the timed ones; -1: about 20 ms")
       ->capture_default_str()
+      ->check(at_least(-1))
       ->group(how);
   app.add_option("--budget", typed->budget_ms, "milliseconds of timed calls of a row")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(0.001))
       ->group(how);
   app.add_option("--repeat", typed->repeat,
                  "repetitions of every turn; the median counts (default: 3 with peers, else 1)")
+      ->check(at_least(1))
       ->group(how);
   app.add_option("--timeout", typed->timeout_s, "seconds after which one system's run counts as stuck")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(0.001))
       ->group(how);
 
   const char* output = "Output";

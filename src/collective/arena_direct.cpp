@@ -44,7 +44,7 @@ class Direct {
       default: return false;
     }
     call_.arena.set(Counter::finished, epoch_);
-    call_.patience.set_end(0);  // the wait for the posts was not the end
+    call_.patience.forget_ticks();  // the wait for the posts was neither the end nor just now
     call_.arena.await_all(Counter::finished, epoch_, call_.patience);
     return true;
   }

@@ -128,7 +128,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
     } else {
       arena_staged_move(call, op, epoch);
     }
-    call.patience.set_end(0);  // there was more to do after the last wait
+    call.patience.forget_ticks();  // there was more to do after the last wait
   }
   arena.finish_epoch(epoch);
 }

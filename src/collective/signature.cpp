@@ -16,6 +16,9 @@ bool has_root(Op op) noexcept {
   return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
 }
 
+// Lists travel as a hash; printed, it at least tells two of them apart.
+std::uint32_t printed(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> 32 ^ hash); }
+
 bool has_reduction(Op op) noexcept { return op == Op::reduce || op == Op::all_reduce || op == Op::reduce_scatter; }
 
 }  // namespace
@@ -27,13 +30,19 @@ std::string Signature::describe() const {
   const Op op = static_cast<Op>(known ? op_number : 0);
   const bool premultiplied = reduce_number == ReduceOp::premul_sum;
 
+  // Ranks that make a group agree on it by a barrier that carries the list.
+  if (known && op == Op::barrier && detail != 0) return fmt::format("new_group #{} of list {:08x}", seq, printed(detail));
   std::string text = fmt::format("{} #{}", name_of<Op>(op_number, kOpCount, "op"), seq);
   if (known && op == Op::barrier) return text;
   text += fmt::format(" {}", name_of<DType>((what >> 8) & 0xff, kDTypeCount, "dtype"));
-  const bool uneven = count == 0 && detail != 0 && !premultiplied;
-  // Lists of counts travel as a hash; printed, it at least tells two lists apart.
-  text += uneven ? fmt::format("[uneven {:08x}]", static_cast<std::uint32_t>(detail >> 32 ^ detail))
-                 : fmt::format("[{}]", count);
+  const std::uint64_t list = !known ? 0 : !premultiplied ? detail : has_root(op) ? 0 : what >> 32;
+  if (list == 0) {
+    text += fmt::format("[{}]", count);
+  } else if (count != 0) {
+    text += fmt::format("[{} in parts {:08x}]", count, printed(list));
+  } else {
+    text += op == Op::all_to_all ? "[uneven]" : fmt::format("[uneven {:08x}]", printed(list));
+  }
   if (!known || has_reduction(op)) {
     text += fmt::format(" {}", name_of<ReduceOp::Kind>(reduce_number, ReduceOp::kKindCount, "reduce op"));
     if (premultiplied) {

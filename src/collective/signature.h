@@ -11,9 +11,9 @@ namespace maniple {
 
 struct Signature {
   std::uint64_t seq = 0;     ///< number of the call in its group
-  std::uint64_t what = 0;    ///< op, dtype, reduce kind, root
+  std::uint64_t what = 0;    ///< op, dtype, reduce kind, root (or, of a premultiplied sum, a hash of uneven counts)
   std::uint64_t count = 0;   ///< elements
-  std::uint64_t detail = 0;  ///< the premultiplication factor's bits, or a hash of uneven counts
+  std::uint64_t detail = 0;  ///< the premultiplication factor's bits, or a hash of uneven counts; of new_group, of its list
 
   friend bool operator==(const Signature&, const Signature&) = default;
 
@@ -27,8 +27,12 @@ struct Signature {
     if (operation.reduce.kind() == ReduceOp::premul_sum) {
       const double factor = operation.reduce.factor();
       std::memcpy(&s.detail, &factor, sizeof factor);
+      // Operations that reduce into parts have no root.
+      if (!operation.parts.equal()) s.what |= operation.parts.hash() << 32;
     } else if (!operation.parts.equal()) {
       s.detail = operation.parts.hash();
+    } else if (!operation.in_parts.equal()) {
+      s.detail = 1;  // all_to_all: every rank has a list of its own, but all must have one
     }
     return s;
   }

@@ -9,42 +9,57 @@
 #include "collective/selection.h"
 
 namespace maniple {
+namespace {
 
-ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
-    : facts_(std::move(facts)),
-      abort_(std::make_shared<AbortSignal>()),
-      store_(make_prefix_store("maniple/group/" + facts_.name, facts_.session->store())),
-      recorder_(std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder)))),
-      generation_(fork_generation()) {
+constexpr const char* kForked =
+    "a child of fork() is not a rank and cannot use its parent's groups; start ranks as processes of their own";
+
+}  // namespace
+
+ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline) : facts_(std::move(facts)), generation_(fork_generation()) {
+  try {
+    set_up(deadline);
+  } catch (...) {
+    const bool told = abort_ && abort_->raised();
+    const std::string who = prefix(facts_.name == "world" ? "join" : "new group");
+    const std::exception_ptr cause = told ? std::current_exception() : with_prefix(who, std::current_exception());
+    // The others wait for this rank; unless they know already, they are told why it does not come.
+    if (!told) facts_.session->spread_abort(facts_.name, 0, cause);
+    facts_.session->remove_group(facts_.name);
+    std::rethrow_exception(cause);
+  }
+}
+
+void ProcessGroup::Impl::set_up(Deadline deadline) {
   require_algorithm(facts_.algorithm);
   const BackendEntry& entry = find_backend(facts_.backend);
+  abort_ = std::make_shared<AbortSignal>();
+  store_ = make_prefix_store("maniple/group/" + facts_.name, facts_.session->store());
+  recorder_ = std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder)));
   Session::GroupLink link;
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;
   link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
   facts_.session->add_group(facts_.name, std::move(link));
-  try {
-    BackendContext context;
-    context.group = facts_.name;
-    context.topology = facts_.topology;
-    context.session = facts_.session;
-    context.abort = abort_;
-    context.transport = facts_.transport;
-    context.algorithm = facts_.algorithm;
-    context.deadline = deadline;
-    backend_ = entry.make(context);
-    Operation barrier;
-    Patience patience(deadline);
-    execute(barrier, patience);
-  } catch (...) {
-    facts_.session->remove_group(facts_.name);
-    throw;
-  }
+  BackendContext context;
+  context.group = facts_.name;
+  context.topology = facts_.topology;
+  context.session = facts_.session;
+  context.abort = abort_;
+  context.transport = facts_.transport;
+  context.algorithm = facts_.algorithm;
+  context.deadline = deadline;
+  backend_ = entry.make(context);
+  Operation barrier;
+  Patience patience(deadline);
+  execute(barrier, patience);
 }
 
 ProcessGroup::Impl::~Impl() {
   // What is queued must not wait for peers: it fails at once.
-  if (queued_.load() != 0) abort_->raise(std::make_exception_ptr(Aborted("the group was destroyed")));
+  if (queued_.load() != 0) {
+    abort_->raise(std::make_exception_ptr(Aborted(prefix("destroy") + "the group was destroyed with operations under way")));
+  }
   facts_.session->remove_group(facts_.name);
 }
 
@@ -55,8 +70,7 @@ std::string ProcessGroup::Impl::prefix(const std::string& call) const {
 void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
   const std::string place = fmt::format(" (call at {}:{})", call.where.file_name(), call.where.line());
   if (in_forked_child()) {
-    throw Aborted(prefix("after fork") + "a child of fork() is not a rank and cannot use its parent's groups; start ranks as "
-                  "processes of their own" + place);
+    throw Aborted(prefix("after fork") + kForked + place);
   }
   // The group failed between two calls of this rank: the first of them to meet the failure throws it as it is.
   if (!told_.exchange(true)) {
@@ -124,6 +138,7 @@ std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uin
 }
 
 void ProcessGroup::Impl::abort(const std::string& reason) {
+  if (in_forked_child()) throw Aborted(prefix("after fork") + kForked);
   const auto cause = std::make_exception_ptr(Aborted(prefix("abort") + reason));
   if (abort_->raise(cause)) facts_.session->spread_abort(facts_.name, 0, cause);
 }

@@ -68,6 +68,8 @@ class ProcessGroup::Impl {
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
   void execute(Operation& operation, Patience& patience);
+  /// Inside a handler, for what went wrong in such an operation: aborts the group, tells the others, names the call.
+  [[noreturn]] void fail(const Operation& operation);
 
   // ---- Messages ------------------------------------------------------------------------------------------------
   std::shared_ptr<Message> make_message(const PointToPoint& operation, const Call& call) const;
@@ -83,14 +85,15 @@ class ProcessGroup::Impl {
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
   std::uint64_t next_monitored() noexcept { return ++monitored_; }
+  std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }  ///< the last whose key is erased
 
  private:
   struct Release {
     std::atomic<bool>& busy;
     ~Release() { busy.store(false, std::memory_order_release); }
   };
+  void set_up(Deadline deadline);
   [[noreturn]] void throw_unusable(Op op, const Call& call);
-  [[noreturn]] void fail(const Operation& operation);  // inside a handler
   /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
   /// something else: a connection that closes may only be the echo of what happened elsewhere.
   std::exception_ptr settle(std::exception_ptr error, std::uint64_t seq, const std::string& who);
@@ -109,6 +112,7 @@ class ProcessGroup::Impl {
   std::uint64_t groups_ = 0;
   std::uint64_t allocations_ = 0;
   std::uint64_t monitored_ = 0;
+  std::uint64_t monitored_cleared_ = 0;
   TaskQueue queue_;  // last: its thread uses the rest
 };
 

@@ -1,6 +1,7 @@
 // Joining the world.
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "backend/mpirun.h"
@@ -35,8 +36,9 @@ Deadline check(const JoinOptions& options) {
   check_environment(options);
   MANIPLE_REQUIRE(options.timeout.count() > 0, "timeout is {} s; it must be positive", options.timeout.count());
   find_backend(options.backend);
-  const bool size_known = options.world_size > 0 || environment_text("WORLD_SIZE") || started_by_mpirun();
-  if (options.backend == "mpi" && !size_known) throw Unsupported(needs_mpirun(0));
+  // A world of one may have been started by the program itself; the engine knows.
+  const int size = options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());
+  if (options.backend == "mpi" && size != 1 && !started_by_mpirun()) throw Unsupported(needs_mpirun(size));
   require_algorithm(options.algorithm);
   return Deadline::after(std::min(options.join_timeout.value_or(options.timeout), options.timeout));
 }

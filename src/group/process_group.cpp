@@ -34,31 +34,48 @@ void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
   std::vector<std::string> keys;
   for (int r = 0; r < size(); ++r) keys.push_back(key(number, r));
   store().set(key(number, rank()), "1");
-  try {
-    store().wait(keys, Deadline::after(timeout));
-  } catch (const Timeout&) {
+  const Deadline deadline = Deadline::after(timeout);
+  constexpr auto kLook = std::chrono::milliseconds(200);  // the store does not know who is lost; the watch does
+  for (;;) {
+    try {
+      store().wait(keys, Deadline::sooner(deadline, Deadline::after(kLook)));
+      break;
+    } catch (const Timeout&) {
+      impl_->require_usable(Op::barrier, call);
+      if (!deadline.expired()) continue;
+    } catch (const PeerLost&) {
+      impl_->require_usable(Op::barrier, call);  // the store may be gone because its rank has left, after what happened
+      throw;
+    }
     const std::vector<bool> there = store().check(keys);
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
       if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
     }
-    if (missing.empty()) return;  // the last came while we asked
+    if (missing.empty()) break;  // the last came while we asked
     throw Timeout(fmt::format("[monitored_barrier {} rank {}/{}] {}/{} ranks came within {:.1f} s; missing rank{} {}", name(), rank(),
                               size(), size() - static_cast<int>(missing.size()), size(), timeout.count(),
                               missing.size() == 1 ? "" : "s", list_ranks(missing)));
   }
-  // All have passed the barrier before this one, so nobody looks at its keys any more.
-  if (number > 1) store().erase(key(number - 1, rank()));
+  // All have left the barriers before this one, so nobody looks at their keys any more; of those that failed neither.
+  for (std::uint64_t& cleared = impl_->monitored_cleared(); cleared + 1 < number;) store().erase(key(++cleared, rank()));
 }
 
 RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
+  constexpr std::size_t kMost = std::size_t{1} << 46;  // the sizes of all ranks must still add up
+  MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes are more than there can be", bytes);
   RegisteredMemory memory;
   impl_->run_tasks(Op::allocate, call, [&](Patience& patience) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);
     std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
     impl_->execute(sizes, patience);
-    memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(), patience.deadline());
+    try {
+      memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(), patience.deadline());
+    } catch (...) {
+      sizes.op = Op::allocate;  // what the caller knows it by
+      impl_->fail(sizes);
+    }
     Operation mapped = barrier_operation(call);  // nobody uses it before all have it
     impl_->execute(mapped, patience);
   });

@@ -17,8 +17,9 @@ Recorder::Recorder(std::size_t entries) {
 std::string Recorder::describe(const Entry& entry, std::uint64_t seq) const {
   const Signature signature{seq, entry.words[0].load(std::memory_order_relaxed), entry.words[1].load(std::memory_order_relaxed),
                             entry.words[2].load(std::memory_order_relaxed)};
-  return fmt::format("{} at {}:{}", signature.describe(), entry.file.load(std::memory_order_relaxed),
-                     entry.line.load(std::memory_order_relaxed));
+  const std::string_view file = entry.file.load(std::memory_order_relaxed);
+  if (file.empty()) return signature.describe();  // no call of the program: the barrier of joining
+  return fmt::format("{} at {}:{}", signature.describe(), file, entry.line.load(std::memory_order_relaxed));
 }
 
 std::string Recorder::called(std::uint64_t seq) const {
@@ -26,6 +27,7 @@ std::string Recorder::called(std::uint64_t seq) const {
   const Entry& entry = entries_[seq & mask_];
   if (entry.seq.load(std::memory_order_acquire) != seq) return {};
   std::string text = describe(entry, seq);
+  std::atomic_thread_fence(std::memory_order_acquire);
   return entry.seq.load(std::memory_order_acquire) == seq ? text : std::string();
 }
 
@@ -39,13 +41,14 @@ std::vector<std::string> Recorder::lines() const {
     if (seq == 0) continue;
     const std::uint64_t began = entry.began.load(std::memory_order_relaxed);
     const std::uint64_t ended = entry.ended.load(std::memory_order_acquire);
-    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq), static_cast<double>(now - began) / second);
+    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq), static_cast<double>(now - std::min(now, began)) / second);
     if (ended == 0) {
       text += "still running";
     } else {
       text += fmt::format("{} {:.1f} us", entry.failed.load(std::memory_order_relaxed) ? "failed after" : "took",
                           static_cast<double>(ended - began) / second * 1e6);
     }
+    std::atomic_thread_fence(std::memory_order_acquire);
     if (entry.seq.load(std::memory_order_acquire) == seq) found.emplace_back(seq, std::move(text));
   }
   std::sort(found.begin(), found.end());

@@ -26,7 +26,8 @@ class Recorder {
     if (mask_ == 0) return 0;
     const std::uint64_t now = ticks();
     Entry& entry = entries_[operation.seq & mask_];
-    entry.seq.store(0, std::memory_order_release);
+    entry.seq.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);  // nobody sees what follows under the old number
     const Signature signature = Signature::of(operation);
     entry.words[0].store(signature.what, std::memory_order_relaxed);
     entry.words[1].store(signature.count, std::memory_order_relaxed);

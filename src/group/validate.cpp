@@ -25,6 +25,13 @@ void require_count(Op op, const char* what, std::size_t count, std::size_t expec
 Parts parts_of(Op op, std::size_t each, std::span<const std::size_t> counts, int size) {
   if (counts.empty()) return {each, size};
   MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks", to_string(op), counts.size(), size);
+  // Sums that wrapped around would pass for small ones.
+  constexpr std::size_t kMost = std::size_t{1} << 59;
+  std::size_t total = 0;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    MANIPLE_REQUIRE(counts[rank] <= kMost - total, "{}: rank {} has {} elements, which makes more than there can be", to_string(op), rank, counts[rank]);
+    total += counts[rank];
+  }
   return Parts(counts);
 }
 

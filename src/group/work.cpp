@@ -26,6 +26,10 @@ void Work::wait() const { wait_until(Deadline::never()); }
 
 bool Work::wait_until(Deadline deadline) const {
   if (!done()) {
+    // The thread that would finish it is the parent's.
+    if (fork_generation() != state_->generation) {
+      throw Aborted("a child of fork() cannot wait for what its parent started");
+    }
     std::unique_lock lock(state_->mutex);
     const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
     if (deadline.is_never()) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include <maniple/comm/work.h>
 
 namespace maniple {
@@ -16,6 +17,7 @@ struct Work::State {
   /// Wakes those who wait and runs what was to follow, in the calling thread. Once only.
   void finish(std::exception_ptr error);
 
+  const std::uint32_t generation = fork_generation();
   std::atomic<bool> done{false};
   std::mutex mutex;
   std::condition_variable changed;

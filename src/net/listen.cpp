@@ -20,7 +20,7 @@ constexpr int kBacklog = 4096;
   std::string text = fmt::format("listen on {}: {}", address.to_string(), errno_text(code));
   if (code == EADDRINUSE && !address.is_unix()) {
     if (const auto holder = describe_port_holder(address.port())) text += fmt::format("; it is held by {}", *holder);
-    text += "; choose another port, or port 0 for any free one";
+    text += "; choose another port";
   }
   if (code == EADDRNOTAVAIL) text += "; this is not an address of this host";
   throw SystemError(text, code);

@@ -35,7 +35,8 @@ PeerInfo get_peer(ByteReader& reader) {
 std::string key_of(int rank) { return fmt::format("maniple/peer/{}", rank); }
 constexpr const char* kTableKey = "maniple/peers";
 
-[[noreturn]] void throw_missing(Store& store, int world_size, const Timeout& original) {
+[[noreturn]] void throw_missing(Store& store, int world_size, Deadline::Clock::time_point since, const Timeout& original) {
+  const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
   std::vector<std::string> keys;
   for (int r = 0; r < world_size; ++r) keys.push_back(key_of(r));
   std::vector<int> missing;
@@ -50,9 +51,9 @@ constexpr const char* kTableKey = "maniple/peers";
   if (missing.empty()) {
     throw Timeout(fmt::format("all {} ranks came, but rank 0 did not complete the list of ranks in time", world_size));
   }
-  throw Timeout(fmt::format("{}/{} joined; missing rank{} {}. Was every rank started, with the same address ({})?",
+  throw Timeout(fmt::format("{}/{} joined; missing rank{} {}, waited {:.1f} s. Was every rank started, with the same address ({})?",
                             world_size - static_cast<int>(missing.size()), world_size, missing.size() == 1 ? "" : "s",
-                            list_ranks(missing), store.describe()));
+                            list_ranks(missing), waited, store.describe()));
 }
 
 }  // namespace
@@ -81,6 +82,7 @@ PeerTable decode_peer_table(std::string_view bytes) {
 PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo& mine, Deadline deadline) {
   ByteWriter writer;
   put(writer, mine);
+  const auto since = Deadline::Clock::now();
   store.set(key_of(rank), writer.bytes());
   try {
     if (rank == 0) {
@@ -102,7 +104,7 @@ PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo&
     }
     return table;
   } catch (const Timeout& timeout) {
-    throw_missing(store, world_size, timeout);
+    throw_missing(store, world_size, since, timeout);
   }
 }
 

@@ -31,7 +31,7 @@ struct PeerTable {
 std::string encode(const PeerTable& table);
 PeerTable decode_peer_table(std::string_view bytes);
 
-/// Announces `mine` and waits for everybody. Throws Timeout "6/8 joined; missing ranks 3, 5".
+/// Announces `mine` and waits for everybody. Throws Timeout "6/8 joined; missing ranks 3, 5, waited 60.0 s".
 PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo& mine, Deadline deadline);
 
 /// "3, 5-7, 9"

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"
@@ -180,6 +182,8 @@ UniqueFd Session::dial(int global_rank, const std::string& topic, Deadline deadl
     throw;
   } catch (const SystemError& error) {
     abort.check();
+    const int code = error.code();
+    if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;  // ours, not the peer's
     throw PeerLost(fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),
                                peer(global_rank).tcp_address, error.what()), global_rank);
   }
@@ -198,7 +202,7 @@ UniqueFd Session::try_take(int global_rank, const std::string& topic) {
 }
 
 std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
-                                                Deadline deadline) {
+                                                Deadline deadline, const AbortSignal& abort) {
   const int maker = members.front();
   if (maker == rank()) {
     int threads = -1;  // not counting this one
@@ -212,9 +216,15 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
   hello.role = Role::segment;
   hello.rank = rank();
   hello.topic = topic;
+  // The handshake is short and is not broken off: its other side would take us for a stranger.
   const UniqueFd connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
-  ReceivedDescriptor received = receive_descriptor(connection.get(), deadline);
-  return Segment::adopt(std::move(received.fd), received.about);
+  try {
+    ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
+    return Segment::adopt(std::move(received.fd), received.about);
+  } catch (const Aborted&) {
+    abort.check();
+    throw;
+  }
 }
 
 void Session::add_group(const std::string& name, GroupLink link) {
@@ -224,6 +234,7 @@ void Session::add_group(const std::string& name, GroupLink link) {
       link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member)));
     }
   }
+  if (const auto it = early_aborts_.find(name); it != early_aborts_.end()) link.abort->raise(it->second);
   groups_[name] = std::move(link);
 }
 
@@ -251,9 +262,13 @@ void Session::on_aborted(const ControlMessage& message) {
   {
     const std::lock_guard lock(mutex_);
     const auto it = groups_.find(message.group);
-    if (it != groups_.end()) abort = it->second.abort;
+    if (it == groups_.end()) {
+      early_aborts_.emplace(message.group, error_of(message));
+      return;
+    }
+    abort = it->second.abort;
   }
-  if (abort) abort->raise(error_of(message));
+  abort->raise(error_of(message));
 }
 
 void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {

@@ -44,7 +44,7 @@ class Session : public Switchboard {
   /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it, and the `bytes`
   /// that it says count: the others look at what they get.
   std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
-                                         Deadline deadline);
+                                         Deadline deadline, const AbortSignal& abort);
 
   // ---- Groups and their ends -----------------------------------------------------------------------------------
   struct GroupLink {
@@ -81,6 +81,7 @@ class Session : public Switchboard {
   std::vector<std::pair<std::string, UniqueFd>> early_segments_;
   std::map<std::string, GroupLink> groups_;
   std::map<int, std::string> lost_;
+  std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet, or no longer has
 
   std::unique_ptr<SegmentPost> segments_;
   std::unique_ptr<Control> control_;

@@ -101,7 +101,8 @@ void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
       if (r != rank() && !reached(post(r, epoch).stamp, epoch)) missing.push_back(name_of(r));
     }
     if (missing.empty()) throw;
-    throw Timeout(fmt::format("{} of {} ranks came in time; missing rank{} {}", size() - static_cast<int>(missing.size()), size(),
+    throw Timeout(fmt::format("{} of {} ranks came within {:.1f} s; missing rank{} {}",
+                              size() - static_cast<int>(missing.size()), size(), patience.waited(),
                               missing.size() == 1 ? "" : "s", fmt::join(missing, ", ")));
   }
 }
@@ -158,6 +159,7 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
       relax();
     }
   }
+  patience.forget_ticks();
   const auto since = Deadline::Clock::now();
   const Deadline deadline = patience.deadline();
   const auto must_stop = [&] {

@@ -15,7 +15,8 @@ struct ReceivedDescriptor {
   UniqueFd fd;
   std::uint64_t about = 0;
 };
-/// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor.
-ReceivedDescriptor receive_descriptor(int socket, Deadline deadline);
+/// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor, Aborted as
+/// soon as `cancel` (a descriptor; -1: none) is readable.
+ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel = -1);
 
 }  // namespace maniple

@@ -40,6 +40,7 @@ RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::spa
     sweep();
     id = next_id_++;
     entries_.push_back({id, segment, offset, bytes, static_cast<std::uint32_t>(sizes.size())});
+    empty_.store(false, std::memory_order_relaxed);
   }
   auto self = shared_from_this();
   std::shared_ptr<void> owner(data, [self, segment, id](void*) { self->drop(id); });
@@ -61,6 +62,7 @@ void RegisteredTable::sweep() {
   std::erase_if(entries_, [](const Entry& entry) {
     return dropped(*entry.segment).load(std::memory_order_acquire) >= entry.ranks;
   });
+  empty_.store(entries_.empty(), std::memory_order_relaxed);
 }
 
 SharedRef RegisteredTable::find(const void* data, std::size_t bytes) const {

@@ -4,6 +4,7 @@
 // pages back at once; the mapping itself stays until all ranks have dropped theirs, because peers may still name it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -28,7 +29,8 @@ class RegisteredTable : public std::enable_shared_from_this<RegisteredTable> {
   /// The address of a peer's reference in this process. Throws ProtocolError when there is no such memory.
   std::byte* resolve(const SharedRef& ref, std::size_t bytes) const;
 
-  bool empty() const noexcept { return entries_.empty(); }
+  /// Asked by every call, so without the lock: memory that comes or goes meanwhile is not that call's.
+  bool empty() const noexcept { return empty_.load(std::memory_order_relaxed); }
 
  private:
   struct Entry {
@@ -43,6 +45,7 @@ class RegisteredTable : public std::enable_shared_from_this<RegisteredTable> {
 
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
+  std::atomic<bool> empty_{true};
   std::uint64_t next_id_ = 1;
 };
 

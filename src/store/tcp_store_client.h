@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/unique_fd.h"
 #include "net/address.h"
 #include "store/wire.h"
@@ -55,6 +56,7 @@ class TcpStoreClient final : public Store {
   [[noreturn]] void throw_lost(const std::string& reason) const;
 
   Address server_;
+  std::uint32_t generation_ = fork_generation();
   UniqueFd fd_;
   std::shared_ptr<void> keep_;
 

@@ -95,6 +95,11 @@ TEST_P(AbortTest, DroppingAGroupFailsWhatIsInFlightAndNeverBlocks) {
       EXPECT_TRUE(catch_error([&] { work.wait(); }).is(ErrorKind::aborted));
     }
     r.phase("rank 0 has dropped it");
+    if (r.rank != 0) {
+      const Caught caught = catch_error([&] { group->all_reduce(buffer_of(x)); });
+      EXPECT_TRUE(caught.is_one_of({ErrorKind::aborted, ErrorKind::peer_lost})) << caught;
+      EXPECT_TRUE(names_rank(caught.text, 0)) << caught;
+    }
     r.world->barrier();
   });
 }

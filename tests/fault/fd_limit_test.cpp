@@ -1,4 +1,5 @@
 // Fault 19: few file descriptors. The soft limit is raised as far as it may be; if that is not enough, an error says so.
+#include <dirent.h>
 #include <sys/resource.h>
 
 #include "fault/expect_error.h"
@@ -57,6 +58,36 @@ TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
   EXPECT_EQ(result.numbers("is system error").at(1), 1) << result.texts("error").at(1);
   EXPECT_TRUE(contains(result.texts("error").at(1), "open files") || contains(result.texts("error").at(1), "descriptor"))
       << result.texts("error").at(1);
+}
+
+int open_descriptors() {
+  int count = -3;  // ".", "..", and the folder itself
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+// The others wait for it: they are told, long before their deadline. (By TCP it may also be that a connection is not accepted.)
+TEST(FdLimitOfGroups, OneThatARankCannotMakeFailsOnAll) {
+  for (const int spare : {0, 1, 2, 3, 5}) {  // the lack of one more shows in other places
+    run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm}, [&](Rank& r) {
+      r.world->barrier();
+      if (r.rank == 2) set_limit(open_descriptors() + spare, open_descriptors() + spare);
+      r.phase("rank 2 has few descriptors");
+      std::vector<std::shared_ptr<ProcessGroup>> groups;
+      const Caught caught = catch_error([&] {
+        for (int i = 0; i < 20; ++i) {
+          groups.push_back(r.world->split(0));
+          int one = 1;
+          groups.back()->all_reduce(buffer_of(one));
+        }
+      });
+      EXPECT_TRUE(caught.is(r.rank == 2 ? ErrorKind::system : ErrorKind::aborted)) << spare << " to spare: " << caught;
+      EXPECT_TRUE(contains(caught.text, "rank 2/3] ")) << spare << " to spare: " << caught;
+      r.phase("all have seen it");
+    });
+  }
 }
 
 }  // namespace

@@ -46,10 +46,35 @@ TEST_P(Fork, EveryCallOfTheChildThrows) {
     expect_throw("recv", [&] { world.recv(buffer_of(value), 1 - r.rank); });
     expect_throw("split", [&] { world.split(0); });
     expect_throw("allocate", [&] { world.allocate(64); });
+    expect_throw("monitored_barrier", [&] { world.monitored_barrier(Seconds(1)); });
+    expect_throw("abort", [&] { world.abort("the child has had enough"); });
+    EXPECT_EQ(world.error(), nullptr);
+    // What the parent waits for, the child cannot.
+    std::int32_t message = 0;
+    const Work pending = world.irecv(buffer_of(message), 1 - r.rank);
+    expect_throw("wait", [&] { pending.wait(); });
+    r.phase("both have tried to wait");
+    world.send(buffer_of(value), 1 - r.rank);
+    pending.wait();
     // The parent is a rank as before.
     value = 1;
     r.world->all_reduce(buffer_of(value));
     EXPECT_EQ(value, 2);
+  });
+}
+
+TEST_P(Fork, ChildDoesNotDisturbTheStoreOfItsParent) {
+  run_ranks({.n = 2, .as = As::processes, .transport = GetParam(), .meet_by_tcp = true}, [](Rank& r) {
+    Store& store = r.world->store();
+    for (int round = 0; round < 3; ++round) {
+      const int status = run_in_fork([&] { store.set("from a child", "1"); });
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kThrew) << status;
+      const std::string key = std::to_string(round);
+      store.add(key, 1);
+      r.world->barrier();
+      EXPECT_EQ(store.add(key, 0), 2);
+    }
+    r.phase("rank 0, which serves the store, stays until both have looked");
   });
 }
 

@@ -134,6 +134,40 @@ TEST_P(MismatchTest, UnevenCounts) {
   });
 }
 
+TEST_P(MismatchTest, UnevenCountsOfAPremultipliedSum) {
+  expect_mismatch({"reduce_scatter", "uneven"}, [](Rank& r, bool odd) {
+    std::vector<std::size_t> counts(r.size, 10);
+    counts[odd ? 0 : 1] += 5;
+    std::vector<float> x(10 * r.size + 5), y(counts[r.rank]);
+    r.world->reduce_scatter(buffer_of(x), buffer_of(y), ReduceOp::premultiplied(2), counts);
+  });
+}
+
+TEST_P(MismatchTest, CoalescedBuffersOfOtherLengths) {
+  for (const ReduceOp op : {ReduceOp(ReduceOp::sum), ReduceOp::premultiplied(2)}) {
+    expect_mismatch({"all_reduce", "float32[8 in parts"}, [op](Rank& r, bool odd) {
+      std::vector<float> x(odd ? 3 : 5), y(odd ? 5 : 3);
+      const Buffer buffers[] = {buffer_of(x), buffer_of(y)};
+      r.world->all_reduce_coalesced(buffers, op);
+    });
+  }
+}
+
+TEST_P(MismatchTest, AllToAllWithCountsAndWithout) {
+  expect_mismatch({"all_to_all", "[uneven]", "[0]"}, [](Rank& r, bool odd) {
+    // One rank has nothing to send or to receive, and gives no lists.
+    const std::vector<std::size_t> none(r.size, 0);
+    const Buffer empty{nullptr, 0, DType::float32};
+    odd ? r.world->all_to_all(empty, empty) : r.world->all_to_all(empty, empty, none, none);
+  });
+}
+
+TEST_P(MismatchTest, ListsOfNewGroups) {
+  expect_mismatch({"new_group", "list"}, [](Rank& r, bool odd) {
+    r.world->new_group(odd ? std::vector<int>{0, 1} : std::vector<int>{1, 0});
+  });
+}
+
 TEST_P(MismatchTest, MessageOfAnotherLength) {
   run([](Rank& r) {
     r.phase("all have joined");  // a slow rank would otherwise meet the failure while it joins

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "fault/expect_error.h"
@@ -37,6 +38,22 @@ TEST(ShmFull, JobWorksWithoutDevShm) {
     std::vector<float> ordinary(2'000'000, 1.0f);
     r.world->all_reduce(buffer_of(ordinary));
     EXPECT_EQ(ordinary.back(), 4.0f);
+  });
+}
+
+// A rank that cannot map what all allocate fails, and with it the group: the others do not go on without it.
+TEST(NoMemory, RegisteredMemoryThatOneRankCannotMapFailsOnAll) {
+  run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm, .backend = "native"}, [](Rank& r) {
+    constexpr rlim_t kMost = 256 << 20;
+    if (r.rank == 2) {
+      const rlimit limit{kMost, kMost};
+      ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+    }
+    const Caught caught = catch_error([&] { r.world->allocate(kMost / 2); });
+    EXPECT_TRUE(caught.is(r.rank == 2 ? ErrorKind::system : ErrorKind::aborted)) << caught;
+    EXPECT_TRUE(contains(caught.text, "[allocate #") && contains(caught.text, "rank 2/3] ")) << caught;
+    expect_aborted_from_now_on(r);
+    r.phase("all have seen it");
   });
 }
 

@@ -19,7 +19,7 @@ const std::string kBlamesOne = "[barrier #3 world rank 0/2] rank 1 (pid 7 on vm)
 TEST(FailureReport, FindsWhoIsBlamed) {
   EXPECT_EQ(blamed_rank(kBlamesOne), 1);
   EXPECT_EQ(blamed_rank("[recv from rank 1 tag 7 world rank 0/2] rank 12 lost, 3 of 8 bytes received: reset"), 12);
-  EXPECT_EQ(blamed_rank("[barrier #3 world rank 0/2] 1 of 2 ranks came in time; missing rank 1"), -1);
+  EXPECT_EQ(blamed_rank("[barrier #3 world rank 0/2] 1 of 2 ranks came within 5.0 s; missing rank 1"), -1);
   EXPECT_EQ(blamed_rank("rank 1 is lost"), -1);
   EXPECT_EQ(blamed_rank(""), -1);
   EXPECT_EQ(blamed_rank("[rank 99999999999/2] rank 99999999999999 lost"), -1);

@@ -92,6 +92,21 @@ TEST_P(Arguments, CountsThatDoNotFitTheBuffers) {
   });
 }
 
+TEST_P(Arguments, CountsWhoseSumWrapsAround) {
+  run_mistake([](Rank& r) {
+    // The first is what 0 - 1 gives.
+    std::vector<std::size_t> counts(r.size, 2);
+    counts[0] = static_cast<std::size_t>(-1);
+    std::vector<float> x(2), y(2 * r.size);
+    const std::size_t total = counts[0] + 2 * static_cast<std::size_t>(r.size - 1);
+    r.world->all_gather(ConstBuffer{x.data(), counts[r.rank], DType::float32}, Buffer{y.data(), total, DType::float32}, counts);
+  });
+}
+
+TEST_P(Arguments, RegisteredMemoryThatCannotBe) {
+  run_mistake([](Rank& r) { r.world->allocate(static_cast<std::size_t>(-1)); });
+}
+
 TEST_P(Arguments, AllToAllThatDoesNotDivide) {
   run_mistake([](Rank& r) {
     std::vector<float> x(2 * r.size + 1), y(2 * r.size);

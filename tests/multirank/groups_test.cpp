@@ -220,6 +220,20 @@ TEST_P(Groups, JoinAgainInOneProcess) {
   });
 }
 
+TEST_P(Groups, MemoryMayBeDroppedByAThreadThatTheGroupDoesNotKnow) {
+  run([](Rank& r) {
+    std::vector<float> values(1000);  // long enough to be looked for in registered memory
+    for (int round = 0; round < 20; ++round) {
+      RegisteredMemory memory = r.world->allocate(64);
+      std::thread other([memory = std::move(memory)]() mutable { memory = {}; });
+      values.assign(values.size(), 1);
+      r.world->all_reduce(buffer_of(values));
+      EXPECT_EQ(values, std::vector<float>(values.size(), static_cast<float>(r.size)));
+      other.join();
+    }
+  });
+}
+
 TEST(Stages, RanksThatWishForOtherSizesTakeThatOfTheFirst) {
   run_ranks({.n = 3, .as = As::processes, .backend = "native", .join = false}, [](Rank& r) {
     ASSERT_EQ(::setenv("MANIPLE_STAGE_KIB", std::to_string(100 << r.rank).c_str(), 1), 0);

@@ -33,5 +33,41 @@ TEST_P(MonitoredBarrier, NamesTheMissingAndLeavesTheGroupUsable) {
   });
 }
 
+TEST_P(MonitoredBarrier, LeavesNoKeysBehindAlsoWhenSomeFailed) {
+  run([](Rank& r) {
+    constexpr int kFailing = 5;
+    std::vector<std::string> keys;
+    for (int number = 1; number <= kFailing; ++number) {
+      keys.push_back(fmt::format("monitored/{}/{}", number, r.rank));
+      // Rank 0 comes when the others have given up, and passes.
+      if (r.rank == 0) r.phase(std::to_string(number));
+      if (r.rank == 0) {
+        r.world->monitored_barrier(Seconds(30));
+      } else {
+        EXPECT_THROW(r.world->monitored_barrier(Seconds(0)), Timeout);
+        r.phase(std::to_string(number));
+      }
+      r.phase(fmt::format("{} is over", number));
+    }
+    EXPECT_TRUE(r.world->store().check(keys)[kFailing - 1]);
+    r.world->monitored_barrier(Seconds(30));
+    EXPECT_EQ(r.world->store().check(keys), std::vector<bool>(kFailing, false));
+    r.phase("all have looked");
+  });
+}
+
+TEST(MonitoredBarrierOfProcesses, ALostRankIsNamedLongBeforeTheLimit) {
+  run_ranks({.n = 3, .as = As::processes, .expect_dead = {2}}, [](Rank& r) {
+    r.phase("all have joined");
+    if (r.rank == 2) r.kill_self();
+    try {
+      r.world->monitored_barrier(std::chrono::hours(1));
+      ADD_FAILURE() << "passed without rank 2";
+    } catch (const PeerLost& lost) {
+      EXPECT_EQ(lost.rank(), 2) << lost.what();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace maniple::harness

@@ -145,8 +145,9 @@ class ProcessGroup {
   void barrier(Call call = {});
   Work barrier_async(Call call = {});
 
-  /// A barrier with a limit of its own that, when it fails, names every missing rank and leaves the group usable. Goes
-  /// through the store, so it is slow (a millisecond) and works even while collectives are stuck.
+  /// A barrier with a limit of its own that, when it passes, names every missing rank and leaves the group usable. Goes
+  /// through the store, so it is slow (a millisecond) and works even while collectives are stuck. A rank that dies ends the
+  /// wait with `PeerLost`, as everywhere.
   void monitored_barrier(Seconds timeout, Call call = {});
 
   // ---- Point to point ------------------------------------------------------------------------------------------

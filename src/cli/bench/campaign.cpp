@@ -12,24 +12,32 @@ namespace {
 constexpr int kMostRanks = 256;
 
 void check(const Wishes& wishes) {
+  std::vector<std::string_view> known;
+  for (const Op op : measured_operations()) known.push_back(to_string(op));
   for (const std::string& name : wishes.operations) {
-    const auto& known = measured_operations();
-    MANIPLE_REQUIRE(std::find(known.begin(), known.end(), parse_op(name)) != known.end(),
-                    "{} is not measured by itself", name);
+    MANIPLE_REQUIRE(name != "recv" && name != "allocate", "{} is not measured by itself", name);
+    MANIPLE_REQUIRE(std::find(known.begin(), known.end(), name) != known.end(),
+                    "unknown operation \"{}\"; expected some of {}; or all, figures or ddp alone", name,
+                    fmt::join(known, ", "));
+  }
+  MANIPLE_REQUIRE(wishes.hosts >= 1, "--hosts is {}; expected 1 or more", wishes.hosts);
+  for (const std::string& name : wishes.transports) {
+    const TransportKind kind = parse_transport(name);
+    const bool inside = kind == TransportKind::shm || kind == TransportKind::loopback;
+    MANIPLE_REQUIRE(!inside || wishes.hosts == 1, "transport {} does not leave a host, but there are {}; use auto or tcp",
+                    name, wishes.hosts);
   }
   for (const int ranks : wishes.ranks) {
     MANIPLE_REQUIRE(ranks >= 1 && ranks <= kMostRanks, "--ranks holds {}; expected 1 to {}", ranks, kMostRanks);
     MANIPLE_REQUIRE(ranks >= wishes.hosts, "{} ranks cannot be spread over {} hosts", ranks, wishes.hosts);
   }
   for (const std::string& name : wishes.dtypes) parse_dtype(name);
-  for (const std::string& name : wishes.transports) parse_transport(name);
   for (const std::string& name : wishes.algorithms) require_algorithm(name);
   for (const std::string& name : wishes.buffers) {
     MANIPLE_REQUIRE(name == "registered" || name == "ordinary",
                     "--buffer is \"{}\"; expected registered, ordinary or both", name);
   }
   parse_reduce_op(wishes.reduce);
-  MANIPLE_REQUIRE(wishes.repeat >= 1, "--repeat is {}; expected at least 1", wishes.repeat);
   MANIPLE_REQUIRE(wishes.link.empty() || wishes.hosts > 1,
                   "--link shapes the links between hosts; give --hosts as well");
 }

@@ -11,7 +11,9 @@ namespace maniple::bench {
 
 std::string report_text(const Machine& machine, const std::vector<Row>& rows);
 
-/// Throws SystemError naming the file.
+/// Throws SystemError naming the file, unless it can be written, or made.
+void require_writable(const std::string& path);
+/// The same when it could not be written.
 void write_file(const std::string& path, const std::string& text);
 
 }  // namespace maniple::bench

@@ -10,7 +10,7 @@ namespace maniple::bench {
 namespace {
 
 constexpr const char* kReference = "openmpi";
-constexpr const char* kFormat = "{:<14} {:<12} {:<9} {:<10} {:>5} {:>7} {:>8} {:>8} {:>9} {:>9}";
+constexpr const char* kFormat = "{:<{}} {:<9} {:<10} {:>7} {:>7} {:>7} {:>9} {:>9}";
 
 bool is_core(const Row& row) { return row.op == "limit"; }
 
@@ -21,8 +21,9 @@ bool same_case(const Row& a, const Row& b) {
 
 /// What the columns do not show.
 std::string context(const Row& row) {
-  std::string text = row.dtype;
-  if (!is_core(row) && !row.algorithm.empty() && row.algorithm != "auto") text += ", algorithm " + row.algorithm;
+  if (is_core(row)) return "one core of this machine, " + row.dtype;
+  std::string text = fmt::format("{}, {} rank{}, {}", row.op, row.ranks, row.ranks == 1 ? "" : "s", row.dtype);
+  if (!row.algorithm.empty() && row.algorithm != "auto") text += ", algorithm " + row.algorithm;
   if (row.hosts > 1) text += fmt::format(", {} hosts", row.hosts);
   if (!row.link.empty()) text += ", links of " + row.link;
   return text;
@@ -40,9 +41,9 @@ double speed_against(const Row& row, const std::vector<Row>& rows, const std::st
 }
 
 std::string TableWriter::header() const {
-  const std::string text = fmt::format(fmt::runtime(kFormat), "op", "backend", "transport", "buffer", "ranks", "bytes",
+  const std::string text = fmt::format(fmt::runtime(kFormat), "backend", backends_, "transport", "buffer", "bytes",
                                        "median", "p99", "algbw", "busbw");
-  return text + (with_ratio_ ? fmt::format(" {:>9}\n", "x openmpi") : "\n");
+  return text + (with_ratio_ ? fmt::format(" {:>6}\n", "x OMPI") : "\n");
 }
 
 std::string TableWriter::next(const Row& row, double ratio) {
@@ -51,23 +52,25 @@ std::string TableWriter::next(const Row& row, double ratio) {
     context_ = context(row);
     text += fmt::format("-- {}\n", context_);
   }
-  const std::string op = is_core(row) ? row.algorithm : row.op;
+  const std::string& backend = is_core(row) ? row.algorithm : row.backend;  // memcpy, add
   const bool sized = row.bytes > 0;
   const std::string bytes = sized ? format_bytes(row.bytes) : "-";
   if (!row.error.empty()) {
-    return text + fmt::format("{:<14} {:<12} {:<9} {:<10} {:>5} {:>7} error: {}\n", op, row.backend, row.transport,
-                              row.buffer, row.ranks, bytes, row.error);
+    return text + fmt::format("{:<{}} {:<9} {:<10} {:>7} error: {}\n", backend, backends_, row.transport, row.buffer,
+                              bytes, row.error);
   }
-  text += fmt::format(fmt::runtime(kFormat), op, row.backend, row.transport, row.buffer, row.ranks, bytes,
+  text += fmt::format(fmt::runtime(kFormat), backend, backends_, row.transport, row.buffer, bytes,
                       format_time(row.median_us), format_time(row.p99_us),
                       sized ? format_bandwidth(row.algbw_gbps) : "-", sized ? format_bandwidth(row.busbw_gbps) : "-");
-  return text + (with_ratio_ && ratio > 0 ? fmt::format(" {:>9}\n", three_digits(ratio) + "x") : "\n");
+  return text + (with_ratio_ && ratio > 0 ? fmt::format(" {:>6}\n", three_digits(ratio) + "x") : "\n");
 }
 
 std::string table(const std::vector<Row>& rows) {
   const bool with_ratio =
       std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.backend == kReference; });
-  TableWriter writer(with_ratio);
+  std::size_t backends = std::string_view("backend").size();
+  for (const Row& row : rows) backends = std::max(backends, row.backend.size());
+  TableWriter writer(with_ratio, backends);
   std::string text = writer.header();
   const Row* before = nullptr;
   for (const Row& row : rows) {

@@ -1,4 +1,4 @@
-// Rows as an aligned table of at most 110 columns.
+// Rows as an aligned table that fits a terminal of 80 columns.
 #pragma once
 
 #include <string>
@@ -15,16 +15,18 @@ double speed_against(const Row& row, const std::vector<Row>& rows, const std::st
 /// Makes the lines one by one, so that rows can be shown as they come.
 class TableWriter {
  public:
-  explicit TableWriter(bool with_ratio) : with_ratio_(with_ratio) {}
+  /// `backends`: columns for their names.
+  explicit TableWriter(bool with_ratio, std::size_t backends = 12) : with_ratio_(with_ratio), backends_(backends) {}
 
   std::string header() const;
-  /// The row's line, after one that says what the columns do not (dtype, algorithm, hosts) where that has changed.
+  /// The row's line, after one that says what the columns do not (operation, ranks, dtype, hosts) where that has changed.
   /// `ratio` 0 leaves its column empty; an error stands where the figures would.
   std::string next(const Row& row, double ratio = 0);
 
  private:
   bool with_ratio_;
-  std::string context_ = "float32";
+  std::size_t backends_;
+  std::string context_;
 };
 
 /// The whole table; the ratio column appears when Open MPI is among the rows.

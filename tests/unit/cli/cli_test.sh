@@ -36,9 +36,19 @@ expect 2 'unknown operation "all_redoos"' bench all_redoos
 expect 2 '"12Q" is not a size' bench all_reduce --sizes 12Q
 expect 2 '"two" *; *expected numbers\|"two"; expected' bench all_reduce --ranks two
 expect 2 'no system is named "nosuch"' bench all_reduce --systems nosuch
+expect 2 'expected some of .*send; or all' bench all_redoos
+expect 2 'allocate is not measured by itself' bench allocate
+expect 2 'hosts is 0; expected 1 or more' bench all_reduce --hosts 0
+expect 2 'transport shm does not leave a host' bench all_reduce --hosts 2 --transport shm
+expect 2 '-1 is too small; expected 0 or more' bench all_reduce --iterations -1
+expect 2 '0 is too small; expected 1 or more' bench all_reduce --repeat 0
+expect 2 '-5 is too small; expected -1 or more' bench all_reduce --warmup -5
+expect 2 '0 is too small; expected 0.001 or more' bench all_reduce --budget 0
+expect 2 'expected a name that ends in .svg' bench all_reduce --plot out.png
+expect 1 'write /nonexistent/out.json: No such file' bench all_reduce --json /nonexistent/out.json
 expect 0 'all_reduce' bench --list
-expect 0 'all_reduce *native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --plot "$scratch/out.svg"
-expect 0 'all_reduce *native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
+expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --plot "$scratch/out.svg"
+expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
 for file in out.json out.svg; do
   [ -s "$scratch/$file" ] || { echo "FAILED: $file was not written"; failures=$((failures + 1)); }
 done

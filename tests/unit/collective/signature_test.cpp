@@ -47,6 +47,43 @@ TEST(Signature, UnevenCountsAreToldApart) {
   EXPECT_NE(describe({1, 2}), describe({2, 1}));
 }
 
+TEST(Signature, UnevenCountsOfAPremultipliedSumAreToldApart) {
+  const auto scaled = [](Op op, std::size_t count, std::vector<std::size_t> counts) {
+    Operation result = operation(op, 7, DType::float32, count);
+    result.reduce = ReduceOp::premultiplied(2);
+    result.parts = Parts(counts);
+    return Signature::of(result);
+  };
+  EXPECT_NE(scaled(Op::reduce_scatter, 0, {1, 2}), scaled(Op::reduce_scatter, 0, {2, 1}));
+  EXPECT_NE(scaled(Op::reduce_scatter, 0, {1, 2}).describe(), scaled(Op::reduce_scatter, 0, {2, 1}).describe());
+  EXPECT_EQ(scaled(Op::reduce_scatter, 0, {1, 2}).describe().rfind("reduce_scatter #7 float32[uneven ", 0), 0u);
+  // Buffers that travel together: the same number of elements, cut differently.
+  EXPECT_NE(scaled(Op::all_reduce, 3, {1, 2}).describe(), scaled(Op::all_reduce, 3, {2, 1}).describe());
+  EXPECT_EQ(scaled(Op::all_reduce, 3, {1, 2}).describe().rfind("all_reduce #7 float32[3 in parts ", 0), 0u);
+}
+
+TEST(Signature, ListsOfAllToAllNeedNotBeTheSameButMustBeThere) {
+  const auto with_counts = [](std::vector<std::size_t> counts) {
+    Operation result = operation(Op::all_to_all, 7, DType::float32, 0);
+    result.in_parts = Parts(counts);
+    result.out_parts = Parts(counts);
+    return Signature::of(result);
+  };
+  EXPECT_EQ(with_counts({1, 2}), with_counts({2, 1}));
+  EXPECT_EQ(with_counts({1, 2}).describe(), "all_to_all #7 float32[uneven]");
+  EXPECT_NE(with_counts({0, 0}), Signature::of(operation(Op::all_to_all, 7, DType::float32, 0)));
+}
+
+TEST(Signature, ListsOfNewGroupsAreToldApart) {
+  const auto describe = [](std::vector<std::size_t> list) {
+    Operation agree = operation(Op::barrier, 7, DType::uint8, 0);
+    agree.parts = Parts(list);
+    return Signature::of(agree).describe();
+  };
+  EXPECT_EQ(describe({0, 1}).rfind("new_group #7 of list ", 0), 0u) << describe({0, 1});
+  EXPECT_NE(describe({0, 1}), describe({1, 0}));
+}
+
 TEST(Signature, DiffersInEveryPart) {
   const Operation base = operation(Op::all_reduce, 12, DType::float32, 1000);
   std::vector<Operation> others(7, base);

@@ -62,6 +62,14 @@ TEST(Recorder, KeepsTheLastOnesOldestFirst) {
   EXPECT_NE(recorder.called(7), "");
 }
 
+TEST(Recorder, WhatNoCallOfTheProgramMadeHasNoPlace) {
+  Recorder recorder(8);
+  Operation barrier;
+  barrier.seq = 1;
+  recorder.begin(barrier);
+  EXPECT_EQ(recorder.called(1), "barrier #1");
+}
+
 TEST(Recorder, CanBeOff) {
   Recorder recorder(0);
   recorder.begin(operation(1));

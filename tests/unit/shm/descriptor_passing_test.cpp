@@ -1,6 +1,7 @@
 #include "shm/descriptor_passing.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -68,6 +69,13 @@ TEST_F(DescriptorPassing, BytesWithoutADescriptorAreRefused) {
   const std::uint64_t about = 1;
   ASSERT_EQ(::send(there.get(), &about, sizeof about, 0), static_cast<ssize_t>(sizeof about));
   EXPECT_THROW(receive_descriptor(here.get(), soon()), ProtocolError);
+}
+
+TEST_F(DescriptorPassing, GivesUpWhenItIsTold) {
+  const UniqueFd bell(::eventfd(1, EFD_CLOEXEC));
+  EXPECT_THROW(receive_descriptor(here.get(), soon(), bell.get()), Aborted);
+  send_descriptor(there.get(), file.get(), 7);
+  EXPECT_EQ(receive_descriptor(here.get(), soon(), bell.get()).about, 7u);  // what has come is taken first
 }
 
 }  // namespace
