@@ -35,6 +35,7 @@ void on_loss(int number, siginfo_t* about, void* context) {
 
 void avoid_fatal_transports() {}
 void listen_for_losses() {}
+void drop_connections() {}
 
 Deadline::Duration patience_at_exit() {
   const char* recovers = std::getenv("OMPI_MCA_orte_enable_recovery");

@@ -16,12 +16,14 @@ namespace maniple::mpi_engine {
 namespace {
 
 constexpr long kLookNs = 100'000;
-constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not taken yet, at exit
+constexpr long kShortestNs = 20'000;  // between two looks at ranks that come to their end
+constexpr long kLongestNs = 5'000'000;
+constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not taken yet, at exit; and for MPI_Finalize
 constexpr auto kLockLook = std::chrono::milliseconds(10);
 std::atomic<bool> start_given_up{false};
 
-void nap() {
-  const timespec time{0, kLookNs};
+void nap(long ns = kLookNs) {
+  const timespec time{0, ns};
   ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
 }
 
@@ -170,14 +172,36 @@ void Runtime::finalise(int status) {
   const bool safe = ours_ && over == 0 && !deserted_ && !failed_ && all_sent && status == 0;
   finalised_.store(true);
   if (!safe) return;
-  // MPI_Finalize waits for the other ranks. One that never comes must not keep this one.
+  // A rank that never comes must not keep this one, and neither must MPI.
+  static std::atomic<bool> together{false};
   std::thread([status] {
-    const auto began = Deadline::Clock::now();
-    while (Deadline::Clock::now() - began < patience_at_exit())
+    Deadline end;
+    for (const auto began = Deadline::Clock::now(); Deadline::Clock::now() - began < patience_at_exit();) {
+      if (together && end.is_never()) end = Deadline::after(kLinger);
+      if (end.expired()) break;
       std::this_thread::sleep_for(kLockLook);  // sleep: between two looks
+    }
     ::_exit(status);
   }).detach();
+  // MPI_Finalize spins while it waits, or moves no bytes for those who still need them. So ranks wait here for each other.
+  // Twice, as what ends the first wait may be held up in connections that were opened for it; what ends the second is not.
+  std::unique_lock call(calls_, std::defer_lock);
+  if (serialised_) call.lock();
+  if (!meet_all() || !meet_all()) return;
+  together = true;
+  drop_connections();
   MPI_Finalize();
+}
+
+bool Runtime::meet_all() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return false;
+  for (long pause_ns = kShortestNs;; pause_ns = std::min(pause_ns * 2, kLongestNs)) {
+    int done = 0;
+    if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (done != 0) return true;
+    nap(pause_ns);
+  }
 }
 
 }  // namespace maniple::mpi_engine

@@ -58,6 +58,7 @@ class Runtime {
   Runtime();
   static void at_exit(int status, void*);
   void finalise(int status);
+  bool meet_all();   // waits until all ranks have called it; false: MPI cannot
   void bring_out();  // the thread
   bool sweep_locked();
 
