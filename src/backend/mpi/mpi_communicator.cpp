@@ -154,6 +154,7 @@ bool Communicator::open_farewells(const CarrierContext& context) {
   const auto call = Runtime::get().enter();
   MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN);
   farewells.open_with(*made);
+  Runtime::get().all_have_started();
   return true;
 }
 

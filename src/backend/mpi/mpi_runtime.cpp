@@ -3,6 +3,7 @@
 #include "backend/mpi/mpi_aside.h"
 #include "backend/mpi/mpi_farewell.h"
 #include "backend/mpi/mpi_launcher.h"
+#include "backend/mpi/mpi_segment_file.h"
 #include "backend/mpirun.h"
 
 #include <pthread.h>
@@ -148,6 +149,10 @@ void Runtime::bring_out() {
   }
 }
 
+void Runtime::all_have_started() {
+  if (ours_) remove_segment_file();  // a program that uses MPI itself may start more processes with it
+}
+
 void Runtime::desert(const std::string& why) noexcept {
   const std::lock_guard lock(mutex_);
   if (!deserted_.exchange(true)) why_ = why;
@@ -175,6 +180,7 @@ void Runtime::finalise(int status) {
     ::_exit(status);
   }).detach();
   drop_connections();
+  put_back_segment_file();
   MPI_Finalize();
 }
 

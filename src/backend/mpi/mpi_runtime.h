@@ -51,6 +51,9 @@ class Runtime {
   /// Looks which packets are done.
   void sweep();
 
+  /// Told once, when all ranks are known to be through MPI_Init.
+  void all_have_started();
+
   void desert(const std::string& why) noexcept;
   /// A group has failed: at exit nobody is waited for, as a rank may be gone.
   void note_failure() noexcept { failed_.store(true); }
