@@ -7,11 +7,12 @@ namespace maniple::mpi_engine {
 namespace {
 
 constexpr std::size_t kPackets = 4;
-constexpr int kLooks = 32;  // in vain, between two looks for farewells
+constexpr int kLooks = 64;  // in vain, one after the other, until farewells are looked for: some milliseconds
 
-/// Counts looks in vain, and looks for farewells now and then.
+/// Counts looks in vain.
 class Vain {
  public:
+  void found() noexcept { looks_ = 0; }
   void look(const Course& course) {
     if (++looks_ % kLooks == 0) Farewells::get().look();
     course.line.check(course.lane);
@@ -46,6 +47,7 @@ class Sink final : public ByteSink {
     if (size == 0) return 0;
     Runtime::get().send(packets_[next_], size, course_.peer, course_.tag, course_.communicator);
     course_.line.sent[course_.lane] += size;
+    vain_.found();
     next_ = (next_ + 1) % kPackets;
     return size;
   }
@@ -104,6 +106,7 @@ class Source final : public ByteSource {
     if (done == 0) return false;
     receiving_ = false;
     course_.line.received[course_.lane] += coming_;
+    vain_.found();
     size_ = coming_;
     used_ = 0;
     return true;
