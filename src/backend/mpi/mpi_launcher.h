@@ -5,8 +5,11 @@
 
 namespace maniple::mpi_engine {
 
-/// Before MPI_Init: keeps MPI from ending the process when a peer is gone.
-void avoid_fatal_transports();
+/// Whether it started more ranks on this host than there are cores for them.
+bool shares_cores();
+
+/// Before MPI_Init: keeps MPI from ending the process when a peer is gone, and from what slows it down.
+void choose_transports();
 
 /// After MPI_Init: notes the launcher's signal that a rank is lost, if it sends one.
 void listen_for_losses();

@@ -59,7 +59,7 @@ Runtime::Runtime() {
   MPI_Initialized(&there);
   int level = MPI_THREAD_SINGLE;
   if (there == 0) {
-    avoid_fatal_transports();
+    choose_transports();
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     listen_for_losses();
     ours_ = true;
