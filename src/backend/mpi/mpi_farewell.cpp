@@ -78,7 +78,8 @@ void Farewells::look() {
     Note note{};
     check(MPI_Mrecv(&note, sizeof note, MPI_BYTE, &message, &status), "MPI_Mrecv");
     // A group that is not here has been left here as well: all ranks know it before one of them can leave it.
-    if (const auto party = parties_.find(note.group); party != parties_.end()) party->second->heard(status.MPI_SOURCE, note.sent);
+    const auto party = parties_.find(note.group);
+    if (party != parties_.end()) party->second->heard(status.MPI_SOURCE, note.sent);
   }
 }
 

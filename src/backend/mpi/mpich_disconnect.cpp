@@ -1,7 +1,7 @@
-// MPICH's MPI_Finalize waits for ever, now and then, when it runs on UCX (4.0 and 4.1; Debian 12 has 4.0.2): each rank first
-// closes its connections in good order, which takes answers of the other side, and then waits for the other processes in a call
-// that answers nobody. So whoever closes last may never be answered. Connections that a pair has opened but not used yet are
-// enough for it: ranks that end soon after they met, more of them than there are cores.
+// MPICH's MPI_Finalize waits for ever, now and then, when it runs on UCX (4.0.2 of Debian 12; pmodels/mpich#6596 mends it): each
+// rank first closes its connections in good order, which takes answers of the other side, and then waits for the other processes
+// in a call that answers nobody. So whoever closes last may never be answered. Connections that a pair has opened but not used
+// yet are enough for it: ranks that end soon after they met, more of them than there are cores.
 //
 // The mpi backend ends only after all ranks have said that they are at their end. Nobody wants an answer then, and connections
 // may be dropped. That is what happens here: MPICH looks for the functions of UCX in this library before it looks in UCX.
