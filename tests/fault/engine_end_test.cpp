@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <fstream>
 
 #include "fault/expect_error.h"
@@ -66,6 +67,25 @@ TEST(EngineEnd, WhatWasSentIsReceivedAfterTheSendersEnd) {
       r.world->recv(buffer_of(got), 0);
       EXPECT_EQ(got, values);
     }
+  });
+}
+
+// The group is never destroyed. Its rank waits for the others, and they for it: they are told.
+TEST(EngineEnd, WhatIsKeptBeyondTheEndIsLeft) {
+  RunOptions run = options(2);
+  run.expect_dead = {0};
+  run_ranks(run, [](Rank& r) {
+    static std::shared_ptr<ProcessGroup> kept;
+    r.world->barrier();
+    if (r.rank == 0) {
+      kept = r.world;
+      return;
+    }
+    int x = 0;
+    const Caught caught = catch_error([&] { r.world->recv(buffer_of(x), 0); });
+    EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+    EXPECT_TRUE(contains(caught.text, "has left the group")) << caught;
+    ::kill(r.pid_of(0), SIGKILL);  // it would wait for this one, which ends without
   });
 }
 

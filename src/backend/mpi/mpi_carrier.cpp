@@ -20,7 +20,7 @@ class MpiCarrier final : public Carrier {
     if (context_.patrol->aborted() || !Runtime::get().usable()) return;  // all are told that the group has failed
     try {
       communicator_.party().say_farewell();
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       // They will notice at their deadlines.
     }
   }
@@ -39,9 +39,7 @@ class MpiCarrier final : public Carrier {
   // Every wait asks the patrol.
   void interrupt() noexcept override { Runtime::get().note_failure(); }
 
-  std::unique_ptr<ByteSink> sink(int rank, Lane lane) override {
-    return make_sink(communicator_.course(rank, lane));
-  }
+  std::unique_ptr<ByteSink> sink(int rank, Lane lane) override { return make_sink(communicator_.course(rank, lane)); }
   std::unique_ptr<ByteSource> source(int rank, Lane lane) override {
     return make_source(communicator_.course(rank, lane));
   }

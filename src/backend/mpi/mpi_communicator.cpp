@@ -56,7 +56,8 @@ int first_tag(std::uint64_t number) {
   int known = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &known);
   const int most = known != 0 ? *limit : 32767;
-  return static_cast<int>(number % static_cast<std::uint64_t>(most / static_cast<int>(kLanes))) * static_cast<int>(kLanes);
+  return static_cast<int>(number % static_cast<std::uint64_t>(most / static_cast<int>(kLanes))) *
+         static_cast<int>(kLanes);
 }
 
 bool is_whole_world(const std::vector<int>& ranks, int size) {
@@ -118,7 +119,8 @@ Communicator::Communicator(const CarrierContext& context) {
   const Members members = meet(context, runtime.rank());
   party_.emplace(members.number, context.rank, members.ranks);
   const bool whole = is_whole_world(members.ranks, runtime.size());
-  if (!(whole ? duplicate_world(communicator_, context) : create_from(members.ranks, context)) || !open_farewells(context)) {
+  if (!(whole ? duplicate_world(communicator_, context) : create_from(members.ranks, context)) ||
+      !open_farewells(context)) {
     runtime.desert("setting up " + context.group + " was given up");
     throw Timeout("MPI did not make the communicator of " + context.group + " in time");
   }

@@ -65,6 +65,15 @@ Farewells& Farewells::get() {
   return *kAll;
 }
 
+void Farewells::say_all() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [number, party] : parties_) party->say_farewell();
+  } catch (const std::exception&) {
+    // They will notice at their deadlines.
+  }
+}
+
 void Farewells::look() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !open()) return;

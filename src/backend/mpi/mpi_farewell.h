@@ -64,6 +64,8 @@ class Farewells {
 
   /// Takes in what has come. Any thread.
   void look();
+  /// In all groups that are still there: the process ends.
+  void say_all() noexcept;
 
  private:
   friend class Party;

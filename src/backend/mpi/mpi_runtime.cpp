@@ -164,6 +164,7 @@ void Runtime::finalise(int status) {
   int over = 0;
   MPI_Finalized(&over);
   const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;
+  if (safe) Farewells::get().say_all();  // a group that outlives the program's end takes part in nothing any more
   const bool together = safe && await_all() && await_all();
   if (together) Farewells::get().look();  // UCX complains of messages that nobody took
   if (!together) linger();
