@@ -16,6 +16,14 @@ constexpr const char* kTitle = "MPICH";
 class MpiCarrier final : public Carrier {
  public:
   explicit MpiCarrier(const CarrierContext& context) : context_(context), communicator_(context_) {}
+  ~MpiCarrier() override {
+    if (context_.patrol->aborted() || !Runtime::get().usable()) return;  // all are told that the group has failed
+    try {
+      communicator_.party().say_farewell();
+    } catch (const std::exception&) {
+      // They will notice at their deadlines.
+    }
+  }
 
   std::string_view name() const noexcept override { return kName; }
   bool can(const Operation& operation) const noexcept override { return has_collective(operation); }
@@ -31,11 +39,9 @@ class MpiCarrier final : public Carrier {
   // Every wait asks the patrol.
   void interrupt() noexcept override { Runtime::get().note_failure(); }
 
-  std::unique_ptr<ByteSink> sink(int rank, Lane lane) override {
-    return make_sink(communicator_.get(), rank, static_cast<int>(lane));
-  }
+  std::unique_ptr<ByteSink> sink(int rank, Lane lane) override { return make_sink(communicator_.course(rank, lane)); }
   std::unique_ptr<ByteSource> source(int rank, Lane lane) override {
-    return make_source(communicator_.get(), rank, static_cast<int>(lane));
+    return make_source(communicator_.course(rank, lane));
   }
 
  private:

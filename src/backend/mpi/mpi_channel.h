@@ -4,11 +4,20 @@
 
 #include <memory>
 
-#include "backend/mpi/mpi_runtime.h"
+#include "backend/mpi/mpi_farewell.h"
 
 namespace maniple::mpi_engine {
 
-std::unique_ptr<ByteSink> make_sink(MPI_Comm communicator, int peer, int tag);
-std::unique_ptr<ByteSource> make_source(MPI_Comm communicator, int peer, int tag);
+/// Where a channel leads.
+struct Course {
+  MPI_Comm communicator = MPI_COMM_NULL;
+  int peer = 0;
+  int tag = 0;
+  Line& line;
+  std::size_t lane = 0;
+};
+
+std::unique_ptr<ByteSink> make_sink(const Course& course);
+std::unique_ptr<ByteSource> make_source(const Course& course);
 
 }  // namespace maniple::mpi_engine

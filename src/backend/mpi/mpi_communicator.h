@@ -1,7 +1,9 @@
 // The communicator of a group.
 #pragma once
 
-#include "backend/mpi/mpi_runtime.h"
+#include <optional>
+
+#include "backend/mpi/mpi_channel.h"
 
 namespace maniple::mpi_engine {
 
@@ -14,13 +16,18 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   MPI_Comm get() const noexcept { return communicator_; }
+  Party& party() noexcept { return *party_; }
+  Course course(int rank, Lane lane);
 
  private:
   // False: given up.
-  bool duplicate_world(const CarrierContext& context);
+  bool duplicate_world(MPI_Comm& made, const CarrierContext& context);
+  bool open_farewells(const CarrierContext& context);
   bool create_from(const std::vector<int>& ranks, const CarrierContext& context);
 
   MPI_Comm communicator_ = MPI_COMM_NULL;
+  int first_tag_ = 0;
+  std::optional<Party> party_;
 };
 
 /// Waits for a request, looking at the group's abort and the deadline between looks. False: given up.

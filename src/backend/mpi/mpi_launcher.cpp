@@ -1,6 +1,7 @@
 #include "backend/mpi/mpi_launcher.h"
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -14,7 +15,10 @@ constexpr auto kAmongTheWell = std::chrono::minutes(30);
 constexpr auto kUnsure = std::chrono::seconds(10);
 constexpr auto kAfterALoss = std::chrono::seconds(2);
 
-#ifndef OPEN_MPI
+#ifdef OPEN_MPI
+constexpr const char* kLocalRanks = "OMPI_COMM_WORLD_LOCAL_SIZE";
+#else
+constexpr const char* kLocalRanks = "MPI_LOCALNRANKS";
 std::atomic<bool> loss_told{false};
 struct sigaction mpich_action;
 
@@ -31,10 +35,16 @@ void on_loss(int number, siginfo_t* about, void* context) {
 
 }  // namespace
 
+bool shares_cores() {
+  const char* ranks = std::getenv(kLocalRanks);
+  return ranks != nullptr && std::atol(ranks) > ::sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 #ifdef OPEN_MPI
 
-void avoid_fatal_transports() {}
+void choose_transports() {}
 void listen_for_losses() {}
+void drop_connections() {}
 
 Deadline::Duration patience_at_exit() {
   const char* recovers = std::getenv("OMPI_MCA_orte_enable_recovery");
@@ -44,8 +54,14 @@ Deadline::Duration patience_at_exit() {
 
 #else
 
-// UCX, on which MPICH is built, aborts the process when it cannot read the memory of one that is gone.
-void avoid_fatal_transports() { ::setenv("UCX_TLS", "^cma", 0); }
+// UCX, on which MPICH is built, aborts the process when it cannot read the memory of one that is gone. And it opens connections
+// by TCP inside a host too, asks the kernel for them at every look, and does not use them.
+void choose_transports() {
+  const char* all = std::getenv("PMI_SIZE");
+  const char* here = std::getenv(kLocalRanks);
+  const bool one_host = all != nullptr && here != nullptr && std::strcmp(all, here) == 0;
+  ::setenv("UCX_TLS", one_host ? "^cma,tcp" : "^cma", 0);
+}
 
 void listen_for_losses() {
   struct sigaction own = {};

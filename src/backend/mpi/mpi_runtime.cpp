@@ -1,7 +1,9 @@
 #include "backend/mpi/mpi_runtime.h"
 
 #include "backend/mpi/mpi_aside.h"
+#include "backend/mpi/mpi_farewell.h"
 #include "backend/mpi/mpi_launcher.h"
+#include "backend/mpi/mpi_segment_file.h"
 #include "backend/mpirun.h"
 
 #include <pthread.h>
@@ -16,12 +18,15 @@ namespace maniple::mpi_engine {
 namespace {
 
 constexpr long kLookNs = 100'000;
-constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not taken yet, at exit
+constexpr long kShortestNs = 20'000;  // between two looks at ranks that come to their end
+constexpr long kLongestNs = 5'000'000;
+constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not taken yet, at exit
+constexpr auto kFinalise = std::chrono::seconds(30);  // for MPI_Finalize when all ranks are at their end
 constexpr auto kLockLook = std::chrono::milliseconds(10);
 std::atomic<bool> start_given_up{false};
 
-void nap() {
-  const timespec time{0, kLookNs};
+void nap(long ns = kLookNs) {
+  const timespec time{0, ns};
   ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
 }
 
@@ -54,7 +59,7 @@ Runtime::Runtime() {
   MPI_Initialized(&there);
   int level = MPI_THREAD_SINGLE;
   if (there == 0) {
-    avoid_fatal_transports();
+    choose_transports();
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     listen_for_losses();
     ours_ = true;
@@ -89,7 +94,7 @@ std::unique_lock<std::timed_mutex> Runtime::enter() {
 void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator) {
   {
     const auto call = enter();
-    check(MPI_Isend(packet->bytes.data(), static_cast<int>(size), MPI_BYTE, to, tag, communicator, &packet->request),
+    check(MPI_Isend(packet->bytes.get(), static_cast<int>(size), MPI_BYTE, to, tag, communicator, &packet->request),
           "MPI_Isend");
   }
   int done = 0;
@@ -116,17 +121,16 @@ void Runtime::sweep() {
   sweep_locked();
 }
 
-bool Runtime::sweep_locked() {
-  if (!usable()) return false;
+void Runtime::sweep_locked() {
+  if (!usable()) return;
   std::unique_lock call(calls_, std::defer_lock);
-  if (serialised_ && !call.try_lock_for(kLockLook)) return false;
+  if (serialised_ && !call.try_lock_for(kLockLook)) return;
   std::erase_if(packets_, [](const std::shared_ptr<Packet>& packet) {
     int done = 0;
     if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // its receiver is gone
     if (done != 0) packet->under_way.store(false, std::memory_order_release);
     return done != 0;
   });
-  return packets_.empty();
 }
 
 // MPI moves bytes only while somebody calls it. A rank that sent and then computes does not.
@@ -137,11 +141,16 @@ void Runtime::bring_out() {
       changed_.wait(lock);
       continue;
     }
-    if (sweep_locked()) continue;
+    sweep_locked();
+    if (packets_.empty()) continue;
     lock.unlock();
     nap();
     lock.lock();
   }
+}
+
+void Runtime::all_have_started() {
+  if (ours_) remove_segment_file();  // a program that uses MPI itself may start more processes with it
 }
 
 void Runtime::desert(const std::string& why) noexcept {
@@ -152,32 +161,62 @@ void Runtime::desert(const std::string& why) noexcept {
 void Runtime::at_exit(int status, void* runtime) { static_cast<Runtime*>(runtime)->finalise(status); }
 
 void Runtime::finalise(int status) {
-  const Deadline limit = Deadline::after(kLinger);
-  for (;;) {
-    const std::lock_guard lock(mutex_);
-    if (deserted_ || failed_ || sweep_locked() || limit.expired()) break;
-    nap();
-  }
+  int over = 0;
+  MPI_Finalized(&over);
+  const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;
+  if (safe) Farewells::get().say_all();  // a group that outlives the program's end takes part in nothing any more
+  const bool together = safe && await_all() && await_all();
+  if (together) Farewells::get().look();  // UCX complains of messages that nobody took
+  if (!together) linger();
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
-  int over = 0;
-  MPI_Finalized(&over);
-  const bool all_sent = packets_.empty();
-  const bool safe = ours_ && over == 0 && !deserted_ && !failed_ && all_sent && status == 0;
   finalised_.store(true);
-  if (!safe) return;
-  // MPI_Finalize waits for the other ranks. One that never comes must not keep this one.
+  if (!together) return;
   std::thread([status] {
-    const auto began = Deadline::Clock::now();
-    while (Deadline::Clock::now() - began < patience_at_exit())
-      std::this_thread::sleep_for(kLockLook);  // sleep: between two looks
+    std::this_thread::sleep_for(kFinalise);  // sleep: the limit itself; MPI_Finalize has none
     ::_exit(status);
   }).detach();
+  drop_connections();
+  put_back_segment_file();
   MPI_Finalize();
+}
+
+// MPI_Finalize spins while it waits for ranks that come later, or does not move the bytes that they still need. So they are
+// awaited here. Twice, as what ends the first wait may be held up in connections that were opened for it; what ends the second
+// is not.
+bool Runtime::await_all() {
+  const auto began = Deadline::Clock::now();
+  try {
+    MPI_Request request = MPI_REQUEST_NULL;
+    {
+      const auto call = enter();
+      check(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+    }
+    for (long pause_ns = kShortestNs;; pause_ns = std::min(pause_ns * 2, kLongestNs)) {
+      int done = 0;
+      {
+        const auto call = enter();
+        check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      }
+      if (done != 0) return true;
+      if (Deadline::Clock::now() - began > patience_at_exit()) return false;
+      nap(pause_ns);
+    }
+  } catch (const Error&) {
+    return false;  // MPI knows that a rank is gone, or is not used any more
+  }
+}
+
+void Runtime::linger() {
+  for (const Deadline limit = Deadline::after(kLinger); usable() && !failed_ && !limit.expired(); nap()) {
+    const std::lock_guard lock(mutex_);
+    sweep_locked();
+    if (std::none_of(packets_.begin(), packets_.end(), [](const auto& packet) { return packet->owed; })) return;
+  }
 }
 
 }  // namespace maniple::mpi_engine

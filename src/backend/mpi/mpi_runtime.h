@@ -23,9 +23,11 @@ namespace maniple::mpi_engine {
 /// Bytes on their way to another rank; kept alive by the runtime until MPI is done with them.
 struct Packet {
   static constexpr std::size_t kBytes = 64 * 1024;
-  std::array<std::byte, kBytes> bytes;
+  explicit Packet(std::size_t size = kBytes) : bytes(std::make_unique_for_overwrite<std::byte[]>(size)) {}
+  std::unique_ptr<std::byte[]> bytes;
   MPI_Request request = MPI_REQUEST_NULL;
   std::atomic<bool> under_way{false};
+  bool owed = true;  // somebody may wait for it
 };
 
 class Runtime {
@@ -49,6 +51,9 @@ class Runtime {
   /// Looks which packets are done.
   void sweep();
 
+  /// Told once, when all ranks are known to be through MPI_Init.
+  void all_have_started();
+
   void desert(const std::string& why) noexcept;
   /// A group has failed: at exit nobody is waited for, as a rank may be gone.
   void note_failure() noexcept { failed_.store(true); }
@@ -58,8 +63,10 @@ class Runtime {
   Runtime();
   static void at_exit(int status, void*);
   void finalise(int status);
+  bool await_all();  // to come to their end; false: one of them does not
+  void linger();     // for what was sent and may still be taken
   void bring_out();  // the thread
-  bool sweep_locked();
+  void sweep_locked();
 
   int rank_ = 0;
   int size_ = 1;
