@@ -10,6 +10,7 @@ namespace {
 constexpr int kTag = 0;
 // What was sent before a farewell may come after it. Some seconds later its sender is gone, and so are the bytes.
 constexpr auto kOnItsWay = std::chrono::seconds(5);
+constexpr auto kLook = std::chrono::microseconds(100);
 
 struct Note {
   std::uint64_t group;
@@ -47,6 +48,7 @@ void Party::say_farewell() const {
     std::memcpy(packet->bytes.get(), &note, sizeof note);
     packet->owed = false;
     Runtime::get().send(packet, sizeof note, world_ranks_[rank], kTag, communicator);
+    ++Farewells::get().due_;
   }
 }
 
@@ -74,6 +76,14 @@ void Farewells::say_all() noexcept {
   }
 }
 
+void Farewells::take_all(Deadline limit) noexcept {
+  try {
+    for (look(); due_ > 0 && !limit.expired(); look()) std::this_thread::sleep_for(kLook);  // sleep: between two looks
+  } catch (const std::exception&) {
+    // It complains, then.
+  }
+}
+
 void Farewells::look() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !open()) return;
@@ -86,6 +96,7 @@ void Farewells::look() {
     if (come == 0) return;
     Note note{};
     check(MPI_Mrecv(&note, sizeof note, MPI_BYTE, &message, &status), "MPI_Mrecv");
+    --due_;
     // A group that is not here has been left here as well: all ranks know it before one of them can leave it.
     const auto party = parties_.find(note.group);
     if (party != parties_.end()) party->second->heard(status.MPI_SOURCE, note.sent);

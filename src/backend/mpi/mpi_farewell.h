@@ -66,12 +66,15 @@ class Farewells {
   void look();
   /// In all groups that are still there: the process ends.
   void say_all() noexcept;
+  /// Those of the groups that this rank has left. MPICH complains at its end of messages that nobody took.
+  void take_all(Deadline limit) noexcept;
 
  private:
   friend class Party;
   std::atomic<MPI_Comm> communicator_{MPI_COMM_NULL};
   std::mutex mutex_;  // of what follows
   std::map<std::uint64_t, Party*> parties_;
+  std::atomic<long> due_{0};  // farewells of groups that this rank has left, still to come
 };
 
 }  // namespace maniple::mpi_engine

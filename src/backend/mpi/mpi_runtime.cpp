@@ -76,6 +76,11 @@ Runtime::Runtime() {
   serialised_ = level < MPI_THREAD_MULTIPLE;
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  if (!ours_) {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, before_finalize, &key, nullptr);
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, this);
+  }
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
   ::on_exit(at_exit, this);
@@ -158,6 +163,15 @@ void Runtime::desert(const std::string& why) noexcept {
   if (!deserted_.exchange(true)) why_ = why;
 }
 
+// The program's own MPI_Finalize begins with this.
+int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
+  auto* self = static_cast<Runtime*>(runtime);
+  if (self->usable() && !self->failed_) Farewells::get().take_all(Deadline::after(kLinger));
+  const std::lock_guard lock(self->mutex_);  // nobody sweeps
+  self->finalised_.store(true);
+  return MPI_SUCCESS;
+}
+
 void Runtime::at_exit(int status, void* runtime) { static_cast<Runtime*>(runtime)->finalise(status); }
 
 void Runtime::finalise(int status) {
@@ -166,7 +180,7 @@ void Runtime::finalise(int status) {
   const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;
   if (safe) Farewells::get().say_all();  // a group that outlives the program's end takes part in nothing any more
   const bool together = safe && await_all() && await_all();
-  if (together) Farewells::get().look();  // UCX complains of messages that nobody took
+  if (together) Farewells::get().take_all(Deadline::after(kLinger));
   if (!together) linger();
   {
     const std::lock_guard lock(mutex_);

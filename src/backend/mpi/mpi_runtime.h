@@ -62,6 +62,7 @@ class Runtime {
  private:
   Runtime();
   static void at_exit(int status, void*);
+  static int before_finalize(MPI_Comm, int, void* runtime, void*);
   void finalise(int status);
   bool await_all();  // to come to their end; false: one of them does not
   void linger();     // for what was sent and may still be taken
