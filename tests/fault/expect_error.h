@@ -1,9 +1,9 @@
 // Catching what a fault does to a call, and reading the text as a person would.
 #pragma once
 
+#include <cctype>
 #include <initializer_list>
 #include <ostream>
-#include <regex>
 #include <string>
 
 #include <fmt/format.h>
@@ -56,12 +56,26 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 inline bool names_rank(const std::string& text, int rank) {
   const std::size_t prefix = text.find("] ");
   const std::string message = prefix == std::string::npos ? text : text.substr(prefix + 2);
-  return std::regex_search(message, std::regex(fmt::format("\\b{}\\b", rank)));
+  const std::string number = std::to_string(rank);
+  const auto in_word = [&](std::size_t at) {
+    return at < message.size() && (std::isalnum(static_cast<unsigned char>(message[at])) != 0 || message[at] == '_');
+  };
+  for (std::size_t at = message.find(number); at != std::string::npos; at = message.find(number, at + 1)) {
+    if ((at == 0 || !in_word(at - 1)) && !in_word(at + number.size())) return true;
+  }
+  return false;
 }
 
 /// Whether the text says which operation, which call of it, and on which rank.
 inline bool names_call(const std::string& text, const std::string& op, const Rank& r) {
-  return std::regex_search(text, std::regex(fmt::format("\\[{} #[0-9]+ world rank {}/{}\\]", op, r.rank, r.size)));
+  const std::string start = fmt::format("[{} #", op);
+  const std::string rest = fmt::format(" world rank {}/{}]", r.rank, r.size);
+  for (std::size_t at = text.find(start); at != std::string::npos; at = text.find(start, at + 1)) {
+    const std::size_t number = at + start.size();
+    const std::size_t end = text.find_first_not_of("0123456789", number);
+    if (end != std::string::npos && end != number && text.compare(end, rest.size(), rest) == 0) return true;
+  }
+  return false;
 }
 
 /// After the first failure every later call says so at once, and why.
