@@ -42,11 +42,13 @@ if(MANIPLE_SANITIZE)
   add_link_options(-fsanitize=${MANIPLE_SANITIZE})
 endif()
 
-# Fuzz targets add -fsanitize=fuzzer themselves; the library under them only needs to count edges.
+# Fuzz targets add -fsanitize=fuzzer themselves; the library under them only needs to count edges. Tests do not: MANIPLE_UNCOUNTED.
+set(MANIPLE_UNCOUNTED "")
 if(MANIPLE_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
     message(FATAL_ERROR "MANIPLE_FUZZ needs Clang (libFuzzer); this is ${CMAKE_CXX_COMPILER_ID}. "
                         "Use: cmake --preset asan-ubsan")
   endif()
   add_compile_options(-fsanitize=fuzzer-no-link)
+  set(MANIPLE_UNCOUNTED -fno-sanitize-coverage=edge,indirect-calls,inline-8bit-counters,pc-table,stack-depth,trace-cmp)
 endif()

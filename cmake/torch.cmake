@@ -28,10 +28,30 @@ target_link_libraries(maniple_train
           $<BUILD_INTERFACE:maniple_warnings>)
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h> <fmt/format.h>)
-# GCC makes the templates that those headers use anew in each file, which takes longer than the file itself: a folder at a time
-# (src/train/CMakeLists.txt). While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
-option(MANIPLE_UNITY "Compile the sources of maniple_train a folder at a time" ON)
+# GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds, longer than the
+# file itself: so many files are compiled together. While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
+option(MANIPLE_UNITY "Compile the sources of maniple_train, and those of its tests, in groups" ON)
 set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
 if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers
 endif()
+
+# maniple_train_sources(GROUP FILES...): files of the library that are compiled with the others of their group, so names in their unnamed
+# namespaces must differ within it.
+function(maniple_train_sources group)
+  target_sources(maniple_train PRIVATE ${ARGN})
+  set_source_files_properties(${ARGN} TARGET_DIRECTORY maniple_train PROPERTIES UNITY_GROUP ${group})
+endfunction()
+
+# maniple_train_program(NAME [SOURCES ...] [LIBS ...] [OPTIONS ...]): a program on LibTorch. It is compiled as an object, NAME_object,
+# because only then may it use the headers that were compiled for maniple_train (an executable has other flags).
+function(maniple_train_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS;OPTIONS" ${ARGN})
+  add_library(${name}_object OBJECT ${arg_SOURCES})
+  target_link_libraries(${name}_object PRIVATE maniple_train fmt::fmt ${arg_LIBS} maniple_warnings)
+  target_compile_options(${name}_object PRIVATE ${arg_OPTIONS})
+  target_precompile_headers(${name}_object REUSE_FROM maniple_train)
+  add_executable(${name} $<TARGET_OBJECTS:${name}_object>)
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(${name} PRIVATE maniple_train fmt::fmt ${arg_LIBS})
+endfunction()

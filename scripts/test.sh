@@ -23,6 +23,7 @@ case "${1:-}" in
 esac
 
 jobs=$(nproc)
+places=$((jobs + 1))  # for tests: one of them may wait for something (tests/CMakeLists.txt)
 passed=0 failed=0 skipped=0
 summary=() closing=() unsteady=()
 
@@ -53,7 +54,7 @@ steady_addresses() {
 run_tests() {
   local preset=$1 build=$2 name=$3 status=0 log=$2/Testing/Temporary/LastTest.log
   local output=$build/ctest_output.txt tally=$build/tally.txt
-  "${@:4}" ctest --preset "$preset" -j "$jobs" 2>&1 | tee "$output" || status=$?
+  "${@:4}" ctest --preset "$preset" -j "$places" 2>&1 | tee "$output" || status=$?
   closing+=("-- $name" "$(sed -n '/% tests passed, /,$p' "$output" | grep -v '^Errors while\|^$' || true)")
   cp "$log" "$build/all_tests.log"
   if ((status != 0)); then

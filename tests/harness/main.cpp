@@ -6,12 +6,15 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
+#include "harness/chosen_files.h"
 #include "harness/failures.h"
 #include "harness/modes.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (const char* files = std::getenv("MANIPLE_TEST_FILES"); files != nullptr && !maniple::harness::choose_files(files)) return 2;
   const auto& mode = maniple::harness::child_mode();
   if (mode) {
     // The parent tells the story; a rank must not outlive it.

@@ -51,7 +51,7 @@ TEST_P(Movement, Broadcast) {
     Arena arena(r, largest_count() * 8);
     for_each_case(r, "broadcast", [&](const Case& c) {
       const Buffer buffer = arena.take(0, c.manner.memory, c.dtype, c.count);
-      const Pattern pattern = Pattern::noise(c.dtype, 100 + c.root);
+      const Pattern& pattern = Pattern::noise(c.dtype, 100 + c.root);
       if (r.rank == c.root) pattern.fill(buffer.data, c.count);
       c.manner.async ? r.world->broadcast_async(buffer, c.root).wait() : r.world->broadcast(buffer, c.root);
       EXPECT_TRUE(pattern.matches(buffer.data, c.count));
@@ -128,7 +128,7 @@ TEST_P(Movement, AllToAll) {
     for_each_case(r, "all_to_all", [&](const Case& c) {
       const Buffer in = arena.take(0, c.manner.memory, c.dtype, c.count * r.size);
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.count * r.size);
-      const auto sent = [&](int from, int to) { return Pattern::noise(c.dtype, 1000 + 64 * from + to); };
+      const auto sent = [&](int from, int to) -> const Pattern& { return Pattern::noise(c.dtype, 1000 + 64 * from + to); };
       for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, c.count * to), c.count);
       c.manner.async ? r.world->all_to_all_async(in, out).wait() : r.world->all_to_all(in, out);
       for (int from = 0; from < r.size; ++from) {

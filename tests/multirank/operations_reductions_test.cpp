@@ -42,7 +42,7 @@ void for_each_case(int ranks, Visit visit) {
 
 void check_all_reduce(Rank& r, Arena& arena, const Case& c) {
   SCOPED_TRACE("all_reduce " + c.describe());
-  const Pattern input = input_of(c.dtype, c.op, r.rank);
+  const Pattern& input = input_of(c.dtype, c.op, r.rank);
   const Buffer in = arena.take(0, c.manner.memory, c.dtype, c.count);
   const Buffer out = c.manner.in_place ? in : arena.take(1, c.manner.memory, c.dtype, c.count);
   input.fill(in.data, c.count);
@@ -76,7 +76,7 @@ TEST_P(Reductions, AllReduceInEveryManner) {
 
 void check_reduce(Rank& r, Arena& arena, const Case& c) {
   SCOPED_TRACE("reduce " + c.describe());
-  const Pattern input = input_of(c.dtype, c.op, r.rank);
+  const Pattern& input = input_of(c.dtype, c.op, r.rank);
   const Buffer in = arena.take(0, c.manner.memory, c.dtype, c.count);
   const Buffer out = c.manner.in_place ? in : arena.take(1, c.manner.memory, c.dtype, c.count);
   input.fill(in.data, c.count);
@@ -104,7 +104,7 @@ TEST_P(Reductions, Reduce) {
 
 void check_reduce_scatter(Rank& r, Arena& arena, const Case& c) {
   SCOPED_TRACE("reduce_scatter " + c.describe());
-  const Pattern input = input_of(c.dtype, c.op, r.rank);
+  const Pattern& input = input_of(c.dtype, c.op, r.rank);
   const std::size_t total = c.count * r.size;
   const std::size_t offset = c.count * r.rank;
   const Buffer in = arena.take(0, c.manner.memory, c.dtype, total);
@@ -198,8 +198,8 @@ TEST_P(Reductions, SomeRanksHaveRegisteredMemoryAndSomeHaveNot) {
     for (const std::size_t count : {500, 513, 1000, 2048, 2049, 5000}) {
       const RegisteredMemory registered = r.world->allocate(count * sizeof(float));
       std::vector<float> ordinary(count);
-      const Pattern input = input_of(DType::float32, ReduceOp::sum, r.rank);
-      const Pattern expected = result_of(DType::float32, ReduceOp::sum, r.size);
+      const Pattern& input = input_of(DType::float32, ReduceOp::sum, r.rank);
+      const Pattern& expected = result_of(DType::float32, ReduceOp::sum, r.size);
       for (int with = 0; with <= r.size; ++with) {  // the first so many ranks use theirs
         for (const bool in_place : {true, false}) {
           void* const output = r.rank < with ? registered.data() : ordinary.data();

@@ -148,7 +148,7 @@ TEST_P(Uneven, AllToAll) {
         const auto out_starts = offsets(receives);
         const Buffer in = arena.take(0, manner.memory, dtype, in_starts.back());
         const Buffer out = arena.take(1, manner.memory, dtype, out_starts.back());
-        const auto sent = [&](int from, int to) { return Pattern::noise(dtype, 1000 + 64 * from + to); };
+        const auto sent = [&](int from, int to) -> const Pattern& { return Pattern::noise(dtype, 1000 + 64 * from + to); };
         for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, in_starts[to]), sends[to]);
         manner.async ? r.world->all_to_all_async(in, out, sends, receives).wait() : r.world->all_to_all(in, out, sends, receives);
         for (int from = 0; from < r.size; ++from) {

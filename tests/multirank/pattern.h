@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -33,17 +36,26 @@ class Pattern {
   }
 
   /// Any bits at all (true or false for bool8), different for every seed: for operations that only move data.
-  static Pattern noise(DType dtype, unsigned seed) {
-    Pattern pattern(dtype);
-    std::uint64_t state = 0x9e3779b97f4a7c15ULL * (seed + 1);
-    for (std::byte& byte : pattern.bytes_) {
-      state ^= state << 13;
-      state ^= state >> 7;
-      state ^= state << 17;
-      byte = static_cast<std::byte>(dtype == DType::bool8 ? state & 1 : state);
-    }
-    return pattern;
+  static const Pattern& noise(DType dtype, unsigned seed) {
+    static Remembered<std::pair<DType, unsigned>> all;
+    return all.get({dtype, seed}, [&] { return new_noise(dtype, seed); });
   }
+
+  /// Patterns by what they depend on, made when they are first asked for: making one takes longer than most operations.
+  template <class Key>
+  class Remembered {
+   public:
+    template <class Make>
+    const Pattern& get(const Key& key, Make make) {
+      const std::lock_guard lock(mutex_);
+      const auto found = patterns_.find(key);
+      return found != patterns_.end() ? found->second : patterns_.emplace(key, make()).first->second;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::map<Key, Pattern> patterns_;
+  };
 
   /// Writes the elements [first, first + count) of the endless repetition.
   void fill(void* to, std::size_t count, std::size_t first = 0) const {
@@ -71,6 +83,18 @@ class Pattern {
   }
 
  private:
+  static Pattern new_noise(DType dtype, unsigned seed) {
+    Pattern pattern(dtype);
+    std::uint64_t state = 0x9e3779b97f4a7c15ULL * (seed + 1);
+    for (std::byte& byte : pattern.bytes_) {
+      state ^= state << 13;
+      state ^= state >> 7;
+      state ^= state << 17;
+      byte = static_cast<std::byte>(dtype == DType::bool8 ? state & 1 : state);
+    }
+    return pattern;
+  }
+
   explicit Pattern(DType dtype) : dtype_(dtype), element_(size_of(dtype)), bytes_(kPeriod * element_) {}
 
   template <class Visit>

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 
 #include "multirank/pattern.h"
 
@@ -98,15 +99,21 @@ T reduced(ReduceOp op, int ranks, std::size_t i) {
   }
 }
 
-inline Pattern input_of(DType dtype, ReduceOp op, int rank) {
-  return with_element_type(dtype, [&]<class T>(std::type_identity<T>) {
-    return Pattern::of<T>([&](std::size_t i) { return element<T>(op.kind(), rank, i); });
+inline const Pattern& input_of(DType dtype, ReduceOp op, int rank) {
+  static Pattern::Remembered<std::tuple<DType, ReduceOp::Kind, int>> all;
+  return all.get({dtype, op.kind(), rank}, [&] {
+    return with_element_type(dtype, [&]<class T>(std::type_identity<T>) {
+      return Pattern::of<T>([&](std::size_t i) { return element<T>(op.kind(), rank, i); });
+    });
   });
 }
 
-inline Pattern result_of(DType dtype, ReduceOp op, int ranks) {
-  return with_element_type(dtype, [&]<class T>(std::type_identity<T>) {
-    return Pattern::of<T>([&](std::size_t i) { return reduced<T>(op, ranks, i); });
+inline const Pattern& result_of(DType dtype, ReduceOp op, int ranks) {
+  static Pattern::Remembered<std::tuple<DType, ReduceOp::Kind, double, int>> all;
+  return all.get({dtype, op.kind(), op.kind() == ReduceOp::premul_sum ? op.factor() : 1, ranks}, [&] {
+    return with_element_type(dtype, [&]<class T>(std::type_identity<T>) {
+      return Pattern::of<T>([&](std::size_t i) { return reduced<T>(op, ranks, i); });
+    });
   });
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Shows that every rule of check.sh can fail: each violation below, alone in a small tree, must be reported.
+# Shows that every rule of check.sh can fail: each violation below, alone in a small tree, must be reported. Usage: self_test.sh COMPILER
 set -euo pipefail
+compiler=${1:?the C++ compiler}
 here=$(cd "$(dirname "$0")" && pwd)
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
@@ -126,6 +127,27 @@ expect_messages fail src/net/another.cpp 'MANIPLE_REQUIRE(a > b, "a is {}; nobod
 expect_messages pass src/net/another.cpp 'throw InvalidArgument("no program given; expected: maniple run ./train");'
 expect_messages pass src/net/address.cpp 'throw InvalidArgument("nobody has told the page");'
 expect_messages fail src/net/address.cpp 'throw InvalidArgument("nobody has told the page");' --all
+
+# expect_header pass|fail TEXT: of a public header.
+expect_header() {
+  local verdict=fail
+  rm -rf "${tree:?}"/*
+  mkdir -p "$tree/include/maniple"
+  printf '%b\n' "$2" >"$tree/include/maniple/a.h"
+  if "$here/headers.sh" "$compiler" "$tree" >/dev/null 2>&1; then verdict=pass; fi
+  if [[ $verdict != "$1" ]]; then
+    echo "headers: expected $1, got $verdict for: $2"
+    failed=1
+  fi
+}
+expect_header pass '#pragma once\n#include <string>\ninline std::string a() { return "a"; }'
+expect_header fail '#pragma once\ninline std::string a() { return "a"; }'
+expect_header fail '#include <string>\ninline std::string a() { return "a"; }'
+expect_header fail '#pragma once\ninline int a(int b) { int c = 0; { int c = b; return c; } return c; }'
+expect_header fail '#pragma once\nstruct A {'
+expect_header fail '#pragma once\nnamespace a {'
+rm -rf "${tree:?}"/* && mkdir -p "$tree/include"
+if "$here/headers.sh" "$compiler" "$tree" >/dev/null; then echo "headers: no header at all is fine with it" && failed=1; fi
 
 ((failed == 0)) && echo "every rule can fail"
 exit $failed

@@ -10,7 +10,7 @@
 #include "harness/run_ranks.h"
 #include <maniple/maniple.h>
 
-namespace maniple {
+namespace maniple::backends_test {
 namespace {
 
 using harness::As;
@@ -97,4 +97,4 @@ TEST_P(Training, HasTheLossCurveOfNative) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::backends_test

@@ -15,7 +15,7 @@
 #include <maniple/dist.h>
 #include <maniple/train/checkpoint.h>
 
-namespace maniple::harness {
+namespace maniple::harness::checkpoint_test {
 namespace {
 
 struct NetImpl : torch::nn::Module {
@@ -310,4 +310,4 @@ TEST(Checkpoint, AFailureOnOneRankIsAnErrorOnAll) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::checkpoint_test

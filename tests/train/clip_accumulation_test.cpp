@@ -11,7 +11,7 @@
 #include <maniple/train/clip_grad.h>
 #include <maniple/train/ddp.h>
 
-namespace maniple::harness {
+namespace maniple::harness::clip_accumulation_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -249,4 +249,4 @@ TEST(Accumulation, WithoutRanks) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::clip_accumulation_test

@@ -12,7 +12,7 @@
 #include <maniple/comm/error.h>
 #include <maniple/train/sampler.h>
 
-namespace maniple {
+namespace maniple::data_cursor_test {
 namespace {
 
 using Indices = std::vector<std::size_t>;
@@ -270,4 +270,4 @@ TEST(Cursor, CountsWhatTheLoopHasAndNotWhatWorkersAskedFor) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::data_cursor_test

@@ -16,7 +16,7 @@
 #include <maniple/comm/error.h>
 #include <maniple/train/mnist.h>
 
-namespace maniple {
+namespace maniple::data_mnist_test {
 namespace {
 
 std::string big_endian(std::uint32_t value) {
@@ -225,4 +225,4 @@ TEST(DrawnDigits, AreTheSameForASeedAndBalanced) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::data_mnist_test

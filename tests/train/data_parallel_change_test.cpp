@@ -4,7 +4,7 @@
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::data_parallel_change_test {
 namespace {
 
 using torch::Tensor;
@@ -216,4 +216,4 @@ TEST(DataParallel, SynchronisedBatchNormIsRefused) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::data_parallel_change_test

@@ -15,7 +15,7 @@
 #include <fmt/format.h>
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::data_parallel_test {
 namespace {
 
 using torch::Tensor;
@@ -365,4 +365,4 @@ TEST(DataParallel, SeveralThreadsTakeTurns) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::data_parallel_test

@@ -8,7 +8,7 @@
 #include "harness/run_ranks.h"
 #include <maniple/maniple.h>
 
-namespace maniple {
+namespace maniple::data_ranks_test {
 namespace {
 
 using harness::As;
@@ -96,4 +96,4 @@ TEST(SamplerOnRanks, TakesRankAndSizeFromTheGroup) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::data_ranks_test

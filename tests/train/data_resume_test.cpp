@@ -12,7 +12,7 @@
 #include "harness/shared_folder.h"
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::data_resume_test {
 namespace {
 
 constexpr int kMostRanks = 4;
@@ -261,4 +261,4 @@ TEST(Resume, ACursorThatDoesNotFitNamesTheFileAndTheDifference) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::data_resume_test

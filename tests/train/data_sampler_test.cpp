@@ -13,7 +13,7 @@
 #include <maniple/train/data.h>
 #include <maniple/train/sampler.h>
 
-namespace maniple {
+namespace maniple::data_sampler_test {
 namespace {
 
 using Indices = std::vector<std::size_t>;
@@ -262,4 +262,4 @@ TEST(Division, BatchesAndWorkers) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::data_sampler_test

@@ -12,7 +12,7 @@
 #include <maniple/train/seed.h>
 #include <maniple/train/torch_settings.h>
 
-namespace maniple {
+namespace maniple::data_settings_test {
 namespace {
 
 class Settings : public testing::Test {
@@ -242,4 +242,4 @@ TEST(Progress, SilentPrintsNothing) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::data_settings_test

@@ -17,7 +17,7 @@
 #include <maniple/train/sampler.h>
 #include <maniple/train/text.h>
 
-namespace maniple {
+namespace maniple::data_text_test {
 namespace {
 
 using harness::TemporaryDirectory;
@@ -265,4 +265,4 @@ TEST(Cifar10, WrongFiles) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::data_text_test

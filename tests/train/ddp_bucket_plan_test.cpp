@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace maniple {
+namespace maniple::ddp_bucket_plan_test {
 namespace {
 
 std::vector<std::vector<std::size_t>> members(const std::vector<PlannedBucket>& plan) {
@@ -34,4 +34,4 @@ TEST(BucketPlan, KeepsKindsApartAndNumbersByTheLastGradient) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::ddp_bucket_plan_test

@@ -7,7 +7,7 @@
 #include "train/stumble.h"
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_fault_test {
 namespace {
 
 using namespace maniple::testing_models;
@@ -190,4 +190,4 @@ TEST(DdpFault, AProgramOnTheDefaultGroup) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_fault_test

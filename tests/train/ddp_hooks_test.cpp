@@ -6,7 +6,7 @@
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_hooks_test {
 namespace {
 
 constexpr std::int64_t kBlock = 16;
@@ -253,4 +253,4 @@ TEST(DdpPostLocalSgd, TrainsWithItsOptimizer) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_hooks_test

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_hosts_test {
 namespace {
 
 constexpr std::chrono::seconds kLimit(180);  // a process that loads LibTorch takes seconds to start on a busy machine
@@ -170,4 +170,4 @@ TEST(DdpHosts, UnevenBatchesAreJoined) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_hosts_test

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_join_test {
 namespace {
 
 using Batches = std::vector<int>;  // of each rank
@@ -322,4 +322,4 @@ TEST(DdpWithoutJoin, ARankThatDoesNotComeIsNamedInTime) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_join_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace maniple {
+namespace maniple::ddp_overlap_test {
 namespace {
 
 constexpr std::size_t kLarge = 100 << 20;
@@ -23,4 +23,4 @@ TEST(ChooseOverlap, UsesSpareCoresForLargeGradients) {
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::ddp_overlap_test

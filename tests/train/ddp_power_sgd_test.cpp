@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_power_sgd_test {
 namespace {
 
 const Given::Shapes kShapes = {{"matrix", {20, 16}}, {"tall", {24, 3, 4}}, {"image", {8, 4, 3, 3}},
@@ -282,4 +282,4 @@ TEST(Orthogonalize, ColumnsAreOrthonormalWhateverComesIn) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_power_sgd_test

@@ -5,7 +5,7 @@
 #include "train/stumble.h"
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_step_test {
 namespace {
 
 using MakeOptimizer = std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
@@ -307,4 +307,4 @@ TEST(DdpDelay, MistakesAreTold) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_step_test

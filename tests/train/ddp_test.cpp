@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_test {
 namespace {
 
 using namespace maniple::testing_models;
@@ -327,4 +327,4 @@ TEST(Ddp, GradientsAndModulesOutliveTheWrapper) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_test

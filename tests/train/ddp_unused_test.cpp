@@ -4,7 +4,7 @@
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::ddp_unused_test {
 namespace {
 
 struct Branches : torch::nn::Module {
@@ -104,4 +104,4 @@ TEST(Ddp, BucketsFollowTheOrderOfGradients) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::ddp_unused_test

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <maniple/dist.h>
 
-namespace maniple::harness {
+namespace maniple::harness::dist_test {
 namespace {
 
 /// How the elements of a tensor may lie.
@@ -355,4 +355,4 @@ TEST(Dist, TheDefaultGroup) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::dist_test

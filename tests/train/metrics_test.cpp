@@ -8,7 +8,7 @@
 #include <maniple/dist.h>
 #include <maniple/train/metrics.h>
 
-namespace maniple::harness {
+namespace maniple::harness::metrics_test {
 namespace {
 
 std::vector<std::string> names_of(const MetricRow& row) {
@@ -227,4 +227,4 @@ TEST(Metrics, AnotherGroupAgreesAnew) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::metrics_test

@@ -14,7 +14,7 @@
 #include "train/checkpoint/safetensors.h"
 #include <maniple/comm/error.h>
 
-namespace maniple {
+namespace maniple::safetensors_test {
 namespace {
 
 using harness::TemporaryDirectory;
@@ -215,4 +215,4 @@ TEST(CheckpointFolder, KilledAtAnyMomentTheNewestCompleteOneLoads) {  // faults 
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::safetensors_test

@@ -16,7 +16,7 @@
 #include <maniple/dist.h>
 #include <maniple/train/stop.h>
 
-namespace maniple::harness {
+namespace maniple::harness::stop_test {
 namespace {
 
 // ---- Signals ---------------------------------------------------------------------------------------------------------
@@ -245,4 +245,4 @@ TEST(GracefulStop, AJobThatIsEndedGoesOnWithTheSameBits) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::stop_test

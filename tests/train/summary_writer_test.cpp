@@ -22,7 +22,7 @@
 #include <maniple/dist.h>
 #include <maniple/train/summary_writer.h>
 
-namespace maniple::harness {
+namespace maniple::harness::summary_writer_test {
 namespace {
 
 std::uint32_t crc_bit_by_bit(std::string_view bytes) {
@@ -329,4 +329,4 @@ TEST(SummaryWriter, OnlyRankZeroWrites) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::summary_writer_test

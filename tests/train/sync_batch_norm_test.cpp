@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <maniple/maniple.h>
 
-namespace maniple::harness {
+namespace maniple::harness::sync_batch_norm_test {
 namespace {
 
 using torch::Tensor;
@@ -381,4 +381,4 @@ TEST(SyncBatchNorm, RanksThatDisagreeAreTold) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::sync_batch_norm_test
