@@ -33,6 +33,7 @@ constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_TEST_AS", "what ranks of a test are: threads, processes, netns"},
     {"MANIPLE_TEST_BACKEND", "the backend that tests use"},
     {"MANIPLE_TEST_CHILD", "makes a test program a rank of a run"},
+    {"MANIPLE_TEST_FILES", "the source files whose tests a test program runs"},
     {"MANIPLE_TEST_FOLDER", "a folder that the processes of a test share"},
     {"MANIPLE_FUZZ_SEEDS", "where fuzzers write their seeds"},
     {"MANIPLE_BENCH_OVERLAP", "how the training benchmark overlaps"},
