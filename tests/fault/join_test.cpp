@@ -1,6 +1,4 @@
 // Joining that goes wrong: the port is taken, ranks are missing, a process of an earlier generation comes along.
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -11,21 +9,16 @@
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"
 #include "harness/start_process.h"
+#include "net/address.h"
 
 namespace maniple::harness {
 namespace {
 
 // A listener on a port of loopback that the kernel chose.
 std::pair<UniqueFd, int> occupied_port() {
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  EXPECT_EQ(::listen(fd.get(), 8), 0);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
-  return {std::move(fd), ntohs(address.sin_port)};
+  UniqueFd fd = listen_on(Address::parse("127.0.0.1:0"));
+  const int port = Address::of_socket(fd.get()).port();
+  return {std::move(fd), port};
 }
 
 TEST(JoinFault, PortTakenIsNamedWithItsHolder) {  // fault 16

@@ -1,6 +1,5 @@
 // A knob that holds what it may not hold: the rank that has it says so at once, before it meets anyone; the others say who is
 // missing.
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"
 #include "harness/temporary_directory.h"
+#include "net/address.h"
 #include <maniple/comm/store.h>
 
 namespace maniple::harness {
@@ -34,25 +34,14 @@ class Set {
 // A port of loopback on which everybody who calls is noticed.
 class Doorbell {
  public:
-  Doorbell() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    EXPECT_EQ(::listen(fd_.get(), 8), 0);
-    socklen_t length = sizeof address;
-    EXPECT_EQ(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
-    port_ = ntohs(address.sin_port);
-  }
-  int port() const { return port_; }
+  int port() const { return Address::of_socket(fd_.get()).port(); }
   bool rang() const {
     const UniqueFd caller(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     return static_cast<bool>(caller) || errno != EAGAIN;
   }
 
  private:
-  UniqueFd fd_;
-  int port_ = 0;
+  UniqueFd fd_ = listen_on(Address::parse("127.0.0.1:0"));
 };
 
 JoinOptions as_rank(int rank, const std::string& method) {

@@ -78,7 +78,8 @@ void Farewells::say_all() noexcept {
 
 void Farewells::take_all(Deadline limit) noexcept {
   try {
-    for (look(); due_ > 0 && !limit.expired(); look()) std::this_thread::sleep_for(kLook);  // sleep: between two looks
+    // sleep: between two looks, as MPI offers nothing to wait on that leaves the core to others
+    for (look(); due_ > 0 && !limit.expired(); look()) std::this_thread::sleep_for(kLook);
   } catch (const std::exception&) {
     // It complains, then.
   }

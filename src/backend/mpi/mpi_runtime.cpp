@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 
 namespace maniple::mpi_engine {
@@ -192,6 +193,7 @@ void Runtime::finalise(int status) {
   if (!together) return;
   std::thread([status] {
     std::this_thread::sleep_for(kFinalise);  // sleep: the limit itself; MPI_Finalize has none
+    std::fputs("maniple: warning: MPI_Finalize did not end within 30 s; this process ends without it\n", stderr);
     ::_exit(status);
   }).detach();
   drop_connections();
