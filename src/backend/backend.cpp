@@ -1,5 +1,7 @@
 #include "backend/backend.h"
 
+#include <fmt/format.h>
+
 #include "backend/engines.h"
 #include "base/check.h"
 

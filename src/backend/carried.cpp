@@ -13,6 +13,8 @@
 
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "collective/arena_call.h"

@@ -9,6 +9,8 @@
 #include <map>
 #include <mutex>
 
+#include <fmt/format.h>
+
 #include "backend/carried.h"
 #include "base/check.h"
 #include "base/environment.h"

@@ -4,6 +4,8 @@
 #include <bit>
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "backend/backend.h"
 #include "base/check.h"
 #include "base/environment.h"

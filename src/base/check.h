@@ -2,9 +2,9 @@
 // MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <maniple/comm/error.h>
+
+#include "base/format.h"
 
 namespace maniple {
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line) noexcept;
@@ -13,7 +13,7 @@ namespace maniple {
 #define MANIPLE_REQUIRE(condition, ...) \
   do {                                  \
     if (!(condition)) [[unlikely]]      \
-      throw ::maniple::InvalidArgument(::fmt::format(__VA_ARGS__)); \
+      throw ::maniple::InvalidArgument(::maniple::format_text(__VA_ARGS__)); \
   } while (false)
 
 #define MANIPLE_ASSERT(condition)                                   \

@@ -4,6 +4,9 @@
 #include <charconv>
 #include <cstdlib>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 
 namespace maniple {

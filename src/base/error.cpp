@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <system_error>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 

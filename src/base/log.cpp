@@ -5,6 +5,8 @@
 #include <mutex>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "base/environment.h"
 
 namespace maniple {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 #include "base/environment.h"
 #include "base/log.h"

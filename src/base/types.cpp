@@ -3,6 +3,9 @@
 #include <array>
 #include <string>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include <maniple/comm/options.h>
 

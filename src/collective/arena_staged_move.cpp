@@ -8,6 +8,8 @@
 
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "collective/arena_call.h"
 #include "collective/rank_list.h"

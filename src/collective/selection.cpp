@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace maniple {
@@ -51,7 +53,7 @@ void require_algorithm(std::string_view name) {
   std::set<std::string_view> names;
   for (const ArenaEntry& entry : kArenaAlgorithms) names.insert(entry.name);
   for (const MeshEntry& entry : mesh_algorithms()) names.insert(entry.name);
-  MANIPLE_REQUIRE(names.count(name) != 0, "unknown algorithm \"{}\"; expected one of {}", name, fmt::join(names, ", "));
+  MANIPLE_REQUIRE(names.count(name) != 0, "unknown algorithm \"{}\"; expected one of {}", name, joined(names));
 }
 
 std::string list_algorithms() {

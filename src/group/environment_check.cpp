@@ -2,6 +2,9 @@
 
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "base/own_variables.h"
 #include "collective/selection.h"

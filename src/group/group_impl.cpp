@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "collective/selection.h"

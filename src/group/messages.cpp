@@ -1,5 +1,7 @@
 // send, recv and their asynchronous forms.
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "group/group_impl.h"
 

@@ -2,6 +2,8 @@
 
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/group_thread.h"
 #include "group/group_impl.h"

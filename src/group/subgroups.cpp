@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "group/group_impl.h"
 #include "group/validate.h"

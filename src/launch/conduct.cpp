@@ -5,6 +5,9 @@
 #include <csignal>
 #include <map>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "launch/agent_link.h"
 #include "launch/agent_process.h"

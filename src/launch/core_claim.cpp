@@ -9,6 +9,9 @@
 #include <sstream>
 #include <thread>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "base/files.h"
 #include "base/log.h"

@@ -9,6 +9,8 @@
 #include <csignal>
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 #include "launch/binding.h"

@@ -3,6 +3,9 @@
 
 #include <csignal>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "launch/agent_link.h"
 #include "launch/agent_process.h"

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"

@@ -7,6 +7,8 @@
 #include <ctime>
 #include <exception>
 
+#include <fmt/format.h>
+
 #include "base/log.h"
 #include "base/system_error.h"
 #include "launch/job_directory.h"

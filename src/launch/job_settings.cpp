@@ -6,6 +6,9 @@
 #include <climits>
 #include <cstdlib>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "net/handshake_wire.h"
 

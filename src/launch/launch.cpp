@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/own_variables.h"
 #include "base/system_error.h"

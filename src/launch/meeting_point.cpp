@@ -9,6 +9,8 @@
 #include <random>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 #include "rendezvous/methods.h"

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <csignal>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/crypto.h"
 #include "base/system_error.h"

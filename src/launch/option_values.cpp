@@ -8,6 +8,8 @@
 #include <charconv>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"

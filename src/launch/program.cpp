@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 

@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace maniple::launch {

@@ -9,6 +9,8 @@
 #include <csignal>
 #include <cstdlib>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"

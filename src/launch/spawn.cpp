@@ -11,6 +11,8 @@
 #include <fstream>
 #include <iterator>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/log.h"
 #include "base/system_error.h"

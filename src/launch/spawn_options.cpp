@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <random>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace maniple::launch {

@@ -12,6 +12,8 @@
 #include <cerrno>
 #include <csignal>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 

@@ -12,6 +12,8 @@
 #include <list>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/log.h"
 #include "base/system_error.h"

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 
@@ -128,7 +130,7 @@ Address Address::of_interface(const std::string& name) {
     if (best == nullptr || preference(address) < preference(best)) best = address;
   }
   MANIPLE_REQUIRE(best != nullptr, "there is no network interface \"{}\" with an address; there are: {}", name,
-                  fmt::join(names, ", "));
+                  joined(names));
   return from_raw(best, best->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)).with_port(0);
 }
 

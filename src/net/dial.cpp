@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 #include "net/handshake.h"

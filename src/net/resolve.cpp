@@ -13,6 +13,8 @@
 #include <optional>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 #include "net/address.h"

@@ -1,5 +1,7 @@
 // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as every launcher of the PyTorch world sets them, or what a
 // scheduler sets instead.
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "rendezvous/init_method.h"

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"

@@ -8,6 +8,9 @@
 #include <map>
 #include <mutex>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"

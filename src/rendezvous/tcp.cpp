@@ -1,6 +1,9 @@
 // tcp://host:port, and the part that env:// shares with it: rank 0 serves the store there, everyone connects.
 #include <cerrno>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/codec.h"
 #include "base/log.h"

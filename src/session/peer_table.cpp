@@ -2,6 +2,8 @@
 
 #include <sys/random.h>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/codec.h"
 

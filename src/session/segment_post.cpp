@@ -2,6 +2,8 @@
 
 #include <condition_variable>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/log.h"
 #include "shm/descriptor_passing.h"

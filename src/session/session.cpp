@@ -7,6 +7,8 @@
 
 #include <cerrno>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "base/files.h"
 #include "base/ticks.h"

@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace maniple {

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"

@@ -1,5 +1,8 @@
 #include "store/limits.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 
 namespace maniple {

@@ -1,6 +1,8 @@
 #include <condition_variable>
 #include <mutex>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "store/key_table.h"
 #include <maniple/comm/store.h>

@@ -1,5 +1,7 @@
 #include "store/store_service.h"
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/codec.h"
 

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/codec.h"
 #include "base/system_error.h"

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <thread>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "base/check.h"
 #include "store/tcp_store.h"
 #include "store/tcp_store_client.h"

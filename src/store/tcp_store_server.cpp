@@ -8,6 +8,8 @@
 #include <deque>
 #include <unordered_map>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/log.h"
 #include "base/system_error.h"

@@ -86,7 +86,7 @@ int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank) 
   for (std::size_t r = 0; r < members.size(); ++r) {
     if (members[r].global_rank == global_rank) return static_cast<int>(r);
   }
-  throw InvalidArgument(fmt::format("rank {} of the world is not in group {}", global_rank, given->name()));
+  throw InvalidArgument(format_text("rank {} of the world is not in group {}", global_rank, given->name()));
 }
 
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) {

@@ -7,8 +7,8 @@ namespace maniple {
 namespace {
 
 std::string named(const Argument& argument) {
-  return argument.index < 0 ? fmt::format("{}: {}", argument.verb, argument.name)
-                            : fmt::format("{}: {}[{}]", argument.verb, argument.name, argument.index);
+  return argument.index < 0 ? format_text("{}: {}", argument.verb, argument.name)
+                            : format_text("{}: {}[{}]", argument.verb, argument.name, argument.index);
 }
 
 std::string text_of(c10::ScalarType dtype) { return c10::toString(dtype); }
@@ -40,7 +40,7 @@ DType dtype_of(const torch::Tensor& tensor, const Argument& argument) {
     default: break;
   }
   throw InvalidArgument(
-      fmt::format("{} is a tensor of {}, which cannot be communicated; convert it to one of float16, bfloat16, "
+      format_text("{} is a tensor of {}, which cannot be communicated; convert it to one of float16, bfloat16, "
                   "float32, float64, int8, int16, int32, int64, uint8, bool",
                   named(argument), text_of(tensor.scalar_type())));
 }
@@ -57,7 +57,7 @@ void require_usable(const torch::Tensor& tensor, const Argument& argument) {
                   named(argument));
   if (!tensor.device().is_cpu()) {
     throw Unsupported(
-        fmt::format("{} is a tensor of {} on {}; this build communicates CPU tensors only, pass tensor.cpu()",
+        format_text("{} is a tensor of {} on {}; this build communicates CPU tensors only, pass tensor.cpu()",
                     named(argument), text_of(tensor.scalar_type()), tensor.device().str()));
   }
 }

@@ -5,6 +5,8 @@
 #include <bit>
 #include <memory>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/codec.h"
 

@@ -69,11 +69,11 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
       if (gradient.tensor.numel() == 0) continue;
       if (!is_finite(norms[place++])) {
         throw InvalidArgument(
-            fmt::format("clip_grad_norm_: the norm is {}: the gradient of parameter {} of shape [{}] is not finite",
-                        total.item<double>(), gradient.parameter, fmt::join(gradient.tensor.sizes(), ", ")));
+            format_text("clip_grad_norm_: the norm is {}: the gradient of parameter {} of shape [{}] is not finite",
+                        total.item<double>(), gradient.parameter, joined(gradient.tensor.sizes())));
       }
     }
-    throw InvalidArgument(fmt::format("clip_grad_norm_: the norm is {}, though each gradient's own is finite here",
+    throw InvalidArgument(format_text("clip_grad_norm_: the norm is {}, though each gradient's own is finite here",
                                       total.item<double>()));
   }
   if (gradients.empty() || std::isinf(max_norm)) return total;

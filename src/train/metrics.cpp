@@ -37,8 +37,8 @@ torch::Tensor hits(const torch::Tensor& scores, const torch::Tensor& target, int
   MANIPLE_REQUIRE(scores.defined() && target.defined() && scores.dim() == target.dim() + 1 && target.dim() >= 1 &&
                       scores.size(0) == target.size(0) && scores.sizes().slice(2) == target.sizes().slice(1),
                   "accuracy: scores of shape {} with targets of shape {}; expected samples x classes, and samples",
-                  scores.defined() ? fmt::format("[{}]", fmt::join(scores.sizes(), ", ")) : "(undefined)",
-                  target.defined() ? fmt::format("[{}]", fmt::join(target.sizes(), ", ")) : "(undefined)");
+                  scores.defined() ? format_text("[{}]", joined(scores.sizes())) : "(undefined)",
+                  target.defined() ? format_text("[{}]", joined(target.sizes())) : "(undefined)");
   MANIPLE_REQUIRE(top_k >= 1 && top_k <= scores.size(1), "accuracy: the best {} of {} classes", top_k, scores.size(1));
   const torch::Tensor detached = scores.detach();
   if (top_k == 1) return detached.argmax(1).eq(target);
@@ -65,15 +65,15 @@ const Metric& MetricRow::at(std::string_view name) const {
   if (const Metric* metric = find(name)) return *metric;
   std::vector<std::string> names;
   for (const Metric& metric : metrics_) names.push_back(metric.name);
-  throw InvalidArgument(fmt::format("no metric \"{}\" was added on any rank; there are: {}", name,
-                                    names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+  throw InvalidArgument(format_text("no metric \"{}\" was added on any rank; there are: {}", name,
+                                    names.empty() ? "none" : format_text("{}", joined(names))));
 }
 
 std::string MetricRow::text(int digits) const {
   std::string text;
   for (const Metric& metric : metrics_) {
     if (!text.empty()) text += "  ";
-    text += fmt::format("{} {:.{}g}", metric.name, metric.value, digits);
+    text += format_text("{} {:.{}g}", metric.name, metric.value, digits);
   }
   return text;
 }
@@ -211,7 +211,7 @@ void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
         const MetricKind before = found->kind;
         agreed.clear();  // or the names before this one would be agreed on without it
         throw InvalidArgument(
-            fmt::format("Metrics: \"{}\" is a {} on rank {}, but a {} on a rank before it, or earlier", name,
+            format_text("Metrics: \"{}\" is a {} on rank {}, but a {} on a rank before it, or earlier", name,
                         kind_name(kind), rank, kind_name(before)));
       }
     }

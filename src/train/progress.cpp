@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/check.h"
 #include "base/utf8.h"
@@ -108,15 +109,15 @@ void Progress::draw() {
     state.width = width - 1;
     // A terminal that has become narrower has broken the line that was there into several; go back to where it began.
     const std::size_t rows_above = drawn_columns_ > 0 ? (drawn_columns_ - 1) / width : 0;
-    const std::string back = rows_above > 0 ? fmt::format("\x1b[{}A", rows_above) : "";
+    const std::string back = rows_above > 0 ? format_text("\x1b[{}A", rows_above) : "";
     const std::string text = progress_line(state);
-    fmt::print(options_.stream, "{}\r{}\x1b[{}", back, text, rows_above > 0 ? "J" : "K");  // and clear what was longer
+    std::fputs((back + "\r" + text + (rows_above > 0 ? "\x1b[J" : "\x1b[K")).c_str(), options_.stream);  // and clear what was longer
     drawn_columns_ = columns_of(text);
   } else {
     if (total_ > 0 && next_line_ <= steps_) next_line_ = next_line_after(steps_, total_);
     state.must_fit = false;
     state.width = kLogWidth;
-    fmt::print(options_.stream, "{}\n", progress_line(state));
+    std::fputs((progress_line(state) + "\n").c_str(), options_.stream);
   }
   std::fflush(options_.stream);
 }

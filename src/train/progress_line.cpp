@@ -1,9 +1,8 @@
 #include "train/progress_line.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "base/format.h"
 #include "base/utf8.h"
 
 namespace maniple {
@@ -31,10 +30,10 @@ std::string time_text(const ProgressState& state) {
 
 std::string duration_text(double seconds) {
   const auto whole = static_cast<long long>(std::min(seconds, 1e15) + 0.5);
-  if (whole < 100) return fmt::format("{} s", whole);
-  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
-  if (whole < 24 * 3600) return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
-  return fmt::format("{} d {}:{:02} h", whole / (24 * 3600), whole / 3600 % 24, whole / 60 % 60);
+  if (whole < 100) return format_text("{} s", whole);
+  if (whole < 3600) return format_text("{}:{:02} min", whole / 60, whole % 60);
+  if (whole < 24 * 3600) return format_text("{}:{:02} h", whole / 3600, whole / 60 % 60);
+  return format_text("{} d {}:{:02} h", whole / (24 * 3600), whole / 3600 % 24, whole / 60 % 60);
 }
 
 std::string progress_line(const ProgressState& state) {
@@ -42,11 +41,11 @@ std::string progress_line(const ProgressState& state) {
   std::string label = one_line(state.label);
   if (state.must_fit) label = cut_to_columns(label, std::max<std::size_t>(8, state.width / 3));
   if (!label.empty()) label += " ";
-  const std::string percent = known ? fmt::format("{:3} %", 100 * state.steps / state.total) : "";
-  std::string count = known ? fmt::format(" {}/{}", state.steps, state.total) : fmt::format("{}", state.steps);
+  const std::string percent = known ? format_text("{:3} %", 100 * state.steps / state.total) : "";
+  std::string count = known ? format_text(" {}/{}", state.steps, state.total) : format_text("{}", state.steps);
   std::string rate;
   if (!state.unit.empty() && state.elapsed > 0)
-    rate = fmt::format("  {:.{}f} {}/s", static_cast<double>(state.amount) / state.elapsed,
+    rate = format_text("  {:.{}f} {}/s", static_cast<double>(state.amount) / state.elapsed,
                        static_cast<double>(state.amount) < 10 * state.elapsed ? 1 : 0, one_line(state.unit));
   const std::string time = "  " + time_text(state);
   std::string note = state.note.empty() ? "" : "  " + one_line(state.note);

@@ -97,7 +97,7 @@ TorchSettings apply_fast_settings(const FastSettings& settings) {
   result.blas = blas_file();
   result.reference_blas = is_reference_blas(result.blas);
   if (result.reference_blas) {
-    warn_once(fmt::format(
+    warn_once(format_text(
         "LibTorch multiplies matrices with the reference BLAS ({}), about 20 times slower than OpenBLAS; on Debian: "
         "apt-get install libopenblas0-pthread",
         result.blas));
@@ -107,8 +107,8 @@ TorchSettings apply_fast_settings(const FastSettings& settings) {
 
 std::string TorchSettings::text() const {
   std::string measured;
-  if (mkldnn_ms > 0) measured = fmt::format(" (measured: oneDNN {:.1f} ms, BLAS {:.1f} ms)", mkldnn_ms, blas_ms);
-  return fmt::format("convolutions by {}{}, BLAS {}, {} thread{}", mkldnn ? "oneDNN" : "BLAS", measured,
+  if (mkldnn_ms > 0) measured = format_text(" (measured: oneDNN {:.1f} ms, BLAS {:.1f} ms)", mkldnn_ms, blas_ms);
+  return format_text("convolutions by {}{}, BLAS {}, {} thread{}", mkldnn ? "oneDNN" : "BLAS", measured,
                      blas.empty() ? "inside LibTorch" : blas, threads, threads == 1 ? "" : "s");
 }
 

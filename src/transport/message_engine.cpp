@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "base/group_thread.h"
 #include "base/system_error.h"

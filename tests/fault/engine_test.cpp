@@ -1,4 +1,6 @@
 // A killed rank, a mismatched call, a deadline: with another engine underneath the errors are the same, and nothing hangs.
+#include <fmt/format.h>
+
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"

@@ -6,9 +6,9 @@
 #include <ostream>
 #include <string>
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/format.h"
 #include "harness/rank.h"
 #include <maniple/comm/error.h>
 
@@ -68,8 +68,8 @@ inline bool names_rank(const std::string& text, int rank) {
 
 /// Whether the text says which operation, which call of it, and on which rank.
 inline bool names_call(const std::string& text, const std::string& op, const Rank& r) {
-  const std::string start = fmt::format("[{} #", op);
-  const std::string rest = fmt::format(" world rank {}/{}]", r.rank, r.size);
+  const std::string start = format_text("[{} #", op);
+  const std::string rest = format_text(" world rank {}/{}]", r.rank, r.size);
   for (std::size_t at = text.find(start); at != std::string::npos; at = text.find(start, at + 1)) {
     const std::size_t number = at + start.size();
     const std::size_t end = text.find_first_not_of("0123456789", number);

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/unique_fd.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"

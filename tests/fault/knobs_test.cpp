@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/unique_fd.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"

@@ -4,6 +4,8 @@
 #include <csignal>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "fault/expect_error.h"
 #include "fault/ways.h"
 

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "launch/binding.h"
 #include "launch/core_claim.h"
 #include "launch/meeting.h"

@@ -7,6 +7,8 @@
 #include <csignal>
 #include <fstream>
 
+#include <fmt/format.h>
+
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
 

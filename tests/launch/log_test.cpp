@@ -9,6 +9,8 @@
 #include <iterator>
 #include <sstream>
 
+#include <fmt/format.h>
+
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
 

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include <fmt/format.h>
+
 #include "harness/network.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"

@@ -7,6 +7,9 @@
 #include <csignal>
 #include <fstream>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
 

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include <fmt/format.h>
+
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"

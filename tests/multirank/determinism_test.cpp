@@ -2,6 +2,8 @@
 #include <cmath>
 #include <random>
 
+#include <fmt/format.h>
+
 #include "multirank/matrix.h"
 
 namespace maniple::harness {

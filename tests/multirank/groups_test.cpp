@@ -4,6 +4,8 @@
 #include <numeric>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include <maniple/comm/error.h>
 
 #include "multirank/matrix.h"

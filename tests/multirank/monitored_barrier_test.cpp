@@ -1,4 +1,6 @@
 // The barrier that names who is missing and leaves the group usable.
+#include <fmt/format.h>
+
 #include <maniple/comm/error.h>
 
 #include "multirank/matrix.h"

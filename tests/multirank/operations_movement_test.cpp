@@ -3,6 +3,8 @@
 
 #include <cstdio>
 
+#include <fmt/format.h>
+
 #include "multirank/matrix.h"
 #include "multirank/pattern.h"
 

@@ -2,6 +2,8 @@
 #include <numeric>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "multirank/matrix.h"
 #include "multirank/pattern.h"
 

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include <fmt/format.h>
+
 #include "multirank/matrix.h"
 #include "multirank/reference.h"
 

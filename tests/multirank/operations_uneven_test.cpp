@@ -1,6 +1,8 @@
 // Parts of different lengths: gather, all_gather, scatter, reduce_scatter and all_to_all with counts.
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "multirank/matrix.h"
 #include "multirank/reference.h"
 

@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstdlib>
 
+#include <fmt/format.h>
+
 #include <maniple/comm.h>
 
 namespace maniple {

@@ -61,7 +61,9 @@ check_torch() {
         for (i = 1; i <= n; ++i) if (index(FILENAME, list[i]) == 1) allowed = 1
       }
       !allowed && /^[ \t]*#[ \t]*include[ \t]*[<"](torch|ATen|c10)\// {
-        print FILENAME ":" FNR ": LibTorch is included below src/tensor" }'
+        print FILENAME ":" FNR ": LibTorch is included below src/tensor" }
+      allowed && /^[ \t]*#[ \t]*include[ \t]*[<"]fmt\// {
+        print FILENAME ":" FNR ": LibTorch brings a fmt of its own; use base/format.h" }'
 }
 
 # LibTorch 2.x exports a broken copy of std::filesystem, see src/base/files.h. The `maniple` program never links LibTorch.

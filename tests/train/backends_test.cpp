@@ -1,5 +1,4 @@
 // A network learns drawn digits on each backend of this build, with the loss curve that it has on native.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -7,6 +6,7 @@
 #include <sstream>
 
 #include "backend/backend.h"
+#include "base/format.h"
 #include "harness/run_ranks.h"
 #include <maniple/maniple.h>
 
@@ -39,7 +39,7 @@ std::string train(Rank& r) {
     optimizer.step();
     auto mean = loss.detach().clone();
     all_reduce(mean, ReduceOp::avg);
-    curve += fmt::format("{:.9g} ", mean.item<float>());
+    curve += format_text("{:.9g} ", mean.item<float>());
   }
   destroy_process_group();
   return curve;
@@ -73,7 +73,7 @@ std::vector<Case> others() {
 
 class Training : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(On, Training, testing::ValuesIn(others()),
-                         [](const auto& test) { return fmt::format("{}{}", test.param.backend, test.param.n); });
+                         [](const auto& test) { return format_text("{}{}", test.param.backend, test.param.n); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Training);
 
 TEST_P(Training, HasTheLossCurveOfNative) {

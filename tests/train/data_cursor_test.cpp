@@ -1,5 +1,4 @@
 // The sampler's cursor: an epoch that is interrupted, and goes on with other numbers of ranks, is still one epoch.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -7,6 +6,7 @@
 #include <random>
 #include <sstream>
 
+#include "base/format.h"
 #include "harness/error_of.h"
 #include "train/data/cursor_text.h"
 #include <maniple/comm/error.h>
@@ -83,7 +83,7 @@ void check_chain(std::size_t size, bool shuffle, End end, std::mt19937& random) 
   do {
     const Start start{.ranks = 1 + up_to(8), .batch_size = 1 + up_to(4), .steps = up_to(6), .ahead = up_to(3)};
     ranks = start.ranks;
-    story += fmt::format(" {} ranks x {} steps of {};", ranks, start.steps, start.batch_size);
+    story += format_text(" {} ranks x {} steps of {};", ranks, start.steps, start.batch_size);
     outcome = run(start, size, options, cursor);
     cursor = outcome.cursor;
     for (const Indices& part : outcome.of) {

@@ -1,7 +1,6 @@
 // The reader of IDX files against every way a file can be wrong, and the datasets made from them.
 #define ZLIB_CONST
 #include <zlib.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,6 +9,7 @@
 #include <fstream>
 #include <set>
 
+#include "base/format.h"
 #include "harness/temporary_directory.h"
 #include "train/data/drawn_digits.h"
 #include "train/data/idx.h"
@@ -100,12 +100,12 @@ TEST(Idx, WhatIsWrongInsideGzip) {
   const std::string good = gzip(file);
   EXPECT_EQ(
       error_of(good.substr(0, good.size() - 1)),
-      fmt::format("f: ends at offset {}, in the middle of its gzip data: the file is truncated", good.size() - 1));
+      format_text("f: ends at offset {}, in the middle of its gzip data: the file is truncated", good.size() - 1));
   std::string bad_sum = good;
   bad_sum[bad_sum.size() - 8] ^= 1;
   EXPECT_NE(error_of(bad_sum).find("damaged gzip data: incorrect data check"), std::string::npos) << error_of(bad_sum);
   EXPECT_EQ(error_of(bad_sum).rfind("f: offset ", 0), 0u);
-  EXPECT_EQ(error_of(good + "xy"), fmt::format("f: offset {}: 2 bytes that are no gzip follow its end", good.size()));
+  EXPECT_EQ(error_of(good + "xy"), format_text("f: offset {}: 2 bytes that are no gzip follow its end", good.size()));
   EXPECT_EQ(error_of(gzip(file + "xy")), "f (uncompressed): offset 28: more bytes follow the last element");
   EXPECT_EQ(error_of(gzip(idx({60000, 28, 28}, std::string(5000, 'x'))) + ""),
             "f (uncompressed): offset 4: announces 47040000 bytes of elements; " +

@@ -7,12 +7,12 @@
 #include <mutex>
 #include <thread>
 
+#include "base/format.h"
 #include "harness/leaks.h"
 #include "harness/sanitizers.h"
 #include "tensor/torch_compat.h"
 #include "train/data_parallel_models.h"
 #include "train/gradients.h"
-#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness::data_parallel_test {
@@ -61,10 +61,10 @@ std::vector<Case> parity_cases() {
   for (const std::size_t n : {1, 2, 3, 4}) {
     for (const auto dtype : {torch::kFloat32, torch::kFloat64}) {
       for (const std::int64_t rows : {1, 2, 5, 7, 12}) {
-        all.push_back({fmt::format("{}Replicas{}Rows{}", n, rows, c10::toString(dtype)), n, rows, dtype});
+        all.push_back({format_text("{}Replicas{}Rows{}", n, rows, c10::toString(dtype)), n, rows, dtype});
       }
     }
-    all.push_back({fmt::format("{}ReplicasCopied", n), n, 12, torch::kFloat64, false});
+    all.push_back({format_text("{}ReplicasCopied", n), n, 12, torch::kFloat64, false});
   }
   all.push_back({"BFloat16", 2, 12, torch::kBFloat16, true, 3e-2});
   return all;
@@ -345,7 +345,7 @@ TEST(DataParallel, NothingGrowsAndNothingIsLeft) {
   EXPECT_GT(net->fc1->weight.grad().abs().sum().item<double>(), 0);
   loss.reset();
   const auto leaked = Holdings::leaked_since(before);
-  EXPECT_TRUE(leaked.empty()) << fmt::format("{}", fmt::join(leaked, "\n"));
+  EXPECT_TRUE(leaked.empty()) << joined(leaked, "\n");
 }
 
 TEST(DataParallel, SeveralThreadsTakeTurns) {

@@ -1,10 +1,10 @@
 // The data side on real ranks: the sampler finds the group by itself, and a whole training run repeats to the last bit.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstring>
 
+#include "base/format.h"
 #include "harness/run_ranks.h"
 #include <maniple/maniple.h>
 
@@ -23,7 +23,7 @@ std::string fingerprint(const torch::nn::Module& module) {
     const auto* bytes = static_cast<const unsigned char*>(flat.data_ptr());
     for (std::size_t i = 0; i < flat.nbytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3u;
   }
-  return fmt::format("{:016x}", hash);
+  return format_text("{:016x}", hash);
 }
 
 /// Two short epochs on drawn digits, with dropout that differs between ranks and a loader with a worker.

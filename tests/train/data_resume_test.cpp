@@ -1,5 +1,4 @@
 // Jobs that stop in the middle of an epoch and go on in new processes, with any number of ranks: every index is written down.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -8,6 +7,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/format.h"
 #include "harness/run_ranks.h"
 #include "harness/shared_folder.h"
 #include <maniple/maniple.h>
@@ -22,7 +22,7 @@ struct Case {
   std::size_t size, workers, steps;  ///< steps before it stops; more than an epoch has: it stops after it
   bool shuffle, drop_last;
   std::string name() const {
-    return fmt::format("size-{}.workers-{}.steps-{}.shuffle-{}.drop-{}", size, workers, steps, shuffle ? 1 : 0,
+    return format_text("size-{}.workers-{}.steps-{}.shuffle-{}.drop-{}", size, workers, steps, shuffle ? 1 : 0,
                        drop_last ? 1 : 0);
   }
 };
@@ -110,9 +110,9 @@ Seen read_back(const std::string& file, int ranks) {
   return seen;
 }
 
-std::string name_of_start(int before) { return fmt::format("{}/start-{}", SharedFolder::here(), before); }
+std::string name_of_start(int before) { return format_text("{}/start-{}", SharedFolder::here(), before); }
 std::string name_of_rest(int before, int after) {
-  return fmt::format("{}/rest-{}-{}", SharedFolder::here(), before, after);
+  return format_text("{}/rest-{}-{}", SharedFolder::here(), before, after);
 }
 
 void check(const Case& c, int before, int after, const std::vector<std::size_t>& first,
@@ -151,7 +151,7 @@ TEST(Resume, EveryNumberOfRanksAfterEveryOtherSeesEveryIndexOnce) {
           Job job(r);
           for (const Case& c : cases()) {
             const auto seen = job.train(c, c.steps, name_of_start(before) + "/" + c.name(), true);
-            write_down(fmt::format("{}.{}", name_of_start(before), r.rank), c.name(), seen);
+            write_down(format_text("{}.{}", name_of_start(before), r.rank), c.name(), seen);
           }
         });
     here = here && result;
@@ -163,7 +163,7 @@ TEST(Resume, EveryNumberOfRanksAfterEveryOtherSeesEveryIndexOnce) {
           for (int before = 1; before <= kMostRanks; ++before) {
             for (const Case& c : cases()) {
               const auto seen = job.train(c, 1000, name_of_start(before) + "/" + c.name(), false);
-              write_down(fmt::format("{}.{}", name_of_rest(before, after), r.rank), c.name(), seen);
+              write_down(format_text("{}.{}", name_of_rest(before, after), r.rank), c.name(), seen);
             }
           }
         });
@@ -208,7 +208,7 @@ std::string weights_after(std::size_t steps, const std::string& folder) {
   const auto* words = static_cast<const std::uint32_t*>(bits.data_ptr());
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (std::int64_t i = 0; i < bits.numel(); ++i) hash = (hash ^ words[i]) * 0x100000001b3u;
-  return fmt::format("{} steps, {:016x}", step, hash);
+  return format_text("{} steps, {:016x}", step, hash);
 }
 
 TEST(Resume, InTheMiddleOfAnEpochIsExactToTheLastBit) {

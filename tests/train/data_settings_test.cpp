@@ -1,10 +1,10 @@
 // Settings, seeds and the progress line.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
 
+#include "base/format.h"
 #include "base/utf8.h"
 #include "train/progress_line.h"
 #include <maniple/comm/error.h>
@@ -105,14 +105,14 @@ TEST(Progress, AFileGetsTenLinesWithTheLastNote) {
     Printed out;
     {
       Progress progress(total, {.label = "epoch 1", .unit = "samples", .stream = out.stream()});
-      for (std::size_t i = 1; i <= total; ++i) progress.step(32, fmt::format("loss {}", i));
+      for (std::size_t i = 1; i <= total; ++i) progress.step(32, format_text("loss {}", i));
       EXPECT_EQ(progress.steps(), total);
     }
     const std::string text = out.text();
     EXPECT_EQ(lines_in(text), 10u) << text;
     EXPECT_EQ(text.find('\r'), std::string::npos);
-    EXPECT_NE(text.find(fmt::format("100 % {}/{}", total, total)), std::string::npos) << text;
-    EXPECT_NE(text.find(fmt::format("loss {}\n", total)), std::string::npos) << text;
+    EXPECT_NE(text.find(format_text("100 % {}/{}", total, total)), std::string::npos) << text;
+    EXPECT_NE(text.find(format_text("loss {}\n", total)), std::string::npos) << text;
     EXPECT_NE(text.find("samples/s"), std::string::npos) << text;
     EXPECT_NE(text.find("[##############################]"), std::string::npos) << text;
   }

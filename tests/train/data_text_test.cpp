@@ -1,5 +1,4 @@
 // Text as bytes and CIFAR-10: what they hand out, and every way a file can be wrong.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,6 +9,7 @@
 #include <fstream>
 #include <set>
 
+#include "base/format.h"
 #include "harness/error_of.h"
 #include "harness/temporary_directory.h"
 #include <maniple/comm/error.h>
@@ -178,7 +178,7 @@ std::string record(int label, int first_byte) {
 
 void write_cifar(const std::string& folder) {
   for (int file = 0; file < 5; ++file) {
-    write_file(fmt::format("{}/data_batch_{}.bin", folder, file + 1), record(file, file) + record(9 - file, 10 + file));
+    write_file(format_text("{}/data_batch_{}.bin", folder, file + 1), record(file, file) + record(9 - file, 10 + file));
   }
   write_file(folder + "/test_batch.bin", record(7, 30) + record(8, 40));
 }

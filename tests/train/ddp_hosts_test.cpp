@@ -2,11 +2,11 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/given.h"
 #include "train/gradients.h"
-#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_hosts_test {
@@ -74,7 +74,7 @@ TEST(DdpHosts, BucketsTravelWhileBackwardGoesOn) {
       net->zero_grad();
       const torch::Tensor hidden = net->fc1->forward(numbers({4, 8}, r.rank));
       const double before = sent_by_this_host();
-      r.phase(fmt::format("counted {}", step));
+      r.phase(format_text("counted {}", step));
       hidden.register_hook([&](const torch::Tensor&) {
         if (step == 0) return;  // the first backward lays the buckets out
         const double limit = now_s() + 30;
@@ -102,15 +102,15 @@ TEST(DdpHosts, HooksSendWhatTheySay) {
       DistributedDataParallel<Given> ddp(net, {.process_group = r.world});
       ddp.register_comm_hook(hook);
       net->loss(gradients_in(shapes, r.rank, 0)).backward();  // connections are open after this
-      r.phase(fmt::format("{} before", name));
+      r.phase(format_text("{} before", name));
       const double before = sent_by_this_host();
       const HookTraffic said_before = traffic();
-      r.phase(fmt::format("{} counted", name));
+      r.phase(format_text("{} counted", name));
       net->loss(gradients_in(shapes, r.rank, 1)).backward();
-      r.phase(fmt::format("{} after", name));
+      r.phase(format_text("{} after", name));
       const double carried = sent_by_this_host() - before;
       const HookTraffic said = traffic();
-      r.phase(fmt::format("{} counted again", name));
+      r.phase(format_text("{} counted again", name));
       const auto bytes = static_cast<double>(said.sent_bytes - said_before.sent_bytes);
       EXPECT_GE(carried, bytes) << name;
       EXPECT_LE(carried, 1.08 * bytes + 20'000) << name;  // frames, headers, acknowledgements

@@ -1,8 +1,8 @@
 // Ranks with different numbers of batches: with_join against one process that does what all ranks do together.
+#include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
-#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_join_test {
@@ -96,7 +96,7 @@ std::vector<Pattern> patterns() {
 
 TEST(DdpJoin, AllRanksEndWithTheModelOfOneProcess) {
   for (const Pattern& pattern : patterns()) {
-    SCOPED_TRACE(fmt::format("batches {}, overlap {}, by initial {}", fmt::join(pattern.batches, " "),
+    SCOPED_TRACE(format_text("batches {}, overlap {}, by initial {}", joined(pattern.batches, " "),
                              static_cast<int>(pattern.options.overlap), pattern.by_initial));
     run_ranks({.n = static_cast<int>(pattern.batches.size())}, [&](Rank& r) {
       const auto net = net_with_seed(3 + r.rank), alone = net_with_seed(3);
@@ -245,7 +245,7 @@ TEST(DdpJoin, MayThrowOnEarlyTermination) {
         text = error.what();
       }
       const int first = batches[0] < batches[2] ? 0 : 2;
-      EXPECT_TRUE(contains(text, fmt::format("rank {} has no more batches", first))) << text;
+      EXPECT_TRUE(contains(text, format_text("rank {} has no more batches", first))) << text;
       expect_same_everywhere(r, *net, false);  // nobody was ahead, and the group works
       // All have equally many: no reason to throw.
       with_join(ddp, {.throw_on_early_termination = true}, [&] { train_own(r, ddp, &optimizer, {2, 2, 2}); });

@@ -1,10 +1,10 @@
 // PowerSGD against its definition, written down once more with a QR decomposition on the gradients of all ranks.
+#include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/ddp/orthogonalize.h"
 #include "train/given.h"
 #include "train/gradients.h"
-#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_power_sgd_test {
@@ -113,7 +113,7 @@ TEST_P(PowerSgd, FollowsItsDefinition) {
 
 std::vector<Setting> settings() {
   std::vector<Setting> all;
-  for (const int n : {1, 2, 3, 4}) all.push_back({fmt::format("{}Ranks", n), n});
+  for (const int n : {1, 2, 3, 4}) all.push_back({format_text("{}Ranks", n), n});
   all.push_back({"Float64", 3, torch::kFloat64});
   all.push_back({"BFloat16", 2, torch::kBFloat16});
   all.push_back({"ManyBucketsInline", 2, torch::kFloat32, Overlap::inline_, kTiny});
@@ -161,7 +161,7 @@ TEST(DdpPowerSgd, WhatHasLowRankComesOutExact) {
 TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
   run_ranks({.n = 3}, [](Rank& r) {
     const PowerSGDOptions options{.matrix_approximation_rank = 2, .start_powerSGD_iter = 1, .random_seed = 5};
-    const std::string file = fmt::format("{}/power_sgd.{}", r.dir(), r.rank);
+    const std::string file = format_text("{}/power_sgd.{}", r.dir(), r.rank);
     // Steps [from, to) with a module and a wrapper of their own.
     const auto train = [&](int from, int to, const std::shared_ptr<PowerSGDState>& state, double bucket_mb) {
       auto net = std::make_shared<Given>(kShapes);

@@ -2,10 +2,10 @@
 // whole batch.
 #include <set>
 
+#include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
-#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_test {
@@ -68,15 +68,15 @@ std::vector<Setting> parity_settings() {
   std::vector<Setting> all;
   for (const int n : {1, 2, 3, 4}) {
     for (const auto dtype : {torch::kFloat32, torch::kFloat64, torch::kBFloat16}) {
-      all.push_back({fmt::format("{}Ranks{}", n, c10::toString(dtype)), n, {}, dtype});
+      all.push_back({format_text("{}Ranks{}", n, c10::toString(dtype)), n, {}, dtype});
     }
-    all.push_back({fmt::format("{}RanksInlineManyBuckets", n),
+    all.push_back({format_text("{}RanksInlineManyBuckets", n),
                    n,
                    {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .overlap = Overlap::inline_}});
-    all.push_back({fmt::format("{}RanksThreadManyBuckets", n),
+    all.push_back({format_text("{}RanksThreadManyBuckets", n),
                    n,
                    {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .overlap = Overlap::thread}});
-    all.push_back({fmt::format("{}RanksFindUnused", n),
+    all.push_back({format_text("{}RanksFindUnused", n),
                    n,
                    {.bucket_cap_mb = kTiny, .find_unused_parameters = true, .overlap = Overlap::inline_}});
   }
@@ -91,8 +91,8 @@ std::vector<Setting> parity_settings() {
   all.push_back({"EqualWeights", 3, {.average = Average::samples}});
   for (const NamedCommHook& hook : comm_hooks()) {
     const double rounding = std::string(hook.name) == "all_reduce" ? 0 : std::string(hook.name) == "fp16" ? 2e-3 : 2e-2;
-    all.push_back({fmt::format("Hook_{}", hook.name), 2, {}, torch::kFloat32, hook.name, rounding});
-    all.push_back({fmt::format("Hook_{}_thread", hook.name),
+    all.push_back({format_text("Hook_{}", hook.name), 2, {}, torch::kFloat32, hook.name, rounding});
+    all.push_back({format_text("Hook_{}_thread", hook.name),
                    3,
                    {.bucket_cap_mb = kTiny, .overlap = Overlap::thread},
                    torch::kFloat64,

@@ -2,9 +2,9 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include <fmt/format.h>
 #include <maniple/dist.h>
 
 namespace maniple::harness::dist_test {
@@ -208,7 +208,7 @@ std::vector<Setting> settings() {
 }
 std::string setting_name(const testing::TestParamInfo<Setting>& setting) {
   const char* forms[] = {"Plain", "Transposed", "EverySecond"};
-  return fmt::format("{}Ranks{}{}{}", setting.param.n, forms[static_cast<int>(setting.param.form)],
+  return format_text("{}Ranks{}{}{}", setting.param.n, forms[static_cast<int>(setting.param.form)],
                      setting.param.async_op ? "Async" : "Sync", c10::toString(setting.param.dtype));
 }
 INSTANTIATE_TEST_SUITE_P(Dist, Verbs, testing::ValuesIn(settings()), setting_name);

@@ -1,5 +1,4 @@
 // Stopping early and in good order: signals, ranks that agree, and a job that is ended by SIGTERM and goes on in a new one.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -10,6 +9,7 @@
 #include <csignal>
 #include <thread>
 
+#include "base/format.h"
 #include "harness/run_ranks.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
@@ -232,7 +232,7 @@ TEST(GracefulStop, AJobThatIsEndedGoesOnWithTheSameBits) {
     ASSERT_TRUE(job.wait_for("holding")) << job.err();
     job.signal(signal);
     EXPECT_EQ(job.wait(), 128 + signal) << job.err();
-    EXPECT_EQ(job.count(fmt::format("stopped at 12 by {}", signal)), 2) << job.out() << job.err();
+    EXPECT_EQ(job.count(format_text("stopped at 12 by {}", signal)), 2) << job.out() << job.err();
     EXPECT_EQ(job.count("weights"), 0) << "it did not get to the end";
 
     if (signal == SIGINT) continue;  // once is enough for the rest

@@ -1,5 +1,4 @@
 // Event files, read back by a reader of the test's own: frames, checksums (bit by bit) and protocol buffers.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "base/files.h"
+#include "base/format.h"
 #include "harness/run_ranks.h"
 #include "harness/temporary_directory.h"
 #include "train/summary/event.h"
@@ -131,7 +131,7 @@ Scalar scalar_of(const std::string& event) {
 TEST(SummaryWriter, BytesOfAnEvent) {
   std::string hex;
   for (const char byte : record_of(scalar_event({1.5, 3}, "a", 2.0F)))
-    hex += fmt::format("{:02x}", static_cast<std::uint8_t>(byte));
+    hex += format_text("{:02x}", static_cast<std::uint8_t>(byte));
   EXPECT_EQ(hex,
             "1700000000000000"  // length
             "e7cef81e"          // its check
@@ -150,7 +150,7 @@ TEST(SummaryWriter, AFileThatCanBeReadAtAnyTime) {
   SummaryWriter writer(runs);
   EXPECT_EQ(writer.log_dir(), runs);
   EXPECT_EQ(writer.path().rfind(runs + "/events.out.tfevents.", 0), 0u) << writer.path();
-  EXPECT_NE(writer.path().find(fmt::format(".{}.", ::getpid())), std::string::npos) << writer.path();
+  EXPECT_NE(writer.path().find(format_text(".{}.", ::getpid())), std::string::npos) << writer.path();
   auto events = events_of(writer.path());
   ASSERT_EQ(events.size(), 1u);
   Fields first = fields_of(events[0]);

@@ -1,10 +1,10 @@
 // Synchronised batch norm against its definition: plain batch norm on the whole batch.
 #include <sstream>
 
+#include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
-#include <fmt/format.h>
 #include <maniple/maniple.h>
 
 namespace maniple::harness::sync_batch_norm_test {
@@ -128,9 +128,9 @@ std::vector<Case> parity_cases() {
   const std::vector<Sizes> divisions = {{4}, {3, 3}, {2, 3, 1}, {2, 2, 2, 2}};
   for (const Sizes& rows : divisions) {
     for (const auto dtype : {torch::kFloat32, torch::kFloat64}) {
-      all.push_back({fmt::format("{}Ranks{}", rows.size(), c10::toString(dtype)), rows, {3, 2}, dtype});
+      all.push_back({format_text("{}Ranks{}", rows.size(), c10::toString(dtype)), rows, {3, 2}, dtype});
     }
-    all.push_back({fmt::format("{}RanksPlainMean", rows.size()), rows, {4}, torch::kFloat64, true, true, c10::nullopt});
+    all.push_back({format_text("{}RanksPlainMean", rows.size()), rows, {4}, torch::kFloat64, true, true, c10::nullopt});
   }
   all.push_back({"BFloat16", {4, 2}, {3, 2}, torch::kBFloat16});
   all.push_back({"TwoDimensions", {4, 3}, {}});
@@ -238,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(SyncBatchNorm, SyncBatchNormWithDdp,
                                          DdpCase{3, Overlap::inline_}, DdpCase{4, Overlap::none},
                                          DdpCase{2, Overlap::inline_}, DdpCase{2, Overlap::thread}),
                          [](const auto& one) {
-                           return fmt::format("{}RanksOverlap{}", one.param.n, static_cast<int>(one.param.overlap));
+                           return format_text("{}RanksOverlap{}", one.param.n, static_cast<int>(one.param.overlap));
                          });
 
 // ---- Conversion ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ void check(const Wishes& wishes) {
     MANIPLE_REQUIRE(name != "recv" && name != "allocate", "{} is not measured by itself", name);
     MANIPLE_REQUIRE(std::find(known.begin(), known.end(), name) != known.end(),
                     "unknown operation \"{}\"; expected some of {}; or all, figures or ddp alone", name,
-                    fmt::join(known, ", "));
+                    joined(known));
   }
   MANIPLE_REQUIRE(wishes.hosts >= 1, "--hosts is {}; expected 1 or more", wishes.hosts);
   for (const std::string& name : wishes.transports) {

@@ -8,6 +8,7 @@
 #include <chrono>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 #include "base/system_error.h"
 

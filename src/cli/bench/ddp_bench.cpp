@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"

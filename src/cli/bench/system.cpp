@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "topology/core_set.h"
 

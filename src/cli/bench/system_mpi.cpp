@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 #include "backend/engines.h"
 #include "base/system_error.h"

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -46,8 +45,8 @@ void restore(torch::nn::Module& module, const NamedState& saved, bool strict) {
     if (here.tensors.count(name) == 0) surplus.push_back(name);
   }
   if (!missing.empty() || !surplus.empty()) {
-    const std::string text = fmt::format("not in the checkpoint: [{}]; not in the module: [{}]", fmt::join(missing, ", "),
-                                         fmt::join(surplus, ", "));
+    const std::string text = format_text("not in the checkpoint: [{}]; not in the module: [{}]", joined(missing),
+                                         joined(surplus));
     MANIPLE_REQUIRE(!strict, "{} (strict = false loads the rest)", text);
     log_warning("checkpoint: {}", text);
   }
@@ -56,7 +55,7 @@ void restore(torch::nn::Module& module, const NamedState& saved, bool strict) {
     const auto found = saved.tensors.find(name);
     if (found == saved.tensors.end()) continue;
     MANIPLE_REQUIRE(found->second.sizes() == tensor.sizes(), "{} has shape [{}] in the checkpoint and [{}] here", name,
-                    fmt::join(found->second.sizes(), ", "), fmt::join(tensor.sizes(), ", "));
+                    joined(found->second.sizes()), joined(tensor.sizes()));
   }
   const torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : here.tensors) {
@@ -93,7 +92,7 @@ void set_random_state(const torch::Tensor& state) {
   generator.set_state(state);
 }
 
-std::string random_name(int rank) { return fmt::format("rank.{}", rank); }
+std::string random_name(int rank) { return format_text("rank.{}", rank); }
 
 }  // namespace
 
@@ -155,7 +154,7 @@ struct Checkpoint::Impl {
       pending.commit();
       prune_checkpoints(options.folder, options.keep_last);
     } catch (const std::exception& failure) {
-      trouble = fmt::format("checkpoint of step {} in {} was not saved: {}", step, options.folder, failure.what());
+      trouble = format_text("checkpoint of step {} in {} was not saved: {}", step, options.folder, failure.what());
       log_warning("{}; the one before it is intact, training goes on", trouble);
     }
     const std::lock_guard lock(mutex);
@@ -194,7 +193,7 @@ struct Checkpoint::Impl {
       }
     }
     if (!troubles.empty()) {
-      throw ProtocolError(fmt::format("no checkpoint in {} can be used: {}", options.folder, fmt::join(troubles, "; ")));
+      throw ProtocolError(format_text("no checkpoint in {} can be used: {}", options.folder, joined(troubles, "; ")));
     }
     return -1;
   }
@@ -208,9 +207,9 @@ struct Checkpoint::Impl {
       try {
         part.load(states[part.name], load);
       } catch (const InvalidArgument& failure) {
-        throw InvalidArgument(fmt::format("{}{}.safetensors: {}", path, part.name, failure.what()));
+        throw InvalidArgument(format_text("{}{}.safetensors: {}", path, part.name, failure.what()));
       } catch (const ProtocolError& failure) {
-        throw ProtocolError(fmt::format("{}{}.safetensors: {}", path, part.name, failure.what()));
+        throw ProtocolError(format_text("{}{}.safetensors: {}", path, part.name, failure.what()));
       }
     }
     if (const auto mine = random.tensors.find(random_name(rank)); mine != random.tensors.end()) set_random_state(mine->second);
@@ -250,7 +249,7 @@ struct Checkpoint::Impl {
     ranks->all_reduce(buffer_of(first_failed), ReduceOp::min);
     if (failure) std::rethrow_exception(failure);
     if (first_failed < ranks->size()) {
-      throw ProtocolError(fmt::format("rank {} could not load the checkpoint from {}; its own error says why", first_failed, options.folder));
+      throw ProtocolError(format_text("rank {} could not load the checkpoint from {}; its own error says why", first_failed, options.folder));
     }
     return step;
   }

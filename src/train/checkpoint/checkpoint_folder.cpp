@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <memory>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -87,7 +86,7 @@ CheckpointManifest parse_manifest(std::string_view text) {
     const auto hash = value.find("sha256");
     if (!value.is_object() || bytes == value.end() || !bytes->is_number_unsigned() || hash == value.end() ||
         !hash->is_string() || hash->get_ref<const std::string&>().size() != 64) {
-      throw ProtocolError(fmt::format("the manifest's entry for {} has no length and hash", name));
+      throw ProtocolError(format_text("the manifest's entry for {} has no length and hash", name));
     }
     manifest.files[name] = {bytes->get<std::uint64_t>(), hash->get<std::string>()};
   }
@@ -103,7 +102,7 @@ PendingCheckpoint::PendingCheckpoint(std::string folder, std::int64_t step) : fo
     log_info("{}/{}: left behind by a process that died while saving; removed", folder_, name);
     remove_directory(folder_ + "/" + name);
   }
-  pending_ = fmt::format("{}/{}{}-{}", folder_, kPartial, checkpoint_name(step), ::getpid());
+  pending_ = format_text("{}/{}{}-{}", folder_, kPartial, checkpoint_name(step), ::getpid());
   if (::mkdir(pending_.c_str(), 0777) != 0) throw_system_error("make " + pending_);
 }
 
@@ -124,7 +123,7 @@ void PendingCheckpoint::commit() {
   const std::string final_name = folder_ + "/" + checkpoint_name(manifest_.step);
   // A directory that is not empty cannot be replaced in one step: the old one of the same step goes out of the way first. If
   // we die in between, the one before it is the newest.
-  const std::string old = fmt::format("{}/{}old-{}-{}", folder_, kPartial, checkpoint_name(manifest_.step), ::getpid());
+  const std::string old = format_text("{}/{}old-{}-{}", folder_, kPartial, checkpoint_name(manifest_.step), ::getpid());
   const bool replaced = ::rename(final_name.c_str(), old.c_str()) == 0;
   if (::rename(pending_.c_str(), final_name.c_str()) != 0) throw_system_error("rename to " + final_name);
   committed_ = true;
@@ -132,7 +131,7 @@ void PendingCheckpoint::commit() {
   if (replaced) remove_directory(old);
 }
 
-std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:012}", kStep, step); }
+std::string checkpoint_name(std::int64_t step) { return format_text("{}{:012}", kStep, step); }
 
 std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
   std::vector<std::int64_t> steps;
@@ -152,18 +151,18 @@ CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t ste
   try {
     manifest = parse_manifest(read_small_file(path + "/" + std::string(kManifest), kMostManifestBytes));
   } catch (const ProtocolError& error) {
-    throw ProtocolError(fmt::format("{}/{}: {}", path, kManifest, error.what()));
+    throw ProtocolError(format_text("{}/{}: {}", path, kManifest, error.what()));
   }
   if (manifest.step != step) {
-    throw ProtocolError(fmt::format("{}: its manifest is of step {}", path, manifest.step));
+    throw ProtocolError(format_text("{}: its manifest is of step {}", path, manifest.step));
   }
   for (const auto& [name, expected] : manifest.files) {
     const FileDigest found = digest_of(path + "/" + name);
     if (found.bytes != expected.bytes) {
-      throw ProtocolError(fmt::format("{}/{} has {} bytes; {} were saved", path, name, found.bytes, expected.bytes));
+      throw ProtocolError(format_text("{}/{} has {} bytes; {} were saved", path, name, found.bytes, expected.bytes));
     }
     if (found.sha256 != expected.sha256) {
-      throw ProtocolError(fmt::format("{}/{} is damaged: its SHA-256 is not the one that was saved", path, name));
+      throw ProtocolError(format_text("{}/{} is damaged: its SHA-256 is not the one that was saved", path, name));
     }
   }
   return manifest;
@@ -174,7 +173,7 @@ void prune_checkpoints(const std::string& folder, int keep) {
   for (std::size_t i = static_cast<std::size_t>(std::max(1, keep)); i < steps.size(); ++i) {
     // Renamed first, so that no name step-... ever stands for half a checkpoint.
     const std::string name = checkpoint_name(steps[i]);
-    const std::string old = fmt::format("{}/{}old-{}-{}", folder, kPartial, name, ::getpid());
+    const std::string old = format_text("{}/{}old-{}-{}", folder, kPartial, name, ::getpid());
     if (::rename((folder + "/" + name).c_str(), old.c_str()) == 0) remove_directory(old);
   }
 }

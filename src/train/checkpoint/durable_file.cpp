@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "base/check.h"
 #include "base/crypto.h"
 #include "base/system_error.h"
@@ -33,7 +31,9 @@ class Sha256 {
     std::array<unsigned char, EVP_MAX_MD_SIZE> bytes;
     unsigned length = 0;
     MANIPLE_ASSERT(::EVP_DigestFinal_ex(context_.get(), bytes.data(), &length) == 1 && length == 32);
-    return fmt::format("{:02x}", fmt::join(bytes.begin(), bytes.begin() + length, ""));
+    std::string digits;
+    for (unsigned i = 0; i < length; ++i) digits += format_text("{:02x}", bytes[i]);
+    return digits;
   }
 
  private:
@@ -105,7 +105,7 @@ std::string read_small_file(const std::string& path, std::size_t most_bytes) {
     if (got < 0) throw_system_error("read " + path);
     if (got == 0) return text;
     text.append(piece.data(), static_cast<std::size_t>(got));
-    if (text.size() > most_bytes) throw ProtocolError(fmt::format("{} is longer than {} bytes", path, most_bytes));
+    if (text.size() > most_bytes) throw ProtocolError(format_text("{} is longer than {} bytes", path, most_bytes));
   }
 }
 

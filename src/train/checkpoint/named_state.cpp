@@ -9,8 +9,6 @@
 #include <charconv>
 #include <cstdlib>
 
-#include <fmt/format.h>
-
 #include "base/check.h"
 #include "base/system_error.h"
 #include "train/checkpoint/safetensors.h"
@@ -41,7 +39,7 @@ torch::ScalarType type_of(const std::string& name, const std::string& tensor) {
   for (const DtypeName& entry : kDtypes) {
     if (name == entry.name) return entry.type;
   }
-  throw ProtocolError(fmt::format("tensor \"{}\" has dtype {}, which LibTorch does not know", tensor, name));
+  throw ProtocolError(format_text("tensor \"{}\" has dtype {}, which LibTorch does not know", tensor, name));
 }
 
 void read_exactly(int fd, void* to, std::uint64_t bytes) {
@@ -110,24 +108,24 @@ NamedState read_state(const std::string& path) {
   try {
     return read_from(fd.get(), static_cast<std::uint64_t>(status.st_size));
   } catch (const ProtocolError& error) {
-    throw ProtocolError(fmt::format("{}: {}", path, error.what()));
+    throw ProtocolError(format_text("{}: {}", path, error.what()));
   }
 }
 
-std::string text_of(double value) { return fmt::format("{:a}", value); }
+std::string text_of(double value) { return format_text("{:a}", value); }
 std::string text_of(std::int64_t value) { return std::to_string(value); }
 
 double real_of(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || end != text.c_str() + text.size()) throw ProtocolError(fmt::format("\"{}\" is no number", text));
+  if (text.empty() || end != text.c_str() + text.size()) throw ProtocolError(format_text("\"{}\" is no number", text));
   return value;
 }
 
 std::int64_t integer_of(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) throw ProtocolError(fmt::format("\"{}\" is no whole number", text));
+  if (error != std::errc() || end != text.data() + text.size()) throw ProtocolError(format_text("\"{}\" is no whole number", text));
   return value;
 }
 

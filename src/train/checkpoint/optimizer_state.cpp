@@ -2,8 +2,6 @@
 
 #include <sstream>
 
-#include <fmt/format.h>
-
 #include "base/check.h"
 
 namespace maniple {
@@ -115,8 +113,8 @@ typename Map::key_type key_of(const Map&, const torch::Tensor& parameter) {
   }
 }
 
-std::string group_prefix(std::size_t group) { return fmt::format("group.{}.", group); }
-std::string parameter_prefix(std::size_t group, std::size_t i) { return fmt::format("group.{}.parameter.{}.", group, i); }
+std::string group_prefix(std::size_t group) { return format_text("group.{}.", group); }
+std::string parameter_prefix(std::size_t group, std::size_t i) { return format_text("group.{}.parameter.{}.", group, i); }
 
 template <class Options, class State>
 NamedState save_as(optim::Optimizer& optimizer) {

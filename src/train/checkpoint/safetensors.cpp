@@ -5,7 +5,6 @@
 #include <limits>
 #include <set>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -54,17 +53,17 @@ std::string shown(std::string_view name) {
 
 std::uint64_t get_offset(const Json& value, const std::string& name) {
   // Negative numbers and fractions are other types to the parser.
-  if (!value.is_number_unsigned()) throw ProtocolError(fmt::format("tensor \"{}\": an offset is no whole number", shown(name)));
+  if (!value.is_number_unsigned()) throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown(name)));
   return value.get<std::uint64_t>();
 }
 
 SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   const auto wrong = [&](std::string_view what) {
-    return ProtocolError(fmt::format("tensor \"{}\": {}", shown(name), what));
+    return ProtocolError(format_text("tensor \"{}\": {}", shown(name), what));
   };
   if (!value.is_object()) throw wrong("its description is no object");
   for (const auto& [key, unused] : value.items()) {
-    if (key != "dtype" && key != "shape" && key != "data_offsets") throw wrong(fmt::format("unknown field \"{}\"", shown(key)));
+    if (key != "dtype" && key != "shape" && key != "data_offsets") throw wrong(format_text("unknown field \"{}\"", shown(key)));
   }
   if (value.size() != 3) throw wrong("it needs dtype, shape and data_offsets");
   SafetensorsEntry entry;
@@ -72,7 +71,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   if (!value["dtype"].is_string()) throw wrong("its dtype is no text");
   entry.dtype = value["dtype"].get<std::string>();
   const auto element = safetensors_element_bytes(entry.dtype);
-  if (!element) throw wrong(fmt::format("unknown dtype \"{}\"", shown(entry.dtype)));
+  if (!element) throw wrong(format_text("unknown dtype \"{}\"", shown(entry.dtype)));
   const Json& shape = value["shape"];
   if (!shape.is_array() || shape.size() > kMostDimensions) throw wrong("its shape is no list of at most 64 extents");
   for (const Json& extent : shape) {
@@ -85,11 +84,11 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   if (!offsets.is_array() || offsets.size() != 2) throw wrong("its data_offsets are not two numbers");
   entry.begin = get_offset(offsets[0], name);
   entry.end = get_offset(offsets[1], name);
-  if (entry.end < entry.begin) throw wrong(fmt::format("it ends at {} before it begins at {}", entry.end, entry.begin));
+  if (entry.end < entry.begin) throw wrong(format_text("it ends at {} before it begins at {}", entry.end, entry.begin));
   const auto bytes = tensor_bytes(entry.shape, *element);
   if (!bytes) throw wrong("its shape is larger than any file");
   if (*bytes != entry.bytes()) {
-    throw wrong(fmt::format("dtype {} and shape [{}] make {} bytes, its offsets {}", entry.dtype, fmt::join(entry.shape, ", "),
+    throw wrong(format_text("dtype {} and shape [{}] make {} bytes, its offsets {}", entry.dtype, joined(entry.shape),
                             *bytes, entry.bytes()));
   }
   return entry;
@@ -101,19 +100,19 @@ void check_places(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
   const SafetensorsEntry* before = nullptr;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.end > data_bytes) {
-      throw ProtocolError(fmt::format("tensor \"{}\" ends at byte {}, but the file has {} bytes of data: truncated?",
+      throw ProtocolError(format_text("tensor \"{}\" ends at byte {}, but the file has {} bytes of data: truncated?",
                                       shown(entry.name), entry.end, data_bytes));
     }
     if (entry.begin < at) {
-      throw ProtocolError(fmt::format("tensors \"{}\" and \"{}\" overlap", shown(before->name), shown(entry.name)));
+      throw ProtocolError(format_text("tensors \"{}\" and \"{}\" overlap", shown(before->name), shown(entry.name)));
     }
     if (entry.begin > at) {
-      throw ProtocolError(fmt::format("{} bytes before tensor \"{}\" belong to none", entry.begin - at, shown(entry.name)));
+      throw ProtocolError(format_text("{} bytes before tensor \"{}\" belong to none", entry.begin - at, shown(entry.name)));
     }
     at = entry.end;
     before = &entry;
   }
-  if (at != data_bytes) throw ProtocolError(fmt::format("{} bytes at the end belong to no tensor", data_bytes - at));
+  if (at != data_bytes) throw ProtocolError(format_text("{} bytes at the end belong to no tensor", data_bytes - at));
 }
 
 }  // namespace
@@ -152,7 +151,7 @@ std::string encode_safetensors(const SafetensorsHeader& header) {
   try {
     body = text.dump();
   } catch (const Json::exception& error) {
-    throw InvalidArgument(fmt::format("a name or a text of the checkpoint is not valid UTF-8: {}", error.what()));
+    throw InvalidArgument(format_text("a name or a text of the checkpoint is not valid UTF-8: {}", error.what()));
   }
   body.append((kAlignment - body.size() % kAlignment) % kAlignment, ' ');
   MANIPLE_REQUIRE(body.size() <= kMaxSafetensorsHeaderBytes, "the names of these tensors fill {} bytes; at most {} fit",
@@ -164,17 +163,17 @@ std::string encode_safetensors(const SafetensorsHeader& header) {
 
 std::uint64_t safetensors_header_bytes(std::string_view prefix, std::uint64_t file_bytes) {
   if (prefix.size() < kSafetensorsPrefixBytes || file_bytes < kSafetensorsPrefixBytes) {
-    throw ProtocolError(fmt::format("{} bytes are too few for a safetensors file", file_bytes));
+    throw ProtocolError(format_text("{} bytes are too few for a safetensors file", file_bytes));
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kSafetensorsPrefixBytes; ++i) {
     length |= std::uint64_t{static_cast<unsigned char>(prefix[i])} << (8 * i);
   }
   if (length > kMaxSafetensorsHeaderBytes) {
-    throw ProtocolError(fmt::format("it claims a header of {} bytes; at most {} are allowed", length, kMaxSafetensorsHeaderBytes));
+    throw ProtocolError(format_text("it claims a header of {} bytes; at most {} are allowed", length, kMaxSafetensorsHeaderBytes));
   }
   if (length > file_bytes - kSafetensorsPrefixBytes) {
-    throw ProtocolError(fmt::format("it claims a header of {} bytes, but has only {} bytes: truncated?", length, file_bytes));
+    throw ProtocolError(format_text("it claims a header of {} bytes, but has only {} bytes: truncated?", length, file_bytes));
   }
   return length;
 }
@@ -191,7 +190,7 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
     if (event == Json::parse_event_t::key && depth == 1) {
       const auto& name = parsed.get_ref<const std::string&>();
       if (name.size() > kMostNameBytes) trouble = "a name is too long";
-      if (!names.insert(name).second) trouble = fmt::format("tensor \"{}\" is described twice", shown(name));
+      if (!names.insert(name).second) trouble = format_text("tensor \"{}\" is described twice", shown(name));
     }
     return trouble.empty();
   };
@@ -211,7 +210,7 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
     }
     if (!value.is_object()) throw ProtocolError("__metadata__ is no object");
     for (const auto& [key, entry] : value.items()) {
-      if (!entry.is_string()) throw ProtocolError(fmt::format("__metadata__: \"{}\" is no text", shown(key)));
+      if (!entry.is_string()) throw ProtocolError(format_text("__metadata__: \"{}\" is no text", shown(key)));
       result.metadata[key] = entry.get<std::string>();
     }
   }

@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include <fmt/format.h>
+#include "base/format.h"
 
 namespace maniple {
 namespace {
@@ -20,7 +20,7 @@ bool take(std::string_view& text, std::string_view words, std::uint64_t& number)
 }  // namespace
 
 std::string write_cursor(const SavedCursor& cursor) {
-  return fmt::format("epoch {}, place {} of {}, shuffle {}, seed {}", cursor.epoch, cursor.places, cursor.size,
+  return format_text("epoch {}, place {} of {}, shuffle {}, seed {}", cursor.epoch, cursor.places, cursor.size,
                      cursor.shuffle ? 1 : 0, cursor.seed);
 }
 

@@ -147,7 +147,7 @@ LabelledImages labelled_images(IdxArray images, const std::string& images_name, 
       std::find_if(labels.bytes.begin(), labels.bytes.end(), [&](std::uint8_t label) { return label >= classes; });
   if (wrong != labels.bytes.end()) {
     const auto place = static_cast<std::size_t>(wrong - labels.bytes.begin());
-    throw InvalidArgument(fmt::format("{}: offset {}: label {} of image {}; expected 0 to {}", labels_name, 8 + place,
+    throw InvalidArgument(format_text("{}: offset {}: label {} of image {}; expected 0 to {}", labels_name, 8 + place,
                                       *wrong, place, classes - 1));
   }
   return {images.shape[0], images.shape[1], images.shape[2], std::move(images.bytes), std::move(labels.bytes)};

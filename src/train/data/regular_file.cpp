@@ -30,7 +30,7 @@ void RegularFile::read(std::size_t offset, void* to, std::size_t count) const {
     const ssize_t got =
         ::pread(fd_.get(), static_cast<char*>(to) + done, count - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_system_error(fmt::format("cannot read {} at offset {}", path_, offset + done));
+    if (got < 0) throw_system_error(format_text("cannot read {} at offset {}", path_, offset + done));
     MANIPLE_REQUIRE(got > 0,
                     "{}: ends at offset {}, but had {} bytes when it was opened; it must not change while it is in use",
                     path_, offset + done, size_);

@@ -23,7 +23,7 @@ torch::Device checked(torch::Device device, const std::string& what) {
     return torch::kCPU;
   }
   if (!device.is_cuda()) {
-    throw Unsupported(fmt::format("DataParallel: {} is {}; replicas can be on cpu and cuda", what, device.str()));
+    throw Unsupported(format_text("DataParallel: {} is {}; replicas can be on cpu and cuda", what, device.str()));
   }
   MANIPLE_REQUIRE(torch::cuda::is_available(), "DataParallel: {} is {}, but this LibTorch finds no CUDA device", what,
                   device.str());
@@ -38,7 +38,7 @@ DataParallelOptions checked(DataParallelOptions options) {
   MANIPLE_REQUIRE(!options.devices.empty(),
                   "DataParallel: no devices; name at least one, such as {{.devices = {{torch::kCPU, torch::kCPU}}}}");
   for (std::size_t i = 0; i < options.devices.size(); ++i) {
-    options.devices[i] = checked(options.devices[i], fmt::format("devices[{}]", i));
+    options.devices[i] = checked(options.devices[i], format_text("devices[{}]", i));
   }
   options.output_device =
       options.output_device ? checked(*options.output_device, "output_device") : options.devices.front();
@@ -58,7 +58,7 @@ std::vector<Tensors> scatter(const Tensors& inputs, std::int64_t dim, std::size_
                     "DataParallel: tensor {} of the arguments has no dimensions and cannot be cut; pass a number", k);
     MANIPLE_REQUIRE(dim < dims && dim >= -dims,
                     "DataParallel: tensor {} of the arguments, [{}], has no dimension {} to cut it along", k,
-                    fmt::join(inputs[k].sizes(), ", "), dim);
+                    joined(inputs[k].sizes()), dim);
     if (first == inputs.size()) {
       first = k;
       rows = inputs[k].size(dim);
@@ -149,7 +149,7 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Da
   const std::vector<std::string> synchronised = synchronised_in(*module);
   if (!synchronised.empty()) {
     throw Unsupported(
-        fmt::format("DataParallel: {} is synchronised batch norm, which works between processes; use it with "
+        format_text("DataParallel: {} is synchronised batch norm, which works between processes; use it with "
                     "DistributedDataParallel, or plain batch norm here",
                     synchronised.front()));
   }

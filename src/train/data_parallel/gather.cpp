@@ -48,7 +48,7 @@ Layout layout_of(const Tensors& parts, std::size_t result, std::int64_t dim) {
     MANIPLE_REQUIRE(fits,
                     "DataParallel: result {} is [{}] on replica 0 and [{}] on replica {}; they may differ in dimension "
                     "{} alone",
-                    result, fmt::join(parts[0].sizes(), ", "), fmt::join(parts[i].sizes(), ", "), i, layout.dim);
+                    result, joined(parts[0].sizes()), joined(parts[i].sizes()), i, layout.dim);
     layout.lengths.push_back(dims == 0 ? 1 : parts[i].size(layout.dim));
   }
   return layout;

@@ -62,9 +62,9 @@ void ReplicaThreads::run(std::size_t count, const char* what, const Workers::Tas
   if (first == thrown.end()) return;
   const auto index = static_cast<std::size_t>(first - thrown.begin());
   const auto more = std::count_if(first + 1, thrown.end(), failed);
-  throw_with_cause(*first, ReplicaError(fmt::format("DataParallel: replica {} of {}, on {}, failed in {}: {}{}", index,
+  throw_with_cause(*first, ReplicaError(format_text("DataParallel: replica {} of {}, on {}, failed in {}: {}{}", index,
                                                     devices_.size(), devices_[index].str(), what, text_of(*first),
-                                                    more > 0 ? fmt::format(" (and {} more)", more) : ""),
+                                                    more > 0 ? format_text(" (and {} more)", more) : ""),
                                         index, devices_[index]));
 }
 

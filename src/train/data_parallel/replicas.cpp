@@ -19,7 +19,7 @@ std::vector<Tensor> defined_tensors(const Named& named) {
 }
 
 std::string shape_of(const Tensor& tensor) {
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+  return format_text("{} [{}]", c10::toString(tensor.scalar_type()), joined(tensor.sizes()));
 }
 
 bool same_memory(const Tensor& a, const Tensor& b) {
@@ -90,7 +90,7 @@ std::shared_ptr<torch::nn::Module> Replicas::make_one(std::size_t index, const D
   try {
     return original_->clone(devices_[index]);
   } catch (const c10::Error& error) {
-    throw InvalidArgument(fmt::format(
+    throw InvalidArgument(format_text(
         "DataParallel: the module {} cannot be cloned: {}; make every module in it a torch::nn::Cloneable that creates "
         "what it registers in reset(), or give DataParallel a factory",
         original_->name(), error.what_without_backtrace()));

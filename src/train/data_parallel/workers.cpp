@@ -16,7 +16,7 @@ Workers::Workers(std::size_t count) {
   try {
     for (std::size_t i = 0; i < count; ++i) {
       threads_.emplace_back([this, i] { work(i); });
-      ::pthread_setname_np(threads_.back().native_handle(), fmt::format("replica-{}", i).c_str());
+      ::pthread_setname_np(threads_.back().native_handle(), format_text("replica-{}", i).c_str());
     }
   } catch (...) {  // too many threads
     close();

@@ -60,8 +60,8 @@ void Bucket::take(std::size_t i) {
                   "DistributedDataParallel: parameter {} has changed since the first backward (its gradient is {} [{}] "
                   "on {}, it was {} "
                   "[{}] on cpu); convert the module before wrapping it",
-                  names_[i], c10::toString(gradient.scalar_type()), fmt::join(gradient.sizes(), ", "),
-                  gradient.device().str(), c10::toString(slots_[i].scalar_type()), fmt::join(slots_[i].sizes(), ", "));
+                  names_[i], c10::toString(gradient.scalar_type()), joined(gradient.sizes()),
+                  gradient.device().str(), c10::toString(slots_[i].scalar_type()), joined(slots_[i].sizes()));
   if (lives_here(gradient, i)) return;
   slots_[i].copy_(gradient);
   if (gradients_live_here_) gradient = slots_[i];

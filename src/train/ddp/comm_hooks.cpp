@@ -46,9 +46,9 @@ CommHook comm_hook_named(std::string_view name) {
   std::string known;
   for (const NamedCommHook& hook : comm_hooks()) {
     if (name == hook.name) return hook.make();
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", hook.name);
+    known += format_text("{}{}", known.empty() ? "" : ", ", hook.name);
   }
-  throw InvalidArgument(fmt::format("no communication hook \"{}\"; there are {}", name, known));
+  throw InvalidArgument(format_text("no communication hook \"{}\"; there are {}", name, known));
 }
 
 }  // namespace maniple

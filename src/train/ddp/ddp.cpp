@@ -29,16 +29,16 @@ const DdpOptions& DdpCore::options() const noexcept { return reducer_->options()
 const std::shared_ptr<ProcessGroup>& DdpCore::process_group() const noexcept { return reducer_->group(); }
 
 std::string DdpStatistics::text() const {
-  std::string result = fmt::format("{} ranks, {} parameters, {:.2f} MiB of gradients in {} bucket{}, overlap {}\n",
+  std::string result = format_text("{} ranks, {} parameters, {:.2f} MiB of gradients in {} bucket{}, overlap {}\n",
                                    ranks, parameters, static_cast<double>(gradient_bytes) / (1024 * 1024),
                                    buckets.size(), buckets.size() == 1 ? "" : "s", overlap);
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const Bucket& bucket = buckets[i];
-    result += fmt::format("  bucket {}: {} {:.2f} MiB, {} parameters, {} .. {}\n", i, bucket.dtype,
+    result += format_text("  bucket {}: {} {:.2f} MiB, {} parameters, {} .. {}\n", i, bucket.dtype,
                           static_cast<double>(bucket.bytes) / (1024 * 1024), bucket.parameters.size(),
                           bucket.parameters.front(), bucket.parameters.back());
   }
-  result += fmt::format(
+  result += format_text(
       "  {} synchronised backwards: {:.3f} ms each, {:.3f} ms communicating, {:.3f} ms waiting for it, {:.0f} % "
       "hidden\n",
       backwards, backward_ms, comm_ms, wait_ms, 100 * overlap_fraction());

@@ -28,7 +28,7 @@ torch::Tensor& ErrorMemory::of(const GradBucket& bucket, torch::ScalarType dtype
         loaded->second.sizes() == one.parts.back().second.sizes(),
         "the state of a communication hook has an error of shape [{}] for parameter {}, whose shape is [{}]; "
         "load the state that was saved with this model",
-        fmt::join(loaded->second.sizes(), ", "), name, fmt::join(one.parts.back().second.sizes(), ", "));
+        joined(loaded->second.sizes()), name, joined(one.parts.back().second.sizes()));
     one.parts.back().second.copy_(loaded->second);
     loaded_.erase(loaded);
   }

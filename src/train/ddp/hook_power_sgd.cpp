@@ -65,7 +65,7 @@ struct PowerSGDState::Impl {
           q.dim() == 2 && q.size(0) == m && q.size(1) == r,
           "powerSGD_hook: the state has a Q of [{}] for parameter {}, where [{}, {}] is needed; load the state "
           "that was saved with this model and matrix_approximation_rank",
-          fmt::join(q.sizes(), ", "), name, m, r);
+          joined(q.sizes()), name, m, r);
       q = q.to(dtype).contiguous();
     } else {
       q = random_matrix(m, r, dtype, seed);
@@ -216,7 +216,7 @@ void PowerSGDState::load_state_dict(const std::map<std::string, torch::Tensor>& 
       qs[name.substr(std::string(kQ).size())] = tensor.clone();
     } else {
       throw InvalidArgument(
-          fmt::format("PowerSGDState: entry {} is none of iteration, error/..., q/...; this is another state", name));
+          format_text("PowerSGDState: entry {} is none of iteration, error/..., q/...; this is another state", name));
     }
   }
   MANIPLE_REQUIRE(iteration >= 0, "PowerSGDState: entry iteration is missing; this is another state");

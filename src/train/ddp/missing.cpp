@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
+#include "base/format.h"
 
 namespace maniple {
 namespace {
@@ -20,9 +20,9 @@ std::vector<bool> used_anywhere(ProcessGroup& group, const std::vector<bool>& us
 std::string names_of(std::span<const std::size_t> parameters, std::span<const NamedTensor> all) {
   std::string text;
   for (std::size_t i = 0; i < std::min(kNamed, parameters.size()); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", all[parameters[i]].name);
+    text += format_text("{}{}", i == 0 ? "" : ", ", all[parameters[i]].name);
   }
-  if (parameters.size() > kNamed) text += fmt::format(" and {} more", parameters.size() - kNamed);
+  if (parameters.size() > kNamed) text += format_text(" and {} more", parameters.size() - kNamed);
   return text;
 }
 

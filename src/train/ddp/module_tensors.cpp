@@ -23,7 +23,7 @@ std::vector<NamedTensor> once_each(const torch::OrderedDict<std::string, torch::
 /// What must be the same everywhere, one line for each thing.
 std::vector<std::string> description(const DdpOptions& options, const ModuleTensors& tensors) {
   std::vector<std::string> lines;
-  const auto add = [&](const char* name, auto value) { lines.push_back(fmt::format("option {} = {}", name, value)); };
+  const auto add = [&](const char* name, auto value) { lines.push_back(format_text("option {} = {}", name, value)); };
   add("bucket_cap_mb", options.bucket_cap_mb);
   add("first_bucket_mb", options.first_bucket_mb);
   add("find_unused_parameters", options.find_unused_parameters);
@@ -33,13 +33,13 @@ std::vector<std::string> description(const DdpOptions& options, const ModuleTens
   add("init_sync", options.init_sync);
   add("overlap", static_cast<int>(options.overlap));
   add("average", static_cast<int>(options.average));
-  add("delay_all_reduce_named_params", fmt::format("[{}]", fmt::join(options.delay_all_reduce_named_params, ", ")));
+  add("delay_all_reduce_named_params", format_text("[{}]", joined(options.delay_all_reduce_named_params)));
   add("param_to_hook_all_reduce", options.param_to_hook_all_reduce);
   const auto list = [&](const char* kind, const std::vector<NamedTensor>& named) {
     for (const auto& [name, tensor] : named) {
-      lines.push_back(fmt::format(
-          "{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-          tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "))));
+      lines.push_back(format_text(
+          "{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
+          tensor.is_contiguous() ? "" : format_text(" strides [{}]", joined(tensor.strides()))));
     }
   };
   list("parameter", tensors.trained);
@@ -81,8 +81,8 @@ std::string first_difference(const std::vector<std::string>& texts) {
     if (held.size() == 1) continue;
     std::string text;
     for (const auto& [line, who] : held) {
-      text += fmt::format("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks",
-                          fmt::join(who, ", "), who.size() == 1 ? "has" : "have", line);
+      text += format_text("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks",
+                          joined(who), who.size() == 1 ? "has" : "have", line);
     }
     return text;
   }
@@ -118,7 +118,7 @@ void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, c
   for (const std::string& line : description(options, tensors)) text += line + "\n";
   const std::vector<std::string> texts = group.all_gather_objects(text);
   if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return;
-  throw InvalidArgument(fmt::format(
+  throw InvalidArgument(format_text(
       "[DistributedDataParallel {} rank {}/{}] the ranks do not agree: {}; build the same module with the same "
       "options on every rank",
       group.name(), group.rank(), group.size(), first_difference(texts)));

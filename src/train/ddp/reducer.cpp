@@ -94,7 +94,7 @@ void Reducer::note_delayed() {
       if (parameters_[i].name == name) return i;
     }
     throw InvalidArgument(
-        fmt::format("DistributedDataParallel: {} names \"{}\", but the module has no such parameter that requires a "
+        format_text("DistributedDataParallel: {} names \"{}\", but the module has no such parameter that requires a "
                     "gradient; take the names of named_parameters()",
                     option, name));
   };
@@ -141,7 +141,7 @@ void Reducer::attach_hooks() {
 }
 
 std::string Reducer::who() const {
-  return fmt::format("[DistributedDataParallel {} rank {}/{}] ", group_->name(), group_->rank(), group_->size());
+  return format_text("[DistributedDataParallel {} rank {}/{}] ", group_->name(), group_->rank(), group_->size());
 }
 
 // The others may be waiting for this rank's part of an average that will never come: they get the same text.
@@ -202,12 +202,12 @@ void Reducer::gradient_came(std::size_t parameter) {
   const std::string& name = parameters_[parameter].name;
   if (came_[parameter] && !delayed_[parameter])
     fail(
-        fmt::format("parameter {} got its gradient twice in one backward (a backward inside a backward is not "
+        format_text("parameter {} got its gradient twice in one backward (a backward inside a backward is not "
                     "supported) on rank {}",
                     name, group_->rank()));
   if (!expected(parameter))
     fail(
-        fmt::format("parameter {} got a gradient on rank {}, but none in the first backward; the graph is not "
+        format_text("parameter {} got a gradient on rank {}, but none in the first backward; the graph is not "
                     "static, use find_unused_parameters instead",
                     name, group_->rank()));
   came_[parameter] = true;
@@ -229,7 +229,7 @@ void Reducer::delayed_came(std::size_t parameter) {
   if (buckets_.empty()) return;
   Bucket& bucket = buckets_[homes_[parameter].bucket];
   if (bucket.launched) {
-    fail(fmt::format(
+    fail(format_text(
         "parameter {}, whose all_reduce is delayed, got a gradient on rank {} after that of {}, which was to be the "
         "last; choose another param_to_hook_all_reduce, or none",
         parameters_[parameter].name, group_->rank(), parameters_[trigger_].name));
@@ -315,7 +315,7 @@ void Reducer::finish() {
   const bool first = buckets_.empty();
   const bool allowed = options_.static_graph ? expected_.empty() : options_.find_unused_parameters;
   if (!missing.empty() && !allowed) {
-    fail(fmt::format("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(),
+    fail(format_text("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(),
                      names_of(missing, parameters_),
                      options_.static_graph
                          ? "they had one in the first backward, so the graph is not static: use "

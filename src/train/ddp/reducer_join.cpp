@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kDdpSources = "train/ddp/";  // in the place of a call that DistributedDataParallel made
 
 std::string remedy(const std::string& who) {
-  return fmt::format(
+  return format_text(
       "; {}no more batches? Give all ranks equally many (DistributedSampler does), or train inside with_join", who);
 }
 
@@ -23,11 +23,11 @@ std::string elsewhere(const std::string& text) {
   int count = 0;
   for (std::sregex_iterator it(text.begin(), text.end(), call), end; it != end; ++it) {
     if ((*it)[2].str().find(kDdpSources) != std::string::npos) continue;
-    ranks += fmt::format("{}{}", count == 0 ? "" : ", ", (*it)[1].str());
+    ranks += format_text("{}{}", count == 0 ? "" : ", ", (*it)[1].str());
     ++count;
   }
   if (count == 0) return "a rank has ";
-  return fmt::format("{} {} {} ", count == 1 ? "rank" : "ranks", ranks, count == 1 ? "has" : "have");
+  return format_text("{} {} {} ", count == 1 ? "rank" : "ranks", ranks, count == 1 ? "has" : "have");
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ void Reducer::explained(const std::function<void()>& communicate) const {
     // Over a network a rank that leaves and one that ends look alike.
     const bool closed = text.find("connection closed by the peer") != std::string::npos;
     if (!left && !closed) throw;  // it died: its own output says why
-    const std::string who = error.rank() < 0 ? "it has " : fmt::format("rank {} has ", error.rank());
+    const std::string who = error.rank() < 0 ? "it has " : format_text("rank {} has ", error.rank());
     throw PeerLost(text + remedy((left ? "" : "if it did not fail: ") + who), error.rank());
   } catch (const Timeout& error) {
     throw Timeout(error.what() + remedy("one that did not come has "));
@@ -83,8 +83,8 @@ bool Reducer::meet(bool active) {
   last_source_ = source_;
   uneven_ = uneven_ || !out.empty();
   if (!out.empty() && join_->throw_on_early_termination) {
-    throw UnevenInputs(fmt::format("{}{} {} {} no more batches, {} still {}; throw_on_early_termination is set", who(),
-                                   out.size() == 1 ? "rank" : "ranks", fmt::join(out, ", "),
+    throw UnevenInputs(format_text("{}{} {} {} no more batches, {} still {}; throw_on_early_termination is set", who(),
+                                   out.size() == 1 ? "rank" : "ranks", joined(out),
                                    out.size() == 1 ? "has" : "have", active_, active_ == 1 ? "trains" : "train"));
   }
   return true;

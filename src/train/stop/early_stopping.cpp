@@ -34,7 +34,7 @@ bool EarlyStopping::update(double value) {
 }
 
 std::string EarlyStopping::state() const {
-  return fmt::format("best {:.17g} updates {} best_update {} waited {}", best_, updates_, best_update_, waited_);
+  return format_text("best {:.17g} updates {} best_update {} waited {}", best_, updates_, best_update_, waited_);
 }
 
 void EarlyStopping::load_state(const std::string& text) {

@@ -58,7 +58,7 @@ GracefulStop::GracefulStop(GracefulStopOptions options) : every_(options.every) 
                       (previous.action.sa_handler == SIG_IGN || ::sigaction(number, &ours, nullptr) == 0);
     if (!done) {
       restore();
-      throw InvalidArgument(fmt::format("GracefulStop: signal {} cannot be caught: {}", number, errno_text(errno)));
+      throw InvalidArgument(format_text("GracefulStop: signal {} cannot be caught: {}", number, errno_text(errno)));
     }
     if (previous.action.sa_handler != SIG_IGN) previous_.push_back(previous);
   }

@@ -40,7 +40,7 @@ std::string host_name() {
 
 std::string new_path(const std::string& folder, const std::string& suffix) {
   static std::atomic<int> files = 0;  // of this process: two in one second are two
-  return fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}{}", folder, static_cast<long long>(now()), host_name(),
+  return format_text("{}/events.out.tfevents.{:010}.{}.{}.{}{}", folder, static_cast<long long>(now()), host_name(),
                      ::getpid(), files++, suffix);
 }
 
@@ -111,7 +111,7 @@ class SummaryWriter::Impl {
   }
 
   void failed(const char* what, int code) {
-    error_ = fmt::format("{} {}: {}", what, path_, errno_text(code));
+    error_ = format_text("{} {}: {}", what, path_, errno_text(code));
     if (!warned_) log_warning("SummaryWriter: {}; events are lost, the training goes on", error_);
     warned_ = true;
   }

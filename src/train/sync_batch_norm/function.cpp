@@ -87,7 +87,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     MANIPLE_REQUIRE(batch.total != 1,
                     "SyncBatchNorm: Expected more than 1 value per channel when training, got one on all {} ranks "
                     "together; input size [{}] here",
-                    group->size(), fmt::join(input.sizes(), ", "));
+                    group->size(), joined(input.sizes()));
     context->saved_data["needed"] = input.requires_grad();
     context->saved_data["total"] = batch.total;
     context->saved_data["eps"] = eps;
@@ -162,7 +162,7 @@ Tensor sync_batch_norm(const Tensor& input, const BatchNormTensors& own, double 
   }
   MANIPLE_REQUIRE(input.numel() != input.size(1),
                   "SyncBatchNorm: Expected more than 1 value per channel when training, got input size [{}]",
-                  fmt::join(input.sizes(), ", "));
+                  joined(input.sizes()));
   return plain_batch_norm(input, own, true, momentum, eps);
 }
 

@@ -8,10 +8,10 @@ namespace maniple::nn {
 
 void SyncBatchNormImpl::_check_input_dim(const torch::Tensor& input) {
   MANIPLE_REQUIRE(input.dim() >= 2, "SyncBatchNorm: expected an input of two dimensions or more, (N, C, ...), got [{}]",
-                  fmt::join(input.sizes(), ", "));
+                  joined(input.sizes()));
   MANIPLE_REQUIRE(input.size(1) == options.num_features() && input.size(1) > 0,
                   "SyncBatchNorm: expected {} channels in dimension 1, got [{}]", options.num_features(),
-                  fmt::join(input.sizes(), ", "));
+                  joined(input.sizes()));
 }
 
 torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
@@ -29,7 +29,7 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << fmt::format("maniple::nn::SyncBatchNorm({}, eps={}, affine={}, track_running_stats={})",
+  stream << format_text("maniple::nn::SyncBatchNorm({}, eps={}, affine={}, track_running_stats={})",
                         options.num_features(), options.eps(), options.affine(), options.track_running_stats());
 }
 

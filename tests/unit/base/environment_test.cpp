@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 
+#include <fmt/format.h>
+
 #include <maniple/comm/error.h>
 
 #include "harness/error_of.h"
