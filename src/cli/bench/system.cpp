@@ -44,7 +44,7 @@ std::vector<Order> carried_orders(const Order& wanted, const std::string& name) 
   return {order};
 }
 
-const System& system_named(const std::string& name) {
+const System& system_named(std::string_view name) {
   for (const auto& system : systems()) {
     if (system->name() == name) return *system;
   }

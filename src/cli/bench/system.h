@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/bench/child.h"
@@ -49,7 +50,7 @@ class System {
 };
 
 std::span<const std::unique_ptr<System>> systems();
-const System& system_named(const std::string& name);  ///< throws InvalidArgument
+const System& system_named(std::string_view name);  ///< throws InvalidArgument
 
 std::unique_ptr<System> make_native_system();
 /// Maniple with MANIPLE_CHECKS, MANIPLE_RECORDER and MANIPLE_HEARTBEAT off: what those cost is the difference.
