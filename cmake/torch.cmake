@@ -11,6 +11,11 @@ if(NOT Torch_FOUND)
   message(STATUS "Maniple: LibTorch was not found; maniple::train is left out (Debian: apt-get install libtorch-dev)")
   return()
 endif()
+if(Torch_VERSION VERSION_LESS 2 AND CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  message(STATUS "Maniple: Clang cannot compile the headers of LibTorch ${Torch_VERSION} as C++20; maniple::train is left out. "
+                 "GCC can (-DCMAKE_CXX_COMPILER=g++), and so does Clang with LibTorch 2")
+  return()
+endif()
 set(MANIPLE_HAVE_TORCH ON)
 find_package(ZLIB REQUIRED)
 
@@ -32,12 +37,8 @@ target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
 # file itself: so many files are compiled together. While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
 option(MANIPLE_UNITY "Compile the sources of maniple_train, and those of its tests, in groups" ON)
 set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # In LibTorch's templates that become part of ours, GCC 13 and later see a std::vector<bool> copied beyond its end, wrongly.
-  target_compile_options(maniple_train PRIVATE -Wno-array-bounds -Wno-stringop-overflow)
-  if(MANIPLE_UNITY)
-    target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers
-  endif()
+if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers
 endif()
 
 # maniple_train_sources(GROUP FILES...): files of the library that are compiled with the others of their group, so names in their unnamed

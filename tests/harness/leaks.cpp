@@ -13,12 +13,20 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(3);
 
+void (*warm_up_libraries)() = nullptr;
+
 }  // namespace
+
+bool call_before_first_count(void (*warm_up)()) {
+  warm_up_libraries = warm_up;
+  return true;
+}
 
 Holdings Holdings::now() {
   // The thread sanitizer starts a thread of its own with the first one; it is there before we count.
   static const bool first_thread = [] {
     std::thread([] {}).join();
+    if (warm_up_libraries != nullptr) warm_up_libraries();
     return true;
   }();
   (void)first_thread;
