@@ -14,7 +14,8 @@
 //   Groups      Without `.group` the verb works on the default group, the world of init_process_group. `src`, `dst` and
 //               peers are ranks *in the group* (torch.distributed counts them in the world; see get_group_rank). Every
 //               rank of the group calls the same verbs in the same order; ranks that disagree all get `Mismatch`, which
-//               lists what each called.
+//               lists what each called. On a rank that is not in the group a verb does nothing, whatever its arguments (recv
+//               returns -1, object verbs nothing, async_op a Work that is done); the first is told by a warning.
 //   async_op    false: the verb returns when this rank's result is in place, and the Work it returns is done. true: it
 //               returns at once; when wait() returns, the result is in place. Tensors are kept alive until then. Do not
 //               touch them meanwhile.
@@ -72,17 +73,18 @@ bool is_backend_available(std::string_view backend) noexcept;  ///< whether init
 /// The default group; throws `InvalidArgument` when there is none, saying how to get one.
 std::shared_ptr<ProcessGroup> get_default_group();
 
-/// Of the group, or of the default group when null.
+/// Of the group, or of the default group when null. The first two are -1 on a rank that is not in the group.
 int get_rank(const std::shared_ptr<ProcessGroup>& group = nullptr);
 int get_world_size(const std::shared_ptr<ProcessGroup>& group = nullptr);
 std::string get_backend(const std::shared_ptr<ProcessGroup>& group = nullptr);
 
-/// From a rank of the world to a rank of the group and back. Throws `InvalidArgument` if there is no such rank.
+/// From a rank of the world to a rank of the group and back. Throws `InvalidArgument` if there is no such rank,
+/// or if this one is not in the group.
 int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank);
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank);
 
 /// A group of some ranks of the default group, in the order given. All ranks of the default group call it with the same
-/// list; those that are not in it get null.
+/// list and options; those that are not in it get a handle of which is_member() is false, never null.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
 // ---- What every verb may be told ---------------------------------------------------------------------------------

@@ -185,6 +185,11 @@ std::optional<std::string> environment_text(const char* name) {
   return std::string(value);
 }
 
+void require_not_empty(const char* name) {
+  const char* value = std::getenv(name);
+  MANIPLE_REQUIRE(value == nullptr || *value != '\0', "{} is set, but empty; give it a value, or unset it", name);
+}
+
 std::optional<std::int64_t> environment_integer(const char* name, std::int64_t low, std::int64_t high) {
   const auto text = environment_text(name);
   if (!text) return std::nullopt;

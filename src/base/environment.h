@@ -88,7 +88,10 @@ bool knob_flag(Knob knob);
 
 /// A plain variable; nullopt when unset or empty.
 std::optional<std::string> environment_text(const char* name);
-/// A plain whole number; nullopt when unset; throws InvalidArgument naming the variable, its value and the range.
+/// Throws InvalidArgument for a variable that is set to nothing, as `export NAME=$UNSET` does. For those whose absence means
+/// something else than a mistake.
+void require_not_empty(const char* name);
+/// A plain whole number; nullopt when unset or empty; throws InvalidArgument naming the variable, its value and the range.
 std::optional<std::int64_t> environment_integer(const char* name, std::int64_t low, std::int64_t high);
 
 /// As it may stand in a line for people: control characters escaped, the end of a long text left out.

@@ -29,12 +29,18 @@ Enum parse(const std::array<std::string_view, N>& names, std::string_view name, 
   throw InvalidArgument(fmt::format("unknown {} \"{}\"; expected one of {}", what, name, fmt::join(names, ", ")));
 }
 
+// A number that was cast to the enumeration may be none of its values.
+template <std::size_t N>
+std::string_view name_at(const std::array<std::string_view, N>& names, std::size_t index) noexcept {
+  return index < N ? names[index] : "unknown";
+}
+
 }  // namespace
 
-std::string_view to_string(DType dtype) noexcept { return kDTypes[static_cast<std::size_t>(dtype)]; }
-std::string_view to_string(ReduceOp::Kind kind) noexcept { return kReduceOps[kind]; }
-std::string_view to_string(Op op) noexcept { return kOps[static_cast<std::size_t>(op)]; }
-std::string_view to_string(TransportKind kind) noexcept { return kTransports[static_cast<std::size_t>(kind)]; }
+std::string_view to_string(DType dtype) noexcept { return name_at(kDTypes, static_cast<std::size_t>(dtype)); }
+std::string_view to_string(ReduceOp::Kind kind) noexcept { return name_at(kReduceOps, kind); }
+std::string_view to_string(Op op) noexcept { return name_at(kOps, static_cast<std::size_t>(op)); }
+std::string_view to_string(TransportKind kind) noexcept { return name_at(kTransports, static_cast<std::size_t>(kind)); }
 
 DType parse_dtype(std::string_view name) { return parse<DType>(kDTypes, name, "dtype"); }
 ReduceOp::Kind parse_reduce_op(std::string_view name) { return parse<ReduceOp::Kind>(kReduceOps, name, "reduce op"); }

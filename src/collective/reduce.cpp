@@ -64,7 +64,15 @@ void reduce(const Reduction& reduction, std::span<const void* const> sources, st
 
 std::string_view reduce_instruction_set() noexcept { return best_kernels().name; }
 
+void require_dtype(DType dtype) {
+  MANIPLE_REQUIRE(static_cast<int>(dtype) < kDTypeCount, "there is no dtype {}; use one of the names in DType", static_cast<int>(dtype));
+}
+
 void require_reducible(DType dtype, ReduceOp op) {
+  require_dtype(dtype);
+  MANIPLE_REQUIRE(op.kind() < ReduceOp::kKindCount,
+                  "there is no reduce op {}; use sum, avg, product, min, max, band, bor, bxor or premul_sum",
+                  static_cast<int>(op.kind()));
   MANIPLE_REQUIRE(baseline_reduce_kernels().table[static_cast<std::size_t>(dtype)][op.kind()] != nullptr,
                   "{} has no meaning for {}; {}", to_string(op.kind()), to_string(dtype),
                   dtype == DType::bool8 ? "use sum, product, min, max, band, bor or bxor"

@@ -36,7 +36,10 @@ void reduce(const Reduction& reduction, std::span<const void* const> sources, st
 /// or "generic".
 std::string_view reduce_instruction_set() noexcept;
 
-/// Throws InvalidArgument when the op has no meaning for the dtype (band on float32, avg on bool8, ...).
+/// Throws InvalidArgument for a number that is none of DType's values.
+void require_dtype(DType dtype);
+/// Throws InvalidArgument when the op has no meaning for the dtype (band on float32, avg on bool8, ...), or when either is
+/// a number that is none of its enumeration's values.
 void require_reducible(DType dtype, ReduceOp op);
 
 }  // namespace maniple

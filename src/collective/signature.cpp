@@ -30,8 +30,8 @@ std::string Signature::describe() const {
   const Op op = static_cast<Op>(known ? op_number : 0);
   const bool premultiplied = reduce_number == ReduceOp::premul_sum;
 
-  // Ranks that make a group agree on it by a barrier that carries the list.
-  if (known && op == Op::barrier && detail != 0) return fmt::format("new_group #{} of list {:08x}", seq, printed(detail));
+  // Ranks that make a group agree on it by a barrier that carries the list and the options.
+  if (known && op == Op::barrier && detail != 0) return fmt::format("new_group #{} of list and options {:08x}", seq, printed(detail));
   std::string text = fmt::format("{} #{}", name_of<Op>(op_number, kOpCount, "op"), seq);
   if (known && op == Op::barrier) return text;
   text += fmt::format(" {}", name_of<DType>((what >> 8) & 0xff, kDTypeCount, "dtype"));

@@ -84,11 +84,13 @@ Coalesced checked(ProcessGroup::Impl& group, std::span<const Buffer> buffers, Re
 }  // namespace
 
 void ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, Call call) {
+  if (!impl_->takes_part("all_reduce_coalesced")) return;
   Coalesced work = checked(*impl_, buffers, op, call);
   impl_->run_tasks(Op::all_reduce, call, [&work](Patience& patience) { work.run(patience); });
 }
 
 Work ProcessGroup::all_reduce_coalesced_async(std::span<const Buffer> buffers, ReduceOp op, Call call) {
+  if (!impl_->takes_part("all_reduce_coalesced")) return done_work();
   return impl_->start_tasks(Op::all_reduce, call, [work = checked(*impl_, buffers, op, call)](Patience& patience) mutable { work.run(patience); });
 }
 

@@ -8,7 +8,9 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/log.h"
 #include "collective/selection.h"
+#include "group/validate.h"
 
 namespace maniple {
 namespace {
@@ -18,7 +20,8 @@ constexpr const char* kForked =
 
 }  // namespace
 
-ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline) : facts_(std::move(facts)), generation_(fork_generation()) {
+ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
+    : facts_(std::move(facts)), global_rank_(facts_.session->rank()), generation_(fork_generation()) {
   try {
     set_up(deadline);
   } catch (...) {
@@ -30,6 +33,29 @@ ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline) : facts_(std::move
     facts_.session->remove_group(facts_.name);
     std::rethrow_exception(cause);
   }
+}
+
+ProcessGroup::Impl::Impl(GroupFacts facts)
+    : facts_(std::move(facts)), global_rank_(facts_.session->rank()), generation_(fork_generation()) {
+  facts_.topology = {.rank = -1, .members = {}, .nodes = {}};
+  facts_.session.reset();
+}
+
+void ProcessGroup::Impl::say_not_member(std::string_view verb) {
+  if (told_.exchange(true)) return;
+  log_warning("{} on group {}: rank {} of the world is not in it, so this and later calls do nothing", verb,
+              facts_.name, global_rank_);
+}
+
+void ProcessGroup::Impl::require_member(std::string_view who) const {
+  MANIPLE_REQUIRE(is_member(), "{}: rank {} of the world is not in group {}; only members can use a group so (is_member() tells)", who,
+                  global_rank_, facts_.name);
+}
+
+Seconds ProcessGroup::Impl::limit(const Call& call) const {
+  if (!call.options.timeout) return facts_.timeout;
+  require_limit("a time-out", *call.options.timeout);
+  return *call.options.timeout;
 }
 
 void ProcessGroup::Impl::set_up(Deadline deadline) {
@@ -58,6 +84,7 @@ void ProcessGroup::Impl::set_up(Deadline deadline) {
 }
 
 ProcessGroup::Impl::~Impl() {
+  if (!is_member()) return;
   // What is queued must not wait for peers: it fails at once.
   if (queued_.load() != 0) {
     abort_->raise(std::make_exception_ptr(Aborted(prefix("destroy") + "the group was destroyed with operations under way")));

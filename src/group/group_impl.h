@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -32,17 +33,31 @@ class ProcessGroup::Impl {
  public:
   /// Sets up the backend and passes a first barrier: when this returns, all ranks are there.
   Impl(GroupFacts facts, Deadline deadline);
+  /// For a rank that is not in the group: a handle on which every operation does nothing. Only name, backend and session of
+  /// the facts count, and the session is let go.
+  explicit Impl(GroupFacts facts);
   ~Impl();
 
   const GroupFacts& facts() const noexcept { return facts_; }
   int rank() const noexcept { return facts_.topology.rank; }
-  int size() const noexcept { return facts_.topology.size(); }
+  int size() const noexcept { return is_member() ? facts_.topology.size() : -1; }
+  bool is_member() const noexcept { return facts_.topology.rank >= 0; }
   Backend& backend() noexcept { return *backend_; }
   AbortSignal& abort_signal() noexcept { return *abort_; }
   Store& store() noexcept { return *store_; }
   const Recorder& recorder() const noexcept { return *recorder_; }
 
-  Seconds limit(const Call& call) const { return call.options.timeout.value_or(facts_.timeout); }
+  /// Throws InvalidArgument when the call was given a time-out that is negative or NaN.
+  Seconds limit(const Call& call) const;
+
+  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle is told.
+  bool takes_part(std::string_view verb) {
+    if (is_member()) [[likely]] return true;
+    say_not_member(verb);
+    return false;
+  }
+  /// Throws InvalidArgument for a rank that is not in the group.
+  void require_member(std::string_view who) const;
 
   /// Runs now, in this thread if nothing else is under way, otherwise after what is.
   void run(Operation operation, const Call& call) {
@@ -93,6 +108,7 @@ class ProcessGroup::Impl {
     ~Release() { busy.store(false, std::memory_order_release); }
   };
   void set_up(Deadline deadline);
+  void say_not_member(std::string_view verb);
   [[noreturn]] void throw_unusable(Op op, const Call& call);
   /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
   /// something else: a connection that closes may only be the echo of what happened elsewhere.
@@ -100,12 +116,13 @@ class ProcessGroup::Impl {
   std::string prefix(const std::string& call) const;   // "[all_reduce #12 world rank 3/8] "
 
   GroupFacts facts_;
-  std::shared_ptr<AbortSignal> abort_;
+  int global_rank_;
+  std::shared_ptr<AbortSignal> abort_;  // null, like what follows, outside the group
   std::shared_ptr<Store> store_;
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Recorder> recorder_;
   std::uint32_t generation_;
-  std::atomic<bool> told_{false};  // a call on this rank has thrown the first cause
+  std::atomic<bool> told_{false};  // a call on this rank has thrown the first cause; outside the group: has been told of
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_

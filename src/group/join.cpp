@@ -11,6 +11,7 @@
 #include "group/environment_check.h"
 #include "group/group_impl.h"
 #include "group/subgroups.h"
+#include "group/validate.h"
 #include "rendezvous/rendezvous.h"
 
 namespace maniple {
@@ -35,6 +36,9 @@ std::shared_ptr<ProcessGroup> join_at(Meeting meeting, const JoinOptions& option
 Deadline check(const JoinOptions& options) {
   check_environment(options);
   MANIPLE_REQUIRE(options.timeout.count() > 0, "timeout is {} s; it must be positive", options.timeout.count());
+  MANIPLE_REQUIRE(!options.join_timeout || options.join_timeout->count() > 0, "join_timeout is {} s; it must be positive",
+                  options.join_timeout->count());
+  require_transport(options.transport);
   find_backend(options.backend);
   // A world of one may have been started by the program itself; the engine knows.
   const int size = options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "group/group_impl.h"
+#include "group/validate.h"
 
 namespace maniple {
 
@@ -13,7 +14,8 @@ std::shared_ptr<Message> ProcessGroup::Impl::make_message(const PointToPoint& p2
   MANIPLE_REQUIRE((p2p.peer >= 0 && p2p.peer < size()) || (!sends && p2p.peer == kAnySource),
                   "{}: peer {} in a group of {} ranks", to_string(p2p.op), p2p.peer, size());
   const ConstBuffer buffer = sends ? p2p.out : ConstBuffer(p2p.in);
-  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: a null buffer of {} elements", to_string(p2p.op), buffer.count);
+  require_memory(p2p.op, "buffer", buffer);
+  MANIPLE_REQUIRE(p2p.tag >= 0, "{}: tag {}; tags are 0 or more", to_string(p2p.op), p2p.tag);
   auto message = std::make_shared<Message>();
   message->op = p2p.op;
   message->peer = p2p.peer;
@@ -76,24 +78,30 @@ std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoin
 }
 
 void ProcessGroup::send(ConstBuffer buffer, int peer, int tag, Call call) {
-  impl_->run_message(PointToPoint::send(buffer, peer, tag), call);
+  if (impl_->takes_part("send")) impl_->run_message(PointToPoint::send(buffer, peer, tag), call);
 }
 
 Work ProcessGroup::isend(ConstBuffer buffer, int peer, int tag, Call call) {
+  if (!impl_->takes_part("isend")) return done_work();
   const PointToPoint p2p = PointToPoint::send(buffer, peer, tag);
   return impl_->start_messages({&p2p, 1}, nullptr, call).front();
 }
 
 int ProcessGroup::recv(Buffer buffer, int peer, int tag, Call call) {
-  return impl_->run_message(PointToPoint::recv(buffer, peer, tag), call);
+  return impl_->takes_part("recv") ? impl_->run_message(PointToPoint::recv(buffer, peer, tag), call) : -1;
 }
 
 Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, Call call) {
+  if (!impl_->takes_part("irecv")) {
+    if (source != nullptr) *source = -1;
+    return done_work();
+  }
   const PointToPoint p2p = PointToPoint::recv(buffer, peer, tag);
   return impl_->start_messages({&p2p, 1}, source, call).front();
 }
 
 std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, Call call) {
+  if (!impl_->takes_part("batch_isend_irecv")) return std::vector<Work>(operations.size(), done_work());
   return impl_->start_messages(operations, nullptr, call);
 }
 

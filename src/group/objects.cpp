@@ -68,6 +68,7 @@ void require_root(int root, int size) { MANIPLE_REQUIRE(root >= 0 && root < size
 }  // namespace
 
 std::string ProcessGroup::broadcast_object(std::string_view object, int root, Call call) {
+  if (!impl_->takes_part("broadcast_object")) return {};
   require_root(root, size());
   std::string result;
   impl_->run_tasks(Op::broadcast, call, [&](Patience& patience) {
@@ -82,6 +83,7 @@ std::string ProcessGroup::broadcast_object(std::string_view object, int root, Ca
 }
 
 std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, int root, Call call) {
+  if (!impl_->takes_part("gather_objects")) return {};
   require_root(root, size());
   std::vector<std::string> result;
   impl_->run_tasks(Op::gather, call, [&](Patience& patience) {
@@ -94,6 +96,7 @@ std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, i
 }
 
 std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, Call call) {
+  if (!impl_->takes_part("all_gather_objects")) return {};
   std::vector<std::string> result;
   impl_->run_tasks(Op::all_gather, call, [&](Patience& patience) {
     Objects objects(*impl_, call, patience);
@@ -104,6 +107,7 @@ std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view objec
 }
 
 std::string ProcessGroup::scatter_objects(std::span<const std::string> given, int root, Call call) {
+  if (!impl_->takes_part("scatter_objects")) return {};
   require_root(root, size());
   MANIPLE_REQUIRE(rank() != root || given.size() == static_cast<std::size_t>(size()),
                   "scatter_objects: {} objects for {} ranks", given.size(), size());

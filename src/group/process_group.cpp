@@ -21,17 +21,24 @@ ProcessGroup::~ProcessGroup() {
   if (impl_ && on_group_thread) std::thread([impl = std::move(impl_)]() mutable { impl.reset(); }).detach();
 }
 
+bool ProcessGroup::is_member() const noexcept { return impl_->is_member(); }
+void ProcessGroup::require_member(std::string_view who) const { impl_->require_member(who); }
 int ProcessGroup::rank() const noexcept { return impl_->rank(); }
 int ProcessGroup::size() const noexcept { return impl_->size(); }
 const Topology& ProcessGroup::topology() const noexcept { return impl_->facts().topology; }
 const std::string& ProcessGroup::name() const noexcept { return impl_->facts().name; }
 const std::string& ProcessGroup::backend() const noexcept { return impl_->facts().backend; }
-std::string_view ProcessGroup::transport() const noexcept { return impl_->backend().transport(); }
-Store& ProcessGroup::store() noexcept { return impl_->store(); }
+std::string_view ProcessGroup::transport() const noexcept { return is_member() ? impl_->backend().transport() : "none"; }
+Store& ProcessGroup::store() {
+  require_member("store");
+  return impl_->store();
+}
 
 void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
+  if (!impl_->takes_part("monitored_barrier")) return;
   impl_->require_usable(Op::barrier, call);
-  const std::uint64_t number = impl_->next_monitored();
+  const std::uint64_t number = impl_->next_monitored();  // also of one that is refused: those that follow must meet
+  require_limit("monitored_barrier: a limit", timeout);
   const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
   std::vector<std::string> keys;
   for (int r = 0; r < size(); ++r) keys.push_back(key(number, r));
@@ -64,6 +71,7 @@ void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
 }
 
 RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
+  if (!impl_->takes_part("allocate")) return {};
   constexpr std::size_t kMost = std::size_t{1} << 46;  // the sizes of all ranks must still add up
   MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes are more than there can be", bytes);
   RegisteredMemory memory;
@@ -84,8 +92,12 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
   return memory;
 }
 
-void ProcessGroup::abort(const std::string& reason) { impl_->abort(reason); }
-std::exception_ptr ProcessGroup::error() const { return impl_->abort_signal().cause(); }
-std::vector<std::string> ProcessGroup::recent_operations() const { return impl_->recorder().lines(); }
+void ProcessGroup::abort(const std::string& reason) {
+  if (impl_->takes_part("abort")) impl_->abort(reason);
+}
+std::exception_ptr ProcessGroup::error() const { return is_member() ? impl_->abort_signal().cause() : nullptr; }
+std::vector<std::string> ProcessGroup::recent_operations() const {
+  return is_member() ? impl_->recorder().lines() : std::vector<std::string>();
+}
 
 }  // namespace maniple

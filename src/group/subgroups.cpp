@@ -1,12 +1,14 @@
 #include "group/subgroups.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "collective/selection.h"
 #include "group/group_impl.h"
 #include "group/validate.h"
 
@@ -42,38 +44,72 @@ std::shared_ptr<ProcessGroup> make_group(ProcessGroup::Impl& parent, const std::
   return std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts), deadline));
 }
 
+std::shared_ptr<ProcessGroup> make_outside(const ProcessGroup::Impl& parent, const std::string& name) {
+  GroupFacts facts = parent.facts();
+  facts.name = name;
+  return std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts)));
+}
+
+// Ranks compare what they were given before they look at it: so either all refuse it, or none.
+std::vector<std::size_t> words_of(const GroupOptions& options) {
+  std::vector<std::size_t> words = {options.timeout.has_value(), 0, options.transport ? 1 + static_cast<std::size_t>(*options.transport) : 0,
+                                    options.algorithm ? 1 + options.algorithm->size() : 0};
+  if (options.timeout) words[1] = std::bit_cast<std::uint64_t>(options.timeout->count());
+  if (options.algorithm) words.insert(words.end(), options.algorithm->begin(), options.algorithm->end());
+  return words;
+}
+
+void require_good(const GroupOptions& options, const char* verb) {
+  MANIPLE_REQUIRE(!options.timeout || options.timeout->count() > 0, "{}: timeout is {} s; it must be positive", verb,
+                  options.timeout->count());
+  if (options.transport) require_transport(*options.transport);
+  if (options.algorithm) require_algorithm(*options.algorithm);
+}
+
 }  // namespace
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks, const GroupOptions& options, Call call) {
+  require_member("new_group");
+  const Deadline deadline = Deadline::after(impl_->limit(call));
+  // A barrier whose "counts" are the list and the options: ranks that pass different ones are told so.
+  std::vector<std::size_t> given = words_of(options);
+  given.insert(given.end(), ranks.begin(), ranks.end());
+  Operation agree = barrier_operation(call);
+  agree.parts = Parts(given);
+  impl_->run(agree, call);
   MANIPLE_REQUIRE(!ranks.empty(), "new_group: no ranks");
   std::set<int> seen;
   for (const int rank : ranks) {
     MANIPLE_REQUIRE(rank >= 0 && rank < size(), "new_group: rank {} in a group of {} ranks", rank, size());
     MANIPLE_REQUIRE(seen.insert(rank).second, "new_group: rank {} is listed twice", rank);
   }
-  // A broadcast of nothing whose "counts" are the list: ranks that pass different lists are told so.
-  const Deadline deadline = Deadline::after(impl_->limit(call));
-  const std::vector<std::size_t> list(ranks.begin(), ranks.end());
-  Operation agree = barrier_operation(call);
-  agree.parts = Parts(list);
-  impl_->run(agree, call);
+  require_good(options, "new_group");
   const std::string name = fmt::format("{}/{}", impl_->facts().name, impl_->next_group());
-  if (seen.count(rank()) == 0) return nullptr;
+  if (seen.count(rank()) == 0) return make_outside(*impl_, name);
   return make_group(*impl_, name, {ranks.begin(), ranks.end()}, options, deadline);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const GroupOptions& options, Call call) {
+  require_member("split");
   const Deadline deadline = Deadline::after(impl_->limit(call));
-  const std::int32_t mine[2] = {color, key};
-  std::vector<std::int32_t> all(2 * static_cast<std::size_t>(size()));
+  const std::int64_t mine[3] = {color, key, static_cast<std::int64_t>(Parts(words_of(options)).hash())};
+  std::vector<std::int64_t> all(3 * static_cast<std::size_t>(size()));
   impl_->run(all_gather_operation({rank(), size()}, buffer_of(std::span(mine)), buffer_of(all), {}, call), call);
   const std::string name = fmt::format("{}/{}.{}", impl_->facts().name, impl_->next_group(), color);
-  if (color < 0) return nullptr;
-  std::vector<std::pair<int, int>> chosen;  // (key, rank)
-  for (int r = 0; r < size(); ++r) {
-    const auto at = 2 * static_cast<std::size_t>(r);
-    if (all[at] == color) chosen.emplace_back(all[at + 1], r);
+  if (color < 0) {
+    require_good(options, "split");
+    return make_outside(*impl_, name);
   }
+  std::vector<std::pair<std::int64_t, int>> chosen;  // (key, rank)
+  bool agreed = true;
+  for (int r = 0; r < size(); ++r) {
+    const auto at = 3 * static_cast<std::size_t>(r);
+    if (all[at] != color) continue;
+    chosen.emplace_back(all[at + 1], r);
+    agreed = agreed && all[at + 2] == mine[2];
+  }
+  MANIPLE_REQUIRE(agreed, "split: the ranks of colour {} were given different options; all pass the same", color);
+  require_good(options, "split");
   std::sort(chosen.begin(), chosen.end());
   std::vector<int> ranks;
   for (const auto& [k, r] : chosen) ranks.push_back(r);

@@ -10,10 +10,6 @@ void require_root(Op op, int root, int size) {
   MANIPLE_REQUIRE(root >= 0 && root < size, "{}: root {} in a group of {} ranks", to_string(op), root, size);
 }
 
-void require_memory(Op op, const char* what, ConstBuffer buffer) {
-  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: {} is null but has {} elements", to_string(op), what, buffer.count);
-}
-
 void require_same_dtype(Op op, ConstBuffer input, ConstBuffer output) {
   MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op), to_string(input.dtype), to_string(output.dtype));
 }
@@ -22,14 +18,23 @@ void require_count(Op op, const char* what, std::size_t count, std::size_t expec
   MANIPLE_REQUIRE(count == expected, "{}: {} has {} elements, expected {}", to_string(op), what, count, expected);
 }
 
-Parts parts_of(Op op, std::size_t each, std::span<const std::size_t> counts, int size) {
-  if (counts.empty()) return {each, size};
+// More than any machine addresses, and little enough that products with numbers of ranks do not wrap around.
+constexpr std::size_t kMostBytes = std::size_t{1} << 48;
+
+std::size_t most_elements(DType dtype) { return kMostBytes / size_of(dtype); }
+
+Parts parts_of(Op op, DType dtype, std::size_t each, std::span<const std::size_t> counts, int size) {
+  const std::size_t most = most_elements(dtype);
+  if (counts.empty()) {
+    MANIPLE_REQUIRE(each <= most / static_cast<std::size_t>(size), "{}: {} elements of {} for each of {} ranks are more than there can be",
+                    to_string(op), each, to_string(dtype), size);
+    return {each, size};
+  }
   MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks", to_string(op), counts.size(), size);
   // Sums that wrapped around would pass for small ones.
-  constexpr std::size_t kMost = std::size_t{1} << 59;
   std::size_t total = 0;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    MANIPLE_REQUIRE(counts[rank] <= kMost - total, "{}: rank {} has {} elements, which makes more than there can be", to_string(op), rank, counts[rank]);
+    MANIPLE_REQUIRE(counts[rank] <= most - total, "{}: rank {} has {} elements, which makes more than there can be", to_string(op), rank, counts[rank]);
     total += counts[rank];
   }
   return Parts(counts);
@@ -55,6 +60,21 @@ void set_parts(Operation& operation, Parts parts) {
 }
 
 }  // namespace
+
+void require_memory(Op op, const char* what, ConstBuffer buffer) {
+  require_dtype(buffer.dtype);
+  MANIPLE_REQUIRE(buffer.count <= most_elements(buffer.dtype), "{}: {} has {} elements of {}, which is more than there can be",
+                  to_string(op), what, buffer.count, to_string(buffer.dtype));
+  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: {} is null but has {} elements", to_string(op), what, buffer.count);
+}
+
+void require_limit(const char* what, Seconds limit) {
+  MANIPLE_REQUIRE(limit.count() >= 0, "{} of {} s; it must not be negative", what, limit.count());
+}
+
+void require_transport(TransportKind kind) {
+  MANIPLE_REQUIRE(kind <= TransportKind::tcp, "there is no transport {}; use one of the names in TransportKind", static_cast<int>(kind));
+}
 
 Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const Call& call) {
   require_root(Op::broadcast, root, group.size);
@@ -101,7 +121,7 @@ Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, i
   require_memory(Op::gather, "input", input);
   Operation operation = base(Op::gather, input.dtype, call);
   operation.root = root;
-  set_parts(operation, parts_of(Op::gather, input.count, counts, group.size));
+  set_parts(operation, parts_of(Op::gather, input.dtype, input.count, counts, group.size));
   require_count(Op::gather, "input", input.count, operation.parts.count(group.rank));
   if (group.rank == root) {
     require_same_dtype(Op::gather, input, output);
@@ -117,7 +137,7 @@ Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer outpu
   require_memory(Op::all_gather, "input", input);
   require_memory(Op::all_gather, "output", output);
   Operation operation = base(Op::all_gather, input.dtype, call);
-  set_parts(operation, parts_of(Op::all_gather, input.count, counts, group.size));
+  set_parts(operation, parts_of(Op::all_gather, input.dtype, input.count, counts, group.size));
   require_count(Op::all_gather, "input", input.count, operation.parts.count(group.rank));
   require_count(Op::all_gather, "output", output.count, operation.parts.total());
   set_memory(operation, input, output);
@@ -129,7 +149,7 @@ Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, 
   require_memory(Op::scatter, "output", output);
   Operation operation = base(Op::scatter, output.dtype, call);
   operation.root = root;
-  set_parts(operation, parts_of(Op::scatter, output.count, counts, group.size));
+  set_parts(operation, parts_of(Op::scatter, output.dtype, output.count, counts, group.size));
   require_count(Op::scatter, "output", output.count, operation.parts.count(group.rank));
   if (group.rank == root) {
     require_same_dtype(Op::scatter, input, output);
@@ -147,7 +167,7 @@ Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer o
   require_memory(Op::reduce_scatter, "output", output);
   Operation operation = base(Op::reduce_scatter, input.dtype, call);
   operation.reduce = op;
-  set_parts(operation, parts_of(Op::reduce_scatter, output.count, counts, group.size));
+  set_parts(operation, parts_of(Op::reduce_scatter, output.dtype, output.count, counts, group.size));
   require_count(Op::reduce_scatter, "output", output.count, operation.parts.count(group.rank));
   require_count(Op::reduce_scatter, "input", input.count, operation.parts.total());
   set_memory(operation, input, output);
@@ -168,8 +188,8 @@ Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer outpu
     require_count(kOp, "output", output.count, input.count);
     operation.count = input.count / size;
   }
-  operation.in_parts = parts_of(kOp, operation.count, input_counts, group.size);
-  operation.out_parts = parts_of(kOp, operation.count, output_counts, group.size);
+  operation.in_parts = parts_of(kOp, input.dtype, operation.count, input_counts, group.size);
+  operation.out_parts = parts_of(kOp, input.dtype, operation.count, output_counts, group.size);
   require_count(kOp, "input", input.count, operation.in_parts.total());
   require_count(kOp, "output", output.count, operation.out_parts.total());
   set_memory(operation, input, output);

@@ -13,6 +13,15 @@ struct GroupShape {
   int size;
 };
 
+/// That the dtype is one, that there can be so many elements, and that there is memory for them.
+void require_memory(Op op, const char* what, ConstBuffer buffer);
+
+/// "a time-out" of less than nothing, or NaN.
+void require_limit(const char* what, Seconds limit);
+
+/// A number that is none of TransportKind's values.
+void require_transport(TransportKind kind);
+
 Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const Call& call);
 Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op, const Call& call);
 Operation all_reduce_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, const Call& call);

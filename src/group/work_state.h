@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -24,5 +25,15 @@ struct Work::State {
   std::exception_ptr error;                   // set before done
   std::vector<std::function<void()>> follow;  // run after done
 };
+
+/// A Work that is done.
+inline Work done_work() {
+  static const auto state = [] {
+    auto done = std::make_shared<Work::State>();
+    done->finish(nullptr);
+    return done;
+  }();
+  return Work(state);
+}
 
 }  // namespace maniple

@@ -51,7 +51,7 @@ class Conducting {
                                           [this](const AgentMessage& message) { conductor_.received(kOwnNode, message); });
     }
     if (listener) {
-      meeting_ = std::make_unique<MeetingPoint>(
+      meeting_ = std::make_unique<LauncherListener>(
           process_.poller(), std::move(listener), launcher_identity(secret),
           [this](UniqueFd connection, const Address& peer) { welcome(std::move(connection), peer); });
     }
@@ -218,7 +218,7 @@ class Conducting {
   std::map<Conductor::Clock, Poller::Timer> timers_;
   Conductor conductor_;
   std::unique_ptr<NodeAgent> node_;
-  std::unique_ptr<MeetingPoint> meeting_;
+  std::unique_ptr<LauncherListener> meeting_;
   std::map<Conductor::Node, std::unique_ptr<AgentLink>> links_;
   std::unique_ptr<RemoteStart> remote_;
   std::unique_ptr<JobRecord> record_;

@@ -52,14 +52,14 @@ std::vector<Address> addresses_of(const MasterPlace& place, const Secret& secret
 
 }  // namespace
 
-struct MeetingPoint::Queue {
+struct LauncherListener::Queue {
   std::mutex mutex;
   std::deque<std::pair<UniqueFd, Address>> arrived;
   UniqueFd bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 };
 
-MeetingPoint::MeetingPoint(Poller& poller, UniqueFd listener, const Identity& identity,
-                           std::function<void(UniqueFd, const Address&)> arrived)
+LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
+                                   std::function<void(UniqueFd, const Address&)> arrived)
     : poller_(poller), address_(Address::of_socket(listener.get())), queue_(std::make_shared<Queue>()) {
   poller_.watch(queue_->bell.get(), EPOLLIN, [queue = queue_, arrived = std::move(arrived)](std::uint32_t) {
     std::uint64_t count = 0;
@@ -88,7 +88,7 @@ MeetingPoint::MeetingPoint(Poller& poller, UniqueFd listener, const Identity& id
           }});
 }
 
-MeetingPoint::~MeetingPoint() {
+LauncherListener::~LauncherListener() {
   acceptor_.reset();
   poller_.forget(queue_->bell.get());
 }

@@ -16,11 +16,11 @@
 namespace maniple::launch {
 
 /// Listens, and gives authentic connections to `arrived` in the poller's thread.
-class MeetingPoint {
+class LauncherListener {
  public:
-  MeetingPoint(Poller& poller, UniqueFd listener, const Identity& identity,
-               std::function<void(UniqueFd connection, const Address& peer)> arrived);
-  ~MeetingPoint();
+  LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
+                   std::function<void(UniqueFd connection, const Address& peer)> arrived);
+  ~LauncherListener();
   const Address& address() const noexcept { return address_; }
 
  private:

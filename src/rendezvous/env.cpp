@@ -58,6 +58,9 @@ Seat seat_from_environment(const JoinOptions& options) {
   const auto wanted_size = agreed({"JoinOptions::world_size", given(options.world_size)},
                                   {"the init method's world_size", method.world_size});
 
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
+    require_not_empty(name);
+  }
   auto rank = variable("RANK", 0, kMaxWorldSize - 1);
   auto world_size = variable("WORLD_SIZE", 1, kMaxWorldSize);
   auto local_rank = variable("LOCAL_RANK", 0, kMaxWorldSize - 1);

@@ -1,7 +1,9 @@
 // file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: whoever
 // comes first makes one. The last process to leave removes the file.
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <thread>
 
@@ -9,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/system_error.h"
 #include "rendezvous/claim.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
@@ -23,17 +26,31 @@ constexpr std::string_view kSecret = "secret";
 constexpr std::string_view kWorldSize = "world_size";
 constexpr std::string_view kClosed = "closed";
 
+// How long the last process of an earlier use may take from closing the file to removing it.
+constexpr std::chrono::seconds kRemoval{10};
+
 /// Opens the file and counts this process. Nothing, if the file is just being removed by the last process of an earlier use.
+/// Whatever else is wrong with the file will not change by waiting.
 std::optional<std::int64_t> count_join(const std::string& path, std::shared_ptr<Store>& store) {
   try {
     store = make_file_store(path);
-    return store->add(kJoins, 1);
-  } catch (const InvalidArgument&) {
-    return std::nullopt;
+    try {
+      return store->add(kJoins, 1);
+    } catch (const InvalidArgument&) {
+      if (store->get(kJoins, Deadline::after(std::chrono::seconds(0))) == kClosed) return std::nullopt;
+      throw;
+    }
   } catch (const SystemError& error) {
     if (error.code() != ENOENT) throw;
     return std::nullopt;
   }
+}
+
+// Of a file that cannot be made for want of its folder the system says the same as of one that was just removed.
+void require_folder(const std::string& path, const std::string& init_method) {
+  const std::string folder = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
+  struct stat status {};
+  MANIPLE_REQUIRE(::stat(folder.c_str(), &status) == 0, "{}: there is no folder {}: {}", init_method, folder, errno_text(errno));
 }
 
 void leave(Store& store, const std::string& path) noexcept {
@@ -83,11 +100,15 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
 
   std::shared_ptr<Store> store;
   std::optional<std::int64_t> join;
+  const Deadline removed = Deadline::sooner(deadline, Deadline::after(kRemoval));
   while (!join) {
+    require_folder(path, options.init_method);
     join = count_join(path, store);
     if (join) break;
-    if (deadline.expired())
-      throw Timeout(fmt::format("{}: an earlier job is still removing the file", options.init_method));
+    if (removed.expired())
+      throw Timeout(fmt::format("{}: an earlier job has closed the file and not removed it within {} s; its last process must have "
+                                "ended in between: remove the file",
+                                options.init_method, kRemoval.count()));
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks at a file of another process
   }
 

@@ -11,6 +11,7 @@
 namespace maniple {
 
 Identity identity_from_environment(int rank, int world_size) {
+  for (const char* name : {"MANIPLE_JOB", "MANIPLE_GENERATION", "MANIPLE_STORE_HOSTED"}) require_not_empty(name);
   Identity identity;
   identity.rank = rank;
   identity.world_size = world_size;

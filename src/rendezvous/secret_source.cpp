@@ -105,6 +105,8 @@ std::optional<Secret> parse_secret(std::string_view text) {
 std::string hex_of(const Secret& secret) { return fmt::format("{:02x}", fmt::join(secret.bytes, "")); }
 
 std::optional<Secret> secret_from_environment() {
+  require_not_empty("MANIPLE_SECRET_FD");
+  require_not_empty("MANIPLE_SECRET_FILE");
   const auto path = environment_text("MANIPLE_SECRET_FILE");
   if (const auto fd = environment_integer("MANIPLE_SECRET_FD", 0, 1 << 20)) {
     MANIPLE_REQUIRE(!path, "MANIPLE_SECRET_FD is {} and MANIPLE_SECRET_FILE is \"{}\"; expected one of them", *fd,

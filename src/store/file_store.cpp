@@ -17,6 +17,7 @@
 #include "base/unique_fd.h"
 #include "store/file_log.h"
 #include "store/key_table.h"
+#include "store/limits.h"
 #include <maniple/comm/store.h>
 
 namespace maniple {
@@ -53,18 +54,27 @@ class FileLock {
   int fd_;
 };
 
+const char* kind_of(mode_t mode) noexcept {
+  if (S_ISREG(mode)) return "a regular file";
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISLNK(mode)) return "a symbolic link";
+  if (S_ISFIFO(mode)) return "a named pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
 class FileStore final : public Store {
  public:
   explicit FileStore(const std::string& path) : path_(path) {
     MANIPLE_REQUIRE(!path.empty(), "a file store needs a path");
     fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!fd_) throw_system_error(fmt::format("open file store {}", path));
+    if (!fd_) throw_not_opened(errno);
     const struct stat status = look();
-    MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is not a regular file", path);
+    MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is {}, not a regular file", path, kind_of(status.st_mode));
     MANIPLE_REQUIRE(status.st_uid == ::geteuid(), "file store {}: it belongs to user {}, not to user {}", path,
                     status.st_uid, ::geteuid());
     MANIPLE_REQUIRE((status.st_mode & 077) == 0,
-                    "file store {}: its mode is {:03o}, which lets others at it; expected 600", path,
+                    "file store {}: its mode is {:03o}, which lets others at it; expected 600: remove it, or chmod 600", path,
                     status.st_mode & 0777);
     const FileLock lock(fd_.get(), LOCK_EX, path_);
     begin();
@@ -145,6 +155,17 @@ class FileStore final : public Store {
     FileLock processes;
   };
 
+  /// Says what is there, so that nobody has to go and look.
+  [[noreturn]] void throw_not_opened(int code) const {
+    struct stat status {};
+    std::string there;
+    if (::lstat(path_.c_str(), &status) == 0) {
+      there = fmt::format(" (it is {} of user {} with mode {:03o}; expected a regular file of user {} with mode 600, or none)",
+                          kind_of(status.st_mode), status.st_uid, status.st_mode & 0777, ::geteuid());
+    }
+    throw_system_error(fmt::format("open file store {}{}", path_, there), code);
+  }
+
   struct stat look() const {
     struct stat status {};
     if (::fstat(fd_.get(), &status) != 0) throw_system_error(fmt::format("stat file store {}", path_));
@@ -172,7 +193,8 @@ class FileStore final : public Store {
 
   [[noreturn]] void throw_no_store() const {
     throw InvalidArgument(
-        fmt::format("file store {}: the file holds something else; give a path that does not exist yet", path_));
+        fmt::format("file store {}: the file holds something else; give a path that does not exist yet (it begins with {}, expected {})",
+                    path_, printable(read_range(0, kFileStoreMagic.size())), printable(kFileStoreMagic)));
   }
 
   void catch_up() {
@@ -182,6 +204,7 @@ class FileStore final : public Store {
       throw ProtocolError(fmt::format(
           "file store {}: it shrank from {} to {} bytes; another job may be using the same path", path_, seen_, size));
     }
+    MANIPLE_REQUIRE(size <= kMaxFileBytes, "file store {}: it has grown to {} bytes; at most {} are read", path_, size, kMaxFileBytes);
     const std::string bytes = read_range(seen_, size - seen_);
     std::string_view rest = bytes;
     try {

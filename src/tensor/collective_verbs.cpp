@@ -1,5 +1,6 @@
 // The collectives of dist.h: tensors are staged, the group does the rest.
 #include <algorithm>
+#include <limits>
 
 #include "base/check.h"
 #include "tensor/verb.h"
@@ -45,6 +46,7 @@ std::span<const std::size_t> uneven(const std::vector<std::size_t>& counts) {
 
 Work broadcast(const torch::Tensor& tensor, int src, const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "broadcast")) return done_work();
   const Staged staged(tensor, group->rank() == src ? Access::read : Access::write, {"broadcast", "tensor"});
   return run_verb(
       options, {staged}, [&] { group->broadcast(staged.buffer(), src, call_of(options)); },
@@ -53,6 +55,7 @@ Work broadcast(const torch::Tensor& tensor, int src, const DistOptions& options)
 
 Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op, const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "reduce")) return done_work();
   const bool here = group->rank() == dst;
   const Staged staged(tensor, here ? Access::read_write : Access::read, {"reduce", "tensor"});
   require_reducible(staged, op, "reduce");
@@ -64,6 +67,7 @@ Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op, const DistOptions
 
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "all_reduce")) return done_work();
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   require_reducible(staged, op, "all_reduce");
   return run_verb(
@@ -73,6 +77,7 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& opt
 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "all_reduce_coalesced")) return done_work();
   std::vector<Staged> staged;
   std::vector<Buffer> buffers;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -89,6 +94,7 @@ Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst,
             const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "gather")) return done_work();
   require_none_elsewhere(gather_list, *group, dst, "gather", "gather_list", "dst");
   const Staged in(tensor, Access::read, {"gather", "tensor"});
   Staged out;
@@ -109,6 +115,7 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
                 const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "all_gather")) return done_work();
   require_one_for_each(tensor_list.size(), *group, "all_gather", "tensor_list");
   const Staged in(tensor, Access::read, {"all_gather", "tensor"});
   const Staged out(tensor_list, Access::write, {"all_gather", "tensor_list"});
@@ -120,6 +127,7 @@ Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tens
 
 Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "all_gather_into_tensor")) return done_work();
   const Staged in(input, Access::read, {"all_gather_into_tensor", "input"});
   const Staged out(output, Access::write, {"all_gather_into_tensor", "output"});
   require_same_dtype(in, out, "all_gather_into_tensor", "input and output");
@@ -131,6 +139,7 @@ Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& in
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src,
              const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "scatter")) return done_work();
   require_none_elsewhere(scatter_list, *group, src, "scatter", "scatter_list", "src");
   const Staged out(tensor, Access::write, {"scatter", "tensor"});
   Staged in;
@@ -151,6 +160,7 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
                     const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "reduce_scatter")) return done_work();
   require_one_for_each(input_list.size(), *group, "reduce_scatter", "input_list");
   const Staged in(input_list, Access::read, {"reduce_scatter", "input_list"});
   const Staged out(output, Access::write, {"reduce_scatter", "output"});
@@ -167,6 +177,7 @@ Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor
 Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op,
                            const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "reduce_scatter_tensor")) return done_work();
   const Staged in(input, Access::read, {"reduce_scatter_tensor", "input"});
   const Staged out(output, Access::write, {"reduce_scatter_tensor", "output"});
   require_same_dtype(in, out, "reduce_scatter_tensor", "input and output");
@@ -199,6 +210,8 @@ std::vector<std::size_t> parts_of(const torch::Tensor& tensor, const std::vector
   std::int64_t total = 0;
   for (const std::int64_t count : rows) {
     MANIPLE_REQUIRE(count >= 0, "all_to_all_single: a split size of {} is negative", name);
+    MANIPLE_REQUIRE(count <= std::numeric_limits<std::int64_t>::max() - total,
+                    "all_to_all_single: the split sizes of {} sum up to more than there can be", name);
     total += count;
   }
   MANIPLE_REQUIRE(total == tensor.size(0), "all_to_all_single: the split sizes of {} sum up to {}, but it has {} rows",
@@ -223,6 +236,7 @@ std::vector<std::size_t> equal_parts(const Staged& staged, int ranks, const char
 Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
                 const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "all_to_all")) return done_work();
   require_one_for_each(input_list.size(), *group, "all_to_all", "input_list");
   require_one_for_each(output_list.size(), *group, "all_to_all", "output_list");
   Staged in(input_list, Access::read, {"all_to_all", "input_list"});
@@ -237,6 +251,7 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes,
                        const std::vector<std::int64_t>& input_split_sizes, const DistOptions& options) {
   const auto group = group_of(options);
+  if (!takes_part(*group, "all_to_all_single")) return done_work();
   Staged in(input, Access::read, {"all_to_all_single", "input"});
   Staged out(output, Access::write, {"all_to_all_single", "output"});
   require_same_dtype(in, out, "all_to_all_single", "input and output");

@@ -45,6 +45,7 @@ void init_process_group(std::shared_ptr<Store> store, const InitOptions& options
 
 void init_process_group(std::shared_ptr<ProcessGroup> group) {
   MANIPLE_REQUIRE(group != nullptr, "init_process_group was given no group");
+  group->require_member("init_process_group");
   const std::lock_guard lock(mutex);
   MANIPLE_REQUIRE(held() == nullptr, "init_process_group was called before; call destroy_process_group first");
   static const int registered = std::atexit(destroy_process_group);
@@ -82,6 +83,7 @@ std::string get_backend(const std::shared_ptr<ProcessGroup>& group) { return or_
 
 int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank) {
   const auto given = or_default(group);
+  given->require_member("get_group_rank");
   const auto& members = given->topology().members;
   for (std::size_t r = 0; r < members.size(); ++r) {
     if (members[r].global_rank == global_rank) return static_cast<int>(r);
@@ -91,6 +93,7 @@ int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank) 
 
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) {
   const auto given = or_default(group);
+  given->require_member("get_global_rank");
   MANIPLE_REQUIRE(group_rank >= 0 && group_rank < given->size(), "rank {} in a group of {} ranks", group_rank,
                   given->size());
   return given->topology().members[static_cast<std::size_t>(group_rank)].global_rank;

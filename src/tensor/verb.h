@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "group/work_state.h"
+#include "group/group_impl.h"
 #include "tensor/staged.h"
 #include <maniple/dist.h>
 
@@ -15,20 +15,13 @@ inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
   return options.group ? options.group : get_default_group();
 }
 
+/// False for a rank that is not in the group: the verb is to do nothing, whatever its arguments. The first such is told.
+inline bool takes_part(ProcessGroup& group, const char* verb) { return group.impl().takes_part(verb); }
+
 inline Call call_of(const DistOptions& options) {
   CallOptions given;
   given.timeout = options.timeout;
   return Call(given, options.where);
-}
-
-/// A Work that is done.
-inline Work done_work() {
-  static const auto state = [] {
-    auto done = std::make_shared<Work::State>();
-    done->finish(nullptr);
-    return done;
-  }();
-  return Work(state);
 }
 
 /// The tensors are kept alive and written back before the Work is done.

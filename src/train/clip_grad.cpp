@@ -38,6 +38,7 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
   const double p = options.norm_type;
   MANIPLE_REQUIRE(max_norm >= 0, "clip_grad_norm_: a max_norm of {}; expected a number that is not negative", max_norm);
   MANIPLE_REQUIRE(p > 0, "clip_grad_norm_: a norm_type of {}; expected a number above 0, or infinity", p);
+  if (options.group) options.group->require_member("clip_grad_norm_");
   const torch::NoGradGuard no_grad;
   const std::vector<Gradient> gradients = gradients_of(parameters, "clip_grad_norm_");
 

@@ -227,6 +227,7 @@ Metrics::Agreement& Metrics::agreement_of(const std::shared_ptr<ProcessGroup>& g
 }
 
 MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
+  if (group) group->require_member("Metrics::all_reduce");
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
   settle();
   if (!ranks || ranks->size() == 1) {

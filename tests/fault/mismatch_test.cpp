@@ -168,6 +168,24 @@ TEST_P(MismatchTest, ListsOfNewGroups) {
   });
 }
 
+// Also what only one rank would refuse: the others do not wait for it.
+TEST_P(MismatchTest, ListOfAGroupThatCannotBe) {
+  expect_mismatch({"new_group", "list"}, [](Rank& r, bool odd) { r.world->new_group(std::vector<int>{0, odd ? 99 : 1}); });
+}
+
+TEST_P(MismatchTest, OptionsOfAGroup) {
+  expect_mismatch({"new_group", "options"}, [](Rank& r, bool odd) {
+    const auto timeout = odd ? std::optional<Seconds>(-1) : std::nullopt;
+    r.world->new_group(std::vector<int>{0, 1}, {.timeout = timeout, .transport = {}, .algorithm = {}});
+  });
+}
+
+TEST_P(MismatchTest, AlgorithmOfAGroup) {
+  expect_mismatch({"new_group", "options"}, [](Rank& r, bool odd) {
+    r.world->new_group(std::vector<int>{0, 1}, {.timeout = {}, .transport = {}, .algorithm = odd ? "fastest" : "direct"});
+  });
+}
+
 TEST_P(MismatchTest, MessageOfAnotherLength) {
   run([](Rank& r) {
     r.phase("all have joined");  // a slow rank would otherwise meet the failure while it joins

@@ -1,6 +1,7 @@
 // Sub-groups, groups inside groups, groups used from several threads, groups made and dropped many times; topology; store.
 #include <unistd.h>
 
+#include <limits>
 #include <numeric>
 #include <thread>
 
@@ -37,7 +38,7 @@ TEST_P(Groups, NewGroupOrdersItsRanksAsListed) {
   });
 }
 
-TEST_P(Groups, RanksOutsideGetNull) {
+TEST_P(Groups, RanksOutsideAreNoMembers) {
   run([](Rank& r) {
     const std::vector<int> even = [&] {
       std::vector<int> list;
@@ -45,8 +46,9 @@ TEST_P(Groups, RanksOutsideGetNull) {
       return list;
     }();
     const auto group = r.world->new_group(even);
-    ASSERT_EQ(group != nullptr, r.rank % 2 == 0);
-    if (group) {
+    ASSERT_NE(group, nullptr);
+    ASSERT_EQ(group->is_member(), r.rank % 2 == 0);
+    if (group->is_member()) {
       EXPECT_EQ(sum_of_ones(*group), static_cast<int>(even.size()));
       EXPECT_EQ(group->topology().members[group->rank()].global_rank, r.rank);
     }
@@ -72,13 +74,134 @@ TEST_P(Groups, SplitWithEqualKeysKeepsTheOrderAndNegativeColorMeansNoGroup) {
   run([](Rank& r) {
     const auto group = r.world->split(r.rank == 0 ? -1 : 7);
     if (r.rank == 0) {
-      EXPECT_EQ(group, nullptr);
+      EXPECT_FALSE(group->is_member());
     } else {
-      ASSERT_NE(group, nullptr);
+      ASSERT_TRUE(group->is_member());
       EXPECT_EQ(group->rank(), r.rank - 1);
       EXPECT_EQ(sum_of_ones(*group), r.size - 1);
     }
-    EXPECT_EQ(r.world->split(-1), nullptr);
+    EXPECT_FALSE(r.world->split(-1)->is_member());
+  });
+}
+
+// A group of ranks 0 and 1 is used by all, as programs of one text do: nobody may take it for the world.
+TEST_P(Groups, OutsideEveryOperationDoesNothing) {
+  run([](Rank& r) {
+    if (r.size < 3) return;
+    const auto group = r.world->new_group(std::vector<int>{0, 1});
+    int value = 1 + r.rank;
+    group->all_reduce(buffer_of(value));
+    EXPECT_EQ(value, r.rank < 2 ? 3 : 1 + r.rank);
+    if (group->is_member()) return group->barrier();
+
+    EXPECT_EQ(group->rank(), -1);
+    EXPECT_EQ(group->size(), -1);
+    EXPECT_EQ(group->transport(), "none");
+    EXPECT_EQ(group->backend(), r.world->backend());
+    EXPECT_TRUE(group->topology().members.empty());
+    EXPECT_NE(group->name(), r.world->name());
+    EXPECT_EQ(group->error(), nullptr);
+    EXPECT_TRUE(group->recent_operations().empty());
+    EXPECT_THROW(group->store(), InvalidArgument);
+    EXPECT_THROW(group->require_member("a taker"), InvalidArgument);
+    EXPECT_THROW(group->new_group(std::vector<int>{0}), InvalidArgument);
+    EXPECT_THROW(group->split(0), InvalidArgument);
+
+    const Buffer x = buffer_of(value);
+    group->broadcast(x, 0);
+    group->reduce(x, x, 1);
+    group->all_reduce(ConstBuffer(x), x);
+    group->all_reduce_coalesced(std::span(&x, 1));
+    group->gather(x, x, 0);
+    group->all_gather(x, x);
+    group->scatter(x, x, 0);
+    group->reduce_scatter(x, x);
+    group->all_to_all(x, x);
+    group->barrier();
+    group->monitored_barrier(Seconds(60));
+    group->send(x, 0);
+    EXPECT_EQ(group->recv(x, kAnySource), -1);
+    int source = 5;
+    const PointToPoint batch[] = {PointToPoint::send(x, 0), PointToPoint::recv(x, 1)};
+    std::vector<Work> works = group->batch_isend_irecv(batch);
+    EXPECT_EQ(works.size(), 2u);
+    for (const Work& work : {group->broadcast_async(x, 0), group->reduce_async(x, x, 1), group->all_reduce_async(x),
+                             group->all_reduce_async(ConstBuffer(x), x), group->all_reduce_coalesced_async(std::span(&x, 1)),
+                             group->gather_async(x, x, 0), group->all_gather_async(x, x), group->scatter_async(x, x, 0),
+                             group->reduce_scatter_async(x, x), group->all_to_all_async(x, x), group->barrier_async(),
+                             group->isend(x, 0), group->irecv(x, 0, 0, &source)}) {
+      works.push_back(work);
+    }
+    for (const Work& work : works) {
+      EXPECT_TRUE(work.done());
+      work.wait();
+    }
+    EXPECT_EQ(source, -1);
+    EXPECT_EQ(group->broadcast_object("mine", 0), "");
+    EXPECT_TRUE(group->gather_objects("mine", 0).empty());
+    EXPECT_TRUE(group->all_gather_objects("mine").empty());
+    EXPECT_EQ(group->scatter_objects({}, 0), "");
+    EXPECT_EQ(group->allocate(4096).size(), 0u);
+    group->abort("nobody hears it");
+    EXPECT_EQ(value, 1 + r.rank);
+  });
+}
+
+TEST(Outside, IsToldOnceForEachGroup) {
+  testing::internal::CaptureStderr();
+  run_ranks({.n = 3, .backend = "native"}, [](Rank& r) {
+    const auto pair = r.world->new_group(std::vector<int>{0, 1});
+    for (int round = 0; round < 3; ++round) pair->barrier();
+    r.world->barrier();
+  });
+  const std::string told = testing::internal::GetCapturedStderr();
+  const std::string line = "barrier on group world/1: rank 2 of the world is not in it";
+  const auto at = told.find(line);
+  EXPECT_NE(at, std::string::npos) << told;
+  EXPECT_EQ(told.find(line, at + 1), std::string::npos) << told;
+}
+
+// The world can be left while a handle to a group that this rank is not in is still held.
+TEST_P(Groups, AHandleFromOutsideKeepsNothingAlive) {
+  std::vector<std::shared_ptr<ProcessGroup>> outside(static_cast<std::size_t>(GetParam().n));
+  run([&](Rank& r) {
+    const auto group = r.world->split(r.rank == 0 ? 0 : -1);
+    if (r.rank != 0) outside[static_cast<std::size_t>(r.rank)] = group;
+  });
+  for (const auto& group : outside) {
+    if (group) group->barrier();
+  }
+}
+
+TEST_P(Groups, OptionsThatCannotBeAreRefusedByAll) {
+  run([](Rank& r) {
+    const std::vector<int> first = {0};
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    for (const GroupOptions& options :
+         {GroupOptions{.timeout = Seconds(-1), .transport = {}, .algorithm = {}}, GroupOptions{.timeout = Seconds(0), .transport = {}, .algorithm = {}},
+          GroupOptions{.timeout = Seconds(nan), .transport = {}, .algorithm = {}}, GroupOptions{.timeout = {}, .transport = {}, .algorithm = "fastest"},
+          GroupOptions{.timeout = {}, .transport = static_cast<TransportKind>(99), .algorithm = {}}}) {
+      EXPECT_THROW(r.world->new_group(first, options), InvalidArgument);
+      EXPECT_THROW(r.world->split(r.rank == 0 ? 0 : -1, 0, options), InvalidArgument);
+    }
+    EXPECT_EQ(sum_of_ones(*r.world), r.size);
+    EXPECT_EQ(sum_of_ones(*r.world->split(0)), r.size);
+  });
+}
+
+// Nobody waits for a rank that was given something else, or something that cannot be.
+TEST_P(Groups, OptionsOfASplitMustAgreeInEachColour) {
+  run([](Rank& r) {
+    if (r.size < 3) return;
+    const int color = r.rank == 2 ? 1 : 0;
+    const auto timeout = r.rank == 0 ? std::optional<Seconds>(-1) : std::nullopt;
+    if (color == 0) {
+      EXPECT_THROW(r.world->split(color, 0, {.timeout = timeout, .transport = {}, .algorithm = {}}), InvalidArgument);
+    } else {
+      EXPECT_EQ(sum_of_ones(*r.world->split(color)), 1);
+    }
+    EXPECT_EQ(sum_of_ones(*r.world), r.size);
+    EXPECT_EQ(sum_of_ones(*r.world->split(0)), r.size);
   });
 }
 

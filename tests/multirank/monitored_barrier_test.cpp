@@ -1,4 +1,6 @@
 // The barrier that names who is missing and leaves the group usable.
+#include <limits>
+
 #include <fmt/format.h>
 
 #include <maniple/comm/error.h>
@@ -55,6 +57,22 @@ TEST_P(MonitoredBarrier, LeavesNoKeysBehindAlsoWhenSomeFailed) {
     r.world->monitored_barrier(Seconds(30));
     EXPECT_EQ(r.world->store().check(keys), std::vector<bool>(kFailing, false));
     r.phase("all have looked");
+  });
+}
+
+TEST_P(MonitoredBarrier, LimitsThatAreNoneAreRefusedAndTheNextMeets) {
+  run([](Rank& r) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_THROW(r.world->monitored_barrier(Seconds(-1)), InvalidArgument);
+    EXPECT_THROW(r.world->monitored_barrier(Seconds(nan)), InvalidArgument);
+    r.world->monitored_barrier(Seconds(60));
+    // One rank alone: the others miss it, by their own limits.
+    if (r.rank == 0) {
+      EXPECT_THROW(r.world->monitored_barrier(Seconds(-2)), InvalidArgument);
+    } else {
+      EXPECT_THROW(r.world->monitored_barrier(Seconds(0.2)), Timeout);
+    }
+    r.world->monitored_barrier(Seconds(60));
   });
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|lengths|sleeps|knobs|variables [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|lengths|sleeps|knobs|variables [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, lengths, sleeps, knobs or variables}
+rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, knobs or variables}
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
@@ -78,6 +78,23 @@ check_names() {
   find . -path './build*' -prune -o -path ./.git -prune -o -type f -print | sed 's|^\./||' |
     grep -E "(^|/)([^/]*[_-])?($pattern)s?([_.-][^/]*)?(/|$)" |
     sed 's/$/:1: a name that says nothing: name the one thing inside/' || true
+}
+
+# Two classes of one name in one namespace are one class to the linker, which takes the members of either. Classes of one source file
+# go into an unnamed namespace. (Two in one file are the compiler's affair.)
+check_classes() {
+  sources src include | xargs -r awk '
+    FNR == 1 { space = ""; unnamed = 0 }
+    /^namespace [a-z_:]+ \{/ { space = $2 }
+    /^namespace \{/ { unnamed = 1 }
+    /^}  \/\/ namespace$/ { unnamed = 0 }
+    !unnamed && /^(class|struct|union|enum|enum class) [A-Za-z0-9_]+( final)?( :[^:;]*)? \{/ {
+      name = space "::" ($1 == "enum" && $2 == "class" ? $3 : $2)
+      if (name in first && first[name] != FILENAME)
+        print FILENAME ":" FNR ": " name " is defined in " first[name] ", too; give one of them another name or namespace"
+      else
+        first[name] = FILENAME
+    }'
 }
 
 check_lengths() {

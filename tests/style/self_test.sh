@@ -50,6 +50,25 @@ expect fail names src/net/helper.cpp ''
 expect fail names tests/common.cmake ''
 expect pass names src/net/communicator.cpp ''
 
+# A class here and one of the same name there: expect_classes pass|fail HERE THERE.
+expect_classes() {
+  local verdict=fail
+  rm -rf "${tree:?}"/*
+  mkdir -p "$tree/src/net" "$tree/include/maniple"
+  printf '%b\n' "$2" >"$tree/include/maniple/a.h"
+  printf '%b\n' "$3" >"$tree/src/net/b.cpp"
+  if "$here/check.sh" classes "$tree" >/dev/null 2>&1; then verdict=pass; fi
+  if [[ $verdict != "$1" ]]; then
+    echo "classes: expected $1, got $verdict for $2 and $3"
+    failed=1
+  fi
+}
+expect_classes fail 'namespace maniple {\nstruct Place {\n};' 'namespace maniple {\nclass Place : public Other {\n};'
+expect_classes fail 'namespace maniple {\nenum class Kind : int { a };' 'namespace maniple {\nclass Kind final {\n};'
+expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple::net {\nstruct Place {\n};'
+expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple {\nnamespace {\nstruct Place {\n};'
+expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple {\nstruct Place;'
+
 expect fail lengths src/net/a.cpp "$(printf 'x\\n%.0s' {1..451})"
 expect pass lengths src/net/a.cpp "$(printf 'x\\n%.0s' {1..449})"
 

@@ -79,7 +79,7 @@ TEST(SamplerOnRanks, TakesRankAndSizeFromTheGroup) {
     EXPECT_EQ(found.indices(), given.indices());
     // A group of two, in the other order: the place in it counts.
     const auto pair = new_group({2, 0});
-    if (pair) {
+    if (pair->is_member()) {
       const DistributedSampler part(10, {.shuffle = false, .group = pair});
       EXPECT_EQ(part.rank(), r.rank == 2 ? 0 : 1);
       EXPECT_EQ(part.num_replicas(), 2);

@@ -321,8 +321,9 @@ TEST(Dist, TheDefaultGroup) {
     all_reduce(x);
     expect_equal(x, torch::full({4}, 6.0f));
     const auto pair = new_group({2, 0});
-    EXPECT_EQ(pair == nullptr, r.rank == 1);
-    if (pair) {
+    ASSERT_NE(pair, nullptr);
+    EXPECT_EQ(pair->is_member(), r.rank != 1);
+    if (pair->is_member()) {
       EXPECT_EQ(get_world_size(pair), 2);
       EXPECT_EQ(get_group_rank(pair, 2), 0);
       EXPECT_EQ(get_global_rank(pair, 1), 0);

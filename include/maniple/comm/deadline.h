@@ -21,12 +21,13 @@ class Deadline {
 
   static constexpr Deadline never() noexcept { return Deadline(); }
 
-  /// Expires `limit` from now; zero or less has expired already; very large limits mean never.
+  /// Expires `limit` from now; zero or less, and NaN, has expired already; very large limits mean never.
   template <class Rep, class Period>
   static Deadline after(std::chrono::duration<Rep, Period> limit) {
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(limit).count();
     if (seconds >= kForever) return never();
+    if (!(seconds > 0)) return Deadline(now);
     return Deadline(now + std::chrono::duration_cast<Duration>(limit));
   }
 

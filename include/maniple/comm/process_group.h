@@ -19,6 +19,7 @@
 // is (the one under way, or the next), and later calls throw `Aborted` at once, repeating it. Make a new group, or end. Destroying a group never communicates and never blocks on
 // peers. In a child of fork() every call throws: a forked child is not a rank.
 //
+// Tags are 0 or more. A time-out is not negative; NaN is none.
 // Counts are in elements. "In place" means that input and output are the same memory.
 #pragma once
 
@@ -27,6 +28,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <maniple/comm/options.h>
@@ -76,21 +78,30 @@ class ProcessGroup {
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  int rank() const noexcept;
-  int size() const noexcept;
+  int rank() const noexcept;  ///< -1 outside the group
+  int size() const noexcept;  ///< -1 outside the group
+
+  /// Whether this rank is in the group. new_group and split give the ranks outside a handle, too. On it operations do
+  /// nothing, whatever their arguments: they return at once (recv: -1; objects: empty; a Work that is done), and the first is
+  /// told by a warning. store(), new_group and split throw `InvalidArgument` there.
+  bool is_member() const noexcept;
+  /// Throws `InvalidArgument` outside the group; its text begins with `who`, what the group was given to.
+  void require_member(std::string_view who) const;
+
   const Topology& topology() const noexcept;
   const std::string& name() const noexcept;       ///< "world", "world/2", ...
   const std::string& backend() const noexcept;    ///< "native"
   std::string_view transport() const noexcept;    ///< "loopback", "shm", "tcp", "shm+tcp", or "none" for one rank
-  Store& store() noexcept;                        ///< shared by the ranks of this group; keys of its own
+  Store& store();                                 ///< shared by the ranks of this group; keys of its own
 
   // ---- Groups of ranks -----------------------------------------------------------------------------------------
 
   /// A group of some of this group's ranks, in the order given. Collective over *this*; every rank passes the same
-  /// list. Ranks that are not in it get null.
+  /// list and options, or all get `Mismatch`. Ranks that are not in it get a handle that says so (is_member), never null.
   std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options = {}, Call call = {});
 
-  /// One group for each colour; inside it ranks are ordered by (key, rank). A negative colour: no group (null).
+  /// One group for each colour; inside it ranks are ordered by (key, rank), and all pass the same options. A negative colour:
+  /// none (is_member is false).
   std::shared_ptr<ProcessGroup> split(int color, int key = 0, const GroupOptions& options = {}, Call call = {});
 
   // ---- Collectives ---------------------------------------------------------------------------------------------

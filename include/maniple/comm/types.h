@@ -34,7 +34,7 @@ constexpr std::size_t size_of(DType dtype) noexcept {
   return kSizes[static_cast<std::size_t>(dtype)];
 }
 
-std::string_view to_string(DType dtype) noexcept;  ///< "float32"
+std::string_view to_string(DType dtype) noexcept;  ///< "float32"; "unknown" for a number that is no DType
 DType parse_dtype(std::string_view name);          ///< throws InvalidArgument, listing the names
 
 /// Two bytes with the bits of an IEEE half, for programs that have no type of their own.

@@ -258,6 +258,7 @@ struct Checkpoint::Impl {
 Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>()) {
   MANIPLE_REQUIRE(!options.folder.empty(), "a checkpoint needs a folder");
   MANIPLE_REQUIRE(options.keep_last >= 1, "keep_last is {}; at least 1 checkpoint is kept", options.keep_last);
+  if (options.group) options.group->require_member("Checkpoint");
   while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
   impl_->options = std::move(options);
 }

@@ -26,6 +26,7 @@ Share share_of(const SamplerOptions& options) {
                     "DistributedSampler: there is no default group; call init_process_group() first, or give .group, "
                     "or both .num_replicas and .rank");
     const auto group = options.group ? options.group : get_default_group();
+    group->require_member("DistributedSampler");
     if (share.num_replicas == 0) share.num_replicas = group->size();
     if (share.rank == -1) share.rank = group->rank();
   }

@@ -9,6 +9,7 @@ PostLocalSGDState::PostLocalSGDState(PostLocalSGDOptions options) : options_(std
   MANIPLE_REQUIRE(options_.start_localSGD_iter >= 0,
                   "PostLocalSGDState: start_localSGD_iter is {}; it must not be negative",
                   options_.start_localSGD_iter);
+  if (options_.subgroup) options_.subgroup->require_member("PostLocalSGDState");
 }
 
 void PostLocalSGDState::set_iteration(std::int64_t iteration) {

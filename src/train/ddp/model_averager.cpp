@@ -11,6 +11,7 @@ PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions option
   MANIPLE_REQUIRE(options_.warmup_steps >= 0, "PeriodicModelAverager: warmup_steps is {}; it must not be negative",
                   options_.warmup_steps);
   if (!options_.process_group) options_.process_group = get_default_group();
+  options_.process_group->require_member("PeriodicModelAverager");
 }
 
 void PeriodicModelAverager::set_step(std::int64_t step) {

@@ -50,6 +50,7 @@ std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptio
   MANIPLE_REQUIRE(options.first_bucket_mb >= 0,
                   "DistributedDataParallel: first_bucket_mb is {}; it must not be negative", options.first_bucket_mb);
   if (!options.process_group) options.process_group = get_default_group();
+  options.process_group->require_member("DistributedDataParallel");
   std::shared_ptr<Reducer> reducer(new Reducer(module, std::move(options)));
   reducer->attach_hooks();
   return reducer;

@@ -14,6 +14,7 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   MANIPLE_REQUIRE(options_.patience >= 1, "EarlyStopping: a patience of {}; expected at least 1", options_.patience);
   MANIPLE_REQUIRE(options_.min_delta >= 0 && std::isfinite(options_.min_delta),
                   "EarlyStopping: a min_delta of {}; expected a number that is not negative", options_.min_delta);
+  if (options_.group) options_.group->require_member("EarlyStopping");
 }
 
 bool EarlyStopping::update(double value) {

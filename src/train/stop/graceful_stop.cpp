@@ -84,6 +84,7 @@ int GracefulStop::signal() const noexcept {
 }
 
 bool GracefulStop::requested_anywhere(const std::shared_ptr<ProcessGroup>& group) {
+  if (group) group->require_member("GracefulStop");
   if (agreed_) return true;
   if (calls_++ % static_cast<std::uint64_t>(every_) != static_cast<std::uint64_t>(every_ - 1)) return false;
   // 0: nobody, 1: request(), otherwise a signal and 1.

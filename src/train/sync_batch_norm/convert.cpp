@@ -142,6 +142,7 @@ void require_convertible(const Layer& layer) {
 std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
                                                 const std::shared_ptr<ProcessGroup>& process_group) {
   MANIPLE_REQUIRE(module != nullptr, "convert_sync_batchnorm: the module is null");
+  if (process_group) process_group->require_member("convert_sync_batchnorm");
   std::vector<Layer> layers;
   for (const auto& item : module->named_modules()) {
     Layer layer{item.key(), item.value(), {}, {}};

@@ -20,6 +20,7 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const bool tracks = options.track_running_stats();
   if (!is_training()) return plain_batch_norm(input, own, !tracks, 0, options.eps());
   const auto group = process_group != nullptr ? process_group : get_default_group();
+  group->require_member("SyncBatchNorm");
   double momentum = options.momentum().value_or(0);
   if (tracks) {
     num_batches_tracked += 1;

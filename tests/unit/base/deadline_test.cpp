@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
 
 namespace maniple {
 namespace {
@@ -24,6 +25,14 @@ TEST(Deadline, ZeroAndLessHaveExpired) {
     EXPECT_TRUE(deadline.expired());
     EXPECT_EQ(deadline.remaining(), Deadline::Duration::zero());
     EXPECT_EQ(deadline.poll_ms(), 0);
+  }
+}
+
+TEST(Deadline, NanAndWhatIsFarBelowZeroHaveExpired) {
+  for (const double seconds : {std::numeric_limits<double>::quiet_NaN(), -1e300, -std::numeric_limits<double>::infinity()}) {
+    const auto deadline = Deadline::after(std::chrono::duration<double>(seconds));
+    EXPECT_TRUE(deadline.expired()) << seconds;
+    EXPECT_EQ(deadline.remaining(), Deadline::Duration::zero()) << seconds;
   }
 }
 

@@ -42,9 +42,20 @@ TEST_F(Env, EachMissingVariableIsNamed) {
     const std::string value = std::getenv(name);
     set(name, nullptr);
     EXPECT_THAT(complaint(), HasSubstr(std::string(name) + " is not set")) << name;
-    set(name, "");
-    EXPECT_THAT(complaint(), HasSubstr(std::string(name) + " is not set")) << name;
     set(name, value.c_str());
+  }
+}
+
+// `export MASTER_ADDR=$UNSET` is a mistake, also where a default or a scheduler would do.
+TEST_F(Env, EachEmptyVariableIsNamed) {
+  set("SLURM_PROCID", "0");
+  set("SLURM_NTASKS", "1");
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}) {
+    const char* before = std::getenv(name);
+    const auto kept = before == nullptr ? std::nullopt : std::optional<std::string>(before);
+    set(name, "");
+    EXPECT_THAT(complaint(), HasSubstr(std::string(name) + " is set, but empty")) << name;
+    set(name, kept ? kept->c_str() : nullptr);
   }
 }
 
@@ -70,11 +81,11 @@ TEST_F(Env, WrongValuesAreShownWithWhatWasExpected) {
   };
   for (const auto& [name, value, parts] : cases) {
     const char* before = std::getenv(name);
-    const std::string kept = before == nullptr ? "" : before;
+    const auto kept = before == nullptr ? std::nullopt : std::optional<std::string>(before);
     set(name, value);
     const std::string text = complaint();
     for (const char* part : parts) EXPECT_THAT(text, HasSubstr(part)) << name << "=" << value;
-    set(name, kept.c_str());
+    set(name, kept ? kept->c_str() : nullptr);
   }
 }
 

@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <gmock/gmock.h>
@@ -299,6 +300,85 @@ TEST_F(Meet, AFileRemovedWhileItIsOpenedIsMadeAgain) {
   EXPECT_EQ(::unlink(path.c_str()), 0);
   ::flock(held.get(), LOCK_UN);
   joins.join();
+}
+
+/// What meeting at the file says, which must not be when the time is up.
+std::string refusal(const std::string& method, Seconds within = seconds(20)) {
+  const auto start = Deadline::Clock::now();
+  std::string text = "accepted";
+  try {
+    meet(options_for(method, 0, 2), soon());
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  EXPECT_LT(Seconds(Deadline::Clock::now() - start).count(), within.count()) << text;
+  return text;
+}
+
+TEST_F(Meet, AFileThatCannotServeIsNamedAtOnce) {
+  const std::string path = directory + "/store";
+  const auto put = [&](const std::string& bytes, mode_t mode) {
+    ::unlink(path.c_str());
+    const UniqueFd fd(::open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    EXPECT_EQ(::fchmod(fd.get(), mode), 0);
+  };
+  put("", 0644);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("mode is 644"), HasSubstr("expected 600")));
+  put("maniple file store 1\n", 0620);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("mode is 620")));
+  put("epoch 7 loss 0.25, and so on", 0600);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("begins with \"epoch 7 loss"), HasSubstr("maniple file store 1")));
+  put("x", 0600);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("begins with \"x\"")));
+  put("maniple file store 1\n" + std::string(100, 'z'), 0600);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("damaged")));
+  put("maniple file store 1\n", 0600);
+  EXPECT_EQ(::truncate(path.c_str(), off_t{1} << 40), 0);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("grown to")));
+  ::unlink(path.c_str());
+
+  EXPECT_EQ(::mkdir(path.c_str(), 0700), 0);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("a directory")));
+  ::rmdir(path.c_str());
+  EXPECT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("a named pipe")));
+  ::unlink(path.c_str());
+  EXPECT_EQ(::symlink("/nowhere", path.c_str()), 0);
+  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("a symbolic link")));
+  ::unlink(path.c_str());
+  EXPECT_THAT(refusal(file_method + "/deeper/store"), AllOf(HasSubstr("there is no folder"), HasSubstr(path + "/deeper")));
+}
+
+// What another user would see: root opens everything, so a child becomes nobody.
+TEST_F(Meet, AFileOfAnotherUserIsNamedAtOnce) {
+  if (::geteuid() != 0) return;
+  const std::string path = directory + "/store";
+  ASSERT_EQ(::chmod(directory.c_str(), 0755), 0);
+  make_file_store(path);
+  const auto as_nobody = [&] {
+    return in_another_process([&] {
+      if (::setuid(65534) != 0) throw Unsupported("setuid");
+      throw Unsupported(refusal(file_method));
+    });
+  };
+  EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("of user 0 with mode 600"), HasSubstr("expected a regular file of user 65534"),
+                                 HasSubstr("Permission denied")));
+  ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
+  ASSERT_EQ(::chmod(path.c_str(), 0400), 0);
+  EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("of user 65534 with mode 400"), HasSubstr("Permission denied")));
+  ASSERT_EQ(::chmod(path.c_str(), 0666), 0);
+  ASSERT_EQ(::chown(path.c_str(), 0, 0), 0);
+  EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("belongs to user 0, not to user 65534")));
+}
+
+// Its last process was killed after it had closed the file and before it could remove it.
+TEST_F(Meet, AFileThatWasClosedAndNotRemovedIsNamedSoon) {
+  const auto store = make_file_store(directory + "/store");
+  store->set("joins", "closed");
+  EXPECT_THAT(refusal(file_method, seconds(40)), AllOf(HasSubstr(directory), HasSubstr("closed the file"), HasSubstr("remove the file")));
+  store->set("joins", "nonsense");
+  EXPECT_THAT(refusal(file_method), HasSubstr("no whole number"));
 }
 
 TEST_F(Meet, FileComplaints) {

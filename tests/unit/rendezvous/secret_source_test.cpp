@@ -83,6 +83,14 @@ TEST_F(SecretSource, FromADescriptorAnyNumberOfTimes) {
   ::close(ends[0]);
 }
 
+TEST_F(SecretSource, AnEmptyVariableIsNotTakenForNone) {
+  set("MANIPLE_SECRET_FILE", "");
+  EXPECT_THAT(complaint(), HasSubstr("MANIPLE_SECRET_FILE is set, but empty"));
+  set("MANIPLE_SECRET_FILE", nullptr);
+  set("MANIPLE_SECRET_FD", "");
+  EXPECT_THAT(complaint(), HasSubstr("MANIPLE_SECRET_FD is set, but empty"));
+}
+
 TEST_F(SecretSource, BothAreOneTooMany) {
   set("MANIPLE_SECRET_FD", "5");
   set("MANIPLE_SECRET_FILE", path.c_str());
