@@ -91,7 +91,7 @@ int main(int argc, char** argv) try {
   const auto save = [&] { if (checkpoint) checkpoint->save(static_cast<std::int64_t>(step)); };
 
   maniple::GracefulStop stop;
-  double reached = 0;
+  double reached = sampler.epoch() < arguments.epochs ? 0 : accuracy(net, test);  // trained to the end already
   for (std::size_t epoch = sampler.epoch(); epoch < arguments.epochs; ++epoch) {
     sampler.set_epoch(epoch);
     maniple::Progress progress(sampler.local_batches(batch_size), {.label = "epoch " + std::to_string(epoch + 1), .unit = "samples"});
@@ -106,9 +106,9 @@ int main(int argc, char** argv) try {
       if (stopping) return 0;
     }
     progress.finish();
-    save();
     reached = accuracy(net, test);
     if (rank == 0) std::printf("epoch %zu: accuracy %.2f %% on %zu test images\n", epoch + 1, 100 * reached, test.size().value());
+    save();  // behind all that belongs to this epoch: started again from here, it begins with the next one
   }
   if (reached >= arguments.target) return 0;
   if (rank == 0) std::fprintf(stderr, "accuracy %.4f is below the target %.4f\n", reached, arguments.target);

@@ -82,8 +82,8 @@ void main_worker(int device, const Arguments& arguments) {
       sums += torch::tensor({loss.item<double>(), 1.0}, torch::kFloat64) * batch.data.size(0);
     }
     maniple::all_reduce(sums);
-    const auto samples = sums[1].item<double>();  // none: the checkpoint was of the end of this epoch
-    if (rank == 0 && samples > 0) {
+    const auto samples = sums[1].item<double>();
+    if (rank == 0) {
       std::printf("epoch %zu: loss %.4f over %.0f samples\n", epoch + 1, sums[0].item<double>() / samples, samples);
     }
     if (checkpoint) checkpoint->save(static_cast<std::int64_t>(epoch + 1));

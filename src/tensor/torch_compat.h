@@ -43,17 +43,26 @@ inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 #endif
 }
 
-/// Calls back each time autograd has put a gradient into `parameter.grad()`, until it is destroyed.
+/// Calls `before` each time autograd is about to put a gradient into `parameter.grad()`, and `after` when it has, until it is
+/// destroyed. A parameter that is converted to another dtype or device gets a new gradient accumulator, without the hook that
+/// calls `after`; the one that calls `before` belongs to the tensor and stays.
 class GradientHook {
  public:
-  GradientHook(const torch::Tensor& parameter, std::function<void()> called)
-      : accumulator_(torch::autograd::impl::grad_accumulator(parameter)),
-        key_(accumulator_->add_post_hook(std::make_unique<Hook>(std::move(called)))) {}
+  GradientHook(const torch::Tensor& parameter, std::function<void()> before, std::function<void()> after)
+      : parameter_(parameter),
+        before_(parameter.register_hook([call = std::move(before)](const torch::Tensor&) { call(); })),
+        accumulator_(torch::autograd::impl::grad_accumulator(parameter)),
+        after_(accumulator_->add_post_hook(std::make_unique<Hook>(std::move(after)))) {}
   ~GradientHook() {
-    if (accumulator_) accumulator_->del_post_hook(key_);
+    if (!accumulator_) return;
+    accumulator_->del_post_hook(after_);
+    parameter_.remove_hook(before_);
   }
   GradientHook(GradientHook&& other) noexcept = default;
   GradientHook& operator=(GradientHook&&) = delete;
+
+  /// Whether `after` is still called.
+  bool is_attached() const { return torch::autograd::impl::grad_accumulator(parameter_) == accumulator_; }
 
  private:
   struct Hook final : torch::autograd::FunctionPostHook {
@@ -65,8 +74,10 @@ class GradientHook {
     }
     std::function<void()> called;
   };
+  torch::Tensor parameter_;
+  unsigned before_;
   std::shared_ptr<torch::autograd::Node> accumulator_;  // autograd itself only holds it weakly
-  std::uintptr_t key_;
+  std::uintptr_t after_;
 };
 
 /// The dtype that autocast casts to on the CPU or on CUDA. It belongs to a thread, and at::ThreadLocalState does not carry
@@ -99,5 +110,21 @@ inline void enable_cpu_autocast(bool enabled) {
 inline void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
+
+/// Inside a hook or a node: runs `callback` when the backward under way has thrown. Autograd drops the callbacks of its end then.
+class IfBackwardThrows {
+ public:
+  static void call(std::function<void()> callback) {
+    at_end_of_backward(
+        [guard = std::make_shared<IfBackwardThrows>(std::move(callback))] { guard->callback_ = nullptr; });
+  }
+  explicit IfBackwardThrows(std::function<void()> callback) : callback_(std::move(callback)) {}
+  ~IfBackwardThrows() {
+    if (callback_) callback_();
+  }
+
+ private:
+  std::function<void()> callback_;  // must not throw
+};
 
 }  // namespace maniple

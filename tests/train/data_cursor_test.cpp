@@ -108,11 +108,16 @@ void check_chain(std::size_t size, bool shuffle, End end, std::mt19937& random) 
   EXPECT_EQ(times.size(), size - cut);
   EXPECT_EQ(all, size - cut + padding);
 
-  // The epoch is over: a restart now takes nothing again, on any number of ranks.
+  // The epoch is over: a restart now takes nothing again, on any number of ranks. What saw the end begins the next epoch.
   if (end == End::cut && rest == size - outcome.from)
     return;  // the last start had fewer samples than ranks, and took none
+  const bool next = cursor.starts_with("epoch 1, place 0 ");
+  EXPECT_TRUE(next || cursor.starts_with(format_text("epoch 0, place {} of {}", size, size))) << cursor;
   const auto again = run({.ranks = 1 + up_to(8), .batch_size = 3, .steps = 100, .ahead = 2}, size, options, cursor);
-  for (const Indices& part : again.of) EXPECT_TRUE(part.empty());
+  std::size_t taken = 0;
+  for (const Indices& part : again.of) taken += part.size();
+  EXPECT_TRUE(next || taken == 0) << cursor;
+  EXPECT_TRUE(again.cursor.starts_with(next ? "epoch 2, place 0 " : "epoch 1, place 0 ")) << again.cursor;
 }
 
 TEST(Cursor, ManyRestartsWithManyNumbersOfRanksAreOneEpoch) {
@@ -262,11 +267,68 @@ TEST(Cursor, CountsWhatTheLoopHasAndNotWhatWorkersAskedFor) {
     }
     EXPECT_EQ(batches, 7u);
     EXPECT_EQ(seen, sampler.indices());
+    EXPECT_EQ(sampler.cursor(), (Cursor{.epoch = 1, .places = 0})) << workers << " workers";
   }
   auto sampler = sampler_of(50, 2, 1);
   auto any_order = torch::data::make_data_loader(
       Numbers(), sampler, torch::data::DataLoaderOptions().batch_size(4).workers(2).enforce_ordering(false));
   EXPECT_NE(error_of([&] { sampler.counting(*any_order); }).find("enforce_ordering"), std::string::npos);
+}
+
+// Where a checkpoint was taken at the end of an epoch decides what is still to be done: everything once.
+TEST(Cursor, ARestartAtTheEndOfAnEpochDoesWhatComesAfterTheLoopOnce) {
+  enum class Save { with_the_last_batch, behind_the_loop };
+  for (const Save save : {Save::with_the_last_batch, Save::behind_the_loop}) {
+    for (const std::size_t workers : {0, 2}) {
+      for (const bool drop_last : {false, true}) {  // the loader's: its last, smaller batch is never seen
+        SCOPED_TRACE(testing::Message() << workers << " workers, drop_last " << drop_last << ", saved "
+                                        << (save == Save::behind_the_loop ? "behind the loop" : "with the last batch"));
+        const std::size_t each = drop_last ? 6 : 7;
+        std::vector<std::size_t> batches(3), ends(3);
+        std::string saved;
+        // Two starts of the documented loop; the first is killed where it saves at the end of epoch 1.
+        for (int start = 0; start < 2; ++start) {
+          auto sampler = sampler_of(50, 2, 1, {.seed = 9});
+          auto loader = torch::data::make_data_loader(
+              Numbers(), sampler, torch::data::DataLoaderOptions().batch_size(4).workers(workers).drop_last(drop_last));
+          if (start == 1) sampler.load_cursor(saved);
+          bool killed = false;
+          for (std::size_t epoch = sampler.epoch(); epoch < 3 && !killed; ++epoch) {
+            sampler.set_epoch(epoch);
+            std::size_t in_this_pass = 0;
+            for (auto& batch : sampler.counting(*loader)) {
+              EXPECT_FALSE(batch.empty());
+              ++batches[epoch];
+              killed = start == 0 && epoch == 1 && save == Save::with_the_last_batch && ++in_this_pass == each;
+              if (killed) break;
+            }
+            if (!killed) ++ends[epoch];
+            killed = killed || (start == 0 && epoch == 1 && save == Save::behind_the_loop);
+            if (killed) saved = sampler.cursor_text();
+          }
+        }
+        EXPECT_EQ(batches, (std::vector<std::size_t>{each, each, each})) << saved;
+        EXPECT_EQ(ends, (std::vector<std::size_t>{1, 1, 1})) << saved;
+      }
+    }
+  }
+}
+
+TEST(Cursor, ALoopByHandIsOverWhenNothingIsLeft) {
+  auto sampler = sampler_of(10, 2, 0);
+  sampler.reset();
+  while (sampler.next(2)) sampler.batch_done();
+  EXPECT_EQ(sampler.cursor(), (Cursor{.epoch = 1, .places = 0}));
+  auto again = sampler_of(10, 3, 0);
+  again.load_cursor(sampler.cursor_text());
+  EXPECT_EQ(again.epoch(), 1u);
+  EXPECT_EQ(again.local_size(), 4u);
+  // A cursor at the end of an epoch, as earlier releases saved it there: its pass is empty, and then it is over.
+  again.load_cursor("epoch 4, place 10 of 10, shuffle 1, seed 0");
+  again.reset();
+  EXPECT_EQ(again.cursor(), (Cursor{.epoch = 4, .places = 10}));
+  EXPECT_FALSE(again.next(2));
+  EXPECT_EQ(again.cursor(), (Cursor{.epoch = 5, .places = 0}));
 }
 
 }  // namespace

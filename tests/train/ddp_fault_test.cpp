@@ -132,8 +132,6 @@ TEST(DdpFault, WhatCannotBeWrapped) {
     net->to(torch::kFloat64);
     net->zero_grad(true);
     expect_error([&] { ddp->forward(numbers({4, 8}).to(torch::kFloat64)); }, "was converted");
-    EXPECT_NO_THROW(loss_of(net->forward(numbers({4, 8}).to(torch::kFloat64))).backward())
-        << "the bare module goes on without hooks";
 
     torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
     DistributedDataParallel embedding(sparse, options);
@@ -141,30 +139,79 @@ TEST(DdpFault, WhatCannotBeWrapped) {
   });
 }
 
-// The user's own code fails in the middle of backward, on all ranks; the next step is as good as any.
-TEST(DdpFault, ABackwardThatFailsHalfWayIsForgotten) {
-  for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
-    run_ranks({.n = 2}, [overlap](Rank& r) {
+/// Backward through both layers; the user's own code fails between them where told to.
+void backward_through(NetImpl& net, int seed, bool stumble) {
+  net.zero_grad();
+  const torch::Tensor hidden = Stumble::apply(net.fc1->forward(numbers({4, 8}, seed)), stumble);
+  loss_of(net.fc2->forward(hidden)).backward();
+}
+
+// The user's own code fails in the middle of a backward that has not communicated, on one rank or on all; the next step is as
+// good as any.
+TEST(DdpFault, ABackwardThatFailsBeforeItCommunicatesIsForgotten) {
+  for (const int failing : {1, 2}) {
+    run_ranks({.n = 2}, [failing](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(
-          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
-      for (int step = 0; step < 6; ++step) {
-        net->zero_grad();
-        const bool stumble = step % 2 == 1;
-        const torch::Tensor hidden = Stumble::apply(net->fc1->forward(numbers({4, 8}, r.rank)), stumble);
-        const torch::Tensor loss = loss_of(net->fc2->forward(hidden));
-        if (stumble) {
-          EXPECT_THROW(loss.backward(), std::runtime_error);
-        } else {
-          EXPECT_NO_THROW(loss.backward());
-          torch::Tensor root = net->fc1->weight.grad().clone();
-          broadcast(root, 0, {.group = r.world});
-          EXPECT_TRUE(torch::equal(root, net->fc1->weight.grad()));
+          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = Overlap::none});
+      for (int step = 0; step < 3; ++step) {
+        if (r.rank < failing) {
+          EXPECT_THROW(backward_through(*net, r.rank, true), std::runtime_error);
         }
+        EXPECT_NO_THROW(backward_through(*net, r.rank, false));
+        torch::Tensor root = net->fc1->weight.grad().clone();
+        broadcast(root, 0, {.group = r.world});
+        EXPECT_TRUE(torch::equal(root, net->fc1->weight.grad()));
       }
       EXPECT_EQ(ddp.statistics().backwards, 3u);
     });
   }
+}
+
+// One that has launched a bucket cannot be taken back: the others would average other buckets with this rank's from then on.
+TEST(DdpFault, ABackwardThatFailsAfterItCommunicatedIsAnErrorOnAllRanks) {
+  for (const Overlap overlap : {Overlap::inline_, Overlap::thread}) {
+    for (const int n : {2, 3}) {
+      run_ranks({.n = n}, [overlap](Rank& r) {
+        // Square layers: their buckets are equally long, so that no length tells them apart.
+        auto net = std::make_shared<NetImpl>(8);
+        net->fc2 = net->replace_module("fc2", torch::nn::Linear(8, 8));
+        DistributedDataParallel<NetImpl> ddp(
+            net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
+        backward_through(*net, r.rank, false);
+        r.world->barrier();
+        if (r.rank == 1) {
+          EXPECT_THROW(backward_through(*net, r.rank, true), std::runtime_error);
+        }
+        const Caught caught = catch_error([&] {
+          for (int step = 0; step < 3; ++step) backward_through(*net, r.rank, false);
+        });
+        EXPECT_TRUE(caught.is(ErrorKind::aborted)) << caught;
+        EXPECT_TRUE(contains(caught.text, "backward failed on rank 1")) << caught;
+        EXPECT_TRUE(contains(caught.text, "of 4 buckets")) << caught;
+      });
+    }
+  }
+}
+
+TEST(DdpFault, ABackwardThatFailsAfterSyncBatchNormIsAnErrorOnAllRanks) {
+  run_ranks({.n = 2}, [](Rank& r) {
+    nn::SyncBatchNorm norm(8, r.world);
+    const auto backward = [&](bool stumble) {
+      const torch::Tensor x = Stumble::apply(numbers({4, 8}, r.rank).requires_grad_(), stumble);
+      loss_of(norm->forward(x)).backward();
+    };
+    backward(false);
+    if (r.rank == 1) {
+      EXPECT_THROW(backward(true), std::runtime_error);
+    }
+    const Caught caught = catch_error([&] {
+      for (int step = 0; step < 3; ++step) backward(false);
+    });
+    EXPECT_TRUE(caught.is(ErrorKind::aborted)) << caught;
+    EXPECT_TRUE(contains(caught.text, "backward failed on rank 1")) << caught;
+    EXPECT_TRUE(contains(caught.text, "SyncBatchNorm")) << caught;
+  });
 }
 
 // The whole way as a program goes it: default group, wrapper, destruction in the order of main().

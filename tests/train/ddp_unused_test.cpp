@@ -61,6 +61,74 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
   }
 }
 
+// What each rank adds up under no_sync is its own, and the next synchronised backward averages it, used there or not.
+TEST(Ddp, WhatOnlyNoSyncUsedIsAveraged) {
+  for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
+    for (const bool views : {true, false}) {
+      run_ranks({.n = 3}, [overlap, views](Rank& r) {
+        auto net = std::make_shared<Branches>();
+        fill(*net, 2);
+        DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny,
+                                                    .first_bucket_mb = kTiny,
+                                                    .find_unused_parameters = true,
+                                                    .gradient_as_bucket_view = views,
+                                                    .process_group = r.world,
+                                                    .overlap = overlap});
+        const auto quiet = [](int rank) { return rank == 2 ? "a" : "b"; };  // rank 2 never uses b
+        for (int step = 0; step < 3; ++step) {
+          net->zero_grad(step == 1);
+          Gradients wanted;
+          for (int other = 0; other < r.size; ++other) {
+            Branches alone;
+            fill(alone, 2);
+            alone.zero_grad(true);
+            loss_of(alone.forward(numbers({4, 8}, other + 10 * step), {quiet(other)})).backward();
+            loss_of(alone.forward(numbers({4, 8}, other), {"a"})).backward();
+            for (const auto& [name, gradient] : gradients_of(alone)) {
+              const torch::Tensor part = gradient.defined() ? gradient / r.size : torch::Tensor();
+              torch::Tensor& sum = wanted[name];
+              if (part.defined()) sum = sum.defined() ? sum + part : part;
+            }
+          }
+          {
+            const auto guard = ddp.no_sync();
+            loss_of(ddp->forward(numbers({4, 8}, r.rank + 10 * step), {quiet(r.rank)})).backward();
+          }
+          loss_of(ddp->forward(numbers({4, 8}, r.rank), {"a"})).backward();
+          expect_close(gradients_of(*net), wanted, 1e-5);
+          expect_same_everywhere(r, *net);
+        }
+        // What was added up and then thrown away is not used.
+        {
+          const auto guard = ddp.no_sync();
+          loss_of(ddp->forward(numbers({4, 8}, r.rank), {"c"})).backward();
+        }
+        net->zero_grad(true);
+        loss_of(ddp->forward(numbers({4, 8}, r.rank), {"a"})).backward();
+        EXPECT_FALSE(net->named_parameters()["c.weight"].grad().defined());
+      });
+    }
+  }
+}
+
+TEST(Ddp, AStaticGraphHoldsUnderNoSyncToo) {
+  run_ranks({.n = 2}, [](Rank& r) {
+    auto net = std::make_shared<Branches>();
+    fill(*net, 2);
+    DistributedDataParallel<Branches> ddp(net, {.static_graph = true, .process_group = r.world});
+    {
+      const auto guard = ddp.no_sync();
+      loss_of(ddp->forward(numbers({4, 8}, r.rank), {"b"})).backward();
+    }
+    loss_of(ddp->forward(numbers({4, 8}, r.rank), {"a"})).backward();
+    expect_same_everywhere(r, *net);
+    r.phase("the promise is broken");
+    const auto guard = ddp.no_sync();
+    const Caught caught = catch_error([&] { loss_of(ddp->forward(numbers({4, 8}), {"a", "c"})).backward(); });
+    EXPECT_TRUE(caught.any && contains(caught.text, "c.bias got a gradient under no_sync")) << caught;
+  });
+}
+
 TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 2}, [overlap](Rank& r) {

@@ -8,9 +8,11 @@
 
 #include <gtest/gtest.h>
 
+#include "base/files.h"
 #include "harness/temporary_directory.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
+#include "train/checkpoint/pending_checkpoint.h"
 #include "train/checkpoint/safetensors.h"
 #include <maniple/comm/error.h>
 
@@ -65,7 +67,7 @@ TEST(Safetensors, EveryDtypeAndShapeComesBack) {
   state.texts = {{"a \"quoted\" name", "line\nbreak"}, {"number", text_of(0.1)}};
   const std::string path = folder.path() + "/x.safetensors";
   const FileDigest digest = write_state(path, snapshot_of(state));
-  EXPECT_EQ(digest, digest_of(path));
+  EXPECT_EQ(digest, digest_of(RegularFile(path)));
   const NamedState again = read_state(path);
   EXPECT_EQ(again.texts, state.texts);
   EXPECT_EQ(real_of(again.texts.at("number")), 0.1) << "exactly";
@@ -153,25 +155,25 @@ TEST(CheckpointFolder, ManifestsThatLie) {
 
 // ---- Killed while saving -----------------------------------------------------------------------------------------------
 
-void save_parts(const std::string& folder, std::int64_t step) {
+void save_parts(const std::string& folder, std::int64_t step, int keep = 2, int parts = 12) {
   PendingCheckpoint pending(folder, step);
-  for (int part = 0; part < 24; ++part) {
+  for (int part = 0; part < parts; ++part) {
     NamedState state;
     state.tensors["x"] = torch::full({100}, static_cast<double>(step));
     const std::string file = "part" + std::to_string(part) + ".safetensors";
     pending.add(file, write_state(pending.path_of(file), state));
   }
   pending.commit();
-  prune_checkpoints(folder, 2);
+  prune_checkpoints(folder, keep, step);
 }
 
 /// Saves `step` in a child that is killed at its n-th stop at the border of the kernel. True if it was done before.
-bool killed_at(int stop, const std::string& folder, std::int64_t step) {
+bool killed_at(int stop, const std::string& folder, std::int64_t step, int keep = 2, int parts = 12) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
     ::raise(SIGSTOP);
-    save_parts(folder, step);
+    save_parts(folder, step, keep, parts);
     ::_exit(0);
   }
   int status = 0;
@@ -200,7 +202,7 @@ TEST(CheckpointFolder, KilledAtAnyMomentTheNewestCompleteOneLoads) {  // faults 
     ASSERT_FALSE(steps.empty()) << "killed at stop " << stop;
     ASSERT_TRUE(steps.front() == newest || steps.front() == step) << steps.front();
     for (const std::int64_t found : steps) ASSERT_NO_THROW(verify_checkpoint(folder.path(), found)) << "killed at stop " << stop;
-    const auto state = read_state(folder.path() + "/" + checkpoint_name(steps.front()) + "/part23.safetensors");
+    const auto state = read_state(folder.path() + "/" + checkpoint_name(steps.front()) + "/part11.safetensors");
     ASSERT_TRUE(state.tensors.at("x").equal(torch::full({100}, static_cast<double>(steps.front()))));
     newest = steps.front();
     if (done) break;
@@ -212,6 +214,19 @@ TEST(CheckpointFolder, KilledAtAnyMomentTheNewestCompleteOneLoads) {  // faults 
   for (const std::int64_t step : list_checkpoints(folder.path())) entries += step > 0 ? 1 : 0;
   EXPECT_EQ(entries, 2);
   EXPECT_EQ(::system(("test $(ls -A " + folder.path() + " | wc -l) -eq 2").c_str()), 0) << "only the two checkpoints are left";
+}
+
+TEST(CheckpointFolder, KilledWhileItReplacesTheOnlyOneOfTheTwoLoads) {
+  const TemporaryDirectory folder(::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : temporary_folder());
+  save_parts(folder.path(), 1, 1, 2);
+  for (int stop = 1;; ++stop) {
+    const bool done = killed_at(stop, folder.path(), 1, 1, 2);
+    restore_replaced(folder.path());
+    ASSERT_EQ(list_checkpoints(folder.path()), std::vector<std::int64_t>{1}) << "killed at stop " << stop;
+    ASSERT_NO_THROW(verify_checkpoint(folder.path(), 1)) << "killed at stop " << stop;
+    if (done) break;
+  }
+  EXPECT_EQ(names_in(folder.path()).size(), 1u) << "what the dead left behind is cleared away";
 }
 
 }  // namespace

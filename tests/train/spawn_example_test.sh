@@ -21,7 +21,7 @@ refuse "resumed"
 
 "$program" --nprocs 3 --epochs 2 --workers 4 --resume "$scratch/run" >"$scratch/output"
 expect "world size 3 = 1 nodes x 3 processes; each: batch size 32, 2 workers"
-expect "resumed from step 1: epoch 0, place 2000 of 2000, shuffle 1, seed 7"
+expect "resumed from step 1: epoch 1, place 0 of 2000, shuffle 1, seed 7"
 expect "epoch 2: loss"
 refuse "epoch 1: loss"
 

@@ -15,6 +15,9 @@
 //                 with their lengths and SHA-256. Nothing in them can execute.
 // Never half      A checkpoint is written under another name, synced, and renamed: killed at any moment, the newest complete one
 //                 loads. Damaged files (truncated, changed, missing, hostile) are detected and named, and the one before is used.
+// Which are kept  The newest keep_last that are whole, and always the one just saved; older ones are removed. Those that are newer than
+//                 the one a run went on from (they are damaged, or LoadOptions::step went back) are not of this run: its first save
+//                 renames them to aside-step-..., which nothing loads and nothing removes. last_pruned() says what was done and why.
 // Disk full       The previous checkpoint stays as it is, training goes on, a warning says so; last_error() keeps it. The next
 //                 save tries again.
 // Another number  of ranks may load it: parts do not depend on it, a sampler's cursor neither: the rest of the epoch is divided
@@ -36,8 +39,8 @@
 namespace maniple {
 
 struct CheckpointOptions {
-  std::string folder = {};  ///< made if need be
-  int keep_last = 3;       ///< older ones are removed after each save; at least 1
+  std::string folder = {};  ///< made if need be; something else than a directory is an error
+  int keep_last = 3;        ///< older ones are removed after each save; at least 1. Damaged ones do not count
   bool background = true;  ///< false: save() returns when the checkpoint is on the disk
   /// Whose ranks save and load together. Null: the default group if there is one, otherwise this process alone.
   std::shared_ptr<ProcessGroup> group = nullptr;
@@ -82,6 +85,9 @@ class Checkpoint {
   void wait();
   /// Why the latest save failed; empty when it did not (or is still being written).
   std::string last_error() const;
+  /// What the latest save did with other checkpoints, and why, a line for each: "step-000000000100 was removed: ...", "step-000000000300
+  /// was set aside as aside-step-000000000300: ...". On the rank that writes, rank 0.
+  std::string last_pruned() const;
 
  private:
   struct Impl;

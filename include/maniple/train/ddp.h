@@ -26,12 +26,14 @@
 //
 // Contract: all ranks run the same sequence of synchronised backwards on the wrapped module. Several forwards before a
 // backward, and several backwards before a step, are fine. Not supported, with an error that says so: backward with
-// create_graph, sparse gradients, parameters that are not on the CPU.
+// create_graph, sparse gradients, parameters that are not on the CPU, a module that is converted or gets other parameters
+// after it was wrapped.
 //
 // Ranks with different numbers of batches: see join.h.
 //
 // Errors come out of backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
-// (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`.
+// (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`. A backward that throws
+// half-way, in code of the program's own, aborts the group if it has communicated, and is forgotten if it has not.
 //
 // Threads: one thread at a time, normally the one that calls backward. Destroy it in any order with the module, the
 // optimizer and the group; gradients stay valid.
@@ -221,8 +223,8 @@ class DistributedDataParallel : public DdpCore {
       : DistributedDataParallel(holder.ptr(), std::move(options)) {}
 
   /// The module itself: ddp->forward(x), ddp->train(), ddp->parameters(). Never communicates. Throws InvalidArgument if
-  /// a parameter was converted to another dtype or device since construction: LibTorch drops the hooks of such a
-  /// parameter.
+  /// a parameter was converted to another dtype or device since construction (LibTorch drops the hooks of such a
+  /// parameter), or if there are others now.
   Module* operator->() const {
     require_unchanged();
     return module_.get();

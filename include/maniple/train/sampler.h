@@ -29,12 +29,17 @@
 //       ...
 //       if (++step % 100 == 0) checkpoint.save(step);
 //     }
+//     scheduler.step();                                         // and whatever else belongs to the end of an epoch
+//     checkpoint.save(step);                                    // last: a restart begins with the next epoch
 //   }
 //
 // The cursor is a place in the order of the epoch, for all ranks together: everything before it was taken, nothing behind it. So
 // it may be loaded on another number of ranks, and no sample is repeated or lost: the rest is divided among the new ranks as a
 // whole epoch would be, and only its end is filled up or cut. It does not count what the loader's workers have asked for ahead
 // of time. It is one number for all ranks because all take equally many batches, of one size; rank 0's is the one that is saved.
+//
+// Behind the loop the cursor is the beginning of the next epoch: what was saved there goes on with that one. In the body of the
+// loop, even with the last batch, it is in this epoch: what was saved there still does what comes behind the loop, once.
 //
 // Errors are InvalidArgument. A sampler and its copies belong to one thread; DataLoader's workers do not touch it.
 #pragma once
@@ -108,8 +113,9 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   /// there is none.
   void batch_done();
 
-  /// After the last batch of a pass it is at the end of the epoch, with drop_last too. Throws when batches were handed out and
-  /// none was ever counted, because then nobody knows where training is.
+  /// After the last batch of a pass it is at the end of the epoch, with drop_last too; once the loop over counting() has ended (or,
+  /// by hand, next() has returned nothing and all is counted) at the beginning of the next. Throws when batches were handed out
+  /// and none was ever counted, because then nobody knows where training is.
   Cursor cursor() const;
   /// The next pass begins here instead of at the beginning of the epoch; the pass after it begins at the beginning. At the end
   /// of the epoch it is empty.
@@ -132,6 +138,9 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  void loop_began();
+  void loop_ended();
+
   struct State;
   std::shared_ptr<State> state_;
 };
@@ -156,7 +165,11 @@ class DistributedSampler::Counting {
       counted_ = false;
       return *this;
     }
-    bool operator!=(const Iterator& other) const { return base_ != other.base_; }
+    bool operator!=(const Iterator& other) {
+      const bool more = base_ != other.base_;
+      if (!more) sampler_.loop_ended();
+      return more;
+    }
 
    private:
     Base base_;
@@ -165,7 +178,11 @@ class DistributedSampler::Counting {
   };
 
   Counting(Loader& loader, DistributedSampler sampler) : loader_(&loader), sampler_(std::move(sampler)) {}
-  Iterator begin() { return Iterator(loader_->begin(), sampler_); }
+  Iterator begin() {
+    Iterator first(loader_->begin(), sampler_);  // the loader begins a pass
+    sampler_.loop_began();
+    return first;
+  }
   Iterator end() { return Iterator(loader_->end(), sampler_); }
 
  private:

@@ -1,7 +1,10 @@
 // A checkpoint is a list of parts; each knows how to describe itself as a NamedState and how to take one back.
 #include <maniple/train/checkpoint.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <set>
@@ -14,6 +17,7 @@
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/optimizer_state.h"
+#include "train/checkpoint/pending_checkpoint.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -92,6 +96,26 @@ void set_random_state(const torch::Tensor& state) {
   generator.set_state(state);
 }
 
+/// Only a mistake that no waiting mends; what cannot be read or made is told by load and save.
+void require_directory(const std::string& folder) {
+  struct stat status {};
+  const bool found = ::stat(folder.c_str(), &status) == 0;
+  MANIPLE_REQUIRE(found ? S_ISDIR(status.st_mode) : errno != ENOTDIR,
+                  "checkpoints cannot be kept in {}: it is not a directory, or lies below something that is none",
+                  folder);
+}
+
+/// What a run can go on from after a save has failed.
+std::string what_is_left(const std::string& folder) {
+  try {
+    const auto steps = list_checkpoints(folder);
+    if (steps.empty()) return "there is no checkpoint yet";
+    return format_text("the newest one is still that of step {}", steps.front());
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 std::string random_name(int rank) { return format_text("rank.{}", rank); }
 
 }  // namespace
@@ -101,9 +125,11 @@ struct Checkpoint::Impl {
   std::vector<Part> parts;
   std::set<std::string> names = {kRandomPart, "manifest"};
 
-  std::thread writer;  // of the save under way
+  std::thread writer;                  // of the save under way
+  std::optional<std::int64_t> loaded;  // since the latest save: where the run went on from
   mutable std::mutex mutex;
   std::string error;
+  std::string pruned;
 
   std::shared_ptr<ProcessGroup> group() const {
     if (options.group) return options.group;
@@ -145,20 +171,27 @@ struct Checkpoint::Impl {
 
   void write(std::int64_t step, const std::map<std::string, NamedState>& states) {
     std::string trouble;
+    std::vector<std::string> notes;
+    bool saved = false;
     try {
       PendingCheckpoint pending(options.folder, step);
       for (const auto& [name, state] : states) {
         const std::string file = name + ".safetensors";
         pending.add(file, write_state(pending.path_of(file), state));
       }
-      pending.commit();
-      prune_checkpoints(options.folder, options.keep_last);
+      notes = pending.commit(loaded);
+      saved = true;
+      loaded.reset();
+      for (std::string& note : prune_checkpoints(options.folder, options.keep_last, step))
+        notes.push_back(std::move(note));
     } catch (const std::exception& failure) {
-      trouble = format_text("checkpoint of step {} in {} was not saved: {}", step, options.folder, failure.what());
-      log_warning("{}; the one before it is intact, training goes on", trouble);
+      trouble = format_text("checkpoint of step {} in {} was {}: {}", step, options.folder,
+                            saved ? "saved, but older ones were not removed" : "not saved", failure.what());
+      log_warning("{}; training goes on, {}", trouble, what_is_left(options.folder));
     }
     const std::lock_guard lock(mutex);
     error = std::move(trouble);
+    pruned = joined(notes, "\n");
   }
 
   void save(std::int64_t step) {
@@ -178,6 +211,7 @@ struct Checkpoint::Impl {
 
   /// The newest that is whole, -1 when there is none. Throws when there are some, but none can be used.
   std::int64_t choose(const LoadOptions& load) const {
+    restore_replaced(options.folder);
     if (load.step) {
       verify_checkpoint(options.folder, *load.step);
       return *load.step;
@@ -222,7 +256,7 @@ struct Checkpoint::Impl {
       const std::int64_t step = choose(load);
       if (step < 0) return std::nullopt;
       read(step, load, 0);
-      return step;
+      return loaded = step;
     }
     // Rank 0 chooses, so that all take the same one; a failure anywhere is an error everywhere, or the others would wait for
     // this rank in their next collective.
@@ -251,7 +285,7 @@ struct Checkpoint::Impl {
     if (first_failed < ranks->size()) {
       throw ProtocolError(format_text("rank {} could not load the checkpoint from {}; its own error says why", first_failed, options.folder));
     }
-    return step;
+    return loaded = step;
   }
 };
 
@@ -260,6 +294,7 @@ Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>
   MANIPLE_REQUIRE(options.keep_last >= 1, "keep_last is {}; at least 1 checkpoint is kept", options.keep_last);
   if (options.group) options.group->require_member("Checkpoint");
   while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
+  require_directory(options.folder);
   impl_->options = std::move(options);
 }
 
@@ -334,6 +369,11 @@ void Checkpoint::wait() { impl_->wait(); }
 std::string Checkpoint::last_error() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->error;
+}
+
+std::string Checkpoint::last_pruned() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->pruned;
 }
 
 }  // namespace maniple

@@ -1,15 +1,12 @@
 #include "train/checkpoint/checkpoint_folder.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -24,34 +21,14 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "maniple-checkpoint-1";
-constexpr std::string_view kManifest = "manifest.json";
 constexpr std::string_view kStep = "step-";
-constexpr std::string_view kPartial = ".partial-";
+constexpr std::string_view kAside = "aside-";
 constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostFiles = 4096;
 
-/// A checkpoint is flat: files only.
-void remove_directory(const std::string& path) {
-  for (const std::string& name : names_in(path)) {
-    if (::unlink((path + "/" + name).c_str()) != 0) throw_system_error("remove " + path + "/" + name);
-  }
-  if (::rmdir(path.c_str()) != 0 && errno != ENOENT) throw_system_error("remove " + path);
-}
-
-void make_directories(const std::string& path) {
-  for (std::size_t end = 0; end != std::string::npos;) {
-    end = path.find('/', end + 1);
-    if (::mkdir(path.substr(0, end).c_str(), 0777) != 0 && errno != EEXIST) throw_system_error("make " + path.substr(0, end));
-  }
-}
-
-/// ".partial-step-000000000120-4711" belongs to process 4711.
-bool writer_is_alive(std::string_view name) {
-  const auto dash = name.rfind('-');
-  pid_t pid = 0;
-  const auto [end, error] = std::from_chars(name.data() + dash + 1, name.data() + name.size(), pid);
-  if (error != std::errc() || end != name.data() + name.size() || pid <= 0) return false;
-  return pid == ::getpid() || ::kill(pid, 0) == 0 || errno == EPERM;
+bool exists(const std::string& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0;
 }
 
 bool is_plain_name(std::string_view name) {
@@ -93,47 +70,12 @@ CheckpointManifest parse_manifest(std::string_view text) {
   return manifest;
 }
 
-PendingCheckpoint::PendingCheckpoint(std::string folder, std::int64_t step) : folder_(std::move(folder)) {
-  MANIPLE_REQUIRE(step >= 0, "a checkpoint of step {}: steps begin with 0", step);
-  manifest_.step = step;
-  make_directories(folder_);
-  for (const std::string& name : names_in(folder_)) {
-    if (!name.starts_with(kPartial) || writer_is_alive(name)) continue;
-    log_info("{}/{}: left behind by a process that died while saving; removed", folder_, name);
-    remove_directory(folder_ + "/" + name);
-  }
-  pending_ = format_text("{}/{}{}-{}", folder_, kPartial, checkpoint_name(step), ::getpid());
-  if (::mkdir(pending_.c_str(), 0777) != 0) throw_system_error("make " + pending_);
-}
-
-PendingCheckpoint::~PendingCheckpoint() {
-  if (committed_) return;
-  try {
-    remove_directory(pending_);
-  } catch (const Error& error) {
-    log_warning("{}", error.what());
-  }
-}
-
-void PendingCheckpoint::commit() {
-  DurableFile manifest(path_of(std::string(kManifest)));
-  manifest.write(encode(manifest_));
-  manifest.finish();
-  sync_directory(pending_);
-  const std::string final_name = folder_ + "/" + checkpoint_name(manifest_.step);
-  // A directory that is not empty cannot be replaced in one step: the old one of the same step goes out of the way first. If
-  // we die in between, the one before it is the newest.
-  const std::string old = format_text("{}/{}old-{}-{}", folder_, kPartial, checkpoint_name(manifest_.step), ::getpid());
-  const bool replaced = ::rename(final_name.c_str(), old.c_str()) == 0;
-  if (::rename(pending_.c_str(), final_name.c_str()) != 0) throw_system_error("rename to " + final_name);
-  committed_ = true;
-  sync_directory(folder_);
-  if (replaced) remove_directory(old);
-}
-
 std::string checkpoint_name(std::int64_t step) { return format_text("{}{:012}", kStep, step); }
 
 std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
+  // What cannot be looked into may hold some: a run that then began anew would be a surprise.
+  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd && errno != ENOENT) throw_system_error("look into the checkpoint folder " + folder);
   std::vector<std::int64_t> steps;
   for (const std::string& name : names_in(folder)) {
     if (!name.starts_with(kStep)) continue;
@@ -145,7 +87,7 @@ std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
   return steps;
 }
 
-CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t step) {
+CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t step) {
   const std::string path = folder + "/" + checkpoint_name(step);
   CheckpointManifest manifest;
   try {
@@ -157,25 +99,76 @@ CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t ste
     throw ProtocolError(format_text("{}: its manifest is of step {}", path, manifest.step));
   }
   for (const auto& [name, expected] : manifest.files) {
-    const FileDigest found = digest_of(path + "/" + name);
-    if (found.bytes != expected.bytes) {
-      throw ProtocolError(format_text("{}/{} has {} bytes; {} were saved", path, name, found.bytes, expected.bytes));
+    const RegularFile file(path + "/" + name);
+    if (file.size() != expected.bytes) {
+      throw ProtocolError(format_text("{}/{} has {} bytes; {} were saved", path, name, file.size(), expected.bytes));
     }
-    if (found.sha256 != expected.sha256) {
+  }
+  return manifest;
+}
+
+CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t step) {
+  const CheckpointManifest manifest = inspect_checkpoint(folder, step);
+  const std::string path = folder + "/" + checkpoint_name(step);
+  for (const auto& [name, expected] : manifest.files) {
+    if (digest_of(RegularFile(path + "/" + name)) != expected) {
       throw ProtocolError(format_text("{}/{} is damaged: its SHA-256 is not the one that was saved", path, name));
     }
   }
   return manifest;
 }
 
-void prune_checkpoints(const std::string& folder, int keep) {
-  const std::vector<std::int64_t> steps = list_checkpoints(folder);
-  for (std::size_t i = static_cast<std::size_t>(std::max(1, keep)); i < steps.size(); ++i) {
-    // Renamed first, so that no name step-... ever stands for half a checkpoint.
-    const std::string name = checkpoint_name(steps[i]);
-    const std::string old = format_text("{}/{}old-{}-{}", folder, kPartial, name, ::getpid());
-    if (::rename((folder + "/" + name).c_str(), old.c_str()) == 0) remove_directory(old);
+std::string name_aside(const std::string& folder, std::int64_t step) {
+  std::string name = format_text("{}{}", kAside, checkpoint_name(step));
+  for (int copy = 2; exists(folder + "/" + name); ++copy) {
+    name = format_text("{}{}-{}", kAside, checkpoint_name(step), copy);
   }
+  return name;
+}
+
+void remove_checkpoint(const std::string& path) {
+  if (::unlink(path.c_str()) == 0) return;  // a link: what it leads to is not ours
+  remove_tree(path);
+  if (exists(path)) throw_system_error("remove " + path);
+}
+
+std::vector<std::string> prune_checkpoints(const std::string& folder, int keep, std::int64_t saved) {
+  std::vector<std::string> notes;
+  int kept = 0;
+  for (const std::int64_t step : list_checkpoints(folder)) {
+    const std::string path = folder + "/" + checkpoint_name(step);
+    std::string trouble;
+    if (step != saved) {
+      try {
+        inspect_checkpoint(folder, step);
+      } catch (const SystemError& error) {
+        if (error.code() != ENOENT && error.code() != ENOTDIR) continue;  // perhaps it can be read the next time
+        trouble = error.what();
+      } catch (const Error& error) {
+        trouble = error.what();
+      }
+    }
+    if (!trouble.empty()) {
+      const std::string aside = name_aside(folder, step);
+      if (::rename(path.c_str(), (folder + "/" + aside).c_str()) != 0) throw_system_error("rename " + path);
+      notes.push_back(format_text("{} was set aside as {}: {}", checkpoint_name(step), aside, trouble));
+      log_warning("{}: {}", folder, notes.back());
+      continue;
+    }
+    if (step == saved || kept < keep) {
+      ++kept;
+      continue;
+    }
+    // Renamed first, so that no name step-... ever stands for half a checkpoint.
+    const std::string removed = format_text("{}/{}{}", folder, kRemoved, checkpoint_name(step));
+    remove_checkpoint(removed);
+    if (::rename(path.c_str(), removed.c_str()) != 0) throw_system_error("rename " + path);
+    remove_checkpoint(removed);
+    notes.push_back(
+        format_text("{} was removed: {} newer ones are whole, and keep_last is {}", checkpoint_name(step), kept, keep));
+    log_info("{}: {}", folder, notes.back());
+  }
+  return notes;
 }
 
 }  // namespace maniple

@@ -1,10 +1,13 @@
-// Checkpoints on the disk: which there are, whether they are whole, and how a new one comes to be.
+// Checkpoints on the disk: which there are, whether they are whole, and which are kept.
 //
-//   FOLDER/step-000000000120/     one checkpoint: safetensors files and manifest.json, which lists each with length and SHA-256
-//   FOLDER/.partial-...           one that is being written, or whose writer died
+//   FOLDER/step-000000000120/         one checkpoint: safetensors files and manifest.json, which lists each with length and SHA-256
+//   FOLDER/aside-step-000000000300/   one that is damaged, or that a run left behind which went on from an earlier one. Nobody looks at
+//                                     it, nobody removes it; under its old name it is a checkpoint again.
+//   FOLDER/.partial-...               one that is being written, or whose writer died
+//   FOLDER/.replaced-..., .removed-...   on their way out
 //
-// A checkpoint is written under the other name, every file and the directory are synced, then it is renamed and FOLDER is synced.
-// So whatever happens, a name step-... stands for a whole checkpoint; the hashes tell what a disk has done to it since.
+// How a new one comes to be is in pending_checkpoint.h; a name step-... stands for a whole checkpoint. The hashes tell what a
+// disk has done to it since.
 #pragma once
 
 #include <cstdint>
@@ -25,35 +28,27 @@ std::string encode(const CheckpointManifest& manifest);
 /// Throws ProtocolError saying what is wrong. File names are plain names: no slash, no leading dot.
 CheckpointManifest parse_manifest(std::string_view text);
 
-/// A checkpoint in the making. Destroyed without commit(), it leaves nothing behind.
-class PendingCheckpoint {
- public:
-  /// Makes the folder if need be, and removes what dead writers left in it.
-  PendingCheckpoint(std::string folder, std::int64_t step);
-  ~PendingCheckpoint();
-  PendingCheckpoint(const PendingCheckpoint&) = delete;
-  PendingCheckpoint& operator=(const PendingCheckpoint&) = delete;
+inline constexpr std::string_view kManifest = "manifest.json";
+inline constexpr std::string_view kRemoved = ".removed-";
 
-  std::string path_of(const std::string& file) const { return pending_ + "/" + file; }
-  void add(const std::string& file, const FileDigest& digest) { manifest_.files[file] = digest; }
+std::string checkpoint_name(std::int64_t step);  ///< "step-000000000120"
+/// Newest first; empty if there is no folder. Throws SystemError if there is one that cannot be read.
+std::vector<std::int64_t> list_checkpoints(const std::string& folder);
 
-  /// A checkpoint of the same step is replaced.
-  void commit();
-
- private:
-  std::string folder_;
-  std::string pending_;
-  CheckpointManifest manifest_;
-  bool committed_ = false;
-};
-
-std::string checkpoint_name(std::int64_t step);                    ///< "step-000000000120"
-std::vector<std::int64_t> list_checkpoints(const std::string& folder);  ///< newest first; empty if there is no folder
-
-/// Reads every file of a checkpoint and compares. Throws ProtocolError or SystemError naming the file and what is wrong with it.
+/// Looks at the manifest and at the lengths of all files, without reading them. Throws ProtocolError, SystemError, or InvalidArgument for
+/// what is no regular file, naming the file and what is wrong with it.
+CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t step);
+/// The same, and then reads every file and compares.
 CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t step);
 
-/// Removes all but the newest `keep`.
-void prune_checkpoints(const std::string& folder, int keep);
+/// A name under which the checkpoint can be set aside, which nothing has yet: "aside-step-000000000300", then "...-2".
+std::string name_aside(const std::string& folder, std::int64_t step);
+
+/// Removes a directory and what it holds; of a link, the link. Nothing is there: fine. Throws SystemError.
+void remove_checkpoint(const std::string& path);
+
+/// After step `saved`, the newest, was saved: removes all but the newest `keep` that are whole (by their lengths); `saved` is one of
+/// them. Those that are not are set aside. Returns what was done and why, a line for each.
+std::vector<std::string> prune_checkpoints(const std::string& folder, int keep, std::int64_t saved);
 
 }  // namespace maniple

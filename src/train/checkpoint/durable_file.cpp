@@ -70,22 +70,16 @@ FileDigest DurableFile::finish() {
   return {bytes_, hash_->take()};
 }
 
-FileDigest digest_of(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) throw_system_error("open " + path);
+FileDigest digest_of(const RegularFile& file) {
   Sha256 hash;
-  FileDigest digest;
-  std::vector<char> piece(kPieceBytes);
-  for (;;) {
-    const ssize_t got = ::read(fd.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_system_error("read " + path);
-    if (got == 0) break;
-    digest.bytes += static_cast<std::uint64_t>(got);
-    hash.add(piece.data(), static_cast<std::size_t>(got));
+  std::vector<char> piece(std::min(kPieceBytes, file.size()));
+  for (std::size_t at = 0; at < file.size();) {
+    const std::size_t count = std::min(piece.size(), file.size() - at);
+    file.read(at, piece.data(), count);
+    hash.add(piece.data(), count);
+    at += count;
   }
-  digest.sha256 = hash.take();
-  return digest;
+  return {file.size(), hash.take()};
 }
 
 void sync_directory(const std::string& path) {
@@ -95,18 +89,11 @@ void sync_directory(const std::string& path) {
 }
 
 std::string read_small_file(const std::string& path, std::size_t most_bytes) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) throw_system_error("open " + path);
-  std::string text;
-  std::array<char, 4096> piece;
-  for (;;) {
-    const ssize_t got = ::read(fd.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_system_error("read " + path);
-    if (got == 0) return text;
-    text.append(piece.data(), static_cast<std::size_t>(got));
-    if (text.size() > most_bytes) throw ProtocolError(format_text("{} is longer than {} bytes", path, most_bytes));
-  }
+  const RegularFile file(path);
+  if (file.size() > most_bytes) throw ProtocolError(format_text("{} is longer than {} bytes", path, most_bytes));
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
 }
 
 }  // namespace maniple

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
+#include "train/data/regular_file.h"
 
 namespace maniple {
 
@@ -37,9 +38,10 @@ class DurableFile {
 };
 
 /// Reads the file from beginning to end.
-FileDigest digest_of(const std::string& path);
+FileDigest digest_of(const RegularFile& file);
 
 void sync_directory(const std::string& path);
-std::string read_small_file(const std::string& path, std::size_t most_bytes);  ///< throws SystemError, ProtocolError if longer
+/// Throws SystemError, InvalidArgument for anything but a regular file, ProtocolError if it is longer.
+std::string read_small_file(const std::string& path, std::size_t most_bytes);
 
 }  // namespace maniple

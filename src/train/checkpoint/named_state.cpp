@@ -1,16 +1,11 @@
 #include "train/checkpoint/named_state.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 
 #include "base/check.h"
-#include "base/system_error.h"
 #include "train/checkpoint/safetensors.h"
 
 namespace maniple {
@@ -42,30 +37,19 @@ torch::ScalarType type_of(const std::string& name, const std::string& tensor) {
   throw ProtocolError(format_text("tensor \"{}\" has dtype {}, which LibTorch does not know", tensor, name));
 }
 
-void read_exactly(int fd, void* to, std::uint64_t bytes) {
-  auto* at = static_cast<char*>(to);
-  while (bytes > 0) {
-    const ssize_t got = ::read(fd, at, std::min<std::uint64_t>(bytes, std::uint64_t{1} << 30));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_system_error("read");
-    if (got == 0) throw ProtocolError("it ended early");
-    at += got;
-    bytes -= static_cast<std::uint64_t>(got);
-  }
-}
-
-NamedState read_from(int fd, std::uint64_t file_bytes) {
-  std::string prefix(kSafetensorsPrefixBytes, '\0');
-  read_exactly(fd, prefix.data(), std::min<std::uint64_t>(prefix.size(), file_bytes));
-  const std::uint64_t header_bytes = safetensors_header_bytes(prefix, file_bytes);
+NamedState read_from(const RegularFile& file) {
+  std::string prefix(std::min<std::size_t>(kSafetensorsPrefixBytes, file.size()), '\0');
+  file.read(0, prefix.data(), prefix.size());
+  const std::uint64_t header_bytes = safetensors_header_bytes(prefix, file.size());
   std::string text(header_bytes, '\0');
-  read_exactly(fd, text.data(), text.size());
-  const SafetensorsHeader header = parse_safetensors(text, file_bytes - kSafetensorsPrefixBytes - header_bytes);
+  file.read(kSafetensorsPrefixBytes, text.data(), text.size());
+  const std::uint64_t data = kSafetensorsPrefixBytes + header_bytes;
+  const SafetensorsHeader header = parse_safetensors(text, file.size() - data);
   NamedState state;
   state.texts = header.metadata;
-  for (const SafetensorsEntry& entry : header.entries) {  // in the order of their bytes
+  for (const SafetensorsEntry& entry : header.entries) {
     torch::Tensor tensor = torch::empty(entry.shape, type_of(entry.dtype, entry.name));
-    read_exactly(fd, tensor.data_ptr(), entry.bytes());
+    file.read(data + entry.begin, tensor.data_ptr(), entry.bytes());
     state.tensors[entry.name] = std::move(tensor);
   }
   return state;
@@ -100,13 +84,9 @@ FileDigest write_state(const std::string& path, const NamedState& state) {
 }
 
 NamedState read_state(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) throw_system_error("open " + path);
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) throw_system_error("stat " + path);
-  if (!S_ISREG(status.st_mode)) throw ProtocolError(path + " is no regular file");
+  const RegularFile file(path);
   try {
-    return read_from(fd.get(), static_cast<std::uint64_t>(status.st_size));
+    return read_from(file);
   } catch (const ProtocolError& error) {
     throw ProtocolError(format_text("{}: {}", path, error.what()));
   }

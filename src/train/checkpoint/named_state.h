@@ -21,7 +21,7 @@ NamedState snapshot_of(const NamedState& state);
 /// `state` as snapshot_of gives it.
 FileDigest write_state(const std::string& path, const NamedState& state);
 
-/// Throws ProtocolError or SystemError naming the file and what is wrong.
+/// Throws ProtocolError, SystemError, or InvalidArgument for anything but a regular file, naming it and what is wrong.
 NamedState read_state(const std::string& path);
 
 // Numbers as text, exactly.

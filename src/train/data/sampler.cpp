@@ -57,6 +57,9 @@ struct DistributedSampler::State {
   std::size_t done = 0;                ///< how many of them the loop has counted
   std::deque<std::size_t> ahead = {};  ///< sizes of the batches handed out and not counted
   bool stays = false;                  ///< the next reset keeps the start
+  bool drained = false;                ///< next() had nothing more to hand out
+  bool looping = false;                ///< a loop over counting() is under way
+  bool ended = false;                  ///< it has come to its end
   bool counts = false;                 ///< whether the loop counts at all
   std::vector<std::uint32_t> narrow =
       {};  ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
@@ -97,7 +100,12 @@ struct DistributedSampler::State {
     position = 0;
     done = 0;
     ahead.clear();
+    drained = looping = ended = false;
   }
+
+  /// Whether the pass is over, and with it the epoch. A loop over counting() says so itself: its loader asks ahead of time, and
+  /// may leave the last, smaller batch out.
+  bool over() const { return ended || (drained && ahead.empty() && !looping); }
 
   void forget_order() {
     narrow = {};
@@ -161,6 +169,7 @@ DistributedSampler::OptionalBatch DistributedSampler::next(std::size_t batch_siz
   MANIPLE_REQUIRE(batch_size > 0, "DistributedSampler: a batch size of 0");
   std::size_t& position = state_->position;
   const std::size_t count = std::min(batch_size, local_size() - position);
+  state_->drained = count == 0;
   if (count == 0) return {};
   state_->prepare();
   std::vector<std::size_t> batch(count);
@@ -182,8 +191,12 @@ void DistributedSampler::batch_done() {
   state_->counts = true;
 }
 
+void DistributedSampler::loop_began() { state_->looping = true; }
+void DistributedSampler::loop_ended() { state_->ended = true; }
+
 DistributedSampler::Cursor DistributedSampler::cursor() const {
   const State& state = *state_;
+  if (state.over()) return {state.epoch + 1, 0};
   MANIPLE_REQUIRE(state.counts || state.position == 0,
                   "DistributedSampler: {} samples were handed out, but no batch was counted as done, so there is no "
                   "cursor; write the loop as `for (auto& batch : sampler.counting(*loader))`, or call batch_done() "

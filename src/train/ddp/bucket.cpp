@@ -70,7 +70,7 @@ void Bucket::take(std::size_t i) {
 void Bucket::give_back(std::size_t i) const {
   torch::Tensor& gradient = parameters_[i].mutable_grad();
   if (gradients_live_here_) {
-    if (!gradient.defined()) gradient = slots_[i];
+    if (!gradient.defined() || !lives_here(gradient, i)) gradient = slots_[i];
   } else if (gradient.defined()) {
     gradient.copy_(slots_[i]);
   } else {
@@ -84,7 +84,7 @@ void Bucket::forget_gradients() {
 
 torch::Tensor Bucket::saved(std::size_t i) const {
   const torch::Tensor gradient = parameters_[i].grad();
-  return gradient.defined() && lives_here(gradient, i) ? gradient.clone() : torch::Tensor();
+  return gradient.defined() && gradients_live_here_ ? gradient.clone() : torch::Tensor();
 }
 
 }  // namespace maniple

@@ -42,7 +42,7 @@ class Bucket {
   /// After the average: the parameter's gradient is what is in the slot.
   void give_back(std::size_t i) const;
 
-  /// A copy of the parameter's gradient if it lives here, otherwise undefined.
+  /// A copy of the parameter's gradient if take() leaves none elsewhere, otherwise undefined.
   torch::Tensor saved(std::size_t i) const;
 
   /// The parameters have no gradients any more.

@@ -10,7 +10,7 @@ NoSync::~NoSync() { reducer_->resume(); }
 
 DdpCore::DdpCore(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options) {
   MANIPLE_REQUIRE(module != nullptr, "DistributedDataParallel: the module is null");
-  reducer_ = Reducer::make(*module, std::move(options));
+  reducer_ = Reducer::make(module, std::move(options));
 }
 DdpCore::~DdpCore() = default;
 DdpCore::DdpCore(DdpCore&&) noexcept = default;

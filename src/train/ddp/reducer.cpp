@@ -44,7 +44,7 @@ class Reducer::EndOfBackward {
   bool called_ = false;
 };
 
-std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptions options) {
+std::shared_ptr<Reducer> Reducer::make(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options) {
   MANIPLE_REQUIRE(options.bucket_cap_mb > 0, "DistributedDataParallel: bucket_cap_mb is {}; it must be positive",
                   options.bucket_cap_mb);
   MANIPLE_REQUIRE(options.first_bucket_mb >= 0,
@@ -56,12 +56,13 @@ std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module& module, DdpOptio
   return reducer;
 }
 
-Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
+Reducer::Reducer(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options)
     : options_(std::move(options)),
       group_(options_.process_group),
+      module_(module),
       buffers_(group_, {}),
       active_(group_->size()) {
-  ModuleTensors all = tensors_of(module);
+  ModuleTensors all = tensors_of(*module);
   require_same_on_all_ranks(*group_, options_, all);
   state_ = tensors(all.trained);
   for (const auto* more : {&all.frozen, &all.buffers}) {
@@ -70,8 +71,12 @@ Reducer::Reducer(const torch::nn::Module& module, DdpOptions options)
   if (options_.init_sync) Replicator(group_, state_).copy_from(0);
   if (options_.broadcast_buffers) buffers_ = Replicator(group_, tensors(all.buffers));
   parameters_ = std::move(all.trained);
-  for (const auto& [name, tensor] : parameters_) dtypes_.push_back(tensor.scalar_type());
+  for (const auto& [name, tensor] : parameters_) {
+    dtypes_.push_back(tensor.scalar_type());
+    known_.insert(tensor.unsafeGetTensorImpl());
+  }
   came_.assign(parameters_.size(), false);
+  accumulated_.assign(parameters_.size(), false);
   std::size_t gradient_bytes = 0;
   for (const auto& [name, tensor] : parameters_) gradient_bytes += tensor.nbytes();
   overlap_ = resolve_overlap(options_.overlap, *group_, gradient_bytes);
@@ -120,24 +125,49 @@ void Reducer::note_delayed() {
                   hooked);
 }
 
+std::string Reducer::converted(std::size_t parameter) const {
+  const auto& [name, tensor] = parameters_[parameter];
+  if (hooks_[parameter].is_attached() && tensor.scalar_type() == dtypes_[parameter] && tensor.device().is_cpu())
+    return {};
+  return format_text(
+      "parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook: its gradients are no "
+      "longer averaged; convert the module first and wrap it then",
+      name, c10::toString(dtypes_[parameter]), c10::toString(tensor.scalar_type()), tensor.device().str());
+}
+
+std::string Reducer::added() const {
+  const auto module = module_.lock();
+  if (!module) return {};
+  for (const auto& item : module->named_parameters()) {
+    const torch::Tensor& tensor = item.value();
+    if (!tensor.defined() || !tensor.requires_grad() || known_.count(tensor.unsafeGetTensorImpl()) != 0) continue;
+    return format_text(
+        "parameter {} requires a gradient and was not there, or required none, when the module was wrapped: its "
+        "gradients would not be averaged; change the module first and wrap it then",
+        item.key());
+  }
+  return {};
+}
+
 void Reducer::require_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const torch::Tensor& tensor = parameters_[i].tensor;
-    MANIPLE_REQUIRE(tensor.scalar_type() == dtypes_[i] && tensor.device().is_cpu(),
-                    "DistributedDataParallel: parameter {} was converted from {} to {} on {} after it was wrapped, "
-                    "which drops its hook; "
-                    "convert the module first and wrap it then",
-                    parameters_[i].name, c10::toString(dtypes_[i]), c10::toString(tensor.scalar_type()),
-                    tensor.device().str());
+    if (const std::string trouble = converted(i); !trouble.empty()) throw InvalidArgument(who() + trouble);
   }
+  if (const std::string trouble = added(); !trouble.empty()) throw InvalidArgument(who() + trouble);
 }
 
 void Reducer::attach_hooks() {
   hooks_.reserve(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    hooks_.emplace_back(parameters_[i].tensor, [self = weak_from_this(), i] {
+    const auto before = [self = weak_from_this(), i] {
+      const auto reducer = self.lock();
+      if (!reducer) return;
+      if (const std::string trouble = reducer->converted(i); !trouble.empty()) reducer->fail(trouble);
+    };
+    const auto after = [self = weak_from_this(), i] {
       if (const auto reducer = self.lock()) reducer->explained([&] { reducer->gradient_came(i); });
-    });
+    };
+    hooks_.emplace_back(parameters_[i].tensor, before, after);
   }
 }
 
@@ -191,8 +221,27 @@ void Reducer::make_optimizers(const OptimizerFactory& make) {
   optimizers_ = std::move(made);
 }
 
+// What it adds up here is this rank's own, so the next synchronised backward averages it, whether it uses the parameter or not.
+void Reducer::gradient_paused(std::size_t parameter) {
+  accumulated_[parameter] = true;
+  if (expected(parameter)) return;
+  fail(format_text(
+      "parameter {} got a gradient under no_sync on rank {}, but none in the first backward; the graph is not "
+      "static, use find_unused_parameters instead",
+      parameters_[parameter].name, group_->rank()));
+}
+
+// A gradient that was set to none since counts no more.
+std::vector<bool> Reducer::used_here() const {
+  std::vector<bool> used = came_;
+  for (std::size_t i = 0; i < used.size() && !shadowing_; ++i) {
+    if (accumulated_[i] && parameters_[i].tensor.grad().defined()) used[i] = true;
+  }
+  return used;
+}
+
 void Reducer::gradient_came(std::size_t parameter) {
-  if (paused_ > 0) return;
+  if (paused_ > 0) return gradient_paused(parameter);
   if (torch::GradMode::is_enabled()) fail("backward with create_graph is not supported: averaging would cut the graph");
   if (!running_ && delayed_[parameter]) {
     // Perhaps in a backward inside the backward, whose end is not the one to wait for.
@@ -260,11 +309,15 @@ void Reducer::begin() {
     if (came_early_[i]) came_[i] = true;
   }
   came_early_.assign(parameters_.size(), false);
-  if (join_) meet(true);
+  if (const std::string trouble = added(); !trouble.empty()) fail(trouble);
+  if (!join_) return;
+  meet(true);
+  communicated_ = true;
 }
 
 void Reducer::reset() {
   watch_.begin();
+  communicated_ = false;
   came_.assign(parameters_.size(), false);
   arrival_.clear();
   factor_.reset();
@@ -286,6 +339,19 @@ void Reducer::reset() {
 // are lost, which they would be anyway: half of the others were never computed.
 void Reducer::abandon() noexcept {
   running_ = false;
+  if (communicated_ && group_->size() > 1 && !group_->error()) {
+    try {
+      group_->abort(format_text(
+          "backward failed on rank {} (its own output says why) after it had begun to average gradients, {} of {} "
+          "buckets; going on would average gradients of different parameters with each other. Make a new group and "
+          "wrap again, or start again from a checkpoint. With overlap = Overlap::none a backward averages nothing "
+          "before it has computed all gradients",
+          group_->rank(), next_, buckets_.size()));
+    } catch (...) {
+      // No memory for the text: the others wait until their deadline.
+    }
+  }
+  communicated_ = false;
   for (Bucket& bucket : buckets_) forget(bucket);
 }
 
@@ -328,7 +394,9 @@ void Reducer::finish() {
   average_all();
   buffers_.copy_from(source_);
   saved_.assign(parameters_.size(), torch::Tensor());
+  accumulated_.assign(parameters_.size(), false);
   running_ = false;
+  communicated_ = false;
   watch_.end(!first);
 }
 

@@ -14,7 +14,11 @@
 // The first one has no buckets yet: it only notes the order in which gradients come, and finish() lays the buckets out.
 //
 // If backward throws half-way (a peer died, or the user's own code failed) autograd drops the callback; its destruction
-// tells us that this backward is over.
+// tells us that this backward is over. If it has communicated by then, the group is aborted: the other ranks wait for buckets
+// that will never come, and the next backward would pair its own with them.
+//
+// A module that changes after it was wrapped (converted, parameters added or replaced) would train without its gradients being
+// averaged. Each gradient, and the beginning of each backward, look for that.
 //
 // In join mode (see join.h) a backward begins with a meeting that says which ranks still train. A rank that has run out
 // *shadows*: it makes the same calls with zeros. What otherwise comes from rank 0 comes from the first active rank.
@@ -24,6 +28,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "tensor/torch_compat.h"
@@ -38,14 +43,14 @@ namespace maniple {
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Collective.
-  static std::shared_ptr<Reducer> make(const torch::nn::Module& module, DdpOptions options);
+  static std::shared_ptr<Reducer> make(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
   ~Reducer();
 
   const DdpOptions& options() const noexcept { return options_; }
   const std::shared_ptr<ProcessGroup>& group() const noexcept { return group_; }
   DdpStatistics statistics() const;
 
-  /// Throws unless every parameter still has the dtype and device that it had at construction.
+  /// Throws unless the module's parameters are those of construction, with the same dtype and device.
   void require_unchanged() const;
   void set_weight(double weight);
   void register_hook(CommHook hook);
@@ -75,11 +80,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   class EndOfBackward;  // autograd's callback
 
-  Reducer(const torch::nn::Module& module, DdpOptions options);
+  Reducer(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
   void note_delayed();
   void attach_hooks();
+  /// What is wrong with the parameters, with what to do; empty if nothing is.
+  std::string converted(std::size_t parameter) const;
+  std::string added() const;
 
   // A backward: reducer.cpp.
+  void gradient_paused(std::size_t parameter);
   void gradient_came(std::size_t parameter);
   void delayed_came(std::size_t parameter);
   void release_delayed();
@@ -101,6 +110,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void settle(Bucket& bucket);
   static void await_leftover(Bucket& bucket) noexcept;
 
+  std::vector<bool> used_here() const;
   std::string who() const;
   bool expected(std::size_t parameter) const { return expected_.empty() || expected_[parameter]; }
   bool asks_who_is_used() const { return options_.static_graph ? !usage_known_ : options_.find_unused_parameters; }
@@ -110,7 +120,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   DdpOptions options_;
   std::shared_ptr<ProcessGroup> group_;
   Overlap overlap_ = Overlap::none;
+  std::weak_ptr<const torch::nn::Module> module_;
   std::vector<NamedTensor> parameters_;
+  std::unordered_set<const void*> known_;  // their TensorImpls
   std::vector<torch::ScalarType> dtypes_;  // of the parameters, at construction
   std::vector<torch::Tensor> state_;       // all parameters and buffers
   Replicator buffers_;
@@ -127,6 +139,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> expected_;   // static_graph, after the first backward: which parameters get a gradient
   std::vector<bool> used_;       // find_unused_parameters, static_graph: on any rank
   bool usage_known_ = false;     // static_graph: a backward with all ranks has told
+  std::vector<bool> accumulated_;  // which got a gradient under no_sync since the last synchronised backward
 
   // Join mode.
   std::optional<JoinMode> join_;
@@ -138,6 +151,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Of the backward under way.
   bool running_ = false;
   bool shadowing_ = false;
+  bool communicated_ = false;  // if it does not come to its end, no rank may go on
   std::vector<bool> came_;
   std::vector<bool> came_early_;      // delayed ones that came before any other
   std::vector<std::size_t> arrival_;  // only in the first

@@ -19,6 +19,7 @@ void Reducer::lay_out() {
       if (delayed_[i] == delayed && (delayed || !came_[i])) order.push_back(static_cast<std::int64_t>(i));
     }
   }
+  communicated_ = true;
   group_->broadcast(buffer_of(order), source_);
 
   std::vector<PlannedParameter> sizes;
@@ -52,8 +53,8 @@ void Reducer::lay_out() {
 }
 
 // A gradient that is missing here counts as it is: as zero when there is none, otherwise as what earlier backwards left
-// (which is their average already, so averaging leaves it). If it turns out to be missing everywhere, what was there is
-// put back untouched.
+// (which is their average already, so averaging leaves it; or what was added up under no_sync, which is to be averaged). If it
+// turns out to be missing everywhere, what was there is put back untouched.
 void Reducer::take_absent(std::size_t parameter) {
   const torch::NoGradGuard no_grad;
   const Home home = homes_[parameter];
@@ -84,7 +85,7 @@ void Reducer::average_all() {
   launch_complete();
 
   if (asks_who_is_used()) {
-    used_ = used_anywhere(*group_, came_);
+    used_ = used_anywhere(*group_, used_here());
     usage_known_ = active_ == group_->size();
   }
   if (options_.static_graph && expected_.empty() && !shadowing_) expected_ = came_;
@@ -118,6 +119,7 @@ void Reducer::launch_complete() {
 
 void Reducer::launch(Bucket& bucket) {
   const torch::NoGradGuard no_grad;
+  communicated_ = true;
   const bool async = overlap_ == Overlap::thread;
   const auto launched = Stopwatch::Clock::now();
   scale(bucket);

@@ -106,6 +106,7 @@ void Reducer::shadow() {
     throw;
   }
   saved_.assign(parameters_.size(), torch::Tensor());
+  communicated_ = false;
   shadowing_ = false;
 }
 

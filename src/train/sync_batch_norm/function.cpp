@@ -14,6 +14,7 @@
 #include <ATen/ops/batch_norm_native.h>
 
 #include "base/check.h"
+#include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_nest.h>
 
@@ -35,6 +36,21 @@ Tensor ready(const Tensor& tensor, torch::MemoryFormat format) {
 }
 Tensor as(const Tensor& tensor, const Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()) : tensor;
+}
+
+/// The other ranks wait for this one in a layer that it will not come to; its next forward would pair with it.
+void abort_if_backward_throws(const std::shared_ptr<ProcessGroup>& group) {
+  IfBackwardThrows::call([group] {
+    if (group->error()) return;
+    try {
+      group->abort(format_text(
+          "backward failed on rank {} (its own output says why) after SyncBatchNorm had communicated in it; going on "
+          "would mix the statistics of different layers. Make a new group, or start again from a checkpoint",
+          group->rank()));
+    } catch (...) {
+      // No memory for the text: the others wait until their deadline.
+    }
+  });
 }
 
 struct Statistics {
@@ -127,7 +143,10 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     Tensor dx;
     if (context->saved_data["needed"].toBool()) {
       const Tensor sums = torch::stack({dbias, dweight}).to(torch::kFloat64);
-      if (total > 0) all_reduce(sums, ReduceOp::sum, {.group = group});
+      if (total > 0) {
+        abort_if_backward_throws(group);
+        all_reduce(sums, ReduceOp::sum, {.group = group});
+      }
       dx = torch::zeros_like(x);
       if (x.numel() > 0) {
         Tensor factor = (var.to(torch::kFloat64) + eps).rsqrt();
