@@ -80,13 +80,16 @@ std::vector<std::string> command(const MpiLaunch& launch) {
       add({"--mca", "plm_rsh_agent", write_remote_shell(launch), "--mca", "plm_rsh_no_tree_spawn", "1"});
       add({"--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0", "--mca", "pml", "ob1", "--mca",
            "btl", "tcp,self", "--host", host_list(launch)});
+    } else {
+      add({"--mca", "btl", "^tcp"});  // it complains where there is no network
     }
   }
   add({"-n", std::to_string(launch.n), "env"});
   for (const auto& [name, value] : launch.env) words.push_back(name + "=" + value);
-  // Whatever it is told, MPICH's launcher kills the ranks of a host when one of them ends by a signal. A shell in between turns
-  // the signal into an exit status. (The launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
-  if (with_mpich()) add({"sh", "-c", "trap '' USR1; \"$@\"; exit $?", "sh"});
+  // Whatever they are told, MPICH's launcher kills the ranks of a host when one of them ends by a signal, and that of Open MPI 5
+  // when one ends with another status than 0. A shell in between turns the one into a status, and hides the other. (MPICH's
+  // launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
+  add({"sh", "-c", with_mpich() ? "trap '' USR1; \"$@\"; exit $?" : "\"$@\"; exit 0", "sh"});
   words.insert(words.end(), launch.program.begin(), launch.program.end());
   return words;
 }
