@@ -5,7 +5,7 @@
 //   std::int64_t step = checkpoint.load().value_or(0);     // the newest whole one; none yet: nothing is changed
 //   for (; step < steps; ++step) {
 //     ...
-//     if (step % 100 == 0) checkpoint.save(step);            // returns at once; written in the background
+//     if ((step + 1) % 100 == 0) checkpoint.save(step + 1);  // how many are done; returns at once, written in the background
 //   }
 //
 // What is saved   Whatever was added, and the state of every rank's random generator. In a group save() and load() are
