@@ -27,6 +27,13 @@ const char* to_string(ErrorKind kind) noexcept {
 
 std::string errno_text(int code) { return std::system_category().message(code); }
 
+std::string start_error_text(int code) {
+  if (code != EAGAIN) return errno_text(code);
+  return fmt::format("{}: the limit of processes and threads is reached, that of this user (ulimit -u) or of its control "
+                     "group (pids.max); start fewer, or raise it",
+                     errno_text(code));
+}
+
 void throw_system_error(const std::string& what, int code) {
   throw SystemError(fmt::format("{}: {}", what, errno_text(code)), code);
 }

@@ -11,4 +11,7 @@ namespace maniple {
 std::string errno_text(int code);
 [[noreturn]] void throw_system_error(const std::string& what, int code = errno);
 
+/// Of a process or thread that could not be started: EAGAIN, "Resource temporarily unavailable", names the limit.
+std::string start_error_text(int code);
+
 }  // namespace maniple

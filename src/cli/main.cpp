@@ -5,6 +5,7 @@
 #include <exception>
 #include <string_view>
 
+#include "base/check.h"
 #include "cli/command.h"
 #include <maniple/comm/error.h>
 
@@ -25,6 +26,16 @@ int refuse_unknown(std::string_view name) {
   }
   fmt::print(stderr, "maniple: no command \"{}\"; there are {} (see maniple --help)\n", name, known);
   return kUsage;
+}
+
+/// `--hosts "$HOSTS"` where the variable is not set is a mistake, not the absence of the option.
+void refuse_empty_values(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& value : option->results()) {
+      MANIPLE_REQUIRE(!value.empty(), "{} is empty; expected a value, or the option left out (a shell variable that is not set?)",
+                      option->get_name());
+    }
+  }
 }
 
 int run(int argc, char** argv) {
@@ -50,6 +61,7 @@ int run(int argc, char** argv) {
                argc > 1 ? std::string(argv[1]) + " " : "");
     return kUsage;
   }
+  for (const CLI::App* command : app.get_subcommands()) refuse_empty_values(*command);
   if (!chosen) {
     fmt::print("{}", app.help());
     return 0;

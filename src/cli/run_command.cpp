@@ -19,7 +19,8 @@ using namespace maniple::launch;
 /// As written, before anything is made of it.
 struct Words {
   std::string processes;
-  int devices_per_node = 0;
+  std::optional<int> devices_per_node_given, devices_per_process_given, cores_per_process;
+  int devices_per_node = 0;  // 0: not said
   int devices_per_process = 0;
   std::string nodes = "1";
   int node_rank = -1;
@@ -28,6 +29,7 @@ struct Words {
   std::string hosts, hostfile;
   std::string bind = "cores";
   std::string colour = "auto";
+  std::string standard_output = "terminal";
   bool explain = false, no_prefix = false, standalone = false;
   std::vector<std::string> environment;
   double join_timeout = 300, join_window = 5, heartbeat = 1, silence_limit = 10, grace = 0.8, interrupt_grace = 30,
@@ -40,9 +42,6 @@ void read_devices(const Words& words, LaunchOptions& options) {
   if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES"))
     own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
   const int gpus = static_cast<int>(visible_devices(own).size());
-  MANIPLE_REQUIRE(words.devices_per_node >= 0, "--devices-per-node is {}; expected at least 1", words.devices_per_node);
-  MANIPLE_REQUIRE(words.devices_per_process >= 0, "--devices-per-process is {}; expected at least 1",
-                  words.devices_per_process);
   // With devices, -n alone is the number of devices of a node, as in the arithmetic of the manual.
   const int devices = words.devices_per_node > 0 ? words.devices_per_node : gpus;
   if (words.devices_per_process > 0) {
@@ -111,21 +110,39 @@ std::chrono::duration<double> seconds(const char* option, double value) {
   return std::chrono::duration<double>(value);
 }
 
+/// 0 when the option was not given.
+int at_least_1(const char* option, const std::optional<int>& value) {
+  MANIPLE_REQUIRE(!value || *value >= 1, "{} is {}; expected at least 1", option, *value);
+  return value.value_or(0);
+}
+
+/// Nodes that start by themselves may have different numbers of processes: then any rank is possible.
+void check_only_ranks(const LaunchOptions& options) {
+  const bool known = !options.hosts.empty() || options.nodes.max == 1;
+  const int size = known ? static_cast<int>(plan_ranks(planned_nodes(options)).size()) : kMaxNodes * kMaxProcessesPerNode;
+  for (const int rank : options.only_ranks) {
+    MANIPLE_REQUIRE(rank >= 0 && rank < size, "--only-rank is {}; expected 0 to {}, as the job has {} ranks", rank, size - 1,
+                    size);
+  }
+}
+
 int run(Words& words) {
   LaunchOptions& options = words.options;
+  words.devices_per_node = at_least_1("--devices-per-node", words.devices_per_node_given);
+  words.devices_per_process = at_least_1("--devices-per-process", words.devices_per_process_given);
   read_devices(words, options);
   read_nodes(words, options);
   for (const std::string& text : words.environment) options.environment.push_back(parse_assignment(text));
   options.bind = words.bind == "cores";
   options.console.prefix = !words.no_prefix;
+  options.terminal_output = words.standard_output == "terminal";
   options.console.colour = words.colour == "always"  ? ColourChoice::always
                            : words.colour == "never" ? ColourChoice::never
                                                      : ColourChoice::automatic;
   MANIPLE_REQUIRE(options.restarts.max_restarts >= 0, "--max-restarts is {}; expected 0 or more",
                   options.restarts.max_restarts);
-  MANIPLE_REQUIRE(options.cores_per_process >= 0, "--cores-per-process is {}; expected at least 1",
-                  options.cores_per_process);
-  for (const int rank : options.only_ranks) MANIPLE_REQUIRE(rank >= 0, "--only-rank is {}; expected 0 or more", rank);
+  options.cores_per_process = at_least_1("--cores-per-process", words.cores_per_process);
+  check_only_ranks(options);
   options.restarts.first_delay = seconds("--restart-delay", words.restart_delay);
   options.join_timeout = seconds("--join-timeout", words.join_timeout);
   options.join_window = seconds("--join-window", words.join_window);
@@ -177,16 +194,16 @@ std::function<int()> declare_run(CLI::App& app) {
                  "processes on each node: a number, auto, gpu, cpu")
       ->type_name("N")
       ->group(ranks);
-  app.add_option("--devices-per-node", words->devices_per_node, "GPUs of each node; default: those seen here")
+  app.add_option("--devices-per-node", words->devices_per_node_given, "GPUs of each node; default: those seen here")
       ->type_name("G")
       ->group(ranks);
-  app.add_option("--devices-per-process", words->devices_per_process, "GPUs for each process")
+  app.add_option("--devices-per-process", words->devices_per_process_given, "GPUs for each process")
       ->type_name("D")
       ->group(ranks);
   app.add_option("--bind", words->bind, "cores: each rank has cores of its own; none: any core")
       ->check(CLI::IsMember({"cores", "none"}))
       ->group(ranks);
-  app.add_option("--cores-per-process", options.cores_per_process,
+  app.add_option("--cores-per-process", words->cores_per_process,
                  "so many cores for each process, not all of the machine's")
       ->type_name("C")
       ->group(ranks);
@@ -255,6 +272,11 @@ std::function<int()> declare_run(CLI::App& app) {
   app.add_flag("-q,--quiet", options.console.quiet, "show no lines of workers, no status")->group(logs);
   app.add_flag("-v,--verbose", options.verbose, "say which pid and cores each rank has")->group(logs);
   app.add_flag("--no-prefix", words->no_prefix, "no [rank N] before the lines")->group(logs);
+  app.add_option("--stdout", words->standard_output,
+                 "what workers see as standard output. terminal: lines are written as they are printed; pipe: the C "
+                 "library collects some KiB")
+      ->check(CLI::IsMember({"terminal", "pipe"}))
+      ->group(logs);
   app.add_option("--color", words->colour, "auto, always, never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->group(logs);

@@ -12,6 +12,7 @@
 #include "group/group_impl.h"
 #include "group/subgroups.h"
 #include "group/validate.h"
+#include "rendezvous/join_notice.h"
 #include "rendezvous/rendezvous.h"
 
 namespace maniple {
@@ -29,7 +30,9 @@ std::shared_ptr<ProcessGroup> join_at(Meeting meeting, const JoinOptions& option
   std::vector<int> everyone(static_cast<std::size_t>(facts.session->world_size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   facts.topology = topology_of(*facts.session, everyone);
-  return std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts), deadline));
+  auto world = std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts), deadline));
+  notify_joined();
+  return world;
 }
 
 // What can be refused before anyone else is involved.
@@ -62,6 +65,7 @@ Secret secret_from(Store& store) {
 
 std::shared_ptr<ProcessGroup> join(const JoinOptions& options) {
   const Deadline deadline = check(options);
+  notify_joining(options.world_size);
   return join_at(meet(options, deadline), options, deadline);
 }
 
@@ -70,6 +74,7 @@ std::shared_ptr<ProcessGroup> join(std::shared_ptr<Store> store, const JoinOptio
   MANIPLE_REQUIRE(store != nullptr, "join: no store was given");
   MANIPLE_REQUIRE(options.world_size >= 1, "join: world_size is {}; it must be given with a store", options.world_size);
   MANIPLE_REQUIRE(options.rank >= 0 && options.rank < options.world_size, "join: rank {} in a world of {}", options.rank, options.world_size);
+  notify_joining(options.world_size);
   Meeting meeting;
   meeting.identity.secret = secret_from(*store);
   meeting.identity.rank = options.rank;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "base/group_thread.h"
+#include "base/start_thread.h"
 
 namespace maniple {
 
@@ -18,11 +19,11 @@ TaskQueue::~TaskQueue() {
 void TaskQueue::push(std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
     if (!thread_.joinable()) {
-      thread_ = std::thread([this] { run(); });
+      thread_ = start_thread("the operations of a group", [this] { run(); });
       ::pthread_setname_np(thread_.native_handle(), "maniple-group");
     }
+    tasks_.push_back(std::move(task));
   }
   changed_.notify_one();
 }

@@ -26,6 +26,10 @@ std::string frame_of(const AgentMessage& message) {
   return frame.take();
 }
 
+std::string silence_text(Seconds silence) {
+  return fmt::format("its launcher was silent for {:.1f} s (stopped, overloaded or cut off)", silence.count());
+}
+
 int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.count(), 1e6) * 1000); }
 
 }  // namespace
@@ -65,7 +69,8 @@ AgentLink::AgentLink(Poller& poller, UniqueFd connection, const Options& options
       pulse_(EventLoop::shared()),
       wire_(std::make_shared<Wire>()),
       events_(std::move(events)),
-      adopt_(options.adopt) {
+      adopt_(options.adopt),
+      patience_(options.patience) {
   wire_->fd = std::move(connection);
   poller_.watch(wire_->fd.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
   set_heartbeat(options.heartbeat);
@@ -122,9 +127,11 @@ void AgentLink::read_some() {
   char buffer[16384];
   const ssize_t got = ::recv(wire_->fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (got == 0) return lose("its launcher has gone");
+  if (got == 0) return lose(kLauncherGone);
+  if (got < 0 && errno == ETIMEDOUT) return lose(silence_text(Poller::Clock::now() - heard_));  // the keepalive's
   if (got < 0) return lose(errno_text(errno));
   heard_ = Poller::Clock::now();
+  told_of_silence_ = false;
   in_.append(buffer, static_cast<std::size_t>(got));
   try {
     while (in_.size() >= kLengthBytes) {
@@ -168,11 +175,14 @@ void AgentLink::look_for_silence() {
     if (held_up) heard_ = now;
   }
   const Seconds silence = now - heard_;
-  if (silence > heartbeat_.silence_limit) {
+  if (silence > heartbeat_.silence_limit && events_.silent && !std::exchange(told_of_silence_, true)) {
+    events_.silent(silence);
+  }
+  if (silence > heartbeat_.silence_limit + patience_) {
     AgentMessage farewell{.kind = Kind::given_up};
     farewell.silence_ms = milliseconds(silence);
     send(farewell);
-    return lose(fmt::format("its launcher was silent for {:.1f} s (stopped, overloaded or cut off)", silence.count()));
+    return lose(silence_text(silence));
   }
   timer_ = poller_.call_after(period, [this] { look_for_silence(); });
 }

@@ -17,14 +17,20 @@
 
 namespace maniple::launch {
 
+/// Why a link is lost when the process at its other end has ended, or closed it.
+inline constexpr const char* kLauncherGone = "its launcher has gone";
+
 class AgentLink {
  public:
   struct Events {
     std::function<void(const AgentMessage&)> received;    ///< all but heartbeats
     std::function<void(const std::string& reason)> lost;  ///< once; the link may be destroyed in it
+    /// Nothing was heard for longer than the limit, but there is patience left. May be empty.
+    std::function<void(std::chrono::duration<double> silence)> silent = {};
   };
   struct Options {
     Heartbeat heartbeat = {};
+    std::chrono::duration<double> patience{0};  ///< how long to go on waiting for one that is silent
     bool adopt = false;  ///< take over the other's heartbeat: that of the conductor counts
   };
   AgentLink(Poller& poller, UniqueFd connection, const Options& options, Events events);
@@ -49,6 +55,8 @@ class AgentLink {
   Events events_;
   Heartbeat heartbeat_;
   bool adopt_;
+  std::chrono::duration<double> patience_;
+  bool told_of_silence_ = false;
   std::string in_;
   Poller::Clock::time_point heard_ = Poller::Clock::now();
   Poller::Clock::time_point looked_ = heard_;

@@ -27,6 +27,7 @@ std::vector<std::string> get_list(ByteReader& in, std::uint32_t most, std::size_
 template <class Message, class Visit>
 void each_number(Message& message, Visit visit) {
   visit(message.generation);
+  visit(message.restarts);
   visit(message.node_rank);
   visit(message.node_count);
   visit(message.processes);
@@ -71,7 +72,7 @@ AgentMessage decode_agent_message(std::string_view bytes) {
   ByteReader in(bytes);
   AgentMessage message;
   message.kind = in.get<AgentMessage::Kind>();
-  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::given_up) {
+  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::waits) {
     throw ProtocolError("a message of unknown kind " + std::to_string(static_cast<int>(message.kind)));
   }
   each_number(message, [&](int& value) { value = in.get<std::int32_t>(); });

@@ -7,6 +7,7 @@
 //              reserved
 //                                           start       your seats
 //              failed, finished
+//              waits, left                              a rank waits in join(); one ended well without having joined
 //              interrupt                                somebody pressed Ctrl-C here
 //                                     verdict, stop       what to tell the user; end your workers
 //              stopped
@@ -42,9 +43,12 @@ struct AgentMessage {
     signal,
     alive,
     given_up,
+    left,
+    waits,
   };
   Kind kind = Kind::join;
   int generation = 0;
+  int restarts = 0;     ///< start: how often the group was started again after a failure
   int node_rank = -1;   ///< join: the wanted one, -1 for any
   int node_count = 0;
   int processes = 0;    ///< join: how many this node takes, 0 for what the job says
@@ -64,8 +68,9 @@ struct AgentMessage {
   std::string host = {};     ///< join: the name of the host; reserved, start: address for rank 0
   std::string text = {};     ///< verdict, quit, signal: for people; may be empty. job, start: the name of the job.
                              ///< join: core_place()
-  std::vector<std::string> words = {};  ///< job: settings, see job_settings.h
-  RankExit exit = {};        ///< failed
+  std::vector<std::string> words = {};  ///< job: settings, see job_settings.h. join: a name of the launcher's process, by
+                                        ///< which one that connects again is recognised
+  RankExit exit = {};        ///< failed, left; waits: its rank
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

@@ -1,8 +1,9 @@
 // The process that has the workers as children.
 //
-// `maniple run` is two processes. The first stays in the foreground: it takes the terminal's signals and hands out the
-// exit code (front.h). The second, the agent, leads a session of its own and does the work. Each notices when the other
-// is killed and then ends every descendant; both adopt orphans, so nothing is left whichever of the two is shot.
+// `maniple run` is three processes. The first stays in the foreground: it takes the terminal's signals and hands out the
+// exit code. The last, the agent, leads a session of its own and does the work. The keeper between them only waits
+// (front.h). Each notices when another is killed and then ends every descendant; all adopt orphans, so nothing is left
+// whichever of them are shot, as long as one is not.
 #pragma once
 
 #include <sys/types.h>

@@ -13,6 +13,7 @@
 #include "launch/agent_process.h"
 #include "launch/binding.h"
 #include "launch/conductor.h"
+#include "launch/front.h"
 #include "launch/job_record.h"
 #include "launch/job_settings.h"
 #include "launch/meeting_point.h"
@@ -33,6 +34,7 @@ class Conducting {
         process_(std::move(control), options.console),
         job_(new_job_name()),
         conductor_({.nodes = options.nodes,
+                    .summons = !options.hosts.empty(),
                     .restarts = options.restarts,
                     .join_timeout = options.join_timeout,
                     .join_window = options.join_window,
@@ -76,7 +78,7 @@ class Conducting {
     process_.console().set_status([this] { return status(); });
     record();
     const int code = process_.run({
-        .interrupted = [this](int signal) { conductor_.interrupt(signal); },
+        .interrupted = [this](int signal) { conductor_.interrupt(signal, own_host_name()); },
         .passed_on =
             [this](int signal) { pass_on(signal); },
         .child_ended =
@@ -122,6 +124,11 @@ class Conducting {
             },
         .stop_clock = [this](Conductor::Clock clock) { process_.poller().cancel(timers_[clock]); },
         .say = [this](const std::string& text) { process_.console().say(text); },
+        .summon =
+            [this] {
+              if (!remote_) return;
+              remote_->start_missing([this] { return conductor_.state() == Conductor::State::gathering; });
+            },
         .done = [this](int code) { process_.stop(code); },
     };
   }
@@ -131,20 +138,39 @@ class Conducting {
     links_[node] = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection), AgentLink::Options{.heartbeat = options_.heartbeat},
         AgentLink::Events{.received = [this, node](const AgentMessage& message) { on_message(node, message); },
-                          .lost =
-                              [this, node](const std::string& reason) {
-                                const auto gone = std::move(links_[node]);
-                                links_.erase(node);
-                                conductor_.lost(node, reason);
-                              }});
+                          .lost = [this, node](const std::string& reason) { on_lost(node, reason); }});
     (void)peer;
+  }
+
+  void on_lost(Conductor::Node node, const std::string& reason) {
+    const auto gone = std::move(links_[node]);
+    links_.erase(node);
+    const auto agent = agents_.find(node);
+    if (agent != agents_.end() && remote_) remote_->lost(agent->second.host);
+    if (agent != agents_.end()) agents_.erase(agent);
+    conductor_.lost(node, reason);
+  }
+
+  /// A launcher that lost its connection and is back before this side has noticed.
+  void forget_earlier(const std::string& id) {
+    for (const auto& [node, agent] : agents_) {
+      if (agent.id == id) return on_lost(node, "its connection broke, and it has connected again");
+    }
+  }
+
+  void refuse(Conductor::Node node, const std::string& text) {
+    AgentMessage answer{.kind = AgentMessage::Kind::quit};
+    answer.code = 1;
+    answer.text = text;
+    links_.at(node)->send(answer);
   }
 
   void on_message(Conductor::Node node, const AgentMessage& message) {
     if (message.kind != AgentMessage::Kind::join) return conductor_.received(node, message);
     AgentMessage join = message;
+    if (!message.words.empty()) forget_earlier(message.words.front());
     if (remote_) {
-      if (!remote_->joined(join.node_rank)) return;
+      if (!remote_->joined(join.node_rank)) return refuse(node, "maniple: this host has an agent already");
       const HostSlots& host = options_.hosts[static_cast<std::size_t>(join.node_rank)];
       join.host = host.host;
       join.processes = host.slots > 0 ? host.slots : options_.processes;
@@ -154,6 +180,7 @@ class Conducting {
       job.words = to_words(options_, process_.console());
       links_.at(node)->send(job);
     }
+    agents_[node] = {.id = message.words.empty() ? std::string() : message.words.front(), .host = join.node_rank};
     conductor_.joined(node, join);
   }
 
@@ -181,7 +208,7 @@ class Conducting {
     if (!record_ && conductor_.state() == Conductor::State::running) {
       JobInfo info{.id = job_, .command = fmt::format("{}", fmt::join(options_.command, " ")),
                    .world_size = conductor_.world_size(),
-                   .pid = ::getppid()};  // the process in front, which takes signals
+                   .pid = front_pid()};  // the process in front, which takes signals
       for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
       if (info.hosts.empty()) info.hosts.push_back(own_host_name());
       record_ = std::make_unique<JobRecord>(std::move(info));
@@ -190,7 +217,7 @@ class Conducting {
       const bool own = node_ && conductor_.node_count() == 1;
       const bool running = conductor_.state() == Conductor::State::running;
       record_->update(own ? node_->crew().running() : running ? conductor_.world_size() : 0, conductor_.restarts(),
-                      running ? "running" : "restarting");
+                      running ? "running" : "restarting", conductor_.world_size());
     }
     process_.poller().call_after(kRecordPeriod, [this] { record(); });
   }
@@ -220,6 +247,11 @@ class Conducting {
   std::unique_ptr<NodeAgent> node_;
   std::unique_ptr<LauncherListener> meeting_;
   std::map<Conductor::Node, std::unique_ptr<AgentLink>> links_;
+  struct Agent {
+    std::string id;  // of its process
+    int host = -1;   // with --hosts: its place in the list
+  };
+  std::map<Conductor::Node, Agent> agents_;  // those that have joined
   std::unique_ptr<RemoteStart> remote_;
   std::unique_ptr<JobRecord> record_;
   Conductor::Node next_node_ = kOwnNode + 1;

@@ -25,7 +25,7 @@ constexpr int kUnusable = 2;  // the exit code for a port that cannot be had
 Conductor::Conductor(ConductorOptions options, Hands hands) : options_(options), hands_(std::move(hands)) {}
 
 void Conductor::begin() {
-  if (options_.nodes.max == 1) return;
+  if (options_.nodes.max == 1 && !options_.summons) return;
   hands_.set_clock(Clock::join_timeout, options_.join_timeout);
   hands_.set_clock(Clock::reminder, kReminder);
 }
@@ -91,11 +91,7 @@ void Conductor::lost(Node node, const std::string& reason) {
     if (!enough) {
       failure_code_ = 1;
       ++failures_;
-      for (const auto& [other, ignored] : nodes_) {
-        AgentMessage verdict{.kind = Kind::verdict};
-        verdict.text = text;
-        hands_.send(other, verdict);
-      }
+      tell_all(text);
     }
     stop_all(SIGTERM, options_.grace);
   } else if (state_ == State::stopping) {
@@ -150,6 +146,8 @@ void Conductor::form() {
   for (const Clock clock : {Clock::join_timeout, Clock::join_window, Clock::reminder}) hands_.stop_clock(clock);
   ++generation_;
   exits_.clear();
+  left_.reset();
+  waiting_.reset();
   failure_code_.reset();
   int rank = 0;
   world_size_ = 0;
@@ -171,6 +169,7 @@ void Conductor::start_all(const AgentMessage& reserved) {
   state_ = State::running;
   AgentMessage start{.kind = Kind::start};
   start.generation = generation_;
+  start.restarts = restarts_;
   start.node_count = static_cast<int>(nodes_.size());
   start.world_size = world_size_;
   start.host = reserved.host;
@@ -201,7 +200,10 @@ void Conductor::start_all(const AgentMessage& reserved) {
 // --- while it runs ---
 
 void Conductor::received(Node node, const AgentMessage& message) {
-  if (message.kind == Kind::interrupt) return interrupt(message.signal);
+  if (message.kind == Kind::interrupt) {
+    if (leave(node, message.signal)) return;
+    return interrupt(message.signal, nodes_.count(node) != 0 ? nodes_.at(node).host : std::string());
+  }
   if (message.kind == Kind::signal) return pass_on(node, message.signal, message.host);
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || message.generation != generation_) return;
@@ -221,6 +223,15 @@ void Conductor::received(Node node, const AgentMessage& message) {
                                                                   : kVerdictSoon);
       }
       return;
+    case Kind::left:
+      if (!left_) {
+        left_ = message.exit;
+        left_->host = found->second.host;
+      }
+      return consider_absent();
+    case Kind::waits:
+      waiting_ = message.exit.rank;
+      return consider_absent();
     case Kind::finished:
       found->second.finished = true;
       if (state_ == State::running && std::all_of(nodes_.begin(), nodes_.end(),
@@ -236,20 +247,36 @@ void Conductor::received(Node node, const AgentMessage& message) {
   }
 }
 
+/// A rank that has ended will not join any more: who waits for it would do so until the join time-out.
+void Conductor::consider_absent() {
+  if (state_ != State::running || !left_ || !waiting_) return;
+  left_->cause = fmt::format(
+      "before it joined the group, and rank {} waits for it in join(): every rank must join, or the job have fewer ranks",
+      *waiting_);
+  exits_.push_back(*std::exchange(left_, std::nullopt));
+  decide();
+}
+
 void Conductor::decide() {
   if (state_ != State::running || exits_.empty()) return;
   const RankExit& cause = exits_[first_cause(exits_)];
   failure_code_ = cause.exit_code();
   ++failures_;
-  AgentMessage verdict{.kind = Kind::verdict};
-  verdict.text = describe_failure(cause, world_size_);
+  std::string text = describe_failure(cause, world_size_);
   if (options_.restarts.max_restarts > 0 && options_.restarts.allows(failures_)) {
-    verdict.text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
-                                options_.restarts.max_restarts);
+    text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
+                        options_.restarts.max_restarts);
   }
-  hands_.say(verdict.text);
-  for (const auto& [node, info] : nodes_) hands_.send(node, verdict);
+  hands_.say(text);
+  tell_all(text);
   stop_all(SIGTERM, options_.grace);
+}
+
+/// To the users of the other launchers.
+void Conductor::tell_all(const std::string& text) {
+  AgentMessage verdict{.kind = Kind::verdict};
+  verdict.text = text;
+  for (const auto& [node, info] : nodes_) hands_.send(node, verdict);
 }
 
 void Conductor::stop_all(int signal, std::chrono::duration<double> grace) {
@@ -273,6 +300,7 @@ void Conductor::consider_stopped() {
     if (info.node_rank >= 0 && !info.stopped) return;
   }
   for (auto& [node, info] : nodes_) info.node_rank = -1;
+  dismiss_leaving();
   if (interrupted_ != 0) return quit(128 + interrupted_, {});
   if (!failure_code_) {
     state_ = State::gathering;
@@ -291,7 +319,9 @@ void Conductor::rang(Clock clock) {
       return;
     case Clock::pause:
       state_ = State::gathering;
+      ++restarts_;
       begin();
+      if (nodes_.size() < static_cast<std::size_t>(options_.nodes.min) && hands_.summon) hands_.summon();
       return consider_start();
     case Clock::reminder:
       if (state_ == State::gathering) {
@@ -300,18 +330,57 @@ void Conductor::rang(Clock clock) {
       return;
     case Clock::join_timeout:
       if (state_ == State::gathering) {
-        quit(1, fmt::format("maniple: {} of {} nodes joined within {:.0f} s{}; start `maniple run` on every node with the "
-                            "same --master, or raise --join-timeout",
-                            nodes_.size(), options_.nodes.min, options_.join_timeout.count(), missing()));
+        quit(1, fmt::format("maniple: {} of {} nodes joined within {:.0f} s{}; {}, or raise --join-timeout", nodes_.size(),
+                            options_.nodes.min, options_.join_timeout.count(), missing(),
+                            options_.summons ? "their agents were started but did not call back: try `maniple doctor --hosts`"
+                                             : "start `maniple run` on every node with the same --master"));
       }
       return;
   }
 }
 
-void Conductor::interrupt(int signal) {
+/// A machine that is taken away is told so by SIGTERM. False: the job needs the node.
+bool Conductor::leave(Node node, int signal) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || state_ == State::done || signal != SIGTERM || interrupted_ != 0) return false;
+  NodeInfo& info = found->second;
+  if (info.leaving != 0) return true;
+  const auto staying = std::count_if(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.leaving == 0; }) - 1;
+  if (!options_.nodes.elastic() || staying < options_.nodes.min) return false;
+  info.leaving = signal;
+  const bool forms = state_ == State::running || state_ == State::reserving;
+  hands_.say(fmt::format("maniple: host {} leaves the job ({} to its launcher){}", info.host, signal_name(signal),
+                         forms ? fmt::format("; the group is formed anew with {}", staying) : ""));
+  if (forms) {
+    stop_all(SIGTERM, options_.interrupt_grace);
+  } else if (state_ != State::stopping) {
+    dismiss_leaving();
+  }
+  return true;
+}
+
+void Conductor::dismiss_leaving() {
+  for (auto entry = nodes_.begin(); entry != nodes_.end();) {
+    const auto [node, info] = *entry++;
+    if (info.leaving == 0) continue;
+    AgentMessage farewell{.kind = Kind::quit};
+    farewell.code = 128 + info.leaving;
+    farewell.text = fmt::format("maniple: {}: this node has left the job, which goes on without it", signal_name(info.leaving));
+    nodes_.erase(node);
+    hands_.send(node, farewell);
+  }
+}
+
+void Conductor::interrupt(int signal, const std::string& host) {
   if (state_ == State::done) return;
   const bool again = interrupted_ != 0;
   if (!again) interrupted_ = signal;
+  if (!again && nodes_.size() > 1) {
+    const std::string text = fmt::format("maniple: {}{} ends the job on all nodes", signal_name(signal),
+                                         host.empty() ? "" : fmt::format(" on host {}", host));
+    hands_.say(text);
+    tell_all(text);
+  }
   if (state_ == State::gathering || state_ == State::pausing) return quit(128 + interrupted_, {});
   if (again) return stop_all(SIGKILL, Seconds(0));
   if (signal == SIGINT) {

@@ -6,7 +6,8 @@
 //       |                                                         v
 //       +----- pausing <---- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
 //
-// A failed rank costs a restart; a change of membership inside min:max does not.
+// A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM leaves
+// the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
 #pragma once
 
 #include <chrono>
@@ -24,6 +25,7 @@ namespace maniple::launch {
 
 struct ConductorOptions {
   NodeRange nodes = {};
+  bool summons = false;  ///< nodes are agents that this launcher starts, see Hands::summon
   RestartPolicy restarts = {};
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more than the least number of nodes
@@ -41,6 +43,7 @@ class Conductor {
     std::function<void(Clock, std::chrono::duration<double>)> set_clock;
     std::function<void(Clock)> stop_clock;
     std::function<void(const std::string&)> say;  ///< to the user of this launcher
+    std::function<void()> summon = {};            ///< nodes are missing: start their agents again. May be empty
     std::function<void(int code)> done;           ///< after everything was sent
   };
   enum class State { gathering, reserving, running, stopping, pausing, done };
@@ -52,14 +55,16 @@ class Conductor {
   void lost(Node node, const std::string& reason);
   void received(Node node, const AgentMessage& message);
   void rang(Clock clock);
-  void interrupt(int signal);
+  /// Ends the job; `host` is where the signal came, for people (may be empty).
+  void interrupt(int signal, const std::string& host = {});
   /// A signal for all workers of the job; `from` needs no words about it.
   void pass_on(Node from, int signal, const std::string& host);
   /// Ends the job because of the launcher itself (its output was closed, for instance).
   void fail(const std::string& text, int code);
 
   State state() const noexcept { return state_; }
-  int restarts() const noexcept { return generation_ < 0 ? 0 : generation_; }
+  /// How often the group was started again after a failure; changes of membership do not count.
+  int restarts() const noexcept { return restarts_; }
   int world_size() const noexcept { return world_size_; }
   std::size_t node_count() const noexcept { return nodes_.size(); }
 
@@ -73,6 +78,7 @@ class Conductor {
     int node_rank = -1;   // of the present generation; -1: not in it
     bool finished = false;
     bool stopped = true;
+    int leaving = 0;      // the signal by which its launcher was told to go
   };
 
   std::string refusal(const AgentMessage& join) const;
@@ -81,6 +87,10 @@ class Conductor {
   void form();
   void start_all(const AgentMessage& reserved);
   void decide();
+  void consider_absent();
+  bool leave(Node node, int signal);
+  void dismiss_leaving();
+  void tell_all(const std::string& text);
   void stop_all(int signal, std::chrono::duration<double> grace);
   void consider_stopped();
   void quit(int code, const std::string& text);
@@ -93,7 +103,10 @@ class Conductor {
   int generation_ = -1;
   int world_size_ = 0;
   int failures_ = 0;
+  int restarts_ = 0;
   std::vector<RankExit> exits_;        // of the present generation
+  std::optional<RankExit> left_;       // ended well without having joined
+  std::optional<int> waiting_;         // a rank that waits in join() for all
   std::optional<int> failure_code_;    // why it is being stopped; none: membership
   int interrupted_ = 0;                // the signal
 };

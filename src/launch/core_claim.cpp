@@ -16,6 +16,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/system_error.h"
+#include "launch/front.h"
 #include "launch/job_directory.h"
 #include "launch/process_clock.h"
 
@@ -121,7 +122,7 @@ CoreClaim CoreClaim::take(const std::string& job, int generation,
       log_debug("no claims of cores in {}: {}", path, error.what());
     }
   }
-  const HeldCores mine{.job = job, .generation = generation, .pid = ::getppid(), .cpus = choose(others)};
+  const HeldCores mine{.job = job, .generation = generation, .pid = front_pid(), .cpus = choose(others)};
   if (!claim.directory_ || mine.cpus.empty()) return {};
   claim.name_ = fmt::format("{}{}-{}", kPrefix, ::getpid(), start_of_process(::getpid()).value_or(0));
   claim.file_.reset(

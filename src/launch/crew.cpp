@@ -23,17 +23,8 @@ namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
+constexpr std::chrono::duration<double> kLossesTold{0.3};     // time for all ranks to say that one is lost
 constexpr std::chrono::duration<double> kUnkillable{4.0};     // after SIGKILL: then it is the kernel that holds it
-
-void make_folders(const std::string& path) {
-  for (std::size_t at = 1; at <= path.size(); ++at) {
-    if (at < path.size() && path[at] != '/') continue;
-    const std::string part = path.substr(0, at);
-    if (::mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
-      throw InvalidArgument(fmt::format("--log-dir {}: {}: {}", path, part, errno_text(errno)));
-    }
-  }
-}
 
 std::string search_path_of(const Environment& environment) {
   const std::string* entry = find_variable(environment, "PATH");
@@ -45,6 +36,22 @@ bool may_read_input() { return ::isatty(STDIN_FILENO) == 0 || in_foreground(); }
 
 }  // namespace
 
+void make_log_folder(const std::string& path) {
+  const auto require = [&](bool fine, const std::string& part) {
+    MANIPLE_REQUIRE(fine, "--log-dir {}: {}: {}", path, part, errno_text(errno));
+  };
+  for (std::size_t at = 1; at <= path.size(); ++at) {
+    if (at < path.size() && path[at] != '/') continue;
+    const std::string part = path.substr(0, at);
+    require(::mkdir(part.c_str(), 0777) == 0 || errno == EEXIST, part);
+  }
+  struct stat status {};
+  require(::stat(path.c_str(), &status) == 0, path);
+  errno = ENOTDIR;
+  require(S_ISDIR(status.st_mode), path);
+  require(::access(path.c_str(), W_OK | X_OK) == 0, path);
+}
+
 Crew::Crew(Poller& poller, Console& console, CrewSettings settings, Events events)
     : poller_(poller), console_(console), settings_(std::move(settings)), events_(std::move(events)) {
   buffer_.resize(kReadBytes);
@@ -54,8 +61,10 @@ Crew::Crew(Poller& poller, Console& console, CrewSettings settings, Events event
 
 Crew::~Crew() {
   poller_.cancel(timer_);
+  poller_.cancel(losses_timer_);
   if (state_ != State::idle) end_descendants(2000);
   close_outputs();
+  if (joins_.own_end() >= 0) poller_.forget(joins_.own_end());
 }
 
 std::vector<std::vector<int>> Crew::choose(CoreWish wish, NodeEnvironment& node) {
@@ -85,7 +94,7 @@ void Crew::start(const std::vector<Seat>& seats, NodeEnvironment node, int cores
   MANIPLE_ASSERT(state_ == State::idle);
   const Program program = find_program(settings_.command, search_path_of(settings_.environment));
   make_room_for_workers(static_cast<int>(seats.size()));
-  if (!settings_.log_folder.empty()) make_folders(settings_.log_folder);
+  if (!settings_.log_folder.empty()) make_log_folder(settings_.log_folder);
   const int count = static_cast<int>(seats.size());
   const std::vector<std::vector<int>> bound = choose({.job = node.job,
                                                       .generation = node.generation,
@@ -95,6 +104,8 @@ void Crew::start(const std::vector<Seat>& seats, NodeEnvironment node, int cores
                                                       .cores_per_rank = settings_.cores_per_process},
                                                      node);
   members_.clear();
+  listen_for_joins();
+  node.join_fd = joins_.rank_end();
   killed_ = false;
   stopped_ = false;
   running_ = 0;
@@ -113,6 +124,25 @@ void Crew::start(const std::vector<Seat>& seats, NodeEnvironment node, int cores
     become_idle();
     throw;
   }
+  joins_.close_rank_end();
+}
+
+void Crew::listen_for_joins() {
+  joins_.open();
+  told_of_waiting_ = told_of_leaving_ = false;
+  poller_.watch(joins_.own_end(), EPOLLIN, [this](std::uint32_t) { read_joins(); });
+}
+
+void Crew::read_joins() {
+  if (joins_.own_end() < 0) return;
+  const bool more = joins_.read();
+  if (!more) {
+    poller_.forget(joins_.own_end());
+    joins_.close();
+  }
+  if (state_ == State::working && joins_.waiting() && !std::exchange(told_of_waiting_, true)) {
+    events_.waits(*joins_.waiting());
+  }
 }
 
 void Crew::start_member(const Seat& seat, const NodeEnvironment& node, const Program& program,
@@ -123,8 +153,9 @@ void Crew::start_member(const Seat& seat, const NodeEnvironment& node, const Pro
                                         .environment = &environment,
                                         .folder = settings_.folder,
                                         .input = input ? STDIN_FILENO : -1,
-                                        .inherited = node.secret_fd,
-                                        .cpus = cpus});
+                                        .inherited = {node.secret_fd, node.join_fd},
+                                        .cpus = cpus,
+                                        .terminal = settings_.terminal_output});
   auto member = std::make_unique<Member>();
   member->seat = seat;
   member->pid = started.pid;
@@ -151,10 +182,9 @@ void Crew::attach(Output& output, UniqueFd fd, Member& member, bool to_err, std:
   const bool shown =
       !settings_.quiet && (only.empty() || std::find(only.begin(), only.end(), member.seat.rank) != only.end());
   output.fd = std::move(fd);
-  output.pump = std::make_unique<LogPump>(
-      console_,
-      LogPump::Route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.seat.rank, to_err)},
-      member.words, std::move(file));
+  LogPump::Route route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.seat.rank, to_err)};
+  if (to_err) route.repeated = [this, rank = member.seat.rank](std::string_view line) { return is_repeated(rank, line); };
+  output.pump = std::make_unique<LogPump>(console_, std::move(route), member.words, std::move(file));
   poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
 }
 
@@ -176,6 +206,17 @@ void Crew::read_from(Output& output, bool until_empty) {
     pause_if_congested(output);
     return;
   }
+}
+
+bool Crew::is_repeated(int rank, std::string_view line) {
+  if (!losses_.take(rank, line)) return false;
+  if (losses_timer_ == 0) losses_timer_ = poller_.call_after(kLossesTold, [this] { tell_of_losses(); });
+  return true;
+}
+
+void Crew::tell_of_losses() {
+  poller_.cancel(losses_timer_);
+  if (const std::string text = losses_.summary(); !text.empty()) console_.say(text);
 }
 
 void Crew::pause_if_congested(Output& output) {
@@ -211,12 +252,15 @@ bool Crew::child_ended(pid_t pid, int code, int status) {
   member.running = false;
   member.ok = !exit.failed();
   --running_;
-  if (unasked && exit.failed()) {
+  if (!unasked) return true;
+  read_joins();
+  const bool left = !exit.failed() && !joins_.has_joined(exit.rank) && !std::exchange(told_of_leaving_, true);
+  if (exit.failed() || left) {
     read_from(member.out, true);
     read_from(member.err, true);
     exit.error = member.words->error();
     exit.tail = member.words->tail();
-    events_.failed(exit);
+    (left ? events_.left : events_.failed)(exit);
   }
   return true;
 }
@@ -316,6 +360,10 @@ void Crew::settle() {
 void Crew::become_idle() {
   poller_.cancel(timer_);
   close_outputs();
+  tell_of_losses();
+  losses_ = {};
+  if (joins_.own_end() >= 0) poller_.forget(joins_.own_end());
+  joins_.close();
   claim_.release();
   state_ = State::idle;
 }

@@ -11,11 +11,13 @@
 #include "launch/console.h"
 #include "launch/core_claim.h"
 #include "launch/failure_report.h"
+#include "launch/join_notices.h"
 #include "launch/log_pump.h"
 #include "launch/out_of_memory.h"
 #include "launch/poller.h"
 #include "launch/program.h"
 #include "launch/rank_plan.h"
+#include "launch/repeated_losses.h"
 #include "launch/worker_environment.h"
 
 namespace maniple::launch {
@@ -32,13 +34,19 @@ struct CrewSettings {
   bool bind = true;
   int cores_per_process = 0;      ///< 0: all cores are shared out
   bool verbose = false;           ///< says which cores each rank has
+  bool terminal_output = false;   ///< see WorkerOrder
   bool input = true;              ///< rank 0 gets the launcher's standard input
 };
+
+/// Makes the folder and those above it. Throws InvalidArgument when that is not possible or it cannot be written to.
+void make_log_folder(const std::string& path);
 
 class Crew {
  public:
   struct Events {
     std::function<void(const RankExit&)> failed;  ///< a worker failed although nobody ended it
+    std::function<void(const RankExit&)> left;    ///< a worker ended well, but had not joined (or never would); told once
+    std::function<void(int rank)> waits;          ///< a worker waits in join() for all others; told once
     std::function<void()> finished;               ///< all have ended well, and nothing is left of them
     std::function<void()> ended;                  ///< after end(): nothing is left
   };
@@ -88,6 +96,10 @@ class Crew {
   void read_from(Output& output, bool until_empty);
   void pause_if_congested(Output& output);
   void resume_all(bool to_err);
+  bool is_repeated(int rank, std::string_view line);
+  void tell_of_losses();
+  void listen_for_joins();
+  void read_joins();
   void close_outputs();
   void kill_rest();
   void give_up();
@@ -108,6 +120,11 @@ class Crew {
   Poller::Timer timer_ = 0;
   std::string buffer_;
   CoreClaim claim_;
+  RepeatedLosses losses_;
+  Poller::Timer losses_timer_ = 0;
+  JoinNotices joins_;
+  bool told_of_waiting_ = false;
+  bool told_of_leaving_ = false;
 };
 
 }  // namespace maniple::launch

@@ -111,15 +111,19 @@ bool cause_may_follow(const std::vector<RankExit>& exits) {
 }
 
 std::string describe_end(const RankExit& exit) {
-  if (exit.signal == 0) return fmt::format("exit code {}", exit.code);
   const NamedSignal* known = find_signal(exit.signal);
-  std::string text = known != nullptr ? fmt::format("signal {} ({})", known->name, known->meaning)
-                                      : fmt::format("signal {}", exit.signal);
+  std::string text = exit.signal == 0   ? fmt::format("exit code {}", exit.code)
+                     : known != nullptr ? fmt::format("signal {} ({})", known->name, known->meaning)
+                                        : fmt::format("signal {}", exit.signal);
   if (!exit.cause.empty()) text += " " + exit.cause;
   return text;
 }
 
 std::string describe_failure(const RankExit& exit, int world_size) {
+  if (exit.pid < 0) {
+    return fmt::format("maniple: rank {} of {} could not be started on host {}: {}", exit.rank, world_size, exit.host,
+                       exit.error);
+  }
   std::string text = fmt::format("maniple: rank {} of {} failed first, on host {} (pid {}): {}", exit.rank, world_size,
                                  exit.host, exit.pid, describe_end(exit));
   if (!exit.error.empty()) text += fmt::format("\nmaniple:   error: {}", exit.error);

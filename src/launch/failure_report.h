@@ -16,17 +16,19 @@ struct RankExit {
   int rank = 0;
   int node_rank = 0;
   std::string host = {};
-  int pid = 0;
+  int pid = 0;        ///< negative: it could not even be started; `error` says why
   int code = 0;       ///< exit code; meaningless when `signal` is set
   int signal = 0;     ///< 0: it exited by itself
-  std::string cause = {};  ///< what is known about the signal, as "by the kernel's out-of-memory killer: ..."; may be empty
+  /// What is known about the end: "by the kernel's out-of-memory killer: ..." after a signal, "before it joined ..." after
+  /// exit code 0, which is a failure then. May be empty.
+  std::string cause = {};
   std::string error = {};  ///< its last error message; may be empty
   std::vector<std::string> tail = {};  ///< the last lines of its log
   std::int64_t at_us = 0;         ///< when, since the group was started on its node
 
-  bool failed() const noexcept { return signal != 0 || code != 0; }
-  /// The launcher's exit code: that of the rank, 128 + signal for signals.
-  int exit_code() const noexcept { return signal != 0 ? 128 + signal : code; }
+  bool failed() const noexcept { return signal != 0 || code != 0 || !cause.empty(); }
+  /// The launcher's exit code after a failure: that of the rank, 128 + signal for signals; 1 where the rank's was 0.
+  int exit_code() const noexcept { return signal != 0 ? 128 + signal : code != 0 ? code : 1; }
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 

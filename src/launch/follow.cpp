@@ -1,4 +1,5 @@
 // A node that does what a conductor on another node says.
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -11,6 +12,7 @@
 #include "launch/agent_process.h"
 #include "launch/binding.h"
 #include "launch/conduct.h"
+#include "launch/front.h"
 #include "launch/job_record.h"
 #include "launch/job_settings.h"
 #include "launch/meeting_point.h"
@@ -35,41 +37,26 @@ class Following {
   }
 
   int run(int node_rank) {
-    UniqueFd connection;
+    node_rank_ = node_rank;
     try {
-      connection = dial_master(place_, secret_, Deadline::after(options_.join_timeout), process_.control(),
-                               [this](const std::string& text) { process_.console().say(text); });
+      connect();
     } catch (const Aborted&) {
       unsigned char signal = SIGTERM;
       const ssize_t got = ::read(process_.control(), &signal, 1);
       return kInterruptedBase + (got == 1 ? signal : SIGTERM);
     }
-    here_ = Address::of_socket(connection.get()).with_port(0);
-    link_ = std::make_unique<AgentLink>(
-        process_.poller(), std::move(connection),
-        AgentLink::Options{.heartbeat = options_.heartbeat, .adopt = true},
-        AgentLink::Events{.received = [this](const AgentMessage& message) { on_message(message); },
-                          .lost = [this](const std::string& reason) { on_lost(reason); }});
-    AgentMessage join{.kind = AgentMessage::Kind::join};
-    join.node_rank = node_rank;
-    join.host = own_host_name();
-    join.text = core_place();
-    if (!told_) {
-      join.processes = options_.processes;
-      join.devices_per_process = options_.devices_per_process;
-      join.min_nodes = options_.nodes.min;
-      join.max_nodes = options_.nodes.max;
-    } else {
+    if (told_) {
       // The other end of standard input is the conductor's; it has nothing more to say on it but that it is gone.
       process_.poller().watch(STDIN_FILENO, EPOLLIN, [this](std::uint32_t) {
         char ignored[256];
         if (::read(STDIN_FILENO, ignored, sizeof ignored) > 0) return;
         process_.poller().forget(STDIN_FILENO);
+        shell_gone_ = true;
         on_lost("the connection of the remote shell has ended");
       });
+    } else {
+      make_node("job");
     }
-    link_->send(join);
-    if (!told_) make_node("job");
     return process_.run({
         .interrupted = [this](int signal) { on_interrupt(signal); },
         .passed_on =
@@ -88,6 +75,44 @@ class Following {
   }
 
  private:
+  /// Throws Aborted when a signal has come, or the remote shell is gone.
+  void connect() {
+    const UniqueFd cancel = either(process_.control(), told_ && !first_ ? STDIN_FILENO : -1);
+    first_ = false;
+    UniqueFd connection = dial_master(place_, secret_, Deadline::after(options_.join_timeout), cancel.get(),
+                                      [this](const std::string& text) { process_.console().say(text); });
+    here_ = Address::of_socket(connection.get()).with_port(0);
+    link_ = std::make_unique<AgentLink>(
+        process_.poller(), std::move(connection),
+        AgentLink::Options{.heartbeat = options_.heartbeat, .patience = options_.join_timeout, .adopt = true},
+        AgentLink::Events{.received = [this](const AgentMessage& message) { on_message(message); },
+                          .lost = [this](const std::string& reason) { on_lost(reason); },
+                          .silent = [this](std::chrono::duration<double> silence) { on_silence(silence); }});
+    AgentMessage join{.kind = AgentMessage::Kind::join};
+    join.node_rank = node_rank_;
+    join.host = own_host_name();
+    join.text = core_place();
+    join.words = {id_};
+    if (!told_) {
+      join.processes = options_.processes;
+      join.devices_per_process = options_.devices_per_process;
+      join.min_nodes = options_.nodes.min;
+      join.max_nodes = options_.nodes.max;
+    }
+    link_->send(join);
+  }
+
+  /// Readable when one of the two is.
+  static UniqueFd either(int a, int b) {
+    UniqueFd both(::epoll_create1(EPOLL_CLOEXEC));
+    for (const int fd : {a, b}) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      if (fd >= 0) ::epoll_ctl(both.get(), EPOLL_CTL_ADD, fd, &event);
+    }
+    return both;
+  }
+
   static ConsoleOptions agent_console() { return {.status = false, .colour = ColourChoice::never}; }
 
   void make_node(const std::string& job) {
@@ -104,7 +129,9 @@ class Following {
 
   void on_report(const AgentMessage& message) {
     if (link_) link_->send(message);
-    if (message.kind == AgentMessage::Kind::stopped && leaving_) process_.stop(*leaving_);
+    if (message.kind != AgentMessage::Kind::stopped) return;
+    if (leaving_) return process_.stop(*leaving_);
+    if (returning_) come_back();
   }
 
   void on_message(const AgentMessage& message) {
@@ -142,9 +169,9 @@ class Following {
                                                     .command = fmt::format("{}", fmt::join(options_.command, " ")),
                                                     .world_size = start.processes,
                                                     .hosts = {own_host_name()},
-                                                    .pid = ::getppid()});
+                                                    .pid = front_pid()});
     }
-    restarts_ = start.generation;
+    restarts_ = start.restarts;
     if (recording_ == 0) update_record();
   }
 
@@ -154,12 +181,36 @@ class Following {
     recording_ = process_.poller().call_after(kRecordPeriod, [this] { update_record(); });
   }
 
+  /// Its ranks may be well all the same, and the job is theirs. It is lost when its connection breaks, or at the end of the
+  /// link's patience.
+  void on_silence(std::chrono::duration<double> silence) {
+    process_.console().say(fmt::format(
+        "maniple: the master at {} has been silent for {:.1f} s (stopped, overloaded or cut off); the ranks of this node go on",
+        to_string(place_), silence.count()));
+  }
+
   void on_lost(const std::string& reason) {
     link_.reset();
     if (leaving_ || process_.stopped()) return;
-    process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers",
-                                       to_string(place_), reason));
-    leave(1);
+    // A master whose process has ended does not come back; one that was cut off may start the group again.
+    const bool may_return = !shell_gone_ && !interrupted_ && reason != kLauncherGone && options_.restarts.max_restarts > 0;
+    process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers{}",
+                                       to_string(place_), reason, may_return ? " and tries to come back" : ""));
+    if (!may_return) return leave(1);
+    if (std::exchange(returning_, true)) return;
+    if (node_ && node_->crew().busy()) return node_->crew().end(SIGTERM, kGraceAfterLoss);
+    come_back();
+  }
+
+  void come_back() {
+    returning_ = false;
+    try {
+      connect();
+    } catch (const Aborted&) {  // what has come is read next, by the poller
+    } catch (const Error& error) {
+      process_.console().say(fmt::format("maniple: {}", error.what()));
+      process_.stop(1);
+    }
   }
 
   void leave(int code) {
@@ -181,7 +232,7 @@ class Following {
   }
 
   void on_interrupt(int signal) {
-    if (!link_) return;
+    if (!link_) return leave(kInterruptedBase + signal);
     AgentMessage message{.kind = AgentMessage::Kind::interrupt};
     message.signal = signal;
     link_->send(message);
@@ -198,6 +249,11 @@ class Following {
   Address here_;
   std::unique_ptr<AgentLink> link_;
   std::unique_ptr<NodeAgent> node_;
+  const std::string id_ = new_job_name();  // tells the master that it is the same process that connects again
+  int node_rank_ = -1;
+  bool first_ = true;
+  bool shell_gone_ = false;
+  bool returning_ = false;  // connects again once the workers have ended
   std::optional<int> leaving_;
   bool interrupted_ = false;
   std::unique_ptr<JobRecord> record_;

@@ -1,13 +1,12 @@
 #include "launch/foreground.h"
 
-#include <unistd.h>
-
 #include <sstream>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "base/files.h"
+#include "launch/front.h"
 
 namespace maniple::launch {
 
@@ -21,6 +20,6 @@ bool has_terminal(std::string_view stat_line) {
   return terminal == 0 || foreground == group;
 }
 
-bool in_foreground() { return has_terminal(file_text(fmt::format("/proc/{}/stat", ::getppid()))); }
+bool in_foreground() { return has_terminal(file_text(fmt::format("/proc/{}/stat", front_pid()))); }
 
 }  // namespace maniple::launch

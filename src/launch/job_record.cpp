@@ -174,8 +174,11 @@ JobRecord::~JobRecord() {
   }
 }
 
-void JobRecord::update(int ranks_up, int restarts, std::string_view state) noexcept {
-  if (ranks_up == info_.ranks_up && restarts == info_.restarts && state == info_.state) return;
+void JobRecord::update(int ranks_up, int restarts, std::string_view state, int world_size) noexcept {
+  if (world_size <= 0) world_size = info_.world_size;
+  const bool same_size = world_size == info_.world_size;
+  if (same_size && ranks_up == info_.ranks_up && restarts == info_.restarts && state == info_.state) return;
+  info_.world_size = world_size;
   info_.ranks_up = ranks_up;
   info_.restarts = restarts;
   try {

@@ -40,8 +40,8 @@ class JobRecord {
   JobRecord(const JobRecord&) = delete;
   JobRecord& operator=(const JobRecord&) = delete;
 
-  /// Cheap when nothing has changed.
-  void update(int ranks_up, int restarts, std::string_view state) noexcept;
+  /// Cheap when nothing has changed. `world_size` 0: as it was.
+  void update(int ranks_up, int restarts, std::string_view state, int world_size = 0) noexcept;
 
   const JobInfo& info() const noexcept { return info_; }
 

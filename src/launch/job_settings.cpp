@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <climits>
+#include <cmath>
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -20,6 +21,10 @@ namespace {
 std::string present_folder() {
   char path[PATH_MAX];
   return ::getcwd(path, sizeof path) != nullptr ? path : std::string();
+}
+
+bool shows_colours(const ConsoleOptions& console) {
+  return console.colour == ColourChoice::automatic ? ::isatty(STDOUT_FILENO) == 1 : console.colour == ColourChoice::always;
 }
 
 int number_in(const std::string& text) {
@@ -59,7 +64,13 @@ CrewSettings crew_settings(const LaunchOptions& options) {
                         .quiet = options.console.quiet,
                         .bind = options.bind,
                         .cores_per_process = options.cores_per_process,
-                        .verbose = options.verbose};
+                        .verbose = options.verbose,
+                        .terminal_output = options.terminal_output};
+  if (options.terminal_output && !shows_colours(options.console)) {
+    // What the workers see as a terminal ends in a file or a pipe.
+    set_variable(settings.environment, "TERM", "dumb");
+    set_variable(settings.environment, "NO_COLOR", "1");
+  }
   for (const Assignment& assignment : options.environment) {
     if (!assignment.inherit) set_variable(settings.environment, assignment.name, assignment.value);
   }
@@ -86,7 +97,9 @@ std::vector<std::string> to_words(const LaunchOptions& options, Console& console
   if (console.prefix_for(0, false).starts_with("\x1b")) add("colour", "1");
   if (!options.bind) add("no_bind", "1");
   if (options.verbose) add("verbose", "1");
+  if (!options.terminal_output) add("pipe_output", "1");
   add("cores_per_process", std::to_string(options.cores_per_process));
+  add("join_timeout", std::to_string(static_cast<int>(std::ceil(options.join_timeout.count()))));
   add("max_restarts", std::to_string(options.restarts.max_restarts));
   return words;
 }
@@ -110,7 +123,9 @@ LaunchOptions from_words(const std::vector<std::string>& words) {
     else if (name == "colour") options.console.colour = ColourChoice::always;
     else if (name == "no_bind") options.bind = false;
     else if (name == "verbose") options.verbose = true;
+    else if (name == "pipe_output") options.terminal_output = false;
     else if (name == "cores_per_process") options.cores_per_process = number_in(value);
+    else if (name == "join_timeout") options.join_timeout = std::chrono::seconds(number_in(value));
     else if (name == "max_restarts") options.restarts.max_restarts = number_in(value);
     else throw ProtocolError("an unknown setting: " + name);
   }

@@ -27,7 +27,8 @@ constexpr int kUsage = 2;
 
 /// The secret that launchers of several nodes share: from the file, or from what the environment names.
 Secret shared_secret(const LaunchOptions& options) {
-  if (!options.secret_file.empty()) ::setenv("MANIPLE_SECRET_FILE", options.secret_file.c_str(), 1);
+  const std::string& path = options.secret_file;
+  if (!path.empty()) return secret_from_file(path, fmt::format("--secret-file is \"{}\"", path));
   return secret_from_environment().value_or(Secret::none());
 }
 
@@ -57,6 +58,7 @@ void check(const LaunchOptions& options) {
   if (!options.folder.empty() && options.hosts.empty()) {
     MANIPLE_REQUIRE(::access(options.folder.c_str(), X_OK) == 0, "--cwd {}: {}", options.folder, errno_text(errno));
   }
+  if (!options.log_folder.empty() && options.hosts.empty()) make_log_folder(options.log_folder);
   check_variables(options);
 }
 

@@ -37,6 +37,7 @@ struct LaunchOptions {
   bool bind = true;
   int cores_per_process = 0;           ///< 0: all cores are shared out
   bool verbose = false;
+  bool terminal_output = true;         ///< the standard output of workers is a pseudo-terminal, see WorkerOrder
   std::string log_folder;
   std::vector<int> only_ranks;
   ConsoleOptions console;

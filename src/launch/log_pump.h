@@ -1,5 +1,6 @@
 // One output of one worker, on its way to the launcher's own: cut into lines, each with a prefix, never two lines mixed;
-// copied byte for byte into the rank's file; the last lines and the last error kept for the report.
+// copied byte for byte into the rank's file; the last lines and the last error kept for the report. What other ranks have
+// said already (repeated_losses.h) is not shown again.
 //
 // A line of more than 64 KiB is shown in pieces of that size. A last line without a line break is shown when the worker
 // has ended. The file gets what the worker wrote and nothing else.
@@ -26,11 +27,16 @@ class LastWords {
   /// Complete lines; only the last few are looked at closely. Errors are looked for in every line if `errors`.
   void take(std::string_view lines, bool errors);
 
-  std::vector<std::string> tail() const { return {lines_.begin(), lines_.end()}; }
+  /// Without the error, which is shown before them, without stack frames and empty lines.
+  std::vector<std::string> tail() const;
   const std::string& error() const noexcept { return error_; }
 
  private:
+  void look_for_error(std::string_view line);
+
   std::deque<std::string> lines_;
+  std::string before_;   // the line of errors before the present one
+  std::string opening_;  // "what():  ...", the first line of an exception that ended the program
   std::string error_;
   int rating_ = 0;
 };
@@ -53,6 +59,7 @@ class LogPump {
     bool to_err = false;
     bool shown = true;
     std::string prefix;
+    std::function<bool(std::string_view line)> repeated = {};  ///< lines for which it is true are not shown; may be empty
   };
   LogPump(Console& console, Route route, std::shared_ptr<LastWords> words, std::shared_ptr<LogFile> file);
 

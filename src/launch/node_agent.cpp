@@ -75,6 +75,20 @@ NodeAgent::NodeAgent(Poller& poller, Console& console, NodeSettings settings, Re
                                message.exit = exit;
                                reply_(message);
                              },
+                         .left =
+                             [this](const RankExit& exit) {
+                               AgentMessage message{.kind = Kind::left};
+                               message.generation = generation_;
+                               message.exit = exit;
+                               reply_(message);
+                             },
+                         .waits =
+                             [this](int rank) {
+                               AgentMessage message{.kind = Kind::waits};
+                               message.generation = generation_;
+                               message.exit.rank = rank;
+                               reply_(message);
+                             },
                          .finished =
                              [this] {
                                AgentMessage message{.kind = Kind::finished};
@@ -132,7 +146,7 @@ void NodeAgent::start(const AgentMessage& order) {
                          .node_count = order.node_count,
                          .job = settings_.job,
                          .generation = order.generation,
-                         .restarts = order.generation,
+                         .restarts = order.restarts,
                          .max_restarts = settings_.max_restarts};
     secret_.reset();
     const Secret secret =
@@ -143,6 +157,8 @@ void NodeAgent::start(const AgentMessage& order) {
     crew_.start(seats, std::move(node), order.core_first, order.core_total);
   } catch (const ProgramError& error) {
     report_failed_start(order, error.what(), error.exit_code);
+  } catch (const InvalidArgument& error) {
+    report_failed_start(order, error.what(), 2);
   } catch (const Error& error) {
     report_failed_start(order, error.what(), 1);
   }
@@ -154,6 +170,7 @@ void NodeAgent::report_failed_start(const AgentMessage& order, const std::string
   message.exit.rank = order.first_rank;
   message.exit.node_rank = order.node_rank;
   message.exit.host = settings_.crew.host;
+  message.exit.pid = -1;
   message.exit.code = code;
   message.exit.error = text;
   reply_(message);

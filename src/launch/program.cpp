@@ -1,5 +1,6 @@
 #include "launch/program.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
+#include "base/unique_fd.h"
 
 namespace maniple::launch {
 namespace {
@@ -43,7 +45,32 @@ std::optional<std::string> on_path(const std::string& name, const std::string& s
   return second_best;
 }
 
+/// As much of the file's beginning as decides what it is.
+std::string beginning_of(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string text(256, '\0');
+  const ssize_t got = file ? ::read(file.get(), text.data(), text.size()) : 0;
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return text;
+}
+
 }  // namespace
+
+bool is_for_shell(const std::string& path) {
+  const std::string text = beginning_of(path);
+  return !text.empty() && text.find('\0') == std::string::npos;
+}
+
+std::string exec_error_text(const std::string& path, int code) {
+  if (code == ENOEXEC) return "it is no program for this machine, or only a part of one (Exec format error)";
+  if (code != ENOENT || ::access(path.c_str(), F_OK) != 0) return start_error_text(code);
+  const std::string text = beginning_of(path);
+  if (!text.starts_with("#!")) return "the loader or interpreter that it names is not there (see `file` and `ldd`)";
+  const auto begin = std::min(text.find_first_not_of(" \t", 2), text.size());
+  const auto end = std::min(text.find_first_of(" \t\r\n", begin), text.size());
+  return fmt::format("its interpreter {}, named in its first line, is not there{}", text.substr(begin, end - begin),
+                     end < text.size() && text[end] == '\r' ? " (the line ends in CR LF, as on Windows)" : "");
+}
 
 Program find_program(const std::vector<std::string>& command, const std::string& search_path) {
   MANIPLE_REQUIRE(!command.empty() && !command.front().empty(),

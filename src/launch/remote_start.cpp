@@ -23,6 +23,7 @@ namespace maniple::launch {
 namespace {
 
 constexpr std::chrono::seconds kResolve{10};
+constexpr std::chrono::seconds kAgain{2};  // between two starts of an agent
 
 std::string own_program() {
   char path[PATH_MAX];
@@ -81,9 +82,15 @@ Address address_towards(const std::vector<HostSlots>& hosts, int cancel) {
 
 RemoteStart::RemoteStart(Poller& poller, Console& console, const LaunchOptions& options, const Address& conductor,
                          const Secret& secret, std::function<void(int, const std::string&)> failed)
-    : poller_(poller), console_(console), failed_(std::move(failed)) {
+    : poller_(poller),
+      console_(console),
+      options_(options),
+      conductor_(conductor),
+      secret_(secret),
+      failed_(std::move(failed)),
+      hosts_(options.hosts.size()) {
   make_room_for_workers(static_cast<int>(options.hosts.size()));
-  for (std::size_t host = 0; host < options.hosts.size(); ++host) start(options, host, conductor, secret);
+  for (std::size_t host = 0; host < options.hosts.size(); ++host) start(host);
 }
 
 RemoteStart::~RemoteStart() {
@@ -95,11 +102,12 @@ RemoteStart::~RemoteStart() {
   }
 }
 
-void RemoteStart::start(const LaunchOptions& options, std::size_t host, const Address& conductor, const Secret& secret) {
+void RemoteStart::start(std::size_t host) {
+  const LaunchOptions& options = options_;
   const std::string& name = options.hosts[host].host;
   const bool here = is_this_host(name);
   const std::string remote = here || options.remote_maniple.empty() ? own_program() : options.remote_maniple;
-  const std::vector<std::string> agent = {remote, "run-agent", conductor.to_string(), std::to_string(host)};
+  const std::vector<std::string> agent = {remote, "run-agent", conductor_.to_string(), std::to_string(host)};
   std::vector<std::string> command = agent;
   if (!here) {
     command = split_words(options.rsh);
@@ -118,13 +126,15 @@ void RemoteStart::start(const LaunchOptions& options, std::size_t host, const Ad
   const UniqueFd read_end(ends[0]);
   auto shell = std::make_unique<Shell>();
   shell->input.reset(ends[1]);
-  const std::string line = hex_of(secret) + "\n";
+  const std::string line = hex_of(secret_) + "\n";
   if (::write(shell->input.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     throw_system_error("passing the secret on");
   }
   StartedWorker started = start_worker(
-      {.program = &program, .environment = &environment, .folder = {}, .input = read_end.get(), .inherited = -1});
+      {.program = &program, .environment = &environment, .folder = {}, .input = read_end.get()});
+  shell->host = host;
   shell->pid = started.pid;
+  hosts_[host].starting = true;
   shell->words = std::make_shared<LastWords>();
   Shell& placed = *shells_.emplace_back(std::move(shell));
   const auto attach = [&](Output& output, UniqueFd fd, bool to_err) {
@@ -158,16 +168,39 @@ void RemoteStart::read_from(Output& output) {
 }
 
 bool RemoteStart::joined(int host) {
-  if (host < 0 || static_cast<std::size_t>(host) >= shells_.size()) return false;
-  return !std::exchange(shells_[static_cast<std::size_t>(host)]->joined, true);
+  if (host < 0 || static_cast<std::size_t>(host) >= hosts_.size()) return false;
+  Host& entry = hosts_[static_cast<std::size_t>(host)];
+  entry.starting = entry.complained = false;
+  return !std::exchange(entry.joined, true);
+}
+
+void RemoteStart::lost(int host) { hosts_[static_cast<std::size_t>(host)].joined = false; }
+
+void RemoteStart::start_missing(std::function<bool()> wanted) {
+  wanted_ = std::move(wanted);
+  for (std::size_t host = 0; host < hosts_.size(); ++host) start_again(host);
+}
+
+void RemoteStart::start_again(std::size_t host) {
+  Host& entry = hosts_[host];
+  if (entry.joined || entry.starting || !wanted_()) return;
+  try {
+    start(host);
+    if (!entry.complained) console_.say(fmt::format("maniple: host {}: its agent is started again", options_.hosts[host].host));
+  } catch (const Error& error) {
+    console_.say(fmt::format("maniple: host {}: {}", options_.hosts[host].host, error.what()));
+    poller_.call_after(kAgain, [this, host] { start_again(host); });
+  }
 }
 
 bool RemoteStart::child_ended(pid_t pid, int code, int status) {
-  for (std::size_t host = 0; host < shells_.size(); ++host) {
-    Shell& shell = *shells_[host];
+  for (const auto& each : shells_) {
+    Shell& shell = *each;
     if (shell.pid != pid) continue;
     shell.pid = -1;
-    if (shell.joined) return true;
+    Host& host = hosts_[shell.host];
+    if (host.joined || !host.starting) return true;
+    host.starting = false;
     while (shell.err.fd) {
       char buffer[4096];
       const ssize_t got = ::read(shell.err.fd.get(), buffer, sizeof buffer);
@@ -176,8 +209,15 @@ bool RemoteStart::child_ended(pid_t pid, int code, int status) {
     }
     RankExit exit;
     (code == CLD_EXITED ? exit.code : exit.signal) = status;
-    failed_(static_cast<int>(host),
-            fmt::format("its agent could not be started: the remote shell ended with {}", describe_end(exit)));
+    const std::string why = fmt::format("its agent could not be started: the remote shell ended with {}", describe_end(exit));
+    if (!wanted_) {
+      failed_(static_cast<int>(shell.host), why);
+    } else {
+      if (!std::exchange(host.complained, true)) {
+        console_.say(fmt::format("maniple: host {}: {}; it is tried again", options_.hosts[shell.host].host, why));
+      }
+      poller_.call_after(kAgain, [this, number = shell.host] { start_again(number); });
+    }
     return true;
   }
   return false;

@@ -1,4 +1,5 @@
-// Starts an agent on each host of --hosts, by ssh or what --rsh names, and shows what comes back.
+// Starts an agent on each host of --hosts, by ssh or what --rsh names, and shows what comes back. An agent that was lost is
+// started again when the job is; the old one may come back by itself, and whichever joins first stays.
 //
 // The secret goes through the standard input of ssh, never through an argument; the input then stays open: when this
 // launcher is gone it closes, and the agent at its other end ends everything.
@@ -29,6 +30,11 @@ class RemoteStart {
 
   /// False if there is no such host, or it is there already.
   bool joined(int host);
+  /// The agent of the host is no longer with us.
+  void lost(int host);
+  /// Starts agents again where there is none. One that cannot be started is tried again, and spoken of once, for as long
+  /// as `wanted`.
+  void start_missing(std::function<bool()> wanted);
   bool child_ended(pid_t pid, int code, int status);
   bool gone() const noexcept;
 
@@ -38,21 +44,32 @@ class RemoteStart {
     std::unique_ptr<LogPump> pump;
   };
   struct Shell {
+    std::size_t host = 0;
     pid_t pid = -1;
-    bool joined = false;
     UniqueFd input;
     Output out;
     Output err;
     std::shared_ptr<LastWords> words;
   };
-  void start(const LaunchOptions& options, std::size_t host, const Address& conductor, const Secret& secret);
+  struct Host {
+    bool joined = false;
+    bool starting = false;   // a shell is under way
+    bool complained = false;
+  };
+  void start(std::size_t host);
+  void start_again(std::size_t host);
   void watch(Output& output);
   void read_from(Output& output);
 
   Poller& poller_;
   Console& console_;
+  const LaunchOptions& options_;
+  Address conductor_;
+  Secret secret_;
   std::function<void(int, const std::string&)> failed_;
-  std::vector<std::unique_ptr<Shell>> shells_;
+  std::function<bool()> wanted_;  // set once agents are started again
+  std::vector<Host> hosts_;
+  std::vector<std::unique_ptr<Shell>> shells_;  // of all starts
 };
 
 /// Is this name this machine itself? Then no ssh is needed.

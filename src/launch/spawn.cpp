@@ -101,6 +101,10 @@ struct SpawnContext::Impl {
     if (!by_fork) payload = sealed_memory("maniple-spawn", encode_payload(entry, function, arguments));
     if (options.daemon) lifeline.emplace();
     if (options.set_environment) meeting = arrange_meeting(options);
+    if (options.set_environment) {
+      watch.listen_for_joins(options.node_rank * options.nprocs);
+      meeting.point.joins = watch.joins().rank_end();
+    }
     const int threads = options.set_environment ? threads_for_each(options.nprocs) : 0;
     for (int index = 0; index < options.nprocs; ++index) {
       auto [ours, theirs] = make_socket_pair();
@@ -115,11 +119,12 @@ struct SpawnContext::Impl {
       watch.add(pid, std::move(ours));
     }
     if (lifeline) lifeline->close_child_end();
+    watch.joins().close_rank_end();
   }
 
   pid_t start_reexec(const SpawnSeat& seat, Variables variables) {
     SpawnActions actions;
-    for (const int fd : {seat.payload, seat.report, seat.lifeline, meeting.point.secret}) actions.keep(fd);
+    for (const int fd : {seat.payload, seat.report, seat.lifeline, meeting.point.secret, meeting.point.joins}) actions.keep(fd);
     variables.emplace_back(kSpawnVariable, to_text(seat));
     std::vector<std::string> words = own_arguments();
     std::vector<std::string> environment = changed_environment(environ, variables);
@@ -127,7 +132,8 @@ struct SpawnContext::Impl {
     const int code = ::posix_spawn(&pid, "/proc/self/exe", actions.actions(), actions.attributes(),
                                    pointers(words).data(), pointers(environment).data());
     if (code != 0)
-      throw_system_error(fmt::format("spawn: starting process {} of {}", seat.index, options.nprocs), code);
+      throw SystemError(fmt::format("spawn: starting process {} of {}: {}", seat.index, options.nprocs, start_error_text(code)),
+                        code);
     return pid;
   }
 
@@ -135,7 +141,10 @@ struct SpawnContext::Impl {
                    const std::string& arguments) {
     std::fflush(nullptr);  // or the copies would write it again
     const pid_t pid = ::fork();
-    if (pid < 0) throw_system_error(fmt::format("spawn: fork of process {} of {}", seat.index, options.nprocs));
+    const int error_code = errno;
+    if (pid < 0)
+      throw SystemError(fmt::format("spawn: fork of process {} of {}: {}", seat.index, options.nprocs, start_error_text(error_code)),
+                        error_code);
     if (pid > 0) return pid;
     int code = 1;
     try {

@@ -57,6 +57,27 @@ UniqueFd reserve_loopback_port(int& port) {
   throw SystemError("spawn: no free port on 127.0.0.1 among 200 tried", EADDRINUSE);
 }
 
+/// What the environment says about a meeting place is about another job: this process is one of its ranks.
+bool is_a_rank() { return environment_text("LOCAL_RANK").has_value(); }
+
+/// One machine as far as the options tell; but a program may do the arithmetic of several by itself and give join() the
+/// rank and the world size, as PyTorch's tutorials do: then the place that the environment names is the one.
+void take_place_of_environment(MeetingPoint& point) {
+  const auto address = environment_text("MASTER_ADDR");
+  const auto port = environment_integer("MASTER_PORT", 1, 65535);
+  if (!address || !port) return;
+  point.address = *address;
+  point.port = static_cast<int>(*port);
+}
+
+/// The one that the user gave to all machines of the job, if there is one; else, on one machine, one of its own.
+std::optional<Secret> secret_for(bool several) {
+  std::optional<Secret> secret;
+  if (several || !is_a_rank()) secret = secret_from_environment();
+  if (!secret && !several) secret = Secret::random();
+  return secret;
+}
+
 }  // namespace
 
 void check_spawn_options(const SpawnOptions& options) {
@@ -106,12 +127,11 @@ Meeting arrange_meeting(const SpawnOptions& options) {
         "is; {} is missing",
         meeting.point.address.empty() ? "the address" : "the port");
   } else {
+    if (meeting.point.address.empty() && meeting.point.port == 0 && !is_a_rank()) take_place_of_environment(meeting.point);
     if (meeting.point.address.empty()) meeting.point.address = "127.0.0.1";
     if (meeting.point.port == 0) meeting.reservation = reserve_loopback_port(meeting.point.port);
   }
-  // One machine: a secret of its own. Several: the one that all of them were given.
-  const auto secret = several ? secret_from_environment() : std::optional<Secret>(Secret::random());
-  if (secret) {
+  if (const auto secret = secret_for(several)) {
     meeting.secret = sealed_memory("maniple-secret", hex_of(*secret));
     meeting.point.secret = meeting.secret.get();
   }

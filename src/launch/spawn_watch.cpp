@@ -37,6 +37,11 @@ bool is_consequence(const SpawnReport& report) {
 
 }  // namespace
 
+void SpawnWatch::listen_for_joins(int first_rank) {
+  joins_.open();
+  first_rank_ = first_rank;
+}
+
 void SpawnWatch::add(pid_t pid, UniqueFd report) {
   ::fcntl(report.get(), F_SETFL, O_NONBLOCK);
   processes_.push_back({.pid = pid, .pidfd = open_pidfd(pid), .report = std::move(report)});
@@ -74,15 +79,32 @@ void SpawnWatch::look_at(Process& process) {
   process.pidfd.reset();
 }
 
+void SpawnWatch::look_at_all() {
+  for (Process& process : processes_) look_at(process);
+  look_for_absent();
+}
+
+// One that has ended will not join any more: who waits for it would do so until the join time-out.
+void SpawnWatch::look_for_absent() {
+  if (joins_.own_end() >= 0 && !joins_.read()) joins_.close();
+  if (!joins_.waiting()) return;
+  for (std::size_t i = 0; i < processes_.size(); ++i) {
+    Process& process = processes_[i];
+    const bool ended_well = process.ended && !process.ended_by_us && !has_failed(process);
+    if (ended_well && !joins_.has_joined(first_rank_ + static_cast<int>(i))) process.absent = true;
+  }
+}
+
 bool SpawnWatch::has_failed(const Process& process) {
   if (!process.ended || process.ended_by_us) return false;
+  if (process.absent) return true;
   if (!process.status_known) return !process.said || !process.said->finished;
   return process.status != 0;
 }
 
 bool SpawnWatch::wait(std::optional<Clock::time_point> until) {
   for (;;) {
-    for (Process& process : processes_) look_at(process);
+    look_at_all();
     if (std::any_of(processes_.begin(), processes_.end(), has_failed) || all_ended()) return true;
     if (until && Clock::now() >= *until) return false;
     sleep_until_change(until);
@@ -91,7 +113,7 @@ bool SpawnWatch::wait(std::optional<Clock::time_point> until) {
 
 bool SpawnWatch::wait_for_cause(Clock::time_point until) {
   for (;;) {
-    for (Process& process : processes_) look_at(process);
+    look_at_all();
     if (!only_consequences() || all_ended()) return true;
     if (Clock::now() >= until) return false;
     sleep_until_change(until);
@@ -106,6 +128,7 @@ void SpawnWatch::sleep_until_change(std::optional<Clock::time_point> until) {
     blind = blind || !process.pidfd;
     if (process.pidfd) changes.push_back({process.pidfd.get(), POLLIN, 0});
   }
+  if (joins_.own_end() >= 0) changes.push_back({joins_.own_end(), POLLIN, 0});
   int limit = blind ? kLookMs : -1;
   if (until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now()).count();
@@ -139,7 +162,11 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
   const Process& process = processes_[rank];
   SpawnError::Cause cause{.rank = static_cast<int>(rank), .pid = process.pid};
   std::string what;
-  if (process.status_known && WIFSIGNALED(process.status)) {
+  if (process.absent) {
+    cause.exit_code = 0;
+    what = fmt::format("ended before it joined the group, and rank {} waits for it in join()",
+                       joins_.waiting().value_or(first_rank_));
+  } else if (process.status_known && WIFSIGNALED(process.status)) {
     cause.signal = WTERMSIG(process.status);
     what = fmt::format("was ended by signal {} ({}, {})", cause.signal, name_of_signal(cause.signal),
                        ::strsignal(cause.signal));
@@ -148,7 +175,9 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
     cause.type = process.said->type;
     cause.text = process.said->text;
     cause.kind = process.said->kind.value_or(ErrorKind::peer_lost);
-    what = fmt::format("threw {}{}{}", cause.type, cause.text.empty() ? "" : ": ", cause.text);
+    // LibTorch's exceptions carry their stack behind the message: text() has all of it.
+    const std::string message = cause.text.substr(0, cause.text.find("\nException raised from "));
+    what = fmt::format("threw {}{}{}", cause.type, message.empty() ? "" : ": ", message);
   } else if (process.status_known) {
     cause.exit_code = WEXITSTATUS(process.status);
     what = fmt::format("exited with code {}", cause.exit_code);
@@ -175,13 +204,13 @@ void SpawnWatch::forget_all() noexcept {
 void SpawnWatch::end_all(Seconds grace) noexcept {
   const auto wait_all = [this](std::optional<Clock::time_point> until) {
     for (;;) {
-      for (Process& process : processes_) look_at(process);
+      look_at_all();
       if (all_ended()) return true;
       if (until && Clock::now() >= *until) return false;
       sleep_until_change(until);
     }
   };
-  for (Process& process : processes_) look_at(process);
+  look_at_all();
   signal_all(SIGTERM);
   if (wait_all(Clock::now() + std::chrono::duration_cast<Clock::duration>(grace))) return;
   signal_all(SIGKILL);

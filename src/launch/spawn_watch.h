@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "launch/join_notices.h"
 #include "launch/spawned_report.h"
 #include <maniple/launch/spawn.h>
 
@@ -22,6 +23,10 @@ class SpawnWatch {
   SpawnWatch() = default;
   SpawnWatch(const SpawnWatch&) = delete;
   SpawnWatch& operator=(const SpawnWatch&) = delete;
+
+  /// To be called first: the processes may tell on joins().rank_end() that they join. `first_rank` is that of the first.
+  void listen_for_joins(int first_rank);
+  JoinNotices& joins() noexcept { return joins_; }
 
   /// A process just started, and the end of the socket on which its report arrives.
   void add(pid_t pid, UniqueFd report);
@@ -54,11 +59,14 @@ class SpawnWatch {
     bool status_known = false;
     int status = 0;
     bool ended_by_us = false;
+    bool absent = false;  // ended well, but another waits for it in join()
     std::optional<SpawnReport> said = std::nullopt;
   };
 
   static void look_at(Process& process);
   static void read_report(Process& process);
+  void look_at_all();
+  void look_for_absent();
   static bool has_failed(const Process& process);
   SpawnError error_of(std::size_t rank) const;
   void sleep_until_change(std::optional<Clock::time_point> until);
@@ -66,6 +74,8 @@ class SpawnWatch {
 
   std::vector<Process> processes_;
   std::vector<int> pids_;
+  JoinNotices joins_;
+  int first_rank_ = 0;
 };
 
 }  // namespace maniple::launch

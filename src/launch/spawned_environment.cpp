@@ -18,7 +18,9 @@ Variables spawned_variables(const SpawnOptions& options, int index, const Meetin
       {"WORLD_SIZE", text(world_size)},
       // Of a job that this process itself belongs to, not of the new one.
       {"MANIPLE_GENERATION", ""},
+      {"MANIPLE_JOIN_FD", meeting.joins >= 0 ? text(meeting.joins) : ""},
       {"MANIPLE_STORE_HOSTED", ""},
+      {"MANIPLE_SPAWNED", "1"},
   };
   if (meeting.secret >= 0) {
     variables.emplace_back("MANIPLE_SECRET_FD", text(meeting.secret));

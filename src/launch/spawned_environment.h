@@ -16,6 +16,7 @@ struct MeetingPoint {
   std::string address;
   int port = 0;
   int secret = -1;  ///< descriptor; -1: none
+  int joins = -1;   ///< MANIPLE_JOIN_FD, see join_notices.h; -1: none
 };
 
 /// Variables that change, in the order of their names; an empty value: the variable is taken away.

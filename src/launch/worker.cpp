@@ -4,9 +4,12 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,6 +38,18 @@ Pipe make_pipe() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
+/// Nothing when there is no pseudo-terminal to be had.
+Pipe make_terminal() {
+  UniqueFd read(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
+  if (!read || ::unlockpt(read.get()) != 0) return {};
+  UniqueFd write(::ioctl(read.get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
+  termios mode{};
+  if (!write || ::tcgetattr(write.get(), &mode) != 0) return {};
+  ::cfmakeraw(&mode);
+  if (::tcsetattr(write.get(), TCSANOW, &mode) != 0) return {};
+  return {std::move(read), std::move(write)};
+}
+
 /// Everything the child needs, prepared by the parent.
 struct Recipe {
   const char* path;
@@ -45,15 +60,21 @@ struct Recipe {
   int input;
   int out;
   int err;
-  int inherited;
+  const int* inherited;
+  std::size_t inherited_count;
   const cpu_set_t* cpus;
   std::size_t cpu_bytes;
   pid_t parent;
   const rlimit* limit;
 };
 
-// Returns the errno of what went wrong, by the variable that parent and child share.
-[[noreturn]] void become(const Recipe& recipe, volatile int* failure) {
+/// What went wrong in the child, in memory that it shares with the parent.
+struct Failure {
+  int code = 0;  // errno; 0: nothing
+  bool in_exec = false;
+};
+
+[[noreturn]] void become(const Recipe& recipe, volatile Failure* failure) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != recipe.parent) ::_exit(127);  // it died before the line above
@@ -68,18 +89,21 @@ struct Recipe {
   if (recipe.limit != nullptr) ::setrlimit(RLIMIT_NOFILE, recipe.limit);
   if (recipe.cpus != nullptr) ::sched_setaffinity(0, recipe.cpu_bytes, recipe.cpus);
   bool fine = ::dup2(recipe.input, 0) == 0 && ::dup2(recipe.out, 1) == 1 && ::dup2(recipe.err, 2) == 2;
-  if (fine && recipe.inherited >= 0) fine = ::fcntl(recipe.inherited, F_SETFD, 0) == 0;
+  for (std::size_t i = 0; fine && i < recipe.inherited_count; ++i) {
+    fine = recipe.inherited[i] < 0 || ::fcntl(recipe.inherited[i], F_SETFD, 0) == 0;
+  }
   if (fine && recipe.folder != nullptr) fine = ::chdir(recipe.folder) == 0;
   if (fine) {
     ::execve(recipe.path, recipe.argv, recipe.envp);
     // A script without a #! line is for the shell, as execvp has it.
-    if (errno == ENOEXEC) ::execve("/bin/sh", recipe.shell_argv, recipe.envp);
+    if (errno == ENOEXEC && recipe.shell_argv != nullptr) ::execve("/bin/sh", recipe.shell_argv, recipe.envp);
+    failure->in_exec = true;
   }
-  *failure = errno;
+  failure->code = errno;
   ::_exit(127);
 }
 
-[[gnu::noinline]] pid_t vfork_and_become(const Recipe& recipe, volatile int* failure) {
+[[gnu::noinline]] pid_t vfork_and_become(const Recipe& recipe, volatile Failure* failure) {
   const pid_t pid = ::vfork();
   if (pid == 0) become(recipe, failure);
   return pid;
@@ -104,7 +128,9 @@ UniqueFd above_standard(UniqueFd fd) {
 }  // namespace
 
 StartedWorker start_worker(const WorkerOrder& order) {
-  Pipe out = make_pipe();
+  Pipe out;
+  if (order.terminal) out = make_terminal();
+  if (!out.write) out = make_pipe();
   Pipe err = make_pipe();
   out.write = above_standard(std::move(out.write));
   err.write = above_standard(std::move(err.write));
@@ -130,27 +156,33 @@ StartedWorker start_worker(const WorkerOrder& order) {
 
   const Recipe recipe{.path = order.program->path.c_str(),
                       .argv = argv.data(),
-                      .shell_argv = shell_argv.data(),
+                      .shell_argv = is_for_shell(order.program->path) ? shell_argv.data() : nullptr,
                       .envp = envp.data(),
                       .folder = order.folder.empty() ? nullptr : order.folder.c_str(),
                       .input = nothing ? nothing.get() : STDIN_FILENO,
                       .out = out.write.get(),
                       .err = err.write.get(),
-                      .inherited = order.inherited,
+                      .inherited = order.inherited.data(),
+                      .inherited_count = order.inherited.size(),
                       .cpus = cpus.empty() ? nullptr : cpus.data(),
                       .cpu_bytes = cpus.size() * sizeof(cpu_set_t),
                       .parent = ::getpid(),
                       .limit = limit_raised ? &original_limit : nullptr};
-  volatile int failure = 0;
+  volatile Failure failure;
   const pid_t pid = vfork_and_become(recipe, &failure);
-  if (pid < 0) throw_system_error(fmt::format("starting {}", order.program->path));
-  if (failure != 0) {
-    const int code = failure;
+  const int vfork_code = errno;
+  const std::string& path = order.program->path;
+  if (pid < 0) throw SystemError(fmt::format("starting {}: {}", path, start_error_text(vfork_code)), vfork_code);
+  if (failure.code != 0) {
+    const int code = failure.code;
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
-    throw_system_error(fmt::format("starting {}{}", order.program->path,
-                                   order.folder.empty() ? "" : fmt::format(" in {}", order.folder)),
-                       code);
+    const std::string where = order.folder.empty() ? "" : fmt::format(" in {}", order.folder);
+    const std::string what = fmt::format("starting {}{}", path, where);
+    if (!failure.in_exec) throw_system_error(what, code);
+    const std::string text = fmt::format("{}: {}", what, exec_error_text(path, code));
+    if (code == EAGAIN || code == ENOMEM) throw SystemError(text, code);
+    throw ProgramError(text, kNotExecutable);
   }
   return {.pid = pid, .out = std::move(out.read), .err = std::move(err.read)};
 }

@@ -60,7 +60,7 @@ Environment worker_environment(const Environment& own, const NodeEnvironment& no
   static constexpr const char* kOurs[] = {
       "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
       "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MANIPLE_RESTART_COUNT", "MANIPLE_GENERATION", "MANIPLE_JOB",
-      "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_STORE_HOSTED", "TORCHELASTIC_RESTART_COUNT",
+      "MANIPLE_SECRET_FD", "MANIPLE_JOIN_FD", "MANIPLE_SPAWNED", "MANIPLE_SECRET_FILE", "MANIPLE_STORE_HOSTED", "TORCHELASTIC_RESTART_COUNT",
       "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
   for (const std::string& entry : own) {
     const bool replaced = std::any_of(std::begin(kOurs), std::end(kOurs),
@@ -86,6 +86,7 @@ Environment worker_environment(const Environment& own, const NodeEnvironment& no
   set("TORCHELASTIC_MAX_RESTARTS", node.max_restarts);
   set("TORCHELASTIC_RUN_ID", node.job);
   if (node.secret_fd >= 0) set("MANIPLE_SECRET_FD", node.secret_fd);
+  if (node.join_fd >= 0) set("MANIPLE_JOIN_FD", node.join_fd);
   if (find_variable(result, "OMP_NUM_THREADS") == nullptr) {
     set("OMP_NUM_THREADS", std::max(1, node.cores / std::max(1, seat.local_size)));
   }

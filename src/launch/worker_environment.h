@@ -20,6 +20,7 @@ struct NodeEnvironment {
   int restarts = 0;           ///< how often the group has been started again so far
   int max_restarts = 0;
   int secret_fd = -1;         ///< -1: the job has no secret
+  int join_fd = -1;           ///< see join_notices.h; -1: none
   int cores = 1;              ///< of this node, for OMP_NUM_THREADS
   /// Names of the devices that may be shared out ("0", "1", or what CUDA_VISIBLE_DEVICES held); empty: there are none,
   /// and the numbers of the seat are used if devices are shared out all the same.

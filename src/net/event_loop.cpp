@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/start_thread.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
 
@@ -136,7 +137,7 @@ EventLoop::EventLoop(const char* name) : impl_(std::make_shared<Impl>()) {
   event.events = EPOLLIN;
   event.data.u64 = Impl::kWake;
   if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, impl_->wake.get(), &event) != 0) throw_system_error("epoll_ctl");
-  impl_->thread = std::thread([impl = impl_] { impl->run(); });
+  impl_->thread = start_thread("events of the network", [impl = impl_] { impl->run(); });
   ::pthread_setname_np(impl_->thread.native_handle(), std::string(name).substr(0, 15).c_str());
 }
 

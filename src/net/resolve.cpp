@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/start_thread.h"
 #include "base/system_error.h"
 #include "net/address.h"
 
@@ -80,7 +81,7 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
   const auto start = Deadline::Clock::now();
   auto lookup = std::make_shared<Lookup>();
   if (!lookup->finished) throw_system_error("eventfd");
-  std::thread([lookup, host] {
+  start_thread("resolving a name", [lookup, host] {
     Answer answer = ask(host, 0);
     const std::lock_guard lock(lookup->mutex);
     lookup->answer = std::move(answer);

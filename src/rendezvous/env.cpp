@@ -87,6 +87,11 @@ Seat seat_from_environment(const JoinOptions& options) {
     }
   }
 
+  // spawn sets them for one machine; a program that gives both to join() has done the arithmetic of several by itself.
+  if (wanted_rank && wanted_size && environment_text("MANIPLE_SPAWNED")) {
+    rank = wanted_rank;
+    world_size = wanted_size;
+  }
   rank = agreed({rank_name, rank}, {"JoinOptions::rank", wanted_rank});
   world_size = agreed({size_name, world_size}, {"JoinOptions::world_size", wanted_size});
   if (!rank) throw_missing("RANK", "the rank of this process, from 0");

@@ -70,18 +70,6 @@ Secret from_descriptor(int fd) {
   return secret;
 }
 
-Secret from_file(const std::string& path) {
-  const std::string what = fmt::format("MANIPLE_SECRET_FILE is \"{}\"", path);
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  MANIPLE_REQUIRE(static_cast<bool>(fd), "{}: it cannot be opened: {}", what, errno_text(errno));
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) throw_system_error(what);
-  MANIPLE_REQUIRE(S_ISREG(status.st_mode), "{}, which is not a regular file", what);
-  MANIPLE_REQUIRE((status.st_mode & 077) == 0, "{}, whose mode {:03o} lets others read it; expected 600", what,
-                  status.st_mode & 0777);
-  return parse_or_throw(read_from(fd.get(), what), what);
-}
-
 }  // namespace
 
 std::optional<Secret> parse_secret(std::string_view text) {
@@ -104,6 +92,17 @@ std::optional<Secret> parse_secret(std::string_view text) {
 
 std::string hex_of(const Secret& secret) { return fmt::format("{:02x}", fmt::join(secret.bytes, "")); }
 
+Secret secret_from_file(const std::string& path, const std::string& what) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  MANIPLE_REQUIRE(static_cast<bool>(fd), "{}: it cannot be opened: {}", what, errno_text(errno));
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) throw_system_error(what);
+  MANIPLE_REQUIRE(S_ISREG(status.st_mode), "{}, which is not a regular file", what);
+  MANIPLE_REQUIRE((status.st_mode & 077) == 0, "{}, whose mode {:03o} lets others read it; expected 600", what,
+                  status.st_mode & 0777);
+  return parse_or_throw(read_from(fd.get(), what), what);
+}
+
 std::optional<Secret> secret_from_environment() {
   require_not_empty("MANIPLE_SECRET_FD");
   require_not_empty("MANIPLE_SECRET_FILE");
@@ -113,7 +112,7 @@ std::optional<Secret> secret_from_environment() {
                     *path);
     return from_descriptor(static_cast<int>(*fd));
   }
-  if (path) return from_file(*path);
+  if (path) return secret_from_file(*path, fmt::format("MANIPLE_SECRET_FILE is \"{}\"", *path));
   return std::nullopt;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/group_thread.h"
+#include "base/start_thread.h"
 #include "base/system_error.h"
 
 namespace maniple {
@@ -55,7 +56,7 @@ void MessageEngine::start(std::span<const std::shared_ptr<Message>> messages, bo
   run_finished(lock);
   std::erase_if(in_background_, [](const auto& message) { return message->done.load(); });
   if (in_background_.empty()) return;
-  if (!thread_.joinable()) thread_ = std::thread([this] { this->background(); });
+  if (!thread_.joinable()) thread_ = start_thread("messages", [this] { this->background(); });
   wake_.notify_all();
   ::eventfd_write(nudge_.get(), 1);
   if (options_.ring_own_bell) options_.ring_own_bell();

@@ -138,8 +138,67 @@ TEST(Conductor, MembershipChangesReFormWithoutCost) {
   stage.report(0, Kind::stopped, 1);
   start(stage, 2);
   EXPECT_EQ(stage.last(0).world_size, 2);
+  EXPECT_EQ(stage.conductor.restarts(), 0) << "the group was formed anew, but nothing had failed";
+  EXPECT_EQ(stage.last(0).restarts, 0);
   stage.report(0, Kind::finished, 2);
   EXPECT_EQ(stage.result, 0);
+}
+
+TEST(Conductor, ANodeThatIsToldToGoLeavesIfEnoughRemain) {
+  Stage stage({.nodes = {1, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  // Its workers got the signal as well; that is no failure.
+  stage.report(1, Kind::failed, 0, {.rank = 2, .signal = SIGTERM});
+  stage.conductor.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
+  EXPECT_NE(stage.said.find("host host1 leaves the job (SIGTERM to its launcher); the group is formed anew with 1"), std::string::npos) << stage.said;
+  for (const int node : {0, 1}) EXPECT_EQ(stage.last(node).kind, Kind::stop);
+  EXPECT_EQ(stage.last(0).grace_ms, 30'000) << "all may save";
+  stage.report(1, Kind::stopped, 0);
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.last(1).kind, Kind::quit);
+  EXPECT_EQ(stage.last(1).code, 143);
+  start(stage, 1);
+  EXPECT_EQ(stage.last(0).world_size, 2);
+  EXPECT_EQ(stage.conductor.restarts(), 0);
+
+  // The last one cannot go without the job.
+  stage.conductor.received(0, {.kind = Kind::interrupt, .signal = SIGTERM});
+  stage.report(0, Kind::stopped, 1);
+  EXPECT_EQ(stage.result, 143);
+}
+
+TEST(Conductor, WhoEndsTheJobIsSaidOnAllNodes) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.conductor.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
+  const std::string text = "maniple: SIGTERM on host host1 ends the job on all nodes";
+  EXPECT_NE(stage.said.find(text), std::string::npos) << stage.said;
+  EXPECT_TRUE(std::any_of(stage.sent[1].begin(), stage.sent[1].end(), [&](const auto& message) { return message.text == text; }));
+  EXPECT_EQ(stage.last(0).kind, Kind::stop);
+}
+
+// The rank that will not come, and those that wait for it, are told of in any order.
+TEST(Conductor, ARankThatEndedBeforeItJoinedIsAFailure) {
+  for (const bool left_first : {true, false}) {
+    Stage stage({.nodes = {2, 2}});
+    stage.join(0, 0);
+    stage.join(1, 1);
+    start(stage, 0);
+    const auto left = [&] { stage.report(1, Kind::left, 0, {.rank = 3, .pid = 7}); };
+    if (left_first) left();
+    EXPECT_EQ(stage.conductor.state(), Conductor::State::running);
+    stage.report(0, Kind::waits, 0, {.rank = 0});
+    if (!left_first) left();
+    EXPECT_NE(stage.said.find("rank 3 of 4 failed first, on host host1 (pid 7): exit code 0 before it joined the group, and rank 0 waits for it"),
+              std::string::npos)
+        << stage.said;
+    for (const int node : {0, 1}) stage.report(node, Kind::stopped, 0);
+    EXPECT_EQ(stage.result, 1);
+  }
 }
 
 TEST(Conductor, ALostNodeBelowTheLeastNumberIsAFailure) {

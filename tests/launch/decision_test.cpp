@@ -3,12 +3,16 @@
 
 #include <csignal>
 
+#include <fmt/format.h>
+
 #include "launch/agent_message.h"
 #include "launch/failure_report.h"
+#include "launch/log_pump.h"
 #include "launch/node_agent.h"
 #include "launch/out_of_memory.h"
 #include "launch/program.h"
 #include "launch/remote_start.h"
+#include "launch/repeated_losses.h"
 #include "launch/restart_policy.h"
 
 namespace maniple::launch {
@@ -53,6 +57,22 @@ TEST(FailureReport, Text) {
   EXPECT_EQ(signal_name(60), "signal 60");
 }
 
+TEST(FailureReport, ThatARankIsLostIsShownOnce) {
+  RepeatedLosses losses;
+  const auto lost = [](int by, int rank) { return fmt::format("[barrier #3 world rank {}/8] rank {} (pid 7 on vm) is lost: it ended", by, rank); };
+  EXPECT_FALSE(losses.take(0, lost(0, 2)));
+  EXPECT_EQ(losses.summary(), "");
+  EXPECT_TRUE(losses.take(3, lost(3, 2)));
+  EXPECT_TRUE(losses.take(1, lost(1, 2)));
+  EXPECT_TRUE(losses.take(0, lost(0, 2))) << "the same rank again";
+  EXPECT_FALSE(losses.take(1, lost(1, 5))) << "of another";
+  EXPECT_TRUE(losses.take(7, lost(7, 5)));
+  EXPECT_FALSE(losses.take(4, "[barrier #3 world rank 4/8] 7 of 8 ranks came within 5.0 s; missing rank 2"));
+  EXPECT_FALSE(losses.take(4, "anything else"));
+  EXPECT_EQ(losses.summary(), "maniple: ranks 1, 3 said the same of rank 2\nmaniple: rank 7 said the same of rank 5");
+  EXPECT_EQ(losses.summary(), "");
+}
+
 TEST(FailureReport, RecognisesErrors) {
   EXPECT_EQ(rate_error_line(kBlamesOne), 3);
   EXPECT_EQ(rate_error_line("  what():  [barrier #3 world rank 0/2] rank 1 is lost"), 3);
@@ -61,6 +81,33 @@ TEST(FailureReport, RecognisesErrors) {
   EXPECT_EQ(rate_error_line("epoch 3: loss 0.2"), 0);
   EXPECT_EQ(rate_error_line("[rank 3] hello"), 0);
   EXPECT_EQ(rate_error_line(""), 0);
+}
+
+constexpr const char* kStack =
+    "Exception raised from infer_size_impl at /build/aten/src/ATen/ExpandUtils.cpp:31 (most recent call first):\n"
+    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0xb4 (0xffff8 in /lib/libc10.so)\n"
+    "frame #1: at::infer_size_dimvector(c10::ArrayRef<long>) + 0x3d0 (0xffff9 in /lib/libtorch_cpu.so)\n"
+    "frame #2: <unknown function> + 0x27400 (0xffffa in /lib/libc.so.6)\n\n";
+
+// What LibTorch throws has its stack behind its message, and ten frames are all that fits into the last lines.
+TEST(FailureReport, AnExceptionOfLibTorchIsShownByItsMessage) {
+  const std::string message = "The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 0";
+  LastWords caught;
+  caught.take("epoch 1\n", false);
+  caught.take("maniple: [world rank 1/2] a warning\n", true);
+  caught.take(message + "\n" + kStack, true);
+  EXPECT_EQ(caught.error(), message);
+  EXPECT_EQ(caught.tail(), (std::vector<std::string>{"epoch 1", "maniple: [world rank 1/2] a warning"}));
+
+  LastWords uncaught;
+  uncaught.take("terminate called after throwing an instance of 'c10::Error'\n  what():  " + message + "\n", true);
+  uncaught.take(std::string("a second line of it\n") + kStack, true);  // in pieces, as it may come
+  EXPECT_EQ(uncaught.error(), message);
+  EXPECT_EQ(uncaught.tail(), (std::vector<std::string>{"terminate called after throwing an instance of 'c10::Error'", "a second line of it"}));
+
+  LastWords other;
+  other.take("#1 of the list\nC++ CapturedTraceback:\n#4 c10::Error::Error() from ??:0\nframe 3\n", true);
+  EXPECT_EQ(other.tail(), (std::vector<std::string>{"#1 of the list", "frame 3"}));
 }
 
 TEST(OutOfMemory, IsToldApart) {

@@ -44,6 +44,19 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   const Result result = maniple({"run", "-n", "4", worker_program(), "die", "2"});
   EXPECT_EQ(result.code, 137) << result.err;
   EXPECT_NE(result.err.find("maniple: rank 2 of 4 failed first"), std::string::npos) << result.err;
+  const auto lost = result.err.find(" is lost: ");
+  EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
+}
+
+// The others would wait for it in join() until the join time-out of half an hour.
+TEST(Failure, ARankThatEndsBeforeItJoinedIsNamedAtOnce) {
+  const Result result = maniple({"run", "-n", "3", worker_program(), "leave", "1"});
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_NE(result.err.find("maniple: rank 1 of 3 failed first, on host "), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("exit code 0 before it joined the group, and rank "), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(" waits for it in join()"), std::string::npos) << result.err;
+  const Result smaller = maniple({"run", "-n", "3", "--env", "JOIN_WORLD_SIZE=2", worker_program(), "leave", "2"});
+  EXPECT_EQ(smaller.code, 0) << smaller.err << "the two do not need the third";
 }
 
 TEST(Failure, RanksThatIgnoreSigtermAreKilled) {
@@ -72,17 +85,50 @@ TEST(Failure, TheLauncherIsKilled) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20)) << processes_with(mark).size();
 }
 
-TEST(Failure, TheAgentIsKilled) {
+TEST(Failure, TheAgentOrTheKeeperIsKilled) {
+  for (const bool keeper : {false, true}) {
+    const std::string mark = new_mark();
+    Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
+    ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
+    ::kill(keeper ? launched.keeper() : launched.agent(), SIGKILL);
+    EXPECT_EQ(launched.wait(), 137);
+    EXPECT_NE(launched.err().find("agent"), std::string::npos) << launched.err();
+    EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20));
+  }
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Whichever two are killed at once, the third ends what is left; nothing of the job has the mark but the workers.
+TEST(Failure, TwoOfTheLaunchersProcessesAreKilledTogether) {
+  for (const int spared : {0, 1, 2}) {
+    const std::string mark = new_mark();
+    Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
+    ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
+    const pid_t all[] = {launched.pid(), launched.keeper(), launched.agent()};
+    for (const pid_t pid : all) ::kill(pid, SIGSTOP);  // so that none can act on the end of another
+    for (const pid_t pid : all) ASSERT_TRUE(becomes_true([&] { return state_of(pid) == 'T'; }));
+    for (int i = 0; i < 3; ++i) ::kill(all[i], i == spared ? SIGCONT : SIGKILL);
+    EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20)) << "spared " << spared;
+    EXPECT_EQ(launched.wait(), 137) << "spared " << spared;
+  }
+}
+
+// `pkill -KILL maniple`, also with -f, is for the launcher and spares the keeper, which then ends everything.
+TEST(Failure, TheKeeperHasAnotherName) {
   const std::string mark = new_mark();
-  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
-  ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
-  std::ifstream file(fmt::format("/proc/{}/task/{}/children", launched.pid(), launched.pid()));
-  pid_t agent = 0;
-  ASSERT_TRUE(file >> agent);
-  ::kill(agent, SIGKILL);
-  EXPECT_EQ(launched.wait(), 137);
-  EXPECT_NE(launched.err().find("agent"), std::string::npos) << launched.err();
-  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20));
+  Launched launched({"run", "-n", "2", "--env", mark, "sleep", "1000"});
+  ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 2; }));
+  const pid_t keeper = launched.keeper();
+  const auto text = [&](const char* name) { return text_of(fmt::format("/proc/{}/{}", keeper, name)); };
+  EXPECT_TRUE(becomes_true([&] { return text("comm") == "rank-keeper\n"; })) << text("comm");
+  EXPECT_TRUE(becomes_true([&] { return text("cmdline").find("maniple") == std::string::npos; })) << text("cmdline");
+  launched.signal(SIGTERM);
+  EXPECT_EQ(launched.wait(), 143);
+  EXPECT_EQ(state_of(keeper), '\0');
 }
 
 TEST(Interrupt, WorkersCanSave) {
@@ -185,6 +231,18 @@ TEST(Memory, TheKernelsKillIsToldApart) {
   EXPECT_NE(result.err.find("rank 1 of 2 failed first"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("by the kernel's out-of-memory killer: the limit of its control group is 64 MiB, the peak was"), std::string::npos)
       << result.err;
+}
+
+// The kernel says "Resource temporarily unavailable", which is neither temporary nor helpful.
+TEST(Failure, ALimitOfProcessesIsNamed) {
+  const ControlGroup group("pids");
+  if (!group.made) GTEST_SKIP() << "no control group of version 1 here";
+  for (const char* limit : {"2", "3"}) {  // the launcher is three processes
+    ASSERT_TRUE(group.set("pids.max", limit));
+    const Result result = maniple({"run", "sh", "-c", "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() + " run true"});
+    EXPECT_EQ(result.code, 1) << result.err;
+    EXPECT_NE(result.err.find("the limit of processes and threads is reached"), std::string::npos) << result.err;
+  }
 }
 
 // A frozen process cannot be killed: the launcher says so and goes.

@@ -1,8 +1,10 @@
 // A rank for the tests of the launcher: launch_worker WORD [ARGUMENT]
 //   join           joins, passes a barrier, adds up the ranks
+//   leave R        rank R ends with exit code 0 before it joins; the others join
 //   die R          joins; rank R kills itself, the others wait for it
 //   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
+//   print FILE     prints lines without flushing; when the file is there, one more, and aborts
 //   eat            takes memory until somebody objects
 #include <unistd.h>
 
@@ -25,6 +27,12 @@ int main(int argc, char** argv) try {
     for (long i = 0; written < argument; ++i) written += std::printf("%s:%ld:%s\n", rank, i, "0123456789abcdefghijklmnopqrstuvwxyz");
     return 0;
   }
+  if (word == "print") {
+    std::printf("terminal %d colour %s term %s\nfirst\n", ::isatty(STDOUT_FILENO), std::getenv("NO_COLOR"), std::getenv("TERM"));
+    while (::access(argv[2], F_OK) != 0) ::usleep(10'000);  // sleep: between two looks for the file
+    std::printf("last\nof them");
+    std::abort();
+  }
   if (word == "eat") {
     std::vector<char*> pieces;
     constexpr std::size_t kPiece = 4u << 20;
@@ -35,6 +43,12 @@ int main(int argc, char** argv) try {
     return 0;
   }
   maniple::JoinOptions options;
+  if (word == "leave" && std::atol(std::getenv("RANK")) == argument) return 0;
+  if (const char* size = std::getenv("JOIN_WORLD_SIZE")) {
+    options.world_size = std::atoi(size);
+    options.rank = std::atoi(std::getenv("RANK"));
+    options.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  }
   if (const char* limit = std::getenv("JOIN_TIMEOUT")) options.join_timeout = std::chrono::seconds(std::atol(limit));
   auto world = maniple::join(options);
   float sum = static_cast<float>(world->rank());

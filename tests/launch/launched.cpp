@@ -43,6 +43,13 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return list;
 }
 
+pid_t first_child_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid, pid));
+  pid_t child = 0;
+  if (!(file >> child)) throw std::runtime_error(fmt::format("process {} of the launcher has no child", pid));
+  return child;
+}
+
 }  // namespace
 
 std::string maniple_program() { return MANIPLE_PROGRAM; }
@@ -178,12 +185,8 @@ std::vector<pid_t> processes_with(const std::string& mark) {
   return found;
 }
 
-pid_t Launched::agent() const {
-  std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid_, pid_));
-  pid_t agent = 0;
-  if (!(file >> agent)) throw std::runtime_error("the launcher has no agent");
-  return agent;
-}
+pid_t Launched::keeper() const { return first_child_of(pid_); }
+pid_t Launched::agent() const { return first_child_of(keeper()); }
 
 char state_of(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));

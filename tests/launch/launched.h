@@ -36,8 +36,9 @@ class Launched {
   /// How many times the text has come so far.
   int count(const std::string& text) const;
   void signal(int number) const;
-  /// The process behind the one in front, which has the workers.
+  /// The process that has the workers, and the one between it and the one in front, which ends what they leave.
   pid_t agent() const;
+  pid_t keeper() const;
   /// Nobody reads its standard output any more.
   void close_output() { out_fd_.reset(); }
   /// Reads to the end and waits. The exit code, 128 + signal; -1 if it does not end within `seconds`.

@@ -59,6 +59,41 @@ TEST(Logs, LastLineWithoutABreakAndOddBytes) {
   EXPECT_EQ(result.out, std::string("[rank 0] a\0b\377\n[rank 0] last\n", 28));
 }
 
+// Neither joins a group nor flushes: what it prints is seen at once, and not lost when it aborts.
+TEST(Logs, LinesComeAsTheyArePrintedAndSurviveAnAbort) {
+  const TemporaryDirectory folder;
+  const std::string go = folder.path() + "/go";
+  Launched launched({"run", "-n", "2", "--log-dir", folder.path(), worker_program(), "print", go}, {.env = {{"TERM", "xterm"}, {"NO_COLOR", ""}}});
+  ASSERT_TRUE(launched.wait_for("first", 60, 2)) << launched.out() << launched.err();
+  EXPECT_EQ(launched.count("terminal 1 colour 1 term dumb\n"), 2) << launched.out() << "it ends in a pipe: no colours";
+  std::ofstream(go) << "now";
+  EXPECT_EQ(launched.wait(), 134) << launched.err();
+  EXPECT_NE(launched.out().find("last\n"), std::string::npos) << launched.out();
+  EXPECT_NE(contents(folder.path() + "/rank_0.log").find("first\n"), std::string::npos);
+}
+
+TEST(Logs, StandardOutputMayBeAPipe) {
+  const TemporaryDirectory folder;
+  const std::string go = folder.path() + "/go";
+  std::ofstream(go) << "now";
+  const Result result = maniple({"run", "--stdout", "pipe", worker_program(), "print", go}, {.env = {{"TERM", "xterm"}, {"NO_COLOR", "no"}}});
+  EXPECT_EQ(result.code, 134) << result.err;
+  EXPECT_EQ(result.out, "") << "the C library keeps lines for a pipe, and an abort loses them";
+  EXPECT_EQ(maniple({"run", "--stdout", "pipe", "sh", "-c", "test -t 1 || echo $TERM"}, {.env = {{"TERM", "xterm"}}}).out, "[rank 0] xterm\n");
+  EXPECT_EQ(maniple({"run", "--env", "TERM=vt100", "sh", "-c", "test -t 1 && echo $TERM"}).out, "[rank 0] vt100\n");
+  EXPECT_EQ(maniple({"run", "--stdout", "file", "true"}).code, 2);
+}
+
+// A process that a worker leaves behind holds its output open: what it writes before it is ended is shown, and the job ends.
+TEST(Logs, AGrandchildKeepsTheOutputOpen) {
+  const TemporaryDirectory folder;
+  const Result result = maniple({"run", "--cwd", folder.path(), "sh", "-c",
+                                 "(trap 'echo still here; exit' TERM; touch ready; while :; do sleep 0.05; done) & while [ ! -e ready ]; do sleep 0.05; done; echo done"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_NE(result.out.find("[rank 0] done\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("[rank 0] still here\n"), std::string::npos) << result.out;
+}
+
 TEST(Logs, VeryLongLinesComeInPieces) {
   const Result result = maniple({"run", "sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x; echo; echo end"});
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), 'x'), 300'000);

@@ -85,6 +85,38 @@ TEST(Machines, ACutNetworkIsNoticedOnBothSides) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
+/// A stand-in for ssh, which no cable can cut: stand_in ADDRESS COMMAND.
+std::string stand_in(const Network& network, const std::string& folder) {
+  const std::string path = folder + "/ssh";
+  std::ofstream script(path);
+  script << "#!/bin/sh\ncase $1 in\n";
+  for (int host = 1; host < network.hosts(); ++host) script << Network::address(host) << ") name=" << network.name_of(host) << ";;\n";
+  script << "esac\nshift\nexec ip netns exec $name sh -c \"$*\"\n";
+  script.close();
+  ::chmod(path.c_str(), 0755);
+  return path;
+}
+
+// A host is cut off for longer than the limit. Its agent comes back, or the one that is started again does; the job goes on.
+TEST(Machines, AHostThatWasCutOffComesBack) {
+  if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
+  Network network(3, 0);
+  const harness::TemporaryDirectory folder;
+  const std::string mark = new_mark();
+  const auto launched = inside(network, 0, {"run", "--hosts", Network::address(1) + ":1," + Network::address(2) + ":1", "--rsh", stand_in(network, folder.path()),
+                                            "--max-restarts", "3", "--restart-delay", "0.1", "--heartbeat", "0.1", "--silence-limit", "2", "--env", mark, "sh", "-c",
+                                            "echo up $MANIPLE_RESTART_COUNT; exec sleep 1000"});
+  ASSERT_TRUE(launched->wait_for("up 0", 60, 2)) << launched->err();
+  network.set_link(2, "nomaster");
+  ASSERT_TRUE(launched->wait_for("its agent is started again")) << launched->err();
+  network.set_link(2, "master bridge");
+  ASSERT_TRUE(launched->wait_for("[rank 0] up 1") && launched->wait_for("[rank 1] up 1")) << launched->out() << launched->err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).size() == 2; })) << "one start is left of each rank";
+  launched->signal(SIGTERM);
+  EXPECT_EQ(launched->wait(), 143) << launched->err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
 /// Gives the machines addresses of IPv6 only.
 void make_version_six(const Network& network) {
   for (int host = 0; host < network.hosts(); ++host) {

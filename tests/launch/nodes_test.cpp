@@ -87,6 +87,19 @@ TEST(Nodes, AFailureEndsAllAndIsShownEverywhere) {
   EXPECT_TRUE(processes_with(mark).empty());
 }
 
+// The rank that is missing and those that wait for it are on different nodes.
+TEST(Nodes, ARankThatEndsBeforeItJoinedIsNamedAtOnce) {
+  const Meeting meeting;
+  const auto first = meeting.node("2", 0, {worker_program(), "leave", "3"});
+  const auto second = meeting.node("2", 1, {worker_program(), "leave", "3"});
+  EXPECT_EQ(first->wait(), 1) << first->err();
+  EXPECT_EQ(second->wait(), 1) << second->err();
+  for (const auto* node : {&first, &second}) {
+    EXPECT_NE((*node)->err().find("rank 3 of 4 failed first"), std::string::npos) << (*node)->err();
+    EXPECT_NE((*node)->err().find("before it joined the group, and rank "), std::string::npos) << (*node)->err();
+  }
+}
+
 TEST(Nodes, RestartTogether) {
   const Meeting meeting;
   const std::vector<std::string> program = {"--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
@@ -154,6 +167,51 @@ TEST(Nodes, ARangeGrowsShrinksAndIsFullAtLast) {
   ASSERT_TRUE(first->wait_for("formed anew with 1") && first->wait_for("world 2", 60, 4)) << first->err() << first->out();
   first->signal(SIGTERM);
   EXPECT_EQ(first->wait(), 143);
+}
+
+// A scheduler takes one machine away: SIGTERM to its launcher, and to its workers as well.
+TEST(Nodes, ANodeThatIsToldToGoLeavesTheOthersRunning) {
+  const Meeting meeting;
+  const std::string mark = new_mark();
+  const std::vector<std::string> program = {"--join-window", "60", "--env", mark, "sh", "-c",
+                                            "trap 'echo saved; exit 0' TERM; echo world $WORLD_SIZE restart $MANIPLE_RESTART_COUNT; while :; do sleep 0.05; done"};
+  const auto first = meeting.node("1:2", 0, program);
+  const auto second = meeting.node("1:2", 1, program);
+  ASSERT_TRUE(first->wait_for("world 4", 60, 2) && second->wait_for("world 4", 60, 2)) << first->err() << second->err();
+  second->signal(SIGTERM);
+  EXPECT_EQ(second->wait(), 143) << second->err();
+  EXPECT_EQ(second->count("saved"), 2) << second->out();
+  EXPECT_NE(second->err().find("this node has left the job"), std::string::npos) << second->err();
+  ASSERT_TRUE(first->wait_for("world 2 restart 0", 60, 2)) << first->out() << first->err();
+  EXPECT_NE(first->err().find("leaves the job (SIGTERM to its launcher); the group is formed anew with 1"), std::string::npos) << first->err();
+  std::string list;
+  const std::string pid = fmt::format("\"pid\": {},", first->pid());
+  const auto field = [&](const std::string& name, const std::string& value) {
+    list = maniple({"ps", "--json"}).out;
+    const auto own = list.find(pid);
+    const std::string text = fmt::format("\"{}\": ", name);
+    const auto found = own == std::string::npos ? own : list.find(text, own);
+    return found != std::string::npos && list.compare(found + text.size(), value.size(), value) == 0;
+  };
+  EXPECT_TRUE(becomes_true([&] { return field("world_size", "2"); })) << list;
+  EXPECT_TRUE(field("restarts", "0,")) << list;
+  first->signal(SIGTERM);
+  EXPECT_EQ(first->wait(), 143) << first->err();
+}
+
+// Without enough others the job ends everywhere, and all are told why.
+TEST(Nodes, WhoEndsTheJobIsSaid) {
+  const Meeting meeting;
+  const auto first = meeting.node("2", 0, {"sh", "-c", "echo up; exec sleep 1000"});
+  const auto second = meeting.node("2", 1, {"sh", "-c", "echo up; exec sleep 1000"});
+  ASSERT_TRUE(first->wait_for("] up", 60, 2) && second->wait_for("] up", 60, 2)) << first->err() << second->err();
+  second->signal(SIGTERM);
+  EXPECT_EQ(first->wait(), 143) << first->err();
+  EXPECT_EQ(second->wait(), 143) << second->err();
+  for (const auto* node : {&first, &second}) {
+    EXPECT_NE((*node)->err().find("maniple: SIGTERM on host "), std::string::npos) << (*node)->err();
+    EXPECT_NE((*node)->err().find(" ends the job on all nodes"), std::string::npos) << (*node)->err();
+  }
 }
 
 TEST(Nodes, AnotherSecretIsRefused) {
@@ -230,6 +288,64 @@ TEST(Hosts, AHostThatCannotBeReached) {
   const Result result = maniple({"run", "--hostfile", folder.path() + "/hosts", "--rsh", path, "true"});
   EXPECT_EQ(result.code, 2) << result.err;
   EXPECT_NE(result.err.find("host 127.0.0.2: its agent could not be started: the remote shell ended with exit code 255"), std::string::npos) << result.err;
+}
+
+/// The process in front of the agent of that host.
+pid_t agent_of(const std::string& mark, const std::string& host) {
+  for (const pid_t pid : processes_with(mark)) {
+    std::ifstream file(fmt::format("/proc/{}/cmdline", pid), std::ios::binary);
+    std::vector<std::string> words;
+    for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+    if (words.size() == 4 && words[1] == "run-agent" && words[3] == host) return pid;  // its children come after it
+  }
+  return 0;
+}
+
+TEST(Hosts, AnAgentThatWasKilledIsStartedAgain) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark();
+  const auto equals = mark.find('=');
+  Launched launched({"run", "--hosts", "127.0.0.2:1,127.0.0.3:1", "--rsh", stand_in(folder), "--max-restarts", "2", "--restart-delay", "0.05", "sh", "-c",
+                     "echo up $MANIPLE_RESTART_COUNT; exec sleep 1000"},
+                    {.env = {{mark.substr(0, equals), mark.substr(equals + 1)}}});
+  ASSERT_TRUE(launched.wait_for("up 0", 60, 2)) << launched.err();
+  const pid_t agent = agent_of(mark, "1");
+  ASSERT_GT(agent, 0);
+  ::kill(agent, SIGKILL);
+  ASSERT_TRUE(launched.wait_for("up 1", 60, 2)) << launched.out() << launched.err();
+  EXPECT_NE(launched.err().find("maniple: host 127.0.0.3: its agent is started again"), std::string::npos) << launched.err();
+  launched.signal(SIGTERM);
+  EXPECT_EQ(launched.wait(), 143) << launched.err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
+// A host that cannot be reached for a while is tried again; the advice at the end is about hosts.
+TEST(Hosts, AnAgentThatCannotBeStartedAgainIsTriedUntilTheTimeIsOver) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark(), down = folder.path() + "/down", path = folder.path() + "/shell";
+  const auto equals = mark.find('=');
+  std::ofstream(path) << "#!/bin/sh\n[ -e " << down << " ] && { echo 'no route' >&2; exit 255; }\nshift\nexec sh -c \"$*\"\n";
+  ::chmod(path.c_str(), 0755);
+  for (const bool back : {true, false}) {
+    ::unlink(down.c_str());
+    Launched launched({"run", "--hosts", "127.0.0.2:1", "--rsh", path, "--max-restarts", "2", "--restart-delay", "0.05", "--join-timeout",
+                       back ? "60" : "3", "sh", "-c", "echo up $MANIPLE_RESTART_COUNT; exec sleep 1000"},
+                      {.env = {{mark.substr(0, equals), mark.substr(equals + 1)}}});
+    ASSERT_TRUE(launched.wait_for("up 0")) << launched.err();
+    std::ofstream(down) << "down";
+    ::kill(agent_of(mark, "0"), SIGKILL);
+    ASSERT_TRUE(launched.wait_for("the remote shell ended with exit code 255; it is tried again")) << launched.err();
+    if (back) {
+      ::unlink(down.c_str());
+      ASSERT_TRUE(launched.wait_for("up 1")) << launched.err();
+      launched.signal(SIGTERM);
+      EXPECT_EQ(launched.wait(), 143) << launched.err();
+    } else {
+      EXPECT_EQ(launched.wait(), 1) << launched.err();
+      EXPECT_NE(launched.err().find("maniple doctor --hosts"), std::string::npos) << launched.err();
+      EXPECT_EQ(launched.count("it is tried again"), 1) << launched.err();
+    }
+  }
 }
 
 TEST(Hosts, TheLauncherIsKilled) {

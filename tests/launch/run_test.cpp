@@ -95,6 +95,17 @@ struct Mistake {
 };
 TEST(Run, MistakesCostOneLine) {
   const TemporaryDirectory folder;
+  const auto program = [&](const char* name, const std::string& contents) {
+    const std::string path = folder.path() + "/" + name;
+    std::ofstream(path, std::ios::binary) << contents;
+    ::chmod(path.c_str(), 0755);
+    return path;
+  };
+  std::ifstream whole(maniple_program(), std::ios::binary);
+  std::string part(40, '\0');
+  whole.read(part.data(), 40);
+  const std::string file = program("file", "text"), cut = program("cut", part), empty = program("empty", "");
+  const std::string interpreter = program("interpreter", "#!/no/such/python -u\n"), windows = program("windows", "#!/bin/sh\r\n");
   const Mistake mistakes[] = {
       {{"run"}, 2, "no program given"},
       {{"run", ""}, 2, "no program given"},
@@ -110,6 +121,30 @@ TEST(Run, MistakesCostOneLine) {
       {{"run", "--heartbeat", "0", "true"}, 2, "--heartbeat is 0"},
       {{"run", "--heartbeat", "4", "--silence-limit", "10", "true"}, 2, "--silence-limit is 10"},
       {{"run", "--cores-per-process", "-1", "true"}, 2, "--cores-per-process is -1"},
+      {{"run", "--cores-per-process", "0", "true"}, 2, "--cores-per-process is 0"},
+      {{"run", "--devices-per-node", "0", "true"}, 2, "--devices-per-node is 0"},
+      {{"run", "--devices-per-process", "0", "true"}, 2, "--devices-per-process is 0"},
+      {{"run", "-n", "2", "--only-rank", "7", "true"}, 2, "--only-rank is 7; expected 0 to 1"},
+      {{"run", "--hosts", "a:2", "--only-rank", "2", "true"}, 2, "--only-rank is 2; expected 0 to 1"},
+      {{"run", "--hosts", "", "true"}, 2, "--hosts is empty"},
+      {{"run", "--hostfile", "", "true"}, 2, "--hostfile is empty"},
+      {{"run", "-n", "", "true"}, 2, "--nproc-per-node is empty"},
+      {{"run", "--master", "", "true"}, 2, "--master is empty"},
+      {{"run", "--master-port", "", "true"}, 2, "--master-port"},
+      {{"run", "--cwd", "", "true"}, 2, "--cwd is empty"},
+      {{"run", "--log-dir", "", "true"}, 2, "--log-dir is empty"},
+      {{"run", "--secret-file", "", "true"}, 2, "--secret-file is empty"},
+      {{"run", "--env", "", "true"}, 2, "--env is empty"},
+      {{"doctor", "--hosts", ""}, 2, "--hosts is empty"},
+      {{"run", "--log-dir", file, "true"}, 2, "--log-dir"},
+      {{"run", "--log-dir", "/proc/none", "true"}, 2, "--log-dir /proc/none: /proc/none: "},
+      {{"run", "--nnodes", "2", "--master", "127.0.0.1:1", "--secret-file", "/no/such", "true"}, 2, "--secret-file is \"/no/such\": "},
+      {{"run", "--nnodes", "2", "--master", "127.0.0.1:1", "--secret-file", file, "true"}, 2, "--secret-file is \""},
+      {{"run", cut}, 126, "rank 0 of 1 could not be started on host "},
+      {{"run", cut}, 126, "it is no program for this machine, or only a part of one"},
+      {{"run", empty}, 126, "it is no program for this machine, or only a part of one"},
+      {{"run", "-n", "2", interpreter}, 126, "its interpreter /no/such/python, named in its first line, is not there"},
+      {{"run", windows}, 126, "CR LF"},
       {{"run", "--bind", "sockets", "true"}, 2, "--bind"},
       {{"run", "--unknown", "true"}, 2, "--unknown"},
       {{"run", "--nnodes", "2", "true"}, 2, "needs --master"},

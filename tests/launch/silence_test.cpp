@@ -52,12 +52,29 @@ TEST(Silence, AStoppedLauncherIsNamedAndRefusedWhenItGoesOn) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
+// The launcher of a job is stopped for longer than the limit: the ranks are well, and the job is theirs.
+TEST(Silence, AMasterThatGoesOnFindsItsJobRunning) {
+  const Meeting meeting;
+  const std::string file = meeting.folder.path() + "/end";
+  const auto first = meeting.node("2", 0, quick({worker_program(), "until", file}));
+  const auto second = meeting.node("2", 1, {worker_program(), "until", file});
+  ASSERT_TRUE(first->wait_for("joined", 60, 2) && second->wait_for("joined", 60, 2)) << first->err() << second->err();
+  const pid_t agent = first->agent();
+  ::kill(agent, SIGSTOP);
+  EXPECT_TRUE(second->wait_for("has been silent for ")) << second->err();
+  ::kill(agent, SIGCONT);
+  std::ofstream(file) << "end\n";
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(second->wait(), 0) << second->err();
+}
+
 TEST(Silence, AStoppedMasterIsNoticedByTheOthers) {
   const Meeting meeting;
   const std::string mark = new_mark();
   const auto first = meeting.node("2", 0, quick({"--env", mark, "sh", "-c", "echo up; exec sleep 1000"}));
-  // What the master was told counts for all: this node has the default of 10 s.
-  const auto second = meeting.node("2", 1, {"sh", "-c", "echo up; exec sleep 1000"});
+  // What the master was told counts for all: this node has the default of 10 s. It waits for its return no longer than it
+  // would for its coming.
+  const auto second = meeting.node("2", 1, {"--join-timeout", "5", "sh", "-c", "echo up; exec sleep 1000"});
   ASSERT_TRUE(first->wait_for("] up", 60, 2) && second->wait_for("] up", 60, 2)) << first->err() << second->err();
   const pid_t agent = first->agent();
   ::kill(agent, SIGSTOP);

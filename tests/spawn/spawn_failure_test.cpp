@@ -53,6 +53,29 @@ TEST_P(SpawnFailure, ExceptionsKeepTypeAndText) {
             fmt::format("[spawn process 1/3 pid {}] threw std::out_of_range: no cheese left", error.pid()));
 }
 
+// The others would wait for the join time-out of half an hour.
+TEST_P(SpawnFailure, OneThatEndsBeforeItJoinedIsNamedAtOnce) {
+  const SpawnError error = spawn_error([](int rank) { if (rank != 1) join(); }, options(3));
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_EQ(error.exit_code(), 0);
+  EXPECT_NE(std::string(error.what()).find("ended before it joined the group, and rank "), std::string::npos) << error.what();
+  // A smaller world does not need it.
+  spawn(
+      [](int rank) {
+        const std::string place = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+        if (rank < 2) join({.init_method = place, .rank = rank, .world_size = 2})->barrier();
+      },
+      options(3));
+}
+
+TEST_P(SpawnFailure, TheStackThatLibTorchAppendsIsNotInTheLine) {
+  const SpawnError error = spawn_error(
+      [](int) { throw std::runtime_error("sizes differ\nException raised from f at g.cpp:1 (most recent call first):\nframe #0: f"); },
+      options(1));
+  EXPECT_EQ(std::string(error.what()), fmt::format("[spawn process 0/1 pid {}] threw std::runtime_error: sizes differ", error.pid()));
+  EXPECT_NE(error.text().find("frame #0"), std::string::npos);
+}
+
 TEST_P(SpawnFailure, ExceptionsOfManyTypes) {
   const auto thrower = [](int, int which) {
     switch (which) {

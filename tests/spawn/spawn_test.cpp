@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 
+#include "harness/start_process.h"
 #include <maniple/comm.h>
 
 namespace maniple {
@@ -136,6 +137,32 @@ TEST_F(SpawnTest, TwoMachinesFormOneWorld) {
   spawn(worker, {.nprocs = 2, .nodes = 2, .node_rank = 1, .master_port = port}, 2, port);
   EXPECT_TRUE(first.join());
   ::unsetenv("MASTER_ADDR");
+}
+
+// The same arithmetic in the program's own hands, as the tutorials of PyTorch have it: spawn knows of one machine only.
+TEST_F(SpawnTest, TheProgramMayDoTheArithmeticOfTwoMachines) {
+  harness::write_secret(file("secret"));
+  const std::string port = std::to_string(harness::free_loopback_port());
+  ::setenv("MANIPLE_SECRET_FILE", file("secret").c_str(), 1);
+  const auto worker = [](int gpu, int node, int gpus, int nodes, const std::string& place) {
+    auto world = join({.init_method = place, .rank = node * gpus + gpu, .world_size = nodes * gpus});
+    int sum = world->rank();
+    world->all_reduce(buffer_of(sum));
+    require(sum == 6, "sum of ranks");
+  };
+  for (const std::string& place : {"tcp://127.0.0.1:" + port, std::string("env://")}) {
+    if (place == "env://") {
+      ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+      ::setenv("MASTER_PORT", std::to_string(harness::free_loopback_port()).c_str(), 1);
+    }
+    SpawnContext first = spawn(worker, {.nprocs = 2, .join = false}, 0, 2, 2, place);
+    spawn(worker, {.nprocs = 2}, 1, 2, 2, place);
+    EXPECT_TRUE(first.join());
+  }
+  // The ranks' own variables are not those of a job inside of them.
+  spawn([](int) { spawn([](int, const std::string& outer) { require(variable("MASTER_PORT") != outer, "a port of its own"); },
+                        {}, variable("MASTER_PORT")); });
+  for (const char* name : {"MANIPLE_SECRET_FILE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
 }
 
 TEST_F(SpawnTest, RanksJoinWithoutAnythingElse) {

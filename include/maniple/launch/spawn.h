@@ -25,7 +25,9 @@
 // standard input is empty.
 //
 // Several machines: call spawn on each with the same `nodes` and its own `node_rank`; ranks are node_rank * nprocs +
-// i. The address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT.
+// i. The address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT, the
+// secret from MANIPLE_SECRET_FILE. A program that does this arithmetic by itself, and gives join() the rank and world
+// size, finds the same: what these variables say is left as it is unless this process is itself a rank (LOCAL_RANK).
 //
 // Threads: spawn may be called from any thread; a SpawnContext is for one thread at a time.
 #pragma once
@@ -59,8 +61,8 @@ struct SpawnOptions {
   int nodes = 1;                 ///< machines that call spawn, with as many processes each
   int node_rank = 0;             ///< which of them this is
   int world_size = 0;            ///< 0: nodes * nprocs
-  std::string master_addr = {};  ///< empty: loopback for one machine, MASTER_ADDR for several
-  int master_port = 0;           ///< 0: a free port for one machine, MASTER_PORT for several
+  std::string master_addr = {};  ///< empty: MASTER_ADDR; loopback for one machine without MASTER_ADDR and MASTER_PORT
+  int master_port = 0;           ///< 0: MASTER_PORT; a free port for one machine without them
 
   bool set_environment = true;  ///< false: the processes inherit the environment as it is
   Seconds grace{5};             ///< between SIGTERM and SIGKILL for those that are ended
