@@ -12,9 +12,11 @@
 #include <time.h>
 
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
+#include "base/abort_listener.h"
 #include "base/check.h"
 #include "base/environment.h"
 #include "collective/arena_call.h"
@@ -82,7 +84,7 @@ class CarriedBackend final : public Backend {
   }
 
   ~CarriedBackend() override {
-    if (ticket_ >= 0) context_.abort->forget(ticket_);
+    listener_.reset();
     messages_.reset();  // channels before their carrier
     mesh_.reset();
     carrier_.reset();
@@ -148,7 +150,7 @@ class CarriedBackend final : public Backend {
       context_.abort->check();
       throw SystemError(fmt::format("setting up {} failed: {}", plugin.version, error.what()), 0);
     }
-    ticket_ = context_.abort->on_raise([carrier = carrier_.get()] { carrier->interrupt(); });
+    listener_.emplace(*context_.abort, [carrier = carrier_.get()] { carrier->interrupt(); });
   }
 
   void make_mesh() {
@@ -234,8 +236,8 @@ class CarriedBackend final : public Backend {
   std::vector<int> all_ranks_;
   std::vector<int> global_ranks_;
   std::shared_ptr<Segment> own_ring_;
-  int ticket_ = -1;
   std::unique_ptr<Carrier> carrier_;
+  std::optional<AbortListener> listener_;  // uses the carrier
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<MessageEngine> messages_;
 };

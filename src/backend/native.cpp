@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "backend/backend.h"
+#include "base/abort_listener.h"
 #include "base/check.h"
 #include "base/environment.h"
 #include "collective/arena_call.h"
@@ -41,7 +43,7 @@ class NativeBackend final : public Backend {
   }
 
   ~NativeBackend() override {
-    if (ticket_ >= 0) context_.abort->forget(ticket_);
+    listener_.reset();
     messages_.reset();  // its rings lie in the arena
     hierarchy_.reset();
     mesh_.reset();
@@ -136,7 +138,7 @@ class NativeBackend final : public Backend {
     auto segment = context_.session->share_segment(context_.group + ":arena", options.global_ranks,
                                                    Arena::bytes_for(options.size, stage), context_.deadline, *context_.abort);
     arena_ = std::make_unique<Arena>(std::move(segment), options);
-    ticket_ = context_.abort->on_raise([arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
+    listener_.emplace(*context_.abort, [arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
   }
 
   void make_mesh() {
@@ -173,6 +175,7 @@ class NativeBackend final : public Backend {
       options.await_bell = [this](std::uint32_t seen, Deadline deadline) { arena_->await_bell(seen, deadline); };
       options.ring_own_bell = [this] { arena_->ring_bell(arena_->rank()); };
       options.has_left = [this](int rank) { return on_this_host(rank) && arena_->has_left(local_index(rank)); };
+      options.aborted_there = [this] { return arena_->raised(); };
     }
     messages_ = std::make_unique<MessageEngine>(std::move(options));
   }
@@ -213,9 +216,9 @@ class NativeBackend final : public Backend {
   bool all_in_process_ = false;
   std::vector<int> all_ranks_;
   std::uint32_t bell_seen_ = 0;  // by the mesh, which one thread uses at a time
-  int ticket_ = -1;
   std::shared_ptr<Segment> own_ring_;
   std::unique_ptr<Arena> arena_;
+  std::optional<AbortListener> listener_;  // uses the arena
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<MessageEngine> messages_;
   std::unique_ptr<Hierarchy> hierarchy_;

@@ -22,6 +22,8 @@ constexpr MeshEntry kAlgorithms[] = {
      mesh_all_reduce_exchange},
     {Op::all_reduce, "ring", "slices travel round a ring of neighbours; for large buffers and many ranks",
      mesh_all_reduce_ring},
+    {Op::all_reduce, "tree", "binomial tree to rank 0 and back; 2 log2(n) steps, for small buffers and very many ranks",
+     mesh_all_reduce_tree},
     {Op::gather, "direct", "everyone sends to the root", mesh_gather_direct},
     {Op::all_gather, "direct", "everyone sends to everyone", mesh_all_gather_direct},
     {Op::all_gather, "ring", "parts travel round a ring of neighbours; for many ranks", mesh_all_gather_ring},

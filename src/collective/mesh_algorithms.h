@@ -37,6 +37,7 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation);
 void mesh_all_reduce_direct(Exchange& exchange, const Operation& operation);
 void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation);
 void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation);
+void mesh_all_reduce_tree(Exchange& exchange, const Operation& operation);
 void mesh_gather_direct(Exchange& exchange, const Operation& operation);
 void mesh_all_gather_direct(Exchange& exchange, const Operation& operation);
 void mesh_all_gather_ring(Exchange& exchange, const Operation& operation);

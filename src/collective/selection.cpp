@@ -22,13 +22,16 @@ constexpr ArenaEntry kArenaAlgorithms[] = {
 std::string_view automatic(const Operation& op, int ranks) noexcept {
   constexpr std::size_t kLarge = 256 * 1024;
   constexpr int kMany = 16;  // beyond this, everyone talking to everyone at once floods the receivers
+  constexpr int kVeryMany = 64;  // beyond this, even connections from everyone to everyone cost too much: n (n-1) of them
   constexpr std::size_t kWorthHalving = 2 * 1024 * 1024;  // arithmetic saved weighs more than waiting for the other's
   switch (op.op) {
     case Op::all_reduce:
       if (ranks == 2 && op.bytes() <= kWorthHalving) return "exchange";
-      return ranks > kMany && op.bytes() > kLarge ? "ring" : "direct";
+      if (ranks > kMany && op.bytes() > kLarge) return "ring";
+      return ranks > kVeryMany ? "tree" : "direct";
     case Op::all_gather:
-    case Op::reduce_scatter: return ranks > kMany && op.parts.total() * op.element() > kLarge ? "ring" : "direct";
+    case Op::reduce_scatter:
+      return ranks > kVeryMany || (ranks > kMany && op.parts.total() * op.element() > kLarge) ? "ring" : "direct";
     case Op::broadcast: return ranks <= 2 ? "direct" : op.bytes() >= kLarge ? "scatter_gather" : "tree";
     case Op::reduce: return ranks > kMany && op.bytes() <= kLarge ? "tree" : "direct";
     case Op::barrier: return ranks > kMany ? "dissemination" : "direct";

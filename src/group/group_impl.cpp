@@ -85,6 +85,7 @@ void ProcessGroup::Impl::set_up(Deadline deadline) {
 
 ProcessGroup::Impl::~Impl() {
   if (!is_member()) return;
+  leaving_.store(true);
   // What is queued must not wait for peers: it fails at once.
   if (queued_.load() != 0) {
     abort_->raise(std::make_exception_ptr(Aborted(prefix("destroy") + "the group was destroyed with operations under way")));
@@ -140,6 +141,7 @@ void ProcessGroup::Impl::fail(const Operation& op) {
 }
 
 std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uint64_t seq, const std::string& who) {
+  if (leaving_.load()) return error;
   const auto await_word = [this](int milliseconds) {
     pollfd bell{abort_->fd(), POLLIN, 0};
     ::poll(&bell, 1, milliseconds);

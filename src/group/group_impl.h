@@ -123,6 +123,7 @@ class ProcessGroup::Impl {
   std::shared_ptr<Recorder> recorder_;
   std::uint32_t generation_;
   std::atomic<bool> told_{false};  // a call on this rank has thrown the first cause; outside the group: has been told of
+  std::atomic<bool> leaving_{false};  // being destroyed: what fails by that is nobody else's concern
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_

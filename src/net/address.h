@@ -57,8 +57,18 @@ UniqueFd listen_on(const Address& address);
 /// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
 UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false, int cancel = -1);
 
-/// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`.
+/// Whether a connect that failed with this errno may succeed later: no route, no answer, a listener that is overrun. Not a refusal.
+bool network_may_recover(int code) noexcept;
+
+/// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`. Only where the other side always
+/// reads: one that reads nothing for so long is taken for vanished, too.
 void set_keepalive(int fd, double seconds);
+
+/// For connections between ranks, whose heartbeats decide who is lost. A receiver may be late for as long as it likes. Behind
+/// the heartbeats, a host that answers nothing at all is noticed after about four of these times (two hosts that cannot
+/// reach each other, though both reach rank 0); 0: not before the kernel itself gives up on data that nobody
+/// acknowledges, after about 15 minutes (net.ipv4.tcp_retries2).
+void set_liveness(int fd, double heartbeat_s);
 
 /// The local address that the kernel would use to reach `peer` (its route), without the port.
 Address route_to(const Address& peer);

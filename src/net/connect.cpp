@@ -51,12 +51,14 @@ bool connected_to_itself(int fd) {
   return !local.is_unix() && local.port() == peer.port() && local.host() == peer.host();
 }
 
-bool may_pass(int code) {
-  return code == ECONNREFUSED || code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT ||
-         code == EHOSTUNREACH || code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
-}
+bool may_pass(int code) { return code == ECONNREFUSED || network_may_recover(code); }
 
 }  // namespace
+
+bool network_may_recover(int code) noexcept {
+  return code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT || code == EHOSTUNREACH ||
+         code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
+}
 
 UniqueFd open_stream_socket(int family, const std::string& purpose) {
   for (bool raised = false;; raised = true) {
@@ -100,18 +102,43 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
   }
 }
 
-void set_keepalive(int fd, double seconds) {
+namespace {
+
+struct KeepAlive {
+  int idle_s;
+  int interval_s;
+  int probes;
+  unsigned user_timeout_ms;  // 0: the system's
+};
+
+void set(int fd, const KeepAlive& options) {
   if (Address::of_socket(fd).is_unix()) return;
   const int on = 1;
-  const int idle = std::max(1, static_cast<int>(std::ceil(seconds / 2)));
-  const int interval = std::max(1, static_cast<int>(std::ceil(seconds / 6)));
-  const int probes = 3;
-  const auto limit_ms = static_cast<unsigned>(std::max(1.0, seconds * 1000));
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof(limit_ms));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &options.idle_s, sizeof(options.idle_s));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &options.interval_s, sizeof(options.interval_s));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &options.probes, sizeof(options.probes));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &options.user_timeout_ms, sizeof(options.user_timeout_ms));
+}
+
+int whole_seconds(double seconds) {
+  constexpr double kMost = 32767;  // of the kernel
+  return static_cast<int>(std::ceil(std::clamp(seconds, 1.0, kMost)));
+}
+
+}  // namespace
+
+void set_keepalive(int fd, double seconds) {
+  const double most_ms = 2e9;  // an int for the kernel: 23 days
+  set(fd, {whole_seconds(seconds / 2), whole_seconds(seconds / 6), 3,
+           static_cast<unsigned>(std::clamp(seconds * 1000, 1.0, most_ms))});
+}
+
+void set_liveness(int fd, double heartbeat_s) {
+  // No TCP_USER_TIMEOUT: with it the kernel also ends connections whose receiver answers but does not read.
+  if (heartbeat_s <= 0) return set(fd, {.idle_s = 60, .interval_s = 60, .probes = 127, .user_timeout_ms = 0});
+  const int beat = whole_seconds(heartbeat_s);
+  set(fd, {.idle_s = std::min(beat, 60), .interval_s = beat, .probes = 3, .user_timeout_ms = 0});
 }
 
 Address route_to(const Address& peer) {

@@ -59,8 +59,13 @@ class Conversation {
     if (errno == EINTR) return;
     if (errno == ECONNRESET || errno == EPIPE) throw HungUp{errno_text(errno) + " during the handshake"};
     if (errno != EAGAIN) throw_system_error(fmt::format("handshake with {}", peer_.to_string()));
-    pollfd waiting[2] = {{.fd = fd_, .events = events, .revents = 0}, {.fd = cancel_, .events = POLLIN, .revents = 0}};
-    const int ready = ::poll(waiting, 2, deadline_.poll_ms());
+    // The handshake is short. Breaking it off at once would make the other side warn of a stranger.
+    constexpr std::chrono::milliseconds kUnbroken{300};
+    const Deadline unbroken(start_ + kUnbroken);
+    const bool may_break = unbroken.expired();
+    pollfd waiting[2] = {{.fd = fd_, .events = events, .revents = 0},
+                         {.fd = may_break ? cancel_ : -1, .events = POLLIN, .revents = 0}};
+    const int ready = ::poll(waiting, 2, (may_break ? deadline_ : Deadline::sooner(deadline_, unbroken)).poll_ms());
     if (ready > 0 && waiting[0].revents == 0) throw Aborted(fmt::format("handshake with {}: given up", peer_.to_string()));
     if (ready == 0 && deadline_.expired()) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
@@ -119,7 +124,8 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
 
 UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
               int cancel) {
-  constexpr int kTries = 20;
+  constexpr std::chrono::seconds kPatience{30};
+  const Deadline patience = Deadline::sooner(deadline, Deadline::after(kPatience));
   std::chrono::milliseconds pause{5};
   for (int attempt = 1;; ++attempt) {
     UniqueFd fd = connect_to(address, deadline, retry, cancel);
@@ -135,13 +141,14 @@ UniqueFd dial(const Address& address, const Identity& identity, const Hello& hel
       shake_hands(fd.get(), address, identity, wire, deadline, cancel);
       return fd;
     } catch (const HungUp& hung_up) {
-      if (attempt == kTries || deadline.remaining() <= pause) {
+      if (patience.remaining() <= pause) {
         throw ProtocolError(fmt::format("{}: {} ({} tries); its log says why if it is a Maniple process",
                                         address.to_string(), hung_up.text, attempt));
       }
     }
-    std::this_thread::sleep_for(pause);  // sleep: until the next try: the acceptor was full
-    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+    // Between half and all of the pause, so that those who were turned away together do not come back together.
+    std::this_thread::sleep_for(pause * (256 + wire.nonce[0]) / 512);  // sleep: until the next try: the acceptor was full
+    pause = std::min(pause * 2, std::chrono::milliseconds(500));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "base/codec.h"
 #include "base/log.h"
 #include "base/system_error.h"
+#include "net/address.h"
 
 namespace maniple {
 namespace {
@@ -67,6 +68,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   void adopt(int peer, UniqueFd connection) {
     if (stopped) return;
     const int fd = connection.get();
+    set_liveness(fd, heartbeat_s);
     Link& link = links[peer];
     link.fd = std::move(connection);
     link.heard = Clock::now();

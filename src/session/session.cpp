@@ -1,5 +1,6 @@
 #include "session/session.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -18,6 +19,11 @@
 
 namespace maniple {
 namespace {
+
+constexpr double kLeastDialTime = 30;
+// Until rank 0 has the control connections of all: a thousand ranks may share a few cores.
+constexpr std::chrono::milliseconds kConnectTime{20'000};
+constexpr std::chrono::milliseconds kConnectTimeOfOne{100};
 
 std::uint64_t random_word() {
   std::uint64_t word = 0;
@@ -119,7 +125,7 @@ void Session::start_watch(Deadline deadline) {
       early = std::move(early_control_);
     }
     for (auto& [peer, connection] : early) control_->adopt(peer, std::move(connection));
-    control_->expect_all_by(Deadline::after(std::chrono::seconds(20)));
+    control_->expect_all_by(Deadline::after(kConnectTime + world_size() * kConnectTimeOfOne));
     return;
   }
   const PeerInfo& hub = peer(0);
@@ -128,7 +134,6 @@ void Session::start_watch(Deadline deadline) {
   hello.role = Role::control;
   hello.rank = rank();
   UniqueFd connection = maniple::dial(address, meeting_.identity, hello, deadline);
-  if (!address.is_unix()) set_keepalive(connection.get(), 3);
   control_ = std::move(control);
   control_->adopt(0, std::move(connection));
 }
@@ -175,19 +180,34 @@ UniqueFd Session::dial(int global_rank, const std::string& topic, Deadline deadl
   hello.role = Role::data;
   hello.rank = rank();
   hello.topic = topic;
-  const Deadline limit = Deadline::sooner(deadline, Deadline::after(std::chrono::seconds(30)));
-  try {
-    return maniple::dial(Address::parse(peer(global_rank).tcp_address), meeting_.identity, hello, limit, false,
-                         abort.fd());
-  } catch (const Aborted&) {
-    abort.check();
-    throw;
-  } catch (const SystemError& error) {
-    abort.check();
-    const int code = error.code();
-    if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;  // ours, not the peer's
-    throw PeerLost(fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),
-                               peer(global_rank).tcp_address, error.what()), global_rank);
+  // A port that a firewall closes is reported long before the operation's deadline, but not sooner than a rank counts as lost.
+  const double heartbeat = knob_number(Knob::heartbeat_s);
+  const Deadline limit =
+      heartbeat > 0 ? Deadline::sooner(deadline, Deadline::after(Seconds(std::max(kLeastDialTime, heartbeat)))) : deadline;
+  const auto text = [&](const Error& error) {
+    return fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),
+                       peer(global_rank).tcp_address, error.what());
+  };
+  const auto pause = std::chrono::milliseconds(100);
+  for (;;) {
+    try {
+      return maniple::dial(Address::parse(peer(global_rank).tcp_address), meeting_.identity, hello, limit, false,
+                           abort.fd());
+    } catch (const Aborted&) {
+      abort.check();
+      throw;
+    } catch (const Timeout& error) {
+      abort.check();
+      if (deadline.expired()) throw Timeout(text(error));
+      throw PeerLost(text(error), global_rank);
+    } catch (const SystemError& error) {
+      abort.check();
+      const int code = error.code();
+      if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;  // ours, not the peer's
+      if (!network_may_recover(code) || limit.remaining() <= pause) throw PeerLost(text(error), global_rank);
+    }
+    pollfd bell{abort.fd(), POLLIN, 0};
+    ::poll(&bell, 1, static_cast<int>(pause.count()));
   }
 }
 

@@ -5,13 +5,15 @@
 #include <fmt/ranges.h>  // join
 
 #include "base/check.h"
+#include "base/environment.h"
 #include "store/tcp_store.h"
 #include "store/tcp_store_client.h"
 
 namespace maniple {
 namespace {
 
-constexpr double kKeepaliveSeconds = 30;
+// The store has no heartbeats of its own, and a request that is not answered may be waited for by its caller alone.
+constexpr double kLeastSilence = 30;
 
 UniqueFd dial_any(const std::vector<Address>& addresses, const std::string& name, const Identity& identity,
                   Deadline deadline, Address& reached) {
@@ -53,7 +55,8 @@ std::shared_ptr<Store> connect_tcp_store(const std::string& host, std::uint16_t 
   const std::string name = fmt::format("{}:{}", host, port);
   Address reached;
   UniqueFd fd = dial_any(Address::resolve(host, port, deadline), name, identity, deadline, reached);
-  set_keepalive(fd.get(), kKeepaliveSeconds);
+  const double heartbeat = knob_number(Knob::heartbeat_s);
+  if (heartbeat > 0) set_keepalive(fd.get(), std::max(kLeastSilence, heartbeat));
   return std::make_shared<TcpStoreClient>(std::move(fd), reached, std::move(keep));
 }
 

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/environment.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "net/event_loop.h"
@@ -28,7 +29,6 @@ constexpr std::size_t kMaxPendingBytes = std::size_t{512} << 20;
 // One client's turn, so that a large value does not hold up the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsAtOnce = 8;
-constexpr double kKeepaliveSeconds = 60;
 
 struct Connection {
   UniqueFd fd;
@@ -53,6 +53,7 @@ struct TcpStoreServer::Impl {
   std::unordered_map<Client, Connection> clients;
   std::vector<Client> doomed;  // dropped at the end of the round: the service may be in the middle of using them
   Client next_client = 1;
+  double heartbeat_s = knob_number(Knob::heartbeat_s);
   ThrottledLog log;
   std::vector<char> buffer = std::vector<char>(kReadBytes);
   std::shared_ptr<TcpStoreServer> retiring;  // itself, once nobody else owns it
@@ -65,7 +66,7 @@ struct TcpStoreServer::Impl {
     connection.fd = std::move(fd);
     connection.peer = peer;
     connection.rank = hello.rank;
-    set_keepalive(connection.fd.get(), kKeepaliveSeconds);
+    set_liveness(connection.fd.get(), heartbeat_s);
     loop->add(connection.fd.get(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); });
   }
 

@@ -27,6 +27,7 @@ struct Message {
   std::size_t moved = 0;  ///< bytes so far, for error texts
   std::exception_ptr error;
   std::atomic<bool> done{false};
+  bool asleep = false;  ///< whoever drives it sleeps; guarded by the engine's lock
 };
 
 }  // namespace maniple

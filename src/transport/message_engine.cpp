@@ -16,6 +16,10 @@ namespace maniple {
 namespace {
 
 constexpr int kAnyone = -1;
+// Connections that are dialled at a time: many that come at once are turned away by the other side's acceptor.
+constexpr int kDialsAtOnce = 8;
+// Messages that are taken from a peer before the others have their turn.
+constexpr int kMessagesAtOnce = 64;
 
 }  // namespace
 
@@ -32,9 +36,14 @@ MessageEngine::~MessageEngine() {
     run_finished(lock);
   }
   wake_.notify_all();
+  wake_sleepers();
+  if (thread_.joinable()) thread_.join();
+  for (Peer& peer : peers_) peer.dial.reset();
+}
+
+void MessageEngine::wake_sleepers() const {
   ::eventfd_write(nudge_.get(), 1);
   if (options_.ring_own_bell) options_.ring_own_bell();
-  if (thread_.joinable()) thread_.join();
 }
 
 std::string MessageEngine::name_of(int rank) const {
@@ -58,8 +67,7 @@ void MessageEngine::start(std::span<const std::shared_ptr<Message>> messages, bo
   if (in_background_.empty()) return;
   if (!thread_.joinable()) thread_ = start_thread("messages", [this] { this->background(); });
   wake_.notify_all();
-  ::eventfd_write(nudge_.get(), 1);
-  if (options_.ring_own_bell) options_.ring_own_bell();
+  wake_sleepers();
 }
 
 void MessageEngine::drive(Message& message) {
@@ -68,7 +76,10 @@ void MessageEngine::drive(Message& message) {
     const std::uint32_t bell = options_.bell ? options_.bell() : 0;
     const bool moved = progress(lock);
     run_finished(lock);
-    if (!moved && !message.done.load(std::memory_order_acquire)) idle(lock, bell, message.deadline);
+    if (moved || message.done.load(std::memory_order_acquire)) continue;
+    message.asleep = true;
+    idle(lock, bell, message.deadline);
+    message.asleep = false;
   }
 }
 
@@ -96,18 +107,27 @@ void MessageEngine::run_finished(Lock& lock) {
   while (!just_done_.empty()) {
     auto done = std::move(just_done_);
     just_done_.clear();
+    const bool awaited = std::any_of(done.begin(), done.end(), [](const auto& message) { return message->asleep; });
     lock.unlock();
     for (const auto& message : done) {
       auto finished = std::move(message->finished);
       message->done.store(true, std::memory_order_release);
       if (finished) finished();
     }
+    if (awaited) wake_sleepers();
     lock.lock();
     wake_.notify_all();
   }
 }
 
 bool MessageEngine::progress(Lock&) {
+  if (ended_.raised()) {
+    fail_all(ended_.cause());
+    return !just_done_.empty();
+  }
+  // Looked up before the round: what has arrived by then counts.
+  std::exception_ptr aborted = options_.abort->raised() ? options_.abort->cause() : nullptr;
+  if (!aborted && options_.aborted_there) aborted = options_.aborted_there();
   // Looked up before anything is read: what a rank sent before it left is received first.
   for (int rank = 0; options_.has_left && rank < static_cast<int>(peers_.size()); ++rank) {
     peers_[static_cast<std::size_t>(rank)].gone = options_.has_left(rank);
@@ -136,13 +156,12 @@ bool MessageEngine::progress(Lock&) {
       moved = true;
     }
   }
-  if (moved) return true;
-  if (options_.abort->raised()) {
-    fail_all(options_.abort->cause());
+  if (aborted) {
+    fail_all(aborted);
     return true;
   }
-  fail_expired();
-  return !just_done_.empty();
+  fail_expired(moved);
+  return moved || !just_done_.empty();
 }
 
 bool MessageEngine::progress_sends(int rank) {
@@ -150,14 +169,11 @@ bool MessageEngine::progress_sends(int rank) {
   bool moved = false;
   while (!peer.sends.empty()) {
     const auto message = peer.sends.front();
-    if (!peer.outgoing) {
-      auto sink = options_.local_sink ? options_.local_sink(rank) : nullptr;
-      if (!sink) {
-        sink = make_tcp_sink(options_.switchboard->dial(options_.global_ranks[static_cast<std::size_t>(rank)],
-                                                        options_.lane, message->deadline, *options_.abort),
-                             channel_options_);
-      }
-      peer.outgoing = std::make_unique<OutgoingStream>(std::move(sink));
+    try {
+      if (!open_outgoing(rank)) return moved;
+    } catch (const SystemError&) {  // no descriptor, no thread: the peer is not to blame
+      fail_peer(rank, std::current_exception());
+      return true;
     }
     if (!std::exchange(peer.sending, true)) peer.outgoing->begin(*message);
     if (!peer.outgoing->advance(*message, moved)) return moved;
@@ -167,6 +183,30 @@ bool MessageEngine::progress_sends(int rank) {
     moved = true;
   }
   return moved;
+}
+
+bool MessageEngine::open_outgoing(int rank) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer.outgoing) return true;
+  if (peer.dial) {
+    if (!peer.dial->done()) return false;
+    peer.outgoing = std::make_unique<OutgoingStream>(make_tcp_sink(peer.dial->take(), channel_options_));
+    peer.dial.reset();
+    return true;
+  }
+  if (auto sink = options_.local_sink ? options_.local_sink(rank) : nullptr) {
+    peer.outgoing = std::make_unique<OutgoingStream>(std::move(sink));
+    return true;
+  }
+  const auto dials = std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.dial && !p.dial->done(); });
+  if (dials >= kDialsAtOnce) return false;
+  // Messages have deadlines, which differ; the connection serves all of them.
+  peer.dial = std::make_unique<BackgroundDial>(
+      [this, global = options_.global_ranks[static_cast<std::size_t>(rank)]] {
+        return options_.switchboard->dial(global, options_.lane, Deadline::never(), ended_);
+      },
+      [this] { wake_sleepers(); });
+  return false;
 }
 
 bool MessageEngine::wants_from(int rank) const {
@@ -194,7 +234,7 @@ bool MessageEngine::progress_receives(int rank) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   if (!open_incoming(rank)) return false;
   bool moved = false;
-  while (wants_from(rank)) {
+  for (int messages = 0; messages < kMessagesAtOnce && wants_from(rank); ++messages) {
     if (!peer.receiving && !peer.keeping) {
       const MessageHeader* header = peer.incoming->peek(moved);
       if (header == nullptr || !accept_message(rank, *header)) return moved;
@@ -234,22 +274,20 @@ bool MessageEngine::accept_message(int rank, const MessageHeader& header) {
   return true;
 }
 
+// Throws Mismatch when the receive that is due expects something else; that receive has failed then.
 std::shared_ptr<Message> MessageEngine::match(int rank, const MessageHeader& header) {
-  for (auto it = receives_.begin(); it != receives_.end(); ++it) {
-    const auto message = *it;
-    if ((message->peer != rank && message->peer != kAnyone) || message->tag != header.tag) continue;
-    check_size(*message, header, rank);
-    receives_.erase(it);
-    return message;
-  }
-  return nullptr;
-}
-
-void MessageEngine::check_size(const Message& message, const MessageHeader& header, int rank) const {
-  if (message.dtype == header.dtype && message.bytes == header.length) return;
-  throw Mismatch(fmt::format("{} sent {}[{}] with tag {} where {}[{}] is received", name_of(rank), to_string(header.dtype),
-                             header.length / size_of(header.dtype), header.tag, to_string(message.dtype),
-                             message.bytes / size_of(message.dtype)));
+  const auto it = std::find_if(receives_.begin(), receives_.end(), [&](const auto& message) {
+    return (message->peer == rank || message->peer == kAnyone) && message->tag == header.tag;
+  });
+  if (it == receives_.end()) return nullptr;
+  const auto message = *it;
+  receives_.erase(it);
+  if (message->dtype == header.dtype && message->bytes == header.length) return message;
+  const Mismatch error(fmt::format("{} sent {}[{}] with tag {} where {}[{}] is received", name_of(rank), to_string(header.dtype),
+                                   header.length / size_of(header.dtype), header.tag, to_string(message->dtype),
+                                   message->bytes / size_of(message->dtype)));
+  finish(message, std::make_exception_ptr(error));
+  throw error;
 }
 
 // Serves receives from what was kept aside, oldest first.
@@ -265,6 +303,8 @@ bool MessageEngine::take_unexpected() {
       try {
         message = match(rank, it->header);
       } catch (const Mismatch&) {
+        unexpected_bytes_ -= it->bytes.size();
+        peer.unexpected.erase(it);
         fail_peer(rank, std::current_exception());
         return true;
       }
@@ -290,6 +330,7 @@ void MessageEngine::finish(const std::shared_ptr<Message>& message, std::excepti
 }
 
 void MessageEngine::fail_all(const std::exception_ptr& cause) {
+  ended_.raise(cause);
   for (Peer& peer : peers_) {
     for (const auto& message : peer.sends) finish(message, cause);
     peer.sends.clear();
@@ -305,11 +346,14 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
   for (const auto& message : peer.sends) finish(message, cause);
   peer.sends.clear();
   if (peer.receiving) finish(std::exchange(peer.receiving, nullptr), cause);
+  if (peer.keeping) unexpected_bytes_ -= peer.keeping->bytes.size();
   peer.keeping.reset();
-  const int others = static_cast<int>(peers_.size()) - 1;
+  const bool nobody_left = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& other) {
+    return other.broken || &other == &peers_[static_cast<std::size_t>(options_.rank)];
+  });
   for (auto it = receives_.begin(); it != receives_.end();) {
     // A receive from anyone fails only when nobody is left who could send.
-    if ((*it)->peer == rank || ((*it)->peer == kAnyone && others <= 1)) {
+    if ((*it)->peer == rank || ((*it)->peer == kAnyone && nobody_left)) {
       finish(*it, cause);
       it = receives_.erase(it);
     } else {
@@ -318,19 +362,21 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
   }
 }
 
-void MessageEngine::fail_expired() {
-  const auto expired = [&](const std::shared_ptr<Message>& message, const std::string& who) {
-    finish(message, std::make_exception_ptr(Timeout(fmt::format("{} of {} bytes {} {} when the time was up", message->moved,
-                                                                message->bytes, message->op == Op::send ? "sent to" : "received from", who))));
+// What a rank sent before it left is received first: its leaving counts once nothing moves.
+void MessageEngine::fail_expired(bool moved) {
+  const auto now = Deadline::Clock::now();
+  const auto progress_of = [](const Message& message, const std::string& who) {
+    return fmt::format("{} of {} bytes {} {}", message.moved, message.bytes, message.op == Op::send ? "sent to" : "received from", who);
   };
   for (auto it = receives_.begin(); it != receives_.end();) {
     const auto message = *it;
-    const bool gone = message->peer != kAnyone && peers_[static_cast<std::size_t>(message->peer)].gone;
+    const bool gone = !moved && message->peer != kAnyone && peers_[static_cast<std::size_t>(message->peer)].gone;
     if (gone) {
       finish(message, std::make_exception_ptr(PeerLost(fmt::format("{} has left the group and sent nothing more", name_of(message->peer)),
                                                        options_.global_ranks[static_cast<std::size_t>(message->peer)])));
-    } else if (message->deadline.expired()) {
-      expired(message, message->peer == kAnyone ? "anyone" : name_of(message->peer));
+    } else if (message->deadline.when() <= now) {
+      const std::string who = message->peer == kAnyone ? "anyone" : name_of(message->peer);
+      finish(message, std::make_exception_ptr(Timeout(progress_of(*message, who) + " when the time was up")));
     } else {
       ++it;
       continue;
@@ -339,17 +385,25 @@ void MessageEngine::fail_expired() {
   }
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    const bool gone = peer.gone;
+    const bool gone = !moved && peer.gone;
     // A message that stops half way leaves the stream unusable, so the peer is given up with it.
     for (const auto& message : {peer.sends.empty() ? nullptr : peer.sends.front(), peer.receiving}) {
-      if (!message || !(message->deadline.expired() || gone)) continue;
-      const std::string what = fmt::format("{} of {} bytes {} {} when {}", message->moved, message->bytes,
-                                           message->op == Op::send ? "sent to" : "received from", name_of(rank),
-                                           gone ? "it left the group" : "the time was up");
-      fail_peer(rank, gone ? std::make_exception_ptr(PeerLost(what, options_.global_ranks[static_cast<std::size_t>(rank)]))
-                           : std::make_exception_ptr(Timeout(what)));
+      if (!message || !(gone || (message->deadline.when() <= now && (message == peer.receiving || peer.sending)))) continue;
+      const std::string what = progress_of(*message, name_of(rank));
+      fail_peer(rank, gone ? std::make_exception_ptr(PeerLost(what + " when it left the group", options_.global_ranks[static_cast<std::size_t>(rank)]))
+                           : std::make_exception_ptr(Timeout(what + " when the time was up")));
       break;
     }
+    std::size_t before = 0;  // sends that are still ahead of it
+    std::erase_if(peer.sends, [&](const std::shared_ptr<Message>& message) {
+      const bool begun = before == 0 && peer.sending;
+      if (begun || message->deadline.when() > now) return ++before, false;
+      std::string text = progress_of(*message, name_of(rank)) + " when the time was up";
+      if (!peer.outgoing) text += ", not connected yet";
+      if (before != 0) text += fmt::format(", behind {} earlier send{}", before, before == 1 ? "" : "s");
+      finish(message, std::make_exception_ptr(Timeout(text)));
+      return true;
+    });
   }
 }
 
@@ -360,6 +414,7 @@ void MessageEngine::idle(Lock& lock, std::uint32_t bell, Deadline limit) {
   bool awaits_lane = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (rank == options_.rank) continue;  // its ring moves only when this engine does
     if (!peer.sends.empty() && peer.outgoing) {
       if (peer.outgoing->fd() >= 0) waiting.push_back({peer.outgoing->fd(), POLLOUT, 0});
       rings |= peer.outgoing->fd() < 0;

@@ -3,6 +3,9 @@
 // A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the order
 // sent. A message that has come before anyone asked for it, in front of one that was asked for, is kept aside (up to a limit).
 // Whoever waits drives the engine; messages that nobody waits for are driven by a thread that is started when first needed.
+// Connections are dialled by threads of their own, a few at a time: nobody's message waits for another's connection. Each round
+// moves a bounded number of bytes and then looks at the deadlines and the abort, so that neither waits behind other traffic. An abort
+// ends the engine: streams are left in the middle of messages, and nothing moves any more.
 #pragma once
 
 #include <condition_variable>
@@ -17,6 +20,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
+#include "transport/background_dial.h"
 #include "transport/byte_channel.h"
 #include "transport/message.h"
 #include "transport/message_stream.h"
@@ -42,6 +46,8 @@ struct MessageEngineOptions {
   std::function<void()> ring_own_bell;
   /// Whether a rank has left the group; may be empty.
   std::function<bool(int rank)> has_left;
+  /// Why another rank has aborted the group, told by shared memory; null: it has not. May be empty.
+  std::function<std::exception_ptr()> aborted_there;
 };
 
 class MessageEngine {
@@ -56,6 +62,7 @@ class MessageEngine {
 
  private:
   struct Peer {
+    std::unique_ptr<BackgroundDial> dial;  // makes the connection of `outgoing`
     std::unique_ptr<OutgoingStream> outgoing;
     std::unique_ptr<IncomingStream> incoming;
     std::deque<std::shared_ptr<Message>> sends;
@@ -76,18 +83,19 @@ class MessageEngine {
   bool progress(Lock& lock);                       // true if anything moved
   bool progress_sends(int rank);
   bool progress_receives(int rank);
+  bool open_outgoing(int rank);
   bool open_incoming(int rank);
   bool accept_message(int rank, const MessageHeader& header);
   bool take_unexpected();
   std::shared_ptr<Message> match(int rank, const MessageHeader& header);
-  void check_size(const Message& message, const MessageHeader& header, int rank) const;
   void finish(const std::shared_ptr<Message>& message, std::exception_ptr error);
-  void fail_expired();
+  void fail_expired(bool moved);
   void fail_all(const std::exception_ptr& cause);
   void fail_peer(int rank, const std::exception_ptr& cause);
   bool wants_from(int rank) const;
   void run_finished(Lock& lock);
   void idle(Lock& lock, std::uint32_t bell, Deadline limit);
+  void wake_sleepers() const;
   void background();
   std::string name_of(int rank) const;
 
@@ -101,6 +109,7 @@ class MessageEngine {
   std::size_t unexpected_bytes_ = 0;
   std::vector<std::shared_ptr<Message>> in_background_;
   bool stopping_ = false;
+  AbortSignal ended_;  // by an abort or the destructor: every message fails from then on
   UniqueFd nudge_;  // wakes a thread that sleeps in poll
   std::thread thread_;
 };

@@ -8,6 +8,9 @@
 namespace maniple {
 namespace {
 
+// What one call moves at most, so that others have their turn: 8 MiB.
+constexpr int kPiecesAtOnce = 32;
+
 // iovec has no const form; the channel only reads what it writes out.
 iovec part_of(const void* data, std::size_t bytes) { return {const_cast<void*>(data), bytes}; }
 
@@ -39,7 +42,8 @@ bool OutgoingStream::advance(Message& message, bool& moved) {
     moved = true;
     header_sent_ += written;
   }
-  while (!at_.complete()) {
+  for (int pieces = 0; !at_.complete();) {
+    if (pieces == kPiecesAtOnce) return false;
     if (at_.within == 0 && at_.trailer != 0) at_.check = crc32c(0, message.data + at_.begin, at_.piece());
     std::array<iovec, 2> parts;
     const std::size_t count = remaining_parts(message.data, at_, parts);
@@ -51,6 +55,7 @@ bool OutgoingStream::advance(Message& message, bool& moved) {
     if (at_.within == at_.piece() + at_.trailer) {
       at_.begin += at_.piece();
       at_.within = 0;
+      ++pieces;
     }
   }
   return true;
@@ -72,7 +77,8 @@ const MessageHeader* IncomingStream::peek(bool& moved) {
 }
 
 bool IncomingStream::advance(std::byte* data, std::size_t& done, bool& moved) {
-  while (!at_.complete()) {
+  for (int pieces = 0; !at_.complete(); ++pieces) {
+    if (pieces == kPiecesAtOnce) return false;
     std::array<iovec, 2> parts;
     const std::size_t count = remaining_parts(data, at_, parts);
     const std::size_t got = source_->read_some({parts.data(), count});

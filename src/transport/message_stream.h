@@ -32,7 +32,7 @@ class OutgoingStream {
  public:
   explicit OutgoingStream(std::unique_ptr<ByteSink> sink) : sink_(std::move(sink)) {}
   void begin(const Message& message);
-  /// Moves what can move; true when the whole message has been handed to the channel.
+  /// Moves what can move, some MiB at most; true when the whole message has been handed to the channel.
   bool advance(Message& message, bool& moved);
   int fd() const noexcept { return sink_->fd(); }
 
@@ -49,7 +49,7 @@ class IncomingStream {
   explicit IncomingStream(std::unique_ptr<ByteSource> source) : source_(std::move(source)) {}
   /// The header of the message at hand; null until it has arrived whole.
   const MessageHeader* peek(bool& moved);
-  /// Moves payload into `data` (header->length bytes), counting it in `done`; true when complete and checked.
+  /// Moves payload into `data` (header->length bytes), some MiB at most, counting it in `done`; true when complete and checked.
   bool advance(std::byte* data, std::size_t& done, bool& moved);
   void next() noexcept { header_.reset(); }  ///< the message is dealt with
   int fd() const noexcept { return source_->fd(); }

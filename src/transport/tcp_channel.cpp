@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
+#include "net/address.h"
 
 namespace maniple {
 namespace {
@@ -35,11 +36,7 @@ void prepare(int fd, int buffer_option, const TcpChannelOptions& options) {
   if (family != AF_INET && family != AF_INET6) return;
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
   if (!options.congestion.empty() && !set_congestion(fd, options.congestion)) throw_system_error("TCP_CONGESTION");
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2, "TCP_KEEPCNT");
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 3000, "TCP_USER_TIMEOUT");
+  set_liveness(fd, options.heartbeat_s);
 }
 
 bool would_block(int code) noexcept { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
@@ -86,6 +83,7 @@ TcpChannelOptions tcp_channel_options() {
   TcpChannelOptions options;
   options.buffer_kib = static_cast<int>(knob_integer(Knob::tcp_buffer_kib));
   options.congestion = knob_text(Knob::tcp_congestion);
+  options.heartbeat_s = knob_number(Knob::heartbeat_s);
   return options;
 }
 

@@ -12,6 +12,7 @@ namespace maniple {
 struct TcpChannelOptions {
   int buffer_kib = 0;      ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
   std::string congestion;  ///< name of the congestion control; empty: the system's
+  double heartbeat_s = 0;  ///< see set_liveness
 };
 
 /// From the environment.
@@ -20,7 +21,7 @@ TcpChannelOptions tcp_channel_options();
 /// Throws InvalidArgument when this system has or allows no congestion control of that name. No connection is made.
 void require_congestion(const std::string& name);
 
-/// Both make the socket non-blocking, send without delay, and let the kernel notice a vanished host within about 3 s.
+/// Both make the socket non-blocking and send without delay. A receiver that is late is not lost, however late it is.
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options = {});
 std::unique_ptr<ByteSource> make_tcp_source(UniqueFd socket, const TcpChannelOptions& options = {});
 

@@ -83,7 +83,7 @@ std::string Network::why_not() {
 
 std::string Network::address(int host) { return fmt::format("10.77.{}.{}", host / 250, host % 250 + 1); }
 
-Network::Network(int hosts, double rate_mbit) {
+Network::Network(int hosts, double rate_mbit, double queue_ms) {
   static std::atomic<int> counter{0};
   const std::string stem = fmt::format("{}{}x{}", kPrefix, ::getpid(), counter++);
   remove_stale();
@@ -103,7 +103,7 @@ Network::Network(int hosts, double rate_mbit) {
       run_tool(fmt::format("ip -n {} link set lo up", name));
       if (rate_mbit > 0) {
         // Both directions: what the host sends, and what the bridge sends to it.
-        const std::string shape = fmt::format("root tbf rate {:.0f}kbit burst 256kb latency 50ms", rate_mbit * 1000);
+        const std::string shape = fmt::format("root tbf rate {:.0f}kbit burst 256kb latency {:.0f}ms", rate_mbit * 1000, queue_ms);
         run_tool(fmt::format("tc -n {} qdisc add dev eth0 {}", name, shape));
         run_tool(fmt::format("tc -n {} qdisc add dev port{} {}", bridge_, host, shape));
       }

@@ -16,7 +16,7 @@ namespace maniple::harness {
 
 class Network {
  public:
-  Network(int hosts, double rate_mbit);
+  Network(int hosts, double rate_mbit, double queue_ms = 50);
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;

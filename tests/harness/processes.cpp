@@ -49,7 +49,7 @@ class ProcessRun {
  public:
   ProcessRun(const RunOptions& options, int run_index) : options_(options), run_index_(run_index), children_(options.n) {
     result_.ended.resize(options.n);
-    if (options.as == As::netns) network_.emplace(options.hosts, options.rate_mbit);
+    if (options.as == As::netns) network_.emplace(options.hosts, options.rate_mbit, options.queue_ms);
     write_secret(secret_path());
     ::mkdir(scratch().c_str(), 0700);
   }

@@ -69,6 +69,8 @@ class Rank {
 
   /// netns: packets to and from the host vanish without a word; its interfaces stay up.
   void blackhole(int other_host) { line_.set_link(other_host, "nomaster"); }
+  /// netns: ends that.
+  void mend(int other_host) { line_.set_link(other_host, "master bridge"); }
   /// netns: the host's cable is pulled.
   void unplug(int other_host) { line_.set_link(other_host, "down"); }
 

@@ -51,6 +51,7 @@ struct RunOptions {
 
   int hosts = 2;         ///< netns: ranks are split over so many hosts, in blocks
   double rate_mbit = 0;  ///< netns: every host's link is shaped to this rate; 0: not shaped
+  double queue_ms = 50;  ///< netns: what a shaped link keeps at most of what it cannot send yet
 
   /// Ranks that may end by a signal or with an error. A fault that kills or stops a rank allows it by itself.
   std::vector<int> expect_dead = {};

@@ -1,6 +1,7 @@
 // send, recv, isend, irecv, batches: matched by (source, tag) in the order posted.
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -169,6 +170,36 @@ TEST_P(PointToPointTest, BigMessagesBothWaysAtOnce) {
     std::iota(out.begin(), out.end(), static_cast<float>(peer));
     EXPECT_EQ(in, out);
   });
+}
+
+// Also where no other rank shares memory with this one, as nothing then wakes it but itself.
+void receive_from_oneself(Rank& r) {
+  int in = -1;
+  const int out = 7;
+  const Work received = r.world->irecv(buffer_of(in), r.rank, 3);
+  EXPECT_FALSE(received.done());
+  r.world->send(buffer_of(out), r.rank, 3);
+  received.wait();
+  EXPECT_EQ(in, 7);
+  // The same with a receive that waits in another thread.
+  std::thread waiting([&] { EXPECT_EQ(r.world->recv(buffer_of(in), kAnySource, 4), r.rank); });
+  const std::vector<double> large(100'000, 1.5);  // more than the ring takes
+  std::vector<double> copy(large.size());
+  const Work sent = r.world->isend(buffer_of(large), r.rank, 5);
+  r.world->recv(buffer_of(copy), r.rank, 5);
+  sent.wait();
+  EXPECT_EQ(copy, large);
+  r.world->send(buffer_of(out), r.rank, 4);
+  waiting.join();
+  EXPECT_EQ(in, 7);
+}
+
+TEST_P(PointToPointTest, ReceiveFromOneselfMayComeBeforeTheSend) { run(receive_from_oneself); }
+
+TEST(PointToPointOfOne, ReceiveFromOneselfMayComeBeforeTheSend) {
+  for (const auto transport : {TransportKind::automatic, TransportKind::tcp}) {
+    run_ranks({.n = 1, .as = chosen_as() == As::netns ? As::processes : chosen_as(), .transport = transport}, receive_from_oneself);
+  }
 }
 
 TEST_P(PointToPointTest, AreExemptFromTheOrderOfCollectives) {

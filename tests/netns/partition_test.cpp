@@ -1,4 +1,6 @@
 // Fault 10: the network between two hosts is gone, with or without a sign. Both sides are told within seconds.
+#include <cstdlib>
+
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 
@@ -61,6 +63,96 @@ TEST(Partition, SubGroupInsideAHostGoesOn) {
     EXPECT_EQ(value, kRanks / kHosts);
   });
 }
+
+// Fault 11: one host's packets to another vanish, the other way round they arrive, and rank 0 reaches both: no heartbeat stops. Whoever
+// waits for the other host notices.
+TEST(Partition, HalfBetweenTwoHostsThatRankZeroReaches) {
+  run_ranks({.n = 3,
+             .as = As::netns,
+             .timeout = Seconds(90),
+             .limit = Seconds(120),
+             .hosts = 3,
+             .env = {{"MANIPLE_HEARTBEAT", "1"}}},
+            [](Rank& r) {
+              std::vector<float> values(1'000'000, 1.0f);
+              r.world->all_reduce(buffer_of(values));
+              r.phase("connected");
+              if (r.rank == 1) {
+                const std::string cut = "ip route add blackhole " + r.host_addresses().at(2);
+                ASSERT_EQ(std::system(cut.c_str()), 0);
+              }
+              r.phase("cut");
+              const Caught caught = catch_error([&] { r.world->all_reduce(buffer_of(values)); });
+              EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+              EXPECT_TRUE(caught.lost_rank == 1 || caught.lost_rank == 2) << caught;
+              EXPECT_LT(caught.took, 30) << caught;
+              expect_aborted_from_now_on(r);
+            });
+}
+
+// Who raises the limit, or has none, keeps what the network interrupts for less: at every layer, whether data is on its way or the
+// connections are idle.
+class Tolerance : public testing::TestWithParam<const char*> {};
+
+TEST_P(Tolerance, BridgesAShortCut) {
+  constexpr double kCut = 8;
+  run_ranks({.n = kRanks,
+             .as = As::netns,
+             .timeout = Seconds(90),
+             .limit = Seconds(120),
+             .hosts = kHosts,
+             .fault = delay_at(0, 1, Seconds(kCut)),
+             .env = {{"MANIPLE_HEARTBEAT", GetParam()}}},
+            [&](Rank& r) {
+              const auto idle = r.world->split(0);
+              std::vector<float> values(1'000'000, 1.0f);
+              idle->all_reduce(buffer_of(values));
+              r.world->all_reduce(buffer_of(values));
+              r.phase("connected");
+              if (r.rank == 0) {
+                r.blackhole(1);
+                r.step();  // while the others are in the next call
+                r.mend(1);
+              }
+              // A connection that is made during the cut: nobody has sent a message yet.
+              int token = r.rank;
+              if (r.rank == 1) r.world->recv(buffer_of(token), 2);
+              if (r.rank == 2) r.world->send(buffer_of(token), 1);
+              EXPECT_EQ(token, r.rank == 1 ? 2 : r.rank);
+              std::fill(values.begin(), values.end(), 1.0f);
+              r.world->all_reduce(buffer_of(values));
+              EXPECT_EQ(values.front(), kRanks);
+              idle->all_reduce(buffer_of(values));
+              EXPECT_EQ(values.back(), kRanks * kRanks);
+              r.phase("all are through");
+            });
+}
+
+// A slow link with seconds of queue: everything comes late, also the answers to what asks whether the other host is there.
+TEST_P(Tolerance, AllowsForASlowLink) {
+  run_ranks({.n = 2,
+             .as = As::netns,
+             .timeout = Seconds(100),
+             .limit = Seconds(120),
+             .hosts = kHosts,
+             .rate_mbit = 2,
+             .queue_ms = 4800,
+             .env = {{"MANIPLE_HEARTBEAT", GetParam()}}},
+            [](Rank& r) {
+              const auto idle = r.world->split(0);
+              int x = 1;
+              idle->all_reduce(buffer_of(x));
+              std::vector<float> values(600'000, 1.0f);  // ten seconds
+              r.world->all_reduce(buffer_of(values));
+              EXPECT_EQ(values.front(), 2);
+              idle->all_reduce(buffer_of(x));
+              EXPECT_EQ(x, 4);
+              r.phase("all are through");
+            });
+}
+
+INSTANTIATE_TEST_SUITE_P(Heartbeat, Tolerance, testing::Values("0", "60"),
+                         [](const auto& limit) { return fmt::format("of_{}_s", limit.param); });
 
 }  // namespace
 }  // namespace maniple::harness

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -48,6 +49,32 @@ TEST_F(Congestion, that_does_not_exist_is_named_at_once) {
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
     EXPECT_THAT(error.what(), HasSubstr("tcp_allowed_congestion_control"));
+  }
+}
+
+int option(int fd, int name) {
+  int value = -1;
+  socklen_t length = sizeof value;
+  EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, name, &value, &length), 0);
+  return value;
+}
+
+// With a user timeout the kernel ends connections whose receiver is merely late.
+TEST(Liveness, is_no_shorter_than_the_heartbeat_allows_and_a_receiver_may_be_late) {
+  int before = 0;
+  for (const double heartbeat : {0.1, 2.5, 60.0, 3600.0, 1e6, 0.0}) {
+    TcpChannelOptions options;
+    options.heartbeat_s = heartbeat;
+    const auto sink = make_tcp_sink(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), options);
+    EXPECT_EQ(option(sink->fd(), TCP_USER_TIMEOUT), 0);
+    const int silence = option(sink->fd(), TCP_KEEPIDLE) + option(sink->fd(), TCP_KEEPCNT) * option(sink->fd(), TCP_KEEPINTVL);
+    EXPECT_GE(silence, std::min(3 * heartbeat, 90'000.0)) << heartbeat;
+    if (heartbeat > 0) {
+      EXPECT_GE(silence, before) << "a longer heartbeat must not tolerate less: " << heartbeat;
+      before = silence;
+    } else {
+      EXPECT_GE(silence, 3600) << "0 means never";
+    }
   }
 }
 
