@@ -126,7 +126,7 @@ void rename_keeper() {
     ::sigprocmask(SIG_SETMASK, &all, nullptr);  // signals are for the process in front
     rename_keeper();
     int status = 0;
-    for (pid_t ended = 0; ended != pid;) ended = ::waitpid(-1, &status, 0);
+    for (pid_t ended = 0; ended != pid && (ended >= 0 || errno != ECHILD);) ended = ::waitpid(-1, &status, 0);
     code = code_of(pid, status);
   } catch (const std::exception& error) {
     fmt::print(stderr, "maniple: {}\n", error.what());
@@ -148,6 +148,7 @@ int run_behind_front(const std::function<int(UniqueFd)>& agent) {
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, &signals, &before);
   front = ::getpid();
+  ::signal(SIGCHLD, SIG_DFL);  // ignored, it would leave nothing to wait for
   adopt_orphans();
   const pid_t pid = fork_leader();
   if (pid == 0) {

@@ -67,6 +67,14 @@ TEST(Failure, RanksThatIgnoreSigtermAreKilled) {
   EXPECT_TRUE(processes_with(mark).empty());
 }
 
+// What started the launcher may ignore the ends of its own children, and that is inherited.
+TEST(Failure, EndsAreSeenWhereTheyWereIgnored) {
+  Launched launched({"-c", "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])", maniple_program(), "run",
+                     "sh", "-c", "exit 3"},
+                    {.program = "/usr/bin/python3"});
+  EXPECT_EQ(launched.wait(), 3) << launched.err();
+}
+
 TEST(Failure, NothingIsLeftBehindWhenAllGoesWell) {
   const std::string mark = new_mark();
   const Result result = maniple({"run", "-n", "2", "--env", mark, "sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0"});
