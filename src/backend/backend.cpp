@@ -4,6 +4,7 @@
 
 #include "backend/engines.h"
 #include "base/check.h"
+#include "base/environment.h"
 
 namespace maniple {
 namespace {
@@ -27,6 +28,10 @@ const BackendEntry& find_backend(std::string_view name) {
   for (const BackendEntry& entry : kBackends) {
     const std::string missing = entry.missing();
     if (entry.name == name) {
+      if (entry.make != make_native_backend && knob_flag(Knob::encrypt)) {
+        throw Unsupported(fmt::format("MANIPLE_ENCRYPT is 1, but backend \"{}\" sends data by itself, as it is; use the backend "
+                                      "native, or set MANIPLE_ENCRYPT=0", name));
+      }
       if (missing.empty()) return entry;
       throw Unsupported(fmt::format("backend \"{}\": {} (`maniple backends` shows what there is)", name, missing));
     }

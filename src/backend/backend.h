@@ -44,8 +44,12 @@ class Backend {
   virtual bool says_posted() const noexcept { return false; }
   virtual void run(const Operation& operation, Patience& patience) = 0;
 
+  /// A rank of the group has left, or its process has ended: nothing new will come from it. Any thread; must not block.
+  virtual void mark_gone(int rank) noexcept { (void)rank; }
+
   virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;
   virtual void drive(Message& message) = 0;
+  virtual AwaitedMessages awaited() = 0;  ///< any thread; must not block
 
   /// `sizes`: of all ranks of the group; `number`: of the allocation in the group. All ranks call it together.
   virtual RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) = 0;

@@ -112,6 +112,7 @@ class CarriedBackend final : public Backend {
     messages_->start(messages, background);
   }
   void drive(Message& message) override { messages_->drive(message); }
+  AwaitedMessages awaited() override { return messages_->awaited(); }
 
   // The engines know nothing of memory that ranks share, so it is plain memory.
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t, Deadline) override {

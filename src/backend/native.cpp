@@ -58,6 +58,10 @@ class NativeBackend final : public Backend {
 
   bool all_share_memory() const noexcept override { return !mesh_; }
 
+  void mark_gone(int rank) noexcept override {
+    if (arena_ && on_this_host(rank)) arena_->mark_gone(local_index(rank));
+  }
+
   bool says_posted() const noexcept override { return arena_ && !hierarchy_; }
 
   void run(const Operation& op, Patience& patience) override {
@@ -78,6 +82,7 @@ class NativeBackend final : public Backend {
     messages_->start(messages, background);
   }
   void drive(Message& message) override { messages_->drive(message); }
+  AwaitedMessages awaited() override { return messages_->awaited(); }
 
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) override {
     const auto& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];

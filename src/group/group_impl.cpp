@@ -68,6 +68,7 @@ void ProcessGroup::Impl::set_up(Deadline deadline) {
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;
   link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
+  link.progress = [recorder = recorder_] { return recorder->last(); };
   facts_.session->add_group(facts_.name, std::move(link));
   BackendContext context;
   context.group = facts_.name;
@@ -78,6 +79,13 @@ void ProcessGroup::Impl::set_up(Deadline deadline) {
   context.algorithm = facts_.algorithm;
   context.deadline = deadline;
   backend_ = entry.make(context);
+  const auto gone = [this](int global_rank) {
+    const auto& members = facts_.topology.members;
+    for (std::size_t r = 0; r < members.size(); ++r) {
+      if (members[r].global_rank == global_rank) backend_->mark_gone(static_cast<int>(r));
+    }
+  };
+  facts_.session->open_group(facts_.name, gone, [this] { return oldest_message(); });
   Operation barrier;
   Patience patience(deadline);
   execute(barrier, patience);
@@ -158,7 +166,7 @@ std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uin
   if (kind == ErrorKind::peer_lost && watched && !abort_->raised()) await_word(150);
   if (abort_->raised()) return abort_->cause();
   if (watched && !(kind == ErrorKind::mismatch && backend_ && backend_->all_share_memory())) {
-    // Rank 0 passes it on (and, for a mismatch, first asks all ranks what they called); we hear of it last.
+    // The hub of the watch passes it on (and, for a mismatch, first asks all ranks what they called); we hear of it last.
     const bool asks = kind == ErrorKind::mismatch && seq != 0;
     facts_.session->spread_abort(facts_.name, seq, asks ? error : with_prefix(who, error));
     await_word(asks ? 1500 : 100);

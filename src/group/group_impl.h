@@ -91,6 +91,8 @@ class ProcessGroup::Impl {
   int run_message(const PointToPoint& operation, const Call& call);
   std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const Call& call);
 
+  MessageWait oldest_message() const;
+
   // ---- Ends ----------------------------------------------------------------------------------------------------
   void require_usable(Op op, const Call& call) {
     if (fork_generation() != generation_ || abort_->raised()) [[unlikely]] throw_unusable(op, call);

@@ -25,18 +25,37 @@ std::shared_ptr<Message> ProcessGroup::Impl::make_message(const PointToPoint& p2
   // Messages that are sent are only read from; one pointer type serves both.
   message->data = static_cast<std::byte*>(const_cast<void*>(buffer.data));
   message->deadline = Deadline::after(limit(call));
+  // Reading the clock once is enough.
+  message->since = message->deadline.is_never()
+                       ? Deadline::Clock::now()
+                       : message->deadline.when() - std::chrono::duration_cast<Deadline::Duration>(limit(call));
   return message;
 }
 
 namespace {
 
-std::string name_of(const PointToPoint& p2p, const GroupFacts& facts) {
+template <class Call>  // PointToPoint or Message
+std::string name_of(const Call& p2p, const GroupFacts& facts) {
   const std::string peer = p2p.peer == kAnySource ? "anyone" : fmt::format("rank {}", p2p.peer);
   return fmt::format("[{} {} {} tag {} {} rank {}/{}] ", to_string(p2p.op), p2p.op == Op::send ? "to" : "from", peer, p2p.tag,
                      facts.name, facts.topology.rank, facts.topology.size());
 }
 
 }  // namespace
+
+MessageWait ProcessGroup::Impl::oldest_message() const {
+  const AwaitedMessages awaited = backend_->awaited();
+  if (!awaited.oldest) return {};
+  const Message& message = *awaited.oldest;
+  MessageWait wait{message.since, name_of(message, facts_), "anyone"};
+  wait.call.pop_back();  // the blank
+  if (message.peer != kAnySource) {
+    const auto& peer = facts_.topology.members[static_cast<std::size_t>(message.peer)];
+    wait.whom = fmt::format("rank {} (pid {} on {})", message.peer, peer.pid, peer.host);
+  }
+  if (awaited.more > 0) wait.whom += fmt::format("; {} more messages are waited for", awaited.more);
+  return wait;
+}
 
 // A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
 int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
@@ -71,6 +90,7 @@ std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoin
       }
       state->finish(std::move(error));
     };
+    messages[i]->waiters = std::shared_ptr<const std::atomic<int>>(state, &state->waiters);
     works.emplace_back(state);
   }
   backend_->start(messages, true);

@@ -31,6 +31,27 @@ std::string Recorder::called(std::uint64_t seq) const {
   return entry.seq.load(std::memory_order_acquire) == seq ? text : std::string();
 }
 
+CallProgress Recorder::last() const {
+  const Entry* latest = nullptr;
+  CallProgress last;
+  for (std::uint64_t i = 0; mask_ != 0 && i <= mask_; ++i) {
+    const std::uint64_t seq = entries_[i].seq.load(std::memory_order_acquire);
+    if (seq <= last.seq) continue;
+    last.seq = seq;
+    latest = &entries_[i];
+  }
+  if (latest == nullptr) return last;
+  const std::uint64_t now = ticks();
+  const std::uint64_t ended = latest->ended.load(std::memory_order_acquire);
+  const std::uint64_t when = ended != 0 ? ended : latest->began.load(std::memory_order_relaxed);
+  last.running = ended == 0;
+  last.seconds = static_cast<double>(now - std::min(now, when)) / ticks_per_second();
+  last.call = describe(*latest, last.seq);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (latest->seq.load(std::memory_order_acquire) != last.seq) last.running = false;  // another has begun in its place
+  return last;
+}
+
 std::vector<std::string> Recorder::lines() const {
   std::vector<std::pair<std::uint64_t, std::string>> found;
   const std::uint64_t now = ticks();

@@ -13,6 +13,7 @@
 
 #include "base/ticks.h"
 #include "collective/signature.h"
+#include "session/wait_report.h"
 #include <maniple/comm/source_location.h>
 
 namespace maniple {
@@ -49,6 +50,8 @@ class Recorder {
 
   /// "all_reduce #12 float32[1000] sum at train.cpp:40", or empty if it is not (or no longer) recorded.
   std::string called(std::uint64_t seq) const;
+  /// The last call that began.
+  CallProgress last() const;
   /// Oldest first: the call, how long ago it began, how long it took or that it is still running.
   std::vector<std::string> lines() const;
 

@@ -4,6 +4,15 @@
 #include "group/work_state.h"
 
 namespace maniple {
+namespace {
+
+struct WaiterCount {
+  std::atomic<int>& waiters;
+  explicit WaiterCount(std::atomic<int>& count) : waiters(count) { ++waiters; }
+  ~WaiterCount() { --waiters; }
+};
+
+}  // namespace
 
 void Work::State::finish(std::exception_ptr cause) {
   std::vector<std::function<void()>> next;
@@ -30,6 +39,7 @@ bool Work::wait_until(Deadline deadline) const {
     if (fork_generation() != state_->generation) {
       throw Aborted("a child of fork() cannot wait for what its parent started");
     }
+    const WaiterCount count{state_->waiters};
     std::unique_lock lock(state_->mutex);
     const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
     if (deadline.is_never()) {

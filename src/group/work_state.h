@@ -20,6 +20,7 @@ struct Work::State {
 
   const std::uint32_t generation = fork_generation();
   std::atomic<bool> done{false};
+  std::atomic<int> waiters{0};
   std::mutex mutex;
   std::condition_variable changed;
   std::exception_ptr error;                   // set before done

@@ -36,9 +36,12 @@ int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.cou
 
 /// What the poller's thread and that of the heartbeat share. Only the former reads and closes.
 struct AgentLink::Wire {
+  Wire(UniqueFd descriptor, const ConnectionKeys& keys) : fd(std::move(descriptor)), sealer(keys.cipher, keys.send) {}
+
   std::mutex mutex;
   UniqueFd fd;
-  std::string out;  // not sent yet
+  RecordSealer sealer;
+  std::string out;  // records not sent yet
   std::string beat;
   Seconds interval{};
 
@@ -56,7 +59,7 @@ struct AgentLink::Wire {
     if (!wire->fd) return;
     wire->flush();
     if (wire->out.empty()) {  // whatever waits is as good a sign of life
-      wire->out = wire->beat;
+      wire->sealer.seal(wire->beat, wire->out);
       wire->flush();
     }
     // The loop is not kept alive by its own timer, but it is there whenever the timer fires.
@@ -64,14 +67,14 @@ struct AgentLink::Wire {
   }
 };
 
-AgentLink::AgentLink(Poller& poller, UniqueFd connection, const Options& options, Events events)
+AgentLink::AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events)
     : poller_(poller),
       pulse_(EventLoop::shared()),
-      wire_(std::make_shared<Wire>()),
+      wire_(std::make_shared<Wire>(std::move(connection.fd), connection.keys.value())),
       events_(std::move(events)),
       adopt_(options.adopt),
-      patience_(options.patience) {
-  wire_->fd = std::move(connection);
+      patience_(options.patience),
+      opener_(connection.keys->cipher, connection.keys->receive) {
   poller_.watch(wire_->fd.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
   set_heartbeat(options.heartbeat);
   pulse_->post([wire = wire_, loop = pulse_.get()] { Wire::keep_beating(wire, *loop); });
@@ -103,7 +106,7 @@ void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
 void AgentLink::send(const AgentMessage& message) {
   const std::lock_guard lock(wire_->mutex);
   if (!wire_->fd) return;
-  wire_->out += frame_of(message);
+  wire_->sealer.seal(frame_of(message), wire_->out);
   wire_->flush();
   poller_.modify(wire_->fd.get(), wire_->out.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
@@ -130,10 +133,11 @@ void AgentLink::read_some() {
   if (got == 0) return lose(kLauncherGone);
   if (got < 0 && errno == ETIMEDOUT) return lose(silence_text(Poller::Clock::now() - heard_));  // the keepalive's
   if (got < 0) return lose(errno_text(errno));
-  heard_ = Poller::Clock::now();
-  told_of_silence_ = false;
-  in_.append(buffer, static_cast<std::size_t>(got));
   try {
+    std::span<char> bytes(buffer, static_cast<std::size_t>(got));
+    while (const auto plain = opener_.next(bytes)) in_.append(*plain);
+    heard_ = Poller::Clock::now();  // only what is authentic is a sign of life
+    told_of_silence_ = false;
     while (in_.size() >= kLengthBytes) {
       const auto length = ByteReader(in_).get<std::uint32_t>();
       if (length > kMaxAgentMessage) throw ProtocolError("a message of " + std::to_string(length) + " bytes");

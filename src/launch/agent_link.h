@@ -1,4 +1,5 @@
-// A connection between two launchers of a job, authenticated already: messages with their length before them.
+// A connection between two launchers of a job: messages with their length before them, in records (see net/records.h), so
+// that nobody on the way can change what is executed.
 //
 // Both ends say "alive" every so often, from a thread of its own: a launcher that is busy with logs, or waits for a slow
 // disk, is not silent. Who hears nothing at all for longer than the limit tells the other that it is given up (it may be
@@ -9,11 +10,11 @@
 #include <memory>
 #include <string>
 
-#include "base/unique_fd.h"
 #include "launch/agent_message.h"
 #include "launch/heartbeat.h"
 #include "launch/poller.h"
 #include "net/event_loop.h"
+#include "net/secure_connection.h"
 
 namespace maniple::launch {
 
@@ -33,7 +34,7 @@ class AgentLink {
     std::chrono::duration<double> patience{0};  ///< how long to go on waiting for one that is silent
     bool adopt = false;  ///< take over the other's heartbeat: that of the conductor counts
   };
-  AgentLink(Poller& poller, UniqueFd connection, const Options& options, Events events);
+  AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events);
   ~AgentLink();
 
   void send(const AgentMessage& message);
@@ -57,6 +58,7 @@ class AgentLink {
   bool adopt_;
   std::chrono::duration<double> patience_;
   bool told_of_silence_ = false;
+  RecordOpener opener_;
   std::string in_;
   Poller::Clock::time_point heard_ = Poller::Clock::now();
   Poller::Clock::time_point looked_ = heard_;

@@ -55,7 +55,7 @@ class Conducting {
     if (listener) {
       meeting_ = std::make_unique<LauncherListener>(
           process_.poller(), std::move(listener), launcher_identity(secret),
-          [this](UniqueFd connection, const Address& peer) { welcome(std::move(connection), peer); });
+          [this](SecureConnection connection, const Address& peer) { welcome(std::move(connection), peer); });
     }
     if (!options.hosts.empty()) {
       remote_ = std::make_unique<RemoteStart>(
@@ -133,7 +133,7 @@ class Conducting {
     };
   }
 
-  void welcome(UniqueFd connection, const Address& peer) {
+  void welcome(SecureConnection connection, const Address& peer) {
     const Conductor::Node node = next_node_++;
     links_[node] = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection), AgentLink::Options{.heartbeat = options_.heartbeat},

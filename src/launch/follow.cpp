@@ -79,9 +79,9 @@ class Following {
   void connect() {
     const UniqueFd cancel = either(process_.control(), told_ && !first_ ? STDIN_FILENO : -1);
     first_ = false;
-    UniqueFd connection = dial_master(place_, secret_, Deadline::after(options_.join_timeout), cancel.get(),
+    SecureConnection connection = dial_master(place_, secret_, Deadline::after(options_.join_timeout), cancel.get(),
                                       [this](const std::string& text) { process_.console().say(text); });
-    here_ = Address::of_socket(connection.get()).with_port(0);
+    here_ = Address::of_socket(connection.fd.get()).with_port(0);
     link_ = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection),
         AgentLink::Options{.heartbeat = options_.heartbeat, .patience = options_.join_timeout, .adopt = true},

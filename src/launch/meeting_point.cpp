@@ -54,17 +54,17 @@ std::vector<Address> addresses_of(const MasterPlace& place, const Secret& secret
 
 struct LauncherListener::Queue {
   std::mutex mutex;
-  std::deque<std::pair<UniqueFd, Address>> arrived;
+  std::deque<std::pair<SecureConnection, Address>> arrived;
   UniqueFd bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 };
 
 LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
-                                   std::function<void(UniqueFd, const Address&)> arrived)
+                                   std::function<void(SecureConnection, const Address&)> arrived)
     : poller_(poller), address_(Address::of_socket(listener.get())), queue_(std::make_shared<Queue>()) {
   poller_.watch(queue_->bell.get(), EPOLLIN, [queue = queue_, arrived = std::move(arrived)](std::uint32_t) {
     std::uint64_t count = 0;
     if (::read(queue->bell.get(), &count, sizeof count) < 0) return;
-    std::deque<std::pair<UniqueFd, Address>> all;
+    std::deque<std::pair<SecureConnection, Address>> all;
     {
       const std::lock_guard lock(queue->mutex);
       all.swap(queue->arrived);
@@ -77,7 +77,7 @@ LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Iden
           .refusal = [](const Hello& hello, const Address&) -> std::string {
             return hello.role == Role::control && hello.topic == kTopic ? "" : "this is a launcher, not a rank";
           },
-          .accept = [queue = queue_](UniqueFd connection, const Hello&, const Address& peer) {
+          .accept = [queue = queue_](SecureConnection connection, const Hello&, const Address& peer) {
             {
               const std::lock_guard lock(queue->mutex);
               queue->arrived.emplace_back(std::move(connection), peer);
@@ -154,8 +154,8 @@ Address own_address(const MasterPlace& place, int cancel) {
   }
 }
 
-UniqueFd dial_master(const MasterPlace& place, const Secret& secret, Deadline deadline, int cancel,
-                     const std::function<void(const std::string&)>& waiting) {
+SecureConnection dial_master(const MasterPlace& place, const Secret& secret, Deadline deadline, int cancel,
+                             const std::function<void(const std::string&)>& waiting) {
   const std::vector<Address> addresses = addresses_of(place, secret, deadline, cancel);
   const Hello hello{.role = Role::control, .rank = -1, .topic = kTopic};
   const auto start = Deadline::Clock::now();

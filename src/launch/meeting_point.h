@@ -19,7 +19,7 @@ namespace maniple::launch {
 class LauncherListener {
  public:
   LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
-                   std::function<void(UniqueFd connection, const Address& peer)> arrived);
+                   std::function<void(SecureConnection connection, const Address& peer)> arrived);
   ~LauncherListener();
   const Address& address() const noexcept { return address_; }
 
@@ -49,7 +49,7 @@ Address own_address(const MasterPlace& place, int cancel);
 
 /// Dials until the deadline. Throws Timeout naming the address; Aborted when `cancel` is readable. `waiting` is called
 /// once if it takes longer than a few seconds.
-UniqueFd dial_master(const MasterPlace& place, const Secret& secret, Deadline deadline, int cancel,
-                     const std::function<void(const std::string&)>& waiting);
+SecureConnection dial_master(const MasterPlace& place, const Secret& secret, Deadline deadline, int cancel,
+                             const std::function<void(const std::string&)>& waiting);
 
 }  // namespace maniple::launch

@@ -47,6 +47,7 @@ struct Newcomer {
   std::size_t wanted = kHeaderBytes;
   std::string hello_bytes;  // header and body, as received: the MACs cover them
   std::string challenge_prefix;
+  Cipher cipher = Cipher::aes_256_gcm;
   WireHello hello;
   bool watched = false;  // by the loop
 };
@@ -72,7 +73,15 @@ struct Acceptor::Impl {
   UniqueFd reserve{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 
   void start() {
-    loop->add(listener.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
+    // Whatever goes wrong with one newcomer, others must still find the listener.
+    loop->add(listener.get(), EPOLLIN, [this](std::uint32_t) {
+      try {
+        accept_some();
+      } catch (const std::exception& error) {
+        log.warn("failure", fmt::format("{} cannot accept a connection: {}", address.to_string(), error.what()));
+        pause(PausedFor::descriptors, Clock::now() + kDescriptorPause);
+      }
+    });
   }
 
   void stop() {
@@ -177,7 +186,14 @@ struct Acceptor::Impl {
 
   void watch(Newcomers::iterator it) {
     if (it->watched) return;
-    loop->add(it->fd.get(), EPOLLIN, [this, it](std::uint32_t) { advance(it); });
+    const int fd = it->fd.get();
+    loop->add(
+        fd, EPOLLIN, [this, it](std::uint32_t) { advance(it); },
+        [this, fd](const std::string& why) {
+          const auto failed =
+              std::find_if(newcomers.begin(), newcomers.end(), [fd](const Newcomer& n) { return n.fd.get() == fd; });
+          if (failed != newcomers.end()) refuse_silently(failed, "failure", why);
+        });
     it->watched = true;
   }
 
@@ -287,7 +303,9 @@ struct Acceptor::Impl {
     it->hello_bytes += it->in;
     Nonce nonce;
     fill_random(nonce);
-    it->challenge_prefix = encode_challenge_prefix(ChallengeStatus::ok, nonce);
+    const bool both = it->hello.cipher == preferred_cipher();  // otherwise one of the two has no instructions for AES
+    it->cipher = both ? it->hello.cipher : Cipher::chacha20_poly1305;
+    it->challenge_prefix = encode_challenge_prefix(ChallengeStatus::ok, nonce, it->cipher);
     const Mac mac = prove(identity.secret, Direction::from_acceptor, it->hello_bytes, it->challenge_prefix);
     tell(it, it->challenge_prefix + std::string(as_text(mac)));
     next_stage(it, Stage::proof, kMacBytes);
@@ -298,13 +316,13 @@ struct Acceptor::Impl {
     Mac mac;
     std::copy(it->in.begin(), it->in.end(), mac.begin());
     if (!same_mac(mac, prove(identity.secret, Direction::from_dialler, it->hello_bytes, it->challenge_prefix))) {
-      tell(it, encode_verdict("the secret of the job is another one"));
+      tell_verdict(it, "the secret of the job is another one");
       refuse(it, "wrong secret", "it does not hold the secret of this job");
       return true;
     }
     const Admission admission = judge(identity, address, it->hello, it->peer);
     if (!admission.reason.empty()) {
-      tell(it, encode_verdict(admission.reason));
+      tell_verdict(it, admission.reason);
       refuse(it, admission.kind, admission.reason);
       return true;
     }
@@ -320,17 +338,23 @@ struct Acceptor::Impl {
 
   /// False when the owner refused it.
   bool welcome(Newcomers::iterator it) {
-    const Hello hello{.role = it->hello.role, .rank = it->hello.rank, .topic = it->hello.topic};
+    const WireHello& said = it->hello;
+    const Hello hello{said.role, said.rank, said.topic, said.to, said.encrypt};
     const std::string reason = owner.refusal ? owner.refusal(hello, it->peer) : "";
     if (!reason.empty()) {
-      tell(it, encode_verdict(reason));
+      tell_verdict(it, reason);
       refuse(it, "refused", reason);
       return false;
     }
     // First the word, then the connection: another thread may write to it as soon as the owner has it.
-    tell(it, encode_verdict({}));
+    tell_verdict(it, {});
     unwatch(it);
-    owner.accept(std::move(it->fd), hello, it->peer);
+    try {
+      const auto keys = keys_of(identity.secret, false, said, it->cipher, it->hello_bytes, it->challenge_prefix);
+      owner.accept(SecureConnection(std::move(it->fd), keys), hello, it->peer);
+    } catch (const std::exception& error) {
+      note(*it, "failure", error.what());  // its connection is closed; the dialler sees that
+    }
     newcomers.erase(it);
     after_leaving();
     return true;
@@ -344,6 +368,11 @@ struct Acceptor::Impl {
     (void)sent;  // a peer that is gone is noticed by reading
   }
   void tell(Newcomers::iterator it, std::string_view bytes) { send_now(it->fd.get(), bytes); }
+  void tell_verdict(Newcomers::iterator it, std::string_view reason) {
+    const std::string verdict = encode_verdict(reason);
+    const Mac mac = prove(identity.secret, Direction::verdict, it->hello_bytes, it->challenge_prefix, verdict);
+    tell(it, verdict + std::string(as_text(mac)));
+  }
 
   void note(const Newcomer& newcomer, std::string_view kind, std::string_view details) {
     ++refused;
@@ -369,7 +398,7 @@ struct Acceptor::Impl {
   void on_hang_up(Newcomers::iterator it) {
     if (it->stage == Stage::proof) {
       // Our dialler hangs up without a proof when ours did not convince it.
-      note(*it, "wrong secret", "it left after our challenge: most likely it holds another secret");
+      note(*it, "wrong secret", "it left after our challenge: it holds another secret, or its process ended");
     } else {
       log_debug("{}: {} connected and left, {} bytes sent", address.to_string(), it->peer.to_string(),
                 it->hello_bytes.size() + it->in.size());

@@ -27,6 +27,10 @@ Admission judge(const Identity& here, const Address& here_address, const WireHel
     return {"rank", fmt::format("rank {} of {} does not exist: expected 0 to {}", there.rank, there_address.to_string(),
                                 world_size - 1)};
   }
+  if (there.to >= 0 && here.rank >= 0 && there.to != here.rank) {
+    return {"another rank", fmt::format("this is rank {}, not rank {}: something between the two processes leads to the wrong one",
+                                        here.rank, there.to)};
+  }
   return {};
 }
 

@@ -81,8 +81,8 @@ class Conversation {
   Deadline::Clock::time_point start_ = Deadline::Clock::now();
 };
 
-void shake_hands(int fd, const Address& address, const Identity& identity, const WireHello& hello, Deadline deadline,
-                 int cancel) {
+std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const Identity& identity,
+                                          const WireHello& hello, Deadline deadline, int cancel) {
   const std::string where = address.to_string();
   Conversation peer(fd, address, deadline, cancel);
   const std::string hello_bytes = encode_hello(hello);
@@ -103,7 +103,7 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
     throw ProtocolError(fmt::format("{} sent a challenge of {} bytes", where, header.length));
   }
   const WireChallenge challenge = decode_challenge(peer.receive(header.length));
-  const std::string prefix = encode_challenge_prefix(challenge.status, challenge.nonce);
+  const std::string prefix = encode_challenge_prefix(challenge.status, challenge.nonce, challenge.cipher);
   if (challenge.status == ChallengeStatus::version_refused) {
     throw ProtocolError(fmt::format("{} refused protocol version {}", where, kProtocolVersion));
   }
@@ -115,15 +115,22 @@ void shake_hands(int fd, const Address& address, const Identity& identity, const
   }
   peer.send_all(as_text(prove(identity.secret, Direction::from_dialler, hello_bytes, prefix)));
 
-  if (const auto length = decode_verdict_header(peer.receive(kVerdictHeaderBytes))) {
-    throw ProtocolError(fmt::format("refused by {}: {}", where, peer.receive(*length)));
+  std::string verdict = peer.receive(kVerdictHeaderBytes);
+  const auto length = decode_verdict_header(verdict);
+  if (length) verdict += peer.receive(*length);
+  Mac mac;
+  std::ranges::copy(peer.receive(kMacBytes), mac.begin());
+  if (!same_mac(mac, prove(identity.secret, Direction::verdict, hello_bytes, prefix, verdict))) {
+    throw ProtocolError(fmt::format("{}: its answer is not authentic: something between the two processes changed it", where));
   }
+  if (length) throw ProtocolError(fmt::format("refused by {}: {}", where, verdict.substr(kVerdictHeaderBytes)));
+  return keys_of(identity.secret, true, hello, challenge.cipher, hello_bytes, prefix);
 }
 
 }  // namespace
 
-UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
-              int cancel) {
+SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
+                      int cancel) {
   constexpr std::chrono::seconds kPatience{30};
   const Deadline patience = Deadline::sooner(deadline, Deadline::after(kPatience));
   std::chrono::milliseconds pause{5};
@@ -135,11 +142,14 @@ UniqueFd dial(const Address& address, const Identity& identity, const Hello& hel
                    .rank = hello.rank >= 0 ? hello.rank : identity.rank,
                    .nonce = {},
                    .job = identity.job,
-                   .topic = hello.topic};
+                   .topic = hello.topic,
+                   .to = hello.to,
+                   .cipher = preferred_cipher(),
+                   .encrypt = hello.encrypt};
     fill_random(wire.nonce);
     try {
-      shake_hands(fd.get(), address, identity, wire, deadline, cancel);
-      return fd;
+      const auto keys = shake_hands(fd.get(), address, identity, wire, deadline, cancel);
+      return SecureConnection(std::move(fd), keys);
     } catch (const HungUp& hung_up) {
       if (patience.remaining() <= pause) {
         throw ProtocolError(fmt::format("{}: {} ({} tries); its log says why if it is a Maniple process",

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <condition_variable>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/start_thread.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
@@ -28,6 +30,7 @@ struct EventLoop::Impl {
   struct Watch {
     int fd;
     std::function<void(std::uint32_t)> ready;
+    std::function<void(const std::string&)> failed;
   };
   struct Alarm {
     Token token;
@@ -59,21 +62,59 @@ struct EventLoop::Impl {
     if (current != this) idle.wait(lock, [&] { return running != token; });
   }
 
+  // An exception must not leave the loop's thread, which would end the process with all its groups. Returns its text.
+  template <class Callback>
+  static std::string guarded(Callback&& callback) {
+    try {
+      callback();
+      return {};
+    } catch (const std::exception& error) {
+      return *error.what() != '\0' ? error.what() : "an exception without a text";
+    } catch (...) {
+      return "an exception of unknown type";
+    }
+  }
+
+  static void note(const std::string& failure) {
+    if (!failure.empty()) log_line(LogLevel::error, "a callback of the event loop failed: " + failure);
+  }
+
   template <class Callback>
   void run_unlocked(std::unique_lock<std::mutex>& lock, Token token, Callback&& callback) {
     running = token;
     lock.unlock();
-    callback();
+    note(guarded(callback));
     lock.lock();
     running = 0;
     idle.notify_all();
+  }
+
+  // Left in the loop, a descriptor whose callback throws would be ready again at once.
+  void unwatch(Token token) {
+    const auto found = watches.find(token);
+    if (found == watches.end()) return;  // its owner removed it
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, found->second->fd, nullptr);
+    token_of_fd.erase(found->second->fd);
+    watches.erase(found);
+  }
+
+  void run_watch(Token token, Watch& watch, std::uint32_t events) {
+    const std::string failure = guarded([&] { watch.ready(events); });
+    if (failure.empty()) return;
+    if (watch.failed) {
+      note(guarded([&] { watch.failed(failure); }));
+    } else {
+      note(failure);
+    }
+    const std::lock_guard lock(mutex);
+    unwatch(token);
   }
 
   void run_posted(std::unique_lock<std::mutex>& lock) {
     std::vector<std::function<void()>> batch;
     batch.swap(posted);
     lock.unlock();
-    for (auto& callback : batch) callback();
+    for (auto& callback : batch) note(guarded(callback));
     batch.clear();
     lock.lock();
   }
@@ -100,7 +141,7 @@ struct EventLoop::Impl {
     // The callback may remove itself; its function object must outlive the call.
     std::shared_ptr<Watch> watch = found->second;
     const std::uint32_t events = event.events;
-    run_unlocked(lock, found->first, [&] { watch->ready(events); });
+    run_unlocked(lock, key, [&] { run_watch(key, *watch, events); });
     lock.unlock();
     watch.reset();  // may run destructors that call back into the loop
     lock.lock();
@@ -167,7 +208,8 @@ std::shared_ptr<EventLoop> EventLoop::shared() {
   return result;
 }
 
-void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready) {
+void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
+                    std::function<void(const std::string&)> failed) {
   const std::lock_guard lock(impl_->mutex);
   MANIPLE_ASSERT(impl_->token_of_fd.count(fd) == 0);
   const Impl::Token token = impl_->next_token++;
@@ -175,7 +217,7 @@ void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32
   event.events = events;
   event.data.u64 = token;
   if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_system_error("epoll_ctl add");
-  impl_->watches.emplace(token, std::make_shared<Impl::Watch>(Impl::Watch{fd, std::move(ready)}));
+  impl_->watches.emplace(token, std::make_shared<Impl::Watch>(Impl::Watch{fd, std::move(ready), std::move(failed)}));
   impl_->token_of_fd.emplace(fd, token);
 }
 
@@ -239,14 +281,20 @@ void EventLoop::post_and_wait(std::function<void()> callback) {
   std::mutex mutex;
   std::condition_variable finished;
   bool done = false;
+  std::exception_ptr error;
   post([&] {
-    callback();
+    try {
+      callback();
+    } catch (...) {
+      error = std::current_exception();
+    }
     const std::lock_guard lock(mutex);
     done = true;
     finished.notify_all();
   });
   std::unique_lock lock(mutex);
   finished.wait(lock, [&] { return done; });
+  if (error) std::rethrow_exception(error);
 }
 
 bool EventLoop::inside() const noexcept { return Impl::current == impl_.get(); }

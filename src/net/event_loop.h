@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include <maniple/comm/deadline.h>
 
@@ -23,7 +24,10 @@ class EventLoop {
   /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... The owner of the descriptor calls remove()
   /// before closing it. add, modify and remove may be called from any thread; after remove() returns the callback is
   /// not running and will not run (when called inside a callback: it will not run again).
-  void add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready);
+  /// A callback that throws is an error of its owner alone: the descriptor is removed from the loop, and `failed` is called
+  /// with the reason, in the same thread; without it the reason is logged. Timers and posted callbacks that throw are logged.
+  void add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
+           std::function<void(const std::string& why)> failed = {});
   void modify(int fd, std::uint32_t events);
   void remove(int fd);
 
@@ -32,7 +36,8 @@ class EventLoop {
   void cancel(Timer timer);  ///< afterwards the callback is not running and will not run
 
   void post(std::function<void()> callback);           ///< runs it soon, in the loop's thread
-  void post_and_wait(std::function<void()> callback);  ///< the same, and waits; runs inline inside the loop's thread
+  void post_and_wait(
+      std::function<void()> callback);  ///< the same, waits, throws what it threw; inline inside the loop
   bool inside() const noexcept;                        ///< called from the loop's thread?
 
  private:

@@ -1,15 +1,18 @@
 // Nobody joins without the job's secret.
 //
 // Both ends prove that they hold the secret by an HMAC-SHA256 over the whole transcript: version, job, generation,
-// role, rank, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection
+// role, both ranks, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection
 // works. At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is in constant
 // time.
+//
+// Whoever relays this between two processes of the job gains nothing: the keys of the records that follow (records.h) are
+// derived from the secret and the same transcript.
 //
 //   dialler                                   acceptor
 //   hello(fields, nonce)              ->
 //                                     <-      hello(nonce, status, mac "acceptor")
 //   mac "dialler"                     ->
-//                                     <-      welcome, or a refusal with its reason
+//                                     <-      welcome, or a refusal with its reason; mac "verdict"
 #pragma once
 
 #include <array>
@@ -23,6 +26,7 @@
 #include "base/unique_fd.h"
 #include "net/address.h"
 #include "net/event_loop.h"
+#include "net/secure_connection.h"
 
 namespace maniple {
 
@@ -52,13 +56,15 @@ struct Hello {
   Role role = Role::store;
   std::int32_t rank = -1;
   std::string topic;  ///< at most 128 bytes: group and lane of a data connection, key of a segment, ...
+  std::int32_t to = -1;  ///< the rank that is meant; another one refuses. -1: whoever listens there
+  bool encrypt = false;  ///< data: in records. Store and control connections always are.
 };
 
 /// Connects and authenticates. Throws Timeout, SystemError, or ProtocolError with the acceptor's reason ("superseded by
 /// generation 4", "world size 8 here, 4 there").
 /// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
-UniqueFd dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline,
-              bool retry = false, int cancel = -1);
+SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline,
+                      bool retry = false, int cancel = -1);
 
 /// What strangers may cost an acceptor. Other values than these are for tests.
 struct HandshakeLimits {
@@ -78,7 +84,7 @@ class Acceptor {
     /// The reason to refuse it after all, which is sent to the dialler; empty: it is welcome. May be left out.
     std::function<std::string(const Hello& hello, const Address& peer)> refusal;
     /// The dialler has been told, so the connection may be used at once, and from any thread.
-    std::function<void(UniqueFd connection, const Hello& hello, const Address& peer)> accept;
+    std::function<void(SecureConnection connection, const Hello& hello, const Address& peer)> accept;
   };
 
   Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Owner owner,

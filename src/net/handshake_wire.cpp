@@ -35,6 +35,33 @@ std::array<std::uint8_t, N> get_array(ByteReader& reader) {
   return result;
 }
 
+Cipher get_cipher(ByteReader& reader) {
+  const auto cipher = reader.get<Cipher>();
+  if (cipher != Cipher::aes_256_gcm && cipher != Cipher::chacha20_poly1305) {
+    throw ProtocolError(fmt::format("unknown cipher {}", static_cast<int>(cipher)));
+  }
+  return cipher;
+}
+
+std::string_view label_of(Direction direction) {
+  switch (direction) {
+    case Direction::from_acceptor: return "maniple handshake, acceptor";
+    case Direction::from_dialler: return "maniple handshake, dialler";
+    case Direction::verdict: break;
+  }
+  return "maniple handshake, verdict";
+}
+
+std::string transcript_of(std::string_view label, std::string_view hello, std::string_view challenge_prefix,
+                          std::string_view verdict) {
+  ByteWriter transcript;
+  transcript.put_string(label);
+  transcript.put_string(hello);
+  transcript.put_string(challenge_prefix);
+  transcript.put_string(verdict);
+  return transcript.take();
+}
+
 }  // namespace
 
 bool may_begin_header(std::string_view bytes) noexcept {
@@ -64,9 +91,12 @@ std::string encode_hello(const WireHello& hello) {
                   hello.topic.size(), kMaxTopicBytes);
   ByteWriter writer;
   writer.put(hello.role);
+  writer.put(hello.cipher);
+  writer.put(static_cast<std::uint8_t>(hello.encrypt ? 1 : 0));
   writer.put(hello.generation);
   writer.put(hello.world_size);
   writer.put(hello.rank);
+  writer.put(hello.to);
   writer.put_raw(as_text(hello.nonce));
   writer.put_string(hello.job);
   writer.put_string(hello.topic);
@@ -80,9 +110,14 @@ WireHello decode_hello(std::string_view body) {
   if (hello.role < Role::store || hello.role > Role::segment) {
     throw ProtocolError(fmt::format("unknown role {}", static_cast<int>(hello.role)));
   }
+  hello.cipher = get_cipher(reader);
+  const auto encrypt = reader.get<std::uint8_t>();
+  if (encrypt > 1) throw ProtocolError(fmt::format("unknown way of encryption {}", encrypt));
+  hello.encrypt = encrypt == 1;
   hello.generation = reader.get<std::uint32_t>();
   hello.world_size = reader.get<std::int32_t>();
   hello.rank = reader.get<std::int32_t>();
+  hello.to = reader.get<std::int32_t>();
   hello.nonce = get_array<kNonceBytes>(reader);
   hello.job = reader.get_string(kMaxJobBytes);
   hello.topic = reader.get_string(kMaxTopicBytes);
@@ -90,9 +125,10 @@ WireHello decode_hello(std::string_view body) {
   return hello;
 }
 
-std::string encode_challenge_prefix(ChallengeStatus status, const Nonce& nonce) {
+std::string encode_challenge_prefix(ChallengeStatus status, const Nonce& nonce, Cipher cipher) {
   ByteWriter writer;
   writer.put(status);
+  writer.put(cipher);
   writer.put_raw(as_text(nonce));
   return with_header(writer.bytes(), kChallengeBytes - kHeaderBytes);
 }
@@ -104,26 +140,29 @@ WireChallenge decode_challenge(std::string_view body) {
   if (challenge.status > ChallengeStatus::version_refused) {
     throw ProtocolError(fmt::format("unknown challenge status {}", static_cast<int>(challenge.status)));
   }
+  challenge.cipher = get_cipher(reader);
   challenge.nonce = get_array<kNonceBytes>(reader);
   challenge.mac = get_array<kMacBytes>(reader);
   reader.expect_end();
   return challenge;
 }
 
-Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix) {
-  ByteWriter transcript;
-  transcript.put_string(direction == Direction::from_acceptor ? "maniple handshake, acceptor"
-                                                              : "maniple handshake, dialler");
-  transcript.put_string(hello);
-  transcript.put_string(challenge_prefix);
+Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix,
+          std::string_view verdict) {
   Mac mac{};
   unsigned length = 0;
   prepare_crypto();
-  const std::string& text = transcript.bytes();
+  const std::string text = transcript_of(label_of(direction), hello, challenge_prefix, verdict);
   const auto* made = ::HMAC(::EVP_sha256(), secret.bytes.data(), static_cast<int>(secret.bytes.size()),
                             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
   MANIPLE_ASSERT(made != nullptr && length == kMacBytes);
   return mac;
+}
+
+std::optional<ConnectionKeys> keys_of(const Secret& secret, bool dialler, const WireHello& hello, Cipher cipher,
+                                      std::string_view hello_bytes, std::string_view challenge_prefix) {
+  if (hello.role == Role::segment || (hello.role == Role::data && !hello.encrypt)) return std::nullopt;
+  return derive_keys(cipher, secret.bytes, transcript_of("maniple records", hello_bytes, challenge_prefix, {}), dialler);
 }
 
 bool same_mac(const Mac& a, const Mac& b) noexcept { return ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }

@@ -2,12 +2,14 @@
 //
 //   header     magic[8] version:u16 length:u16            the same in all versions, so that versions can refuse each
 // other
-//   hello      header, role:u8 generation:u32 world_size:i32 rank:i32 nonce[32] job:str topic:str
-//   challenge  header, status:u8 nonce[32] mac[32]        mac over hello and the challenge up to here
+//   hello      header, role:u8 cipher:u8 encrypt:u8 generation:u32 world_size:i32 rank:i32 to:i32 nonce[32] job:str
+//              topic:str
+//   challenge  header, status:u8 cipher:u8 nonce[32] mac[32]  mac over hello and the challenge up to here
 //   proof      mac[32]                                    over the same, with the other direction's label
-//   verdict    status:u8 length:u16 reason                empty and 0: welcome
+//   verdict    status:u8 length:u16 reason mac[32]        empty and 0: welcome
 //
-// Integers are little-endian. Both MACs are HMAC-SHA256 with the job's secret over label, hello and challenge.
+// Integers are little-endian. The MACs are HMAC-SHA256 with the job's secret over label, hello and challenge, that of the
+// verdict over the verdict too. The hello names the cipher that its sender prefers, the challenge the one that counts.
 #pragma once
 
 #include <array>
@@ -22,13 +24,13 @@
 namespace maniple {
 
 inline constexpr std::string_view kMagic{"\x93MNPL\r\n\x1a", 8};
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint16_t kProtocolVersion = 2;
 inline constexpr std::size_t kHeaderBytes = 12;
 inline constexpr std::size_t kMaxHandshakeBytes = 512;
 inline constexpr std::size_t kMaxBodyBytes = kMaxHandshakeBytes - kHeaderBytes;
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMacBytes = 32;
-inline constexpr std::size_t kChallengeBytes = kHeaderBytes + 1 + kNonceBytes + kMacBytes;
+inline constexpr std::size_t kChallengeBytes = kHeaderBytes + 2 + kNonceBytes + kMacBytes;
 inline constexpr std::size_t kVerdictHeaderBytes = 3;
 inline constexpr std::size_t kMaxReasonBytes = 400;
 inline constexpr std::size_t kMaxJobBytes = 64;
@@ -54,6 +56,9 @@ struct WireHello {
   Nonce nonce{};
   std::string job;
   std::string topic;
+  std::int32_t to = -1;
+  Cipher cipher = Cipher::aes_256_gcm;
+  bool encrypt = false;
 };
 std::string encode_hello(
     const WireHello& hello);                    ///< header included; throws InvalidArgument for too long a job or topic
@@ -62,19 +67,24 @@ WireHello decode_hello(std::string_view body);  ///< header excluded
 enum class ChallengeStatus : std::uint8_t { ok = 0, version_refused = 1 };
 struct WireChallenge {
   ChallengeStatus status = ChallengeStatus::ok;
+  Cipher cipher = Cipher::aes_256_gcm;
   Nonce nonce{};
   Mac mac{};
 };
-/// Everything up to the MAC, which is the part that both MACs cover.
-std::string encode_challenge_prefix(ChallengeStatus status, const Nonce& nonce);
+/// Everything up to the MAC, which is the part that all MACs cover.
+std::string encode_challenge_prefix(ChallengeStatus status, const Nonce& nonce, Cipher cipher = Cipher::aes_256_gcm);
 WireChallenge decode_challenge(std::string_view body);  ///< header excluded
 
-enum class Direction : std::uint8_t { from_acceptor, from_dialler };
-/// `hello` and `challenge_prefix` are the encoded bytes.
-Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix);
+enum class Direction : std::uint8_t { from_acceptor, from_dialler, verdict };
+/// `hello`, `challenge_prefix` and `verdict` are the encoded bytes, the last only for its own MAC.
+Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix,
+          std::string_view verdict = {});
+/// The keys for what follows the handshake, where it is to be in records.
+std::optional<ConnectionKeys> keys_of(const Secret& secret, bool dialler, const WireHello& hello, Cipher cipher,
+                                      std::string_view hello_bytes, std::string_view challenge_prefix);
 bool same_mac(const Mac& a, const Mac& b) noexcept;  ///< in constant time
 
-std::string encode_verdict(std::string_view reason);  ///< empty: welcome; longer reasons are cut
+std::string encode_verdict(std::string_view reason);  ///< up to its MAC; empty: welcome; longer reasons are cut
 /// The length of the reason from the verdict's first bytes; nullopt: welcome. Throws ProtocolError.
 std::optional<std::uint16_t> decode_verdict_header(std::string_view bytes);
 

@@ -1,19 +1,19 @@
 #include "session/control.h"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
+#include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/codec.h"
 #include "base/log.h"
-#include "base/system_error.h"
 #include "net/address.h"
+#include "session/control_link.h"
+#include "session/inquiry.h"
+#include "session/probe.h"
+#include "session/reach.h"
 
 namespace maniple {
 namespace {
@@ -21,118 +21,145 @@ namespace {
 using Kind = ControlMessage::Kind;
 using Clock = Deadline::Clock;
 
-// The state letter of a process of this host: 'T' stopped, 'R' running, 'S' sleeping, ...; 0 if there is none.
-char process_state(int pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(file, line);
-  const auto end = line.rfind(')');  // the name in parentheses may hold anything
-  return end != std::string::npos && end + 2 < line.size() ? line[end + 2] : '\0';
+constexpr std::chrono::milliseconds kTellOfLeavers{50};  // one frame each to all, for all that leave in this time
+constexpr std::chrono::milliseconds kFirstLook{100};     // after ranks that have not come to a new hub
+constexpr std::chrono::milliseconds kLook{250};
+constexpr std::chrono::milliseconds kLookWhileJoining{1000};
+
+ControlMessage about(Kind kind, int rank, std::string text = {}) {
+  ControlMessage message;
+  message.kind = kind;
+  message.rank = rank;
+  message.text = std::move(text);
+  return message;
 }
+
+double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace
 
 struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
-  struct Link {
-    UniqueFd fd;
-    std::string incoming;
-    std::string outgoing;
-    Clock::time_point heard = Clock::now();
-    bool said_bye = false;
-  };
-  // A mismatch whose ranks are being asked what they called.
-  struct Inquiry {
-    ControlMessage abort;
-    ControlMessage question;
-    std::map<int, std::string> answers;
-    std::set<int> awaited;
-  };
-
   std::shared_ptr<EventLoop> loop;
   int rank = 0;
   std::vector<PeerInfo> peers;
   double heartbeat_s = 0;
   Events events;
-  std::map<int, Link> links;
-  std::set<int> gone;
-  std::map<std::string, Inquiry> inquiries;
-  std::set<std::string> failed;  // groups, on the hub
-  EventLoop::Timer timer = 0;
-  std::set<EventLoop::Timer> once;  // they hold this object, which holds the loop: cancelled when it stops
+
+  int hub_rank = 0;  // the lowest that is not gone
+  std::map<int, std::shared_ptr<ControlLink>> links;
+  std::map<int, ControlMessage> gone;              // lost, left or gone, as it is told to others
+  std::map<int, Clock::time_point> awaited;        // on the hub: those that have not dialled in, and since when
+  std::optional<Deadline> joining;                 // until then ranks may come for the first time
+  std::vector<int> leavers;                        // on the hub: the others are still to be told
+  std::map<std::string, ControlMessage> reported;  // aborts by group that no hub has passed on yet
+  std::vector<ControlMessage> early;               // aborts that others reported here before this rank was the hub
+  std::set<std::string> failed;                    // groups, on the hub
+  std::shared_ptr<Inquiries> inquiries;
+  std::unique_ptr<Probes> probes;
+  std::unique_ptr<Reach> reach;
   Clock::time_point last_tick = Clock::now();
+  Clock::time_point last_look = Clock::now();
+  bool looking = false;
+  bool given_up = false;  // by the others: this rank is no longer one of them
   bool stopped = false;
 
-  bool hub() const { return rank == 0; }
-  std::string name(int r) const { return peers[static_cast<std::size_t>(r)].describe(r); }
+  bool hub() const { return rank == hub_rank; }
+  int size() const { return static_cast<int>(peers.size()); }
+  const PeerInfo& info(int r) const { return peers[static_cast<std::size_t>(r)]; }
+  std::string name(int r) const { return info(r).describe(r); }
+  bool same_host(int r) const { return info(r).host_key == info(rank).host_key; }
 
-  void adopt(int peer, UniqueFd connection) {
-    if (stopped) return;
-    const int fd = connection.get();
-    set_liveness(fd, heartbeat_s);
-    Link& link = links[peer];
-    link.fd = std::move(connection);
-    link.heard = Clock::now();
-    auto self = shared_from_this();
-    loop->add(fd, EPOLLIN | EPOLLRDHUP, [self, peer](std::uint32_t ready) { self->on_ready(peer, ready); });
+  template <class Callback>
+  void call_later(Clock::duration delay, Callback callback) {
+    loop->call_at(Deadline::after(delay), [weak = weak_from_this(), callback] {
+      const auto self = weak.lock();
+      if (self && !self->stopped && !self->given_up) callback(*self);
+    });
   }
 
-  void on_ready(int peer, std::uint32_t ready) {
+  // ---- Connections ---------------------------------------------------------------------------------------------
+
+  void adopt(int peer, SecureConnection connection) {
+    if (stopped || given_up) return;
+    if (const auto it = gone.find(peer); it != gone.end()) {
+      ControlLink(loop, std::move(connection)).send(about(Kind::lost, peer, it->second.text));
+      return;
+    }
+    link(peer, std::move(connection));
+  }
+
+  void link(int peer, SecureConnection connection) {
+    set_liveness(connection.get(), heartbeat_s);
+    auto link = std::make_shared<ControlLink>(loop, std::move(connection));
+    links[peer] = link;
+    awaited.erase(peer);
+    const std::weak_ptr<Impl> weak = weak_from_this();
+    link->open({.message =
+                    [weak, peer](const ControlMessage& message) {
+                      const auto self = weak.lock();
+                      if (self && !self->stopped && !self->given_up) self->on_message(peer, message);
+                    },
+                .closed =
+                    [weak, peer](const std::string& why) {
+                      const auto self = weak.lock();
+                      if (self && !self->stopped && !self->given_up) self->lose(peer, why);
+                    }});
+    if (hub()) tell_of_gone(*link);
+  }
+
+  // A rank may know less than its new hub.
+  void tell_of_gone(ControlLink& link) {
+    for (const auto& [r, message] : gone) link.send(message);
+  }
+
+  std::shared_ptr<ControlLink> take(int peer) {
+    awaited.erase(peer);
     const auto it = links.find(peer);
-    if (it == links.end()) return;
-    if ((ready & EPOLLOUT) != 0) flush(peer);
-    if ((ready & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) read(peer);
+    if (it == links.end()) return nullptr;
+    auto link = std::move(it->second);
+    links.erase(it);
+    return link;
   }
 
-  void read(int peer) {
-    char bytes[16 * 1024];
-    for (;;) {
-      const auto it = links.find(peer);
-      if (it == links.end()) return;
-      const ssize_t got = ::recv(it->second.fd.get(), bytes, sizeof bytes, MSG_DONTWAIT);
-      if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-      if (got <= 0) return on_closed(peer, got == 0 ? "its process ended without leaving the group (killed, crashed, or exited early)"
-                                                     : "its connection broke: " + errno_text(errno));
-      it->second.incoming.append(bytes, static_cast<std::size_t>(got));
-      it->second.heard = Clock::now();
-      if (!take_messages(peer)) return;
-    }
+  void send(int peer, const ControlMessage& message) {
+    if (const auto it = links.find(peer); it != links.end()) it->second->send(message);
   }
-
-  bool take_messages(int peer) {
-    for (;;) {
-      const auto it = links.find(peer);
-      if (it == links.end()) return false;
-      std::string& incoming = it->second.incoming;
-      if (incoming.size() < 4) return true;
-      try {
-        const auto length = ByteReader(incoming).get<std::uint32_t>();
-        if (length > kMostControlBytes) throw ProtocolError(fmt::format("a control message of {} bytes", length));
-        if (incoming.size() < 4 + std::size_t{length}) return true;
-        const ControlMessage message = decode_control_message(std::string_view(incoming).substr(4, length));
-        incoming.erase(0, 4 + std::size_t{length});
-        on_message(peer, message);
-      } catch (const ProtocolError& error) {
-        on_closed(peer, fmt::format("it sent {}", error.what()));
-        return false;
-      }
-    }
+  void send_all(const ControlMessage& message) {
+    for (const auto& [peer, link] : links) link->send(message);
   }
 
   void on_message(int peer, const ControlMessage& message) {
+    const bool from_hub = peer == hub_rank;
+    const auto require_rank = [&] {
+      if (message.rank < 0 || message.rank >= size())
+        throw ProtocolError(fmt::format("a control message about rank {}", message.rank));
+    };
     switch (message.kind) {
       case Kind::heartbeat: return;
-      case Kind::bye: links.at(peer).said_bye = true; return;
+      case Kind::bye: return leave(peer);
       case Kind::lost:
-        if (hub()) return;  // only the hub decides who is lost
-        gone.insert(message.rank);
-        return events.lost(message.rank, message.text);
+        require_rank();
+        if (message.rank == rank)
+          return from_hub ? give_up(message.text) : lose(peer, "it has given up this rank: " + message.text);
+        if (from_hub) lose_as_told(message.rank, message.text);
+        return;
+      case Kind::left:
+        require_rank();
+        if (from_hub && message.rank != rank) leave(message.rank);
+        return;
+      case Kind::gone:
+        require_rank();
+        if (from_hub && message.rank != rank) vanish(message.rank);
+        return;
       case Kind::abort:
-        if (!hub()) return events.aborted(message);
-        {
-          ControlMessage reported = message;
-          reported.origin = peer;
-          return spread(reported);
+        if (from_hub) {
+          reported.erase(message.group);
+          return events.aborted(message);
         }
+        early.push_back(message);
+        early.back().origin = peer;
+        if (hub()) spread_early();
+        return;
       case Kind::question: {
         ControlMessage answer = message;
         answer.kind = Kind::answer;
@@ -141,178 +168,233 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
         return send(peer, answer);
       }
       case Kind::answer:
-        if (hub()) answered(message);
+        if (hub()) inquiries->answered(message);
         return;
+      case Kind::waiting: return on_waiting(message);
+      case Kind::progress: return send(peer, events.position(message));
+      case Kind::position: return events.positioned(message);
     }
   }
 
-  void on_closed(int peer, const std::string& why) {
-    const auto it = links.find(peer);
-    if (it == links.end()) return;
-    const bool good = it->second.said_bye;
-    loop->remove(it->second.fd.get());
-    links.erase(it);
-    gone.insert(peer);
-    if (!good && !stopped) declare_lost(peer, why);
+  void on_waiting(const ControlMessage& message) {
+    if (hub()) events.waiting(message);
   }
 
-  void declare_lost(int peer, const std::string& why) {
-    ControlMessage message;
-    message.kind = Kind::lost;
-    message.rank = peer;
-    message.text = fmt::format("{} is lost: {}", name(peer), why);
+  // ---- Who is there --------------------------------------------------------------------------------------------
+
+  void lose(int peer, const std::string& why) { lose_as_told(peer, fmt::format("{} is lost: {}", name(peer), why)); }
+
+  void lose_as_told(int peer, const std::string& text) {
+    const ControlMessage message = about(Kind::lost, peer, text);
+    if (!gone.emplace(peer, message).second) return;
+    if (const auto link = take(peer)) link->send(message);  // if it lives after all, it learns what the others think
+    if (hub()) send_all(message);
+    events.lost(peer, text);
+    elect();
+  }
+
+  // In good order.
+  void leave(int peer) {
+    take(peer);
+    if (!gone.emplace(peer, about(Kind::left, peer, name(peer) + " has left")).second) return;
     if (hub()) {
-      for (auto& [other, link] : links) send(other, message);
+      leavers.push_back(peer);
+      if (leavers.size() == 1) call_later(kTellOfLeavers, [](Impl& self) { self.tell_of_leavers(); });
     }
-    events.lost(peer, message.text);
+    elect(true);
   }
 
-  void send(int peer, const ControlMessage& message) {
-    const auto it = links.find(peer);
-    if (it == links.end()) return;
-    it->second.outgoing += encode(message);
-    flush(peer);
+  void tell_of_leavers() {
+    for (const int leaver : leavers) send_all(gone.at(leaver));
+    leavers.clear();
   }
 
-  void flush(int peer) {
-    const auto it = links.find(peer);
-    if (it == links.end()) return;
-    Link& link = it->second;
-    while (!link.outgoing.empty()) {
-      const ssize_t sent = ::send(link.fd.get(), link.outgoing.data(), link.outgoing.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0) break;  // full, or broken: the reading side notices that
-      link.outgoing.erase(0, static_cast<std::size_t>(sent));
-    }
-    loop->modify(link.fd.get(), EPOLLIN | EPOLLRDHUP | (link.outgoing.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT)));
-    // A peer that reads nothing while we write megabytes is stuck; its heartbeat tells, not our memory.
-    if (link.outgoing.size() > 4 * kMostControlBytes) link.outgoing.clear();
+  // Left or lost while the hub changed: its words to the old hub, if any, are gone with it.
+  void vanish(int peer) {
+    take(peer);
+    const ControlMessage message = about(Kind::gone, peer, name(peer) + " is gone");
+    if (!gone.emplace(peer, message).second) return;
+    if (hub()) send_all(message);
+    events.gone(peer);
+    elect();
+  }
+
+  void give_up(const std::string& text) {
+    given_up = true;
+    links.clear();
+    awaited.clear();
+    events.lost(rank, "the other ranks have given up this one: " + text);
+  }
+
+  // Why a rank that has been silent for so long counts as lost; nothing if it does not yet.
+  std::optional<std::string> silence_of(int peer, double silence) const {
+    if (heartbeat_s <= 0 || silence <= heartbeat_s * 0.9) return std::nullopt;
+    const char state = same_host(peer) ? process_state(info(peer).pid) : '\0';
+    if (state == 'T' || state == 't') return fmt::format("its process is stopped (no heartbeat for {:.1f} s)", silence);
+    if (state != '\0' && silence < heartbeat_s * 10) return std::nullopt;
+    return fmt::format("no heartbeat for {:.1f} s (stopped, overloaded, or cut off)", silence);
   }
 
   void tick() {
-    if (stopped || heartbeat_s <= 0) return;
     const auto now = Clock::now();
     const auto period = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(heartbeat_s / 10));
     // If this thread itself was held up (the machine slept, this process was stopped), others' silence proves nothing.
     const bool held_up = now - last_tick > period * 4;
     last_tick = now;
     std::vector<std::pair<int, std::string>> silent;
-    for (auto& [peer, link] : links) {
-      if (held_up) link.heard = now;
-      const double silence = std::chrono::duration<double>(now - link.heard).count();
-      if (silence <= heartbeat_s * 0.9) continue;
-      const PeerInfo& info = peers[static_cast<std::size_t>(peer)];
-      const bool same_host = info.host_key == peers[static_cast<std::size_t>(rank)].host_key;
-      const char state = same_host ? process_state(info.pid) : '\0';
-      if (same_host && state != 'T' && state != 't' && state != '\0' && silence < heartbeat_s * 10) continue;
-      silent.emplace_back(peer, state == 'T' || state == 't'
-                                    ? fmt::format("its process is stopped (no heartbeat for {:.1f} s)", silence)
-                                    : fmt::format("no heartbeat for {:.1f} s (stopped, overloaded, or cut off)", silence));
+    for (const auto& [peer, link] : links) {
+      if (held_up) link->set_heard(now);
+      if (const auto why = silence_of(peer, seconds(now - link->heard()))) silent.emplace_back(peer, *why);
     }
-    for (const auto& [peer, why] : silent) on_closed(peer, why);
-    ControlMessage beat;
-    beat.rank = rank;
-    std::vector<int> all;
-    for (const auto& [peer, link] : links) all.push_back(peer);
-    for (const int peer : all) send(peer, beat);
-    schedule();
+    for (const auto& [peer, why] : silent) lose(peer, why);
+    send_all(about(Kind::heartbeat, rank));
+    call_later(period, [](Impl& self) { self.tick(); });
   }
 
-  void schedule() {
-    auto self = shared_from_this();
-    timer = loop->call_at(Deadline::after(std::chrono::duration<double>(heartbeat_s / 10)), [self] { self->tick(); });
+  // ---- The hub -------------------------------------------------------------------------------------------------
+
+  void elect(bool in_good_order = false) {
+    if (stopped || given_up) return;
+    int next = 0;
+    while (gone.count(next) != 0) ++next;  // ends at this rank
+    if (next == hub_rank) return;
+    hub_rank = next;
+    if (hub()) return become_hub();
+    // When all leave at the end of a large job, not each of them has to go to each of the others.
+    constexpr std::chrono::microseconds kPerRank{100};
+    constexpr std::chrono::microseconds kMost{100'000};
+    seek(in_good_order ? std::min(kMost, kPerRank * size()) : std::chrono::microseconds(0));
+  }
+
+  void become_hub() {
+    log_debug("rank {} keeps the watch now", rank);
+    const auto now = Clock::now();
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank && gone.count(r) == 0 && links.count(r) == 0) awaited[r] = now;
+    }
+    look_later(kFirstLook);
+    for (const auto& [peer, link] : links) tell_of_gone(*link);
+    for (auto& [group, message] : reported) {
+      early.push_back(message);
+      early.back().origin = rank;
+    }
+    reported.clear();
+    spread_early();
+  }
+
+  void look_later(Clock::duration delay) {
+    if (std::exchange(looking, true)) return;
+    last_look = Clock::now();
+    call_later(delay, [](Impl& self) { self.look_after_awaited(); });
+  }
+
+  // Those that have not come to this hub: are they still there?
+  void look_after_awaited() {
+    looking = false;
+    const auto now = Clock::now();
+    const bool held_up = now - last_look > kLookWhileJoining * 4;
+    const auto missing = awaited;
+    for (const auto& [peer, since] : missing) {
+      if (held_up) awaited[peer] = now;
+      if (held_up || gone.count(peer) != 0) continue;
+      const auto silence = silence_of(peer, seconds(now - since));
+      if (joining ? joining->expired() : silence.has_value()) {
+        lose(peer, joining ? "it never connected after joining" : *silence);
+        continue;
+      }
+      probes->start(peer, Address::parse(same_host(peer) ? info(peer).unix_address : info(peer).tcp_address),
+                    [this, peer = peer] {
+                      if (stopped || awaited.count(peer) == 0) return;
+                      if (joining) return lose(peer, "its process ended after joining, before it connected");
+                      vanish(peer);
+                    });
+    }
+    if (awaited.empty()) {
+      joining.reset();
+    } else {
+      look_later(joining ? kLookWhileJoining : kLook);
+    }
+  }
+
+  // Dials the hub.
+  void seek(std::chrono::microseconds delay) {
+    const int target = hub_rank;
+    const auto self = shared_from_this();  // the thread ends before this object: Reach waits for it
+    Reach::Task task;
+    task.delay = delay;
+    const std::chrono::duration<double> one_try(heartbeat_s > 0 ? heartbeat_s * 0.9 : 20);
+    task.one_try = std::chrono::duration_cast<Clock::duration>(one_try);
+    task.dial = [this, target](Deadline deadline, int cancel) { return events.dial(target, deadline, cancel); };
+    task.hopeless = [this, target](double tried_s) { return silence_of(target, tried_s).has_value(); };
+    task.done = [self, target](Reach::Result result) {
+      auto shared = std::make_shared<Reach::Result>(std::move(result));
+      self->loop->post([self, target, shared] { self->reached(target, *shared); });
+    };
+    reach = std::make_unique<Reach>(std::move(task));
+  }
+
+  void reached(int target, Reach::Result& result) {
+    if (stopped) {
+      if (result.connection) ControlLink(loop, std::move(result.connection)).send(about(Kind::bye, rank));
+      return;
+    }
+    if (given_up || target != hub_rank) return;
+    if (result.connection) {
+      link(target, std::move(result.connection));
+      for (const auto& [group, message] : reported) send(target, message);
+    } else if (result.refused) {
+      vanish(target);
+    } else {
+      lose(target, "it cannot be reached: " + result.why);
+    }
   }
 
   // ---- Aborts --------------------------------------------------------------------------------------------------
 
   void spread(const ControlMessage& message) {
-    if (!hub()) return send(0, message);
-    if (inquiries.count(message.group) != 0 || !failed.insert(message.group).second) return;  // the first report counts
-    if (message.error == ErrorKind::mismatch && message.seq != 0) return inquire(message);
-    deliver(message);
+    if (stopped || given_up) return;
+    if (!hub()) {
+      reported[message.group] = message;
+      return send(hub_rank, message);
+    }
+    if (inquiries->is_open(message.group) || !failed.insert(message.group).second) return;  // the first report counts
+    if (message.error != ErrorKind::mismatch || message.seq == 0) return deliver(message);
+    std::vector<int> others;
+    for (const auto& [peer, link] : links) others.push_back(peer);
+    inquiries->begin(message, others);
+  }
+
+  void spread_early() {
+    for (const ControlMessage& message : std::exchange(early, {})) spread(message);
   }
 
   void deliver(const ControlMessage& message) {
+    if (stopped) return;
     events.aborted(message);
     // The rank that reported it hears last: when its call ends, the others know.
-    std::vector<int> all;
     for (const auto& [peer, link] : links) {
-      if (peer != message.origin) all.push_back(peer);
+      if (peer != message.origin) link->send(message);
     }
-    for (const int peer : all) send(peer, message);
     send(message.origin, message);
   }
 
-  void inquire(const ControlMessage& message) {
-    Inquiry& inquiry = inquiries[message.group];
-    inquiry.abort = message;
-    ControlMessage question = message;
-    question.kind = Kind::question;
-    question.text.clear();
-    for (const auto& [peer, link] : links) inquiry.awaited.insert(peer);
-    inquiry.awaited.insert(rank);
-    inquiry.question = question;
-    ask(message.group);
-    auto self = shared_from_this();
-    once.insert(loop->call_at(Deadline::after(std::chrono::milliseconds(400)), [self, group = message.group] { self->conclude(group); }));
-  }
-
-  // A rank that has not come to that call yet has nothing to say; it is asked again a little later.
-  void ask(const std::string& group) {
-    const auto it = inquiries.find(group);
-    if (it == inquiries.end() || stopped) return;
-    Inquiry& inquiry = it->second;
-    if (inquiry.awaited.count(rank) != 0) {
-      if (auto mine = events.called(group, inquiry.question.seq); !mine.empty()) {
-        inquiry.answers[rank] = mine;
-        inquiry.awaited.erase(rank);
-      }
-    }
-    if (inquiry.awaited.empty()) return conclude(group);
-    for (const int peer : inquiry.awaited) {
-      if (peer != rank) send(peer, inquiry.question);
-    }
-    auto self = shared_from_this();
-    once.insert(loop->call_at(Deadline::after(std::chrono::milliseconds(40)), [self, group] { self->ask(group); }));
-  }
-
-  void answered(const ControlMessage& message) {
-    const auto it = inquiries.find(message.group);
-    if (it == inquiries.end() || message.text.empty()) return;
-    it->second.answers[message.rank] = message.text;
-    it->second.awaited.erase(message.rank);
-    if (it->second.awaited.empty()) conclude(message.group);
-  }
-
-  void conclude(const std::string& group) {
-    const auto it = inquiries.find(group);
-    if (it == inquiries.end() || stopped) return;
-    ControlMessage message = it->second.abort;
-    if (!it->second.answers.empty()) {
-      message.text = "ranks called different things:";
-      const char* separator = "";
-      for (const auto& [peer, call] : it->second.answers) {
-        message.text += fmt::format("{} rank {}: {}", separator, peer, call);
-        separator = ";";
-      }
-    }
-    inquiries.erase(it);
-    deliver(message);
+  void start() {
+    inquiries = std::make_shared<Inquiries>(Inquiries::Means{
+        .loop = loop,
+        .rank = rank,
+        .called = [this](const std::string& group, std::uint64_t seq) { return events.called(group, seq); },
+        .send = [this](int peer, const ControlMessage& message) { send(peer, message); },
+        .concluded = [this](const ControlMessage& message) { deliver(message); }});
+    probes = std::make_unique<Probes>(loop);
+    if (heartbeat_s > 0) loop->post([self = shared_from_this()] { self->stopped ? void() : self->tick(); });
   }
 
   void stop() {
     stopped = true;
-    loop->cancel(timer);
-    for (const auto pending : once) loop->cancel(pending);
-    ControlMessage bye;
-    bye.kind = Kind::bye;
-    bye.rank = rank;
-    for (auto& [peer, link] : links) {
-      link.outgoing += encode(bye);
-      const ssize_t sent = ::send(link.fd.get(), link.outgoing.data(), link.outgoing.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-      (void)sent;
-      loop->remove(link.fd.get());
-    }
+    inquiries->stop();
+    probes->stop();
+    tell_of_leavers();
+    send_all(about(Kind::bye, rank));
     links.clear();
   }
 };
@@ -324,37 +406,40 @@ Control::Control(std::shared_ptr<EventLoop> loop, int rank, std::vector<PeerInfo
   impl_->peers = std::move(peers);
   impl_->heartbeat_s = heartbeat_s;
   impl_->events = std::move(events);
-  if (heartbeat_s > 0) {
-    impl_->loop->post([impl = impl_] { impl->schedule(); });
-  }
+  impl_->start();
 }
 
 Control::~Control() {
   impl_->loop->post_and_wait([impl = impl_] { impl->stop(); });
+  impl_->reach.reset();
+  impl_->loop->post_and_wait([] {});  // what it found out has been taken note of
 }
 
-void Control::adopt(int rank, UniqueFd connection) {
-  auto shared = std::make_shared<UniqueFd>(std::move(connection));
+void Control::adopt(int rank, SecureConnection connection) {
+  auto shared = std::make_shared<SecureConnection>(std::move(connection));
   impl_->loop->post_and_wait([impl = impl_, rank, shared] { impl->adopt(rank, std::move(*shared)); });
 }
 
 void Control::expect_all_by(Deadline deadline) {
   impl_->loop->post([impl = impl_, deadline] {
     if (impl->stopped) return;
-    const auto check = [impl] {
-      if (impl->stopped) return;
-      for (int r = 1; r < static_cast<int>(impl->peers.size()); ++r) {
-        if (impl->links.count(r) == 0 && impl->gone.count(r) == 0) impl->declare_lost(r, "it never connected after joining");
-      }
-    };
-    impl->once.insert(impl->loop->call_at(deadline, check));
+    impl->joining = deadline;
+    for (int r = 1; r < impl->size(); ++r) {
+      if (impl->links.count(r) == 0 && impl->gone.count(r) == 0) impl->awaited[r] = Clock::now();
+    }
+    impl->look_later(kLookWhileJoining);
   });
 }
 
 void Control::spread(const ControlMessage& abort) {
-  impl_->loop->post([impl = impl_, abort] {
-    if (!impl->stopped) impl->spread(abort);
-  });
+  impl_->loop->post([impl = impl_, abort] { impl->spread(abort); });
 }
+
+void Control::tell_hub(const ControlMessage& message) {
+  if (impl_->hub()) return impl_->on_waiting(message);
+  impl_->send(impl_->hub_rank, message);
+}
+
+void Control::send(int rank, const ControlMessage& message) { impl_->send(rank, message); }
 
 }  // namespace maniple

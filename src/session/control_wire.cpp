@@ -28,7 +28,8 @@ ControlMessage decode_control_message(std::string_view bytes) {
   ControlMessage message;
   const auto kind = reader.get<std::uint8_t>();
   const auto error = reader.get<std::uint8_t>();
-  if (kind < 1 || kind > 6) throw ProtocolError("a control message of unknown kind " + std::to_string(kind));
+  if (kind < 1 || kind > static_cast<std::uint8_t>(ControlMessage::Kind::position))
+    throw ProtocolError("a control message of unknown kind " + std::to_string(kind));
   if (error > static_cast<std::uint8_t>(ErrorKind::unsupported)) throw ProtocolError("a control message with an unknown error");
   message.kind = static_cast<ControlMessage::Kind>(kind);
   message.error = static_cast<ErrorKind>(error);

@@ -16,11 +16,16 @@ inline constexpr std::size_t kMostControlBytes = 64 * 1024;
 struct ControlMessage {
   enum class Kind : std::uint8_t {
     heartbeat = 1,
-    bye = 2,      ///< the sender leaves in good order
-    lost = 3,     ///< `rank` is lost: `text`
-    abort = 4,    ///< group `group` failed on `rank`: `error`, `text`
-    question = 5, ///< what did you call as number `seq` of `group`?
-    answer = 6,   ///< `rank` called `text`
+    bye = 2,        ///< the sender leaves in good order
+    lost = 3,       ///< `rank` is lost: `text`
+    abort = 4,      ///< group `group` failed on `rank`: `error`, `text`
+    question = 5,   ///< what did you call as number `seq` of `group`?
+    answer = 6,     ///< `rank` called `text`
+    left = 7,       ///< `rank` has left in good order
+    gone = 8,       ///< `rank` has left or ended while the hub changed; nobody knows which
+    waiting = 9,    ///< `rank` has waited long in call number `seq` of `group`: `text`
+    progress = 10,  ///< how far are you in `group`?
+    position = 11,  ///< the last call of `rank` in it is number `seq`: `text`
   };
   Kind kind = Kind::heartbeat;
   ErrorKind error = ErrorKind::aborted;

@@ -20,6 +20,7 @@ void put(ByteWriter& writer, const PeerInfo& peer) {
   writer.put_string(peer.unix_address);
   writer.put_string(peer.tcp_address);
   writer.put_string(peer.cores.encode());
+  writer.put(static_cast<std::uint8_t>(peer.encrypts ? 1 : 0));
 }
 
 PeerInfo get_peer(ByteReader& reader) {
@@ -31,6 +32,7 @@ PeerInfo get_peer(ByteReader& reader) {
   peer.unix_address = reader.get_string(kMostText);
   peer.tcp_address = reader.get_string(kMostText);
   peer.cores = CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8));
+  peer.encrypts = reader.get<std::uint8_t>() != 0;
   return peer;
 }
 

@@ -19,6 +19,7 @@ struct PeerInfo {
   std::string unix_address;  ///< for shared memory
   std::string tcp_address;   ///< for data and control
   CoreSet cores;             ///< that it may run on
+  bool encrypts = false;     ///< data, MANIPLE_ENCRYPT
 
   std::string describe(int rank) const;  ///< "rank 3 (pid 4711 on node7)"
 };

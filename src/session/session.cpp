@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include <fmt/format.h>
@@ -51,22 +52,29 @@ std::shared_ptr<Session> Session::start(Meeting meeting, TransportKind transport
   session->listen();
   session->meet_peers(deadline);
   session->start_watch(deadline);
+  session->start_wait_reports();
   return session;
 }
 
 Session::Session(Meeting meeting, TransportKind transport)
     : meeting_(std::move(meeting)),
       transport_(transport),
+      encrypts_(knob_flag(Knob::encrypt)),
       loop_(EventLoop::shared()),
       arrivals_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!arrivals_) throw_system_error("eventfd");
+  MANIPLE_REQUIRE(!encrypts_ || !meeting_.identity.secret.is_none(),
+                  "MANIPLE_ENCRYPT is 1, but the job has no secret, so anyone could decrypt: set MANIPLE_SECRET_FILE on every "
+                  "host (mode 0600, 64 hexadecimal digits)");
 }
 
 Session::~Session() {
   // Acceptors first: nothing new may come while the rest is taken down.
   tcp_.reset();
   unix_.reset();
-  loop_->post_and_wait([] {});  // what they posted has run
+  loop_->post_and_wait([this] {  // and what they posted has run
+    if (waits_) waits_->stop();
+  });
   control_.reset();
   segments_.reset();
 }
@@ -74,7 +82,7 @@ Session::~Session() {
 void Session::listen() {
   const Acceptor::Owner owner{
       .refusal = [this](const Hello& hello, const Address& peer) { return refusal(hello, peer); },
-      .accept = [this](UniqueFd fd, const Hello& hello, const Address&) { accept(std::move(fd), hello); }};
+      .accept = [this](SecureConnection connection, const Hello& hello, const Address&) { accept(std::move(connection), hello); }};
   tcp_ = std::make_unique<Acceptor>(loop_, listen_on(meeting_.data_address), meeting_.identity, owner);
   const std::string name = fmt::format("maniple-{:016x}{:016x}", random_word(), random_word());
   unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), meeting_.identity, owner);
@@ -90,7 +98,13 @@ void Session::meet_peers(Deadline deadline) {
   mine.unix_address = unix_->address().to_string();
   mine.tcp_address = tcp_->address().to_string();
   mine.cores = CoreSet::of_this_process();
+  mine.encrypts = encrypts_;
   PeerTable table = exchange_peers(*meeting_.store, rank(), world_size(), mine, deadline);
+  for (int r = 0; r < world_size(); ++r) {
+    const PeerInfo& other = table.peers[static_cast<std::size_t>(r)];
+    MANIPLE_REQUIRE(other.encrypts == encrypts_, "MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks",
+                    encrypts_ ? 1 : 0, mine.describe(rank()), other.encrypts ? 1 : 0, other.describe(r));
+  }
   const std::lock_guard lock(mutex_);
   table_ = std::move(table);
   segments_ = std::make_unique<SegmentPost>(table_.world_id);
@@ -104,6 +118,8 @@ void Session::start_watch(Deadline deadline) {
   if (all_here) return;  // threads of one process live and die together
   Control::Events events;
   events.lost = [this](int lost, const std::string& text) { on_lost(lost, text); };
+  events.gone = [this](int gone) { on_gone(gone); };
+  events.dial = [this](int hub, Deadline limit, int cancel) { return dial_control(hub, limit, cancel); };
   events.aborted = [this](const ControlMessage& message) { on_aborted(message); };
   events.called = [this](const std::string& group, std::uint64_t seq) -> std::string {
     std::function<std::string(std::uint64_t)> called;
@@ -115,39 +131,86 @@ void Session::start_watch(Deadline deadline) {
     }
     return called(seq);
   };
+  // From here on waits_ may be asked for, but it comes only later.
+  const auto waits = [this] {
+    const std::lock_guard lock(mutex_);
+    return waits_;
+  };
+  events.waiting = [waits](const ControlMessage& message) {
+    if (const auto reports = waits()) reports->on_waiting(message);
+  };
+  events.position = [waits](const ControlMessage& question) {
+    const auto reports = waits();
+    return reports ? reports->position(question) : ControlMessage{};
+  };
+  events.positioned = [waits](const ControlMessage& answer) {
+    if (const auto reports = waits()) reports->on_position(answer);
+  };
   const double heartbeat = knob_number(Knob::heartbeat_s);
   auto control = std::make_unique<Control>(loop_, rank(), table_.peers, heartbeat, std::move(events));
-  if (rank() == 0) {
-    std::map<int, UniqueFd> early;
-    {
-      const std::lock_guard lock(mutex_);
-      control_ = std::move(control);
-      early = std::move(early_control_);
-    }
-    for (auto& [peer, connection] : early) control_->adopt(peer, std::move(connection));
-    control_->expect_all_by(Deadline::after(kConnectTime + world_size() * kConnectTimeOfOne));
-    return;
+  SecureConnection connection;
+  if (rank() != 0) connection = dial_control(0, deadline);
+  std::map<int, SecureConnection> early;
+  {
+    const std::lock_guard lock(mutex_);
+    control_ = std::move(control);
+    early = std::move(early_control_);
   }
-  const PeerInfo& hub = peer(0);
-  const Address address = Address::parse(same_host(0) ? hub.unix_address : hub.tcp_address);
+  if (connection) control_->adopt(0, std::move(connection));
+  for (auto& [peer, early_connection] : early) control_->adopt(peer, std::move(early_connection));
+  if (rank() == 0) control_->expect_all_by(Deadline::after(kConnectTime + world_size() * kConnectTimeOfOne));
+}
+
+void Session::start_wait_reports() {
+  const double after_s = knob_number(Knob::wait_report_s);
+  if (after_s <= 0 || world_size() < 2) return;
+  WaitReports::Means means;
+  means.loop = loop_;
+  means.rank = rank();
+  means.world = world_id();
+  means.after_s = after_s;
+  means.groups = [this] { return group_progress(); };
+  means.describe = [this](int r) { return peer(r).describe(r); };
+  if (control_) {
+    means.tell_hub = [this](const ControlMessage& message) { control_->tell_hub(message); };
+    means.ask = [this](int r, const ControlMessage& message) { control_->send(r, message); };
+  }
+  auto reports = WaitReports::start(std::move(means));
+  const std::lock_guard lock(mutex_);
+  waits_ = std::move(reports);
+}
+
+std::vector<WaitReports::Group> Session::group_progress() {
+  std::vector<WaitReports::Group> groups;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, group] : groups_) {
+    groups.push_back({name, group.members, group.progress, group.message ? group.message() : MessageWait{}});
+  }
+  return groups;
+}
+
+SecureConnection Session::dial_control(int hub, Deadline deadline, int cancel) const {
+  const Address address = Address::parse(same_host(hub) ? peer(hub).unix_address : peer(hub).tcp_address);
   Hello hello;
   hello.role = Role::control;
   hello.rank = rank();
-  UniqueFd connection = maniple::dial(address, meeting_.identity, hello, deadline);
-  control_ = std::move(control);
-  control_->adopt(0, std::move(connection));
+  hello.to = hub;
+  return maniple::dial(address, meeting_.identity, hello, deadline, false, cancel);
 }
 
 // In the event loop's thread.
 std::string Session::refusal(const Hello& hello, const Address& peer) const {
   if (hello.rank < 0 || hello.rank >= world_size()) return fmt::format("rank {} in a world of {}", hello.rank, world_size());
   if (hello.role == Role::segment && !peer.is_unix()) return "shared memory is handed over on Unix sockets only";
-  if (hello.role == Role::control && rank() != 0) return "only rank 0 keeps the watch";
   if (hello.role == Role::store) return "no store is served here";
+  if (hello.role == Role::data && hello.encrypt != encrypts_) {
+    return fmt::format("MANIPLE_ENCRYPT is {} on rank {} but {} on rank {}; it must be alike on all ranks", encrypts_ ? 1 : 0,
+                       rank(), hello.encrypt ? 1 : 0, hello.rank);
+  }
   return {};
 }
 
-void Session::accept(UniqueFd connection, const Hello& hello) {
+void Session::accept(SecureConnection connection, const Hello& hello) {
   const std::lock_guard lock(mutex_);
   switch (hello.role) {
     case Role::data:
@@ -156,9 +219,9 @@ void Session::accept(UniqueFd connection, const Hello& hello) {
       return;
     case Role::segment:
       if (!segments_) {
-        early_segments_.emplace_back(hello.topic, std::move(connection));
+        early_segments_.emplace_back(hello.topic, std::move(connection.fd));
       } else {
-        segments_->serve(hello.topic, std::move(connection));
+        segments_->serve(hello.topic, std::move(connection.fd));
       }
       return;
     case Role::control:
@@ -166,7 +229,7 @@ void Session::accept(UniqueFd connection, const Hello& hello) {
         early_control_[hello.rank] = std::move(connection);
       } else {
         // Posted, as it may find this rank lost, which needs the lock.
-        auto shared = std::make_shared<UniqueFd>(std::move(connection));
+        auto shared = std::make_shared<SecureConnection>(std::move(connection));
         loop_->post([this, shared, from = hello.rank] { control_->adopt(from, std::move(*shared)); });
       }
       return;
@@ -174,12 +237,14 @@ void Session::accept(UniqueFd connection, const Hello& hello) {
   }
 }
 
-UniqueFd Session::dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) {
+SecureConnection Session::dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) {
   abort.check();
   Hello hello;
   hello.role = Role::data;
   hello.rank = rank();
   hello.topic = topic;
+  hello.to = global_rank;
+  hello.encrypt = encrypts_;
   // A port that a firewall closes is reported long before the operation's deadline, but not sooner than a rank counts as lost.
   const double heartbeat = knob_number(Knob::heartbeat_s);
   const Deadline limit =
@@ -211,13 +276,13 @@ UniqueFd Session::dial(int global_rank, const std::string& topic, Deadline deadl
   }
 }
 
-UniqueFd Session::try_take(int global_rank, const std::string& topic) {
+SecureConnection Session::try_take(int global_rank, const std::string& topic) {
   eventfd_t count = 0;
   ::eventfd_read(arrivals_.get(), &count);
   const std::lock_guard lock(mutex_);
   const auto it = waiting_.find({global_rank, topic});
   if (it == waiting_.end() || it->second.empty()) return {};
-  UniqueFd connection = std::move(it->second.front());
+  SecureConnection connection = std::move(it->second.front());
   it->second.pop_front();
   if (it->second.empty()) waiting_.erase(it);
   return connection;
@@ -238,8 +303,9 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
   hello.role = Role::segment;
   hello.rank = rank();
   hello.topic = topic;
+  hello.to = maker;
   // The handshake is short and is not broken off: its other side would take us for a stranger.
-  const UniqueFd connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
+  const SecureConnection connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
   try {
     ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
     return Segment::adopt(std::move(received.fd), received.about);
@@ -260,6 +326,17 @@ void Session::add_group(const std::string& name, GroupLink link) {
   groups_[name] = std::move(link);
 }
 
+void Session::open_group(const std::string& name, std::function<void(int)> gone, std::function<MessageWait()> message) {
+  const std::lock_guard lock(mutex_);
+  const auto it = groups_.find(name);
+  if (it == groups_.end()) return;
+  it->second.gone = std::move(gone);
+  it->second.message = std::move(message);
+  for (const int member : it->second.members) {
+    if (gone_.count(member) != 0) it->second.gone(member);
+  }
+}
+
 void Session::remove_group(const std::string& name) {
   const std::lock_guard lock(mutex_);
   groups_.erase(name);
@@ -277,6 +354,14 @@ void Session::on_lost(int rank, const std::string& text) {
     }
   }
   for (const auto& abort : struck) abort->raise(std::make_exception_ptr(PeerLost(text, rank)));
+}
+
+void Session::on_gone(int rank) {
+  const std::lock_guard lock(mutex_);
+  gone_.insert(rank);
+  for (const auto& [name, group] : groups_) {
+    if (group.gone && std::count(group.members.begin(), group.members.end(), rank) != 0) group.gone(rank);
+  }
 }
 
 void Session::on_aborted(const ControlMessage& message) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "base/abort_signal.h"
@@ -17,6 +18,7 @@
 #include "session/control.h"
 #include "session/peer_table.h"
 #include "session/segment_post.h"
+#include "session/wait_report.h"
 #include "transport/switchboard.h"
 #include <maniple/comm/options.h>
 
@@ -36,8 +38,8 @@ class Session : public Switchboard {
   bool same_host(int rank) const { return peer(rank).host_key == peer(this->rank()).host_key; }
 
   // ---- Switchboard ---------------------------------------------------------------------------------------------
-  UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
-  UniqueFd try_take(int global_rank, const std::string& topic) override;
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
+  SecureConnection try_take(int global_rank, const std::string& topic) override;
   int arrival_fd() const noexcept override { return arrivals_.get(); }
 
   // ---- Shared memory -------------------------------------------------------------------------------------------
@@ -51,8 +53,14 @@ class Session : public Switchboard {
     std::vector<int> members;  ///< global ranks
     std::shared_ptr<AbortSignal> abort;
     std::function<std::string(std::uint64_t seq)> called;  ///< what this rank called as number seq
+    std::function<CallProgress()> progress;
+    // Once the group is set up (open_group). They must not block, nor use the session; not called after remove_group.
+    std::function<void(int global_rank)> gone = {};  ///< it has left or ended, nobody knows which
+    std::function<MessageWait()> message = {};
   };
   void add_group(const std::string& name, GroupLink link);
+  void open_group(const std::string& name, std::function<void(int global_rank)> gone,
+                  std::function<MessageWait()> message);
   void remove_group(const std::string& name);
 
   /// Tells the other ranks that this group failed here. Returns at once.
@@ -65,26 +73,33 @@ class Session : public Switchboard {
   void meet_peers(Deadline deadline);
   void start_watch(Deadline deadline);
   std::string refusal(const Hello& hello, const Address& peer) const;
-  void accept(UniqueFd connection, const Hello& hello);
+  void accept(SecureConnection connection, const Hello& hello);
+  void start_wait_reports();
+  std::vector<WaitReports::Group> group_progress();
+  SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
   void on_lost(int rank, const std::string& text);
+  void on_gone(int rank);
   void on_aborted(const ControlMessage& message);
 
   Meeting meeting_;
   TransportKind transport_;
+  bool encrypts_;  // data over TCP
   std::shared_ptr<EventLoop> loop_;
   PeerTable table_;
   UniqueFd arrivals_;
 
   std::mutex mutex_;
-  std::map<std::pair<int, std::string>, std::deque<UniqueFd>> waiting_;  // data connections not taken yet
-  std::map<int, UniqueFd> early_control_;                                // came before the watch was set up
+  std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_;  // data connections not taken yet
+  std::map<int, SecureConnection> early_control_;                        // came before the watch was set up
   std::vector<std::pair<std::string, UniqueFd>> early_segments_;
   std::map<std::string, GroupLink> groups_;
   std::map<int, std::string> lost_;
+  std::set<int> gone_;                                      // left or lost
   std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet, or no longer has
 
   std::unique_ptr<SegmentPost> segments_;
   std::unique_ptr<Control> control_;
+  std::shared_ptr<WaitReports> waits_;
   std::unique_ptr<Acceptor> tcp_;
   std::unique_ptr<Acceptor> unix_;
 };

@@ -83,10 +83,20 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
 }
 
 Arena::~Arena() {
-  Slot& mine = of(rank());
-  mine.left.value.store(1, std::memory_order_seq_cst);
-  for (Post& post : mine.posts) wake_if_asleep(post.stamp);
-  for (auto& counter : mine.counters) wake_if_asleep(counter.value);
+  of(rank()).left.value.store(1, std::memory_order_seq_cst);
+  wake_all_for(rank());
+}
+
+void Arena::mark_gone(int rank) noexcept {
+  std::uint32_t none = 0;
+  if (of(rank).left.value.compare_exchange_strong(none, 2, std::memory_order_seq_cst)) wake_all_for(rank);
+}
+
+// Those who wait for a word of this rank, or at their own bell.
+void Arena::wake_all_for(int rank) noexcept {
+  Slot& theirs = of(rank);
+  for (Post& post : theirs.posts) futex_wake_all(post.stamp);
+  for (auto& counter : theirs.counters) futex_wake_all(counter.value);
   for (int r = 0; r < size(); ++r) ring_bell(r);
 }
 
@@ -218,8 +228,11 @@ void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
   if (abort_state_->load(std::memory_order_acquire) != 0) throw_raised();
   if (has_left(rank)) {
     const int global = options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
-    throw PeerLost(fmt::format("rank {} has left the group (it was destroyed there) and did not come, waited {:.1f} s",
-                               name_of(rank), waited), global);
+    const bool said_so = of(rank).left.value.load(std::memory_order_acquire) == 1;
+    throw PeerLost(
+        fmt::format("rank {} has left the group ({}) and did not come, waited {:.1f} s", name_of(rank),
+                    said_so ? "it was destroyed there" : "or its process ended; nobody listens there any more", waited),
+        global);
   }
   throw Timeout(fmt::format("rank {} did not come within {:.1f} s", name_of(rank), waited));
 }

@@ -133,6 +133,8 @@ class Arena {
   // ---- Ends ----------------------------------------------------------------------------------------------------
 
   bool has_left(int rank) const noexcept;
+  /// On behalf of a rank whose process has ended, or left, without a word that reached us.
+  void mark_gone(int rank) noexcept;
   /// Throws if a rank of this host has given up and had not finished this epoch: it will not take part in it.
   void check_raised(std::uint32_t epoch) const {
     if (abort_state_->load(std::memory_order_acquire) != 0) [[unlikely]] check_raised_slowly(epoch);
@@ -154,7 +156,7 @@ class Arena {
     Line sleepers;       // ranks asleep on a word of this rank
     Line bell;           // rung by peers that moved bytes in a ring of this rank
     Line bell_sleepers;  // 1 while this rank sleeps on its bell
-    Line left;           // 1 once this rank has destroyed its group
+    Line left;           // 1 once this rank has destroyed its group; 2: another rank found that it is gone
   };
   static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
     return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
@@ -165,6 +167,7 @@ class Arena {
   void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
     if (slots_[rank()].sleepers.value.load(std::memory_order_seq_cst) != 0) [[unlikely]] futex_wake_all(word);
   }
+  void wake_all_for(int rank) noexcept;
   void check_raised_slowly(std::uint32_t epoch) const;
   [[noreturn]] void throw_raised() const;
   [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);

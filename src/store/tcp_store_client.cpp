@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +19,9 @@ namespace {
 // For requests that the server answers at once, and for asking what is missing after a deadline.
 constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
+
+constexpr std::size_t kSealedAtOnce = 4 * kMaxRecordBytes;  // of a large value
+constexpr std::size_t kKeptBytes = 16384;                   // of the memory for that, for the next
 
 std::string head_with_key(std::string_view key) {
   require_key(key);
@@ -41,8 +43,12 @@ double seconds_since(Deadline::Clock::time_point start) {
 
 }  // namespace
 
-TcpStoreClient::TcpStoreClient(UniqueFd fd, Address server, std::shared_ptr<void> keep)
-    : server_(server), fd_(std::move(fd)), keep_(std::move(keep)) {}
+TcpStoreClient::TcpStoreClient(SecureConnection connection, Address server, std::shared_ptr<void> keep)
+    : server_(server),
+      fd_(std::move(connection.fd)),
+      keep_(std::move(keep)),
+      sealer_(connection.keys.value().cipher, connection.keys->send),
+      opener_(connection.keys->cipher, connection.keys->receive) {}
 
 std::string TcpStoreClient::describe() const { return "tcp store at " + server_.to_string(); }
 
@@ -167,6 +173,7 @@ std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view hea
 }
 
 void TcpStoreClient::throw_lost(const std::string& reason) const {
+  if (forged_) throw ProtocolError(fmt::format("{}: connection closed: it brought {}", describe(), reason));
   throw PeerLost(
       fmt::format("{}: connection lost ({}): the process that serves it, rank 0 or the launcher, has ended or "
                   "cannot be reached",
@@ -180,47 +187,55 @@ void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view h
                                 Deadline deadline) {
   const std::lock_guard sending(send_mutex_);
   const std::string header = encode_frame_header(id, static_cast<std::uint8_t>(op), head.size() + tail.size());
-  // iovec has no const; sendmsg does not write.
-  const auto part = [](std::string_view bytes) { return iovec{const_cast<char*>(bytes.data()), bytes.size()}; };
-  iovec parts[] = {part(header), part(head), part(tail)};
-  std::size_t first = 0;
-  bool begun = false;
-  while (first < std::size(parts)) {
-    msghdr message{};
-    message.msg_iov = parts + first;
-    message.msg_iovlen = std::size(parts) - first;
-    ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+  // Before anything is sealed, as that cannot be taken back: its number is used.
+  for (pollfd room{.fd = fd_.get(), .events = POLLOUT, .revents = 0}; ::poll(&room, 1, 0) <= 0;) await_room(deadline);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_.empty()) throw_lost(lost_);
+  }
+  const std::string_view first[] = {header, head, tail.substr(0, kSealedAtOnce)};
+  tail.remove_prefix(first[2].size());
+  sealer_.seal(first, sealed_);
+  send_sealed(deadline);
+  for (; !tail.empty(); tail.remove_prefix(std::min(tail.size(), kSealedAtOnce))) {
+    sealer_.seal(tail.substr(0, kSealedAtOnce), sealed_);
+    send_sealed(deadline);
+  }
+  if (sealed_.capacity() > kKeptBytes) sealed_ = {};
+}
+
+void TcpStoreClient::send_sealed(Deadline deadline) {
+  std::size_t done = 0;
+  while (done < sealed_.size()) {
+    const ssize_t sent = ::send(fd_.get(), sealed_.data() + done, sealed_.size() - done, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno == EAGAIN) {
       try {
         await_room(deadline);
       } catch (const Timeout&) {
         // Half a frame cannot be taken back: what follows it would be read as its rest.
-        if (begun) {
-          const std::lock_guard lock(mutex_);
-          if (lost_.empty()) lost_ = "given up in the middle of a request, as its deadline passed";
-          changed_.notify_all();
-        }
+        lose("given up in the middle of a request, as its deadline passed");
         throw;
       }
       continue;
     }
     if (sent < 0) {
+      lose(errno_text(errno));
       const std::lock_guard lock(mutex_);
-      if (lost_.empty()) lost_ = errno_text(errno);
-      changed_.notify_all();
       throw_lost(lost_);
     }
-    begun = true;
-    while (first < std::size(parts) && static_cast<std::size_t>(sent) >= parts[first].iov_len) {
-      sent -= static_cast<ssize_t>(parts[first].iov_len);
-      ++first;
-    }
-    if (first < std::size(parts)) {
-      parts[first].iov_base = static_cast<char*>(parts[first].iov_base) + sent;
-      parts[first].iov_len -= static_cast<std::size_t>(sent);
-    }
+    done += static_cast<std::size_t>(sent);
   }
+  sealed_.clear();
+}
+
+void TcpStoreClient::lose(const std::string& reason, bool forged) {
+  const std::lock_guard lock(mutex_);
+  if (!lost_.empty()) return;
+  lost_ = reason;
+  forged_ = forged;
+  if (forged) ::shutdown(fd_.get(), SHUT_RDWR);
+  changed_.notify_all();
 }
 
 /// The server stops reading from a client that does not read: so while the socket is full, replies are taken in.
@@ -283,6 +298,7 @@ void TcpStoreClient::read_as_leader(std::unique_lock<std::mutex>& lock, Deadline
 /// Only by the thread that has set `reading_`.
 void TcpStoreClient::read_available() {
   std::string failure;
+  bool forged = false;
   std::vector<Frame> frames;
   for (;;) {
     const ssize_t got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), 0);
@@ -292,21 +308,31 @@ void TcpStoreClient::read_available() {
       failure = got == 0 ? "closed by the server" : errno_text(errno);
       break;
     }
-    std::string_view bytes(buffer_.data(), static_cast<std::size_t>(got));
+    std::span<char> bytes(buffer_.data(), static_cast<std::size_t>(got));
     try {
-      while (auto frame = reader_.next(bytes)) frames.push_back(std::move(*frame));
+      while (auto plain = opener_.next(bytes)) {
+        while (auto frame = reader_.next(*plain)) frames.push_back(std::move(*frame));
+      }
     } catch (const ProtocolError& error) {
       failure = error.what();
+      forged = true;
       break;
     }
     if (!frames.empty()) break;
   }
-  const std::lock_guard lock(mutex_);
-  for (Frame& frame : frames) {
-    // A reply to nobody is one whose caller gave up.
-    if (const auto found = calls_.find(frame.id); found != calls_.end()) found->second->reply = std::move(frame);
+  {
+    const std::lock_guard lock(mutex_);
+    for (Frame& frame : frames) {
+      // A reply to nobody is one whose caller gave up.
+      if (const auto found = calls_.find(frame.id); found != calls_.end()) {
+        found->second->reply = std::move(frame);
+      } else if (frame.code == static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server hangs up, whoever asked
+        failure = std::move(frame.body);
+        forged = true;
+      }
+    }
   }
-  if (!failure.empty() && lost_.empty()) lost_ = failure;
+  if (!failure.empty()) lose(failure, forged);
 }
 
 }  // namespace maniple

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/fork_guard.h"
-#include "base/unique_fd.h"
 #include "net/address.h"
+#include "net/secure_connection.h"
 #include "store/wire.h"
 #include <maniple/comm/store.h>
 
@@ -23,8 +23,8 @@ namespace maniple {
 
 class TcpStoreClient final : public Store {
  public:
-  /// `fd` is authenticated and non-blocking.
-  TcpStoreClient(UniqueFd fd, Address server, std::shared_ptr<void> keep);
+  /// `connection` is non-blocking and has keys.
+  TcpStoreClient(SecureConnection connection, Address server, std::shared_ptr<void> keep);
 
   void set(std::string_view key, std::string_view value) override;
   std::string get(std::string_view key, Deadline deadline) override;
@@ -49,7 +49,9 @@ class TcpStoreClient final : public Store {
   std::optional<std::vector<bool>> try_check(std::span<const std::string> keys, Deadline deadline);
 
   void send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
+  void send_sealed(Deadline deadline);
   void await_room(Deadline deadline);
+  void lose(const std::string& reason, bool forged = false);
   std::optional<Frame> await_reply(std::uint32_t id, Call& call, Deadline deadline);
   void read_as_leader(std::unique_lock<std::mutex>& lock, Deadline deadline);
   void read_available();
@@ -61,13 +63,17 @@ class TcpStoreClient final : public Store {
   std::shared_ptr<void> keep_;
 
   std::mutex send_mutex_;  // held while one frame is written; taken before mutex_
+  RecordSealer sealer_;
+  std::string sealed_;  // records on their way
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::uint32_t next_id_ = 1;
   std::map<std::uint32_t, Call*> calls_;
-  bool reading_ = false;  // somebody reads; only that thread touches reader_ and buffer_
+  bool reading_ = false;  // somebody reads; only that thread touches opener_, reader_ and buffer_
   std::string lost_;      // why the connection is of no more use
+  bool forged_ = false;   // because what came was not what the other end had sent
+  RecordOpener opener_;
   FrameReader reader_{&reply_limit};
   std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);
 };

@@ -15,8 +15,8 @@ namespace {
 // The store has no heartbeats of its own, and a request that is not answered may be waited for by its caller alone.
 constexpr double kLeastSilence = 30;
 
-UniqueFd dial_any(const std::vector<Address>& addresses, const std::string& name, const Identity& identity,
-                  Deadline deadline, Address& reached) {
+SecureConnection dial_any(const std::vector<Address>& addresses, const std::string& name, const Identity& identity,
+                          Deadline deadline, Address& reached) {
   const Hello hello{.role = Role::store, .rank = identity.rank, .topic = "store"};
   if (addresses.size() == 1) {
     reached = addresses.front();
@@ -54,10 +54,10 @@ std::shared_ptr<Store> connect_tcp_store(const std::string& host, std::uint16_t 
                                          Deadline deadline, std::shared_ptr<void> keep) {
   const std::string name = fmt::format("{}:{}", host, port);
   Address reached;
-  UniqueFd fd = dial_any(Address::resolve(host, port, deadline), name, identity, deadline, reached);
+  SecureConnection connection = dial_any(Address::resolve(host, port, deadline), name, identity, deadline, reached);
   const double heartbeat = knob_number(Knob::heartbeat_s);
-  if (heartbeat > 0) set_keepalive(fd.get(), std::max(kLeastSilence, heartbeat));
-  return std::make_shared<TcpStoreClient>(std::move(fd), reached, std::move(keep));
+  if (heartbeat > 0) set_keepalive(connection.get(), std::max(kLeastSilence, heartbeat));
+  return std::make_shared<TcpStoreClient>(std::move(connection), reached, std::move(keep));
 }
 
 }  // namespace maniple

@@ -1,6 +1,5 @@
 // One thread, many clients: reads frames, hands them to the service, writes replies as the sockets take them.
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
@@ -29,15 +28,27 @@ constexpr std::size_t kMaxPendingBytes = std::size_t{512} << 20;
 // One client's turn, so that a large value does not hold up the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsAtOnce = 8;
+constexpr std::size_t kKeptBytes = 4096;  // of a record's memory, for the next
 
 struct Connection {
+  Connection(SecureConnection link, const Address& other, int other_rank)
+      : fd(std::move(link.fd)),
+        peer(other),
+        rank(other_rank),
+        opener(link.keys.value().cipher, link.keys->receive),
+        sealer(link.keys->cipher, link.keys->send) {}
+
   UniqueFd fd;
   Address peer;
   int rank = -1;
+  RecordOpener opener;
   FrameReader reader{&request_limit};
+  RecordSealer sealer;
+  std::string sealed;  // the record that is being sent
+  std::size_t sealed_offset = 0;
   std::deque<Value> out;
   std::size_t out_offset = 0;  // into the front piece
-  std::size_t out_bytes = 0;
+  std::size_t out_bytes = 0;  // not in a record yet
   std::uint32_t events = EPOLLIN;
   bool closing = false;  // once everything is written
   std::string doomed;    // why it is to be dropped; empty: it is not
@@ -60,14 +71,13 @@ struct TcpStoreServer::Impl {
   Address address;
   std::unique_ptr<Acceptor> acceptor;  // last: from here on strangers may come
 
-  void admit(UniqueFd fd, const Hello& hello, const Address& peer) {
+  void admit(SecureConnection link, const Hello& hello, const Address& peer) {
     const Client client = next_client++;
-    Connection& connection = clients[client];
-    connection.fd = std::move(fd);
-    connection.peer = peer;
-    connection.rank = hello.rank;
+    Connection& connection = clients.try_emplace(client, std::move(link), peer, hello.rank).first->second;
     set_liveness(connection.fd.get(), heartbeat_s);
-    loop->add(connection.fd.get(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); });
+    loop->add(
+        connection.fd.get(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); },
+        [this, client](const std::string& why) { on_failed(client, why); });
   }
 
   void on_ready(Client client, std::uint32_t events) {
@@ -79,6 +89,13 @@ struct TcpStoreServer::Impl {
     reap();
   }
 
+  // Something unforeseen while serving this client, lack of memory above all: it loses its connection, the others do not.
+  void on_failed(Client client, const std::string& why) {
+    const auto found = clients.find(client);
+    if (found != clients.end() && found->second.doomed.empty()) doom(client, found->second, why);
+    reap();
+  }
+
   void read_some(Client client, Connection& connection) {
     for (int i = 0; i < kReadsAtOnce; ++i) {
       if (connection.closing || connection.out_bytes > kPauseReadingBytes || !connection.doomed.empty()) return;
@@ -86,14 +103,16 @@ struct TcpStoreServer::Impl {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return;
       if (got <= 0) return doom(client, connection, got == 0 ? "closed" : errno_text(errno));
-      take(client, connection, std::string_view(buffer.data(), static_cast<std::size_t>(got)));
+      take(client, connection, std::span(buffer.data(), static_cast<std::size_t>(got)));
       if (static_cast<std::size_t>(got) < buffer.size()) return;
     }
   }
 
-  void take(Client client, Connection& connection, std::string_view bytes) {
+  void take(Client client, Connection& connection, std::span<char> bytes) {
     try {
-      while (auto frame = connection.reader.next(bytes)) service.handle(client, std::move(*frame));
+      while (auto plain = connection.opener.next(bytes)) {
+        while (auto frame = connection.reader.next(*plain)) service.handle(client, std::move(*frame));
+      }
     } catch (const ProtocolError& error) {
       log.warn("protocol", fmt::format("store at {} hangs up on {} (rank {}): {}", address.to_string(),
                                        connection.peer.to_string(), connection.rank, error.what()));
@@ -120,29 +139,47 @@ struct TcpStoreServer::Impl {
   }
 
   void flush(Client client, Connection& connection) {
-    while (!connection.out.empty()) {
-      iovec parts[16];
-      int count = 0;
-      for (auto piece = connection.out.begin(); piece != connection.out.end() && count < 16; ++piece, ++count) {
-        const std::size_t skip = count == 0 ? connection.out_offset : 0;
-        // iovec has no const; sendmsg does not write.
-        parts[count] = {const_cast<char*>((*piece)->data()) + skip, (*piece)->size() - skip};
-      }
-      msghdr message{};
-      message.msg_iov = parts;
-      message.msg_iovlen = static_cast<std::size_t>(count);
-      const ssize_t sent = ::sendmsg(connection.fd.get(), &message, MSG_NOSIGNAL);
+    while (fill(connection)) {
+      const ssize_t sent = ::send(connection.fd.get(), connection.sealed.data() + connection.sealed_offset,
+                                  connection.sealed.size() - connection.sealed_offset, MSG_NOSIGNAL);
       if (sent < 0 && errno == EINTR) continue;
       if (sent < 0 && errno == EAGAIN) break;
       if (sent < 0) return doom(client, connection, errno_text(errno));
-      consume(connection, static_cast<std::size_t>(sent));
+      connection.sealed_offset += static_cast<std::size_t>(sent);
     }
-    if (connection.closing && connection.out.empty()) return doom(client, connection, "hung up on");
-    const std::uint32_t events = (connection.out.empty() ? 0u : EPOLLOUT) |
+    const bool written = connection.sealed.empty();
+    if (connection.closing && written) return doom(client, connection, "hung up on");
+    const std::uint32_t events = (written ? 0u : EPOLLOUT) |
                                  (connection.closing || connection.out_bytes > kPauseReadingBytes ? 0u : EPOLLIN);
     if (events == connection.events) return;
     connection.events = events;
     loop->modify(connection.fd.get(), events);
+  }
+
+  /// Puts what comes next into a record, once the one before has been sent. False when there is nothing to send. One
+  /// record at a time: values are shared by all that read them, and no more than 64 KiB is copied for one client.
+  static bool fill(Connection& connection) {
+    if (connection.sealed_offset < connection.sealed.size()) return true;
+    connection.sealed_offset = 0;
+    connection.sealed.clear();
+    if (connection.sealed.capacity() > kKeptBytes && connection.out.empty()) connection.sealed = {};
+    constexpr std::size_t kMostParts = 16;
+    iovec parts[kMostParts];
+    std::size_t count = 0;
+    std::size_t size = 0;
+    for (auto piece = connection.out.begin(); piece != connection.out.end() && count < kMostParts; ++piece, ++count) {
+      const std::size_t skip = count == 0 ? connection.out_offset : 0;
+      // iovec has no const; sealing does not write.
+      parts[count] = {const_cast<char*>((*piece)->data()) + skip, (*piece)->size() - skip};
+      size += parts[count].iov_len;
+    }
+    size = std::min(size, kMaxRecordBytes);
+    if (size > 0) {
+      connection.sealed.resize(size + kRecordOverhead);
+      connection.sealer.seal_record(std::span(parts, count), size, connection.sealed.data());
+    }
+    consume(connection, size);
+    return size > 0;
   }
 
   static void consume(Connection& connection, std::size_t sent) {
@@ -206,8 +243,8 @@ TcpStoreServer::TcpStoreServer(const Address& address, const Identity& identity)
       Acceptor::Owner{.refusal = [](const Hello& hello, const Address&) -> std::string {
                         return hello.role == Role::store ? "" : "this is the store, not a data listener";
                       },
-                      .accept = [impl](UniqueFd fd, const Hello& hello, const Address& peer) {
-                        impl->admit(std::move(fd), hello, peer);
+                      .accept = [impl](SecureConnection link, const Hello& hello, const Address& peer) {
+                        impl->admit(std::move(link), hello, peer);
                       }});
 }
 

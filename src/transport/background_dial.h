@@ -9,14 +9,14 @@
 #include <utility>
 
 #include "base/system_error.h"
-#include "base/unique_fd.h"
+#include "net/secure_connection.h"
 
 namespace maniple {
 
 class BackgroundDial {
  public:
   /// `finished` runs in the thread, once `done()` is true. Throws SystemError when there can be no more threads.
-  BackgroundDial(std::function<UniqueFd()> dial, std::function<void()> finished) {
+  BackgroundDial(std::function<SecureConnection()> dial, std::function<void()> finished) {
     try {
       thread_ = std::thread([this, dial = std::move(dial), finished = std::move(finished)] {
         try {
@@ -38,13 +38,13 @@ class BackgroundDial {
 
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   /// The connection, or what the dial threw. Only when done.
-  UniqueFd take() {
+  SecureConnection take() {
     if (error_) std::rethrow_exception(error_);
     return std::move(connection_);
   }
 
  private:
-  UniqueFd connection_;
+  SecureConnection connection_;
   std::exception_ptr error_;
   std::atomic<bool> done_{false};
   std::thread thread_;  // last: it uses the rest

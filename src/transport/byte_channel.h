@@ -15,6 +15,7 @@ class ByteSink {
   virtual ~ByteSink() = default;
   virtual std::size_t write_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;  ///< to poll for EPOLLOUT; -1: none (shared memory)
+  virtual bool authenticates() const noexcept { return false; }  ///< what it carries needs no checksum
 };
 
 class ByteSource {
@@ -22,6 +23,7 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual std::size_t read_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;  ///< to poll for EPOLLIN; -1: none (shared memory)
+  virtual bool holds_bytes() const noexcept { return false; }  ///< there may be some of which the descriptor does not tell
 };
 
 }  // namespace maniple

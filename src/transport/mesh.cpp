@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "transport/mesh_state.h"
+#include "transport/sealed_channel.h"
 
 namespace maniple {
 namespace {
@@ -32,7 +33,7 @@ SendLane& Mesh::Impl::sender(int rank) {
             if (auto sink = options.local_sink(rank)) return sink;
           }
           const std::string topic = options.lane + "/" + std::to_string(stream);
-          return make_tcp_sink(options.switchboard->dial(peer(rank).global_rank, topic, deadline, *options.abort),
+          return make_data_sink(options.switchboard->dial(peer(rank).global_rank, topic, deadline, *options.abort),
                                channel_options);
         });
   }
@@ -46,9 +47,9 @@ RecvLane& Mesh::Impl::receiver(int rank) {
       if (stream == 0 && options.local_source) {
         if (auto source = options.local_source(rank)) return source;
       }
-      UniqueFd socket =
+      SecureConnection socket =
           options.switchboard->try_take(peer(rank).global_rank, options.lane + "/" + std::to_string(stream));
-      return socket ? make_tcp_source(std::move(socket), channel_options) : nullptr;
+      return socket ? make_data_source(std::move(socket), channel_options) : nullptr;
     });
   }
   return *lane;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 
 #include <maniple/comm/deadline.h>
 #include <maniple/comm/types.h>
@@ -20,6 +21,8 @@ struct Message {
   std::byte* data = nullptr;  ///< only read when sending
   std::size_t bytes = 0;
   Deadline deadline;
+  Deadline::Clock::time_point since{};              ///< when it was asked for
+  std::shared_ptr<const std::atomic<int>> waiters;  ///< how many wait for it now; null: the call itself does
   std::function<void()> finished;  ///< run once, outside all locks, when done (may be empty)
 
   // Set by the engine, in this order.
@@ -28,6 +31,12 @@ struct Message {
   std::exception_ptr error;
   std::atomic<bool> done{false};
   bool asleep = false;  ///< whoever drives it sleeps; guarded by the engine's lock
+};
+
+/// Messages that are not done and that somebody waits for.
+struct AwaitedMessages {
+  std::shared_ptr<const Message> oldest;  ///< null: none
+  int more = 0;
 };
 
 }  // namespace maniple

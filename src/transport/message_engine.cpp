@@ -1,6 +1,5 @@
 #include "transport/message_engine.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "base/group_thread.h"
 #include "base/start_thread.h"
 #include "base/system_error.h"
+#include "transport/sealed_channel.h"
 
 namespace maniple {
 namespace {
@@ -81,6 +81,23 @@ void MessageEngine::drive(Message& message) {
     idle(lock, bell, message.deadline);
     message.asleep = false;
   }
+}
+
+AwaitedMessages MessageEngine::awaited() {
+  AwaitedMessages result;
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return result;
+  const auto look = [&result](const std::shared_ptr<Message>& message) {
+    if (!message || (message->waiters && *message->waiters == 0)) return;
+    result.more += result.oldest ? 1 : 0;
+    if (!result.oldest || message->since < result.oldest->since) result.oldest = message;
+  };
+  for (const auto& message : receives_) look(message);
+  for (const Peer& peer : peers_) {
+    for (const auto& message : peer.sends) look(message);
+    look(peer.receiving);
+  }
+  return result;
 }
 
 void MessageEngine::background() {
@@ -190,7 +207,7 @@ bool MessageEngine::open_outgoing(int rank) {
   if (peer.outgoing) return true;
   if (peer.dial) {
     if (!peer.dial->done()) return false;
-    peer.outgoing = std::make_unique<OutgoingStream>(make_tcp_sink(peer.dial->take(), channel_options_));
+    peer.outgoing = std::make_unique<OutgoingStream>(make_data_sink(peer.dial->take(), channel_options_));
     peer.dial.reset();
     return true;
   }
@@ -222,9 +239,9 @@ bool MessageEngine::open_incoming(int rank) {
   if (peer.incoming) return true;
   auto source = options_.local_source ? options_.local_source(rank) : nullptr;
   if (!source) {
-    UniqueFd connection = options_.switchboard->try_take(options_.global_ranks[static_cast<std::size_t>(rank)], options_.lane);
+    SecureConnection connection = options_.switchboard->try_take(options_.global_ranks[static_cast<std::size_t>(rank)], options_.lane);
     if (!connection) return false;
-    source = make_tcp_source(std::move(connection), channel_options_);
+    source = make_data_source(std::move(connection), channel_options_);
   }
   peer.incoming = std::make_unique<IncomingStream>(std::move(source));
   return true;
@@ -405,42 +422,6 @@ void MessageEngine::fail_expired(bool moved) {
       return true;
     });
   }
-}
-
-void MessageEngine::idle(Lock& lock, std::uint32_t bell, Deadline limit) {
-  constexpr auto kLook = std::chrono::milliseconds(50);
-  std::vector<pollfd> waiting;
-  bool rings = false;
-  bool awaits_lane = false;
-  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (rank == options_.rank) continue;  // its ring moves only when this engine does
-    if (!peer.sends.empty() && peer.outgoing) {
-      if (peer.outgoing->fd() >= 0) waiting.push_back({peer.outgoing->fd(), POLLOUT, 0});
-      rings |= peer.outgoing->fd() < 0;
-    }
-    if (!wants_from(rank)) continue;
-    if (peer.incoming && peer.incoming->fd() >= 0) waiting.push_back({peer.incoming->fd(), POLLIN, 0});
-    rings |= peer.incoming && peer.incoming->fd() < 0;
-    awaits_lane |= !peer.incoming;
-  }
-  const Deadline until = Deadline::sooner(limit, Deadline::after(kLook));
-  if (waiting.empty() && !awaits_lane && rings) {
-    lock.unlock();
-    options_.await_bell(bell, until);
-    lock.lock();
-    return;
-  }
-  if (awaits_lane && options_.switchboard != nullptr) waiting.push_back({options_.switchboard->arrival_fd(), POLLIN, 0});
-  waiting.push_back({options_.abort->fd(), POLLIN, 0});
-  waiting.push_back({nudge_.get(), POLLIN, 0});
-  lock.unlock();
-  // Rings cannot be polled; beside sockets they are looked at often.
-  const int limit_ms = rings ? 1 : std::max(1, until.poll_ms());
-  ::poll(waiting.data(), waiting.size(), limit_ms);
-  lock.lock();
-  eventfd_t count = 0;
-  ::eventfd_read(nudge_.get(), &count);
 }
 
 }  // namespace maniple

@@ -59,6 +59,8 @@ class MessageEngine {
   void start(std::span<const std::shared_ptr<Message>> messages, bool background);
   /// Returns when the message is done (its error is in it).
   void drive(Message& message);
+  /// For reports. None while the engine is busy.
+  AwaitedMessages awaited();
 
  private:
   struct Peer {

@@ -28,7 +28,7 @@ std::size_t remaining_parts(const std::byte* data, PiecePosition& at, std::array
 }  // namespace
 
 void OutgoingStream::begin(const Message& message) {
-  const bool checked = sink_->fd() >= 0;
+  const bool checked = sink_->fd() >= 0 && !sink_->authenticates();
   header_ = encode(MessageHeader{message.dtype, checked, message.tag, message.bytes});
   header_sent_ = 0;
   at_ = {message.bytes, 0, 0, checked ? sizeof at_.check : 0, 0};

@@ -203,7 +203,9 @@ bool RecvLane::awaits_connection() const noexcept {
 }
 
 bool RecvLane::has_read_ahead() const noexcept {
-  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.begin < stream.end; });
+  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& stream) {
+    return stream.begin < stream.end || (stream.source && stream.source->holds_bytes());
+  });
 }
 
 void RecvLane::add_descriptors(std::vector<pollfd>& descriptors) const {

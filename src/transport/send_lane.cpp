@@ -20,7 +20,7 @@ void SendLane::post(Transfer& transfer, Deadline deadline) {
   };
   if (streams_.empty()) open_next();
   const bool network = !local();
-  transfer.checked = network;
+  transfer.checked = network && !streams_[0].sink->authenticates();
   transfer.pieced = network && transfer.size > kPieceBytes;
   transfer.streams = static_cast<std::uint8_t>(network ? most_streams_ : 1);
   transfer.segments_left = segment_count(transfer.size, transfer.pieced);

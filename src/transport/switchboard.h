@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/abort_signal.h"
-#include "base/unique_fd.h"
+#include "net/secure_connection.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
@@ -18,11 +18,11 @@ class Switchboard {
 
   /// A TCP connection to `global_rank`; blocks until the peer's acceptor has taken it (which happens in its background
   /// thread, so the peer need not be waiting). Throws PeerLost, Timeout, or the abort's cause.
-  virtual UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) = 0;
+  virtual SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) = 0;
 
-  /// The connection that `global_rank` dialled or will dial with this topic. Does not block: returns an empty descriptor
+  /// The connection that `global_rank` dialled or will dial with this topic. Does not block: returns an empty one
   /// while it has not come.
-  virtual UniqueFd try_take(int global_rank, const std::string& topic) = 0;
+  virtual SecureConnection try_take(int global_rank, const std::string& topic) = 0;
 
   /// Readable whenever a data connection has come since the last `try_take` (a hint to look again).
   virtual int arrival_fd() const noexcept = 0;

@@ -103,7 +103,7 @@ struct Target {
     if (is_store) {
       server = std::make_unique<TcpStoreServer>(Address::parse("127.0.0.1:0"), identity);
     } else {
-      const Acceptor::Owner owner{.refusal = {}, .accept = [this](UniqueFd, const Hello&, const Address&) { ++accepted; }};
+      const Acceptor::Owner owner{.refusal = {}, .accept = [this](SecureConnection, const Hello&, const Address&) { ++accepted; }};
       acceptor = std::make_unique<Acceptor>(loop, listen_on(Address::parse("127.0.0.1:0")), identity, owner,
                                             HandshakeLimits{.handshake = std::chrono::milliseconds(400)});
     }
@@ -111,7 +111,7 @@ struct Target {
   Address address() const { return is_store ? server->address() : acceptor->address(); }
   double handshake_seconds() const { return is_store ? 5.0 : 0.4; }
 
-  UniqueFd dial_in(const Identity& as, std::int32_t rank = 1) const {
+  SecureConnection dial_in(const Identity& as, std::int32_t rank = 1) const {
     return dial(address(), as, {.role = Role::store, .rank = rank, .topic = "x"}, soon());
   }
   std::string refusal(const Identity& as, std::int32_t rank = 1) const {

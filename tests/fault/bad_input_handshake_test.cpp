@@ -43,7 +43,7 @@ TEST_P(BadHandshake, N10OtherVersionsAreNamedToBothSides) {
       EXPECT_TRUE(peer.closed_by(soon()));
     }
   });
-  EXPECT_THAT(log, AllOf(HasSubstr("version 0"), HasSubstr("version 1")));
+  EXPECT_THAT(log, AllOf(HasSubstr("version 0"), HasSubstr("version 2")));
 }
 
 TEST(BadServer, N10TheDiallerNamesBothVersions) {
@@ -63,7 +63,7 @@ TEST(BadServer, N10TheDiallerNamesBothVersions) {
     dial(Address::of_socket(listener.get()), {}, {}, soon());
     ADD_FAILURE() << "accepted";
   } catch (const ProtocolError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("version 99"), HasSubstr("version 1")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("version 99"), HasSubstr("version 2")));
   }
   server.join();
 }
@@ -139,7 +139,7 @@ TEST_P(BadHandshake, N15AReflectedProofIsRefused) {
 }
 
 TEST_P(BadHandshake, N21HelloLengthsAreBounded) {
-  for (const std::size_t at : {std::size_t{10}, kHeaderBytes + 45}) {  // of the body, and of the job's name
+  for (const std::size_t at : {std::size_t{10}, kHeaderBytes + 51}) {  // of the body, and of the job's name
     Raw peer(target.address());
     std::string hello = encode_hello(target.hello());
     hello[at] = hello[at + 1] = '\xff';

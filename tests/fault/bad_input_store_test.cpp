@@ -14,8 +14,15 @@ class BadStoreClient : public testing::Test {
  protected:
   /// Authentic, but what it sends is up to the test.
   struct Rogue {
-    explicit Rogue(const Target& target) : fd(target.dial_in(target.identity)) {}
-    void send(std::string_view bytes) const {
+    explicit Rogue(const Target& target) : Rogue(target.dial_in(target.identity)) {}
+    explicit Rogue(SecureConnection connection)
+        : fd(std::move(connection.fd)),
+          sealer(connection.keys.value().cipher, connection.keys->send),
+          opener(connection.keys->cipher, connection.keys->receive) {}
+    void send(std::string_view plain) {
+      std::string sealed;
+      sealer.seal(plain, sealed);
+      std::string_view bytes = sealed;
       while (!bytes.empty()) {
         const ssize_t sent = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
         if (sent > 0) bytes.remove_prefix(static_cast<std::size_t>(sent));
@@ -38,10 +45,13 @@ class BadStoreClient : public testing::Test {
         char buffer[4096];
         const ssize_t got = ::recv(fd.get(), buffer, sizeof(buffer), 0);
         if (got == 0 || (got < 0 && errno != EAGAIN)) return std::nullopt;
-        if (got > 0) unread.assign(buffer, static_cast<std::size_t>(got));
+        std::span<char> bytes(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
+        while (const auto plain = opener.next(bytes)) unread += *plain;
       }
     }
     UniqueFd fd;
+    RecordSealer sealer;
+    RecordOpener opener;
     FrameReader reader{&reply_limit};
     std::string unread;
   };

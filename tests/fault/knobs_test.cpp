@@ -11,10 +11,12 @@
 
 #include <fmt/format.h>
 
+#include "backend/backend.h"
 #include "base/unique_fd.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"
+#include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "net/address.h"
 #include <maniple/comm/store.h>
@@ -152,6 +154,48 @@ TEST(KnobFault, OthersAreToldWhoIsMissingByFile) {
 
 TEST(KnobFault, OthersAreToldWhoIsMissingByTcp) {
   run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, join_with_a_wrong_rank_1);
+}
+
+// Encryption on one rank alone: no rank joins, and all name both.
+void join_with_encryption_on_rank_1(Rank& r) {
+  ASSERT_EQ(::setenv("MANIPLE_ENCRYPT", r.rank == 1 ? "1" : "0", 1), 0);
+  const Caught caught = catch_error([&] { r.join(r.join_options()); });
+  EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+  EXPECT_TRUE(contains(caught.text, "; it must be alike on all ranks")) << caught;
+  EXPECT_TRUE(contains(caught.text, "MANIPLE_ENCRYPT is 1 on rank 1") || contains(caught.text, "but 1 on rank 1")) << caught;
+}
+
+TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByFile) {
+  run_ranks({.n = 3, .as = As::processes, .join = false}, join_with_encryption_on_rank_1);
+}
+
+TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByTcp) {
+  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, join_with_encryption_on_rank_1);
+}
+
+TEST(KnobFault, EncryptionNeedsTheNativeBackend) {
+  const Set encrypt("MANIPLE_ENCRYPT", "1");
+  for (const BackendEntry& entry : backends()) {
+    if (!entry.missing().empty()) continue;
+    if (entry.name == "native") {
+      find_backend(entry.name);
+      continue;
+    }
+    const Caught caught = catch_error([&] { find_backend(entry.name); });
+    EXPECT_TRUE(caught.is(ErrorKind::unsupported)) << caught;
+    EXPECT_TRUE(contains(caught.text, "sends data by itself, as it is")) << caught;
+  }
+}
+
+TEST(KnobFault, EncryptionNeedsASecret) {
+  const Set encrypt("MANIPLE_ENCRYPT", "1"), file("MANIPLE_SECRET_FILE", ""), fd("MANIPLE_SECRET_FD", "");
+  JoinOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.init_method = "tcp://127.0.0.1:" + std::to_string(free_loopback_port());
+  const Caught caught = catch_error([&] { maniple::join(options); });
+  EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+  EXPECT_TRUE(contains(caught.text, "but the job has no secret")) << caught;
 }
 
 // Rank 0, which would serve the store, has it; the others say where nobody answers.

@@ -46,6 +46,7 @@ std::size_t run_all(Entry entry, const std::vector<std::string>& seeds) {
 }
 
 TEST(Corpus, Handshake) { EXPECT_GT(run_all(fuzz::handshake, fuzz::handshake_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Records) { EXPECT_GT(run_all(fuzz::records, fuzz::records_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Store) { EXPECT_GT(run_all(fuzz::store, fuzz::store_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Frame) { EXPECT_GT(run_all(fuzz::frame, fuzz::frame_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Message) { EXPECT_GT(run_all(fuzz::message, fuzz::message_seeds()), std::size_t{kMutations}); }

@@ -9,6 +9,8 @@ namespace maniple::fuzz {
 
 /// As an acceptor and as a dialler would read them, in one piece and byte by byte.
 void handshake(std::string_view bytes);
+/// As the records of a connection, in one piece and byte by byte: nothing but what was sealed comes out.
+void records(std::string_view bytes);
 /// As a store's server would read them from two clients, and as a client would read a server's replies.
 void store(std::string_view bytes);
 /// As the lane of a collective would read them, with three messages posted.
@@ -30,6 +32,7 @@ void agent_message(std::string_view bytes);
 
 /// Well-formed inputs to begin with.
 std::vector<std::string> handshake_seeds();
+std::vector<std::string> records_seeds();
 std::vector<std::string> store_seeds();
 std::vector<std::string> frame_seeds();
 std::vector<std::string> message_seeds();

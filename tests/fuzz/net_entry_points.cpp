@@ -6,6 +6,7 @@
 #include "fuzz/tolerate.h"
 #include "net/admission.h"
 #include "net/handshake_wire.h"
+#include "net/records.h"
 #include "net/stranger.h"
 #include "store/file_log.h"
 #include "store/store_service.h"
@@ -41,7 +42,45 @@ std::vector<Frame> frames_of(std::string_view bytes, FrameReader::Limit limit, s
   return frames;
 }
 
+constexpr std::string_view kSealed[] = {"first", "second, which is longer", "third"};
+
+std::string opened(std::string_view bytes, std::size_t step) {
+  RecordOpener opener(Cipher::chacha20_poly1305, TrafficSecret{});
+  std::string plain;
+  std::string copy(bytes);  // it is overwritten
+  try {
+    for (std::size_t at = 0; at < copy.size(); at += step) {
+      std::span<char> part(copy.data() + at, std::min(step, copy.size() - at));
+      while (const auto record = opener.next(part)) plain += *record;
+      require(part.empty());
+    }
+  } catch (const ProtocolError&) {
+    std::span<char> more(copy);
+    try {
+      opener.next(more);
+      require(false);
+    } catch (const ProtocolError&) {
+    }
+  }
+  return plain;
+}
+
 }  // namespace
+
+void records(std::string_view bytes) {
+  std::string all;
+  for (const std::string_view part : kSealed) all += part;
+  const std::string plain = opened(bytes, std::max<std::size_t>(bytes.size(), 1));
+  require(all.starts_with(plain));
+  require(opened(bytes, 1) == plain);
+}
+
+std::vector<std::string> records_seeds() {
+  RecordSealer sealer(Cipher::chacha20_poly1305, TrafficSecret{});
+  std::string sealed;
+  for (const std::string_view part : kSealed) sealer.seal(part, sealed);
+  return {sealed, sealed.substr(kRecordOverhead + kSealed[0].size()), ""};
+}
 
 void handshake(std::string_view bytes) {
   for (std::size_t i = 0; i <= std::min<std::size_t>(bytes.size(), 16); ++i) may_begin_header(bytes.substr(0, i));

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "harness/relay.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
@@ -125,6 +126,29 @@ TEST(Nodes, ALostLauncherEndsTheJob) {
     EXPECT_NE(survivor->err().find("is lost"), std::string::npos) << survivor->err();
     EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
   }
+}
+
+// Someone on the path lets the launchers meet, and then changes a byte of what the master says.
+TEST(Nodes, WhatWasChangedOnTheWayIsNotExecuted) {
+  const Meeting meeting;
+  constexpr std::size_t kBehindTheHandshake = 200;
+  const harness::Relay relay(Address::parse(meeting.place), [](harness::Relay::Way way, std::size_t offset, std::string bytes) {
+    if (way == harness::Relay::to_dialler && offset <= kBehindTheHandshake && offset + bytes.size() > kBehindTheHandshake) {
+      bytes[kBehindTheHandshake - offset] ^= 1;
+    }
+    return bytes;
+  });
+  const std::string trace = meeting.folder.path() + "/trace";
+  const auto first = meeting.node("2", 0, {"sleep", "1000"});
+  Meeting misled;
+  misled.place = relay.address().to_string();
+  misled.secret = meeting.secret;
+  const auto second = misled.node("2", 1, {"touch", trace});
+  EXPECT_EQ(second->wait(), 1) << second->err();
+  EXPECT_NE(second->err().find("not authentic"), std::string::npos) << second->err();
+  first->signal(SIGINT);
+  first->wait();
+  EXPECT_NE(::access(trace.c_str(), F_OK), 0) << "something was executed";
 }
 
 TEST(Nodes, CtrlCOnOneEndsAll) {

@@ -1,6 +1,8 @@
 // Fault 10: the network between two hosts is gone, with or without a sign. Both sides are told within seconds.
 #include <cstdlib>
 
+#include <fmt/format.h>
+
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 

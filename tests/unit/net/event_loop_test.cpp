@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <future>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -153,6 +155,48 @@ TEST(EventLoop, ManyThreadsAddAndRemove) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_GE(calls, 800);
+}
+
+TEST(EventLoop, ACallbackThatThrowsFailsItsOwnerAlone) {
+  EventLoop loop("test");
+  const UniqueFd bad = make_event();
+  const UniqueFd unheard = make_event();
+  const UniqueFd good = make_event();
+  std::promise<std::string> failed;
+  std::atomic<int> calls{0};
+  loop.add(
+      bad.get(), EPOLLIN,
+      [&](std::uint32_t) {
+        ++calls;
+        throw std::runtime_error("out of luck");
+      },
+      [&](const std::string& why) { failed.set_value(why); });  // called twice, it would throw
+  loop.add(unheard.get(), EPOLLIN, [&](std::uint32_t) { throw 7; });
+  signal(bad);
+  signal(unheard);
+  EXPECT_EQ(failed.get_future().get(), "out of luck");
+  loop.post([] { throw std::runtime_error("posted"); });
+  loop.call_at(Deadline::after(milliseconds(1)), [] { throw std::runtime_error("timer"); });
+  std::promise<void> called;
+  loop.add(good.get(), EPOLLIN, [&](std::uint32_t) {
+    loop.remove(good.get());
+    called.set_value();
+  });
+  std::promise<void> later;
+  loop.call_at(Deadline::after(milliseconds(20)), [&] { later.set_value(); });
+  later.get_future().get();
+  signal(good);
+  called.get_future().get();
+  EXPECT_EQ(calls, 1) << "it is no longer watched";
+  loop.remove(bad.get());  // as every owner does before it closes
+}
+
+TEST(EventLoop, WaitingForWhatThrowsThrows) {
+  EventLoop loop("test");
+  EXPECT_THROW(loop.post_and_wait([] { throw std::runtime_error("posted"); }), std::runtime_error);
+  bool ran = false;
+  loop.post_and_wait([&] { ran = true; });
+  EXPECT_TRUE(ran);
 }
 
 }  // namespace

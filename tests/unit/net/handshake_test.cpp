@@ -39,7 +39,7 @@ struct Host {
                return hello.topic == "unwanted" ? "nobody asked for that" : "";
              },
              .accept =
-                 [this](UniqueFd fd, const Hello& hello, const Address&) {
+                 [this](SecureConnection fd, const Hello& hello, const Address&) {
                    const std::lock_guard lock(mutex);
                    accepted.push_back(std::move(fd));
                    hellos.push_back(hello);
@@ -50,7 +50,7 @@ struct Host {
     loop->post_and_wait([] {});
   }
   std::mutex mutex;
-  std::vector<UniqueFd> accepted;
+  std::vector<SecureConnection> accepted;
   std::vector<Hello> hellos;
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("test");
   Acceptor acceptor;
@@ -69,7 +69,7 @@ std::string refusal(const Host& host, const Identity& identity, const Hello& hel
 TEST(Handshake, AcceptsItsOwnAndPassesTheHello) {
   const Identity identity = sample_identity();
   Host host(identity);
-  const UniqueFd fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = 5, .topic = "lane 1"},
+  const SecureConnection fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = 5, .topic = "lane 1"},
                            Deadline::after(seconds(20)));
   host.finish_turn();
   const std::lock_guard lock(host.mutex);
@@ -90,7 +90,7 @@ TEST(Handshake, TakesTheRankFromTheIdentity) {
   Identity identity = sample_identity();
   Host host(identity);
   identity.rank = 6;
-  const UniqueFd fd =
+  const SecureConnection fd =
       dial(host.acceptor.address(), identity, {.role = Role::store, .topic = {}}, Deadline::after(seconds(20)));
   host.finish_turn();
   const std::lock_guard lock(host.mutex);
@@ -100,7 +100,7 @@ TEST(Handshake, TakesTheRankFromTheIdentity) {
 TEST(Handshake, WorksOverUnixSockets) {
   const Identity identity = sample_identity();
   Host host(identity, Address::unix_abstract("maniple-handshake-" + std::to_string(::getpid())));
-  const UniqueFd fd = dial(host.acceptor.address(), identity, {.role = Role::segment, .rank = 1, .topic = "key"},
+  const SecureConnection fd = dial(host.acceptor.address(), identity, {.role = Role::segment, .rank = 1, .topic = "key"},
                            Deadline::after(seconds(20)));
   EXPECT_TRUE(static_cast<bool>(fd));
 }
@@ -167,7 +167,7 @@ TEST(Handshake, ManyDialAtOnceWithFewPlaces) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 64; ++i) {
     threads.emplace_back([&, i] {
-      const UniqueFd fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = i % 8, .topic = "x"},
+      const SecureConnection fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = i % 8, .topic = "x"},
                                Deadline::after(seconds(60)));
       if (fd) ++done;
     });
@@ -181,10 +181,10 @@ TEST(Handshake, TheWelcomeGoesOutBeforeAnythingTheOwnerSends) {
   auto loop = std::make_shared<EventLoop>("test");
   // An owner that writes as soon as it has the connection, as one that was waiting for it in another thread may.
   Acceptor acceptor(loop, listen_on(Address::parse("127.0.0.1:0")), identity,
-                    {.refusal = {}, .accept = [](UniqueFd fd, const Hello&, const Address&) {
+                    {.refusal = {}, .accept = [](SecureConnection fd, const Hello&, const Address&) {
                        EXPECT_EQ(::send(fd.get(), "first words", 11, MSG_NOSIGNAL), 11);
                      }});
-  const UniqueFd connection = dial(acceptor.address(), identity, {.role = Role::data, .rank = 1, .topic = "x"},
+  const SecureConnection connection = dial(acceptor.address(), identity, {.role = Role::data, .rank = 1, .topic = "x"},
                                    Deadline::after(std::chrono::seconds(30)));
   pollfd ready{connection.get(), POLLIN, 0};
   ASSERT_EQ(::poll(&ready, 1, 30'000), 1);

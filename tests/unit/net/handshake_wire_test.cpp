@@ -11,7 +11,8 @@ namespace {
 
 WireHello sample() {
   WireHello hello{
-      .role = Role::data, .generation = 7, .world_size = 8, .rank = 3, .nonce = {}, .job = "job", .topic = "lane"};
+      .role = Role::data, .generation = 7, .world_size = 8, .rank = 3, .nonce = {}, .job = "job", .topic = "lane",
+      .to = 5, .cipher = Cipher::chacha20_poly1305, .encrypt = true};
   fill_random(hello.nonce);
   return hello;
 }
@@ -31,6 +32,9 @@ TEST(HandshakeWire, HelloSurvivesTheTrip) {
   EXPECT_EQ(back.nonce, hello.nonce);
   EXPECT_EQ(back.job, "job");
   EXPECT_EQ(back.topic, "lane");
+  EXPECT_EQ(back.to, 5);
+  EXPECT_EQ(back.cipher, Cipher::chacha20_poly1305);
+  EXPECT_TRUE(back.encrypt);
 }
 
 TEST(HandshakeWire, TheLongestHelloFits) {
@@ -57,7 +61,13 @@ TEST(HandshakeWire, UnknownRolesAndHugeStringsAreRefused) {
   EXPECT_THROW(decode_hello(wrong), ProtocolError);
   wrong[0] = 0;
   EXPECT_THROW(decode_hello(wrong), ProtocolError);
-  const std::size_t job_length = 1 + 4 + 4 + 4 + kNonceBytes;
+  wrong = body;
+  wrong[1] = 3;  // cipher
+  EXPECT_THROW(decode_hello(wrong), ProtocolError);
+  wrong = body;
+  wrong[2] = 2;  // encrypt
+  EXPECT_THROW(decode_hello(wrong), ProtocolError);
+  const std::size_t job_length = 3 + 4 + 4 + 4 + 4 + kNonceBytes;
   for (std::size_t i = 0; i < 4; ++i) body[job_length + i] = '\xff';
   EXPECT_THROW(decode_hello(body), ProtocolError);
 }
@@ -90,8 +100,49 @@ TEST(HandshakeWire, ProofsDependOnEverything) {
     other[i] ^= 1;
     EXPECT_FALSE(same_mac(mac, prove(secret, Direction::from_dialler, other, challenge)));
   }
+  EXPECT_FALSE(same_mac(mac, prove(secret, Direction::from_dialler, hello, challenge, encode_verdict(""))));
   // Moving a byte from one part to the other is another transcript.
   EXPECT_FALSE(same_mac(mac, prove(secret, Direction::from_dialler, hello + challenge[0], challenge.substr(1))));
+}
+
+TEST(HandshakeWire, KeysDependOnEverythingAndOnTheDirection) {
+  const Secret secret = Secret::random();
+  WireHello hello = sample();
+  const std::string bytes = encode_hello(hello);
+  const std::string challenge = encode_challenge_prefix(ChallengeStatus::ok, Nonce{});
+  const auto keys = [&](const Secret& with, bool dialler, const std::string& said, const std::string& answered) {
+    return keys_of(with, dialler, hello, Cipher::aes_256_gcm, said, answered).value();
+  };
+  const ConnectionKeys here = keys(secret, true, bytes, challenge);
+  const ConnectionKeys there = keys(secret, false, bytes, challenge);
+  EXPECT_EQ(here.send, there.receive);
+  EXPECT_EQ(here.receive, there.send);
+  EXPECT_NE(here.send, here.receive);
+  EXPECT_NE(keys(Secret::random(), true, bytes, challenge).send, here.send);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::string other = bytes;
+    other[i] ^= 1;
+    EXPECT_NE(keys(secret, true, other, challenge).send, here.send);
+  }
+  for (std::size_t i = 0; i < challenge.size(); ++i) {
+    std::string other = challenge;
+    other[i] ^= 1;
+    EXPECT_NE(keys(secret, true, bytes, other).receive, here.receive);
+  }
+}
+
+TEST(HandshakeWire, WhatIsInRecordsFollowsFromTheRole) {
+  const auto sealed = [](Role role, bool encrypt) {
+    WireHello hello = sample();
+    hello.role = role;
+    hello.encrypt = encrypt;
+    return keys_of(Secret::random(), true, hello, Cipher::aes_256_gcm, encode_hello(hello), "challenge").has_value();
+  };
+  EXPECT_TRUE(sealed(Role::store, false));
+  EXPECT_TRUE(sealed(Role::control, false));
+  EXPECT_FALSE(sealed(Role::data, false));
+  EXPECT_TRUE(sealed(Role::data, true));
+  EXPECT_FALSE(sealed(Role::segment, false));
 }
 
 TEST(HandshakeWire, Verdicts) {

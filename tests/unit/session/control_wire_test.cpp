@@ -31,7 +31,8 @@ void expect_same(const ControlMessage& a, const ControlMessage& b) {
 }
 
 TEST(ControlWire, EveryKindComesBackAsItWas) {
-  for (const Kind kind : {Kind::heartbeat, Kind::bye, Kind::lost, Kind::abort, Kind::question, Kind::answer}) {
+  for (const Kind kind : {Kind::heartbeat, Kind::bye, Kind::lost, Kind::abort, Kind::question, Kind::answer, Kind::left,
+                          Kind::gone, Kind::waiting, Kind::progress, Kind::position}) {
     expect_same(decode_control_message(body_of(sample(kind))), sample(kind));
   }
   expect_same(decode_control_message(body_of({})), {});
@@ -59,7 +60,7 @@ TEST(ControlWire, LongTextsAreCutSoThatAMessageIsNeverTooLong) {
 }
 
 TEST(ControlWire, UnknownKindsAndErrorsAreRefused) {
-  for (const char kind : {'\0', '\7', '\xff'}) {
+  for (const char kind : {'\0', '\14', '\xff'}) {
     std::string body = body_of(sample());
     body[0] = kind;
     EXPECT_THROW(decode_control_message(body), ProtocolError) << int{kind};

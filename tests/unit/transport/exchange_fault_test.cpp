@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "transport/frame.h"
+#include "transport/sealed_channel.h"
 #include "transport/tcp_channel.h"
 #include "unit/transport/mesh_world.h"
 
@@ -95,6 +96,23 @@ WorldOptions decorated(std::pair<UniqueFd, UniqueFd>& sockets, Decorate decorate
   return options;
 }
 
+/// The same in records, with the decoration below them.
+template <class Decorate>
+WorldOptions decorated_and_sealed(std::pair<UniqueFd, UniqueFd>& sockets, Decorate decorate) {
+  WorldOptions options{.size = 2, .streams = 1};
+  options.adjust = [&sockets, decorate](int rank, MeshOptions& mesh) {
+    const ConnectionKeys keys = derive_keys(preferred_cipher(), TrafficSecret{}, "test", rank == 0);
+    if (rank == 0) {
+      mesh.local_sink = [&sockets, decorate, keys](int) {
+        return make_sealed_sink(decorate(make_tcp_sink(std::move(sockets.first))), keys);
+      };
+    } else {
+      mesh.local_source = [&sockets, keys](int) { return make_sealed_source(make_tcp_source(std::move(sockets.second)), keys); };
+    }
+  };
+  return options;
+}
+
 TEST(ExchangeFaults, frames_split_at_every_byte_are_put_together) {
   auto sockets = tcp_pair();
   MeshWorld world(
@@ -112,14 +130,45 @@ TEST(ExchangeFaults, frames_split_at_every_byte_are_put_together) {
   });
 }
 
+TEST(ExchangeFaults, records_split_at_every_byte_are_put_together) {
+  auto sockets = tcp_pair();
+  MeshWorld world(decorated_and_sealed(
+      sockets, [](std::unique_ptr<ByteSink> sink) { return std::make_unique<Trickle>(std::move(sink)); }));
+  const Operation operation = call_of(Op::send, 5);
+  world.run([&](int rank) {
+    Exchange exchange = world.exchange(rank, operation);
+    std::string text = rank == 0 ? "hello" : "-----";
+    for (int i = 0; i < 3; ++i) {
+      if (rank == 0) exchange.send(1, std::as_bytes(std::span(text)));
+      if (rank == 1) exchange.recv(0, std::as_writable_bytes(std::span(text)));
+      exchange.wait_all();
+      EXPECT_EQ(text, "hello");
+    }
+  });
+}
+
 class Corruption : public ::testing::TestWithParam<std::size_t> {};
 
+void expect_noticed(MeshWorld& world, const std::string& part);
+
 TEST_P(Corruption, is_an_error_that_names_the_peer_and_completes_nothing) {
-  constexpr std::size_t kSize = kPieceBytes + 1000;
   auto sockets = tcp_pair();
   const std::size_t at = GetParam();
   MeshWorld world(
       decorated(sockets, [at](std::unique_ptr<ByteSink> sink) { return std::make_unique<Flip>(std::move(sink), at); }));
+  expect_noticed(world, "");
+}
+
+TEST_P(Corruption, of_records_is_an_error_too) {
+  auto sockets = tcp_pair();
+  const std::size_t at = GetParam();
+  MeshWorld world(decorated_and_sealed(
+      sockets, [at](std::unique_ptr<ByteSink> sink) { return std::make_unique<Flip>(std::move(sink), at); }));
+  expect_noticed(world, "authentic");
+}
+
+void expect_noticed(MeshWorld& world, const std::string& part) {
+  constexpr std::size_t kSize = kPieceBytes + 1000;
   const Operation operation = call_of(Op::send, kSize);
   bool completed = false;
   const auto errors = world.run_each([&](int rank) {
@@ -136,6 +185,7 @@ TEST_P(Corruption, is_an_error_that_names_the_peer_and_completes_nothing) {
   EXPECT_FALSE(completed);
   const std::string text = thrown_by<ProtocolError>(errors[1]).what();
   expect_contains(text, "rank 0");
+  expect_contains(text, part);
 }
 // In the header's magic and length, in a piece's header, in the first and the last byte of a piece, in the last piece.
 INSTANTIATE_TEST_SUITE_P(Places, Corruption,

@@ -253,6 +253,12 @@ TEST_P(MeshMatrix, tcp) { run_matrix({.size = GetParam(), .channel = Channel::tc
 TEST_P(MeshMatrix, tcp_one_stream) {
   run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003});
 }
+TEST_P(MeshMatrix, sealed) {
+  run_matrix({.size = GetParam(), .channel = Channel::sealed}, {0, 7, 70'001, 300'000});
+}
+TEST_P(MeshMatrix, sealed_on_one_stream) {
+  run_matrix({.size = GetParam(), .channel = Channel::sealed, .streams = 1}, {7, 200'003});
+}
 TEST_P(MeshMatrix, ring) { run_matrix({.size = GetParam(), .channel = Channel::ring}, {0, 1, 7, 1000, 70'001}); }
 TEST_P(MeshMatrix, tiny_ring) {
   run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 1024}, {0, 7, 1000});

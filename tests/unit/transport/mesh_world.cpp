@@ -32,19 +32,19 @@ Board::Board(int ranks) {
   for (int rank = 0; rank < ranks; ++rank) arrivals_.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 }
 
-void Board::put(int from, int to, const std::string& topic, UniqueFd socket) {
+void Board::put(int from, int to, const std::string& topic, SecureConnection socket) {
   const std::lock_guard lock(mutex_);
   waiting_[{from, to, topic}] = std::move(socket);
   ::eventfd_write(arrivals_[static_cast<std::size_t>(to)].get(), 1);
 }
 
-UniqueFd Board::take(int from, int to, const std::string& topic) {
+SecureConnection Board::take(int from, int to, const std::string& topic) {
   const std::lock_guard lock(mutex_);
   eventfd_t count = 0;
   ::eventfd_read(arrivals_[static_cast<std::size_t>(to)].get(), &count);
   const auto found = waiting_.find({from, to, topic});
   if (found == waiting_.end()) return {};
-  UniqueFd socket = std::move(found->second);
+  SecureConnection socket = std::move(found->second);
   waiting_.erase(found);
   return socket;
 }
@@ -67,10 +67,16 @@ std::pair<UniqueFd, UniqueFd> tcp_pair() {
   return {std::move(dialled), std::move(accepted)};
 }
 
-UniqueFd TestSwitchboard::dial(int global_rank, const std::string& topic, Deadline, const AbortSignal&) {
+SecureConnection TestSwitchboard::dial(int global_rank, const std::string& topic, Deadline, const AbortSignal&) {
   auto [dialled, accepted] = tcp_pair();
-  board_.put(rank_, global_rank, topic, std::move(accepted));
-  return std::move(dialled);
+  const auto keys = [&](bool dialler) -> std::optional<ConnectionKeys> {
+    if (!sealed_) return std::nullopt;
+    const TrafficSecret secret{1};
+    const Cipher cipher = rank_ % 2 == 0 ? Cipher::aes_256_gcm : Cipher::chacha20_poly1305;
+    return derive_keys(cipher, secret, topic + std::to_string(rank_) + " to " + std::to_string(global_rank), dialler);
+  };
+  board_.put(rank_, global_rank, topic, SecureConnection(std::move(accepted), keys(false)));
+  return SecureConnection(std::move(dialled), keys(true));
 }
 
 struct MeshWorld::RingMemory {
@@ -93,7 +99,8 @@ MeshWorld::MeshWorld(const WorldOptions& options)
     for (std::size_t i = 0; i < n * n; ++i) rings_.push_back(std::make_unique<RingMemory>(options_.ring_capacity));
   }
   for (int rank = 0; rank < options_.size; ++rank) {
-    switchboards_.push_back(std::make_unique<TestSwitchboard>(board_, options_.first_global_rank + rank));
+    switchboards_.push_back(std::make_unique<TestSwitchboard>(board_, options_.first_global_rank + rank,
+                                                              options_.channel == Channel::sealed));
     aborts_.push_back(std::make_unique<AbortSignal>());
     MeshOptions mesh;
     mesh.lane = "test";

@@ -1,4 +1,4 @@
-// Ranks as threads, connected by a mesh: over TCP on loopback, or over rings in shared memory.
+// Ranks as threads, connected by a mesh: over TCP on loopback, as it is or in records, or over rings in shared memory.
 //
 // The first rank that throws aborts all, and its error is what run() reports; so nothing hangs.
 #pragma once
@@ -39,13 +39,13 @@ class Bell {
 class Board {
  public:
   explicit Board(int ranks);
-  void put(int from, int to, const std::string& topic, UniqueFd socket);
-  UniqueFd take(int from, int to, const std::string& topic);
+  void put(int from, int to, const std::string& topic, SecureConnection socket);
+  SecureConnection take(int from, int to, const std::string& topic);
   int arrival_fd(int rank) const { return arrivals_[static_cast<std::size_t>(rank)].get(); }
 
  private:
   std::mutex mutex_;
-  std::map<std::tuple<int, int, std::string>, UniqueFd> waiting_;
+  std::map<std::tuple<int, int, std::string>, SecureConnection> waiting_;
   std::vector<UniqueFd> arrivals_;
 };
 
@@ -54,9 +54,9 @@ std::pair<UniqueFd, UniqueFd> tcp_pair();
 
 class TestSwitchboard final : public Switchboard {
  public:
-  TestSwitchboard(Board& board, int rank) : board_(board), rank_(rank) {}
-  UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
-  UniqueFd try_take(int global_rank, const std::string& topic) override {
+  TestSwitchboard(Board& board, int rank, bool sealed = false) : board_(board), rank_(rank), sealed_(sealed) {}
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
+  SecureConnection try_take(int global_rank, const std::string& topic) override {
     return board_.take(global_rank, rank_, topic);
   }
   int arrival_fd() const noexcept override { return board_.arrival_fd(rank_); }
@@ -64,9 +64,10 @@ class TestSwitchboard final : public Switchboard {
  private:
   Board& board_;
   int rank_;
+  bool sealed_;
 };
 
-enum class Channel { tcp, ring };
+enum class Channel { tcp, sealed, ring };
 
 struct WorldOptions {
   int size = 2;

@@ -117,7 +117,7 @@ TEST(MessageEngine, nothing_moves_after_an_abort) {
   std::vector<std::byte> large(64 << 20), sink(64 << 20);
   // Half way: the sockets are full, as nobody reads.
   const auto first = engines.start(0, send_to(1, 0, large));
-  UniqueFd other_end;
+  SecureConnection other_end;
   while (!other_end) other_end = engines.board().take(0, 1, "test");
   engines.abort(0).raise(std::make_exception_ptr(Aborted("enough")));
   engines.of(0).drive(*first);
@@ -200,14 +200,14 @@ TEST(MessageEngine, a_receive_keeps_its_deadline_while_others_move) {
 /// Connections to rank 1 are never made; those to others at once.
 class Unreachable final : public Switchboard {
  public:
-  UniqueFd dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override {
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override {
     if (global_rank != 1) return TestSwitchboard(*board, 0).dial(global_rank, topic, deadline, abort);
     pollfd waiting{abort.fd(), POLLIN, 0};
     ::poll(&waiting, 1, deadline.poll_ms());
     abort.check();
     throw Timeout("no answer");
   }
-  UniqueFd try_take(int global_rank, const std::string& topic) override { return board->take(global_rank, 0, topic); }
+  SecureConnection try_take(int global_rank, const std::string& topic) override { return board->take(global_rank, 0, topic); }
   int arrival_fd() const noexcept override { return board->arrival_fd(0); }
 
   Board* board = nullptr;

@@ -1,0 +1,97 @@
+// Says who waits for whom, when an operation takes long because a rank that lives does not come to it: after some seconds, and
+// then ever more rarely. Once for each group, by one rank.
+//
+// Every second or so each rank looks whether a call of its groups has been running for too long (nothing is done in the calls
+// themselves). If so it tells the hub of the watch, which asks the group's ranks where they are and writes one line. Ranks that
+// are threads of one process have no watch: they find each other in a table. A message (send, recv) names whom it waits for,
+// so its rank says so itself.
+//
+// Runs in the event loop's thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/event_loop.h"
+#include "session/control_wire.h"
+
+namespace maniple {
+
+/// The last call of this rank in a group.
+struct CallProgress {
+  std::uint64_t seq = 0;  ///< 0: none yet
+  bool running = false;
+  double seconds = 0;  ///< since it began, if it is running; otherwise since it ended
+  std::string call;    ///< "all_reduce #12 float32[4] sum at train.cpp:40"
+};
+
+/// The message of this rank in a group that has been waited for longest.
+struct MessageWait {
+  Deadline::Clock::time_point since{};
+  std::string call;  ///< "[recv from rank 1 tag 7 world rank 0/2]"; empty: there is none
+  std::string whom;  ///< "rank 1 (pid 4711 on node7)"
+};
+
+class WaitReports : public std::enable_shared_from_this<WaitReports> {
+ public:
+  struct Group {
+    std::string name;
+    std::vector<int> members;  ///< global ranks
+    std::function<CallProgress()> progress;
+    MessageWait message;
+  };
+  struct Means {
+    std::shared_ptr<EventLoop> loop;
+    int rank = 0;
+    std::uint64_t world = 0;
+    double after_s = 10;
+    std::function<std::vector<Group>()> groups;
+    std::function<std::string(int rank)> describe;
+    /// To the hub, and from the hub to a rank. Empty: all ranks are in this process.
+    std::function<void(const ControlMessage& message)> tell_hub;
+    std::function<void(int rank, const ControlMessage& message)> ask;
+  };
+
+  static std::shared_ptr<WaitReports> start(Means means);
+  void stop();
+
+  /// What to answer to a rank that asks how far this one is.
+  ControlMessage position(const ControlMessage& question) const;
+  // On the hub.
+  void on_waiting(const ControlMessage& message);
+  void on_position(const ControlMessage& answer);
+
+ private:
+  struct Said {  // about the call that is running in a group, or its oldest message
+    std::uint64_t seq = 0;
+    Deadline::Clock::time_point since{};
+    double next_s = 0;
+  };
+  struct Question {  // of the hub, about a call
+    explicit Question(std::uint64_t number = 0) : seq(number) {}
+    std::uint64_t seq;
+    double pause_s = 0;
+    Deadline::Clock::time_point not_before{};
+    bool open = false;
+    double waited_s = 0;
+    std::string call;
+    std::map<int, ControlMessage> answers;
+    std::vector<int> members;
+  };
+  explicit WaitReports(Means means) : means_(std::move(means)) {}
+  void check();
+  void check_call(const Group& group, Said& said);
+  void check_message(const Group& group, Said& said) const;
+  void conclude(const std::string& group);
+
+  Means means_;
+  bool stopped_ = false;
+  std::map<std::string, Said> calls_;
+  std::map<std::string, Said> messages_;
+  std::map<std::string, Question> questions_;
+};
+
+}  // namespace maniple
