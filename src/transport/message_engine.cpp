@@ -15,7 +15,6 @@
 namespace maniple {
 namespace {
 
-constexpr int kAnyone = -1;
 // Connections that are dialled at a time: many that come at once are turned away by the other side's acceptor.
 constexpr int kDialsAtOnce = 8;
 // Messages that are taken from a peer before the others have their turn.
@@ -344,84 +343,6 @@ bool MessageEngine::take_unexpected() {
 void MessageEngine::finish(const std::shared_ptr<Message>& message, std::exception_ptr error) {
   message->error = std::move(error);
   just_done_.push_back(message);
-}
-
-void MessageEngine::fail_all(const std::exception_ptr& cause) {
-  ended_.raise(cause);
-  for (Peer& peer : peers_) {
-    for (const auto& message : peer.sends) finish(message, cause);
-    peer.sends.clear();
-    if (peer.receiving) finish(std::exchange(peer.receiving, nullptr), cause);
-  }
-  for (const auto& message : receives_) finish(message, cause);
-  receives_.clear();
-}
-
-void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  peer.broken = cause;
-  for (const auto& message : peer.sends) finish(message, cause);
-  peer.sends.clear();
-  if (peer.receiving) finish(std::exchange(peer.receiving, nullptr), cause);
-  if (peer.keeping) unexpected_bytes_ -= peer.keeping->bytes.size();
-  peer.keeping.reset();
-  const bool nobody_left = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& other) {
-    return other.broken || &other == &peers_[static_cast<std::size_t>(options_.rank)];
-  });
-  for (auto it = receives_.begin(); it != receives_.end();) {
-    // A receive from anyone fails only when nobody is left who could send.
-    if ((*it)->peer == rank || ((*it)->peer == kAnyone && nobody_left)) {
-      finish(*it, cause);
-      it = receives_.erase(it);
-    } else {
-      ++it;
-    }
-  }
-}
-
-// What a rank sent before it left is received first: its leaving counts once nothing moves.
-void MessageEngine::fail_expired(bool moved) {
-  const auto now = Deadline::Clock::now();
-  const auto progress_of = [](const Message& message, const std::string& who) {
-    return fmt::format("{} of {} bytes {} {}", message.moved, message.bytes, message.op == Op::send ? "sent to" : "received from", who);
-  };
-  for (auto it = receives_.begin(); it != receives_.end();) {
-    const auto message = *it;
-    const bool gone = !moved && message->peer != kAnyone && peers_[static_cast<std::size_t>(message->peer)].gone;
-    if (gone) {
-      finish(message, std::make_exception_ptr(PeerLost(fmt::format("{} has left the group and sent nothing more", name_of(message->peer)),
-                                                       options_.global_ranks[static_cast<std::size_t>(message->peer)])));
-    } else if (message->deadline.when() <= now) {
-      const std::string who = message->peer == kAnyone ? "anyone" : name_of(message->peer);
-      finish(message, std::make_exception_ptr(Timeout(progress_of(*message, who) + " when the time was up")));
-    } else {
-      ++it;
-      continue;
-    }
-    it = receives_.erase(it);
-  }
-  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    const bool gone = !moved && peer.gone;
-    // A message that stops half way leaves the stream unusable, so the peer is given up with it.
-    for (const auto& message : {peer.sends.empty() ? nullptr : peer.sends.front(), peer.receiving}) {
-      if (!message || !(gone || (message->deadline.when() <= now && (message == peer.receiving || peer.sending)))) continue;
-      const std::string what = progress_of(*message, name_of(rank));
-      fail_peer(rank, gone ? std::make_exception_ptr(PeerLost(what + " when it left the group", options_.global_ranks[static_cast<std::size_t>(rank)]))
-                           : std::make_exception_ptr(Timeout(what + " when the time was up")));
-      break;
-    }
-    std::size_t before = 0;  // sends that are still ahead of it
-    std::erase_if(peer.sends, [&](const std::shared_ptr<Message>& message) {
-      const bool begun = before == 0 && peer.sending;
-      if (begun || message->deadline.when() > now) return ++before, false;
-      std::string text = progress_of(*message, name_of(rank)) + " when the time was up";
-      if (!peer.outgoing) text += ", not connected yet";
-      if (before != 0) text += fmt::format(", behind {} earlier send{}", before, before == 1 ? "" : "s");
-      finish(message, std::make_exception_ptr(Timeout(text)));
-      return true;
-    });
-  }
 }
 
 }  // namespace maniple

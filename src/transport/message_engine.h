@@ -81,6 +81,8 @@ class MessageEngine {
     bool gone = false;  // had left when we last looked
   };
 
+  static constexpr int kAnyone = -1;
+
   using Lock = std::unique_lock<std::mutex>;
   bool progress(Lock& lock);                       // true if anything moved
   bool progress_sends(int rank);

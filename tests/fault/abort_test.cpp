@@ -131,6 +131,25 @@ TEST_P(AbortTest, DroppingAGroupWithAPendingReceiveLeavesTheOthersAlone) {
   });
 }
 
+TEST_P(AbortTest, ReceiveFromAnyoneEndsWhenAllOthersHaveLeft) {
+  run([](Rank& r) {
+    auto group = r.world->split(0);
+    int x = r.rank;
+    if (r.rank != 0) {
+      group->send(buffer_of(x), 0);
+      r.phase("all have sent");
+      group.reset();
+    } else {
+      for (int i = 1; i < r.size; ++i) group->recv(buffer_of(x), kAnySource);
+      r.phase("all have sent");
+      const Caught caught = catch_error([&] { group->recv(buffer_of(x), kAnySource); });
+      EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+      EXPECT_LT(caught.took, 10.0 * kSlowdown);
+    }
+    r.phase("rank 0 has seen it");
+  });
+}
+
 // Fault 36: what is started while another thread aborts the group ends with a typed error, and nothing else.
 TEST_P(AbortTest, MeetsMessagesThatAreBeingStarted) {
   run([](Rank& r) {
