@@ -102,9 +102,19 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
                 .closed =
                     [weak, peer](const std::string& why) {
                       const auto self = weak.lock();
-                      if (self && !self->stopped && !self->given_up) self->lose(peer, why);
+                      if (self && !self->stopped && !self->given_up) self->on_closed(peer, why);
                     }});
+    link->send(about(Kind::heartbeat, rank));
     if (hub()) tell_of_gone(*link);
+  }
+
+  void on_closed(int peer, const std::string& why) {
+    // A rank that leaves while it is dialling a new hub may break that off when it has been let in already. (At joining,
+    // when rank 0 is the hub, nobody leaves in good order.)
+    const auto it = links.find(peer);
+    const bool changing = rank != 0 && peer != 0;
+    if (changing && it != links.end() && !it->second->has_spoken()) return vanish(peer);
+    lose(peer, why);
   }
 
   // A rank may know less than its new hub.
@@ -170,14 +180,10 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
       case Kind::answer:
         if (hub()) inquiries->answered(message);
         return;
-      case Kind::waiting: return on_waiting(message);
+      case Kind::waiting: return hub() ? events.waiting(message) : void();
       case Kind::progress: return send(peer, events.position(message));
       case Kind::position: return events.positioned(message);
     }
-  }
-
-  void on_waiting(const ControlMessage& message) {
-    if (hub()) events.waiting(message);
   }
 
   // ---- Who is there --------------------------------------------------------------------------------------------
@@ -436,7 +442,7 @@ void Control::spread(const ControlMessage& abort) {
 }
 
 void Control::tell_hub(const ControlMessage& message) {
-  if (impl_->hub()) return impl_->on_waiting(message);
+  if (impl_->hub()) return impl_->events.waiting(message);
   impl_->send(impl_->hub_rank, message);
 }
 

@@ -98,6 +98,7 @@ void ControlLink::take_frames() {
       if (rest.size() < kLengthBytes + length) break;
       const ControlMessage message = decode_control_message(rest.substr(kLengthBytes, length));
       used += kLengthBytes + length;
+      has_spoken_ = true;
       owner_.message(message);
     }
   } catch (const ProtocolError& error) {

@@ -31,6 +31,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   void send(const ControlMessage& message);
   void close();  ///< what could not be sent yet is lost; the owner hears nothing more
 
+  bool has_spoken() const noexcept { return has_spoken_; }     ///< whether a frame has come
   Clock::time_point heard() const noexcept { return heard_; }  ///< when something authentic came last
   void set_heard(Clock::time_point when) noexcept { heard_ = when; }
 
@@ -51,6 +52,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   std::string incoming_;
   std::string outgoing_;  // records
   bool awaits_room_ = false;
+  bool has_spoken_ = false;
   Clock::time_point heard_ = Clock::now();
 };
 

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/abort_signal.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
 
@@ -166,7 +167,8 @@ TEST_P(Succession, AllLeaveInAnyOrder) {
       }
       r.phase("all but one have left");
       if (r.rank == last) {
-        EXPECT_EQ(r.world->error(), nullptr);
+        const auto error = r.world->error();
+        EXPECT_EQ(error, nullptr) << maniple::text_of(error);
       }
     });
   }
