@@ -13,7 +13,6 @@
 #include <optional>
 
 #include <fmt/format.h>
-
 #include "base/check.h"
 #include "base/log.h"
 #include "base/system_error.h"

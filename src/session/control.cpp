@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-
 #include "base/check.h"
 #include "base/log.h"
 #include "net/address.h"
