@@ -32,7 +32,9 @@ PeerInfo get_peer(ByteReader& reader) {
   peer.unix_address = reader.get_string(kMostText);
   peer.tcp_address = reader.get_string(kMostText);
   peer.cores = CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8));
-  peer.encrypts = reader.get<std::uint8_t>() != 0;
+  const auto encrypts = reader.get<std::uint8_t>();
+  if (encrypts > 1) throw ProtocolError(fmt::format("a rank that encrypts in an unknown way {}", encrypts));
+  peer.encrypts = encrypts == 1;
   return peer;
 }
 

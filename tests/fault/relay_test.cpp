@@ -210,7 +210,7 @@ Order give_order(const launch::AgentMessage& order, const Relay::Meddle& meddle)
   std::unique_ptr<AgentLink> node;
   // Often, as a length that was made larger is noticed when more bytes come.
   const AgentLink::Options options{.heartbeat = {.interval = milliseconds(10), .silence_limit = seconds(20)}};
-  MeetingPoint meeting(poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
+  LauncherListener meeting(poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
                        [&](SecureConnection connection, const Address&) {
                          conductor = std::make_unique<AgentLink>(
                              poller, std::move(connection), options,

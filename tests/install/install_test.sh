@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Usage: install_test.sh CMAKE BUILD_DIR COMPILER
+# Usage: install_test.sh CMAKE BUILD_DIR COMPILER [PREFIXES]   where other packages (LibTorch) were found
 set -euo pipefail
-cmake=$1 build=$2 compiler=$3
+cmake=$1 build=$2 compiler=$3 prefixes=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -17,7 +17,7 @@ fi
 # From here on it is used from another place: nothing in it may depend on where it was installed.
 mv "$work/prefix" "$work/moved"
 consumer() {
-  "$cmake" -G Ninja -S "$here/consumer" -B "$1" -DCMAKE_PREFIX_PATH="$work/moved" -DCMAKE_CXX_COMPILER="$compiler" "${@:2}"
+  "$cmake" -G Ninja -S "$here/consumer" -B "$1" -DCMAKE_PREFIX_PATH="$work/moved${prefixes:+;$prefixes}" -DCMAKE_CXX_COMPILER="$compiler" "${@:2}"
 }
 
 if consumer "$work/absent" -DCOMPONENT=absent >"$work/absent.log" 2>&1; then

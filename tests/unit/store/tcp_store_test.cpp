@@ -116,7 +116,9 @@ TEST_F(TcpStore, WhoeverIsAdmittedWhileTheServerIsLeavingIsServed) {
     } catch (const Error&) {
       // Gone before we came, or before we were admitted: that is an answer, too.
     }
-    if (late) EXPECT_NO_THROW(late->set("k", "v")) << "round " << round;
+    if (late) {
+      EXPECT_NO_THROW(late->set("k", "v")) << "round " << round;
+    }
     leaving.get();
   }
 }
