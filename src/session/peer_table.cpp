@@ -11,6 +11,7 @@ namespace maniple {
 namespace {
 
 constexpr std::size_t kMostText = 512;
+constexpr auto kLongestWaitToRefuse = std::chrono::seconds(10);
 
 void put(ByteWriter& writer, const PeerInfo& peer) {
   writer.put_string(peer.host_key);
@@ -111,6 +112,19 @@ PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo&
     return table;
   } catch (const Timeout& timeout) {
     throw_missing(store, world_size, since, timeout);
+  }
+}
+
+void wait_until_all_know(Store& store, int rank, int world_size, Deadline deadline) {
+  const auto key = [](int r) { return fmt::format("maniple/refused/{}", r); };
+  try {
+    store.set(key(rank), "");
+    if (rank != 0) return;
+    std::vector<std::string> keys;
+    for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
+    store.multi_get(keys, Deadline::sooner(deadline, Deadline::after(kLongestWaitToRefuse)));
+  } catch (const Error&) {
+    // A rank has ended already, or the store has: there is nobody to wait for.
   }
 }
 

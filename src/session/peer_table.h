@@ -35,6 +35,10 @@ PeerTable decode_peer_table(std::string_view bytes);
 /// Announces `mine` and waits for everybody. Throws Timeout "6/8 joined; missing ranks 3, 5, waited 60.0 s".
 PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo& mine, Deadline deadline);
 
+/// For a list that every rank refuses: rank 0 returns when the others have said so too, and not much later if they never do, because
+/// the store may end with its process, before they have read the list.
+void wait_until_all_know(Store& store, int rank, int world_size, Deadline deadline);
+
 /// "3, 5-7, 9"
 std::string list_ranks(const std::vector<int>& ranks);
 

@@ -102,8 +102,10 @@ void Session::meet_peers(Deadline deadline) {
   PeerTable table = exchange_peers(*meeting_.store, rank(), world_size(), mine, deadline);
   for (int r = 0; r < world_size(); ++r) {
     const PeerInfo& other = table.peers[static_cast<std::size_t>(r)];
-    MANIPLE_REQUIRE(other.encrypts == encrypts_, "MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks",
-                    encrypts_ ? 1 : 0, mine.describe(rank()), other.encrypts ? 1 : 0, other.describe(r));
+    if (other.encrypts == encrypts_) continue;
+    wait_until_all_know(*meeting_.store, rank(), world_size(), deadline);
+    throw InvalidArgument(fmt::format("MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks", encrypts_ ? 1 : 0,
+                                      mine.describe(rank()), other.encrypts ? 1 : 0, other.describe(r)));
   }
   const std::lock_guard lock(mutex_);
   table_ = std::move(table);

@@ -188,7 +188,7 @@ TEST(KnobFault, EncryptionNeedsTheNativeBackend) {
 }
 
 TEST(KnobFault, EncryptionNeedsASecret) {
-  const Set encrypt("MANIPLE_ENCRYPT", "1"), file("MANIPLE_SECRET_FILE", ""), fd("MANIPLE_SECRET_FD", "");
+  const Set encrypt("MANIPLE_ENCRYPT", "1");
   JoinOptions options;
   options.rank = 0;
   options.world_size = 1;
