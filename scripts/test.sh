@@ -58,7 +58,7 @@ run_tests() {
   local output=$build/ctest_output.txt tally=$build/tally.txt
   "${@:4}" ctest --preset "$preset" -j "$places" 2>&1 | tee "$output" || status=$?
   closing+=("-- $name" "$(sed -n '/% tests passed, /,$p' "$output" | grep -v '^Errors while\|^$' || true)")
-  awk -v stage="$name" -f scripts/tally.awk tests/expected_skips.txt "$output" "$log" >"$tally" || return 1
+  awk -v stage="$name" -v root=$((EUID == 0)) -f scripts/tally.awk tests/expected_skips.txt "$output" "$log" >"$tally" || return 1
   grep -v '^total ' "$tally" || true
   local passes fails skips
   read -r passes fails skips < <(sed -n 's/^total //p' "$tally")

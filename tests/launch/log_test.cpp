@@ -198,7 +198,7 @@ TEST(Logs, AWorkerThatWritesForEverEndsWithItsReader) {
 
 TEST(Logs, AFullDiskCostsOneWarning) {
   const TemporaryDirectory folder;
-  if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "cannot mount a small file system";
+  if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "needs root to mount a small file system";
   const Result result = maniple({"run", "-n", "2", "--log-dir", folder.path(), worker_program(), "flood", "300000"});
   ::umount2(folder.path().c_str(), MNT_DETACH);
   EXPECT_EQ(result.code, 0) << result.err;
