@@ -308,10 +308,10 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
         continue;
       }
       probes->start(peer, Address::parse(same_host(peer) ? info(peer).unix_address : info(peer).tcp_address),
-                    [this, peer = peer] {
-                      if (stopped || awaited.count(peer) == 0) return;
-                      if (joining) return lose(peer, "its process ended after joining, before it connected");
-                      vanish(peer);
+                    [this, sought = peer] {
+                      if (stopped || awaited.count(sought) == 0) return;
+                      if (joining) return lose(sought, "its process ended after joining, before it connected");
+                      vanish(sought);
                     });
     }
     if (awaited.empty()) {
