@@ -21,7 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "cli/bench/statistics.h"
+#include "bench/statistics.h"
 #include <maniple/maniple.h>
 
 namespace {

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <functional>
 
-#include "cli/bench/order.h"
-#include "cli/bench/page_memory.h"
-#include "cli/bench/row.h"
-#include "cli/bench/statistics.h"
+#include "bench/order.h"
+#include "bench/page_memory.h"
+#include "bench/row.h"
+#include "bench/statistics.h"
 
 namespace maniple::bench {
 namespace {

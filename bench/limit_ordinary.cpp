@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "bench/forked_ranks.h"
-#include "cli/bench/measure.h"
-#include "cli/bench/page_memory.h"
+#include "bench/measure.h"
+#include "bench/page_memory.h"
 
 namespace maniple::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "bench/forked_ranks.h"
-#include "cli/bench/measure.h"
+#include "bench/measure.h"
 
 namespace maniple::bench {
 namespace {

@@ -16,8 +16,8 @@
 #include <exception>
 #include <functional>
 
-#include "cli/bench/measure.h"
-#include "cli/bench/page_memory.h"
+#include "bench/measure.h"
+#include "bench/page_memory.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <exception>
 
-#include "cli/bench/measure.h"
-#include "cli/bench/page_memory.h"
+#include "bench/measure.h"
+#include "bench/page_memory.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {

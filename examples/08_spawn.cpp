@@ -38,7 +38,7 @@ void decode(maniple::ArgumentReader& in, Arguments& a) {
 void main_worker(int device, const Arguments& arguments) {
   const auto world_size = static_cast<int>(arguments.nodes * arguments.nprocs);
   const auto rank = static_cast<int>(arguments.node_rank * arguments.nprocs) + device;
-  maniple::JoinOptions join;
+  maniple::InitOptions join;
   join.init_method = arguments.dist_url;
   join.rank = rank;
   join.world_size = world_size;

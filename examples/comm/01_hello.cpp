@@ -10,7 +10,7 @@
 #include <maniple/comm.h>
 
 int main() try {
-  const auto world = maniple::join();  // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+  const auto world = maniple::init();  // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
   const maniple::Topology& topology = world->topology();
 
   for (int turn = 0; turn < world->size(); ++turn) {

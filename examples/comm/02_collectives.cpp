@@ -48,7 +48,7 @@ class Pictures {
 }  // namespace
 
 int main() try {
-  const auto world = maniple::join();
+  const auto world = maniple::init();
   const int ranks = world->size();
   const int last = ranks - 1;
   Pictures pictures(*world);

@@ -9,7 +9,7 @@
 #include <maniple/comm.h>
 
 int main() try {
-  const auto world = maniple::join();
+  const auto world = maniple::init();
 
   // Four "gradients", each ready a little later than the one before. Each is summed while the next is computed.
   constexpr int kLayers = 4;

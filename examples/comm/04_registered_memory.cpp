@@ -32,7 +32,7 @@ double best_ms(maniple::ProcessGroup& group, std::span<float> data) {
 }  // namespace
 
 int main() try {
-  const auto world = maniple::join();
+  const auto world = maniple::init();
   std::vector<float> ordinary(kCount);
   const maniple::RegisteredMemory memory = world->allocate(kCount * sizeof(float));
   const std::span<float> registered = memory.as<float>(kCount);

@@ -7,7 +7,7 @@
 #include <maniple/comm.h>
 
 int main() try {
-  const auto world = maniple::join();
+  const auto world = maniple::init();
   const int row_index = world->rank() / 2;
   const int column_index = world->rank() % 2;
   const auto row = world->split(row_index);

@@ -10,7 +10,7 @@
 #include <maniple/comm.h>
 
 int main() try {
-  const auto world = maniple::join();
+  const auto world = maniple::init();
   const int victim = world->size() - 1;
   float value = 1;
   world->all_reduce(maniple::buffer_of(value));

@@ -47,18 +47,14 @@ namespace maniple {
 
 // ---- The default group -------------------------------------------------------------------------------------------
 
-/// Fields: init_method ("env://"), rank, world_size, timeout, join_timeout, backend ("native"), transport, algorithm.
-/// See comm/options.h.
-using InitOptions = JoinOptions;
-
-/// Joins the world and makes it the default group. Throws `InvalidArgument` when there is one already; after
+/// Initialises the world (see InitOptions in comm/options.h) and makes it the default group. Throws `InvalidArgument` when there is one already; after
 /// destroy_process_group another may be made.
 void init_process_group(const InitOptions& options = {});
 
 /// The same over a store that the program brings along.
 void init_process_group(std::shared_ptr<Store> store, const InitOptions& options);
 
-/// Makes a group that was joined otherwise (maniple::join) the default group.
+/// Makes a group that maniple::init gave the default group.
 void init_process_group(std::shared_ptr<ProcessGroup> group);
 
 /// Drops the default group: it is destroyed once nobody else holds it. Never communicates, so a rank that leaves early

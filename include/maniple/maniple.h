@@ -12,7 +12,7 @@
 #include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/int8_hook.h>
-#include <maniple/train/join.h>
+#include <maniple/train/uneven_inputs.h>
 #include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
 #include <maniple/train/model_averager.h>

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "backend/engines.h"
+#include "backend/plugin/load.h"
 #include "base/check.h"
 #include "base/environment.h"
 
@@ -14,9 +14,9 @@ std::string nothing_missing() { return {}; }
 // A new backend is a line here. Those that other engines carry have a line in engines.cpp as well.
 constexpr BackendEntry kBackends[] = {
     {"native", "shared memory inside a host, TCP between hosts; needs nothing else", make_native_backend, nothing_missing},
-    {"gloo", "Facebook's Gloo over TCP", make_gloo_backend, [] { return missing_engine("gloo"); }},
-    {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend, [] { return missing_engine("mpi"); }},
-    {"nccl", "NVIDIA GPUs", make_nccl_backend, [] { return missing_engine("nccl"); }},
+    {"gloo", "Facebook's Gloo over TCP", make_gloo_backend, [] { return missing_plugin("gloo"); }},
+    {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend, [] { return missing_plugin("mpi"); }},
+    {"nccl", "NVIDIA GPUs", make_nccl_backend, [] { return missing_plugin("nccl"); }},
 };
 
 }  // namespace

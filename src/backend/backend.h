@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/abort_signal.h"
-#include "base/patience.h"
-#include "collective/operation.h"
+#include "base/operation_context.h"
+#include "call/operation.h"
 #include "session/session.h"
 #include "transport/message.h"
 #include <maniple/comm/options.h>
@@ -40,9 +40,9 @@ class Backend {
   /// Whether a failure here is seen by all other ranks without the session's word (all share memory).
   virtual bool all_share_memory() const noexcept = 0;
 
-  /// Whether `run` says patience.posted() before it waits for others.
+  /// Whether `run` says op_context.posted() before it waits for others.
   virtual bool says_posted() const noexcept { return false; }
-  virtual void run(const Operation& operation, Patience& patience) = 0;
+  virtual void run(const Operation& operation, OperationContext& op_context) = 0;
 
   /// A rank of the group has left, or its process has ended: nothing new will come from it. Any thread; must not block.
   virtual void mark_gone(int rank) noexcept { (void)rank; }

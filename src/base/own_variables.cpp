@@ -28,8 +28,8 @@ constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_GENERATION", "which start of the job this is", true},
     {"MANIPLE_RESTART_COUNT", "how often the launcher has started the group again", true},
     {"MANIPLE_STORE_HOSTED", "1: the launcher serves the store", true},
-    {"MANIPLE_JOIN_FD", "inherited socket by which a rank tells the launcher that it has joined"},
-    {"MANIPLE_SPAWNED", "1: RANK and WORLD_SIZE are spawn's; what join() is given counts more"},
+    {"MANIPLE_INIT_FD", "inherited socket by which a rank tells the launcher that it has joined"},
+    {"MANIPLE_SPAWNED", "1: RANK and WORLD_SIZE are spawn's; what init() is given counts more"},
     {"MANIPLE_SPAWN_FD", "makes a program a process of spawn"},
     {"MANIPLE_WARNED", "unknown variables of which the launcher has warned, separated by commas"},
     // Of the tests and benchmarks.

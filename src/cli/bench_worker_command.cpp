@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "cli/bench/native_subject.h"
+#include "bench/native_subject.h"
 #include "cli/command.h"
 
 namespace maniple::cli {

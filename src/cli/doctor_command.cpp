@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "cli/command.h"
-#include "launch/doctor/checks.h"
-#include "launch/doctor/hosts.h"
+#include "doctor/checks.h"
+#include "doctor/hosts.h"
 
 namespace maniple::cli {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "base/environment.h"
 #include "cli/command.h"
-#include "launch/job_list.h"
-#include "launch/job_list_table.h"
+#include "jobs/job_list.h"
+#include "jobs/job_list_table.h"
 
 namespace maniple::cli {
 namespace {

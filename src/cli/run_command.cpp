@@ -6,10 +6,10 @@
 
 #include "base/check.h"
 #include "cli/command.h"
-#include "launch/binding.h"
+#include "launch/placement/binding.h"
 #include "launch/launch_options.h"
-#include "launch/program.h"
-#include "launch/worker_environment.h"
+#include "process/program.h"
+#include "process/rank_environment.h"
 
 namespace maniple::cli {
 namespace {
@@ -87,7 +87,7 @@ void read_nodes(const Words& words, LaunchOptions& options) {
   if (words.master_port != -1) {
     MANIPLE_REQUIRE(words.master_port >= 0 && words.master_port <= 65535, "--master-port is {}; expected 0 to 65535",
                     words.master_port);
-    if (!options.master) options.master = MasterPlace{.host = "127.0.0.1", .port = 0};
+    if (!options.master) options.master = MasterAddress{.host = "127.0.0.1", .port = 0};
     options.master->port = static_cast<std::uint16_t>(words.master_port);
   }
   MANIPLE_REQUIRE(!options.master || options.nodes.max == 1 || options.master->port != 0,
@@ -314,11 +314,11 @@ std::function<int()> declare_run(CLI::App& app) {
 }
 
 std::function<int()> declare_run_agent(CLI::App& app) {
-  auto conductor = std::make_shared<std::string>();
+  auto coordinator = std::make_shared<std::string>();
   auto node_rank = std::make_shared<int>(0);
-  app.add_option("conductor", *conductor)->required();
+  app.add_option("coordinator", *coordinator)->required();
   app.add_option("node_rank", *node_rank)->required();
-  return [conductor, node_rank] { return launch::serve_as_agent(*conductor, *node_rank); };
+  return [coordinator, node_rank] { return launch::serve_as_agent(*coordinator, *node_rank); };
 }
 
 }  // namespace maniple::cli

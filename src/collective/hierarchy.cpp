@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "collective/mesh_reduction.h"
+#include "collective/mesh/reduction.h"
 #include "collective/selection.h"
 #include "collective/slices.h"
 
@@ -46,7 +46,7 @@ std::vector<int> all_ranks(int size) {
 struct Hierarchy::Run {
   Hierarchy& self;
   const Operation& op;
-  Patience& patience;
+  OperationContext& context;
   bool compare;
   std::string_view forced;
   const Signature& signature;
@@ -61,13 +61,13 @@ struct Hierarchy::Run {
 
   void inside(const Operation& stage) {
     if (self.arena_ == nullptr) return run_alone(stage);
-    ArenaCall call{*self.arena_, self.registered_, patience, signature, compare, forced};
+    ArenaCall call{*self.arena_, self.registered_, context, signature, compare, forced};
     run_in_arena(call, stage);
   }
 
   void between(const std::vector<int>& members, const Operation& stage) {
     if (members.size() == 1) return run_alone(stage);
-    Exchange exchange(self.mesh_, members, signature, patience.deadline());
+    Exchange exchange(self.mesh_, members, signature, context.deadline());
     choose_mesh_algorithm(stage, static_cast<int>(members.size()), forced).run(exchange, stage);
   }
 
@@ -268,10 +268,10 @@ struct Hierarchy::Run {
   }
 };
 
-void Hierarchy::run(const Operation& operation, Patience& patience, bool compare, std::string_view forced) {
+void Hierarchy::run(const Operation& operation, OperationContext& context, bool compare, std::string_view forced) {
   const Signature signature = Signature::of(operation);
   const bool reduces = operation.op == Op::all_reduce || operation.op == Op::reduce || operation.op == Op::reduce_scatter;
-  if (!reduces || !rounds_partial_results(operation)) return Run{*this, operation, patience, compare, forced, signature}.run();
+  if (!reduces || !rounds_partial_results(operation)) return Run{*this, operation, context, compare, forced, signature}.run();
   Operation wide = operation;
   wide.dtype = DType::float32;
   const bool scatters = operation.op == Op::reduce_scatter;
@@ -283,7 +283,7 @@ void Hierarchy::run(const Operation& operation, Patience& patience, bool compare
   widen(operation.dtype, operation.in, wide_in_);
   wide.in = reinterpret_cast<const std::byte*>(wide_in_.data());
   wide.out = reinterpret_cast<std::byte*>(wide_out_.data());
-  Run{*this, wide, patience, compare, forced, signature}.run();
+  Run{*this, wide, context, compare, forced, signature}.run();
   narrow(operation.dtype, std::span(wide_out_).first(out_count), operation.out);
 }
 

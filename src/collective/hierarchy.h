@@ -19,8 +19,8 @@
 
 #include <vector>
 
-#include "collective/arena_call.h"
-#include "collective/operation.h"
+#include "collective/shm/arena_call.h"
+#include "call/operation.h"
 #include "transport/mesh.h"
 #include <maniple/comm/topology.h>
 
@@ -32,7 +32,7 @@ class Hierarchy {
   Hierarchy(const Topology& topology, Arena* arena, const RegisteredTable& registered, Mesh& mesh)
       : topology_(topology), arena_(arena), registered_(registered), mesh_(mesh) {}
 
-  void run(const Operation& operation, Patience& patience, bool compare, std::string_view forced);
+  void run(const Operation& operation, OperationContext& context, bool compare, std::string_view forced);
 
  private:
   struct Run;

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "collective/mesh_algorithms.h"
+#include "collective/mesh/algorithms.h"
 
 namespace maniple {
 

@@ -23,34 +23,34 @@ struct Coalesced {
   Call call;
   std::vector<std::byte> pack{};
 
-  void run(Patience& patience) {
+  void run(OperationContext& context) {
     for (int d = 0; d < kDTypeCount; ++d) {
       std::vector<Buffer> small;
       std::size_t packed = 0;
       for (const Buffer& buffer : buffers) {
         if (buffer.dtype != static_cast<DType>(d)) continue;
         if (buffer.bytes() > kSmall) {
-          reduce(buffer, {}, patience);
+          reduce(buffer, {}, context);
           continue;
         }
         if (packed + buffer.bytes() > kPack) {
-          reduce_packed(small, patience);
+          reduce_packed(small, context);
           packed = 0;
         }
         small.push_back(buffer);
         packed += buffer.bytes();
       }
-      reduce_packed(small, patience);
+      reduce_packed(small, context);
     }
   }
 
-  void reduce(Buffer buffer, Parts counts, Patience& patience) {
+  void reduce(Buffer buffer, Parts counts, OperationContext& context) {
     Operation operation = all_reduce_operation({group.rank(), group.size()}, buffer, buffer, op, call);
     operation.parts = std::move(counts);
-    group.execute(operation, patience);
+    group.execute(operation, context);
   }
 
-  void reduce_packed(std::vector<Buffer>& small, Patience& patience) {
+  void reduce_packed(std::vector<Buffer>& small, OperationContext& context) {
     if (small.empty()) return;
     std::vector<std::size_t> counts;
     std::size_t bytes = 0;
@@ -61,7 +61,7 @@ struct Coalesced {
     if (pack.size() < bytes) pack.resize(bytes);
     copy(small, [](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(packed, own, n); });
     const DType dtype = small.front().dtype;
-    reduce({pack.data(), bytes / size_of(dtype), dtype}, Parts(counts), patience);
+    reduce({pack.data(), bytes / size_of(dtype), dtype}, Parts(counts), context);
     copy(small, [](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
     small.clear();
   }
@@ -86,12 +86,12 @@ Coalesced checked(ProcessGroup::Impl& group, std::span<const Buffer> buffers, Re
 void ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, Call call) {
   if (!impl_->takes_part("all_reduce_coalesced")) return;
   Coalesced work = checked(*impl_, buffers, op, call);
-  impl_->run_tasks(Op::all_reduce, call, [&work](Patience& patience) { work.run(patience); });
+  impl_->run_tasks(Op::all_reduce, call, [&work](OperationContext& context) { work.run(context); });
 }
 
 Work ProcessGroup::all_reduce_coalesced_async(std::span<const Buffer> buffers, ReduceOp op, Call call) {
   if (!impl_->takes_part("all_reduce_coalesced")) return done_work();
-  return impl_->start_tasks(Op::all_reduce, call, [work = checked(*impl_, buffers, op, call)](Patience& patience) mutable { work.run(patience); });
+  return impl_->start_tasks(Op::all_reduce, call, [work = checked(*impl_, buffers, op, call)](OperationContext& context) mutable { work.run(context); });
 }
 
 }  // namespace maniple

@@ -29,13 +29,13 @@ void try_out(const ReadVariable& read, Knob knob, std::vector<std::string>& wron
 }
 
 // Without anyone who tells the rank on its host, the rank in the world; unknown: as if it were the first.
-bool is_first_of_host(const JoinOptions& options) {
+bool is_first_of_host(const InitOptions& options) {
   if (const auto local = environment_text("LOCAL_RANK")) return *local == "0";
   if (options.rank >= 0) return options.rank == 0;
   if (const auto rank = environment_text("RANK")) return *rank == "0";
   try {
-    const auto seat = detect_scheduler(environment_text);
-    return !seat || seat->local_rank.value_or(seat->rank) == 0;
+    const auto assignment = detect_scheduler(environment_text);
+    return !assignment || assignment->local_rank.value_or(assignment->rank) == 0;
   } catch (const InvalidArgument&) {  // who needs the scheduler's variables will say so
     return true;
   }
@@ -53,7 +53,7 @@ void require_good_knobs(const ReadVariable& read, bool here) {
   if (!wrong.empty()) throw InvalidArgument(fmt::format("{}", fmt::join(wrong, ". ")));
 }
 
-void check_environment(const JoinOptions& options) {
+void check_environment(const InitOptions& options) {
   if (is_first_of_host(options)) warn_of_unknown_variables();
   require_good_knobs(environment_text);
 }

@@ -14,6 +14,6 @@ namespace maniple {
 void require_good_knobs(const ReadVariable& read, bool here = true);
 
 /// The above for this process, and a warning of unknown variables from one rank of each host.
-void check_environment(const JoinOptions& options);
+void check_environment(const InitOptions& options);
 
 }  // namespace maniple

@@ -87,8 +87,8 @@ void ProcessGroup::Impl::set_up(Deadline deadline) {
   };
   facts_.session->open_group(facts_.name, gone, [this] { return oldest_message(); });
   Operation barrier;
-  Patience patience(deadline);
-  execute(barrier, patience);
+  OperationContext op_context(deadline);
+  execute(barrier, op_context);
 }
 
 ProcessGroup::Impl::~Impl() {
@@ -117,20 +117,20 @@ void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
   throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
 }
 
-void ProcessGroup::Impl::execute(Operation& op, Patience& patience) {
+void ProcessGroup::Impl::execute(Operation& op, OperationContext& op_context) {
   op.seq = ++seq_;
   op.ranks = size();
-  auto record = [this, &op, &patience] { patience.set_start(recorder_->begin(op)); };
-  patience.meanwhile(record);
-  if (!backend_->says_posted()) patience.posted();
+  auto record = [this, &op, &op_context] { op_context.set_start(recorder_->begin(op)); };
+  op_context.meanwhile(record);
+  if (!backend_->says_posted()) op_context.posted();
   try {
-    backend_->run(op, patience);
+    backend_->run(op, op_context);
   } catch (...) {
-    patience.posted();
+    op_context.posted();
     recorder_->end(op.seq, true);
     fail(op);
   }
-  recorder_->end(op.seq, false, patience.take_end());
+  recorder_->end(op.seq, false, op_context.take_end());
 }
 
 void ProcessGroup::Impl::fail(const Operation& op) {
@@ -184,10 +184,10 @@ void ProcessGroup::Impl::abort(const std::string& reason) {
 
 Work ProcessGroup::Impl::start(Operation operation, const Call& call) {
   const Op op = operation.op;
-  return start_tasks(op, call, [this, operation = std::move(operation)](Patience& patience) mutable { execute(operation, patience); });
+  return start_tasks(op, call, [this, operation = std::move(operation)](OperationContext& op_context) mutable { execute(operation, op_context); });
 }
 
-Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void(Patience&)> body) {
+Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void(OperationContext&)> body) {
   require_usable(op, call);
   auto state = std::make_shared<Work::State>();
   const Deadline deadline = Deadline::after(limit(call));
@@ -198,8 +198,8 @@ Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     try {
       require_usable(op, call);
-      Patience patience(deadline);
-      body(patience);
+      OperationContext op_context(deadline);
+      body(op_context);
     } catch (...) {
       error = std::current_exception();
     }

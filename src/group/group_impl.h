@@ -61,7 +61,7 @@ class ProcessGroup::Impl {
 
   /// Runs now, in this thread if nothing else is under way, otherwise after what is.
   void run(Operation operation, const Call& call) {
-    run_tasks(operation.op, call, [this, &operation](Patience& patience) { execute(operation, patience); });
+    run_tasks(operation.op, call, [this, &operation](OperationContext& context) { execute(operation, context); });
   }
   Work start(Operation operation, const Call& call);
 
@@ -73,16 +73,16 @@ class ProcessGroup::Impl {
     require_usable(op, call);
     if (queued_.load(std::memory_order_acquire) == 0 && !busy_.exchange(true, std::memory_order_acquire)) {
       const Release release{busy_};
-      Patience patience(limit(call));
-      body(patience);
+      OperationContext context(limit(call));
+      body(context);
       return;
     }
-    start_tasks(op, call, [&body](Patience& patience) { body(patience); }).wait();
+    start_tasks(op, call, [&body](OperationContext& context) { body(context); }).wait();
   }
-  Work start_tasks(Op op, const Call& call, std::function<void(Patience&)> body);
+  Work start_tasks(Op op, const Call& call, std::function<void(OperationContext&)> body);
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
-  void execute(Operation& operation, Patience& patience);
+  void execute(Operation& operation, OperationContext& context);
   /// Inside a handler, for what went wrong in such an operation: aborts the group, tells the others, names the call.
   [[noreturn]] void fail(const Operation& operation);
 

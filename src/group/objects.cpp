@@ -25,7 +25,7 @@ std::vector<std::string> cut(const std::string& all, std::span<const std::size_t
 // Several operations that must not be interleaved with others' calls.
 class Objects {
  public:
-  Objects(ProcessGroup::Impl& group, const Call& call, Patience& patience) : group_(group), call_(call), patience_(patience) {}
+  Objects(ProcessGroup::Impl& group, const Call& call, OperationContext& context) : group_(group), call_(call), patience_(context) {}
 
   std::vector<std::size_t> lengths(std::size_t mine) {
     std::vector<std::int64_t> all(static_cast<std::size_t>(group_.size()));
@@ -60,7 +60,7 @@ class Objects {
   }
   ProcessGroup::Impl& group_;
   const Call& call_;
-  Patience& patience_;
+  OperationContext& patience_;
 };
 
 void require_root(int root, int size) { MANIPLE_REQUIRE(root >= 0 && root < size, "root {} in a group of {} ranks", root, size); }
@@ -71,8 +71,8 @@ std::string ProcessGroup::broadcast_object(std::string_view object, int root, Ca
   if (!impl_->takes_part("broadcast_object")) return {};
   require_root(root, size());
   std::string result;
-  impl_->run_tasks(Op::broadcast, call, [&](Patience& patience) {
-    Objects objects(*impl_, call, patience);
+  impl_->run_tasks(Op::broadcast, call, [&](OperationContext& context) {
+    Objects objects(*impl_, call, context);
     std::int64_t length = rank() == root ? static_cast<std::int64_t>(object.size()) : 0;
     objects.broadcast(buffer_of(std::span(&length, 1)), root);
     result.assign(rank() == root ? object : std::string_view());
@@ -86,8 +86,8 @@ std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, i
   if (!impl_->takes_part("gather_objects")) return {};
   require_root(root, size());
   std::vector<std::string> result;
-  impl_->run_tasks(Op::gather, call, [&](Patience& patience) {
-    Objects objects(*impl_, call, patience);
+  impl_->run_tasks(Op::gather, call, [&](OperationContext& context) {
+    Objects objects(*impl_, call, context);
     const auto lengths = objects.lengths(object.size());
     const std::string all = objects.gather(object, root, lengths);
     if (rank() == root) result = cut(all, lengths);
@@ -98,8 +98,8 @@ std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, i
 std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, Call call) {
   if (!impl_->takes_part("all_gather_objects")) return {};
   std::vector<std::string> result;
-  impl_->run_tasks(Op::all_gather, call, [&](Patience& patience) {
-    Objects objects(*impl_, call, patience);
+  impl_->run_tasks(Op::all_gather, call, [&](OperationContext& context) {
+    Objects objects(*impl_, call, context);
     const auto lengths = objects.lengths(object.size());
     result = cut(objects.all_gather(object, lengths), lengths);
   });
@@ -112,8 +112,8 @@ std::string ProcessGroup::scatter_objects(std::span<const std::string> given, in
   MANIPLE_REQUIRE(rank() != root || given.size() == static_cast<std::size_t>(size()),
                   "scatter_objects: {} objects for {} ranks", given.size(), size());
   std::string result;
-  impl_->run_tasks(Op::scatter, call, [&](Patience& patience) {
-    Objects objects(*impl_, call, patience);
+  impl_->run_tasks(Op::scatter, call, [&](OperationContext& context) {
+    Objects objects(*impl_, call, context);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(size()));
     std::string all;
     if (rank() == root) {

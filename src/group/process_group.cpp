@@ -75,19 +75,19 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
   constexpr std::size_t kMost = std::size_t{1} << 46;  // the sizes of all ranks must still add up
   MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes are more than there can be", bytes);
   RegisteredMemory memory;
-  impl_->run_tasks(Op::allocate, call, [&](Patience& patience) {
+  impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);
     std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
-    impl_->execute(sizes, patience);
+    impl_->execute(sizes, context);
     try {
-      memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(), patience.deadline());
+      memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(), context.deadline());
     } catch (...) {
       sizes.op = Op::allocate;  // what the caller knows it by
       impl_->fail(sizes);
     }
     Operation mapped = barrier_operation(call);  // nobody uses it before all have it
-    impl_->execute(mapped, patience);
+    impl_->execute(mapped, context);
   });
   return memory;
 }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/ticks.h"
-#include "collective/signature.h"
+#include "call/signature.h"
 #include "session/wait_report.h"
 #include <maniple/comm/source_location.h>
 

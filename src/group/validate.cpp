@@ -1,7 +1,7 @@
 #include "group/validate.h"
 
 #include "base/check.h"
-#include "collective/reduce.h"
+#include "collective/reduce/reduce.h"
 
 namespace maniple {
 namespace {

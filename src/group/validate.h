@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "collective/operation.h"
+#include "call/operation.h"
 #include <maniple/comm/process_group.h>
 
 namespace maniple {

@@ -10,13 +10,13 @@
 #include "base/own_variables.h"
 #include "base/system_error.h"
 #include "group/environment_check.h"
-#include "launch/conduct.h"
-#include "launch/front.h"
-#include "launch/job_settings.h"
+#include "launch/coordinate/agents.h"
+#include "launch/workers/supervisor.h"
+#include "launch/coordinate/job_settings.h"
 #include "launch/launch_options.h"
-#include "launch/meeting_point.h"
-#include "launch/program.h"
-#include "launch/remote_start.h"
+#include "launch/coordinate/launcher_listener.h"
+#include "process/program.h"
+#include "launch/coordinate/remote_start.h"
 #include "net/port_holder.h"
 #include "rendezvous/secret_source.h"
 
@@ -34,7 +34,7 @@ Secret shared_secret(const LaunchOptions& options) {
 
 /// Workers inherit the environment: what they would refuse, each for itself, is refused before any of them is started.
 void check_variables(const LaunchOptions& options) {
-  const Environment environment = crew_settings(options).environment;
+  const Environment environment = worker_group_settings(options).environment;
   warn_of_unknown_variables_for_children(environment);
   require_good_knobs(
       [&](const char* name) -> std::optional<std::string> {
@@ -105,10 +105,10 @@ int run_agent(const LaunchOptions& options, UniqueFd control) {
     return 128 + (got == 1 ? signal : SIGTERM);
   }
   if (!standing.follows) {
-    return conduct(options, std::move(control), std::move(standing.listener), standing.master, standing.secret);
+    return run_coordinator(options, std::move(control), std::move(standing.listener), standing.master, standing.secret);
   }
   try {
-    return follow(options, std::move(control), standing.secret);
+    return run_member(options, std::move(control), standing.secret);
   } catch (const Error& error) {
     if (!standing.taken) throw;
     const auto holder = describe_port_holder(options.master->port);
@@ -135,11 +135,11 @@ std::vector<NodeShape> planned_nodes(const LaunchOptions& options) {
 
 int launch(const LaunchOptions& options) {
   check(options);
-  return run_behind_front([&](UniqueFd control) { return run_agent(options, std::move(control)); });
+  return run_supervised([&](UniqueFd control) { return run_agent(options, std::move(control)); });
 }
 
-int serve_as_agent(const std::string& conductor, int node_rank) {
-  const MasterPlace place = parse_master(conductor);
+int serve_as_agent(const std::string& coordinator, int node_rank) {
+  const MasterAddress place = parse_master(coordinator);
   std::string line;
   char byte = 0;
   while (line.size() < 128 && ::read(STDIN_FILENO, &byte, 1) == 1 && byte != '\n') line.push_back(byte);
@@ -148,8 +148,8 @@ int serve_as_agent(const std::string& conductor, int node_rank) {
     fmt::print(stderr, "maniple: run-agent is started by `maniple run --hosts`, which passes the secret on its input\n");
     return kUsage;
   }
-  return run_behind_front(
-      [&](UniqueFd control) { return follow_as_agent(place, node_rank, std::move(control), *secret); });
+  return run_supervised(
+      [&](UniqueFd control) { return run_started_member(place, node_rank, std::move(control), *secret); });
 }
 
 }  // namespace maniple::launch

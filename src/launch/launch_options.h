@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "launch/console.h"
-#include "launch/heartbeat.h"
+#include "launch/output/console.h"
+#include "launch/coordinate/heartbeat.h"
 #include "launch/option_values.h"
-#include "launch/rank_plan.h"
-#include "launch/restart_policy.h"
+#include "launch/placement/rank_plan.h"
+#include "launch/coordinate/restart_policy.h"
 
 namespace maniple::launch {
 
@@ -24,11 +24,11 @@ struct LaunchOptions {
 
   NodeRange nodes;
   int node_rank = -1;                  ///< -1: by arrival
-  std::optional<MasterPlace> master;
+  std::optional<MasterAddress> master;
   std::string secret_file;
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};
-  Heartbeat heartbeat;                 ///< that of the conductor counts for all nodes
+  Heartbeat heartbeat;                 ///< that of the coordinator counts for all nodes
 
   std::vector<HostSlots> hosts;        ///< not empty: agents are started there
   std::string rsh = "ssh";
@@ -54,8 +54,8 @@ std::vector<NodeShape> planned_nodes(const LaunchOptions& options);
 /// before anything is started.
 int launch(const LaunchOptions& options);
 
-/// What the conductor of --hosts starts on another host: reads the secret from standard input, connects to `conductor`
+/// What the coordinator of --hosts starts on another host: reads the secret from standard input, connects to `coordinator`
 /// ("address:port") and does what it is told.
-int serve_as_agent(const std::string& conductor, int node_rank);
+int serve_as_agent(const std::string& coordinator, int node_rank);
 
 }  // namespace maniple::launch

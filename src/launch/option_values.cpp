@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
-#include "launch/rank_plan.h"
+#include "launch/placement/rank_plan.h"
 
 namespace maniple::launch {
 namespace {
@@ -155,7 +155,7 @@ std::vector<HostSlots> read_hostfile(const std::string& path) {
   return parse_hostfile(text, path);
 }
 
-MasterPlace parse_master(std::string_view text) {
+MasterAddress parse_master(std::string_view text) {
   const auto parts = split_host(text);
   MANIPLE_REQUIRE(!parts || text.starts_with('[') || parts->host.find(':') == std::string_view::npos,
                   "--master is \"{}\"; an IPv6 address stands in brackets, as in [fd00::1]:29500", text);
@@ -164,7 +164,7 @@ MasterPlace parse_master(std::string_view text) {
   return {.host = std::string(parts->host), .port = static_cast<std::uint16_t>(*port)};
 }
 
-std::string to_string(const MasterPlace& place) {
+std::string to_string(const MasterAddress& place) {
   const bool bare_v6 = place.host.find(':') != std::string::npos;
   return bare_v6 ? fmt::format("[{}]:{}", place.host, place.port) : fmt::format("{}:{}", place.host, place.port);
 }

@@ -25,15 +25,15 @@ std::vector<HostSlots> parse_hostfile(std::string_view text, std::string_view na
 /// Reads and parses the file.
 std::vector<HostSlots> read_hostfile(const std::string& path);
 
-struct MasterPlace {
+struct MasterAddress {
   std::string host;
   std::uint16_t port = 0;
-  friend bool operator==(const MasterPlace&, const MasterPlace&) = default;
+  friend bool operator==(const MasterAddress&, const MasterAddress&) = default;
 };
 /// "host:port" or "host" (port 29500, as everywhere in the PyTorch world).
-MasterPlace parse_master(std::string_view text);
+MasterAddress parse_master(std::string_view text);
 /// "10.0.0.1:29500", "[::1]:29500"
-std::string to_string(const MasterPlace& place);
+std::string to_string(const MasterAddress& place);
 
 /// Processes per node: a number, or "auto" (as many as GPUs, else cores), "gpu", "cpu".
 int parse_process_count(std::string_view text, int gpus, int cores);

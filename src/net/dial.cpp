@@ -132,7 +132,7 @@ std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const 
 SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
                       int cancel) {
   constexpr std::chrono::seconds kPatience{30};
-  const Deadline patience = Deadline::sooner(deadline, Deadline::after(kPatience));
+  const Deadline context = Deadline::sooner(deadline, Deadline::after(kPatience));
   std::chrono::milliseconds pause{5};
   for (int attempt = 1;; ++attempt) {
     UniqueFd fd = connect_to(address, deadline, retry, cancel);
@@ -151,7 +151,7 @@ SecureConnection dial(const Address& address, const Identity& identity, const He
       const auto keys = shake_hands(fd.get(), address, identity, wire, deadline, cancel);
       return SecureConnection(std::move(fd), keys);
     } catch (const HungUp& hung_up) {
-      if (patience.remaining() <= pause) {
+      if (context.remaining() <= pause) {
         throw ProtocolError(fmt::format("{}: {} ({} tries); its log says why if it is a Maniple process",
                                         address.to_string(), hung_up.text, attempt));
       }

@@ -27,35 +27,35 @@ std::optional<int> given(int option) { return option == -1 ? std::nullopt : std:
                   name, expected));
 }
 
-void check_local(const Seat& seat, std::optional<int> local_rank, std::optional<int> local_world_size,
+void check_local(const RankAssignment& assignment, std::optional<int> local_rank, std::optional<int> local_world_size,
                  std::optional<int> node_rank) {
   if (local_world_size) {
-    MANIPLE_REQUIRE(*local_world_size <= seat.world_size,
+    MANIPLE_REQUIRE(*local_world_size <= assignment.world_size,
                     "LOCAL_WORLD_SIZE is {} but WORLD_SIZE is {}; a host cannot have more ranks than the job",
-                    *local_world_size, seat.world_size);
+                    *local_world_size, assignment.world_size);
   }
-  const int most = local_world_size.value_or(seat.world_size);
+  const int most = local_world_size.value_or(assignment.world_size);
   if (local_rank) {
     MANIPLE_REQUIRE(*local_rank < most, "LOCAL_RANK is {} but {} is {}; expected 0 to {}", *local_rank,
                     local_world_size ? "LOCAL_WORLD_SIZE" : "WORLD_SIZE", most, most - 1);
   }
   if (node_rank) {
-    MANIPLE_REQUIRE(*node_rank < seat.world_size,
+    MANIPLE_REQUIRE(*node_rank < assignment.world_size,
                     "NODE_RANK is {} but WORLD_SIZE is {}; every node has at least one rank", *node_rank,
-                    seat.world_size);
-    MANIPLE_REQUIRE(local_world_size != seat.world_size || *node_rank == 0,
+                    assignment.world_size);
+    MANIPLE_REQUIRE(local_world_size != assignment.world_size || *node_rank == 0,
                     "NODE_RANK is {} but LOCAL_WORLD_SIZE is {}, which is all of WORLD_SIZE; expected 0", *node_rank,
-                    seat.world_size);
+                    assignment.world_size);
   }
 }
 
 }  // namespace
 
-Seat seat_from_environment(const JoinOptions& options) {
+RankAssignment assignment_from_environment(const InitOptions& options) {
   const InitMethod method = parse_init_method(options.init_method);
   MANIPLE_REQUIRE(method.place.empty(), "init method \"{}\": nothing may follow env://", options.init_method);
-  const auto wanted_rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
-  const auto wanted_size = agreed({"JoinOptions::world_size", given(options.world_size)},
+  const auto wanted_rank = agreed({"InitOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
+  const auto wanted_size = agreed({"InitOptions::world_size", given(options.world_size)},
                                   {"the init method's world_size", method.world_size});
 
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
@@ -72,37 +72,37 @@ Seat seat_from_environment(const JoinOptions& options) {
   std::string size_name = "WORLD_SIZE";
 
   if (!rank && !world_size) {
-    if (const auto seat = detect_scheduler(environment_text)) {
-      rank = seat->rank;
-      world_size = seat->world_size;
-      rank_name = seat->rank_name;
-      size_name = seat->world_size_name;
-      if (!local_rank) local_rank = seat->local_rank;
-      if (!local_world_size) local_world_size = seat->local_world_size;
-      if (!host) host = seat->master_addr;
-      if (!port && seat->master_port) port = *seat->master_port;
+    if (const auto assignment = detect_scheduler(environment_text)) {
+      rank = assignment->rank;
+      world_size = assignment->world_size;
+      rank_name = assignment->rank_name;
+      size_name = assignment->world_size_name;
+      if (!local_rank) local_rank = assignment->local_rank;
+      if (!local_world_size) local_world_size = assignment->local_world_size;
+      if (!host) host = assignment->master_addr;
+      if (!port && assignment->master_port) port = *assignment->master_port;
       // MPICH gives the job no name; on one host, the process that started all ranks tells jobs apart as well.
-      if (!port && seat->local_world_size == seat->world_size)
-        port = port_for_job(fmt::format("process {}", starter_process(seat->rank_name)));
+      if (!port && assignment->local_world_size == assignment->world_size)
+        port = port_for_job(fmt::format("process {}", starter_process(assignment->rank_name)));
     }
   }
 
-  // spawn sets them for one machine; a program that gives both to join() has done the arithmetic of several by itself.
+  // spawn sets them for one machine; a program that gives both to init() has done the arithmetic of several by itself.
   if (wanted_rank && wanted_size && environment_text("MANIPLE_SPAWNED")) {
     rank = wanted_rank;
     world_size = wanted_size;
   }
-  rank = agreed({rank_name, rank}, {"JoinOptions::rank", wanted_rank});
-  world_size = agreed({size_name, world_size}, {"JoinOptions::world_size", wanted_size});
+  rank = agreed({rank_name, rank}, {"InitOptions::rank", wanted_rank});
+  world_size = agreed({size_name, world_size}, {"InitOptions::world_size", wanted_size});
   if (!rank) throw_missing("RANK", "the rank of this process, from 0");
   if (!world_size) throw_missing("WORLD_SIZE", "the number of ranks");
   require_rank_in_world(*rank, rank_name, *world_size, size_name);
   if (!host) throw_missing("MASTER_ADDR", "the name or address of the host of rank 0");
   if (!port) throw_missing("MASTER_PORT", "a free port of that host, 1 to 65535");
 
-  Seat seat{.rank = *rank, .world_size = *world_size, .host = *host, .port = static_cast<std::uint16_t>(*port)};
-  check_local(seat, local_rank, local_world_size, node_rank);
-  return seat;
+  RankAssignment assignment{.rank = *rank, .world_size = *world_size, .host = *host, .port = static_cast<std::uint16_t>(*port)};
+  check_local(assignment, local_rank, local_world_size, node_rank);
+  return assignment;
 }
 
 }  // namespace maniple

@@ -12,7 +12,7 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
-#include "rendezvous/claim.h"
+#include "rendezvous/rank_claim.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/secret_source.h"
@@ -83,7 +83,7 @@ void require_same_world_size(Store& store, int world_size, const std::string& pa
 
 }  // namespace
 
-Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
+RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadline) {
   const InitMethod method = parse_init_method(options.init_method);
   const std::string& path = method.place;
   MANIPLE_REQUIRE(!path.empty() && path.front() == '/',
@@ -91,10 +91,10 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
                   "file:///path (three slashes)",
                   options.init_method, path);
   const auto given = [](int option) { return option == -1 ? std::nullopt : std::optional<int>(option); };
-  const auto rank = agreed({"JoinOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
-  const auto world_size = agreed({"JoinOptions::world_size", given(options.world_size)},
+  const auto rank = agreed({"InitOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
+  const auto world_size = agreed({"InitOptions::world_size", given(options.world_size)},
                                  {"the init method's world_size", method.world_size});
-  MANIPLE_REQUIRE(world_size.has_value(), "{}: no world size; set JoinOptions::world_size or add ?world_size=N",
+  MANIPLE_REQUIRE(world_size.has_value(), "{}: no world size; set InitOptions::world_size or add ?world_size=N",
                   options.init_method);
   require_rank_in_world(rank.value_or(0), "rank", *world_size, "world size");
 
@@ -112,31 +112,31 @@ Meeting meet_by_file(const JoinOptions& options, Deadline deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks at a file of another process
   }
 
-  Meeting meeting;
-  meeting.identity = identity_from_environment(rank.value_or(-1), *world_size);
+  RendezvousResult result;
+  result.identity = identity_from_environment(rank.value_or(-1), *world_size);
   try {
     require_same_world_size(*store, *world_size, path);
-    if (meeting.identity.secret.is_none()) {
+    if (result.identity.secret.is_none()) {
       const auto secret = parse_secret(store->compare_set(kSecret, "", hex_of(Secret::random())));
       MANIPLE_REQUIRE(secret.has_value(), "{}: the secret in the file is no secret; remove the file",
                       options.init_method);
-      meeting.identity.secret = *secret;
+      result.identity.secret = *secret;
     }
     std::shared_ptr<Store> view;
     if (rank) {
-      view = claim_rank(store, meeting.identity);
+      view = claim_rank(store, result.identity);
     } else {
       // Ranks are given in the order of arrival; once all are there, the next to come begin the next group.
-      meeting.identity.rank = static_cast<int>((*join - 1) % *world_size);
-      view = view_of_join(store, meeting.identity, (*join - 1) / *world_size + 1);
+      result.identity.rank = static_cast<int>((*join - 1) % *world_size);
+      view = store_for_init(store, result.identity, (*join - 1) / *world_size + 1);
     }
-    meeting.store = leaving_at_end(std::move(view), store, path);
+    result.store = leaving_at_end(std::move(view), store, path);
   } catch (...) {
     leave(*store, path);
     throw;
   }
-  meeting.data_address = choose_data_address(Address::parse("127.0.0.1:0"));
-  return meeting;
+  result.data_address = choose_data_address(Address::parse("127.0.0.1:0"));
+  return result;
 }
 
 }  // namespace maniple

@@ -37,7 +37,7 @@ std::shared_ptr<TcpStoreServer> handle_of(std::shared_ptr<TcpStoreServer> server
 
 std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identity& identity, Deadline deadline) {
   constexpr std::chrono::seconds kOwnPortLimit{10};
-  const Deadline patience = Deadline::sooner(deadline, Deadline::after(kOwnPortLimit));
+  const Deadline context = Deadline::sooner(deadline, Deadline::after(kOwnPortLimit));
   const std::string name = address.to_string();
   for (;;) {
     bool ours = false;
@@ -56,7 +56,7 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
         return handle_of(std::move(server));
       } catch (const SystemError& error) {
         // The port may still be held by an earlier server of this process that is about to go.
-        if (error.code() != EADDRINUSE || !ours || patience.expired()) throw;
+        if (error.code() != EADDRINUSE || !ours || context.expired()) throw;
       }
     }
     // sleep: the port is freed by the kernel, which does not announce it

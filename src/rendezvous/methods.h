@@ -8,7 +8,7 @@
 namespace maniple {
 
 /// A rank, a world size and the place of the store, checked against each other.
-struct Seat {
+struct RankAssignment {
   int rank = -1;
   int world_size = -1;
   std::string host;
@@ -16,13 +16,13 @@ struct Seat {
 };
 
 /// Reads the environment for env://. Pure but for getenv.
-Seat seat_from_environment(const JoinOptions& options);
+RankAssignment assignment_from_environment(const InitOptions& options);
 /// Reads tcp://host:port?rank=R&world_size=N.
-Seat seat_from_address(const JoinOptions& options);
+RankAssignment assignment_from_address(const InitOptions& options);
 
-/// Starts or reaches the store of the seat: what env:// and tcp:// share.
-Meeting meet_by_tcp(const Seat& seat, Deadline deadline);
-Meeting meet_by_file(const JoinOptions& options, Deadline deadline);
+/// Starts or reaches the store of the assignment: what env:// and tcp:// share.
+RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline deadline);
+RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadline);
 
 /// Where this process listens for data: MANIPLE_INTERFACE, or else the local end of the route to `master`.
 Address choose_data_address(const Address& master);

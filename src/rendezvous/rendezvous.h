@@ -12,7 +12,7 @@
 namespace maniple {
 
 /// What meeting gives. The identity's rank and world size are set.
-struct Meeting {
+struct RendezvousResult {
   std::shared_ptr<Store> store;
   Identity identity;
   Address data_address;  ///< where this process listens for data: the interface that leads to the others, port 0
@@ -25,6 +25,6 @@ struct Meeting {
 /// NODE_RANK. MANIPLE_JOB names the job, MANIPLE_GENERATION counts restarts, MANIPLE_STORE_HOSTED=1 says that the
 /// launcher serves the store. The secret comes from MANIPLE_SECRET_FD (an inherited descriptor) or MANIPLE_SECRET_FILE
 /// (mode 0600); without one a warning is given once and only loopback is used, unless MANIPLE_ALLOW_NO_SECRET=1.
-Meeting meet(const JoinOptions& options, Deadline deadline);
+RendezvousResult rendezvous(const InitOptions& options, Deadline deadline);
 
 }  // namespace maniple

@@ -29,58 +29,58 @@ int required_size(const Lookup& lookup, const char* name, const char* rank_name)
   return *size;
 }
 
-std::optional<SchedulerSeat> open_mpi(const Lookup& lookup) {
-  SchedulerSeat seat{
+std::optional<SchedulerAssignment> open_mpi(const Lookup& lookup) {
+  SchedulerAssignment assignment{
       .scheduler = "Open MPI", .rank_name = "OMPI_COMM_WORLD_RANK", .world_size_name = "OMPI_COMM_WORLD_SIZE"};
-  const auto rank = rank_in(lookup, seat.rank_name);
+  const auto rank = rank_in(lookup, assignment.rank_name);
   if (!rank) return std::nullopt;
-  seat.rank = *rank;
-  seat.world_size = required_size(lookup, seat.world_size_name, seat.rank_name);
-  seat.local_rank = rank_in(lookup, "OMPI_COMM_WORLD_LOCAL_RANK");
-  seat.local_world_size = size_in(lookup, "OMPI_COMM_WORLD_LOCAL_SIZE");
-  if (const auto job = lookup("PMIX_NAMESPACE")) seat.master_port = port_for_job(*job);
-  return seat;
+  assignment.rank = *rank;
+  assignment.world_size = required_size(lookup, assignment.world_size_name, assignment.rank_name);
+  assignment.local_rank = rank_in(lookup, "OMPI_COMM_WORLD_LOCAL_RANK");
+  assignment.local_world_size = size_in(lookup, "OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (const auto job = lookup("PMIX_NAMESPACE")) assignment.master_port = port_for_job(*job);
+  return assignment;
 }
 
-std::optional<SchedulerSeat> slurm(const Lookup& lookup) {
-  SchedulerSeat seat{.scheduler = "Slurm", .rank_name = "SLURM_PROCID", .world_size_name = "SLURM_NTASKS"};
-  const auto rank = rank_in(lookup, seat.rank_name);
+std::optional<SchedulerAssignment> slurm(const Lookup& lookup) {
+  SchedulerAssignment assignment{.scheduler = "Slurm", .rank_name = "SLURM_PROCID", .world_size_name = "SLURM_NTASKS"};
+  const auto rank = rank_in(lookup, assignment.rank_name);
   if (!rank) return std::nullopt;
   // A step may run fewer tasks than the job asked for.
-  if (lookup("SLURM_STEP_NUM_TASKS")) seat.world_size_name = "SLURM_STEP_NUM_TASKS";
-  seat.rank = *rank;
-  seat.world_size = required_size(lookup, seat.world_size_name, seat.rank_name);
-  seat.local_rank = rank_in(lookup, "SLURM_LOCALID");
-  seat.node_rank = rank_in(lookup, "SLURM_NODEID");
+  if (lookup("SLURM_STEP_NUM_TASKS")) assignment.world_size_name = "SLURM_STEP_NUM_TASKS";
+  assignment.rank = *rank;
+  assignment.world_size = required_size(lookup, assignment.world_size_name, assignment.rank_name);
+  assignment.local_rank = rank_in(lookup, "SLURM_LOCALID");
+  assignment.node_rank = rank_in(lookup, "SLURM_NODEID");
   auto nodes = lookup("SLURM_STEP_NODELIST");
   if (!nodes) nodes = lookup("SLURM_JOB_NODELIST");
-  if (nodes) seat.master_addr = first_host(*nodes);
-  if (const auto job = lookup("SLURM_JOB_ID")) seat.master_port = port_for_job(*job);
-  return seat;
+  if (nodes) assignment.master_addr = first_host(*nodes);
+  if (const auto job = lookup("SLURM_JOB_ID")) assignment.master_port = port_for_job(*job);
+  return assignment;
 }
 
-std::optional<SchedulerSeat> pmi(const Lookup& lookup) {
-  SchedulerSeat seat{.scheduler = "PMI", .rank_name = "PMI_RANK", .world_size_name = "PMI_SIZE"};
-  const auto rank = rank_in(lookup, seat.rank_name);
+std::optional<SchedulerAssignment> pmi(const Lookup& lookup) {
+  SchedulerAssignment assignment{.scheduler = "PMI", .rank_name = "PMI_RANK", .world_size_name = "PMI_SIZE"};
+  const auto rank = rank_in(lookup, assignment.rank_name);
   if (!rank) return std::nullopt;
-  seat.rank = *rank;
-  seat.world_size = required_size(lookup, seat.world_size_name, seat.rank_name);
-  seat.local_rank = rank_in(lookup, "MPI_LOCALRANKID");
-  seat.local_world_size = size_in(lookup, "MPI_LOCALNRANKS");
-  return seat;
+  assignment.rank = *rank;
+  assignment.world_size = required_size(lookup, assignment.world_size_name, assignment.rank_name);
+  assignment.local_rank = rank_in(lookup, "MPI_LOCALRANKID");
+  assignment.local_world_size = size_in(lookup, "MPI_LOCALNRANKS");
+  return assignment;
 }
 
 }  // namespace
 
-std::optional<SchedulerSeat> detect_scheduler(const Lookup& lookup) {
+std::optional<SchedulerAssignment> detect_scheduler(const Lookup& lookup) {
   // Open MPI and MPICH may themselves have been started inside a Slurm job: the inner one is right.
-  std::optional<SchedulerSeat> seat = open_mpi(lookup);
-  if (!seat) seat = pmi(lookup);
-  if (!seat) seat = slurm(lookup);
-  if (!seat) return std::nullopt;
-  require_rank_in_world(seat->rank, seat->rank_name, seat->world_size, seat->world_size_name);
-  if (!seat->master_addr && seat->local_world_size == seat->world_size) seat->master_addr = "127.0.0.1";
-  return seat;
+  std::optional<SchedulerAssignment> assignment = open_mpi(lookup);
+  if (!assignment) assignment = pmi(lookup);
+  if (!assignment) assignment = slurm(lookup);
+  if (!assignment) return std::nullopt;
+  require_rank_in_world(assignment->rank, assignment->rank_name, assignment->world_size, assignment->world_size_name);
+  if (!assignment->master_addr && assignment->local_world_size == assignment->world_size) assignment->master_addr = "127.0.0.1";
+  return assignment;
 }
 
 std::string first_host(std::string_view node_list) {

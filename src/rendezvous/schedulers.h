@@ -12,7 +12,7 @@ namespace maniple {
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
-struct SchedulerSeat {
+struct SchedulerAssignment {
   const char* scheduler;  ///< "Slurm"
   const char* rank_name;  ///< the variable, for messages
   const char* world_size_name;
@@ -26,7 +26,7 @@ struct SchedulerSeat {
 };
 
 /// The first scheduler whose rank variable is set. Throws InvalidArgument naming a variable that holds nonsense.
-std::optional<SchedulerSeat> detect_scheduler(const Lookup& lookup);
+std::optional<SchedulerAssignment> detect_scheduler(const Lookup& lookup);
 
 /// "node[003-010,012],login1" -> "node003".
 std::string first_host(std::string_view node_list);

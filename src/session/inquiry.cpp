@@ -10,11 +10,11 @@ constexpr std::chrono::milliseconds kAgain{40};
 
 }  // namespace
 
-void Inquiries::begin(const ControlMessage& abort, const std::vector<int>& others) {
+void Inquiries::begin(const DetectorMessage& abort, const std::vector<int>& others) {
   Inquiry& inquiry = open_[abort.group];
   inquiry.abort = abort;
   inquiry.question = abort;
-  inquiry.question.kind = ControlMessage::Kind::question;
+  inquiry.question.kind = DetectorMessage::Kind::question;
   inquiry.question.text.clear();
   inquiry.awaited.insert(others.begin(), others.end());
   inquiry.awaited.insert(means_.rank);
@@ -44,7 +44,7 @@ void Inquiries::ask(const std::string& group) {
   });
 }
 
-void Inquiries::answered(const ControlMessage& answer) {
+void Inquiries::answered(const DetectorMessage& answer) {
   const auto it = open_.find(answer.group);
   if (it == open_.end() || answer.text.empty()) return;
   it->second.answers[answer.rank] = answer.text;
@@ -55,7 +55,7 @@ void Inquiries::answered(const ControlMessage& answer) {
 void Inquiries::conclude(const std::string& group) {
   const auto it = open_.find(group);
   if (it == open_.end()) return;
-  ControlMessage message = it->second.abort;
+  DetectorMessage message = it->second.abort;
   if (!it->second.answers.empty()) {
     message.text = "ranks called different things:";
     const char* separator = "";

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "net/event_loop.h"
-#include "session/control_wire.h"
+#include "session/detector_wire.h"
 
 namespace maniple {
 
@@ -22,20 +22,20 @@ class Inquiries : public std::enable_shared_from_this<Inquiries> {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
     std::function<std::string(const std::string& group, std::uint64_t seq)> called;  ///< by this rank; empty: not yet
-    std::function<void(int rank, const ControlMessage& message)> send;
-    std::function<void(const ControlMessage& abort)> concluded;  ///< with the answers in its text
+    std::function<void(int rank, const DetectorMessage& message)> send;
+    std::function<void(const DetectorMessage& abort)> concluded;  ///< with the answers in its text
   };
   explicit Inquiries(Means means) : means_(std::move(means)) {}
 
   bool is_open(const std::string& group) const { return open_.count(group) != 0; }
-  void begin(const ControlMessage& abort, const std::vector<int>& others);
-  void answered(const ControlMessage& answer);
+  void begin(const DetectorMessage& abort, const std::vector<int>& others);
+  void answered(const DetectorMessage& answer);
   void stop() { open_.clear(); }
 
  private:
   struct Inquiry {
-    ControlMessage abort;
-    ControlMessage question;
+    DetectorMessage abort;
+    DetectorMessage question;
     std::map<int, std::string> answers;
     std::set<int> awaited;
   };

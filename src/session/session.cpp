@@ -37,7 +37,7 @@ std::uint64_t process_word() {
   return kWord;
 }
 
-std::exception_ptr error_of(const ControlMessage& message) {
+std::exception_ptr error_of(const DetectorMessage& message) {
   switch (message.error) {
     case ErrorKind::peer_lost: return std::make_exception_ptr(PeerLost(message.text, message.rank));
     case ErrorKind::mismatch: return std::make_exception_ptr(Mismatch(message.text));
@@ -47,8 +47,8 @@ std::exception_ptr error_of(const ControlMessage& message) {
 
 }  // namespace
 
-std::shared_ptr<Session> Session::start(Meeting meeting, TransportKind transport, Deadline deadline) {
-  std::shared_ptr<Session> session(new Session(std::move(meeting), transport));
+std::shared_ptr<Session> Session::start(RendezvousResult result, TransportKind transport, Deadline deadline) {
+  std::shared_ptr<Session> session(new Session(std::move(result), transport));
   session->listen();
   session->meet_peers(deadline);
   session->start_watch(deadline);
@@ -56,14 +56,14 @@ std::shared_ptr<Session> Session::start(Meeting meeting, TransportKind transport
   return session;
 }
 
-Session::Session(Meeting meeting, TransportKind transport)
-    : meeting_(std::move(meeting)),
+Session::Session(RendezvousResult result, TransportKind transport)
+    : rendezvous_(std::move(result)),
       transport_(transport),
       encrypts_(knob_flag(Knob::encrypt)),
       loop_(EventLoop::shared()),
       arrivals_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!arrivals_) throw_system_error("eventfd");
-  MANIPLE_REQUIRE(!encrypts_ || !meeting_.identity.secret.is_none(),
+  MANIPLE_REQUIRE(!encrypts_ || !rendezvous_.identity.secret.is_none(),
                   "MANIPLE_ENCRYPT is 1, but the job has no secret, so anyone could decrypt: set MANIPLE_SECRET_FILE on every "
                   "host (mode 0600, 64 hexadecimal digits)");
 }
@@ -75,7 +75,7 @@ Session::~Session() {
   loop_->post_and_wait([this] {  // and what they posted has run
     if (waits_) waits_->stop();
   });
-  control_.reset();
+  detector_.reset();
   segments_.reset();
 }
 
@@ -83,9 +83,9 @@ void Session::listen() {
   const Acceptor::Owner owner{
       .refusal = [this](const Hello& hello, const Address& peer) { return refusal(hello, peer); },
       .accept = [this](SecureConnection connection, const Hello& hello, const Address&) { accept(std::move(connection), hello); }};
-  tcp_ = std::make_unique<Acceptor>(loop_, listen_on(meeting_.data_address), meeting_.identity, owner);
+  tcp_ = std::make_unique<Acceptor>(loop_, listen_on(rendezvous_.data_address), rendezvous_.identity, owner);
   const std::string name = fmt::format("maniple-{:016x}{:016x}", random_word(), random_word());
-  unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), meeting_.identity, owner);
+  unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), rendezvous_.identity, owner);
 }
 
 void Session::meet_peers(Deadline deadline) {
@@ -99,17 +99,17 @@ void Session::meet_peers(Deadline deadline) {
   mine.tcp_address = tcp_->address().to_string();
   mine.cores = CoreSet::of_this_process();
   mine.encrypts = encrypts_;
-  PeerTable table = exchange_peers(*meeting_.store, rank(), world_size(), mine, deadline);
+  PeerTable table = exchange_peers(*rendezvous_.store, rank(), world_size(), mine, deadline);
   for (int r = 0; r < world_size(); ++r) {
     const PeerInfo& other = table.peers[static_cast<std::size_t>(r)];
     if (other.encrypts == encrypts_) continue;
-    wait_until_all_know(*meeting_.store, rank(), world_size(), deadline);
+    wait_until_all_know(*rendezvous_.store, rank(), world_size(), deadline);
     throw InvalidArgument(fmt::format("MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks", encrypts_ ? 1 : 0,
                                       mine.describe(rank()), other.encrypts ? 1 : 0, other.describe(r)));
   }
   const std::lock_guard lock(mutex_);
   table_ = std::move(table);
-  segments_ = std::make_unique<SegmentPost>(table_.world_id);
+  segments_ = std::make_unique<SegmentBroker>(table_.world_id);
   for (auto& [topic, connection] : early_segments_) segments_->serve(topic, std::move(connection));
   early_segments_.clear();
 }
@@ -118,11 +118,11 @@ void Session::start_watch(Deadline deadline) {
   bool all_here = transport_ != TransportKind::tcp;
   for (int r = 0; r < world_size(); ++r) all_here &= same_process(r);
   if (all_here) return;  // threads of one process live and die together
-  Control::Events events;
+  FailureDetector::Events events;
   events.lost = [this](int lost, const std::string& text) { on_lost(lost, text); };
   events.gone = [this](int gone) { on_gone(gone); };
   events.dial = [this](int hub, Deadline limit, int cancel) { return dial_control(hub, limit, cancel); };
-  events.aborted = [this](const ControlMessage& message) { on_aborted(message); };
+  events.aborted = [this](const DetectorMessage& message) { on_aborted(message); };
   events.called = [this](const std::string& group, std::uint64_t seq) -> std::string {
     std::function<std::string(std::uint64_t)> called;
     {
@@ -138,29 +138,29 @@ void Session::start_watch(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     return waits_;
   };
-  events.waiting = [waits](const ControlMessage& message) {
+  events.waiting = [waits](const DetectorMessage& message) {
     if (const auto reports = waits()) reports->on_waiting(message);
   };
-  events.position = [waits](const ControlMessage& question) {
+  events.position = [waits](const DetectorMessage& question) {
     const auto reports = waits();
-    return reports ? reports->position(question) : ControlMessage{};
+    return reports ? reports->position(question) : DetectorMessage{};
   };
-  events.positioned = [waits](const ControlMessage& answer) {
+  events.positioned = [waits](const DetectorMessage& answer) {
     if (const auto reports = waits()) reports->on_position(answer);
   };
   const double heartbeat = knob_number(Knob::heartbeat_s);
-  auto control = std::make_unique<Control>(loop_, rank(), table_.peers, heartbeat, std::move(events));
+  auto control = std::make_unique<FailureDetector>(loop_, rank(), table_.peers, heartbeat, std::move(events));
   SecureConnection connection;
   if (rank() != 0) connection = dial_control(0, deadline);
   std::map<int, SecureConnection> early;
   {
     const std::lock_guard lock(mutex_);
-    control_ = std::move(control);
+    detector_ = std::move(control);
     early = std::move(early_control_);
   }
-  if (connection) control_->adopt(0, std::move(connection));
-  for (auto& [peer, early_connection] : early) control_->adopt(peer, std::move(early_connection));
-  if (rank() == 0) control_->expect_all_by(Deadline::after(kConnectTime + world_size() * kConnectTimeOfOne));
+  if (connection) detector_->adopt(0, std::move(connection));
+  for (auto& [peer, early_connection] : early) detector_->adopt(peer, std::move(early_connection));
+  if (rank() == 0) detector_->expect_all_by(Deadline::after(kConnectTime + world_size() * kConnectTimeOfOne));
 }
 
 void Session::start_wait_reports() {
@@ -173,9 +173,9 @@ void Session::start_wait_reports() {
   means.after_s = after_s;
   means.groups = [this] { return group_progress(); };
   means.describe = [this](int r) { return peer(r).describe(r); };
-  if (control_) {
-    means.tell_hub = [this](const ControlMessage& message) { control_->tell_hub(message); };
-    means.ask = [this](int r, const ControlMessage& message) { control_->send(r, message); };
+  if (detector_) {
+    means.tell_hub = [this](const DetectorMessage& message) { detector_->tell_hub(message); };
+    means.ask = [this](int r, const DetectorMessage& message) { detector_->send(r, message); };
   }
   auto reports = WaitReports::start(std::move(means));
   const std::lock_guard lock(mutex_);
@@ -197,7 +197,7 @@ SecureConnection Session::dial_control(int hub, Deadline deadline, int cancel) c
   hello.role = Role::control;
   hello.rank = rank();
   hello.to = hub;
-  return maniple::dial(address, meeting_.identity, hello, deadline, false, cancel);
+  return maniple::dial(address, rendezvous_.identity, hello, deadline, false, cancel);
 }
 
 // In the event loop's thread.
@@ -227,12 +227,12 @@ void Session::accept(SecureConnection connection, const Hello& hello) {
       }
       return;
     case Role::control:
-      if (!control_) {
+      if (!detector_) {
         early_control_[hello.rank] = std::move(connection);
       } else {
         // Posted, as it may find this rank lost, which needs the lock.
         auto shared = std::make_shared<SecureConnection>(std::move(connection));
-        loop_->post([this, shared, from = hello.rank] { control_->adopt(from, std::move(*shared)); });
+        loop_->post([this, shared, from = hello.rank] { detector_->adopt(from, std::move(*shared)); });
       }
       return;
     case Role::store: return;  // refused
@@ -258,7 +258,7 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
   const auto pause = std::chrono::milliseconds(100);
   for (;;) {
     try {
-      return maniple::dial(Address::parse(peer(global_rank).tcp_address), meeting_.identity, hello, limit, false,
+      return maniple::dial(Address::parse(peer(global_rank).tcp_address), rendezvous_.identity, hello, limit, false,
                            abort.fd());
     } catch (const Aborted&) {
       abort.check();
@@ -300,14 +300,14 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
     segments_->offer(topic, segment, static_cast<int>(members.size()) - 1 - threads, threads);
     return segment;
   }
-  if (same_process(maker)) return SegmentPost::take_here(world_id(), topic, deadline);
+  if (same_process(maker)) return SegmentBroker::take_here(world_id(), topic, deadline);
   Hello hello;
   hello.role = Role::segment;
   hello.rank = rank();
   hello.topic = topic;
   hello.to = maker;
   // The handshake is short and is not broken off: its other side would take us for a stranger.
-  const SecureConnection connection = maniple::dial(Address::parse(peer(maker).unix_address), meeting_.identity, hello, deadline);
+  const SecureConnection connection = maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
   try {
     ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
     return Segment::adopt(std::move(received.fd), received.about);
@@ -366,7 +366,7 @@ void Session::on_gone(int rank) {
   }
 }
 
-void Session::on_aborted(const ControlMessage& message) {
+void Session::on_aborted(const DetectorMessage& message) {
   std::shared_ptr<AbortSignal> abort;
   {
     const std::lock_guard lock(mutex_);
@@ -381,9 +381,9 @@ void Session::on_aborted(const ControlMessage& message) {
 }
 
 void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {
-  if (!control_) return;
-  ControlMessage message;
-  message.kind = ControlMessage::Kind::abort;
+  if (!detector_) return;
+  DetectorMessage message;
+  message.kind = DetectorMessage::Kind::abort;
   message.group = group;
   message.seq = seq;
   message.rank = rank();
@@ -398,7 +398,7 @@ void Session::spread_abort(const std::string& group, std::uint64_t seq, const st
   } catch (...) {
     message.error = ErrorKind::aborted;
   }
-  control_->spread(message);
+  detector_->spread(message);
 }
 
 }  // namespace maniple

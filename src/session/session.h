@@ -1,6 +1,6 @@
 // One rank's membership in a world: who the others are, connections to and from them, and the watch over them.
 //
-// All groups of the rank share it. It implements the switchboard that lanes use.
+// All groups of the rank share it. It implements the connector that lanes use.
 #pragma once
 
 #include <condition_variable>
@@ -15,29 +15,29 @@
 #include "base/abort_signal.h"
 #include "net/handshake.h"
 #include "rendezvous/rendezvous.h"
-#include "session/control.h"
+#include "session/failure_detector.h"
 #include "session/peer_table.h"
-#include "session/segment_post.h"
+#include "session/segment_broker.h"
 #include "session/wait_report.h"
-#include "transport/switchboard.h"
+#include "transport/connector.h"
 #include <maniple/comm/options.h>
 
 namespace maniple {
 
-class Session : public Switchboard {
+class Session : public Connector {
  public:
-  static std::shared_ptr<Session> start(Meeting meeting, TransportKind transport, Deadline deadline);
+  static std::shared_ptr<Session> start(RendezvousResult result, TransportKind transport, Deadline deadline);
   ~Session() override;
 
-  int rank() const noexcept { return meeting_.identity.rank; }
-  int world_size() const noexcept { return meeting_.identity.world_size; }
+  int rank() const noexcept { return rendezvous_.identity.rank; }
+  int world_size() const noexcept { return rendezvous_.identity.world_size; }
   const PeerInfo& peer(int rank) const { return table_.peers.at(static_cast<std::size_t>(rank)); }
   std::uint64_t world_id() const noexcept { return table_.world_id; }
-  const std::shared_ptr<Store>& store() const noexcept { return meeting_.store; }
+  const std::shared_ptr<Store>& store() const noexcept { return rendezvous_.store; }
   bool same_process(int rank) const { return peer(rank).process == peer(this->rank()).process; }
   bool same_host(int rank) const { return peer(rank).host_key == peer(this->rank()).host_key; }
 
-  // ---- Switchboard ---------------------------------------------------------------------------------------------
+  // ---- Connector ---------------------------------------------------------------------------------------------
   SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
   SecureConnection try_take(int global_rank, const std::string& topic) override;
   int arrival_fd() const noexcept override { return arrivals_.get(); }
@@ -65,10 +65,10 @@ class Session : public Switchboard {
 
   /// Tells the other ranks that this group failed here. Returns at once.
   void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
-  bool has_watch() const noexcept { return control_ != nullptr; }
+  bool has_watch() const noexcept { return detector_ != nullptr; }
 
  private:
-  Session(Meeting meeting, TransportKind transport);
+  Session(RendezvousResult result, TransportKind transport);
   void listen();
   void meet_peers(Deadline deadline);
   void start_watch(Deadline deadline);
@@ -79,9 +79,9 @@ class Session : public Switchboard {
   SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
   void on_lost(int rank, const std::string& text);
   void on_gone(int rank);
-  void on_aborted(const ControlMessage& message);
+  void on_aborted(const DetectorMessage& message);
 
-  Meeting meeting_;
+  RendezvousResult rendezvous_;
   TransportKind transport_;
   bool encrypts_;  // data over TCP
   std::shared_ptr<EventLoop> loop_;
@@ -97,8 +97,8 @@ class Session : public Switchboard {
   std::set<int> gone_;                                      // left or lost
   std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet, or no longer has
 
-  std::unique_ptr<SegmentPost> segments_;
-  std::unique_ptr<Control> control_;
+  std::unique_ptr<SegmentBroker> segments_;
+  std::unique_ptr<FailureDetector> detector_;
   std::shared_ptr<WaitReports> waits_;
   std::unique_ptr<Acceptor> tcp_;
   std::unique_ptr<Acceptor> unix_;

@@ -14,7 +14,7 @@ namespace maniple {
 namespace {
 
 using Clock = Deadline::Clock;
-using Kind = ControlMessage::Kind;
+using Kind = DetectorMessage::Kind;
 
 constexpr std::size_t kMostCall = 4096;
 constexpr std::size_t kMostMembers = 8192;  // of whom is told, as a control message has a limit
@@ -99,7 +99,7 @@ void WaitReports::check_call(const Group& group, Said& said) {
   if (said.seq != call.seq) said = {.seq = call.seq, .next_s = means_.after_s};
   if (call.seconds < said.next_s) return;
   while (said.next_s <= call.seconds) said.next_s *= 2;
-  ControlMessage message;
+  DetectorMessage message;
   message.kind = Kind::waiting;
   message.rank = means_.rank;
   message.seq = call.seq;
@@ -118,8 +118,8 @@ void WaitReports::check_message(const Group& group, Said& said) const {
   log_warning("{} has waited {:.1f} s for {}", group.message.call, waited, group.message.whom);
 }
 
-ControlMessage WaitReports::position(const ControlMessage& question) const {
-  ControlMessage answer = question;
+DetectorMessage WaitReports::position(const DetectorMessage& question) const {
+  DetectorMessage answer = question;
   answer.kind = Kind::position;
   answer.rank = means_.rank;
   answer.seq = 0;
@@ -139,7 +139,7 @@ ControlMessage WaitReports::position(const ControlMessage& question) const {
   return answer;
 }
 
-void WaitReports::on_waiting(const ControlMessage& message) {
+void WaitReports::on_waiting(const DetectorMessage& message) {
   if (stopped_) return;
   Question& question = questions_[message.group];
   if (question.seq != message.seq) question = Question(message.seq);
@@ -157,7 +157,7 @@ void WaitReports::on_waiting(const ControlMessage& message) {
     question.members.push_back(reader.get<std::int32_t>());
   question.answers.clear();
   question.open = true;
-  ControlMessage asked = message;
+  DetectorMessage asked = message;
   asked.kind = Kind::progress;
   asked.text.clear();
   means_.loop->call_at(Deadline::after(kAnswerLimit), [weak = weak_from_this(), group = message.group] {
@@ -175,7 +175,7 @@ void WaitReports::on_waiting(const ControlMessage& message) {
   }
 }
 
-void WaitReports::on_position(const ControlMessage& answer) {
+void WaitReports::on_position(const DetectorMessage& answer) {
   const auto it = questions_.find(answer.group);
   if (stopped_ || it == questions_.end() || !it->second.open) return;
   it->second.answers[answer.rank] = answer;

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "net/event_loop.h"
-#include "session/control_wire.h"
+#include "session/detector_wire.h"
 
 namespace maniple {
 
@@ -51,18 +51,18 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     std::function<std::vector<Group>()> groups;
     std::function<std::string(int rank)> describe;
     /// To the hub, and from the hub to a rank. Empty: all ranks are in this process.
-    std::function<void(const ControlMessage& message)> tell_hub;
-    std::function<void(int rank, const ControlMessage& message)> ask;
+    std::function<void(const DetectorMessage& message)> tell_hub;
+    std::function<void(int rank, const DetectorMessage& message)> ask;
   };
 
   static std::shared_ptr<WaitReports> start(Means means);
   void stop();
 
   /// What to answer to a rank that asks how far this one is.
-  ControlMessage position(const ControlMessage& question) const;
+  DetectorMessage position(const DetectorMessage& question) const;
   // On the hub.
-  void on_waiting(const ControlMessage& message);
-  void on_position(const ControlMessage& answer);
+  void on_waiting(const DetectorMessage& message);
+  void on_position(const DetectorMessage& answer);
 
  private:
   struct Said {  // about the call that is running in a group, or its oldest message
@@ -78,7 +78,7 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     bool open = false;
     double waited_s = 0;
     std::string call;
-    std::map<int, ControlMessage> answers;
+    std::map<int, DetectorMessage> answers;
     std::vector<int> members;
   };
   explicit WaitReports(Means means) : means_(std::move(means)) {}

@@ -102,11 +102,11 @@ void Arena::wake_all_for(int rank) noexcept {
 
 Arena::Header& Arena::header() const noexcept { return *reinterpret_cast<Header*>(segment_->data()); }
 
-void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
+void Arena::await_posts(std::uint32_t epoch, OperationContext& context) {
   try {
     for (int i = 1; i < size(); ++i) {
       const int peer = rank() + i < size() ? rank() + i : rank() + i - size();
-      await(post(peer, epoch).stamp, epoch, peer, patience);
+      await(post(peer, epoch).stamp, epoch, peer, context);
     }
   } catch (const Timeout&) {
     std::vector<int> missing;
@@ -115,7 +115,7 @@ void Arena::await_posts(std::uint32_t epoch, Patience& patience) {
     }
     if (missing.empty()) throw;
     throw Timeout(fmt::format("{} of {} ranks came within {:.1f} s; missing rank{} {}",
-                              size() - static_cast<int>(missing.size()), size(), patience.waited(),
+                              size() - static_cast<int>(missing.size()), size(), context.waited(),
                               missing.size() == 1 ? "" : "s", fmt::join(missing, ", ")));
   }
 }
@@ -124,9 +124,9 @@ std::byte* Arena::slot(int rank, std::uint32_t step) noexcept {
   return segment_->data() + stage_offset_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
 }
 
-void Arena::await_all(Counter counter, std::uint32_t value, Patience& patience) {
+void Arena::await_all(Counter counter, std::uint32_t value, OperationContext& context) {
   for (int i = 1; i < size(); ++i) {
-    await(counter, rank() + i < size() ? rank() + i : rank() + i - size(), value, patience);
+    await(counter, rank() + i < size() ? rank() + i : rank() + i - size(), value, context);
   }
 }
 
@@ -162,19 +162,19 @@ void Arena::await_bell(std::uint32_t seen, Deadline deadline) {
   }
 }
 
-void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience) {
-  std::uint64_t now = patience.take_start();
+void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context) {
+  std::uint64_t now = context.take_start();
   if (now == 0) now = ticks();
   const std::uint64_t start = now;
   for (; now - start < spin_ticks_; now = ticks()) {
     for (int i = 0; i < 16; ++i) {
-      if (reached(word, target)) return patience.set_end(now);
+      if (reached(word, target)) return context.set_end(now);
       relax();
     }
   }
-  patience.forget_ticks();
+  context.forget_ticks();
   const auto since = Deadline::Clock::now();
-  const Deadline deadline = patience.deadline();
+  const Deadline deadline = context.deadline();
   const auto must_stop = [&] {
     return header().abort_state.load(std::memory_order_acquire) != 0 || has_left(rank) || options_.abort->raised() ||
            deadline.expired();
@@ -203,8 +203,8 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
 }
 
 void Arena::check_raised_slowly(std::uint32_t epoch) const {
-  const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
-  while (header().abort_state.load(std::memory_order_acquire) == 1 && !patience.expired()) ::sched_yield();
+  const Deadline context = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) == 1 && !context.expired()) ::sched_yield();
   // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one, stopped
   // for so long that the others gave it up.
   const int me = options_.global_ranks.empty() ? rank() : options_.global_ranks[static_cast<std::size_t>(rank())];
@@ -215,8 +215,8 @@ void Arena::check_raised_slowly(std::uint32_t epoch) const {
 
 void Arena::throw_raised() const {
   // The cause may be half written; its writer needs microseconds, unless it died writing.
-  const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
-  while (header().abort_state.load(std::memory_order_acquire) != 2 && !patience.expired()) ::sched_yield();
+  const Deadline context = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) != 2 && !context.expired()) ::sched_yield();
   options_.abort->check();
   if (auto cause = raised()) std::rethrow_exception(cause);
   throw Aborted("the group was aborted by another rank");

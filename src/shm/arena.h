@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
-#include "base/patience.h"
+#include "base/operation_context.h"
 #include "shm/futex.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
@@ -88,8 +88,8 @@ class Arena {
   // ---- Waiting -------------------------------------------------------------------------------------------------
 
   /// Waits until `word`, owned by `rank`, has reached `target`.
-  void await(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience) {
-    if (!reached(word, target)) [[unlikely]] await_slowly(word, target, rank, patience);
+  void await(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context) {
+    if (!reached(word, target)) [[unlikely]] await_slowly(word, target, rank, context);
   }
 
   // ---- Posts ---------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Arena {
     stamp.store(epoch, std::memory_order_seq_cst);
     wake_if_asleep(stamp);
   }
-  void await_posts(std::uint32_t epoch, Patience& patience);
+  void await_posts(std::uint32_t epoch, OperationContext& context);
 
   // ---- Stages and counters -------------------------------------------------------------------------------------
 
@@ -117,10 +117,10 @@ class Arena {
     word.store(value, std::memory_order_seq_cst);
     wake_if_asleep(word);
   }
-  void await(Counter counter, int rank, std::uint32_t value, Patience& patience) {
-    await(slots_[rank].counters[static_cast<int>(counter)].value, value, rank, patience);
+  void await(Counter counter, int rank, std::uint32_t value, OperationContext& context) {
+    await(slots_[rank].counters[static_cast<int>(counter)].value, value, rank, context);
   }
-  void await_all(Counter counter, std::uint32_t value, Patience& patience);
+  void await_all(Counter counter, std::uint32_t value, OperationContext& context);
 
   // ---- Rings ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Arena {
   static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
     return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
   }
-  void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, Patience& patience);
+  void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
   // Sleepers announce themselves before they look again (both sequentially consistent), so either they see the new value or
   // we see them.
   void wake_if_asleep(const std::atomic<std::uint32_t>& word) {

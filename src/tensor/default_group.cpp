@@ -35,12 +35,12 @@ std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& gr
 
 void init_process_group(const InitOptions& options) {
   require_none();
-  init_process_group(join(options));
+  init_process_group(init(options));
 }
 
 void init_process_group(std::shared_ptr<Store> store, const InitOptions& options) {
   require_none();
-  init_process_group(join(std::move(store), options));
+  init_process_group(init(std::move(store), options));
 }
 
 void init_process_group(std::shared_ptr<ProcessGroup> group) {

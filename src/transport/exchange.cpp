@@ -179,7 +179,7 @@ struct Exchange::Impl {
     }
     auto limit = deadline.remaining();
     if (awaits_connection) {
-      descriptors.push_back({mesh.options.switchboard->arrival_fd(), POLLIN, 0});
+      descriptors.push_back({mesh.options.connector->arrival_fd(), POLLIN, 0});
       limit = std::min<Deadline::Duration>(limit, kConnectionLook);
     }
     if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedLook);

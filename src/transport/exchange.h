@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
-#include "collective/signature.h"
+#include "call/signature.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <span>
 
-#include "collective/signature.h"
+#include "call/signature.h"
 
 namespace maniple {
 

@@ -33,7 +33,7 @@ SendLane& Mesh::Impl::sender(int rank) {
             if (auto sink = options.local_sink(rank)) return sink;
           }
           const std::string topic = options.lane + "/" + std::to_string(stream);
-          return make_data_sink(options.switchboard->dial(peer(rank).global_rank, topic, deadline, *options.abort),
+          return make_data_sink(options.connector->dial(peer(rank).global_rank, topic, deadline, *options.abort),
                                channel_options);
         });
   }
@@ -48,7 +48,7 @@ RecvLane& Mesh::Impl::receiver(int rank) {
         if (auto source = options.local_source(rank)) return source;
       }
       SecureConnection socket =
-          options.switchboard->try_take(peer(rank).global_rank, options.lane + "/" + std::to_string(stream));
+          options.connector->try_take(peer(rank).global_rank, options.lane + "/" + std::to_string(stream));
       return socket ? make_data_source(std::move(socket), channel_options) : nullptr;
     });
   }

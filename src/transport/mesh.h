@@ -10,7 +10,7 @@
 
 #include "base/abort_signal.h"
 #include "transport/byte_channel.h"
-#include "transport/switchboard.h"
+#include "transport/connector.h"
 
 namespace maniple {
 
@@ -18,7 +18,7 @@ struct MeshOptions {
   std::string lane;               ///< "world/0:collective": the same on all ranks, unique in the job
   int rank = 0;                   ///< this rank in the group
   std::vector<int> global_ranks;  ///< of the group's ranks
-  Switchboard* switchboard = nullptr;
+  Connector* connector = nullptr;
   AbortSignal* abort = nullptr;
   int streams = 2;  ///< TCP connections for each pair and direction
 

@@ -220,7 +220,7 @@ bool MessageEngine::open_outgoing(int rank) {
   // Messages have deadlines, which differ; the connection serves all of them.
   peer.dial = std::make_unique<BackgroundDial>(
       [this, global = options_.global_ranks[static_cast<std::size_t>(rank)]] {
-        return options_.switchboard->dial(global, options_.lane, Deadline::never(), ended_);
+        return options_.connector->dial(global, options_.lane, Deadline::never(), ended_);
       },
       [this] { wake_sleepers(); });
   return false;
@@ -239,7 +239,7 @@ bool MessageEngine::open_incoming(int rank) {
   if (peer.incoming) return true;
   auto source = options_.local_source ? options_.local_source(rank) : nullptr;
   if (!source) {
-    SecureConnection connection = options_.switchboard->try_take(options_.global_ranks[static_cast<std::size_t>(rank)], options_.lane);
+    SecureConnection connection = options_.connector->try_take(options_.global_ranks[static_cast<std::size_t>(rank)], options_.lane);
     if (!connection) return false;
     source = make_data_source(std::move(connection), channel_options_);
   }
@@ -370,7 +370,7 @@ void MessageEngine::idle(Lock& lock, std::uint32_t bell, Deadline limit) {
     lock.lock();
     return;
   }
-  if (awaits_lane && options_.switchboard != nullptr) waiting.push_back({options_.switchboard->arrival_fd(), POLLIN, 0});
+  if (awaits_lane && options_.connector != nullptr) waiting.push_back({options_.connector->arrival_fd(), POLLIN, 0});
   waiting.push_back({options_.abort->fd(), POLLIN, 0});
   waiting.push_back({nudge_.get(), POLLIN, 0});
   lock.unlock();

@@ -24,7 +24,7 @@
 #include "transport/byte_channel.h"
 #include "transport/message.h"
 #include "transport/message_stream.h"
-#include "transport/switchboard.h"
+#include "transport/connector.h"
 #include "transport/tcp_channel.h"
 
 namespace maniple {
@@ -33,7 +33,7 @@ struct MessageEngineOptions {
   std::string lane;  ///< "world/0:messages": the same on all ranks, unique in the job
   int rank = 0;
   std::vector<int> global_ranks;
-  Switchboard* switchboard = nullptr;  ///< may be null when all ranks are local
+  Connector* connector = nullptr;  ///< may be null when all ranks are local
   AbortSignal* abort = nullptr;
   std::size_t unexpected_limit = std::size_t{1} << 30;
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "collective/signature.h"
+#include "call/signature.h"
 
 namespace maniple {
 

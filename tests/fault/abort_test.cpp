@@ -3,7 +3,7 @@
 
 #include "base/abort_signal.h"
 #include "fault/expect_error.h"
-#include "multirank/matrix.h"
+#include "group/matrix.h"
 
 namespace maniple::harness {
 namespace {

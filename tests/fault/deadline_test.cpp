@@ -1,6 +1,6 @@
 // A rank that does not come is named, and one operation has one deadline however many steps it takes.
 #include "fault/expect_error.h"
-#include "multirank/matrix.h"
+#include "group/matrix.h"
 
 namespace maniple::harness {
 namespace {

@@ -27,27 +27,27 @@ void talk_to_all(Rank& r) {
 }
 
 TEST_P(FdLimit, SoftLimitOf64IsRaised) {
-  run_ranks({.n = 16, .as = As::processes, .transport = GetParam(), .join = false}, [](Rank& r) {
+  run_ranks({.n = 16, .as = As::processes, .transport = GetParam(), .init = false}, [](Rank& r) {
     set_limit(64, RLIM_INFINITY);
-    r.join();
+    r.init();
     talk_to_all(r);
   });
 }
 
 TEST_P(FdLimit, FourRanksLiveWith64) {
-  run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .join = false}, [](Rank& r) {
+  run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .init = false}, [](Rank& r) {
     set_limit(64, 64);
-    r.join();
+    r.init();
     talk_to_all(r);
   });
 }
 
 TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
   const RunResult result =
-      run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .join = false, .timeout = Seconds(10)}, [](Rank& r) {
+      run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .init = false, .timeout = Seconds(10)}, [](Rank& r) {
         if (r.rank == 1) set_limit(8, 8);
         const Caught caught = catch_error([&] {
-          r.join();
+          r.init();
           talk_to_all(r);
         });
         EXPECT_TRUE(caught.any) << "rank 1 cannot have worked with 8 descriptors";

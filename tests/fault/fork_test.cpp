@@ -64,7 +64,7 @@ TEST_P(Fork, EveryCallOfTheChildThrows) {
 }
 
 TEST_P(Fork, ChildDoesNotDisturbTheStoreOfItsParent) {
-  run_ranks({.n = 2, .as = As::processes, .transport = GetParam(), .meet_by_tcp = true}, [](Rank& r) {
+  run_ranks({.n = 2, .as = As::processes, .transport = GetParam(), .rendezvous_by_tcp = true}, [](Rank& r) {
     Store& store = r.world->store();
     for (int round = 0; round < 3; ++round) {
       const int status = run_in_fork([&] { store.set("from a child", "1"); });

@@ -48,8 +48,8 @@ class Doorbell {
   UniqueFd fd_ = listen_on(Address::parse("127.0.0.1:0"));
 };
 
-JoinOptions as_rank(int rank, const std::string& method) {
-  JoinOptions options;
+InitOptions as_rank(int rank, const std::string& method) {
+  InitOptions options;
   options.init_method = method;
   options.rank = rank;
   options.world_size = 2;
@@ -66,11 +66,11 @@ void expect_refused(std::initializer_list<std::string> parts) {
   const Set address("MASTER_ADDR", "127.0.0.1");
   const Set port("MASTER_PORT", std::to_string(door.port()));
   const Caught refusals[] = {
-      catch_error([&] { maniple::join(as_rank(1, "env://")); }),
-      catch_error([&] { maniple::join(as_rank(0, "env://")); }),  // the port is taken, but that comes later
-      catch_error([&] { maniple::join(as_rank(1, fmt::format("tcp://127.0.0.1:{}", door.port()))); }),
-      catch_error([&] { maniple::join(as_rank(0, "file://" + file)); }),
-      catch_error([&] { maniple::join(store, as_rank(0, "env://")); }),
+      catch_error([&] { maniple::init(as_rank(1, "env://")); }),
+      catch_error([&] { maniple::init(as_rank(0, "env://")); }),  // the port is taken, but that comes later
+      catch_error([&] { maniple::init(as_rank(1, fmt::format("tcp://127.0.0.1:{}", door.port()))); }),
+      catch_error([&] { maniple::init(as_rank(0, "file://" + file)); }),
+      catch_error([&] { maniple::init(store, as_rank(0, "env://")); }),
   };
   for (const Caught& caught : refusals) {
     EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
@@ -109,12 +109,12 @@ TEST(KnobFault, AllWrongOnesAreNamed) {
 // What the program asks for itself does not hide a wrong variable.
 TEST(KnobFault, OptionsOfTheProgramDoNotHideIt) {
   const Set transport("MANIPLE_TRANSPORT", "udp"), algorithm("MANIPLE_ALGORITHM", "magic");
-  JoinOptions options;
+  InitOptions options;
   options.rank = 0;
   options.world_size = 1;
   options.transport = TransportKind::loopback;
   options.algorithm = "ring";
-  const Caught caught = catch_error([&] { maniple::join(make_memory_store(), options); });
+  const Caught caught = catch_error([&] { maniple::init(make_memory_store(), options); });
   EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
   EXPECT_TRUE(contains(caught.text, "MANIPLE_TRANSPORT")) << caught;
   EXPECT_TRUE(contains(caught.text, "MANIPLE_ALGORITHM")) << caught;
@@ -124,10 +124,10 @@ TEST(KnobFault, EmptyOnesAndGoodOnesAreAccepted) {
   const Set empty("MANIPLE_TCP_STREAMS", ""), streams("MANIPLE_STAGE_KIB", "16"), heartbeat("MANIPLE_HEARTBEAT", "1e1"),
       congestion("MANIPLE_TCP_CONGESTION", "reno"), interface_name("MANIPLE_INTERFACE", "lo"),
       algorithm("MANIPLE_ALGORITHM", "ring");
-  JoinOptions options;
+  InitOptions options;
   options.rank = 0;
   options.world_size = 1;
-  EXPECT_EQ(maniple::join(make_memory_store(), options)->size(), 1);
+  EXPECT_EQ(maniple::init(make_memory_store(), options)->size(), 1);
 }
 
 // Rank 1 of three has a wrong knob; the others learn that rank 1 did not come.
@@ -135,10 +135,10 @@ void join_with_a_wrong_rank_1(Rank& r) {
   if (r.rank == 1) {
     ASSERT_EQ(::setenv("MANIPLE_TCP_STREAMS", "99", 1), 0);
   }
-  JoinOptions options = r.join_options();
+  InitOptions options = r.init_options();
   // Rank 0 may serve the store, so it must not be the first to leave.
-  options.join_timeout = Seconds(r.rank == 0 ? 3.0 : 1.5) * kSlowdown;
-  const Caught caught = catch_error([&] { r.join(options); });
+  options.init_timeout = Seconds(r.rank == 0 ? 3.0 : 1.5) * kSlowdown;
+  const Caught caught = catch_error([&] { r.init(options); });
   if (r.rank == 1) {
     EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
     EXPECT_TRUE(contains(caught.text, "MANIPLE_TCP_STREAMS is \"99\"; expected a whole number from 1 to 16")) << caught;
@@ -149,28 +149,28 @@ void join_with_a_wrong_rank_1(Rank& r) {
 }
 
 TEST(KnobFault, OthersAreToldWhoIsMissingByFile) {
-  run_ranks({.n = 3, .as = As::processes, .join = false}, join_with_a_wrong_rank_1);
+  run_ranks({.n = 3, .as = As::processes, .init = false}, join_with_a_wrong_rank_1);
 }
 
 TEST(KnobFault, OthersAreToldWhoIsMissingByTcp) {
-  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, join_with_a_wrong_rank_1);
+  run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_with_a_wrong_rank_1);
 }
 
 // Encryption on one rank alone: no rank joins, and all name both.
 void join_with_encryption_on_rank_1(Rank& r) {
   ASSERT_EQ(::setenv("MANIPLE_ENCRYPT", r.rank == 1 ? "1" : "0", 1), 0);
-  const Caught caught = catch_error([&] { r.join(r.join_options()); });
+  const Caught caught = catch_error([&] { r.init(r.init_options()); });
   EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
   EXPECT_TRUE(contains(caught.text, "; it must be alike on all ranks")) << caught;
   EXPECT_TRUE(contains(caught.text, "MANIPLE_ENCRYPT is 1 on rank 1") || contains(caught.text, "but 1 on rank 1")) << caught;
 }
 
 TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByFile) {
-  run_ranks({.n = 3, .as = As::processes, .join = false}, join_with_encryption_on_rank_1);
+  run_ranks({.n = 3, .as = As::processes, .init = false}, join_with_encryption_on_rank_1);
 }
 
 TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByTcp) {
-  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, join_with_encryption_on_rank_1);
+  run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_with_encryption_on_rank_1);
 }
 
 TEST(KnobFault, EncryptionNeedsTheNativeBackend) {
@@ -189,24 +189,24 @@ TEST(KnobFault, EncryptionNeedsTheNativeBackend) {
 
 TEST(KnobFault, EncryptionNeedsASecret) {
   const Set encrypt("MANIPLE_ENCRYPT", "1");
-  JoinOptions options;
+  InitOptions options;
   options.rank = 0;
   options.world_size = 1;
   options.init_method = "tcp://127.0.0.1:" + std::to_string(free_loopback_port());
-  const Caught caught = catch_error([&] { maniple::join(options); });
+  const Caught caught = catch_error([&] { maniple::init(options); });
   EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
   EXPECT_TRUE(contains(caught.text, "but the job has no secret")) << caught;
 }
 
 // Rank 0, which would serve the store, has it; the others say where nobody answers.
 TEST(KnobFault, WithoutRankZeroTheAddressIsNamed) {
-  run_ranks({.n = 3, .as = As::processes, .join = false, .meet_by_tcp = true}, [](Rank& r) {
+  run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, [](Rank& r) {
     if (r.rank == 0) {
       ASSERT_EQ(::setenv("MANIPLE_HEARTBEAT", "2,5", 1), 0);
     }
-    JoinOptions options = r.join_options();
-    options.join_timeout = Seconds(1.5) * kSlowdown;
-    const Caught caught = catch_error([&] { r.join(options); });
+    InitOptions options = r.init_options();
+    options.init_timeout = Seconds(1.5) * kSlowdown;
+    const Caught caught = catch_error([&] { r.init(options); });
     if (r.rank == 0) {
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
       EXPECT_TRUE(contains(caught.text, "MANIPLE_HEARTBEAT is \"2,5\"; expected a number from 0 to 1000000")) << caught;

@@ -1,6 +1,6 @@
 // Fault 25: ranks that disagree are all told so, and what each of them called.
 #include "fault/expect_error.h"
-#include "multirank/matrix.h"
+#include "group/matrix.h"
 
 namespace maniple::harness {
 namespace {

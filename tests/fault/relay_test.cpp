@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "harness/relay.h"
-#include "launch/agent_link.h"
-#include "launch/meeting_point.h"
+#include "launch/coordinate/agent_link.h"
+#include "launch/coordinate/launcher_listener.h"
 #include "net/handshake_wire.h"
 #include "store/tcp_store.h"
 #include <maniple/comm/error.h>
@@ -194,11 +194,11 @@ TEST(RelayedRank, ADialThatIsLedToAnotherRankIsRefused) {
 
 // ---- Launchers ---------------------------------------------------------------------------------------------------
 
-/// A conductor that sends one message to a node, over a relay, until the node has it or either has given the other up.
+/// A coordinator that sends one message to a node, over a relay, until the node has it or either has given the other up.
 struct Order {
   std::vector<launch::AgentMessage> received;
   std::string lost_by_node;
-  std::string lost_by_conductor;
+  std::string lost_by_coordinator;
 };
 
 Order give_order(const launch::AgentMessage& order, const Relay::Meddle& meddle) {
@@ -206,19 +206,19 @@ Order give_order(const launch::AgentMessage& order, const Relay::Meddle& meddle)
   Poller poller;
   Order outcome;
   const Secret secret = identity_of(0).secret;
-  std::unique_ptr<AgentLink> conductor;
+  std::unique_ptr<AgentLink> coordinator;
   std::unique_ptr<AgentLink> node;
   // Often, as a length that was made larger is noticed when more bytes come.
   const AgentLink::Options options{.heartbeat = {.interval = milliseconds(10), .silence_limit = seconds(20)}};
-  LauncherListener meeting(poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
+  LauncherListener listener(poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
                        [&](SecureConnection connection, const Address&) {
-                         conductor = std::make_unique<AgentLink>(
+                         coordinator = std::make_unique<AgentLink>(
                              poller, std::move(connection), options,
                              AgentLink::Events{.received = [](const AgentMessage&) {},
-                                               .lost = [&](const std::string& why) { outcome.lost_by_conductor = why; }});
-                         conductor->send(order);
+                                               .lost = [&](const std::string& why) { outcome.lost_by_coordinator = why; }});
+                         coordinator->send(order);
                        });
-  const Relay relay(meeting.address(), meddle);
+  const Relay relay(listener.address(), meddle);
   bool late = false;
   Poller::Timer limit = poller.call_after(seconds(30), [&] { late = true; });
   try {
@@ -233,7 +233,7 @@ Order give_order(const launch::AgentMessage& order, const Relay::Meddle& meddle)
     outcome.lost_by_node = error.what();
     return outcome;
   }
-  while (!late && outcome.received.empty() && outcome.lost_by_node.empty() && outcome.lost_by_conductor.empty()) poller.turn();
+  while (!late && outcome.received.empty() && outcome.lost_by_node.empty() && outcome.lost_by_coordinator.empty()) poller.turn();
   EXPECT_FALSE(late) << "neither the message nor the loss";
   poller.cancel(limit);
   return outcome;
@@ -256,7 +256,7 @@ TEST(RelayedLauncher, AnOrderThatIsChangedIsNotExecuted) {
     const Order harmed = give_order(order, harm_at(Relay::to_dialler, position, Harm::change));
     EXPECT_TRUE(harmed.received.empty() || harmed.received == std::vector{order}) << "byte " << position;
     if (harmed.received.empty()) {
-      EXPECT_THAT(harmed.lost_by_node + harmed.lost_by_conductor, HasSubstr("authentic")) << position;
+      EXPECT_THAT(harmed.lost_by_node + harmed.lost_by_coordinator, HasSubstr("authentic")) << position;
     }
   }
 }

@@ -27,9 +27,9 @@ void fill_private_shm() {
 
 TEST(ShmFull, JobWorksWithoutDevShm) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to mount a /dev/shm of its own";
-  run_ranks({.n = 4, .as = As::processes, .transport = TransportKind::shm, .join = false}, [](Rank& r) {
+  run_ranks({.n = 4, .as = As::processes, .transport = TransportKind::shm, .init = false}, [](Rank& r) {
     fill_private_shm();
-    r.join();
+    r.init();
     const RegisteredMemory memory = r.world->allocate(8 << 20);
     const auto values = memory.as<float>((8 << 20) / sizeof(float));
     std::fill(values.begin(), values.end(), 1.0f);

@@ -1,9 +1,9 @@
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
-#include "launch/agent_message.h"
-#include "launch/failure_report.h"
+#include "launch/coordinate/agent_message.h"
+#include "process/failure_report.h"
 #include "launch/option_values.h"
-#include "launch/rank_plan.h"
+#include "launch/placement/rank_plan.h"
 
 namespace maniple::fuzz {
 

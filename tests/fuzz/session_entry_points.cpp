@@ -1,6 +1,6 @@
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
-#include "session/control_wire.h"
+#include "session/detector_wire.h"
 #include "session/peer_table.h"
 
 namespace maniple::fuzz {
@@ -16,7 +16,7 @@ void peer_table(std::string_view bytes) {
 }
 
 std::vector<std::string> control_seeds() {
-  using Kind = ControlMessage::Kind;
+  using Kind = DetectorMessage::Kind;
   std::vector<std::string> seeds = {""};
   for (const Kind kind : {Kind::heartbeat, Kind::bye, Kind::lost, Kind::abort, Kind::question, Kind::answer}) {
     seeds.push_back(

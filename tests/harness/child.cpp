@@ -94,19 +94,19 @@ void run_as_child(const RunOptions& options, const ChildMode& mode, const Body& 
       line.tell({skip ? "skip" : "failure", failure.file, std::to_string(failure.line), failure.text});
     });
     try {
-      JoinOptions join = join_options(options, mode.rank);
-      join.init_method = mode.init_method;
+      InitOptions init = init_options(options, mode.rank);
+      init.init_method = mode.init_method;
       Rank self({.rank = mode.rank,
                  .size = options.n,
                  .host = host_of(options, mode.rank),
                  .dir = mode.dir,
-                 .join = join,
+                 .init = init,
                  .store = nullptr,
                  .pids = line.wait_for_pids(),
                  .hosts = words(mode.hosts, ','),
                  .fault = options.fault},
                 line);
-      if (options.join) self.join();
+      if (options.init) self.init();
       body(self);
     } catch (const InjectedFault&) {
       std::exit(7);

@@ -25,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(Harness, EveryMode, testing::Values(As::threads, As::pr
                          [](const auto& mode) { return std::string(to_string(mode.param)); });
 
 TEST_P(EveryMode, RunsEachRankOnceAndReturnsReports) {
-  const RunResult result = run_ranks({.n = 3, .as = GetParam(), .join = false}, [](Rank& r) {
+  const RunResult result = run_ranks({.n = 3, .as = GetParam(), .init = false}, [](Rank& r) {
     EXPECT_EQ(r.size, 3);
     r.report("square", r.rank * r.rank);
     r.report("name", "rank " + std::to_string(r.rank));
@@ -38,14 +38,14 @@ TEST_P(EveryMode, RunsEachRankOnceAndReturnsReports) {
 
 TEST_P(EveryMode, SecondRunOfATestReachesTheSecondLambda) {
   for (int round = 0; round < 2; ++round) {
-    const RunResult result = run_ranks({.n = 2, .as = GetParam(), .join = false}, [&](Rank& r) { r.report("round", round); });
+    const RunResult result = run_ranks({.n = 2, .as = GetParam(), .init = false}, [&](Rank& r) { r.report("round", round); });
     if (!result) continue;
     EXPECT_EQ(result.numbers("round"), (std::map<int, double>{{0, double(round)}, {1, double(round)}}));
   }
 }
 
 TEST_P(EveryMode, PhaseWaitsForAllRanks) {
-  run_ranks({.n = 4, .as = GetParam(), .join = false}, [](Rank& r) {
+  run_ranks({.n = 4, .as = GetParam(), .init = false}, [](Rank& r) {
     for (int i = 0; i < 20; ++i) {
       const std::string mark = r.dir() + "/mark";
       if (r.rank == i % r.size) {
@@ -58,13 +58,13 @@ TEST_P(EveryMode, PhaseWaitsForAllRanks) {
 }
 
 TEST_P(EveryMode, EnvironmentReachesTheRanks) {
-  run_ranks({.n = 2, .as = GetParam(), .join = false, .env = {{"TEST_WORD", "xyzzy"}}},
+  run_ranks({.n = 2, .as = GetParam(), .init = false, .env = {{"TEST_WORD", "xyzzy"}}},
             [](Rank&) { EXPECT_STREQ(std::getenv("TEST_WORD"), "xyzzy"); });
   EXPECT_EQ(is_child() ? nullptr : std::getenv("TEST_WORD"), nullptr);
 }
 
 TEST_P(EveryMode, ThrowAtEndsOneRankOnly) {
-  const RunResult result = run_ranks({.n = 3, .as = GetParam(), .join = false, .fault = throw_at(1, 2)}, [](Rank& r) {
+  const RunResult result = run_ranks({.n = 3, .as = GetParam(), .init = false, .fault = throw_at(1, 2)}, [](Rank& r) {
     r.step();
     r.step();
     r.phase("survivors");
@@ -95,7 +95,7 @@ std::vector<std::string> failures_of(const RunOptions& options, const std::funct
 
 TEST(Processes, FirstFailureEndsAllAndNamesItsRank) {
   const double start = now_s();
-  const auto failures = failures_of({.n = 3, .as = As::processes, .join = false, .limit = Seconds(30)}, [](Rank& r) {
+  const auto failures = failures_of({.n = 3, .as = As::processes, .init = false, .limit = Seconds(30)}, [](Rank& r) {
     if (r.rank == 1) FAIL() << "rank one is unhappy";
     r.phase("never reached by rank 1");
     for (;;) ::pause();
@@ -107,7 +107,7 @@ TEST(Processes, FirstFailureEndsAllAndNamesItsRank) {
 }
 
 TEST(Processes, ExceptionIsReportedWithItsText) {
-  const auto failures = failures_of({.n = 2, .as = As::processes, .join = false}, [](Rank& r) {
+  const auto failures = failures_of({.n = 2, .as = As::processes, .init = false}, [](Rank& r) {
     if (r.rank == 0) throw PeerLost("peer 1 lost", 1);
   });
   ASSERT_GE(failures.size(), 1u);
@@ -117,7 +117,7 @@ TEST(Processes, ExceptionIsReportedWithItsText) {
 
 TEST(Processes, LimitEndsAHangAndSaysWhoHung) {
   const auto failures =
-      failures_of({.n = 2, .as = As::processes, .join = false, .limit = Seconds(1)}, [](Rank& r) {
+      failures_of({.n = 2, .as = As::processes, .init = false, .limit = Seconds(1)}, [](Rank& r) {
         if (r.rank == 1) {
           for (;;) ::pause();
         }
@@ -127,7 +127,7 @@ TEST(Processes, LimitEndsAHangAndSaysWhoHung) {
 }
 
 TEST(Processes, UnexpectedDeathIsAFailure) {
-  const auto failures = failures_of({.n = 2, .as = As::processes, .join = false}, [](Rank& r) {
+  const auto failures = failures_of({.n = 2, .as = As::processes, .init = false}, [](Rank& r) {
     if (r.rank == 1) r.kill_self();
   });
   ASSERT_EQ(failures.size(), 1u);
@@ -135,7 +135,7 @@ TEST(Processes, UnexpectedDeathIsAFailure) {
 }
 
 TEST(Processes, LeftoversAreFailures) {
-  const auto failures = failures_of({.n = 1, .as = As::processes, .join = false}, [](Rank&) {
+  const auto failures = failures_of({.n = 1, .as = As::processes, .init = false}, [](Rank&) {
     if (::fork() == 0) {
       for (;;) ::pause();
     }
@@ -148,7 +148,7 @@ TEST(Processes, LeftoversAreFailures) {
 
 TEST(Processes, KilledAndStoppedRanksAreNotWaitedFor) {
   for (const Fault& fault : {kill_at(2, 1), stop_at(2, 1), exit_at(2, 1)}) {
-    const RunResult result = run_ranks({.n = 3, .as = As::processes, .join = false, .fault = fault}, [](Rank& r) {
+    const RunResult result = run_ranks({.n = 3, .as = As::processes, .init = false, .fault = fault}, [](Rank& r) {
       r.step();
       r.phase("survivors");
       r.report("survived", 1);
@@ -161,7 +161,7 @@ TEST(Processes, KilledAndStoppedRanksAreNotWaitedFor) {
 }
 
 TEST(Processes, EachRankIsAProcessWhosePidTheOthersKnow) {
-  const RunResult result = run_ranks({.n = 3, .as = As::processes, .join = false}, [](Rank& r) {
+  const RunResult result = run_ranks({.n = 3, .as = As::processes, .init = false}, [](Rank& r) {
     EXPECT_EQ(r.pid_of(r.rank), ::getpid());
     r.report("pid of 0", r.pid_of(0));
   });
@@ -173,7 +173,7 @@ TEST(Processes, EachRankIsAProcessWhosePidTheOthersKnow) {
 
 TEST(Threads, FailureOfOneRankEndsAPhaseOfAnother) {
   std::atomic<bool> rank_0_left{false};
-  const auto failures = failures_of({.n = 3, .join = false}, [&](Rank& r) {
+  const auto failures = failures_of({.n = 3, .init = false}, [&](Rank& r) {
     if (r.rank == 1) throw std::runtime_error("unhappy");
     if (r.rank == 2) rank_0_left.wait(false);
     if (r.rank != 0) return;
@@ -190,7 +190,7 @@ TEST(Threads, FailureOfOneRankEndsAPhaseOfAnother) {
 }
 
 TEST(Netns, RanksOfDifferentHostsAreInDifferentNamespaces) {
-  const RunResult result = run_ranks({.n = 4, .as = As::netns, .join = false, .hosts = 2}, [](Rank& r) {
+  const RunResult result = run_ranks({.n = 4, .as = As::netns, .init = false, .hosts = 2}, [](Rank& r) {
     char name[64] = {};
     EXPECT_GT(::readlink("/proc/self/ns/net", name, sizeof name - 1), 0);
     r.report("namespace", name);
@@ -217,7 +217,7 @@ bool is_heard(const std::string& address) {
 }
 
 TEST(Netns, BlackholeSilencesAHost) {
-  run_ranks({.n = 2, .as = As::netns, .join = false, .hosts = 2}, [](Rank& r) {
+  run_ranks({.n = 2, .as = As::netns, .init = false, .hosts = 2}, [](Rank& r) {
     const std::string other = r.host_addresses().at(1 - r.rank);
     EXPECT_TRUE(is_heard(other));
     r.phase("heard");

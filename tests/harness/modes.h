@@ -32,8 +32,8 @@ inline constexpr const char* kChildVariable = "MANIPLE_TEST_CHILD";
 /// The child's part: runs the body and ends the process.
 [[noreturn]] void run_as_child(const RunOptions& options, const ChildMode& mode, const Body& body);
 
-/// Options of a rank's join, without those that depend on the mode.
-JoinOptions join_options(const RunOptions& options, int rank);
+/// InitOptions of a rank, without those that depend on the mode.
+InitOptions init_options(const RunOptions& options, int rank);
 
 /// The host that a rank lives on, in blocks.
 int host_of(const RunOptions& options, int rank);

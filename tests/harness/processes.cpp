@@ -88,7 +88,7 @@ class ProcessRun {
 
   std::string init_method() const {
     if (options_.as == As::netns) return fmt::format("tcp://{}:29500", Network::address(0));
-    if (options_.meet_by_tcp) return fmt::format("tcp://127.0.0.1:{}", free_loopback_port());
+    if (options_.rendezvous_by_tcp) return fmt::format("tcp://127.0.0.1:{}", free_loopback_port());
     return fmt::format("file://{}/rendezvous", directory_.path());
   }
 
@@ -307,7 +307,7 @@ class ProcessRun {
 
   const RunOptions& options_;
   const int run_index_;
-  const bool by_mpirun_ = join_options(options_, 0).backend == "mpi";
+  const bool by_mpirun_ = init_options(options_, 0).backend == "mpi";
   pid_t launcher_ = -1;  // mpirun, while it runs
   TemporaryDirectory directory_;
   std::optional<Network> network_;

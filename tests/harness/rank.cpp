@@ -13,8 +13,8 @@ namespace maniple::harness {
 Rank::Rank(Setup setup, Line& line)
     : rank(setup.rank), size(setup.size), host(setup.host), setup_(std::move(setup)), line_(line) {}
 
-void Rank::join(const JoinOptions& options) {
-  world = setup_.store ? maniple::join(setup_.store, options) : maniple::join(options);
+void Rank::init(const InitOptions& options) {
+  world = setup_.store ? maniple::init(setup_.store, options) : maniple::init(options);
   line_.joined(world);
 }
 

@@ -31,7 +31,7 @@ class Rank {
     int size = 1;
     int host = 0;
     std::string dir;                   ///< of this run, shared by its ranks
-    JoinOptions join;                  ///< ready to be used
+    InitOptions init;                  ///< ready to be used
     std::shared_ptr<Store> store;      ///< threads only
     std::vector<pid_t> pids;           ///< of the ranks
     std::vector<std::string> hosts;    ///< addresses of the namespaces
@@ -45,13 +45,13 @@ class Rank {
   std::shared_ptr<ProcessGroup> world;  ///< null until joined
 
   const std::string& dir() const noexcept { return setup_.dir; }
-  const JoinOptions& join_options() const noexcept { return setup_.join; }
+  const InitOptions& init_options() const noexcept { return setup_.init; }
   const std::vector<std::string>& host_addresses() const noexcept { return setup_.hosts; }
   const std::shared_ptr<Store>& store() const noexcept { return setup_.store; }
 
   /// Joins with the run's own options, or with others, and keeps the group in `world`.
-  void join() { join(setup_.join); }
-  void join(const JoinOptions& options);
+  void init() { init(setup_.init); }
+  void init(const InitOptions& options);
 
   /// Waits until all living ranks are in the phase of this name. Ranks that are dead or stopped are not waited for.
   void phase(const std::string& name) { line_.phase(name); }

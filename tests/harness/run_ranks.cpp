@@ -32,15 +32,15 @@ std::map<int, double> RunResult::numbers(const std::string& key) const {
   return values;
 }
 
-JoinOptions join_options(const RunOptions& options, int rank) {
-  JoinOptions join;
-  join.rank = rank;
-  join.world_size = options.n;
-  join.timeout = options.timeout * kSlowdown;
-  join.transport = options.transport;
-  join.algorithm = options.algorithm;
-  join.backend = options.backend.empty() ? chosen_backend() : options.backend;
-  return join;
+InitOptions init_options(const RunOptions& options, int rank) {
+  InitOptions init;
+  init.rank = rank;
+  init.world_size = options.n;
+  init.timeout = options.timeout * kSlowdown;
+  init.transport = options.transport;
+  init.algorithm = options.algorithm;
+  init.backend = options.backend.empty() ? chosen_backend() : options.backend;
+  return init;
 }
 
 std::string chosen_backend() {

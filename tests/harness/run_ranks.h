@@ -40,14 +40,14 @@ struct RunOptions {
   std::string algorithm = {};
   std::string backend = {};  ///< empty: that of MANIPLE_TEST_BACKEND, or native
 
-  /// False: the lambda joins by itself, with `r.join()` or with `r.join_options()` changed at will.
-  bool join = true;
+  /// False: the lambda joins by itself, with `r.init()` or with `r.init_options()` changed at will.
+  bool init = true;
   /// Default limit of the ranks' operations; below `limit`, so that a stuck operation is reported by itself.
   Seconds timeout = std::chrono::seconds(30);
   /// Limit of the whole run.
   Seconds limit = std::chrono::seconds(60);
   /// Processes meet by tcp:// on loopback instead of by file://. (Those in namespaces always use tcp://.)
-  bool meet_by_tcp = false;
+  bool rendezvous_by_tcp = false;
 
   int hosts = 2;         ///< netns: ranks are split over so many hosts, in blocks
   double rate_mbit = 0;  ///< netns: every host's link is shaped to this rate; 0: not shaped

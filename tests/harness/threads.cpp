@@ -108,13 +108,13 @@ class ThreadRun {
                  .size = options_.n,
                  .host = 0,
                  .dir = directory_.path(),
-                 .join = join_options(options_, rank),
+                 .init = init_options(options_, rank),
                  .store = store_,
                  .pids = std::vector<pid_t>(options_.n, ::getpid()),
                  .hosts = {},
                  .fault = options_.fault},
                 line);
-      if (options_.join) self.join();
+      if (options_.init) self.init();
       body_(self);
       result_.ended[rank].finished = true;
     } catch (const InjectedFault&) {
@@ -186,8 +186,8 @@ class ThreadRun {
           lock.lock();
         }
       }
-      const auto patience = limit + std::chrono::seconds(10);
-      if (!changed_.wait_for(lock, patience, over)) {
+      const auto context = limit + std::chrono::seconds(10);
+      if (!changed_.wait_for(lock, context, over)) {
         std::fprintf(stderr, "%d ranks cannot be ended, so the program ends\n", living_);
         std::_Exit(1);
       }

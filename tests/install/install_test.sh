@@ -34,7 +34,7 @@ consumer "$work/build"
 unset MANIPLE_PLUGINS MANIPLE_MPI
 "$work/moved/bin/maniple" backends | tee "$work/backends"
 grep -qE "^nccl +(here|missing .*NCCL: )" "$work/backends"  # what is missing says how to get it
-has_engine() { [[ -n $(find "$work/moved" -name "libmaniple_$1.so") ]]; }
+has_plugin() { [[ -n $(find "$work/moved" -name "libmaniple_$1.so") ]]; }
 # run_with BACKEND COMMAND...: wants the lines of both ranks.
 run_with() {
   local backend=$1
@@ -43,10 +43,10 @@ run_with() {
   "$@" | tee "$work/output"
   for rank in 0 1; do grep -qx "rank $rank of 2 over $backend: 3" "$work/output"; done
 }
-if has_engine gloo; then
+if has_plugin gloo; then
   run_with gloo "$here/../../scripts/ranks.sh" 2 "$work/build/consumer" "file://$work/gloo_meeting" gloo
 fi
-if has_engine openmpi; then
+if has_plugin openmpi; then
   as_root=()
   ((EUID != 0)) || as_root=(--allow-run-as-root)
   run_with mpi mpirun.openmpi "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$work/build/consumer" env:// mpi

@@ -9,9 +9,9 @@
 
 #include <fmt/format.h>
 
-#include "launch/binding.h"
-#include "launch/core_claim.h"
-#include "launch/meeting.h"
+#include "launch/placement/binding.h"
+#include "launch/placement/core_claim.h"
+#include "launch/launcher_listener.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::launched {
@@ -179,7 +179,7 @@ TEST(Cores, OfRanksOnOneMachine) {
 TEST(Cores, OfTwoNodesOnOneMachine) {
   if (launch::allowed_cpu_count() < 2) GTEST_SKIP() << "needs two cores";
   const Jobs jobs;
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   std::vector<std::unique_ptr<Launched>> nodes;
   for (const char* rank : {"0", "1"}) {
     nodes.push_back(start(jobs, {"--nnodes", "2", "--node-rank", rank, "--master", meeting.place, "--secret-file", meeting.secret}));

@@ -5,15 +5,15 @@
 
 #include <fmt/format.h>
 
-#include "launch/agent_message.h"
-#include "launch/failure_report.h"
-#include "launch/log_pump.h"
-#include "launch/node_agent.h"
-#include "launch/out_of_memory.h"
-#include "launch/program.h"
-#include "launch/remote_start.h"
-#include "launch/repeated_losses.h"
-#include "launch/restart_policy.h"
+#include "launch/coordinate/agent_message.h"
+#include "process/failure_report.h"
+#include "launch/output/log_pump.h"
+#include "launch/coordinate/node_agent.h"
+#include "launch/workers/out_of_memory.h"
+#include "process/program.h"
+#include "launch/coordinate/remote_start.h"
+#include "launch/workers/repeated_losses.h"
+#include "launch/coordinate/restart_policy.h"
 
 namespace maniple::launch {
 namespace {

@@ -1,4 +1,4 @@
-// What happens when something ends that should not: ranks, the launcher, the user's patience.
+// What happens when something ends that should not: ranks, the launcher, the user's tolerance.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -48,13 +48,13 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
 }
 
-// The others would wait for it in join() until the join time-out of half an hour.
+// The others would wait for it in init() until the join time-out of half an hour.
 TEST(Failure, ARankThatEndsBeforeItJoinedIsNamedAtOnce) {
   const Result result = maniple({"run", "-n", "3", worker_program(), "leave", "1"});
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_NE(result.err.find("maniple: rank 1 of 3 failed first, on host "), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("exit code 0 before it joined the group, and rank "), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find(" waits for it in join()"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(" waits for it in init()"), std::string::npos) << result.err;
   const Result smaller = maniple({"run", "-n", "3", "--env", "JOIN_WORLD_SIZE=2", worker_program(), "leave", "2"});
   EXPECT_EQ(smaller.code, 0) << smaller.err << "the two do not need the third";
 }
@@ -201,7 +201,7 @@ TEST(Restarts, RanksJoinAgain) {
   EXPECT_NE(result.out.find("[rank 1] sum 1 of 2 restart 1\n"), std::string::npos) << result.out;
 }
 
-// So a process of the first that outlives it is refused by the second (JoinFault.ZombieOfAnEarlierGeneration...).
+// So a process of the first that outlives it is refused by the second (InitFault.ZombieOfAnEarlierGeneration...).
 TEST(Restarts, EachGenerationHasASecretOfItsOwn) {
   const TemporaryDirectory folder;
   const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",

@@ -42,15 +42,15 @@ int main(int argc, char** argv) try {
     }
     return 0;
   }
-  maniple::JoinOptions options;
+  maniple::InitOptions options;
   if (word == "leave" && std::atol(std::getenv("RANK")) == argument) return 0;
   if (const char* size = std::getenv("JOIN_WORLD_SIZE")) {
     options.world_size = std::atoi(size);
     options.rank = std::atoi(std::getenv("RANK"));
     options.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
   }
-  if (const char* limit = std::getenv("JOIN_TIMEOUT")) options.join_timeout = std::chrono::seconds(std::atol(limit));
-  auto world = maniple::join(options);
+  if (const char* limit = std::getenv("JOIN_TIMEOUT")) options.init_timeout = std::chrono::seconds(std::atol(limit));
+  auto world = maniple::init(options);
   float sum = static_cast<float>(world->rank());
   world->all_reduce(maniple::buffer_of(sum));
   if (word == "die") {

@@ -13,7 +13,7 @@
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
-#include "launch/meeting.h"
+#include "launch/launcher_listener.h"
 #include "net/address.h"
 
 namespace maniple::launched {
@@ -22,7 +22,7 @@ namespace {
 using harness::TemporaryDirectory;
 
 TEST(Nodes, AnyMayComeFirst) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const auto third = meeting.node("3", 2, {worker_program(), "join"});
   const auto second = meeting.node("3", 1, {worker_program(), "join"});
   const auto first = meeting.node("3", 0, {worker_program(), "join"});
@@ -35,7 +35,7 @@ TEST(Nodes, AnyMayComeFirst) {
 }
 
 TEST(Nodes, MeetAtAnAddressOfVersionSix) {
-  Meeting meeting;
+  RendezvousSpot meeting;
   meeting.place = fmt::format("[::1]:{}", harness::free_loopback_port());
   const auto second = meeting.node("2", 1, {worker_program(), "join"});
   const auto first = meeting.node("2", 0, {worker_program(), "join"});
@@ -48,7 +48,7 @@ TEST(Nodes, MeetAtAnAddressOfVersionSix) {
 }
 
 TEST(Nodes, RanksByArrival) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const auto a = meeting.node("2", -1, {"sh", "-c", "echo node $NODE_RANK $GROUP_WORLD_SIZE"});
   const auto b = meeting.node("2", -1, {"sh", "-c", "echo node $NODE_RANK $GROUP_WORLD_SIZE"});
   EXPECT_EQ(a->wait(), 0) << a->err();
@@ -59,7 +59,7 @@ TEST(Nodes, RanksByArrival) {
 }
 
 TEST(Nodes, AMissingOneIsNamed) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const auto first = meeting.node("3", 0, {"--join-timeout", "2", "true"});
   const auto third = meeting.node("3", 2, {"--join-timeout", "20", "true"});
   EXPECT_EQ(first->wait(), 1);
@@ -68,14 +68,14 @@ TEST(Nodes, AMissingOneIsNamed) {
 }
 
 TEST(Nodes, AMasterThatNeverComesIsNamed) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const auto node = meeting.node("2", 1, {"--join-timeout", "0.5", "true"});
   EXPECT_EQ(node->wait(), 1);
   EXPECT_NE(node->err().find("no master at " + meeting.place), std::string::npos) << node->err();
 }
 
 TEST(Nodes, AFailureEndsAllAndIsShownEverywhere) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   const std::vector<std::string> program = {"--env", mark, "sh", "-c", "[ $RANK = 3 ] && exit 9; sleep 1000"};
   const auto first = meeting.node("2", 0, program);
@@ -90,7 +90,7 @@ TEST(Nodes, AFailureEndsAllAndIsShownEverywhere) {
 
 // The rank that is missing and those that wait for it are on different nodes.
 TEST(Nodes, ARankThatEndsBeforeItJoinedIsNamedAtOnce) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const auto first = meeting.node("2", 0, {worker_program(), "leave", "3"});
   const auto second = meeting.node("2", 1, {worker_program(), "leave", "3"});
   EXPECT_EQ(first->wait(), 1) << first->err();
@@ -102,7 +102,7 @@ TEST(Nodes, ARankThatEndsBeforeItJoinedIsNamedAtOnce) {
 }
 
 TEST(Nodes, RestartTogether) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::vector<std::string> program = {"--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
                                             "[ $RANK = 3 ] && [ $MANIPLE_RESTART_COUNT = 0 ] && exit 9; exec \"$0\" join",
                                             worker_program()};
@@ -114,7 +114,7 @@ TEST(Nodes, RestartTogether) {
 }
 
 TEST(Nodes, ALostLauncherEndsTheJob) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   for (const bool master : {false, true}) {
     const auto first = meeting.node("2", 0, {"--env", mark, "sh", "-c", "echo up; sleep 1000"});
@@ -130,7 +130,7 @@ TEST(Nodes, ALostLauncherEndsTheJob) {
 
 // Someone on the path lets the launchers meet, and then changes a byte of what the master says.
 TEST(Nodes, WhatWasChangedOnTheWayIsNotExecuted) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   constexpr std::size_t kBehindTheHandshake = 200;
   const harness::Relay relay(Address::parse(meeting.place), [](harness::Relay::Way way, std::size_t offset, std::string bytes) {
     if (way == harness::Relay::to_dialler && offset <= kBehindTheHandshake && offset + bytes.size() > kBehindTheHandshake) {
@@ -140,7 +140,7 @@ TEST(Nodes, WhatWasChangedOnTheWayIsNotExecuted) {
   });
   const std::string trace = meeting.folder.path() + "/trace";
   const auto first = meeting.node("2", 0, {"sleep", "1000"});
-  Meeting misled;
+  RendezvousSpot misled;
   misled.place = relay.address().to_string();
   misled.secret = meeting.secret;
   const auto second = misled.node("2", 1, {"touch", trace});
@@ -152,7 +152,7 @@ TEST(Nodes, WhatWasChangedOnTheWayIsNotExecuted) {
 }
 
 TEST(Nodes, CtrlCOnOneEndsAll) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::vector<std::string> program = {"sh", "-c", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done"};
   const auto first = meeting.node("2", 0, program);
   const auto second = meeting.node("2", 1, program);
@@ -165,7 +165,7 @@ TEST(Nodes, CtrlCOnOneEndsAll) {
 }
 
 TEST(Nodes, AReaderThatGoesOnOneEndsAll) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   const auto first = meeting.node("2", 0, {"-q", "--env", mark, "sleep", "1000"});
   const auto second = meeting.node("2", 1, {"--env", mark, "yes"});
@@ -177,7 +177,7 @@ TEST(Nodes, AReaderThatGoesOnOneEndsAll) {
 }
 
 TEST(Nodes, ARangeGrowsShrinksAndIsFullAtLast) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::vector<std::string> program = {"--join-window", "0.2", "sh", "-c", "echo world $WORLD_SIZE; sleep 1000"};
   const auto first = meeting.node("1:2", 0, program);
   ASSERT_TRUE(first->wait_for("world 2")) << first->err();
@@ -195,7 +195,7 @@ TEST(Nodes, ARangeGrowsShrinksAndIsFullAtLast) {
 
 // A scheduler takes one machine away: SIGTERM to its launcher, and to its workers as well.
 TEST(Nodes, ANodeThatIsToldToGoLeavesTheOthersRunning) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   const std::vector<std::string> program = {"--join-window", "60", "--env", mark, "sh", "-c",
                                             "trap 'echo saved; exit 0' TERM; echo world $WORLD_SIZE restart $MANIPLE_RESTART_COUNT; while :; do sleep 0.05; done"};
@@ -225,7 +225,7 @@ TEST(Nodes, ANodeThatIsToldToGoLeavesTheOthersRunning) {
 
 // Without enough others the job ends everywhere, and all are told why.
 TEST(Nodes, WhoEndsTheJobIsSaid) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const auto first = meeting.node("2", 0, {"sh", "-c", "echo up; exec sleep 1000"});
   const auto second = meeting.node("2", 1, {"sh", "-c", "echo up; exec sleep 1000"});
   ASSERT_TRUE(first->wait_for("] up", 60, 2) && second->wait_for("] up", 60, 2)) << first->err() << second->err();
@@ -239,7 +239,7 @@ TEST(Nodes, WhoEndsTheJobIsSaid) {
 }
 
 TEST(Nodes, AnotherSecretIsRefused) {
-  const Meeting meeting, other;
+  const RendezvousSpot meeting, other;
   const auto first = meeting.node("2", 0, {"--join-timeout", "3", "true"});
   Launched stranger({"run", "--nnodes", "2", "--node-rank", "1", "--master", meeting.place, "--secret-file", other.secret, "--join-timeout", "20", "true"});
   EXPECT_EQ(stranger.wait(), 1);
@@ -248,7 +248,7 @@ TEST(Nodes, AnotherSecretIsRefused) {
 }
 
 TEST(Nodes, ATakenPortOfTheMasterIsNamed) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   // A listener that is no launcher, and never answers.
   const UniqueFd holder = listen_on(Address::parse(meeting.place));
   for (const int rank : {0, -1}) {

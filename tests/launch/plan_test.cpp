@@ -1,10 +1,10 @@
 // The arithmetic of ranks, and everything else about a start that can be computed without starting anything.
 #include <gtest/gtest.h>
 
-#include "launch/binding.h"
+#include "launch/placement/binding.h"
 #include "launch/option_values.h"
-#include "launch/rank_plan.h"
-#include "launch/worker_environment.h"
+#include "launch/placement/rank_plan.h"
+#include "process/rank_environment.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::launch {
@@ -13,43 +13,43 @@ namespace {
 // 2 nodes with 4 devices each, one device per process: rank = node x 4 + device.
 TEST(RankPlan, TwoNodesOfFourDevicesOneEach) {
   EXPECT_EQ(processes_for(4, 1), 4);
-  const auto seats = plan_ranks({{.processes = 4, .devices_per_process = 1}, {.processes = 4, .devices_per_process = 1}});
-  ASSERT_EQ(seats.size(), 8u);
+  const auto assignments = plan_ranks({{.processes = 4, .devices_per_process = 1}, {.processes = 4, .devices_per_process = 1}});
+  ASSERT_EQ(assignments.size(), 8u);
   const int expected[8][4] = {{0, 0, 0, 0}, {1, 0, 1, 1}, {2, 0, 2, 2}, {3, 0, 3, 3},
                               {4, 1, 0, 0}, {5, 1, 1, 1}, {6, 1, 2, 2}, {7, 1, 3, 3}};
   for (std::size_t i = 0; i < 8; ++i) {
-    EXPECT_EQ(seats[i].rank, expected[i][0]);
-    EXPECT_EQ(seats[i].node_rank, expected[i][1]);
-    EXPECT_EQ(seats[i].local_rank, expected[i][2]);
-    EXPECT_EQ(seats[i].first_device, expected[i][3]);
-    EXPECT_EQ(seats[i].device_count, 1);
-    EXPECT_EQ(seats[i].world_size, 8);
-    EXPECT_EQ(seats[i].local_size, 4);
+    EXPECT_EQ(assignments[i].rank, expected[i][0]);
+    EXPECT_EQ(assignments[i].node_rank, expected[i][1]);
+    EXPECT_EQ(assignments[i].local_rank, expected[i][2]);
+    EXPECT_EQ(assignments[i].first_device, expected[i][3]);
+    EXPECT_EQ(assignments[i].device_count, 1);
+    EXPECT_EQ(assignments[i].world_size, 8);
+    EXPECT_EQ(assignments[i].local_size, 4);
   }
 }
 
 // The same nodes, two devices per process: two processes per node, four in all.
 TEST(RankPlan, TwoNodesOfFourDevicesTwoEach) {
   EXPECT_EQ(processes_for(4, 2), 2);
-  const auto seats = plan_ranks({{.processes = 2, .devices_per_process = 2}, {.processes = 2, .devices_per_process = 2}});
-  ASSERT_EQ(seats.size(), 4u);
+  const auto assignments = plan_ranks({{.processes = 2, .devices_per_process = 2}, {.processes = 2, .devices_per_process = 2}});
+  ASSERT_EQ(assignments.size(), 4u);
   const int expected[4][4] = {{0, 0, 0, 0}, {1, 0, 1, 2}, {2, 1, 0, 0}, {3, 1, 1, 2}};
   for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(seats[i].rank, expected[i][0]);
-    EXPECT_EQ(seats[i].node_rank, expected[i][1]);
-    EXPECT_EQ(seats[i].local_rank, expected[i][2]);
-    EXPECT_EQ(seats[i].first_device, expected[i][3]);
-    EXPECT_EQ(seats[i].device_count, 2);
-    EXPECT_EQ(seats[i].world_size, 4);
-    EXPECT_EQ(seats[i].local_size, 2);
+    EXPECT_EQ(assignments[i].rank, expected[i][0]);
+    EXPECT_EQ(assignments[i].node_rank, expected[i][1]);
+    EXPECT_EQ(assignments[i].local_rank, expected[i][2]);
+    EXPECT_EQ(assignments[i].first_device, expected[i][3]);
+    EXPECT_EQ(assignments[i].device_count, 2);
+    EXPECT_EQ(assignments[i].world_size, 4);
+    EXPECT_EQ(assignments[i].local_size, 2);
   }
 }
 
 TEST(RankPlan, UnevenNodes) {
-  const auto seats = plan_ranks({{.processes = 3}, {.processes = 1}, {.processes = 2}});
-  ASSERT_EQ(seats.size(), 6u);
-  EXPECT_EQ(seats[3], (Seat{.rank = 3, .node_rank = 1, .local_rank = 0, .local_size = 1, .world_size = 6}));
-  EXPECT_EQ(seats[5], (Seat{.rank = 5, .node_rank = 2, .local_rank = 1, .local_size = 2, .world_size = 6}));
+  const auto assignments = plan_ranks({{.processes = 3}, {.processes = 1}, {.processes = 2}});
+  ASSERT_EQ(assignments.size(), 6u);
+  EXPECT_EQ(assignments[3], (WorkerAssignment{.rank = 3, .node_rank = 1, .local_rank = 0, .local_size = 1, .world_size = 6}));
+  EXPECT_EQ(assignments[5], (WorkerAssignment{.rank = 5, .node_rank = 2, .local_rank = 1, .local_size = 2, .world_size = 6}));
 }
 
 TEST(RankPlan, SaysWhatDoesNotDivide) {
@@ -107,9 +107,9 @@ TEST(OptionValues, Hostfile) {
 }
 
 TEST(OptionValues, Others) {
-  EXPECT_EQ(parse_master("10.0.0.1:1234"), (MasterPlace{"10.0.0.1", 1234}));
-  EXPECT_EQ(parse_master("node1"), (MasterPlace{"node1", 29500}));
-  EXPECT_EQ(parse_master("[::1]:80"), (MasterPlace{"::1", 80}));
+  EXPECT_EQ(parse_master("10.0.0.1:1234"), (MasterAddress{"10.0.0.1", 1234}));
+  EXPECT_EQ(parse_master("node1"), (MasterAddress{"node1", 29500}));
+  EXPECT_EQ(parse_master("[::1]:80"), (MasterAddress{"::1", 80}));
   EXPECT_EQ(to_string(parse_master("[::1]:80")), "[::1]:80");
   EXPECT_EQ(to_string(parse_master("a:80")), "a:80");
   for (const char* bad : {"", ":80", "a:", "a:65536", "a:-1", "a:b", "a:1:2", "::1", "::1:80", "[::1", "[::1]80"}) EXPECT_THROW(parse_master(bad), InvalidArgument) << bad;
@@ -132,8 +132,8 @@ std::string value(const Environment& environment, const std::string& name) {
 TEST(WorkerEnvironment, IsWhatThePyTorchWorldSets) {
   const NodeEnvironment node{.master_addr = "10.0.0.1", .master_port = 4711, .node_count = 2, .job = "run-1", .generation = 2,
                              .restarts = 2, .max_restarts = 3, .secret_fd = 9, .cores = 8, .devices = {"GPU-a", "GPU-b", "GPU-c", "GPU-d"}};
-  const Seat seat{.rank = 3, .node_rank = 1, .local_rank = 1, .local_size = 2, .world_size = 4, .first_device = 2, .device_count = 2};
-  const Environment result = worker_environment({"HOME=/h", "RANK=77", "MANIPLE_SECRET_FILE=/x", "CUDA_VISIBLE_DEVICES=all"}, node, seat);
+  const WorkerAssignment assignment{.rank = 3, .node_rank = 1, .local_rank = 1, .local_size = 2, .world_size = 4, .first_device = 2, .device_count = 2};
+  const Environment result = worker_environment({"HOME=/h", "RANK=77", "MANIPLE_SECRET_FILE=/x", "CUDA_VISIBLE_DEVICES=all"}, node, assignment);
   EXPECT_EQ(value(result, "HOME"), "/h");
   EXPECT_EQ(value(result, "RANK"), "3");
   EXPECT_EQ(value(result, "WORLD_SIZE"), "4");
@@ -150,7 +150,7 @@ TEST(WorkerEnvironment, IsWhatThePyTorchWorldSets) {
   EXPECT_EQ(value(result, "MANIPLE_SECRET_FILE"), "(unset)");
   EXPECT_EQ(value(result, "OMP_NUM_THREADS"), "4");
   EXPECT_EQ(value(result, "CUDA_VISIBLE_DEVICES"), "GPU-c,GPU-d");
-  EXPECT_EQ(value(worker_environment({"OMP_NUM_THREADS=3"}, node, seat), "OMP_NUM_THREADS"), "3");
+  EXPECT_EQ(value(worker_environment({"OMP_NUM_THREADS=3"}, node, assignment), "OMP_NUM_THREADS"), "3");
   EXPECT_EQ(value(worker_environment({}, {.cores = 2}, {.local_size = 5}), "OMP_NUM_THREADS"), "1");
   EXPECT_EQ(value(worker_environment({}, {.cores = 2}, {}), "CUDA_VISIBLE_DEVICES"), "(unset)");
 }

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "launch/meeting.h"
+#include "launch/launcher_listener.h"
 
 namespace maniple::launched {
 namespace {
@@ -35,7 +35,7 @@ bool none_stopped(const std::string& mark) {
 }
 
 TEST(Silence, AStoppedLauncherIsNamedAndRefusedWhenItGoesOn) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   const auto first = meeting.node("2", 0, quick({"sh", "-c", "echo up; exec sleep 1000"}));
   const auto second = meeting.node("2", 1, {"--env", mark, "sh", "-c", "echo up; exec sleep 1000"});
@@ -54,7 +54,7 @@ TEST(Silence, AStoppedLauncherIsNamedAndRefusedWhenItGoesOn) {
 
 // The launcher of a job is stopped for longer than the limit: the ranks are well, and the job is theirs.
 TEST(Silence, AMasterThatGoesOnFindsItsJobRunning) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string file = meeting.folder.path() + "/end";
   const auto first = meeting.node("2", 0, quick({worker_program(), "until", file}));
   const auto second = meeting.node("2", 1, {worker_program(), "until", file});
@@ -69,7 +69,7 @@ TEST(Silence, AMasterThatGoesOnFindsItsJobRunning) {
 }
 
 TEST(Silence, AStoppedMasterIsNoticedByTheOthers) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   const auto first = meeting.node("2", 0, quick({"--env", mark, "sh", "-c", "echo up; exec sleep 1000"}));
   // What the master was told counts for all: this node has the default of 10 s. It waits for its return no longer than it
@@ -88,7 +88,7 @@ TEST(Silence, AStoppedMasterIsNoticedByTheOthers) {
 
 // With a range the others go on without it.
 TEST(Silence, ARangeGoesOnWithoutTheStoppedOne) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::vector<std::string> program = quick({"--join-window", "30", "sh", "-c", "echo world $WORLD_SIZE; exec sleep 1000"});
   const auto first = meeting.node("1:2", 0, program);
   const auto second = meeting.node("1:2", 1, program);
@@ -104,7 +104,7 @@ TEST(Silence, ARangeGoesOnWithoutTheStoppedOne) {
 
 // The launcher of node 1 waits for its disk (a log that is a pipe without a reader) for longer than the limit.
 TEST(Silence, ABusyLauncherIsNotSilent) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string logs = meeting.folder.path() + "/logs";
   ASSERT_EQ(::mkdir(logs.c_str(), 0700), 0);
   const std::string log = logs + "/rank_2.log";
@@ -122,7 +122,7 @@ TEST(Silence, ABusyLauncherIsNotSilent) {
 
 // Ctrl-Z on one node: half a job would take the other half for dead.
 TEST(Suspend, OneNodeStopsAllAndContinuesAll) {
-  const Meeting meeting;
+  const RendezvousSpot meeting;
   const std::string mark = new_mark();
   const std::vector<std::string> program = quick({"--env", mark, "sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
   const auto first = meeting.node("2", 0, program);

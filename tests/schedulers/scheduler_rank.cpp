@@ -5,9 +5,9 @@
 #include <maniple/comm.h>
 
 int main() try {
-  maniple::JoinOptions options;
+  maniple::InitOptions options;
   options.timeout = std::chrono::seconds(120);
-  auto world = maniple::join(options);
+  auto world = maniple::init(options);
   int sum = world->rank() + 1;
   world->all_reduce(maniple::buffer_of(sum));
   world->barrier();

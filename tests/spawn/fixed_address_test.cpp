@@ -8,7 +8,7 @@ namespace {
 
 void sum_ranks(int rank, const std::string& text) {
   require(text == "text", "argument");
-  auto world = join();
+  auto world = init();
   int sum = rank;
   world->all_reduce(buffer_of(sum));
   require(sum == 3, "sum of ranks");

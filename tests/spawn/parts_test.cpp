@@ -3,12 +3,12 @@
 
 #include <dlfcn.h>
 
-#include "launch/foreground.h"
-#include "launch/spawn_options.h"
-#include "launch/spawned_environment.h"
-#include "launch/spawned_function.h"
-#include "launch/spawned_main.h"
-#include "launch/spawned_report.h"
+#include "launch/workers/foreground.h"
+#include "spawn/spawn_options.h"
+#include "spawn/child_environment.h"
+#include "spawn/child_function.h"
+#include "spawn/child_main.h"
+#include "spawn/child_report.h"
 
 namespace maniple::launch {
 namespace {
@@ -40,8 +40,8 @@ TEST(SpawnParts, AFunctionOfALibraryIsRefused) {
 }
 
 TEST(SpawnParts, Seats) {
-  const SpawnSeat one{.payload = 5, .report = 7, .lifeline = -1, .index = 31};
-  const auto back = parse_spawn_seat(to_text(one));
+  const SpawnAssignment one{.payload = 5, .report = 7, .lifeline = -1, .index = 31};
+  const auto back = parse_spawn_assignment(to_text(one));
   ASSERT_TRUE(back);
   EXPECT_EQ(back->payload, 5);
   EXPECT_EQ(back->report, 7);
@@ -49,7 +49,7 @@ TEST(SpawnParts, Seats) {
   EXPECT_EQ(back->index, 31);
   for (const char* bad : {"", "1", "1,2", "1,2,3", "1,2,3,", "1,2,3,4,", "1,2,3,-1", "-1,2,3,4", "1,2,-2,4", "a,2,3,4",
                           "1,2,3,4x", "1,2,3,99999999999", " 1,2,3,4"}) {
-    EXPECT_FALSE(parse_spawn_seat(bad)) << bad;
+    EXPECT_FALSE(parse_spawn_assignment(bad)) << bad;
   }
 }
 

@@ -55,7 +55,7 @@ TEST_P(SpawnFailure, ExceptionsKeepTypeAndText) {
 
 // The others would wait for the join time-out of half an hour.
 TEST_P(SpawnFailure, OneThatEndsBeforeItJoinedIsNamedAtOnce) {
-  const SpawnError error = spawn_error([](int rank) { if (rank != 1) join(); }, options(3));
+  const SpawnError error = spawn_error([](int rank) { if (rank != 1) init(); }, options(3));
   EXPECT_EQ(error.rank(), 1);
   EXPECT_EQ(error.exit_code(), 0);
   EXPECT_NE(std::string(error.what()).find("ended before it joined the group, and rank "), std::string::npos) << error.what();
@@ -63,7 +63,7 @@ TEST_P(SpawnFailure, OneThatEndsBeforeItJoinedIsNamedAtOnce) {
   spawn(
       [](int rank) {
         const std::string place = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
-        if (rank < 2) join({.init_method = place, .rank = rank, .world_size = 2})->barrier();
+        if (rank < 2) init({.init_method = place, .rank = rank, .world_size = 2})->barrier();
       },
       options(3));
 }
@@ -166,7 +166,7 @@ TEST_P(SpawnFailure, OthersMayTidyUpOnSigterm) {
 // The survivors' "peer lost" may come in before the cause: it is not what the user wants to read.
 TEST_P(SpawnFailure, TheCauseComesBeforeItsConsequences) {
   const auto worker = [](int rank) {
-    auto world = join();
+    auto world = init();
     world->barrier();
     if (rank == 2) throw std::runtime_error("the cause");
     int one = 1;
@@ -180,7 +180,7 @@ TEST_P(SpawnFailure, TheCauseComesBeforeItsConsequences) {
 TEST_P(SpawnFailure, ACrashComesBeforeItsConsequences) {
   const auto worker = [](int rank) {
     no_core();
-    auto world = join();
+    auto world = init();
     world->barrier();
     if (rank == 1) std::abort();
     int one = 1;

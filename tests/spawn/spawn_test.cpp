@@ -123,8 +123,8 @@ TEST_F(SpawnTest, TwoMachinesFormOneWorld) {
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   const auto worker = [](int gpu, int gpus, int port) {
     require(variable("MASTER_PORT") == std::to_string(port), "port");
-    auto world = join();
-    require(world->size() == 4 && world->rank() % gpus == gpu, "seats");
+    auto world = init();
+    require(world->size() == 4 && world->rank() % gpus == gpu, "assignments");
     int sum = world->rank();
     world->all_reduce(buffer_of(sum));
     require(sum == 6, "sum of ranks");
@@ -145,7 +145,7 @@ TEST_F(SpawnTest, TheProgramMayDoTheArithmeticOfTwoMachines) {
   const std::string port = std::to_string(harness::free_loopback_port());
   ::setenv("MANIPLE_SECRET_FILE", file("secret").c_str(), 1);
   const auto worker = [](int gpu, int node, int gpus, int nodes, const std::string& place) {
-    auto world = join({.init_method = place, .rank = node * gpus + gpu, .world_size = nodes * gpus});
+    auto world = init({.init_method = place, .rank = node * gpus + gpu, .world_size = nodes * gpus});
     int sum = world->rank();
     world->all_reduce(buffer_of(sum));
     require(sum == 6, "sum of ranks");
@@ -170,7 +170,7 @@ TEST_F(SpawnTest, RanksJoinWithoutAnythingElse) {
     spawn(
         [](int rank) {
           for (int round = 0; round < 2; ++round) {
-            auto world = join();
+            auto world = init();
             int sum = world->rank() + 1;
             world->all_reduce(buffer_of(sum));
             require(world->rank() == rank && sum == 6, "sum of ranks");
@@ -231,13 +231,13 @@ TEST_F(SpawnTest, ClosedStandardDescriptorsAreNoTrouble) {
     ::close(STDIN_FILENO);
     spawn(
         [](int) {
-          auto world = join();
+          auto world = init();
           world->barrier();
         },
         {.nprocs = 2});
     spawn(
         [](int) {
-          auto world = join();
+          auto world = init();
           world->barrier();
         },
         {.nprocs = 2, .start_method = StartMethod::fork});
@@ -267,7 +267,7 @@ TEST_F(SpawnTest, SeveralThreadsSpawnAtATime) {
       try {
         spawn(
             [](int) {
-              auto world = join();
+              auto world = init();
               world->barrier();
             },
             {.nprocs = 2});

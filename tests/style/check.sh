@@ -6,10 +6,7 @@ rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, knobs or v
 cd "${2:-$(dirname "$0")/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
-layers="base net shm store rendezvous topology transport session collective backend group launch tensor train cli"
-
-# Words that two layers share: headers without code behind them, which a lower layer may include all the same.
-vocabulary="transport:collective/operation.h transport:collective/signature.h"
+layers="base net shm store rendezvous topology call transport session collective backend group process jobs launch spawn doctor tensor train bench cli"
 
 # The only folders that may include LibTorch.
 torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp"
@@ -25,12 +22,10 @@ sources() {
 }
 
 check_layers() {
-  sources src | xargs -r awk -v layers="$layers" -v vocabulary="$vocabulary" '
+  sources src | xargs -r awk -v layers="$layers" '
     BEGIN {
       n = split(layers, list, " ")
       for (i = 1; i <= n; ++i) place[list[i]] = i
-      n = split(vocabulary, list, " ")
-      for (i = 1; i <= n; ++i) shared[list[i]] = 1
     }
     FNR == 1 {
       split(FILENAME, path, "/")
@@ -41,7 +36,6 @@ check_layers() {
       split($0, quoted, "\"")
       split(quoted[2], target, "/")
       other = target[1]
-      if ((own ":" quoted[2]) in shared) next
       if (!(other in place))
         print FILENAME ":" FNR ": \"" quoted[2] "\" is not of the form \"layer/file.h\""
       else if (place[other] > place[own])
@@ -68,7 +62,7 @@ check_torch() {
 
 # LibTorch 2.x exports a broken copy of std::filesystem, see src/base/files.h. The `maniple` program never links LibTorch.
 check_filesystem() {
-  sources src include tests bench | { grep -vE '^(src|tests/unit)/cli/' || true; } |
+  sources src include tests bench | { grep -vE '^(src|tests)/(cli|bench)/' || true; } |
     xargs -r awk '/std::filesystem|#[ \t]*include[ \t]*<filesystem>/ && !/\/\/.*std::filesystem/ {
       print FILENAME ":" FNR ": std::filesystem crashes beside LibTorch 2.x; use base/files.h" }'
 }

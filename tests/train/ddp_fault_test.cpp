@@ -216,8 +216,8 @@ TEST(DdpFault, ABackwardThatFailsAfterSyncBatchNormIsAnErrorOnAllRanks) {
 
 // The whole way as a program goes it: default group, wrapper, destruction in the order of main().
 TEST(DdpFault, AProgramOnTheDefaultGroup) {
-  run_ranks({.n = 2, .as = As::processes, .join = false, .limit = kLimit}, [](Rank& r) {
-    init_process_group(r.join_options());
+  run_ranks({.n = 2, .as = As::processes, .init = false, .limit = kLimit}, [](Rank& r) {
+    init_process_group(r.init_options());
     torch::nn::Sequential net(torch::nn::Linear(8, 4), torch::nn::ReLU(), torch::nn::Linear(4, 1));
     DistributedDataParallel ddp(net);
     torch::optim::SGD optimizer(net->parameters(), 0.1);

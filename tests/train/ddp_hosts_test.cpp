@@ -158,7 +158,7 @@ TEST(DdpHosts, UnevenBatchesAreJoined) {
     auto net = std::make_shared<NetImpl>(16, true);
     DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world});
     torch::optim::SGD optimizer(net->parameters(), 0.1);
-    with_join(ddp, [&] {
+    with_uneven_inputs(ddp, [&] {
       for (int step = 0; step < (r.rank * 2) % 5; ++step) {  // 0, 2, 4, 1
         optimizer.zero_grad();
         loss_of(ddp->forward(numbers({4, 8}, r.rank + 7 * step))).backward();

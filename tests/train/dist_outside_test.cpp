@@ -8,8 +8,8 @@ namespace {
 
 // The same program on all ranks, as tutorials have it.
 TEST(Outside, AGroupIsNeverTakenForTheWorld) {
-  run_ranks({.n = 3, .as = As::processes, .join = false}, [](Rank& r) {
-    init_process_group(r.join_options());
+  run_ranks({.n = 3, .as = As::processes, .init = false}, [](Rank& r) {
+    init_process_group(r.init_options());
     const auto pair = new_group({0, 1});
     const torch::Tensor x = torch::full({2}, r.rank == 0 ? 1.0f : r.rank == 1 ? 5.0f : 297.0f);
     all_reduce(x, ReduceOp::sum, {.group = pair});

@@ -301,7 +301,7 @@ TEST(Dist, ErrorsNameTheCallersLine) {
 }
 
 TEST(Dist, TheDefaultGroup) {
-  run_ranks({.n = 3, .as = As::processes, .join = false, .limit = std::chrono::seconds(180)}, [](Rank& r) {
+  run_ranks({.n = 3, .as = As::processes, .init = false, .limit = std::chrono::seconds(180)}, [](Rank& r) {
     EXPECT_TRUE(is_available());
     EXPECT_FALSE(is_initialized());
     EXPECT_TRUE(is_backend_available("native"));
@@ -309,12 +309,12 @@ TEST(Dist, TheDefaultGroup) {
     const Caught none = catch_error([] { all_reduce(torch::ones({1})); });
     EXPECT_TRUE(contains(none.text, "init_process_group")) << none;
 
-    init_process_group(r.join_options());
+    init_process_group(r.init_options());
     EXPECT_TRUE(is_initialized());
     EXPECT_EQ(get_rank(), r.rank);
     EXPECT_EQ(get_world_size(), 3);
     EXPECT_EQ(get_backend(), "native");
-    const Caught twice = catch_error([&] { init_process_group(r.join_options()); });
+    const Caught twice = catch_error([&] { init_process_group(r.init_options()); });
     EXPECT_TRUE(contains(twice.text, "before")) << twice;
 
     const torch::Tensor x = torch::full({4}, r.rank + 1.0f);
@@ -347,7 +347,7 @@ TEST(Dist, TheDefaultGroup) {
 
     // Once more, in another place.
     r.phase("all have left");
-    InitOptions again = r.join_options();
+    InitOptions again = r.init_options();
     again.init_method += "-again";
     init_process_group(again);
     barrier();

@@ -19,8 +19,8 @@ enum class TransportKind : std::uint8_t {
 std::string_view to_string(TransportKind kind) noexcept;
 TransportKind parse_transport(std::string_view name);  ///< "auto", "loopback", "shm", "tcp"; throws InvalidArgument
 
-struct JoinOptions {
-  /// Where ranks meet:
+struct InitOptions {
+  /// How ranks find each other (rendezvous):
   ///   "env://"             MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, as every launcher of the PyTorch world sets them
   ///   "tcp://host:port"    rank 0 listens there; rank and world_size come from the fields below (or from
   ///                        `?rank=R&world_size=N`)
@@ -31,11 +31,11 @@ struct JoinOptions {
   int rank = -1;
   int world_size = -1;
 
-  /// Limit for joining, and the default limit of every operation (one deadline for one operation, not per step).
+  /// Limit for init(), and the default limit of every operation (one deadline for one operation, not per step).
   Seconds timeout = std::chrono::minutes(30);
 
-  /// Limit for joining alone, if it should be shorter than `timeout`.
-  std::optional<Seconds> join_timeout = {};
+  /// Limit for init() alone, if it should be shorter than `timeout`.
+  std::optional<Seconds> init_timeout = {};
 
   std::string backend = "native";
   TransportKind transport = TransportKind::automatic;
@@ -45,14 +45,14 @@ struct JoinOptions {
 };
 
 struct GroupOptions {
-  std::optional<Seconds> timeout;          ///< default: that of the parent group
-  std::optional<TransportKind> transport;  ///< default: that of the parent group
-  std::optional<std::string> algorithm;    ///< default: that of the parent group
+  std::optional<Seconds> timeout = {};          ///< default: that of the parent group
+  std::optional<TransportKind> transport = {};  ///< default: that of the parent group
+  std::optional<std::string> algorithm = {};    ///< default: that of the parent group
 };
 
 /// Given to single calls.
 struct CallOptions {
-  std::optional<Seconds> timeout;  ///< default: that of the group
+  std::optional<Seconds> timeout = {};  ///< default: that of the group
 };
 
 }  // namespace maniple

@@ -1,6 +1,6 @@
 // A group of ranks and everything they can say to each other.
 //
-//   auto world = maniple::join();                          // env://, started by `maniple run`, torchrun, mpirun, ...
+//   auto world = maniple::init();                          // env://, started by `maniple run`, torchrun, mpirun, ...
 //   std::vector<float> x(1000, float(world->rank()));
 //   world->all_reduce(buffer_of(x));                       // x now holds the sum on every rank
 //
@@ -45,10 +45,10 @@ class ProcessGroup;
 
 /// Joins the world: waits until all `world_size` ranks have come, or throws `Timeout` naming those that have not.
 /// Throws `InvalidArgument` naming the variable, what it holds and what was expected.
-std::shared_ptr<ProcessGroup> join(const JoinOptions& options = {});
+std::shared_ptr<ProcessGroup> init(const InitOptions& options = {});
 
 /// The same over a store that the program brings along (tests, launchers). Uses keys under "maniple/".
-std::shared_ptr<ProcessGroup> join(std::shared_ptr<Store> store, const JoinOptions& options);
+std::shared_ptr<ProcessGroup> init(std::shared_ptr<Store> store, const InitOptions& options);
 
 inline constexpr int kAnySource = -1;
 

@@ -1,7 +1,7 @@
 // Functions as ranks: several processes that each run one function of this program.
 //
 //   void train(int rank, int epochs, const std::string& data) {
-//     auto world = maniple::join();     // nothing to set: spawn has said who and where
+//     auto world = maniple::init();     // nothing to set: spawn has said who and where
 //     ...
 //   }
 //   int main() { maniple::spawn(train, {.nprocs = 4}, 10, "data/"); }
@@ -19,14 +19,14 @@
 // Needs a program that is linked dynamically (the default everywhere). `fork` copies this process as it is; that is
 // safe only while it has a single thread, so spawn refuses it otherwise.
 //
-// What the processes find in their environment, so that maniple::join() and anything else of the PyTorch world works:
+// What the processes find in their environment, so that maniple::init() and anything else of the PyTorch world works:
 // RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT (a free one), the secret of the
 // job, and OMP_NUM_THREADS (cores / nprocs) unless it is set. Standard output and error are those of this process;
 // standard input is empty.
 //
 // Several machines: call spawn on each with the same `nodes` and its own `node_rank`; ranks are node_rank * nprocs +
 // i. The address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT, the
-// secret from MANIPLE_SECRET_FILE. A program that does this arithmetic by itself, and gives join() the rank and world
+// secret from MANIPLE_SECRET_FILE. A program that does this arithmetic by itself, and gives init() the rank and world
 // size, finds the same: what these variables say is left as it is unless this process is itself a rank (LOCAL_RANK).
 //
 // Threads: spawn may be called from any thread; a SpawnContext is for one thread at a time.

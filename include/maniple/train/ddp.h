@@ -29,7 +29,7 @@
 // create_graph, sparse gradients, parameters that are not on the CPU, a module that is converted or gets other parameters
 // after it was wrapped.
 //
-// Ranks with different numbers of batches: see join.h.
+// Ranks with different numbers of batches: see uneven_inputs.h.
 //
 // Errors come out of backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
 // (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`. A backward that throws

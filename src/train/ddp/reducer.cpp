@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "train/ddp/missing.h"
+#include "train/ddp/unused_parameters.h"
 #include "train/ddp/overlap.h"
 #include <maniple/dist.h>
 

@@ -5,7 +5,7 @@
 //   first gradient        begin(): all parameters are awaited; autograd is asked to call back at its end
 //   each gradient         it is taken into its bucket; a bucket that is complete may be launched, strictly in the order
 //                         of buckets
-//   end of backward       finish(): gradients that never came are dealt with (see missing.h); the remaining buckets are
+//   end of backward       finish(): gradients that never came are dealt with (see unused_parameters.h); the remaining buckets are
 //                         launched; all are waited for and settled; buffers become rank 0's
 //
 // To *settle* a bucket is to give the averaged gradients back to the parameters, and to step them where the optimizer is
@@ -20,7 +20,7 @@
 // A module that changes after it was wrapped (converted, parameters added or replaced) would train without its gradients being
 // averaged. Each gradient, and the beginning of each backward, look for that.
 //
-// In join mode (see join.h) a backward begins with a meeting that says which ranks still train. A rank that has run out
+// In join mode (see uneven_inputs.h) a backward begins with a meeting that says which ranks still train. A rank that has run out
 // *shadows*: it makes the same calls with zeros. What otherwise comes from rank 0 comes from the first active rank.
 #pragma once
 
@@ -59,12 +59,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void pause() noexcept { ++paused_; }
   void resume() noexcept { --paused_; }
 
-  // Join mode: reducer_join.cpp.
-  struct JoinMode {
+  // Join mode: reducer_uneven_inputs.cpp.
+  struct UnevenInputsMode {
     bool divide_by_initial_world_size = true;
     bool throw_on_early_termination = false;
   };
-  void start_join(JoinMode mode);
+  void start_join(UnevenInputsMode mode);
   void end_join() noexcept;
   bool meet(bool active);   ///< collective; whether any rank is active. Throws UnevenInputs where the mode wants it
   void shadow();            ///< one synchronised backward of the others
@@ -142,7 +142,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> accumulated_;  // which got a gradient under no_sync since the last synchronised backward
 
   // Join mode.
-  std::optional<JoinMode> join_;
+  std::optional<UnevenInputsMode> join_;
   int active_;      // ranks in the backward under way; all of them outside join mode
   int source_ = 0;  // the first of them
   int last_source_ = 0;

@@ -1,6 +1,6 @@
 // From complete buckets to averaged gradients, and to parameters that have taken their step.
 #include "base/check.h"
-#include "train/ddp/missing.h"
+#include "train/ddp/unused_parameters.h"
 #include "train/ddp/reducer.h"
 
 namespace maniple {

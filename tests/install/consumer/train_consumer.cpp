@@ -8,7 +8,7 @@ int main(int, char** arguments) {
   maniple::InitOptions options;
   options.init_method = arguments[1];
   options.world_size = std::atoi(std::getenv("WORLD_SIZE"));
-  options.join_timeout = std::chrono::seconds(60);
+  options.init_timeout = std::chrono::seconds(60);
   maniple::init_process_group(options);
   torch::nn::Linear net(3, 1);
   maniple::DistributedDataParallel ddp(net);

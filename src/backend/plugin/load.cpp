@@ -1,0 +1,175 @@
+#include "backend/plugin/load.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include "backend/plugin/plugin_backend.h"
+#include "base/check.h"
+#include "base/environment.h"
+
+#ifndef MANIPLE_PLUGIN_FOLDERS
+#define MANIPLE_PLUGIN_FOLDERS ""
+#endif
+
+namespace maniple {
+namespace {
+
+struct Engine {
+  std::string_view name;    // as a backend, or as MANIPLE_MPI names it
+  std::string_view label;   // for people
+  const char* file;         // nullptr: not written yet
+  std::string_view get_it;  // what to do when it is missing
+};
+
+// A new engine is a line here, a line in backend.cpp, and the library.
+constexpr Engine kPlugins[] = {
+    {"gloo", "Gloo", "libmaniple_gloo.so", "install libgloo-dev and build again"},
+    {"openmpi", "Open MPI", "libmaniple_openmpi.so", "install openmpi-bin and libopenmpi-dev and build again"},
+    {"mpich", "MPICH", "libmaniple_mpich.so", "install mpich and libmpich-dev and build again"},
+    {"nccl", "NCCL", nullptr, "it is not built yet: it comes with the work on GPUs; use native"},
+};
+
+const Engine& engine_of(std::string_view backend) {
+  const std::string_view name = backend == "mpi" ? chosen_mpi() : backend;
+  for (const Engine& engine : kPlugins) {
+    if (engine.name == name) return engine;
+  }
+  throw Unsupported(fmt::format("no engine is named \"{}\"", backend));
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+/// Where the program looks for libraries: its run path, which find_package(Maniple) sets, and the system's folders.
+std::vector<std::string> library_folders() {
+  void* const program = ::dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
+  Dl_serinfo size{};
+  if (program == nullptr || ::dlinfo(program, RTLD_DI_SERINFOSIZE, &size) != 0) return {};
+  std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
+  auto* const found = reinterpret_cast<Dl_serinfo*>(memory.data());
+  found->dls_size = size.dls_size;
+  found->dls_cnt = size.dls_cnt;
+  if (::dlinfo(program, RTLD_DI_SERINFO, found) != 0) return {};
+  std::vector<std::string> all;
+  for (unsigned i = 0; i < found->dls_cnt; ++i) all.emplace_back(found->dls_serpath[i].dls_name);
+  return all;
+}
+
+std::vector<std::string> folders() {
+  std::vector<std::string> all;
+  if (const auto told = environment_text(info(Knob::plugins).name)) all.push_back(*told);
+  std::array<char, 4096> path{};
+  if (const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1); length > 0) {
+    std::string folder = folder_of(std::string(path.data(), static_cast<std::size_t>(length)));
+    for (int up = 0; up < 2; ++up) {
+      folder = folder_of(folder);
+      all.push_back(folder + "/libexec/maniple");
+    }
+  }
+  for (std::string& folder : library_folders()) all.push_back(std::move(folder));
+  const std::string built_in = MANIPLE_PLUGIN_FOLDERS;  // separated by colons
+  for (std::size_t begin = 0; begin < built_in.size();) {
+    const std::size_t end = std::min(built_in.find(':', begin), built_in.size());
+    all.push_back(built_in.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return all;
+}
+
+std::string find_library(const Engine& engine) {
+  if (engine.file == nullptr) return {};
+  for (const std::string& folder : folders()) {
+    std::string path = folder + "/" + engine.file;
+    if (::access(path.c_str(), R_OK) == 0) return path;
+  }
+  return {};
+}
+
+// Symbols of an engine stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among the
+// global ones, so its library is made global before (it depends on nothing of ours).
+void* open_library(const Engine& engine, const std::string& path) {
+  if (engine.name == "openmpi") ::dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
+  return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
+const PluginEntry& load(const Engine& engine) {
+  const std::string path = find_library(engine);
+  if (path.empty()) throw Unsupported(missing_plugin(engine.name));
+  void* library = open_library(engine, path);
+  if (library == nullptr) {
+    throw Unsupported(fmt::format("{} cannot be loaded: {}; {}", engine.label, ::dlerror(), engine.get_it));
+  }
+  using Entry = const PluginEntry* (*)();
+  const auto entry = reinterpret_cast<Entry>(::dlsym(library, kPluginSymbol));
+  const PluginEntry* plugin = entry != nullptr ? entry() : nullptr;
+  if (plugin == nullptr || plugin->abi != kPluginAbi || plugin->operation != sizeof(Operation)) {
+    throw Unsupported(fmt::format("{} belongs to another version of Maniple; build and install both together", path));
+  }
+  return *plugin;
+}
+
+}  // namespace
+
+std::string_view chosen_mpi() {
+  const std::string told = knob_word(Knob::mpi);
+  if (told != "auto") return told == "mpich" ? "mpich" : "openmpi";
+  const bool by_mpich = std::getenv("PMI_RANK") != nullptr && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
+  return by_mpich ? "mpich" : "openmpi";
+}
+
+std::string missing_plugin(std::string_view backend) {
+  const Engine& engine = engine_of(backend);
+  if (!find_library(engine).empty()) return {};
+  const std::string text = fmt::format("this build has no {}: {}", engine.label, engine.get_it);
+  if (engine.file == nullptr) return text;
+  return text + fmt::format("; or, if {} was moved, set MANIPLE_PLUGINS to its folder", engine.file);
+}
+
+const PluginEntry& load_plugin(std::string_view backend) {
+  static std::mutex mutex;
+  static std::map<std::string_view, const PluginEntry*> loaded;
+  const Engine& engine = engine_of(backend);
+  const std::lock_guard lock(mutex);
+  const PluginEntry*& plugin = loaded[engine.name];
+  if (plugin == nullptr) plugin = &load(engine);
+  return *plugin;
+}
+
+std::string describe_plugin(std::string_view backend) {
+  try {
+    return load_plugin(backend).version;
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+}
+
+// ---- As backends ---------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context) {
+  return make_plugin_backend(context, load_plugin("gloo"));
+}
+
+std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context) {
+  for (int rank = 0; rank < context.session->world_size(); ++rank) {
+    if (rank == context.session->rank() || !context.session->same_process(rank)) continue;
+    throw Unsupported(
+        "the mpi backend needs a process for each rank, but ranks of this job are threads of one; use native");
+  }
+  return make_plugin_backend(context, load_plugin("mpi"));
+}
+
+std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context) {
+  return make_plugin_backend(context, load_plugin("nccl"));
+}
+
+}  // namespace maniple

@@ -1,0 +1,238 @@
+#include "backend/plugin/mpi/mpi_runtime.h"
+
+#include "backend/plugin/mpi/mpi_detached.h"
+#include "backend/plugin/mpi/mpi_leave_notices.h"
+#include "backend/plugin/mpi/mpi_launcher.h"
+#include "backend/plugin/mpi/mpi_segment_file.h"
+#include "backend/plugin/mpirun.h"
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+namespace maniple::mpi_engine {
+namespace {
+
+constexpr long kLookNs = 100'000;
+constexpr long kShortestNs = 20'000;  // between two looks at ranks that come to their end
+constexpr long kLongestNs = 5'000'000;
+constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not taken yet, at exit
+constexpr auto kFinalise = std::chrono::seconds(30);  // for MPI_Finalize when all ranks are at their end
+constexpr auto kLockLook = std::chrono::milliseconds(10);
+std::atomic<bool> start_given_up{false};
+
+void nap(long ns = kLookNs) {
+  const timespec time{0, ns};
+  ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
+}
+
+}  // namespace
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw SystemError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), EIO);
+}
+
+Runtime& Runtime::start(const PluginContext& context) {
+  int there = 0;
+  MPI_Initialized(&there);
+  if (there == 0 && !started_by_mpirun()) throw Unsupported(needs_mpirun(context.world_size));
+  if (!start_given_up && run_detached([] { get(); }, *context.abort, context.deadline)) return get();
+  start_given_up = true;
+  throw Timeout("MPI_Init_thread did not come to an end: it waits for all ranks of mpirun");
+}
+
+Runtime& Runtime::get() {
+  static Runtime* const kRuntime = new Runtime();  // never destroyed: exit handlers and threads use it to the end
+  return *kRuntime;
+}
+
+Runtime::Runtime() {
+  int there = 0;
+  MPI_Initialized(&there);
+  int level = MPI_THREAD_SINGLE;
+  if (there == 0) {
+    choose_transports();
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    listen_for_losses();
+    ours_ = true;
+  } else {
+    int over = 0;
+    MPI_Finalized(&over);
+    if (over != 0) throw Unsupported("the mpi backend: this program has finalised MPI already");
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+  }
+  if (level < MPI_THREAD_SERIALIZED) {
+    throw Unsupported(
+        "the mpi backend needs an MPI that several threads may call; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+  }
+  serialised_ = level < MPI_THREAD_MULTIPLE;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  if (!ours_) {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, before_finalize, &key, nullptr);
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, this);
+  }
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  ::on_exit(at_exit, this);
+}
+
+std::unique_lock<std::timed_mutex> Runtime::enter() {
+  std::unique_lock lock(calls_, std::defer_lock);
+  // Not for ever: a call that was left behind in MPI keeps it.
+  while (serialised_ && usable() && !lock.try_lock_for(kLockLook)) {
+  }
+  if (usable()) return lock;
+  const std::lock_guard reason(mutex_);
+  throw Aborted(finalised_ ? std::string("MPI has been finalised") : "MPI is not used any more: " + why_);
+}
+
+void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator) {
+  {
+    const auto call = enter();
+    check(MPI_Isend(packet->bytes.get(), static_cast<int>(size), MPI_BYTE, to, tag, communicator, &packet->request),
+          "MPI_Isend");
+  }
+  int done = 0;
+  {
+    const auto call = enter();
+    check(MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE), "MPI_Test");  // small ones are gone at once
+  }
+  if (done == 0) keep(packet);
+}
+
+void Runtime::keep(const std::shared_ptr<Packet>& packet) {
+  packet->under_way.store(true);
+  const std::lock_guard lock(mutex_);
+  packets_.push_back(packet);
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { bring_out(); });
+    ::pthread_setname_np(thread_.native_handle(), "maniple-mpi");
+  }
+  changed_.notify_all();
+}
+
+void Runtime::sweep() {
+  const std::lock_guard lock(mutex_);
+  sweep_locked();
+}
+
+void Runtime::sweep_locked() {
+  if (!usable()) return;
+  std::unique_lock call(calls_, std::defer_lock);
+  if (serialised_ && !call.try_lock_for(kLockLook)) return;
+  std::erase_if(packets_, [](const std::shared_ptr<Packet>& packet) {
+    int done = 0;
+    if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // its receiver is gone
+    if (done != 0) packet->under_way.store(false, std::memory_order_release);
+    return done != 0;
+  });
+}
+
+// MPI moves bytes only while somebody calls it. A rank that sent and then computes does not.
+void Runtime::bring_out() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (packets_.empty() || !usable()) {
+      changed_.wait(lock);
+      continue;
+    }
+    sweep_locked();
+    if (packets_.empty()) continue;
+    lock.unlock();
+    nap();
+    lock.lock();
+  }
+}
+
+void Runtime::all_have_started() {
+  if (ours_) remove_segment_file();  // a program that uses MPI itself may start more processes with it
+}
+
+void Runtime::desert(const std::string& why) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!deserted_.exchange(true)) why_ = why;
+}
+
+// The program's own MPI_Finalize begins with this.
+int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
+  auto* self = static_cast<Runtime*>(runtime);
+  if (self->usable() && !self->failed_) Farewells::get().take_all(Deadline::after(kLinger));
+  const std::lock_guard lock(self->mutex_);  // nobody sweeps
+  self->finalised_.store(true);
+  return MPI_SUCCESS;
+}
+
+void Runtime::at_exit(int status, void* runtime) { static_cast<Runtime*>(runtime)->finalise(status); }
+
+void Runtime::finalise(int status) {
+  int over = 0;
+  MPI_Finalized(&over);
+  const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;
+  if (safe) Farewells::get().say_all();  // a group that outlives the program's end takes part in nothing any more
+  const bool together = safe && await_all() && await_all();
+  if (together) Farewells::get().take_all(Deadline::after(kLinger));
+  if (!together) linger();
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  finalised_.store(true);
+  if (!together) return;
+  std::thread([status] {
+    std::this_thread::sleep_for(kFinalise);  // sleep: the limit itself; MPI_Finalize has none
+    std::fputs("maniple: warning: MPI_Finalize did not end within 30 s; this process ends without it\n", stderr);
+    ::_exit(status);
+  }).detach();
+  drop_connections();
+  put_back_segment_file();
+  MPI_Finalize();
+}
+
+// MPI_Finalize spins while it waits for ranks that come later, or does not move the bytes that they still need. So they are
+// awaited here. Twice, as what ends the first wait may be held up in connections that were opened for it; what ends the second
+// is not.
+bool Runtime::await_all() {
+  const auto began = Deadline::Clock::now();
+  try {
+    MPI_Request request = MPI_REQUEST_NULL;
+    {
+      const auto call = enter();
+      check(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+    }
+    for (long pause_ns = kShortestNs;; pause_ns = std::min(pause_ns * 2, kLongestNs)) {
+      int done = 0;
+      {
+        const auto call = enter();
+        check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      }
+      if (done != 0) return true;
+      if (Deadline::Clock::now() - began > patience_at_exit()) return false;
+      nap(pause_ns);
+    }
+  } catch (const Error&) {
+    return false;  // MPI knows that a rank is gone, or is not used any more
+  }
+}
+
+void Runtime::linger() {
+  for (const Deadline limit = Deadline::after(kLinger); usable() && !failed_ && !limit.expired(); nap()) {
+    const std::lock_guard lock(mutex_);
+    sweep_locked();
+    if (std::none_of(packets_.begin(), packets_.end(), [](const auto& packet) { return packet->owed; })) return;
+  }
+}
+
+}  // namespace maniple::mpi_engine

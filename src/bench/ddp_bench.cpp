@@ -1,0 +1,166 @@
+#include "bench/ddp_bench.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "bench/process_set.h"
+#include <maniple/comm/options.h>
+
+namespace maniple::bench {
+namespace {
+
+struct Model {
+  const char* name;
+  double goal;
+};
+constexpr Model kModels[] = {{"mnist_cnn", 0.95}, {"mlp25m", 0.95}, {"gpt5m", 0.97}, {"tiny50", 0.85}};
+constexpr const char* kNames[] = {kModels[0].name, kModels[1].name, kModels[2].name, kModels[3].name};
+
+nlohmann::ordered_json to_json(const DdpRow& row) {
+  return {{"system", row.system},          {"model", row.model},   {"ranks", row.ranks},
+          {"nosync_ms", row.nosync_ms},    {"ddp_ms", row.ddp_ms}, {"efficiency", row.efficiency},
+          {"peak_rss_mb", row.peak_rss_mb}};
+}
+
+/// The measurement whose efficiency is the median.
+DdpRow middle(std::vector<DdpRow> rows) {
+  std::sort(rows.begin(), rows.end(), [](const DdpRow& a, const DdpRow& b) { return a.efficiency < b.efficiency; });
+  return rows[(rows.size() - 1) / 2];
+}
+
+}  // namespace
+
+std::span<const char* const> ddp_models() noexcept { return kNames; }
+
+double ddp_goal(const std::string& model) {
+  for (const Model& one : kModels) {
+    if (model == one.name) return one.goal;
+  }
+  throw InvalidArgument(fmt::format("no model \"{}\"; there are {}", model, fmt::join(kNames, ", ")));
+}
+
+DdpRow parse_ddp_row(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    return {json.at("system"), json.at("model"),      json.at("ranks"),      json.at("nosync_ms"),
+            json.at("ddp_ms"), json.at("efficiency"), json.at("peak_rss_mb")};
+  } catch (const nlohmann::json::exception& error) {
+    throw InvalidArgument(fmt::format("not a row of `maniple bench ddp`: {} ({})", text, error.what()));
+  }
+}
+
+std::string ddp_report_text(const Machine& machine, const std::vector<DdpRow>& rows) {
+  nlohmann::ordered_json report;
+  report["machine"] = {{"cpu", machine.cpu},
+                       {"cores", machine.cores},
+                       {"arch", machine.arch},
+                       {"kernel", machine.kernel},
+                       {"instruction_set", machine.instruction_set}};
+  report["rows"] = nlohmann::ordered_json::array();
+  for (const DdpRow& row : rows) report["rows"].push_back(to_json(row));
+  return report.dump(1) + "\n";
+}
+
+std::string ddp_table_header() {
+  return fmt::format("{:<8}  {:<10} {:>5}  {:>10}  {:>10}  {:>10}  {:>11}\n", "system", "model", "ranks", "nosync_ms",
+                     "ddp_ms", "efficiency", "peak_rss_mb");
+}
+
+std::string ddp_table_line(const DdpRow& row) {
+  return fmt::format("{:<8}  {:<10} {:>5}  {:>10.3f}  {:>10.3f}  {:>10.3f}  {:>11.1f}\n", row.system, row.model,
+                     row.ranks, row.nosync_ms, row.ddp_ms, row.efficiency, row.peak_rss_mb);
+}
+
+void DdpBench::complain(const std::string& text) {
+  if (std::find(complaints_.begin(), complaints_.end(), text) == complaints_.end()) complaints_.push_back(text);
+}
+
+// Debian's module belongs to Debian's Python, which need not be the first in PATH.
+std::string DdpBench::python_with_torch() {
+  for (const char* python : {"python3", "/usr/bin/python3", "python"}) {
+    try {
+      ChildSpec spec;
+      spec.name = python;
+      spec.argv = {python, "-c", "import torch.distributed; assert torch.distributed.is_available()"};
+      run_tool(spec, watch_);
+      return python;
+    } catch (const Error&) {
+      continue;  // not there, or without it
+    }
+  }
+  return "";
+}
+
+DdpRow DdpBench::measure(const std::vector<std::string>& program, const std::string& system, const std::string& model,
+                         int ranks, const DdpWishes& wishes) {
+  progress_(fmt::format("{} {} with {} ranks", system, model, ranks));
+  const std::string result = "file://" + site_.scratch->fresh("ddp");
+  std::vector<ChildSpec> specs;
+  for (int rank = 0; rank < ranks; ++rank) {
+    ChildSpec spec;
+    spec.name = fmt::format("{} rank {}", system, rank);
+    spec.argv = program;
+    for (const std::string& argument : {model, std::to_string(rank), std::to_string(ranks), result,
+                                        std::to_string(wishes.iterations), std::to_string(wishes.seconds)}) {
+      spec.argv.push_back(argument);
+    }
+    spec.environment = {{"OMP_NUM_THREADS", "1"},
+                        {"OPENBLAS_NUM_THREADS", "1"},
+                        {"MKL_NUM_THREADS", "1"},
+                        {"GLOO_SOCKET_IFNAME", "lo"}};
+    specs.push_back(std::move(spec));
+  }
+  std::string printed;
+  run_process_set(
+      specs,
+      [&](std::string_view line) {
+        if (line.starts_with('{')) printed = line;
+      },
+      Deadline::after(Seconds(wishes.timeout_s)), watch_);
+  return parse_ddp_row(printed);
+}
+
+std::vector<DdpRow> DdpBench::run(const DdpWishes& wishes, const std::function<void(const DdpRow&)>& on_row) {
+  std::vector<std::string> models = wishes.models;
+  if (models.empty()) models.assign(std::begin(kNames), std::end(kNames));
+  for (const std::string& model : models) ddp_goal(model);
+  const std::string worker = site_.libexec + "/ddp_worker";
+  if (access(worker.c_str(), X_OK) != 0) {
+    throw Unsupported(fmt::format(
+        "this build has no {}: it was made without LibTorch (Debian: apt-get install libtorch-dev, then build again)",
+        worker));
+  }
+  std::vector<std::pair<std::string, std::vector<std::string>>> systems = {{"maniple", {worker}}};
+  if (wishes.torch) {
+    const std::string python = python_with_torch();
+    if (python.empty())
+      complain("torch was not measured: no python3 here has it (Debian: apt-get install python3-torch)");
+    if (!python.empty()) systems.push_back({"torch", {python, site_.libexec + "/ddp_torch.py"}});
+  }
+  std::vector<DdpRow> rows;
+  for (const int ranks : wishes.ranks) {
+    for (const std::string& model : models) {
+      for (const auto& [system, program] : systems) {
+        try {
+          std::vector<DdpRow> repetitions;
+          for (int i = 0; i < std::max(1, wishes.repeat); ++i)
+            repetitions.push_back(measure(program, system, model, ranks, wishes));
+          rows.push_back(middle(std::move(repetitions)));
+          on_row(rows.back());
+        } catch (const Error& error) {
+          complain(fmt::format("{} {}: {}", system, model, error.what()));
+          failed_ = failed_ || system == "maniple";
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace maniple::bench

@@ -1,0 +1,69 @@
+// `maniple bench ddp`: what averaging gradients adds to a training step, for Maniple and for PyTorch in the same run.
+//
+// The work is done by programs of their own (ddp_worker, ddp_torch.py), because `maniple` itself does not link
+// LibTorch. Each model is measured by one system after the other, so that both meet the machine in the same state.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/interrupt.h"
+#include "bench/machine.h"
+#include "bench/system.h"
+
+namespace maniple::bench {
+
+struct DdpRow {
+  std::string system;  ///< "maniple", "torch"
+  std::string model;
+  int ranks = 0;
+  double nosync_ms = 0;    ///< of a step without averaging, all ranks running
+  double ddp_ms = 0;       ///< of a step with it
+  double efficiency = 0;   ///< nosync_ms / ddp_ms
+  double peak_rss_mb = 0;  ///< of the largest rank
+};
+
+struct DdpWishes {
+  std::vector<std::string> models;  ///< empty: all
+  std::vector<int> ranks = {2};
+  int iterations = 0;  ///< steps of each kind; 0: as many as fit
+  double seconds = 5;  ///< for the steps of each kind
+  double timeout_s = 300;
+  int repeat = 1;  ///< times each is measured; the median efficiency counts
+  bool torch = true;
+};
+
+std::span<const char* const> ddp_models() noexcept;
+double ddp_goal(const std::string& model);  ///< efficiency that the project wants with two ranks
+
+class DdpBench {
+ public:
+  DdpBench(const Site& site, const InterruptWatch& watch, std::function<void(const std::string&)> progress)
+      : site_(site), watch_(watch), progress_(std::move(progress)) {}
+
+  /// Throws Unsupported when this build has no ddp_worker. A peer that is missing or fails is noted in complaints().
+  std::vector<DdpRow> run(const DdpWishes& wishes, const std::function<void(const DdpRow&)>& on_row);
+  const std::vector<std::string>& complaints() const noexcept { return complaints_; }
+  bool failed() const noexcept { return failed_; }
+
+ private:
+  std::string python_with_torch();
+  DdpRow measure(const std::vector<std::string>& program, const std::string& system, const std::string& model,
+                 int ranks, const DdpWishes& wishes);
+  void complain(const std::string& text);
+
+  const Site& site_;
+  const InterruptWatch& watch_;
+  std::function<void(const std::string&)> progress_;
+  std::vector<std::string> complaints_;
+  bool failed_ = false;
+};
+
+DdpRow parse_ddp_row(const std::string& json);  ///< throws InvalidArgument
+std::string ddp_report_text(const Machine& machine, const std::vector<DdpRow>& rows);
+std::string ddp_table_header();
+std::string ddp_table_line(const DdpRow& row);
+
+}  // namespace maniple::bench

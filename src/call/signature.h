@@ -1,0 +1,44 @@
+// What a rank called, small enough to travel with every message: ranks that disagree are told so.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "call/operation.h"
+
+namespace maniple {
+
+struct Signature {
+  std::uint64_t seq = 0;     ///< number of the call in its group
+  std::uint64_t what = 0;    ///< op, dtype, reduce kind, root (or, of a premultiplied sum, a hash of uneven counts)
+  std::uint64_t count = 0;   ///< elements
+  std::uint64_t detail = 0;  ///< the premultiplication factor's bits, or a hash of uneven counts; of new_group, of its list
+
+  friend bool operator==(const Signature&, const Signature&) = default;
+
+  static Signature of(const Operation& operation) noexcept {
+    Signature s;
+    s.seq = operation.seq;
+    s.what = static_cast<std::uint64_t>(operation.op) | static_cast<std::uint64_t>(operation.dtype) << 8 |
+             static_cast<std::uint64_t>(operation.reduce.kind()) << 16 |
+             static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.root)) << 32;
+    s.count = operation.count;
+    if (operation.reduce.kind() == ReduceOp::premul_sum) {
+      const double factor = operation.reduce.factor();
+      std::memcpy(&s.detail, &factor, sizeof factor);
+      // Operations that reduce into parts have no root.
+      if (!operation.parts.equal()) s.what |= operation.parts.hash() << 32;
+    } else if (!operation.parts.equal()) {
+      s.detail = operation.parts.hash();
+    } else if (!operation.in_parts.equal()) {
+      s.detail = 1;  // all_to_all: every rank has a list of its own, but all must have one
+    }
+    return s;
+  }
+
+  /// "all_reduce #12 float32[1000] sum"; never throws on nonsense from the wire.
+  std::string describe() const;
+};
+
+}  // namespace maniple

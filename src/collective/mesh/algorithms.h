@@ -1,0 +1,49 @@
+// The algorithms that run over messages between ranks: between hosts, or anywhere when shared memory is not to be used.
+//
+// A new one is a file mesh_<name>.cpp, a declaration here and a line in the table of mesh_algorithms.cpp. Each does one
+// operation for the ranks of an Exchange; `operation.root` and all parts are counted in the exchange's ranks.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "call/operation.h"
+#include "transport/exchange.h"
+
+namespace maniple {
+
+using MeshAlgorithm = void (*)(Exchange&, const Operation&);
+
+struct MeshEntry {
+  Op op;
+  std::string_view name;      ///< as `maniple bench --list` shows it and MANIPLE_ALGORITHM takes it
+  std::string_view sentence;  ///< what it does and when it is right
+  MeshAlgorithm run;
+};
+
+/// Every algorithm; those of one operation stand together, the generally best first.
+std::span<const MeshEntry> mesh_algorithms() noexcept;
+
+/// Null when there is none of that name for the operation.
+const MeshEntry* find_mesh_algorithm(Op op, std::string_view name) noexcept;
+
+void mesh_barrier_direct(Exchange& exchange, const Operation& operation);
+void mesh_barrier_dissemination(Exchange& exchange, const Operation& operation);
+void mesh_broadcast_direct(Exchange& exchange, const Operation& operation);
+void mesh_broadcast_tree(Exchange& exchange, const Operation& operation);
+void mesh_broadcast_scatter_gather(Exchange& exchange, const Operation& operation);
+void mesh_reduce_direct(Exchange& exchange, const Operation& operation);
+void mesh_reduce_tree(Exchange& exchange, const Operation& operation);
+void mesh_all_reduce_direct(Exchange& exchange, const Operation& operation);
+void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation);
+void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation);
+void mesh_all_reduce_tree(Exchange& exchange, const Operation& operation);
+void mesh_gather_direct(Exchange& exchange, const Operation& operation);
+void mesh_all_gather_direct(Exchange& exchange, const Operation& operation);
+void mesh_all_gather_ring(Exchange& exchange, const Operation& operation);
+void mesh_scatter_direct(Exchange& exchange, const Operation& operation);
+void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation);
+void mesh_reduce_scatter_ring(Exchange& exchange, const Operation& operation);
+void mesh_all_to_all_direct(Exchange& exchange, const Operation& operation);
+
+}  // namespace maniple

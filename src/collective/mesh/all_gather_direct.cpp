@@ -1,0 +1,23 @@
+// all_gather, direct: everyone sends its part to everyone. One step; (n-1) times its part sent by each rank.
+#include "collective/mesh/algorithms.h"
+#include "collective/mesh/memory.h"
+
+namespace maniple {
+
+void mesh_all_gather_direct(Exchange& exchange, const Operation& operation) {
+  const int rank = exchange.rank();
+  const int size = exchange.size();
+  const auto part = [&](int peer) {
+    return bytes_at(operation.out, operation.element(), part_of(operation.parts, peer));
+  };
+  const std::span<std::byte> own = part(rank);
+  move_bytes(own.data(), operation.in, own.size());
+  for (int distance = 1; distance < size; ++distance) {
+    const int peer = ring_rank(rank, -distance, size);
+    exchange.recv(peer, part(peer));
+  }
+  for (int distance = 1; distance < size; ++distance) exchange.send(ring_rank(rank, distance, size), own);
+  exchange.wait_all();
+}
+
+}  // namespace maniple

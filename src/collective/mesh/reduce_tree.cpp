@@ -1,0 +1,69 @@
+// reduce, tree: up a binomial tree to the root, chunk by chunk.
+//
+// Counted from the root, a subtree holds consecutive ranks, and a rank takes its own operand first and its children's
+// partial results in order: the order of operands is that of the ranks, starting with the root; the grouping is the
+// tree's. log2(n) steps; every rank but the root sends B, the root receives log2(n) B. Sums of 16-bit numbers go the
+// direct way, which rounds only once.
+#include "collective/mesh/algorithms.h"
+#include "collective/mesh/headers.h"
+#include "collective/mesh/memory.h"
+#include "collective/mesh/reduction.h"
+
+#include <vector>
+
+namespace maniple {
+namespace {
+constexpr std::size_t kSlots = 4;  // chunks on their way from each child, and to the parent
+}
+
+void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
+  if (rounds_partial_results(operation)) return mesh_reduce_direct(exchange, operation);
+  const int size = exchange.size();
+  const BinomialTree tree = binomial_tree(exchange.rank(), operation.root, size);
+  const bool is_root = tree.parent < 0;
+  const std::size_t element = operation.element();
+  const std::size_t children = tree.children.size();
+  const Chunks chunks{{0, operation.count}, chunk_elements(operation.count, element)};
+  const std::size_t slot_bytes = chunks.each * element;
+  const std::span<std::byte> scratch = exchange.scratch(slot_bytes * kSlots * (children + 1));
+  const auto slot = [&](std::size_t c, std::size_t lane) {
+    return scratch.data() + (lane * kSlots + c % kSlots) * slot_bytes;
+  };
+  post_headers(exchange);
+
+  std::vector<Exchange::Ticket> receives(kSlots * children);
+  std::vector<Exchange::Ticket> sends(kSlots);
+  const auto post_receives = [&](std::size_t c) {
+    for (std::size_t i = 0; i < children && c < chunks.count(); ++i) {
+      receives[i * kSlots + c % kSlots] = exchange.recv(tree.children[i], {slot(c, i), chunks.at(c).count * element});
+    }
+  };
+  for (std::size_t c = 0; c < kSlots; ++c) post_receives(c);
+
+  std::vector<const void*> sources(children + 1);
+  for (std::size_t c = 0; c < chunks.count(); ++c) {
+    const Slice slice = chunks.at(c);
+    if (!is_root && c >= kSlots) exchange.wait(sends[c % kSlots]);
+    std::byte* const own = slot(c, children);
+    std::byte* const result = is_root ? operation.out + slice.offset * element : own;
+    void* destination = own;
+    sources[0] = operation.in + slice.offset * element;
+    for (std::size_t i = 0; i < children; ++i) {
+      exchange.wait(receives[i * kSlots + c % kSlots]);
+      sources[i + 1] = slot(c, i);
+    }
+    if (slice.count > 0) {
+      if (operation.reduce.kind() == ReduceOp::premul_sum) {
+        reduce(whole_reduction(operation, size), std::span(sources).first(1), {&destination, 1}, slice.count);
+        sources[0] = own;
+      }
+      destination = result;
+      reduce(stage_reduction(operation, size, is_root), sources, {&destination, 1}, slice.count);
+    }
+    post_receives(c + kSlots);
+    if (!is_root) sends[c % kSlots] = exchange.send(tree.parent, {own, slice.count * element});
+  }
+  exchange.wait_all();
+}
+
+}  // namespace maniple

@@ -1,0 +1,206 @@
+#include "launch/coordinate/agent_link.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include "base/codec.h"
+#include "base/system_error.h"
+#include "net/address.h"
+
+namespace maniple::launch {
+namespace {
+
+using Kind = AgentMessage::Kind;
+using Seconds = std::chrono::duration<double>;
+
+constexpr std::size_t kLengthBytes = 4;
+constexpr double kLooksPerLimit = 8;
+
+std::string frame_of(const AgentMessage& message) {
+  ByteWriter frame;
+  frame.put_string(encode(message));
+  return frame.take();
+}
+
+std::string silence_text(Seconds silence) {
+  return fmt::format("its launcher was silent for {:.1f} s (stopped, overloaded or cut off)", silence.count());
+}
+
+int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.count(), 1e6) * 1000); }
+
+}  // namespace
+
+/// What the poller's thread and that of the heartbeat share. Only the former reads and closes.
+struct AgentLink::Wire {
+  Wire(UniqueFd descriptor, const ConnectionKeys& keys) : fd(std::move(descriptor)), sealer(keys.cipher, keys.send) {}
+
+  std::mutex mutex;
+  UniqueFd fd;
+  RecordSealer sealer;
+  std::string out;  // records not sent yet
+  std::string beat;
+  Seconds interval{};
+
+  void flush() {
+    while (!out.empty()) {
+      const ssize_t sent = ::send(fd.get(), out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0) return;  // full, or gone: reading tells
+      out.erase(0, static_cast<std::size_t>(sent));
+    }
+  }
+
+  static void keep_beating(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
+    const std::lock_guard lock(wire->mutex);
+    if (!wire->fd) return;
+    wire->flush();
+    if (wire->out.empty()) {  // whatever waits is as good a sign of life
+      wire->sealer.seal(wire->beat, wire->out);
+      wire->flush();
+    }
+    // The loop is not kept alive by its own timer, but it is there whenever the timer fires.
+    loop.call_at(Deadline::after(wire->interval), [wire, &loop] { keep_beating(wire, loop); });
+  }
+};
+
+AgentLink::AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events)
+    : poller_(poller),
+      pulse_(EventLoop::shared()),
+      wire_(std::make_shared<Wire>(std::move(connection.fd), connection.keys.value())),
+      events_(std::move(events)),
+      adopt_(options.adopt),
+      patience_(options.tolerance),
+      opener_(connection.keys->cipher, connection.keys->receive) {
+  poller_.watch(wire_->fd.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
+  set_heartbeat(options.heartbeat);
+  pulse_->post([wire = wire_, loop = pulse_.get()] { Wire::keep_beating(wire, *loop); });
+}
+
+AgentLink::~AgentLink() {
+  *alive_ = false;
+  poller_.cancel(timer_);
+  const std::lock_guard lock(wire_->mutex);
+  if (wire_->fd) poller_.forget(wire_->fd.get());
+  wire_->fd.reset();
+}
+
+void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
+  heartbeat_ = heartbeat;
+  AgentMessage beat{.kind = Kind::alive};
+  beat.heartbeat_ms = milliseconds(heartbeat.interval);
+  beat.silence_ms = milliseconds(heartbeat.silence_limit);
+  {
+    const std::lock_guard lock(wire_->mutex);
+    wire_->interval = heartbeat.interval;
+    wire_->beat = frame_of(beat);
+  }
+  set_keepalive(wire_->fd.get(), 2 * heartbeat.silence_limit.count());  // for when not even this process runs
+  poller_.cancel(timer_);
+  timer_ = poller_.call_after(heartbeat.silence_limit / kLooksPerLimit, [this] { look_for_silence(); });
+}
+
+void AgentLink::send(const AgentMessage& message) {
+  const std::lock_guard lock(wire_->mutex);
+  if (!wire_->fd) return;
+  wire_->sealer.seal(frame_of(message), wire_->out);
+  wire_->flush();
+  poller_.modify(wire_->fd.get(), wire_->out.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+}
+
+bool AgentLink::drained() const {
+  const std::lock_guard lock(wire_->mutex);
+  return wire_->out.empty();
+}
+
+void AgentLink::on_ready(std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) {
+    const std::lock_guard lock(wire_->mutex);
+    wire_->flush();
+    if (wire_->out.empty()) poller_.modify(wire_->fd.get(), EPOLLIN);
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_some();
+}
+
+void AgentLink::read_some() {
+  const auto alive = alive_;
+  char buffer[16384];
+  const ssize_t got = ::recv(wire_->fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (got == 0) return lose(kLauncherGone);
+  if (got < 0 && errno == ETIMEDOUT) return lose(silence_text(Poller::Clock::now() - heard_));  // the keepalive's
+  if (got < 0) return lose(errno_text(errno));
+  try {
+    std::span<char> bytes(buffer, static_cast<std::size_t>(got));
+    while (const auto plain = opener_.next(bytes)) in_.append(*plain);
+    heard_ = Poller::Clock::now();  // only what is authentic is a sign of life
+    told_of_silence_ = false;
+    while (in_.size() >= kLengthBytes) {
+      const auto length = ByteReader(in_).get<std::uint32_t>();
+      if (length > kMaxAgentMessage) throw ProtocolError("a message of " + std::to_string(length) + " bytes");
+      if (in_.size() < kLengthBytes + length) return;
+      const AgentMessage message = decode_agent_message(std::string_view(in_).substr(kLengthBytes, length));
+      in_.erase(0, kLengthBytes + length);
+      take(message);
+      if (!*alive || !wire_->fd) return;
+    }
+  } catch (const ProtocolError& error) {
+    if (*alive) lose(error.what());
+  }
+}
+
+void AgentLink::take(const AgentMessage& message) {
+  if (message.kind == Kind::given_up) {
+    return lose(
+        fmt::format("it has given this launcher up, which was silent for {:.1f} s (was it stopped, or the network "
+                    "cut?)",
+                    message.silence_ms / 1000.0));
+  }
+  if (message.kind != Kind::alive) return events_.received(message);
+  if (!adopt_ || message.heartbeat_ms <= 0 || message.silence_ms <= 0) return;
+  adopt_ = false;
+  set_heartbeat({.interval = std::chrono::milliseconds(message.heartbeat_ms),
+                 .silence_limit = std::chrono::milliseconds(message.silence_ms)});
+}
+
+void AgentLink::look_for_silence() {
+  const auto alive = alive_;
+  const Seconds period = heartbeat_.silence_limit / kLooksPerLimit;
+  auto now = Poller::Clock::now();
+  // If it is this thread that was held up (by a slow disk, by SIGSTOP), the silence of the other proves nothing: what it
+  // said meanwhile is read, and it has the whole time again.
+  const bool held_up = now - std::exchange(looked_, now) > 4 * period;
+  if (held_up || now - heard_ > heartbeat_.silence_limit) {
+    read_some();
+    if (!*alive || !wire_->fd) return;
+    if (held_up) heard_ = now;
+  }
+  const Seconds silence = now - heard_;
+  if (silence > heartbeat_.silence_limit && events_.silent && !std::exchange(told_of_silence_, true)) {
+    events_.silent(silence);
+  }
+  if (silence > heartbeat_.silence_limit + patience_) {
+    AgentMessage farewell{.kind = Kind::given_up};
+    farewell.silence_ms = milliseconds(silence);
+    send(farewell);
+    return lose(silence_text(silence));
+  }
+  timer_ = poller_.call_after(period, [this] { look_for_silence(); });
+}
+
+void AgentLink::lose(const std::string& reason) {
+  poller_.cancel(timer_);
+  {
+    const std::lock_guard lock(wire_->mutex);
+    poller_.forget(wire_->fd.get());
+    wire_->fd.reset();
+    wire_->out.clear();
+  }
+  const auto lost = events_.lost;
+  lost(reason);
+}
+
+}  // namespace maniple::launch

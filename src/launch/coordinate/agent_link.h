@@ -1,0 +1,69 @@
+// A connection between two launchers of a job: messages with their length before them, in records (see net/records.h), so
+// that nobody on the way can change what is executed.
+//
+// Both ends say "alive" every so often, from a thread of its own: a launcher that is busy with logs, or waits for a slow
+// disk, is not silent. Who hears nothing at all for longer than the limit tells the other that it is given up (it may be
+// stopped, and read this when it goes on), and closes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "launch/coordinate/agent_message.h"
+#include "launch/coordinate/heartbeat.h"
+#include "process/poller.h"
+#include "net/event_loop.h"
+#include "net/secure_connection.h"
+
+namespace maniple::launch {
+
+/// Why a link is lost when the process at its other end has ended, or closed it.
+inline constexpr const char* kLauncherGone = "its launcher has gone";
+
+class AgentLink {
+ public:
+  struct Events {
+    std::function<void(const AgentMessage&)> received;    ///< all but heartbeats
+    std::function<void(const std::string& reason)> lost;  ///< once; the link may be destroyed in it
+    /// Nothing was heard for longer than the limit, but there is tolerance left. May be empty.
+    std::function<void(std::chrono::duration<double> silence)> silent = {};
+  };
+  struct Options {
+    Heartbeat heartbeat = {};
+    std::chrono::duration<double> tolerance{0};  ///< how long to go on waiting for one that is silent
+    bool adopt = false;  ///< take over the other's heartbeat: that of the coordinator counts
+  };
+  AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events);
+  ~AgentLink();
+
+  void send(const AgentMessage& message);
+  /// Nothing is left to be sent.
+  bool drained() const;
+
+ private:
+  struct Wire;
+  void on_ready(std::uint32_t events);
+  void read_some();
+  void take(const AgentMessage& message);
+  void set_heartbeat(const Heartbeat& heartbeat);
+  void look_for_silence();
+  void lose(const std::string& reason);
+
+  Poller& poller_;
+  std::shared_ptr<EventLoop> pulse_;
+  std::shared_ptr<Wire> wire_;
+  Events events_;
+  Heartbeat heartbeat_;
+  bool adopt_;
+  std::chrono::duration<double> patience_;
+  bool told_of_silence_ = false;
+  RecordOpener opener_;
+  std::string in_;
+  Poller::Clock::time_point heard_ = Poller::Clock::now();
+  Poller::Clock::time_point looked_ = heard_;
+  Poller::Timer timer_ = 0;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // false once destroyed, maybe inside a callback
+};
+
+}  // namespace maniple::launch

@@ -1,0 +1,114 @@
+// Decides what the nodes of a job do. Pure: nodes, time and the user come in as calls, decisions go out through `Effects`.
+//
+//   gathering --enough nodes--> reserving --port for rank 0--> running --all finished--> (done, exit 0)
+//       ^                                                         |
+//       |                             a rank failed, a node was lost or joined, Ctrl-C
+//       |                                                         v
+//       +----- pausing <---- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
+//
+// A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM leaves
+// the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/coordinate/agent_message.h"
+#include "launch/placement/rank_plan.h"
+#include "launch/coordinate/restart_policy.h"
+
+namespace maniple::launch {
+
+struct CoordinatorOptions {
+  NodeRange nodes = {};
+  bool summons = false;  ///< nodes are agents that this launcher starts, see Effects::summon
+  RestartPolicy restarts = {};
+  std::chrono::duration<double> join_timeout{300.0};
+  std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more than the least number of nodes
+  std::chrono::duration<double> grace{0.8};        ///< between SIGTERM and SIGKILL
+  std::chrono::duration<double> interrupt_grace{30.0};
+};
+
+class Coordinator {
+ public:
+  using Node = int;  ///< a name for a node, chosen by the caller; not its rank
+  enum class Timer { join_timeout, join_window, reminder, verdict, pause };
+
+  struct Effects {
+    std::function<void(Node, const AgentMessage&)> send;
+    std::function<void(Timer, std::chrono::duration<double>)> set_timer;
+    std::function<void(Timer)> stop_timer;
+    std::function<void(const std::string&)> say;  ///< to the user of this launcher
+    std::function<void()> summon = {};            ///< nodes are missing: start their agents again. May be empty
+    std::function<void(int code)> done;           ///< after everything was sent
+  };
+  enum class State { gathering, reserving, running, stopping, pausing, done };
+
+  Coordinator(CoordinatorOptions options, Effects effects);
+  void begin();
+
+  void joined(Node node, const AgentMessage& join);
+  void lost(Node node, const std::string& reason);
+  void received(Node node, const AgentMessage& message);
+  void on_timer(Timer timer);
+  /// Ends the job; `host` is where the signal came, for people (may be empty).
+  void interrupt(int signal, const std::string& host = {});
+  /// A signal for all workers of the job; `from` needs no words about it.
+  void pass_on(Node from, int signal, const std::string& host);
+  /// Ends the job because of the launcher itself (its output was closed, for instance).
+  void fail(const std::string& text, int code);
+
+  State state() const noexcept { return state_; }
+  /// How often the group was started again after a failure; changes of membership do not count.
+  int restarts() const noexcept { return restarts_; }
+  int world_size() const noexcept { return world_size_; }
+  std::size_t node_count() const noexcept { return nodes_.size(); }
+
+ private:
+  struct NodeInfo {
+    std::string host;
+    std::string core_place;  // nodes of the same place share its cores
+    int wanted_rank = -1;
+    int processes = 1;
+    int devices_per_process = 0;
+    int node_rank = -1;   // of the present generation; -1: not in it
+    bool finished = false;
+    bool stopped = true;
+    int leaving = 0;      // the signal by which its launcher was told to go
+  };
+
+  std::string refusal(const AgentMessage& join) const;
+  std::string missing() const;
+  void consider_start();
+  void form();
+  void start_all(const AgentMessage& reserved);
+  void decide();
+  void consider_absent();
+  bool leave(Node node, int signal);
+  void dismiss_leaving();
+  void tell_all(const std::string& text);
+  void stop_all(int signal, std::chrono::duration<double> grace);
+  void consider_stopped();
+  void quit(int code, const std::string& text);
+  std::vector<Node> in_order() const;
+
+  CoordinatorOptions options_;
+  Effects effects_;
+  State state_ = State::gathering;
+  std::map<Node, NodeInfo> nodes_;  // in the order of arrival
+  int generation_ = -1;
+  int world_size_ = 0;
+  int failures_ = 0;
+  int restarts_ = 0;
+  std::vector<RankExit> exits_;        // of the present generation
+  std::optional<RankExit> left_;       // ended well without having joined
+  std::optional<int> waiting_;         // a rank that waits in init() for all
+  std::optional<int> failure_code_;    // why it is being stopped; none: membership
+  int interrupted_ = 0;                // the signal
+};
+
+}  // namespace maniple::launch

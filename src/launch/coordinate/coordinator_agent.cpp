@@ -1,0 +1,269 @@
+#include "launch/coordinate/agents.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
+#include "base/check.h"
+#include "launch/coordinate/agent_link.h"
+#include "launch/workers/agent_process.h"
+#include "launch/placement/binding.h"
+#include "launch/coordinate/coordinator.h"
+#include "launch/workers/supervisor.h"
+#include "jobs/job_record.h"
+#include "launch/coordinate/job_settings.h"
+#include "launch/coordinate/launcher_listener.h"
+#include "launch/coordinate/node_agent.h"
+#include "launch/coordinate/remote_start.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr Coordinator::Node kOwnNode = 0;
+constexpr int kOutputClosed = 128 + SIGPIPE;
+constexpr std::chrono::duration<double> kRecordPeriod{1.0};
+
+class CoordinatorAgent {
+ public:
+  CoordinatorAgent(const LaunchOptions& options, UniqueFd control, UniqueFd listener, Address master, const Secret& secret)
+      : options_(options),
+        process_(std::move(control), options.console),
+        job_(new_job_name()),
+        coordinator_({.nodes = options.nodes,
+                    .summons = !options.hosts.empty(),
+                    .restarts = options.restarts,
+                    .join_timeout = options.join_timeout,
+                    .join_window = options.join_window,
+                    .grace = options.grace,
+                    .interrupt_grace = options.interrupt_grace},
+                   effects()) {
+    if (listener) master = Address::of_socket(listener.get()).with_port(0);
+    if (options.hosts.empty()) {
+      node_ = std::make_unique<NodeAgent>(process_.poller(), process_.console(),
+                                          NodeSettings{.worker_group = worker_group_settings(options),
+                                                       .job = job_,
+                                                       .max_restarts = options.restarts.max_restarts,
+                                                       .secret = secret,
+                                                       .own_secrets = !listener,
+                                                       .master_address = master},
+                                          [this](const AgentMessage& message) { coordinator_.received(kOwnNode, message); });
+    }
+    if (listener) {
+      meeting_ = std::make_unique<LauncherListener>(
+          process_.poller(), std::move(listener), launcher_identity(secret),
+          [this](SecureConnection connection, const Address& peer) { welcome(std::move(connection), peer); });
+    }
+    if (!options.hosts.empty()) {
+      remote_ = std::make_unique<RemoteStart>(
+          process_.poller(), process_.console(), options, meeting_->address(), secret,
+          [this](int host, const std::string& why) { on_remote_end(host, why); });
+    }
+  }
+
+  int run() {
+    coordinator_.begin();
+    if (node_) {
+      AgentMessage join{.kind = AgentMessage::Kind::join};
+      join.node_rank = 0;
+      join.processes = options_.processes;
+      join.devices_per_process = options_.devices_per_process;
+      join.host = own_host_name();
+      join.text = core_place();
+      coordinator_.joined(kOwnNode, join);
+    }
+    process_.console().set_status([this] { return status(); });
+    record();
+    const int code = process_.run({
+        .interrupted = [this](int signal) { coordinator_.interrupt(signal, own_host_name()); },
+        .passed_on =
+            [this](int signal) { pass_on(signal); },
+        .child_ended =
+            [this](pid_t pid, int how, int status) {
+              if (node_ && node_->worker_group().child_ended(pid, how, status)) return;
+              if (remote_) remote_->child_ended(pid, how, status);
+            },
+        .children_reaped =
+            [this] {
+              if (node_) node_->worker_group().look_around();
+            },
+        .output_closed = [this] { coordinator_.fail({}, kOutputClosed); },
+        .drained = [this] { return drained(); },
+    });
+    remote_.reset();
+    links_.clear();
+    return code;
+  }
+
+ private:
+  Coordinator::Effects effects() {
+    return {
+        .send =
+            [this](Coordinator::Node node, const AgentMessage& message) {
+              if (node == kOwnNode && node_) {
+                if (message.kind == AgentMessage::Kind::signal && !message.text.empty()) process_.console().say(message.text);
+                return node_->handle(message);
+              }
+              const auto found = links_.find(node);
+              if (found == links_.end()) return;
+              AgentMessage named = message;
+              if (named.kind == AgentMessage::Kind::start) named.text = job_;
+              found->second->send(named);
+            },
+        .set_timer =
+            [this](Coordinator::Timer clock, std::chrono::duration<double> delay) {
+              Poller::Timer& timer = timers_[clock];
+              process_.poller().cancel(timer);
+              timer = process_.poller().call_after(delay, [this, clock] {
+                timers_[clock] = 0;
+                coordinator_.on_timer(clock);
+              });
+            },
+        .stop_timer = [this](Coordinator::Timer clock) { process_.poller().cancel(timers_[clock]); },
+        .say = [this](const std::string& text) { process_.console().say(text); },
+        .summon =
+            [this] {
+              if (!remote_) return;
+              remote_->start_missing([this] { return coordinator_.state() == Coordinator::State::gathering; });
+            },
+        .done = [this](int code) { process_.stop(code); },
+    };
+  }
+
+  void welcome(SecureConnection connection, const Address& peer) {
+    const Coordinator::Node node = next_node_++;
+    links_[node] = std::make_unique<AgentLink>(
+        process_.poller(), std::move(connection), AgentLink::Options{.heartbeat = options_.heartbeat},
+        AgentLink::Events{.received = [this, node](const AgentMessage& message) { on_message(node, message); },
+                          .lost = [this, node](const std::string& reason) { on_lost(node, reason); }});
+    (void)peer;
+  }
+
+  void on_lost(Coordinator::Node node, const std::string& reason) {
+    const auto gone = std::move(links_[node]);
+    links_.erase(node);
+    const auto agent = agents_.find(node);
+    if (agent != agents_.end() && remote_) remote_->lost(agent->second.host);
+    if (agent != agents_.end()) agents_.erase(agent);
+    coordinator_.lost(node, reason);
+  }
+
+  /// A launcher that lost its connection and is back before this side has noticed.
+  void forget_earlier(const std::string& id) {
+    for (const auto& [node, agent] : agents_) {
+      if (agent.id == id) return on_lost(node, "its connection broke, and it has connected again");
+    }
+  }
+
+  void refuse(Coordinator::Node node, const std::string& text) {
+    AgentMessage answer{.kind = AgentMessage::Kind::quit};
+    answer.code = 1;
+    answer.text = text;
+    links_.at(node)->send(answer);
+  }
+
+  void on_message(Coordinator::Node node, const AgentMessage& message) {
+    if (message.kind != AgentMessage::Kind::join) return coordinator_.received(node, message);
+    AgentMessage join = message;
+    if (!message.words.empty()) forget_earlier(message.words.front());
+    if (remote_) {
+      if (!remote_->joined(join.node_rank)) return refuse(node, "maniple: this host has an agent already");
+      const HostSlots& host = options_.hosts[static_cast<std::size_t>(join.node_rank)];
+      join.host = host.host;
+      join.processes = host.slots > 0 ? host.slots : options_.processes;
+      join.devices_per_process = options_.devices_per_process;
+      AgentMessage job{.kind = AgentMessage::Kind::job};
+      job.text = job_;
+      job.words = to_words(options_, process_.console());
+      links_.at(node)->send(job);
+    }
+    agents_[node] = {.id = message.words.empty() ? std::string() : message.words.front(), .host = join.node_rank};
+    coordinator_.joined(node, join);
+  }
+
+  /// Ctrl-Z here stops the workers of all nodes, and SIGCONT continues them: half a job would only wait for the other
+  /// half, and take it for dead. SIGUSR1 and SIGUSR2 go to the workers that this launcher has started.
+  void pass_on(int signal) {
+    if (signal == SIGSTOP || signal == SIGCONT) process_.console().pause(signal == SIGSTOP);
+    if (signal == SIGSTOP || signal == SIGCONT || remote_) return coordinator_.pass_on(kOwnNode, signal, own_host_name());
+    if (node_) node_->worker_group().signal_all(signal);
+  }
+
+  void on_remote_end(int host, const std::string& why) {
+    coordinator_.fail(fmt::format("maniple: host {}: {}", options_.hosts[static_cast<std::size_t>(host)].host, why), 2);
+  }
+
+  bool drained() const {
+    for (const auto& [node, link] : links_) {
+      if (!link->drained()) return false;
+    }
+    return !remote_ || remote_->gone();
+  }
+
+  /// For `maniple ps`: written when the ranks are up, then kept true about once a second.
+  void record() {
+    if (!record_ && coordinator_.state() == Coordinator::State::running) {
+      JobInfo info{.id = job_, .command = fmt::format("{}", fmt::join(options_.command, " ")),
+                   .world_size = coordinator_.world_size(),
+                   .pid = supervisor_pid()};  // the process in front, which takes signals
+      for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
+      if (info.hosts.empty()) info.hosts.push_back(own_host_name());
+      record_ = std::make_unique<JobRecord>(std::move(info));
+    }
+    if (record_) {
+      const bool own = node_ && coordinator_.node_count() == 1;
+      const bool running = coordinator_.state() == Coordinator::State::running;
+      record_->update(own ? node_->worker_group().running() : running ? coordinator_.world_size() : 0, coordinator_.restarts(),
+                      running ? "running" : "restarting", coordinator_.world_size());
+    }
+    process_.poller().call_after(kRecordPeriod, [this] { record(); });
+  }
+
+  std::string status() const {
+    const auto seconds =
+        std::chrono::duration_cast<std::chrono::seconds>(Poller::Clock::now() - began_).count();
+    std::string text = "maniple: ";
+    if (coordinator_.state() == Coordinator::State::gathering) {
+      text += fmt::format("{} of {} nodes joined", coordinator_.node_count(), options_.nodes.min);
+    } else if (node_ && coordinator_.node_count() == 1) {
+      text += fmt::format("{} of {} ranks up", node_->worker_group().running(), coordinator_.world_size());
+    } else {
+      text += fmt::format("{} ranks on {} nodes", coordinator_.world_size(), coordinator_.node_count());
+    }
+    if (coordinator_.restarts() > 0) {
+      text += fmt::format(", {} restart{}", coordinator_.restarts(), coordinator_.restarts() == 1 ? "" : "s");
+    }
+    return text + fmt::format(", {}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+  }
+
+  const LaunchOptions& options_;
+  AgentProcess process_;
+  std::string job_;
+  std::map<Coordinator::Timer, Poller::Timer> timers_;
+  Coordinator coordinator_;
+  std::unique_ptr<NodeAgent> node_;
+  std::unique_ptr<LauncherListener> meeting_;
+  std::map<Coordinator::Node, std::unique_ptr<AgentLink>> links_;
+  struct Agent {
+    std::string id;  // of its process
+    int host = -1;   // with --hosts: its place in the list
+  };
+  std::map<Coordinator::Node, Agent> agents_;  // those that have joined
+  std::unique_ptr<RemoteStart> remote_;
+  std::unique_ptr<JobRecord> record_;
+  Coordinator::Node next_node_ = kOwnNode + 1;
+  Poller::Clock::time_point began_ = Poller::Clock::now();
+};
+
+}  // namespace
+
+int run_coordinator(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Address& master,
+            const Secret& secret) {
+  CoordinatorAgent conducting(options, std::move(control), std::move(listener), master, secret);
+  return conducting.run();
+}
+
+}  // namespace maniple::launch

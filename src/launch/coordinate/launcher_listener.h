@@ -1,0 +1,55 @@
+// Where the launchers of a job meet: the coordinator listens, the others dial. Everyone proves that it holds the secret.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "launch/option_values.h"
+#include "process/poller.h"
+#include "net/address.h"
+#include "net/handshake.h"
+
+namespace maniple::launch {
+
+/// Listens, and gives authentic connections to `arrived` in the poller's thread.
+class LauncherListener {
+ public:
+  LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
+                   std::function<void(SecureConnection connection, const Address& peer)> arrived);
+  ~LauncherListener();
+  const Address& address() const noexcept { return address_; }
+
+ private:
+  struct Queue;
+  Poller& poller_;
+  Address address_;
+  std::shared_ptr<Queue> queue_;
+  std::unique_ptr<Acceptor> acceptor_;
+};
+
+/// Who launchers say they are.
+Identity launcher_identity(const Secret& secret);
+
+struct MasterListener {
+  UniqueFd fd = {};
+  bool taken = false;  ///< the address is this host's, but somebody listens there already
+};
+/// Listens at the one of the master's addresses that is this host's; nothing if none is, or if `port_may_be_taken` and
+/// another process, most likely a launcher, listens there. Throws SystemError when the port is taken otherwise, Aborted
+/// when `cancel` is readable while a name is being resolved.
+MasterListener listen_as_master(const MasterAddress& place, const Secret& secret, bool port_may_be_taken, Deadline deadline,
+                                int cancel);
+
+/// For a job of one node: the address that --master names. Throws InvalidArgument naming the host, Aborted.
+Address own_address(const MasterAddress& place, int cancel);
+
+/// Dials until the deadline. Throws Timeout naming the address; Aborted when `cancel` is readable. `waiting` is called
+/// once if it takes longer than a few seconds.
+SecureConnection dial_master(const MasterAddress& place, const Secret& secret, Deadline deadline, int cancel,
+                             const std::function<void(const std::string&)>& waiting);
+
+}  // namespace maniple::launch

@@ -1,0 +1,276 @@
+// A node that does what a coordinator on another node says.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
+#include "base/check.h"
+#include "launch/coordinate/agent_link.h"
+#include "launch/workers/agent_process.h"
+#include "launch/placement/binding.h"
+#include "launch/coordinate/agents.h"
+#include "launch/workers/supervisor.h"
+#include "jobs/job_record.h"
+#include "launch/coordinate/job_settings.h"
+#include "launch/coordinate/launcher_listener.h"
+#include "launch/coordinate/node_agent.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr std::chrono::duration<double> kGraceAfterLoss{0.8};
+constexpr int kInterruptedBase = 128;
+constexpr std::chrono::duration<double> kRecordPeriod{1.0};
+
+class MemberAgent {
+ public:
+  /// `options` is null for an agent that is told by the coordinator what to run.
+  MemberAgent(const LaunchOptions* options, const MasterAddress& place, UniqueFd control, const Secret& secret)
+      : place_(place),
+        secret_(secret),
+        process_(std::move(control), options != nullptr ? options->console : agent_console()) {
+    if (options != nullptr) options_ = *options;
+    told_ = options == nullptr;
+  }
+
+  int run(int node_rank) {
+    node_rank_ = node_rank;
+    try {
+      connect();
+    } catch (const Aborted&) {
+      unsigned char signal = SIGTERM;
+      const ssize_t got = ::read(process_.control(), &signal, 1);
+      return kInterruptedBase + (got == 1 ? signal : SIGTERM);
+    }
+    if (told_) {
+      // The other end of standard input is the coordinator's; it has nothing more to say on it but that it is gone.
+      process_.poller().watch(STDIN_FILENO, EPOLLIN, [this](std::uint32_t) {
+        char ignored[256];
+        if (::read(STDIN_FILENO, ignored, sizeof ignored) > 0) return;
+        process_.poller().forget(STDIN_FILENO);
+        shell_gone_ = true;
+        on_lost("the connection of the remote shell has ended");
+      });
+    } else {
+      make_node("job");
+    }
+    return process_.run({
+        .interrupted = [this](int signal) { on_interrupt(signal); },
+        .passed_on =
+            [this](int signal) { pass_on(signal); },
+        .child_ended =
+            [this](pid_t pid, int how, int status) {
+              if (node_) node_->worker_group().child_ended(pid, how, status);
+            },
+        .children_reaped =
+            [this] {
+              if (node_) node_->worker_group().look_around();
+            },
+        .output_closed = [this] { on_interrupt(SIGPIPE); },
+        .drained = [this] { return !link_ || link_->drained(); },
+    });
+  }
+
+ private:
+  /// Throws Aborted when a signal has come, or the remote shell is gone.
+  void connect() {
+    const UniqueFd cancel = either(process_.control(), told_ && !first_ ? STDIN_FILENO : -1);
+    first_ = false;
+    SecureConnection connection = dial_master(place_, secret_, Deadline::after(options_.join_timeout), cancel.get(),
+                                      [this](const std::string& text) { process_.console().say(text); });
+    here_ = Address::of_socket(connection.fd.get()).with_port(0);
+    link_ = std::make_unique<AgentLink>(
+        process_.poller(), std::move(connection),
+        AgentLink::Options{.heartbeat = options_.heartbeat, .tolerance = options_.join_timeout, .adopt = true},
+        AgentLink::Events{.received = [this](const AgentMessage& message) { on_message(message); },
+                          .lost = [this](const std::string& reason) { on_lost(reason); },
+                          .silent = [this](std::chrono::duration<double> silence) { on_silence(silence); }});
+    AgentMessage join{.kind = AgentMessage::Kind::join};
+    join.node_rank = node_rank_;
+    join.host = own_host_name();
+    join.text = core_place();
+    join.words = {id_};
+    if (!told_) {
+      join.processes = options_.processes;
+      join.devices_per_process = options_.devices_per_process;
+      join.min_nodes = options_.nodes.min;
+      join.max_nodes = options_.nodes.max;
+    }
+    link_->send(join);
+  }
+
+  /// Readable when one of the two is.
+  static UniqueFd either(int a, int b) {
+    UniqueFd both(::epoll_create1(EPOLL_CLOEXEC));
+    for (const int fd : {a, b}) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      if (fd >= 0) ::epoll_ctl(both.get(), EPOLL_CTL_ADD, fd, &event);
+    }
+    return both;
+  }
+
+  static ConsoleOptions agent_console() { return {.status = false, .colour = ColourChoice::never}; }
+
+  void make_node(const std::string& job) {
+    WorkerGroupSettings worker_group = worker_group_settings(options_);
+    worker_group.input = false;
+    node_ = std::make_unique<NodeAgent>(process_.poller(), process_.console(),
+                                        NodeSettings{.worker_group = std::move(worker_group),
+                                                     .job = job,
+                                                     .max_restarts = options_.restarts.max_restarts,
+                                                     .secret = secret_,
+                                                     .master_address = here_},
+                                        [this](const AgentMessage& message) { on_report(message); });
+  }
+
+  void on_report(const AgentMessage& message) {
+    if (link_) link_->send(message);
+    if (message.kind != AgentMessage::Kind::stopped) return;
+    if (leaving_) return process_.stop(*leaving_);
+    if (returning_) come_back();
+  }
+
+  void on_message(const AgentMessage& message) {
+    switch (message.kind) {
+      case AgentMessage::Kind::job:
+        if (node_) return;
+        options_ = from_words(message.words);
+        process_.console().set_options(options_.console);
+        make_node(message.text);
+        return;
+      case AgentMessage::Kind::verdict:
+        if (!told_) process_.console().say(message.text);
+        return;
+      case AgentMessage::Kind::quit:
+        if (!message.text.empty() && !told_) process_.console().say(message.text);
+        return leave(message.code);
+      case AgentMessage::Kind::start:
+        if (!node_) return;
+        node_->handle(message);
+        if (!told_) keep_record(message);
+        return;
+      case AgentMessage::Kind::signal:
+        if (!message.text.empty() && !told_) process_.console().say(message.text);
+        [[fallthrough]];
+      default:
+        if (node_) node_->handle(message);
+        return;
+    }
+  }
+
+  /// For `maniple ps` on this machine. Agents of --hosts have none: their job is listed where it was started.
+  void keep_record(const AgentMessage& start) {
+    if (!record_) {
+      record_ = std::make_unique<JobRecord>(JobInfo{.id = start.text,
+                                                    .command = fmt::format("{}", fmt::join(options_.command, " ")),
+                                                    .world_size = start.processes,
+                                                    .hosts = {own_host_name()},
+                                                    .pid = supervisor_pid()});
+    }
+    restarts_ = start.restarts;
+    if (recording_ == 0) update_record();
+  }
+
+  void update_record() {
+    const int running = node_->worker_group().running();
+    record_->update(running, restarts_, running > 0 ? "running" : "restarting");
+    recording_ = process_.poller().call_after(kRecordPeriod, [this] { update_record(); });
+  }
+
+  /// Its ranks may be well all the same, and the job is theirs. It is lost when its connection breaks, or at the end of the
+  /// link's tolerance.
+  void on_silence(std::chrono::duration<double> silence) {
+    process_.console().say(fmt::format(
+        "maniple: the master at {} has been silent for {:.1f} s (stopped, overloaded or cut off); the ranks of this node go on",
+        to_string(place_), silence.count()));
+  }
+
+  void on_lost(const std::string& reason) {
+    link_.reset();
+    if (leaving_ || process_.stopped()) return;
+    // A master whose process has ended does not come back; one that was cut off may start the group again.
+    const bool may_return = !shell_gone_ && !interrupted_ && reason != kLauncherGone && options_.restarts.max_restarts > 0;
+    process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers{}",
+                                       to_string(place_), reason, may_return ? " and tries to come back" : ""));
+    if (!may_return) return leave(1);
+    if (std::exchange(returning_, true)) return;
+    if (node_ && node_->worker_group().busy()) return node_->worker_group().end(SIGTERM, kGraceAfterLoss);
+    come_back();
+  }
+
+  void come_back() {
+    returning_ = false;
+    try {
+      connect();
+    } catch (const Aborted&) {  // what has come is read next, by the poller
+    } catch (const Error& error) {
+      process_.console().say(fmt::format("maniple: {}", error.what()));
+      process_.stop(1);
+    }
+  }
+
+  void leave(int code) {
+    leaving_ = code;
+    if (node_ && node_->worker_group().busy()) return node_->worker_group().end(SIGTERM, kGraceAfterLoss);
+    process_.stop(code);
+  }
+
+  void pass_on(int signal) {
+    if (signal != SIGSTOP && signal != SIGCONT) {
+      if (node_) node_->worker_group().signal_all(signal);
+      return;
+    }
+    if (!link_) return;
+    AgentMessage message{.kind = AgentMessage::Kind::signal};
+    message.signal = signal;
+    message.host = own_host_name();
+    link_->send(message);
+  }
+
+  void on_interrupt(int signal) {
+    if (!link_) return leave(kInterruptedBase + signal);
+    AgentMessage message{.kind = AgentMessage::Kind::interrupt};
+    message.signal = signal;
+    link_->send(message);
+    if (std::exchange(interrupted_, true) && node_ && node_->worker_group().busy()) {
+      node_->worker_group().end(SIGKILL, std::chrono::duration<double>(0));
+    }
+  }
+
+  MasterAddress place_;
+  Secret secret_;
+  LaunchOptions options_;
+  bool told_ = false;
+  AgentProcess process_;
+  Address here_;
+  std::unique_ptr<AgentLink> link_;
+  std::unique_ptr<NodeAgent> node_;
+  const std::string id_ = new_job_name();  // tells the master that it is the same process that connects again
+  int node_rank_ = -1;
+  bool first_ = true;
+  bool shell_gone_ = false;
+  bool returning_ = false;  // connects again once the workers have ended
+  std::optional<int> leaving_;
+  bool interrupted_ = false;
+  std::unique_ptr<JobRecord> record_;
+  int restarts_ = 0;
+  Poller::Timer recording_ = 0;
+};
+
+}  // namespace
+
+int run_member(const LaunchOptions& options, UniqueFd control, const Secret& secret) {
+  MemberAgent following(&options, *options.master, std::move(control), secret);
+  return following.run(options.node_rank);
+}
+
+int run_started_member(const MasterAddress& coordinator, int node_rank, UniqueFd control, const Secret& secret) {
+  MemberAgent following(nullptr, coordinator, std::move(control), secret);
+  return following.run(node_rank);
+}
+
+}  // namespace maniple::launch

@@ -1,0 +1,57 @@
+// A node of the job: carries out what the coordinator says with the workers of this host.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "launch/coordinate/agent_message.h"
+#include "launch/workers/worker_group.h"
+#include "net/address.h"
+#include "net/handshake.h"
+
+namespace maniple::launch {
+
+struct NodeSettings {
+  WorkerGroupSettings worker_group;
+  std::string job;
+  int max_restarts = 0;
+  Secret secret;            ///< of the job; each generation of workers gets one derived from it
+  bool own_secrets = false; ///< one node: each generation gets a random secret (deriving one costs OpenSSL's start, 2 ms)
+  Address master_address;   ///< where rank 0 may listen, if it is on this node; its port may be 0
+};
+
+class NodeAgent {
+ public:
+  using Reply = std::function<void(const AgentMessage&)>;
+
+  NodeAgent(Poller& poller, Console& console, NodeSettings settings, Reply reply);
+
+  /// reserve, start, signal, stop. Others are not for a node.
+  void handle(const AgentMessage& message);
+
+  WorkerGroup& worker_group() noexcept { return worker_group_; }
+
+ private:
+  void reserve(int generation);
+  void start(const AgentMessage& order);
+  void report_failed_start(const AgentMessage& order, const std::string& text, int code);
+
+  NodeSettings settings_;
+  Reply reply_;
+  int generation_ = 0;
+  UniqueFd reserved_;  // a port for rank 0: bound, but not listened on
+  UniqueFd secret_;    // what workers inherit
+  WorkerGroup worker_group_;
+};
+
+/// The secret of one generation of workers. Pure.
+Secret secret_of_generation(const Secret& job, int generation);
+
+/// Binds a port without listening on it: nobody else gets it, but rank 0, which sets SO_REUSEADDR as well, can listen.
+UniqueFd reserve_port(const Address& address);
+
+/// A sealed file in memory that holds the secret; close-on-exec.
+UniqueFd secret_in_memory(const Secret& secret);
+
+}  // namespace maniple::launch

@@ -1,0 +1,233 @@
+#include "launch/coordinate/remote_start.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/system_error.h"
+#include "process/failure_report.h"
+#include "launch/coordinate/job_settings.h"
+#include "process/start.h"
+#include "rendezvous/secret_source.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr std::chrono::seconds kResolve{10};
+constexpr std::chrono::seconds kAgain{2};  // between two starts of an agent
+
+std::string own_program() {
+  char path[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path);
+  if (length <= 0) throw_system_error("/proc/self/exe");
+  return {path, static_cast<std::size_t>(length)};
+}
+
+}  // namespace
+
+std::string quoted(const std::string& word) {
+  std::string result = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      result += "'\\''";
+    } else {
+      result += c;
+    }
+  }
+  return result + "'";
+}
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = text.find_first_not_of(' '); begin != std::string::npos;) {
+    const auto end = std::min(text.find(' ', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = text.find_first_not_of(' ', end);
+  }
+  return words;
+}
+
+bool is_this_host(const std::string& host) {
+  return host == "localhost" || host == "127.0.0.1" || host == "::1" || host == own_host_name();
+}
+
+Address address_towards(const std::vector<HostSlots>& hosts, int cancel) {
+  const std::string interface_name = knob_text(Knob::interface_name);
+  if (!interface_name.empty()) return Address::of_interface(interface_name).with_port(0);
+  for (const HostSlots& host : hosts) {
+    if (is_this_host(host.host)) continue;
+    // ssh knows names that the resolver does not (its own configuration): then another host may tell.
+    const auto at = host.host.find('@');
+    const std::string name = at == std::string::npos ? host.host : host.host.substr(at + 1);
+    try {
+      const auto addresses = Address::resolve(name, 1, Deadline::after(kResolve), cancel);
+      return route_to(addresses.front()).with_port(0);
+    } catch (const Aborted&) {
+      throw;
+    } catch (const Error& error) {
+      throw InvalidArgument(fmt::format("--hosts: host {}: {}", host.host, error.what()));
+    }
+  }
+  return Address::parse("127.0.0.1:0");
+}
+
+RemoteStart::RemoteStart(Poller& poller, Console& console, const LaunchOptions& options, const Address& coordinator,
+                         const Secret& secret, std::function<void(int, const std::string&)> failed)
+    : poller_(poller),
+      console_(console),
+      options_(options),
+      coordinator_(coordinator),
+      secret_(secret),
+      failed_(std::move(failed)),
+      hosts_(options.hosts.size()) {
+  make_room_for_workers(static_cast<int>(options.hosts.size()));
+  for (std::size_t host = 0; host < options.hosts.size(); ++host) start(host);
+}
+
+RemoteStart::~RemoteStart() {
+  for (const auto& shell : shells_) {
+    if (shell->pid > 0) ::kill(-shell->pid, SIGKILL);
+    for (Output* output : {&shell->out, &shell->err}) {
+      if (output->fd) poller_.forget(output->fd.get());
+    }
+  }
+}
+
+void RemoteStart::start(std::size_t host) {
+  const LaunchOptions& options = options_;
+  const std::string& name = options.hosts[host].host;
+  const bool here = is_this_host(name);
+  const std::string remote = here || options.remote_maniple.empty() ? own_program() : options.remote_maniple;
+  const std::vector<std::string> agent = {remote, "run-agent", coordinator_.to_string(), std::to_string(host)};
+  std::vector<std::string> command = agent;
+  if (!here) {
+    command = split_words(options.rsh);
+    MANIPLE_REQUIRE(!command.empty(), "--rsh is empty; expected a command like ssh");
+    command.push_back(name);
+    std::string line = "exec";
+    for (const std::string& word : agent) line += fmt::format(" {}", quoted(word));
+    command.push_back(line);
+  }
+  const char* path = std::getenv("PATH");
+  const Program program = find_program(command, path != nullptr ? path : "/usr/bin:/bin");
+  const Environment environment = own_environment();
+
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw_system_error("a pipe for a remote shell");
+  const UniqueFd read_end(ends[0]);
+  auto shell = std::make_unique<Shell>();
+  shell->input.reset(ends[1]);
+  const std::string line = hex_of(secret_) + "\n";
+  if (::write(shell->input.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    throw_system_error("passing the secret on");
+  }
+  StartedWorker started = start_worker(
+      {.program = &program, .environment = &environment, .folder = {}, .input = read_end.get()});
+  shell->host = host;
+  shell->pid = started.pid;
+  hosts_[host].starting = true;
+  shell->words = std::make_shared<LastWords>();
+  Shell& placed = *shells_.emplace_back(std::move(shell));
+  const auto attach = [&](Output& output, UniqueFd fd, bool to_err) {
+    output.fd = std::move(fd);
+    output.pump = std::make_unique<LogPump>(console_, LogPump::Route{.to_err = to_err, .shown = true, .prefix = {}},
+                                            placed.words, nullptr);
+    watch(output);
+  };
+  attach(placed.out, std::move(started.out), false);
+  attach(placed.err, std::move(started.err), true);
+}
+
+void RemoteStart::watch(Output& output) {
+  if (output.fd) poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output); });
+}
+
+void RemoteStart::read_from(Output& output) {
+  if (output.pump->congested()) {  // the kernel's pipe, ssh and the agent behind it hold the rest
+    // Not watched at all: a pipe whose writer has gone would be reported again and again.
+    poller_.forget(output.fd.get());
+    poller_.call_after(std::chrono::duration<double>(0.02), [this, &output] { watch(output); });
+    return;
+  }
+  char buffer[65536];
+  const ssize_t got = ::read(output.fd.get(), buffer, sizeof buffer);
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (got > 0) return output.pump->take(std::string_view(buffer, static_cast<std::size_t>(got)));
+  output.pump->finish();
+  poller_.forget(output.fd.get());
+  output.fd.reset();
+}
+
+bool RemoteStart::joined(int host) {
+  if (host < 0 || static_cast<std::size_t>(host) >= hosts_.size()) return false;
+  Host& entry = hosts_[static_cast<std::size_t>(host)];
+  entry.starting = entry.complained = false;
+  return !std::exchange(entry.joined, true);
+}
+
+void RemoteStart::lost(int host) { hosts_[static_cast<std::size_t>(host)].joined = false; }
+
+void RemoteStart::start_missing(std::function<bool()> wanted) {
+  wanted_ = std::move(wanted);
+  for (std::size_t host = 0; host < hosts_.size(); ++host) start_again(host);
+}
+
+void RemoteStart::start_again(std::size_t host) {
+  Host& entry = hosts_[host];
+  if (entry.joined || entry.starting || !wanted_()) return;
+  try {
+    start(host);
+    if (!entry.complained) console_.say(fmt::format("maniple: host {}: its agent is started again", options_.hosts[host].host));
+  } catch (const Error& error) {
+    console_.say(fmt::format("maniple: host {}: {}", options_.hosts[host].host, error.what()));
+    poller_.call_after(kAgain, [this, host] { start_again(host); });
+  }
+}
+
+bool RemoteStart::child_ended(pid_t pid, int code, int status) {
+  for (const auto& each : shells_) {
+    Shell& shell = *each;
+    if (shell.pid != pid) continue;
+    shell.pid = -1;
+    Host& host = hosts_[shell.host];
+    if (host.joined || !host.starting) return true;
+    host.starting = false;
+    while (shell.err.fd) {
+      char buffer[4096];
+      const ssize_t got = ::read(shell.err.fd.get(), buffer, sizeof buffer);
+      if (got <= 0) break;
+      shell.err.pump->take(std::string_view(buffer, static_cast<std::size_t>(got)));
+    }
+    RankExit exit;
+    (code == CLD_EXITED ? exit.code : exit.signal) = status;
+    const std::string why = fmt::format("its agent could not be started: the remote shell ended with {}", describe_end(exit));
+    if (!wanted_) {
+      failed_(static_cast<int>(shell.host), why);
+    } else {
+      if (!std::exchange(host.complained, true)) {
+        console_.say(fmt::format("maniple: host {}: {}; it is tried again", options_.hosts[shell.host].host, why));
+      }
+      poller_.call_after(kAgain, [this, number = shell.host] { start_again(number); });
+    }
+    return true;
+  }
+  return false;
+}
+
+bool RemoteStart::gone() const noexcept {
+  for (const auto& shell : shells_) {
+    if (shell->pid > 0 || shell->out.fd || shell->err.fd) return false;
+  }
+  return true;
+}
+
+}  // namespace maniple::launch

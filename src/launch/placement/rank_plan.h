@@ -1,0 +1,53 @@
+// Which process gets which rank and which devices: pure arithmetic.
+//
+// With N nodes, G devices on each and D devices for each process:
+//
+//   processes per node  = G / D                  (G must be divisible by D)
+//   world size          = N x G / D
+//   global rank         = node x G / D + local rank
+//   devices of a process = local rank x D, ..., local rank x D + D - 1
+//
+// Nodes need not have the same number of processes (a hostfile may say so); then the global rank counts the processes
+// of all nodes before.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "process/rank_environment.h"
+
+namespace maniple::launch {
+
+/// How many processes a node has, and how many devices each of them gets (0: devices are not shared out).
+struct NodeShape {
+  std::string host = {};  ///< for tables and messages; may be empty
+  int processes = 1;
+  int devices_per_process = 0;
+  friend bool operator==(const NodeShape&, const NodeShape&) = default;
+};
+
+/// Processes of a node with G devices when each process gets D. Throws InvalidArgument with the numbers if G is not
+/// divisible by D.
+int processes_for(int devices_per_node, int devices_per_process);
+
+/// All assignments, in the order of ranks. Throws InvalidArgument if there is no process at all.
+std::vector<WorkerAssignment> plan_ranks(const std::vector<NodeShape>& nodes);
+
+/// "4" or "2:4": how many nodes the job may have.
+struct NodeRange {
+  int min = 1;
+  int max = 1;
+  bool elastic() const noexcept { return min != max; }
+  friend bool operator==(const NodeRange&, const NodeRange&) = default;
+};
+NodeRange parse_node_range(std::string_view text);
+
+/// The table that `--explain` prints: a sentence with the sizes, then a line for each rank.
+std::string explain_plan(const std::vector<NodeShape>& nodes);
+
+inline constexpr int kMaxNodes = 1 << 14;
+inline constexpr int kMaxProcessesPerNode = 1 << 14;
+
+}  // namespace maniple::launch

@@ -1,0 +1,61 @@
+// The process that has the workers as children.
+//
+// `maniple run` is three processes. The first stays in the foreground: it takes the terminal's signals and effects out the
+// exit code. The last, the agent, leads a session of its own and does the work. The keeper between them only waits
+// (supervisor.h). Each notices when another is killed and then ends every descendant; all adopt orphans, so nothing is left
+// whichever of them are shot, as long as one is not.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <optional>
+
+#include "base/unique_fd.h"
+#include "launch/output/console.h"
+#include "process/poller.h"
+
+namespace maniple::launch {
+
+class AgentProcess {
+ public:
+  struct Events {
+    std::function<void(int signal)> interrupted;                       ///< SIGINT, SIGTERM, SIGHUP, SIGQUIT
+    std::function<void(int signal)> passed_on;                         ///< SIGSTOP, SIGCONT, SIGUSR1, SIGUSR2
+    std::function<void(pid_t pid, int code, int status)> child_ended;  ///< before it is waited for
+    std::function<void()> children_reaped;
+    std::function<void()> output_closed;  ///< nobody reads standard output any more
+    std::function<bool()> drained;        ///< may the process end now? (asked after stop)
+  };
+
+  /// `control` is the agent's end of the line to the front process.
+  AgentProcess(UniqueFd control, const ConsoleOptions& console);
+
+  Poller& poller() noexcept { return poller_; }
+  Console& console() noexcept { return console_; }
+  int control() const noexcept { return control_.get(); }
+
+  /// Ends run() once everything is written; the first call counts.
+  void stop(int code);
+  bool stopped() const noexcept { return result_.has_value(); }
+
+  /// Until stop. When the front process is gone: kills all descendants and ends this process.
+  int run(Events events);
+
+ private:
+  void on_control();
+  void on_signal();
+  void reap();
+  void take_signal(int signal);
+
+  UniqueFd control_;
+  UniqueFd signals_;
+  Poller poller_;
+  Console console_;
+  Events events_;
+  std::optional<int> result_;
+  int interrupts_after_stop_ = 0;
+  bool had_output_;
+};
+
+}  // namespace maniple::launch

@@ -1,0 +1,381 @@
+#include "launch/workers/worker_group.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/system_error.h"
+#include "launch/placement/binding.h"
+#include "process/descendants.h"
+#include "launch/workers/foreground.h"
+#include "process/start.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
+constexpr std::chrono::duration<double> kLossesTold{0.3};     // time for all ranks to say that one is lost
+constexpr std::chrono::duration<double> kUnkillable{4.0};     // after SIGKILL: then it is the kernel that holds it
+
+std::string search_path_of(const Environment& environment) {
+  const std::string* entry = find_variable(environment, "PATH");
+  return entry == nullptr ? "/usr/local/bin:/usr/bin:/bin" : entry->substr(std::strlen("PATH="));
+}
+
+/// A terminal belongs to the shell while this job is in the background.
+bool may_read_input() { return ::isatty(STDIN_FILENO) == 0 || in_foreground(); }
+
+}  // namespace
+
+void make_log_folder(const std::string& path) {
+  const auto require = [&](bool fine, const std::string& part) {
+    MANIPLE_REQUIRE(fine, "--log-dir {}: {}: {}", path, part, errno_text(errno));
+  };
+  for (std::size_t at = 1; at <= path.size(); ++at) {
+    if (at < path.size() && path[at] != '/') continue;
+    const std::string part = path.substr(0, at);
+    require(::mkdir(part.c_str(), 0777) == 0 || errno == EEXIST, part);
+  }
+  struct stat status {};
+  require(::stat(path.c_str(), &status) == 0, path);
+  errno = ENOTDIR;
+  require(S_ISDIR(status.st_mode), path);
+  require(::access(path.c_str(), W_OK | X_OK) == 0, path);
+}
+
+WorkerGroup::WorkerGroup(Poller& poller, Console& console, WorkerGroupSettings settings, Events events)
+    : poller_(poller), console_(console), settings_(std::move(settings)), events_(std::move(events)) {
+  buffer_.resize(kReadBytes);
+  console_.out().on_relief = [this] { resume_all(false); };
+  console_.err().on_relief = [this] { resume_all(true); };
+}
+
+WorkerGroup::~WorkerGroup() {
+  poller_.cancel(timer_);
+  poller_.cancel(losses_timer_);
+  if (state_ != State::idle) end_descendants(2000);
+  close_outputs();
+  if (joins_.own_end() >= 0) poller_.forget(joins_.own_end());
+}
+
+std::vector<std::vector<int>> WorkerGroup::choose(CoreWish wish, NodeEnvironment& node) {
+  const std::vector<Cpu> allowed = allowed_cpus();
+  CoreChoice choice;
+  claim_.release();
+  // More ranks than hardware threads are not bound whatever others do.
+  if (settings_.bind && static_cast<std::size_t>(wish.total) <= allowed.size()) {
+    claim_ = CoreClaim::take(wish.job, wish.generation, [&](const std::vector<HeldCores>& others) {
+      choice = choose_cores(wish, allowed, others);
+      std::vector<int> mine;
+      for (const std::vector<int>& cpus : choice.cpus) mine.insert(mine.end(), cpus.begin(), cpus.end());
+      return mine;
+    });
+  } else {
+    choice = choose_cores(wish, allowed, {});
+    choice.cpus.clear();
+    if (!settings_.bind) choice.why_not = "--bind none";
+  }
+  node.cores = choice.threads * wish.count;
+  const bool asked = settings_.verbose || (settings_.bind && wish.cores_per_rank > 0);
+  if (choice.cpus.empty() && asked) console_.say(fmt::format("maniple: ranks are not bound to cores: {}", choice.why_not));
+  return std::move(choice.cpus);
+}
+
+void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total) {
+  MANIPLE_ASSERT(state_ == State::idle);
+  const Program program = find_program(settings_.command, search_path_of(settings_.environment));
+  make_room_for_workers(static_cast<int>(assignments.size()));
+  if (!settings_.log_folder.empty()) make_log_folder(settings_.log_folder);
+  const int count = static_cast<int>(assignments.size());
+  const std::vector<std::vector<int>> bound = choose({.job = node.job,
+                                                      .generation = node.generation,
+                                                      .first = cores_first,
+                                                      .count = count,
+                                                      .total = std::max(cores_total, cores_first + count),
+                                                      .cores_per_rank = settings_.cores_per_process},
+                                                     node);
+  members_.clear();
+  listen_for_init();
+  node.init_fd = joins_.rank_end();
+  killed_ = false;
+  stopped_ = false;
+  running_ = 0;
+  state_ = State::working;
+  started_ = Poller::Clock::now();
+  try {
+    for (std::size_t i = 0; i < assignments.size(); ++i) {
+      start_member(assignments[i], node, program, bound.empty() ? nullptr : &bound[i]);
+      if (settings_.verbose) {
+        console_.say(fmt::format("maniple: rank {} is pid {}{}", assignments[i].rank, members_.back()->pid,
+                                 bound.empty() ? "" : ", on cores " + describe_cpus(bound[i])));
+      }
+    }
+  } catch (...) {
+    end_descendants(2000);
+    become_idle();
+    throw;
+  }
+  joins_.close_rank_end();
+}
+
+void WorkerGroup::listen_for_init() {
+  joins_.open();
+  told_of_waiting_ = told_of_leaving_ = false;
+  poller_.watch(joins_.own_end(), EPOLLIN, [this](std::uint32_t) { read_notices(); });
+}
+
+void WorkerGroup::read_notices() {
+  if (joins_.own_end() < 0) return;
+  const bool more = joins_.read();
+  if (!more) {
+    poller_.forget(joins_.own_end());
+    joins_.close();
+  }
+  if (state_ == State::working && joins_.waiting() && !std::exchange(told_of_waiting_, true)) {
+    events_.waits(*joins_.waiting());
+  }
+}
+
+void WorkerGroup::start_member(const WorkerAssignment& assignment, const NodeEnvironment& node, const Program& program,
+                        const std::vector<int>* cpus) {
+  const Environment environment = worker_environment(settings_.environment, node, assignment);
+  const bool input = settings_.input && assignment.rank == 0 && may_read_input();
+  StartedWorker started = start_worker({.program = &program,
+                                        .environment = &environment,
+                                        .folder = settings_.folder,
+                                        .input = input ? STDIN_FILENO : -1,
+                                        .inherited = {node.secret_fd, node.init_fd},
+                                        .cpus = cpus,
+                                        .terminal = settings_.terminal_output});
+  auto member = std::make_unique<Member>();
+  member->assignment = assignment;
+  member->pid = started.pid;
+  member->running = true;
+  member->words = std::make_shared<LastWords>();
+  // All start in the launcher's own control group.
+  member->counters = members_.empty() ? read_oom_counters(::getpid()) : members_.front()->counters;
+  std::shared_ptr<LogFile> file;
+  if (!settings_.log_folder.empty()) {
+    file = std::make_shared<LogFile>(fmt::format("{}/rank_{}.log", settings_.log_folder, assignment.rank), node.generation > 0,
+                                     [this](const std::string& text) {
+                                       if (!std::exchange(warned_about_files_, true)) console_.say(text);
+                                     });
+    if (node.generation > 0) file->write(fmt::format("--- start {} ---\n", node.generation + 1));
+  }
+  Member& placed = *members_.emplace_back(std::move(member));
+  ++running_;
+  attach(placed.out, std::move(started.out), placed, false, file);
+  attach(placed.err, std::move(started.err), placed, true, file);
+}
+
+void WorkerGroup::attach(Output& output, UniqueFd fd, Member& member, bool to_err, std::shared_ptr<LogFile> file) {
+  const auto& only = settings_.only_ranks;
+  const bool shown =
+      !settings_.quiet && (only.empty() || std::find(only.begin(), only.end(), member.assignment.rank) != only.end());
+  output.fd = std::move(fd);
+  LogPump::Route route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.assignment.rank, to_err)};
+  if (to_err) route.repeated = [this, rank = member.assignment.rank](std::string_view line) { return is_repeated(rank, line); };
+  output.pump = std::make_unique<LogPump>(console_, std::move(route), member.words, std::move(file));
+  poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
+}
+
+void WorkerGroup::read_from(Output& output, bool until_empty) {
+  while (output.fd) {
+    const ssize_t got = ::read(output.fd.get(), buffer_.data(), buffer_.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      output.pump->finish();
+      poller_.forget(output.fd.get());
+      output.fd.reset();
+      output.paused = false;  // the end of a pipe is told even to those who pause, and nothing will resume this one
+      if (state_ == State::leaving || state_ == State::ending) settle();
+      return;
+    }
+    output.pump->take(std::string_view(buffer_.data(), static_cast<std::size_t>(got)));
+    if (until_empty && !output.pump->congested()) continue;
+    pause_if_congested(output);
+    return;
+  }
+}
+
+bool WorkerGroup::is_repeated(int rank, std::string_view line) {
+  if (!losses_.take(rank, line)) return false;
+  if (losses_timer_ == 0) losses_timer_ = poller_.call_after(kLossesTold, [this] { tell_of_losses(); });
+  return true;
+}
+
+void WorkerGroup::tell_of_losses() {
+  poller_.cancel(losses_timer_);
+  if (const std::string text = losses_.summary(); !text.empty()) console_.say(text);
+}
+
+void WorkerGroup::pause_if_congested(Output& output) {
+  if (output.paused || !output.fd || !output.pump->congested()) return;
+  output.paused = true;
+  poller_.modify(output.fd.get(), 0);
+}
+
+void WorkerGroup::resume_all(bool to_err) {
+  for (const auto& member : members_) {
+    Output& output = to_err ? member->err : member->out;
+    if (!output.paused) continue;
+    output.paused = false;
+    if (output.fd) poller_.modify(output.fd.get(), EPOLLIN);
+  }
+}
+
+bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
+  const auto found = std::find_if(members_.begin(), members_.end(),
+                                  [&](const auto& member) { return member->running && member->pid == pid; });
+  if (found == members_.end()) return false;
+  Member& member = **found;
+  const bool unasked = state_ == State::working;
+  RankExit exit{.rank = member.assignment.rank, .node_rank = member.assignment.node_rank, .host = settings_.host, .pid = pid};
+  if (code == CLD_EXITED) {
+    exit.code = status;
+  } else {
+    exit.signal = status;
+    exit.cause = judge_kill(status, !unasked, member.counters, read_oom_counters(pid, member.counters.group));
+  }
+  exit.at_us =
+      std::chrono::duration_cast<std::chrono::microseconds>(Poller::Clock::now() - started_).count();
+  member.running = false;
+  member.ok = !exit.failed();
+  --running_;
+  if (!unasked) return true;
+  read_notices();
+  const bool left = !exit.failed() && !joins_.has_joined(exit.rank) && !std::exchange(told_of_leaving_, true);
+  if (exit.failed() || left) {
+    read_from(member.out, true);
+    read_from(member.err, true);
+    exit.error = member.words->error();
+    exit.tail = member.words->tail();
+    (left ? events_.left : events_.failed)(exit);
+  }
+  return true;
+}
+
+void WorkerGroup::look_around() {
+  if (state_ == State::working && running_ == 0) {
+    const bool all_well = std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->ok; });
+    if (!all_well) return;  // whoever was told of the failure will call end()
+    state_ = State::leaving;
+    // Background processes of the workers, if there are any, end with the job.
+    if (!descendants().empty()) signal_descendants(SIGTERM);
+    timer_ = poller_.call_after(kLeftoverGrace, [this] { kill_rest(); });
+  }
+  if (state_ == State::leaving || state_ == State::ending) settle();
+}
+
+void WorkerGroup::end(int signal, std::chrono::duration<double> grace) {
+  if (state_ == State::idle) {
+    events_.ended();
+    return;
+  }
+  state_ = State::ending;
+  poller_.cancel(timer_);
+  if (signal == SIGKILL) {
+    kill_rest();
+    if (running_ == 0 && descendants().empty()) {  // only output was left: it is not waited for any longer
+      become_idle();
+      events_.ended();
+      return;
+    }
+  } else {
+    signal_all(signal);
+    if (stopped_) signal_all(SIGCONT);  // so that they can act on it
+    timer_ = poller_.call_after(grace, [this] { kill_rest(); });
+  }
+  settle();
+}
+
+void WorkerGroup::signal_all(int signal) {
+  if (signal == SIGSTOP) stopped_ = true;
+  if (signal == SIGCONT) stopped_ = false;
+  for (const auto& member : members_) {
+    if (member->running) ::kill(-member->pid, signal);
+  }
+}
+
+void WorkerGroup::kill_rest() {
+  killed_ = true;
+  signal_all(SIGKILL);
+  signal_descendants(SIGKILL);
+  poller_.cancel(timer_);
+  timer_ = poller_.call_after(kUnkillable, [this] { give_up(); });
+}
+
+void WorkerGroup::give_up() {
+  timer_ = 0;
+  const std::vector<pid_t> stuck = descendants();
+  if (stuck.empty()) return;  // only output is left, whose reader is slow
+  for (const pid_t pid : stuck) {
+    const auto found = std::find_if(members_.begin(), members_.end(), [&](const auto& member) { return member->pid == pid; });
+    const std::string whose = found == members_.end() ? "" : fmt::format("rank {}, ", (*found)->assignment.rank);
+    console_.say(fmt::format("maniple: {}{} does not end even with SIGKILL: the kernel holds it; it is left behind", whose,
+                             describe_process(pid)));
+  }
+  const State was = state_;
+  become_idle();
+  was == State::leaving ? events_.finished() : events_.ended();
+}
+
+/// Nothing left? All children gone, all pipes empty.
+void WorkerGroup::settle() {
+  if (state_ != State::leaving && state_ != State::ending) return;
+  if (running_ > 0) return;
+  siginfo_t info{};
+  const bool alone = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
+  if (!alone) {
+    // Workers are gone, but not all that they started: those had the same signal and time. Dead ones are waited for soon.
+    if (killed_) signal_descendants(SIGKILL);
+    return;
+  }
+  for (const auto& member : members_) {
+    if ((member->out.fd && member->out.pump->congested()) || (member->err.fd && member->err.pump->congested())) return;
+  }
+  for (const auto& member : members_) {
+    // Everyone who could write is gone, so what is in the pipe is the rest.
+    const State was = std::exchange(state_, State::idle);
+    read_from(member->out, true);
+    read_from(member->err, true);
+    state_ = was;
+    if (member->out.paused || member->err.paused) return;  // more when there is room again
+  }
+  const State was = state_;
+  become_idle();
+  was == State::leaving ? events_.finished() : events_.ended();
+}
+
+void WorkerGroup::become_idle() {
+  poller_.cancel(timer_);
+  close_outputs();
+  tell_of_losses();
+  losses_ = {};
+  if (joins_.own_end() >= 0) poller_.forget(joins_.own_end());
+  joins_.close();
+  claim_.release();
+  state_ = State::idle;
+}
+
+void WorkerGroup::close_outputs() {
+  for (const auto& member : members_) {
+    for (Output* output : {&member->out, &member->err}) {
+      if (!output->fd) continue;
+      poller_.forget(output->fd.get());
+      output->fd.reset();
+    }
+  }
+}
+
+}  // namespace maniple::launch

@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/log.h"
+#include "net/handshake_wire.h"
+#include "rendezvous/init_method.h"
+#include "rendezvous/methods.h"
+#include "rendezvous/secret_source.h"
+
+namespace maniple {
+
+Identity identity_from_environment(int rank, int world_size) {
+  for (const char* name : {"MANIPLE_JOB", "MANIPLE_GENERATION", "MANIPLE_STORE_HOSTED"}) require_not_empty(name);
+  Identity identity;
+  identity.rank = rank;
+  identity.world_size = world_size;
+  if (const auto job = environment_text("MANIPLE_JOB")) {
+    MANIPLE_REQUIRE(job->size() <= kMaxJobBytes, "MANIPLE_JOB is \"{}\", {} bytes; expected at most {}", *job,
+                    job->size(), kMaxJobBytes);
+    identity.job = *job;
+  }
+  identity.generation =
+      static_cast<std::uint32_t>(environment_integer("MANIPLE_GENERATION", 0, UINT32_MAX).value_or(0));
+  if (const auto secret = secret_from_environment()) identity.secret = *secret;
+  return identity;
+}
+
+Address choose_data_address(const Address& master) {
+  const std::string interface_name = knob_text(Knob::interface_name);
+  if (interface_name.empty()) return route_to(master);
+  try {
+    return Address::of_interface(interface_name);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("MANIPLE_INTERFACE is \"{}\": {}", interface_name, error.what()));
+  }
+}
+
+void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what) {
+  if (!secret.is_none()) return;
+  const bool allowed = knob_flag(Knob::allow_no_secret);
+  MANIPLE_REQUIRE(
+      address.is_loopback() || allowed,
+      "{} ({}) is not loopback, and the job has no secret, so anyone on the network could join it: start with "
+      "`maniple run`, or give all processes the same MANIPLE_SECRET_FILE (mode 0600, 64 hexadecimal digits), or on "
+      "a trusted network set MANIPLE_ALLOW_NO_SECRET=1",
+      what, address.host());
+  warn_once(
+      allowed && !address.is_loopback()
+          ? "the job has no secret and MANIPLE_ALLOW_NO_SECRET=1: anyone on the network can join it"
+          : "the job has no secret (MANIPLE_SECRET_FILE): any process of this host can join it; only loopback is used");
+}
+
+RendezvousResult rendezvous(const InitOptions& options, Deadline deadline) {
+  const InitMethod method = parse_init_method(options.init_method);
+  if (method.scheme == "file") return rendezvous_by_file(options, deadline);
+  if (method.scheme == "tcp") return rendezvous_by_tcp(assignment_from_address(options), deadline);
+  return rendezvous_by_tcp(assignment_from_environment(options), deadline);
+}
+
+}  // namespace maniple

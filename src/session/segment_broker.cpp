@@ -1,0 +1,96 @@
+#include "session/segment_broker.h"
+
+#include <condition_variable>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "shm/descriptor_passing.h"
+
+namespace maniple {
+namespace {
+
+// Threads of this process look here.
+struct ProcessTable {
+  std::mutex mutex;
+  std::condition_variable changed;
+  struct Offer {
+    std::shared_ptr<Segment> segment;
+    int takers = 0;  // that have not come
+  };
+  std::map<std::pair<std::uint64_t, std::string>, Offer> offers;
+};
+
+ProcessTable& process_table() {
+  static auto* table = new ProcessTable;  // never destroyed: threads may outlive static objects
+  return *table;
+}
+
+}  // namespace
+
+SegmentBroker::~SegmentBroker() {
+  ProcessTable& table = process_table();
+  const std::lock_guard lock(table.mutex);
+  for (const std::string& topic : offered_here_) table.offers.erase({world_, topic});
+}
+
+void SegmentBroker::offer(const std::string& topic, std::shared_ptr<Segment> segment, int processes, int threads) {
+  if (threads > 0) {
+    ProcessTable& table = process_table();
+    const std::lock_guard lock(table.mutex);
+    table.offers[{world_, topic}] = {segment, threads};
+    table.changed.notify_all();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (threads > 0) offered_here_.push_back(topic);
+    if (processes == 0) return;
+    Offer& offer = offers_[topic];
+    offer.segment = std::move(segment);
+    offer.takers = processes;
+  }
+  hand_over(topic);
+}
+
+void SegmentBroker::serve(const std::string& topic, UniqueFd connection) {
+  {
+    const std::lock_guard lock(mutex_);
+    offers_[topic].waiting.push_back(std::move(connection));
+  }
+  hand_over(topic);
+}
+
+void SegmentBroker::hand_over(const std::string& topic) {
+  const std::lock_guard lock(mutex_);
+  const auto it = offers_.find(topic);
+  if (it == offers_.end() || !it->second.segment) return;
+  Offer& offer = it->second;
+  for (UniqueFd& connection : offer.waiting) {
+    try {
+      send_descriptor(connection.get(), offer.segment->fd(), offer.segment->size());
+    } catch (const Error& error) {
+      log_debug("shared memory {}: {}", topic, error.what());  // the taker has gone; its own error says so
+    }
+    --offer.takers;
+  }
+  offer.waiting.clear();
+  if (offer.takers <= 0) offers_.erase(it);
+}
+
+std::shared_ptr<Segment> SegmentBroker::take_here(std::uint64_t world, const std::string& topic, Deadline deadline) {
+  ProcessTable& table = process_table();
+  std::unique_lock lock(table.mutex);
+  const auto there = [&] { return table.offers.count({world, topic}) != 0; };
+  if (deadline.is_never()) {
+    table.changed.wait(lock, there);
+  } else if (!table.changed.wait_until(lock, deadline.when(), there)) {
+    throw Timeout(fmt::format("no shared memory was offered for {} in time", topic));
+  }
+  const auto it = table.offers.find({world, topic});
+  auto segment = it->second.segment;
+  if (--it->second.takers == 0) table.offers.erase(it);
+  return segment;
+}
+
+}  // namespace maniple

@@ -1,0 +1,171 @@
+// A spawned process is this program started again, but main must not run: what it does before it comes to spawn (parse
+// options, load data, write files) is to happen once. So the call that brings a program to its main is taken over: the
+// start-up code of every program calls __libc_start_main(main, ...) of the C library; here is a function of that name,
+// which the linker prefers, and which calls the real one, with another main when MANIPLE_SPAWN_FD is set. The C
+// library makes the static objects of the program and its libraries before it calls either.
+//
+// The definition is weak: a statically linked program takes the C library's own without complaint, spawn notices that
+// (takeover_is_possible) and says so.
+#include "spawn/child_main.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/codec.h"
+#include "base/system_error.h"
+#include "spawn/child_function.h"
+#include "spawn/lifeline.h"
+#include "spawn/child_report.h"
+
+namespace maniple::launch {
+namespace {
+
+constexpr std::string_view kMagic = "maniple-spawn-1\n";
+constexpr std::uint64_t kNoFunction = ~std::uint64_t{0};
+constexpr int kBadStart = 2;
+
+bool taken_over = false;  // before any static object is made
+
+void write_report(int fd, const SpawnReport& report) noexcept {
+  try {
+    const std::string bytes = encode_report(report);
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t wrote = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote < 0) return;  // nobody is interested any more
+      done += static_cast<std::size_t>(wrote);
+    }
+  } catch (...) {
+  }
+}
+
+std::string read_payload(int fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) throw ProtocolError("the payload is no file");
+  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw_system_error("reading the payload");
+    done += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+// Tells whether the program is the one that wrote the payload: a place in it that every build puts somewhere else.
+std::uint64_t landmark() { return offset_in_program(reinterpret_cast<void (*)()>(&run_spawned)); }
+
+// The process has the name "exe" from /proc/self/exe; people look for the program's own.
+void take_name_of(const char* path) {
+  if (path == nullptr) return;
+  const char* slash = std::strrchr(path, '/');
+  ::prctl(PR_SET_NAME, slash != nullptr ? slash + 1 : path);
+}
+
+int spawned_main(int, char** argv, char**) {
+  try {
+    const char* text = std::getenv(kSpawnVariable);
+    const auto assignment = parse_spawn_assignment(text != nullptr ? text : "");
+    if (!assignment) throw ProtocolError("it is for maniple::spawn alone and must not be set by hand");
+    ::unsetenv(kSpawnVariable);
+    for (const int fd : {assignment->payload, assignment->report, assignment->lifeline}) {
+      if (fd >= 0 && ::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error("an inherited descriptor");
+    }
+    if (assignment->lifeline >= 0) hold_on_to(assignment->lifeline);
+    take_name_of(argv[0]);
+
+    const std::string payload = read_payload(assignment->payload);
+    ::close(assignment->payload);
+    ByteReader in(payload);
+    if (in.left() < kMagic.size() || in.get_raw(kMagic.size()) != kMagic || in.get<std::uint64_t>() != landmark())
+      throw ProtocolError("the payload is of another program");
+    const auto entry = reinterpret_cast<detail::SpawnEntry>(function_at_offset(in.get<std::uint64_t>()));
+    const auto function = in.get<std::uint64_t>();
+    return run_spawned(entry, function == kNoFunction ? nullptr : function_at_offset(function), in.get_raw(in.left()),
+                       assignment->index, assignment->report);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "maniple: %s: %s\n", kSpawnVariable, error.what());
+    return kBadStart;
+  }
+}
+
+}  // namespace
+
+std::string to_text(const SpawnAssignment& a) { return fmt::format("{},{},{},{}", a.payload, a.report, a.lifeline, a.index); }
+
+std::optional<SpawnAssignment> parse_spawn_assignment(std::string_view text) {
+  int numbers[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), numbers[i]);
+    if (error != std::errc()) return std::nullopt;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    if (i < 3) {
+      if (!text.starts_with(',')) return std::nullopt;
+      text.remove_prefix(1);
+    }
+  }
+  if (!text.empty() || numbers[0] < 0 || numbers[1] < 0 || numbers[2] < -1 || numbers[3] < 0) return std::nullopt;
+  return SpawnAssignment{.payload = numbers[0], .report = numbers[1], .lifeline = numbers[2], .index = numbers[3]};
+}
+
+std::string encode_payload(detail::SpawnEntry entry, void (*function)(), std::string_view arguments) {
+  ByteWriter out;
+  out.put_raw(kMagic);
+  out.put(landmark());
+  out.put(offset_in_program(reinterpret_cast<void (*)()>(entry)));
+  out.put(function == nullptr ? kNoFunction : offset_in_program(function));
+  out.put_raw(arguments);
+  return out.take();
+}
+
+bool takeover_is_possible() noexcept { return taken_over; }
+
+int run_spawned(detail::SpawnEntry entry, void (*function)(), std::string_view arguments, int index, int report) {
+  try {
+    ArgumentReader reader(arguments);
+    entry(function, reader, index);
+  } catch (...) {
+    write_report(report, report_of_current_exception());
+    std::fflush(nullptr);
+    ::_exit(1);  // other threads may still use what static objects hold
+  }
+  write_report(report, {.finished = true});
+  return 0;
+}
+
+}  // namespace maniple::launch
+
+extern "C" {
+
+using ManipleMain = int (*)(int, char**, char**);
+using ManipleStart = int (*)(ManipleMain, int, char**, void (*)(), void (*)(), void (*)(), void*);
+
+// Runs before any static object exists: nothing but calls into the C library here.
+__attribute__((weak, visibility("default"))) int __libc_start_main(ManipleMain program, int argc, char** argv,
+                                                                   void (*init)(), void (*fini)(), void (*rtld_fini)(),
+                                                                   void* stack_end) {
+  const auto start = reinterpret_cast<ManipleStart>(::dlsym(RTLD_NEXT, "__libc_start_main"));
+  if (start == nullptr) {
+    constexpr char kText[] = "maniple: the C library has no __libc_start_main\n";
+    (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+    ::_exit(127);
+  }
+  maniple::launch::taken_over = true;
+  const bool spawned = ::secure_getenv(maniple::launch::kSpawnVariable) != nullptr;
+  return start(spawned ? maniple::launch::spawned_main : program, argc, argv, init, fini, rtld_fini, stack_end);
+}
+
+}  // extern "C"

@@ -1,0 +1,220 @@
+#include "spawn/children.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include <fmt/format.h>
+
+namespace maniple::launch {
+namespace {
+
+constexpr int kLookMs = 10;  // between looks, where the kernel has no pidfd
+
+UniqueFd open_pidfd(pid_t pid) {
+#ifdef SYS_pidfd_open
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+#else
+  (void)pid;
+  return {};
+#endif
+}
+
+std::string name_of_signal(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
+}
+
+bool is_consequence(const SpawnReport& report) {
+  return report.kind == ErrorKind::peer_lost || report.kind == ErrorKind::aborted;
+}
+
+}  // namespace
+
+void SpawnWatch::listen_for_init(int first_rank) {
+  joins_.open();
+  first_rank_ = first_rank;
+}
+
+void SpawnWatch::add(pid_t pid, UniqueFd report) {
+  ::fcntl(report.get(), F_SETFL, O_NONBLOCK);
+  processes_.push_back({.pid = pid, .pidfd = open_pidfd(pid), .report = std::move(report)});
+  pids_.push_back(pid);
+}
+
+bool SpawnWatch::all_ended() const noexcept {
+  return std::all_of(processes_.begin(), processes_.end(), [](const Process& process) { return process.ended; });
+}
+
+void SpawnWatch::read_report(Process& process) {
+  char bytes[4096];
+  while (process.report && process.received.size() <= kMostReportBytes) {
+    const ssize_t got = ::read(process.report.get(), bytes, sizeof bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    process.received.append(bytes, static_cast<std::size_t>(got));
+  }
+}
+
+void SpawnWatch::look_at(Process& process) {
+  if (process.ended) return;
+  int status = 0;
+  pid_t got = -1;
+  while ((got = ::waitpid(process.pid, &status, WNOHANG)) < 0 && errno == EINTR) {
+  }
+  if (got == 0) return;
+  // -1: someone else has taken the status (SIGCHLD is ignored, or a wait() for any child); the report must do.
+  process.ended = true;
+  process.status_known = got == process.pid;
+  process.status = status;
+  read_report(process);
+  process.said = decode_report(process.received);
+  process.report.reset();
+  process.pidfd.reset();
+}
+
+void SpawnWatch::look_at_all() {
+  for (Process& process : processes_) look_at(process);
+  look_for_absent();
+}
+
+// One that has ended will not join any more: who waits for it would do so until the join time-out.
+void SpawnWatch::look_for_absent() {
+  if (joins_.own_end() >= 0 && !joins_.read()) joins_.close();
+  if (!joins_.waiting()) return;
+  for (std::size_t i = 0; i < processes_.size(); ++i) {
+    Process& process = processes_[i];
+    const bool ended_well = process.ended && !process.ended_by_us && !has_failed(process);
+    if (ended_well && !joins_.has_joined(first_rank_ + static_cast<int>(i))) process.absent = true;
+  }
+}
+
+bool SpawnWatch::has_failed(const Process& process) {
+  if (!process.ended || process.ended_by_us) return false;
+  if (process.absent) return true;
+  if (!process.status_known) return !process.said || !process.said->finished;
+  return process.status != 0;
+}
+
+bool SpawnWatch::wait(std::optional<Clock::time_point> until) {
+  for (;;) {
+    look_at_all();
+    if (std::any_of(processes_.begin(), processes_.end(), has_failed) || all_ended()) return true;
+    if (until && Clock::now() >= *until) return false;
+    sleep_until_change(until);
+  }
+}
+
+bool SpawnWatch::wait_for_cause(Clock::time_point until) {
+  for (;;) {
+    look_at_all();
+    if (!only_consequences() || all_ended()) return true;
+    if (Clock::now() >= until) return false;
+    sleep_until_change(until);
+  }
+}
+
+void SpawnWatch::sleep_until_change(std::optional<Clock::time_point> until) {
+  std::vector<pollfd> changes;
+  bool blind = false;
+  for (const Process& process : processes_) {
+    if (process.ended) continue;
+    blind = blind || !process.pidfd;
+    if (process.pidfd) changes.push_back({process.pidfd.get(), POLLIN, 0});
+  }
+  if (joins_.own_end() >= 0) changes.push_back({joins_.own_end(), POLLIN, 0});
+  int limit = blind ? kLookMs : -1;
+  if (until) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now()).count();
+    const int bounded = static_cast<int>(std::clamp<long long>(left, 0, 60'000));
+    limit = limit < 0 ? bounded : std::min(limit, bounded);
+  }
+  ::poll(changes.data(), changes.size(), limit);
+}
+
+bool SpawnWatch::only_consequences() const {
+  return std::all_of(processes_.begin(), processes_.end(), [](const Process& process) {
+    return !has_failed(process) || (process.said && is_consequence(*process.said));
+  });
+}
+
+std::optional<SpawnError> SpawnWatch::first_failure() const {
+  // A crash or an exit comes before what the others then threw; exceptions come in the order in which they were thrown.
+  const Process* first = nullptr;
+  const auto order = [](const Process& process) {
+    const bool consequence = process.said && is_consequence(*process.said);
+    return std::pair(consequence, process.said ? process.said->when_ns : 0);
+  };
+  for (const Process& process : processes_) {
+    if (has_failed(process) && (first == nullptr || order(process) < order(*first))) first = &process;
+  }
+  if (first == nullptr) return std::nullopt;
+  return error_of(static_cast<std::size_t>(first - processes_.data()));
+}
+
+SpawnError SpawnWatch::error_of(std::size_t rank) const {
+  const Process& process = processes_[rank];
+  SpawnError::Cause cause{.rank = static_cast<int>(rank), .pid = process.pid};
+  std::string what;
+  if (process.absent) {
+    cause.exit_code = 0;
+    what = fmt::format("ended before it joined the group, and rank {} waits for it in init()",
+                       joins_.waiting().value_or(first_rank_));
+  } else if (process.status_known && WIFSIGNALED(process.status)) {
+    cause.signal = WTERMSIG(process.status);
+    what = fmt::format("was ended by signal {} ({}, {})", cause.signal, name_of_signal(cause.signal),
+                       ::strsignal(cause.signal));
+  } else if (process.said && !process.said->finished) {
+    if (process.status_known) cause.exit_code = WEXITSTATUS(process.status);
+    cause.type = process.said->type;
+    cause.text = process.said->text;
+    cause.kind = process.said->kind.value_or(ErrorKind::peer_lost);
+    // LibTorch's exceptions carry their stack behind the message: text() has all of it.
+    const std::string message = cause.text.substr(0, cause.text.find("\nException raised from "));
+    what = fmt::format("threw {}{}{}", cause.type, message.empty() ? "" : ": ", message);
+  } else if (process.status_known) {
+    cause.exit_code = WEXITSTATUS(process.status);
+    what = fmt::format("exited with code {}", cause.exit_code);
+  } else {
+    what = "ended in a way that is not known, because this process ignores SIGCHLD or waits for all children elsewhere";
+  }
+  return SpawnError(fmt::format("[spawn process {}/{} pid {}] {}", rank, processes_.size(), process.pid, what),
+                    std::move(cause));
+}
+
+void SpawnWatch::signal_all(int signal) noexcept {
+  for (Process& process : processes_) {
+    if (process.ended) continue;
+    process.ended_by_us = true;
+    ::kill(process.pid, signal);
+  }
+}
+
+void SpawnWatch::forget_all() noexcept {
+  processes_.clear();
+  pids_.clear();
+}
+
+void SpawnWatch::end_all(Seconds grace) noexcept {
+  const auto wait_all = [this](std::optional<Clock::time_point> until) {
+    for (;;) {
+      look_at_all();
+      if (all_ended()) return true;
+      if (until && Clock::now() >= *until) return false;
+      sleep_until_change(until);
+    }
+  };
+  look_at_all();
+  signal_all(SIGTERM);
+  if (wait_all(Clock::now() + std::chrono::duration_cast<Clock::duration>(grace))) return;
+  signal_all(SIGKILL);
+  wait_all(std::nullopt);
+}
+
+}  // namespace maniple::launch

@@ -1,0 +1,81 @@
+// The parent's view of its spawned processes: which have ended and how, which failure was the first, and how to end
+// the rest.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "process/init_notices.h"
+#include "spawn/child_report.h"
+#include <maniple/launch/spawn.h>
+
+namespace maniple::launch {
+
+class SpawnWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  SpawnWatch() = default;
+  SpawnWatch(const SpawnWatch&) = delete;
+  SpawnWatch& operator=(const SpawnWatch&) = delete;
+
+  /// To be called first: the processes may tell on joins().rank_end() that they join. `first_rank` is that of the first.
+  void listen_for_init(int first_rank);
+  InitNotices& joins() noexcept { return joins_; }
+
+  /// A process just started, and the end of the socket on which its report arrives.
+  void add(pid_t pid, UniqueFd report);
+
+  const std::vector<int>& pids() const noexcept { return pids_; }
+  bool all_ended() const noexcept;
+
+  /// Waits until all have ended or one has failed; false when the time is over first.
+  bool wait(std::optional<Clock::time_point> until);
+
+  /// The failure that came first of those that are known; nullopt: none.
+  std::optional<SpawnError> first_failure() const;
+  /// The known failures are all of the kind that follows from another process's end ("peer lost").
+  bool only_consequences() const;
+  /// Like wait, but looks past failures.
+  bool wait_for_cause(Clock::time_point until);
+
+  /// SIGTERM, after the grace time SIGKILL. What they die of from now on is no failure.
+  void end_all(Seconds grace) noexcept;
+  /// They run on, and nobody here waits for them.
+  void forget_all() noexcept;
+
+ private:
+  struct Process {
+    pid_t pid = -1;
+    UniqueFd pidfd;   // not on old kernels
+    UniqueFd report;  // non-blocking
+    std::string received = {};
+    bool ended = false;
+    bool status_known = false;
+    int status = 0;
+    bool ended_by_us = false;
+    bool absent = false;  // ended well, but another waits for it in init()
+    std::optional<SpawnReport> said = std::nullopt;
+  };
+
+  static void look_at(Process& process);
+  static void read_report(Process& process);
+  void look_at_all();
+  void look_for_absent();
+  static bool has_failed(const Process& process);
+  SpawnError error_of(std::size_t rank) const;
+  void sleep_until_change(std::optional<Clock::time_point> until);
+  void signal_all(int signal) noexcept;
+
+  std::vector<Process> processes_;
+  std::vector<int> pids_;
+  InitNotices joins_;
+  int first_rank_ = 0;
+};
+
+}  // namespace maniple::launch

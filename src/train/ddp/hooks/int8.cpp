@@ -1,0 +1,142 @@
+// The average of gradients that travel as 8-bit integers; the header says how. Cost for a bucket of N numbers: an all_to_all
+// and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole.
+#include "base/check.h"
+#include "train/ddp/hooks/block_quantize.h"
+#include "train/ddp/hooks/error_memory.h"
+#include "train/ddp/hooks/traffic.h"
+#include <maniple/train/int8_hook.h>
+
+namespace maniple {
+namespace {
+
+std::span<float> numbers_of(const torch::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+/// The part of a bucket that each rank averages: whole blocks, in the order of ranks.
+struct Division {
+  Division(std::size_t numbers, std::size_t block_size, int ranks) : total(numbers), block(block_size) {
+    const std::size_t blocks = blocks_of(numbers, block), n = static_cast<std::size_t>(ranks);
+    for (std::size_t r = 0; r < n; ++r) {
+      const std::size_t from = blocks * r / n, to = blocks * (r + 1) / n;
+      begin.push_back(std::min(total, from * block));
+      length.push_back(std::min(total, to * block) - begin.back());
+      bytes.push_back(coded_bytes(to - from, block));
+      offset.push_back(all_bytes);
+      all_bytes += bytes.back();
+    }
+  }
+  template <class T>
+  std::span<T> numbers(std::span<T> all, std::size_t r) const {
+    return all.subspan(begin[r], length[r]);
+  }
+  std::span<std::uint8_t> coded(std::vector<std::uint8_t>& all, std::size_t r) const {
+    return std::span(all).subspan(offset[r], bytes[r]);
+  }
+
+  std::size_t total, block;
+  std::vector<std::size_t> begin, length;  // in numbers
+  std::vector<std::size_t> bytes, offset;  // when coded
+  std::size_t all_bytes = 0;
+};
+
+}  // namespace
+
+struct Int8State::Impl {
+  Int8Options options;
+  HookTraffic traffic;
+  ErrorMemory errors;
+
+  Work average(GradBucket& bucket, CommContext& comm);
+};
+
+Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor& buffer = bucket.buffer();
+  ProcessGroup& group = *comm.group();
+  count_plain(traffic, buffer.nbytes(), group.size());
+  if (!buffer.is_floating_point()) {
+    count_all_reduce(traffic, buffer.nbytes(), group.size());
+    return comm.all_reduce(buffer, ReduceOp::avg);
+  }
+  const torch::Tensor mine = buffer.to(torch::kFloat32, /*non_blocking=*/false, /*copy=*/true);
+  if (options.use_error_feedback) mine.add_(errors.of(bucket, torch::kFloat32));
+
+  const auto me = static_cast<std::size_t>(group.rank()), n = static_cast<std::size_t>(group.size());
+  const Division parts(static_cast<std::size_t>(mine.numel()), static_cast<std::size_t>(options.block_size),
+                       group.size());
+  std::vector<std::uint8_t> out(parts.all_bytes), in(n * parts.bytes[me]);
+  for (std::size_t r = 0; r < n; ++r) {
+    quantize_blocks(parts.numbers(numbers_of(mine), r), parts.block, parts.coded(out, r));
+  }
+  group.all_to_all(buffer_of(out), buffer_of(in), parts.bytes, std::vector<std::size_t>(n, parts.bytes[me]));
+
+  const torch::Tensor own = torch::zeros({static_cast<std::int64_t>(parts.length[me])});
+  for (std::size_t r = 0; r < n; ++r) {
+    add_quantized(std::span(in).subspan(r * parts.bytes[me], parts.bytes[me]), parts.block, numbers_of(own));
+  }
+  own.div_(static_cast<double>(n));
+
+  std::vector<std::uint8_t> averages(parts.all_bytes);
+  quantize_blocks(numbers_of(own), parts.block, parts.coded(averages, me));
+  const std::vector<std::uint8_t> sent(parts.coded(averages, me).begin(), parts.coded(averages, me).end());
+  group.all_gather(buffer_of(sent), buffer_of(averages), parts.bytes);
+  traffic.sent_bytes += parts.all_bytes - parts.bytes[me] + (n - 1) * parts.bytes[me];
+
+  const torch::Tensor result = torch::zeros({mine.numel()});
+  for (std::size_t r = 0; r < n; ++r) {
+    add_quantized(parts.coded(averages, r), parts.block, parts.numbers(numbers_of(result), r));
+  }
+  if (options.use_error_feedback) {
+    // What the first coding lost of this rank's gradient, and what the second lost of the average of its part: times n, as
+    // it will be divided by n.
+    torch::Tensor& error = errors.of(bucket, torch::kFloat32);
+    const torch::Tensor coded = torch::zeros({mine.numel()});
+    for (std::size_t r = 0; r < n; ++r) {
+      add_quantized(parts.coded(out, r), parts.block, parts.numbers(numbers_of(coded), r));
+    }
+    error.copy_(mine).sub_(coded);
+    const auto begin = static_cast<std::int64_t>(parts.begin[me]);
+    error.narrow(0, begin, own.numel()).add_(own.sub_(result.narrow(0, begin, own.numel())), static_cast<double>(n));
+    error.masked_fill_(torch::isfinite(error).logical_not_(), 0);
+  }
+  // Not the whole buffer: the zeros between gradients must not become NaN with the block that they are in.
+  for (std::size_t i = 0; i < bucket.gradients().size(); ++i) {
+    bucket.gradients()[i].copy_(part_of(result, bucket, i));
+  }
+  return {};
+}
+
+Int8State::Int8State(Int8Options options) : impl_(std::make_unique<Impl>()) {
+  MANIPLE_REQUIRE(options.block_size >= 1, "Int8State: block_size is {}; it must be at least 1", options.block_size);
+  impl_->options = options;
+}
+Int8State::~Int8State() = default;
+
+const Int8Options& Int8State::options() const noexcept { return impl_->options; }
+HookTraffic Int8State::traffic() const noexcept { return impl_->traffic; }
+void Int8State::average_errors(ProcessGroup& group) { impl_->errors.average(group); }
+
+std::map<std::string, torch::Tensor> Int8State::state_dict() const {
+  std::map<std::string, torch::Tensor> state;
+  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorMemory::kPrefix) + name] = tensor;
+  return state;
+}
+
+void Int8State::load_state_dict(const std::map<std::string, torch::Tensor>& state) {
+  ErrorMemory::Named errors;
+  for (const auto& [name, tensor] : state) {
+    MANIPLE_REQUIRE(tensor.defined() && name.starts_with(ErrorMemory::kPrefix),
+                    "Int8State: entry {} is not an error/...; this is another state", name);
+    errors[name.substr(ErrorMemory::kPrefix.size())] = tensor.clone();
+  }
+  impl_->errors.load(std::move(errors));
+}
+
+CommHook int8_quantize_hook(std::shared_ptr<Int8State> state) {
+  MANIPLE_REQUIRE(state != nullptr, "int8_quantize_hook: the state is null");
+  return
+      [state = std::move(state)](GradBucket& bucket, CommContext& comm) { return state->impl().average(bucket, comm); };
+}
+
+}  // namespace maniple

@@ -1,0 +1,49 @@
+// Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is one.
+#include "base/check.h"
+#include "train/ddp/hooks/traffic.h"
+#include <maniple/train/post_local_sgd.h>
+
+namespace maniple {
+
+PostLocalSGDState::PostLocalSGDState(PostLocalSGDOptions options) : options_(std::move(options)) {
+  MANIPLE_REQUIRE(options_.start_localSGD_iter >= 0,
+                  "PostLocalSGDState: start_localSGD_iter is {}; it must not be negative",
+                  options_.start_localSGD_iter);
+  if (options_.subgroup) options_.subgroup->require_member("PostLocalSGDState");
+}
+
+void PostLocalSGDState::set_iteration(std::int64_t iteration) {
+  MANIPLE_REQUIRE(iteration >= 0, "PostLocalSGDState: an iteration of {}; it must not be negative", iteration);
+  iteration_ = iteration;
+}
+
+CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state) {
+  MANIPLE_REQUIRE(state != nullptr, "post_localSGD_hook: the state is null");
+  return [state = std::move(state)](GradBucket& bucket, CommContext& comm) {
+    const PostLocalSGDOptions& options = state->options_;
+    const bool together = state->iteration_ < options.start_localSGD_iter;
+    if (bucket.is_last()) ++state->iteration_;
+    const std::uint64_t bytes = bucket.buffer().nbytes();
+    count_plain(state->traffic_, bytes, comm.group()->size());
+    if (!together && (!options.post_local_gradient_allreduce || !options.subgroup)) return Work();
+    const CommContext over(together ? comm.group() : options.subgroup, comm.async());
+    count_all_reduce(state->traffic_, bytes, over.group()->size());
+    return over.all_reduce(bucket.buffer(), ReduceOp::avg);
+  };
+}
+
+PostLocalSGDOptimizer::PostLocalSGDOptimizer(torch::optim::Optimizer& optimizer, PeriodicModelAverager averager)
+    : optimizer_(optimizer), averager_(std::move(averager)) {}
+
+void PostLocalSGDOptimizer::step() {
+  optimizer_.step();
+  std::vector<torch::Tensor> parameters;
+  for (const auto& group : optimizer_.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  averager_.average_parameters(parameters);
+}
+
+void PostLocalSGDOptimizer::zero_grad() { optimizer_.zero_grad(); }
+
+}  // namespace maniple

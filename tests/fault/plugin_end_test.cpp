@@ -1,0 +1,93 @@
+// How ranks end: soon after they met, at different times. They end in good order, and mpirun is content with them.
+#include <dlfcn.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "fault/expect_error.h"
+#include "harness/run_ranks.h"
+
+namespace {
+
+std::function<void()> end_hook;  // called once when this rank, at its end, waits for the others
+
+}  // namespace
+
+// As in plugin_setup_test.cpp: in front of MPI's own.
+extern "C" __attribute__((visibility("default"))) int MPI_Ibarrier(std::intptr_t comm, void* request) {
+  if (const auto hook = std::exchange(end_hook, nullptr)) hook();
+  void* library = ::dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) library = ::dlopen("libmpich.so.12", RTLD_LAZY | RTLD_NOLOAD);
+  using Barrier = int (*)(std::intptr_t, void*);
+  return reinterpret_cast<Barrier>(::dlsym(library, "PMPI_Ibarrier"))(comm, request);
+}
+
+namespace maniple::harness {
+namespace {
+
+RunOptions options(int ranks) {
+  RunOptions run;
+  run.n = ranks;
+  run.as = As::processes;
+  run.timeout = Seconds(30);
+  run.limit = Seconds(40);
+  return run;
+}
+
+// Connections that the engine has begun to open are not open yet when the ranks end; with more ranks than cores some of them end
+// before others have looked at theirs. (MPICH's MPI_Finalize took that badly.)
+TEST(PluginEnd, SoonAfterRanksHaveMet) {
+  RunOptions run = options(5);
+  run.env = {{"UCX_TLS", "^cma"}};  // what MPICH uses between hosts
+  for (int again = 0; again < 6; ++again) {
+    run_ranks(run, [](Rank& r) {
+      for (int root = 0; root < r.size; ++root) r.world->broadcast_object(std::string(20'000, 'x'), root);
+    });
+  }
+}
+
+// A rank that is done waits for those that still want what it has sent, for as long as they need.
+TEST(PluginEnd, WhatWasSentIsReceivedAfterTheSendersEnd) {
+  run_ranks(options(2), [](Rank& r) {
+    const std::string path = r.dir() + "/end";
+    if (r.rank == 1 && ::mkfifo(path.c_str(), 0600) != 0) ADD_FAILURE() << "mkfifo";
+    r.world->barrier();
+    r.phase("the path is there");
+    std::vector<float> values(40'000, 7.0f);  // more than an engine sends before it is asked for
+    if (r.rank == 0) {
+      r.world->send(buffer_of(values), 1);
+      r.world.reset();
+      end_hook = [path] { std::ofstream(path) << "at its end"; };
+    } else {
+      std::string said;
+      std::getline(std::ifstream(path), said);  // comes when rank 0 has
+      EXPECT_EQ(said, "at its end");
+      std::vector<float> got(values.size());
+      r.world->recv(buffer_of(got), 0);
+      EXPECT_EQ(got, values);
+    }
+  });
+}
+
+// The group is never destroyed. Its rank waits for the others, and they for it: they are told.
+TEST(PluginEnd, WhatIsKeptBeyondTheEndIsLeft) {
+  RunOptions run = options(2);
+  run.expect_dead = {0};
+  run_ranks(run, [](Rank& r) {
+    static std::shared_ptr<ProcessGroup> kept;
+    r.world->barrier();
+    if (r.rank == 0) {
+      kept = r.world;
+      return;
+    }
+    int x = 0;
+    const Caught caught = catch_error([&] { r.world->recv(buffer_of(x), 0); });
+    EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+    EXPECT_TRUE(contains(caught.text, "has left the group")) << caught;
+    ::kill(r.pid_of(0), SIGKILL);  // it would wait for this one, which ends without
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

@@ -1,0 +1,54 @@
+// A thousand ranks meet and pass a barrier; hundreds of them, or a thousand, without shared memory.
+#include <cstdio>
+
+#include "harness/run_ranks.h"
+#include <gtest/gtest.h>
+
+namespace maniple::harness {
+namespace {
+
+TEST(ManyRanks, AThousandThreadsJoinAndPassABarrier) {
+  const RunResult result = run_ranks({.n = 1000, .as = As::threads, .init = false, .limit = Seconds(120)}, [](Rank& r) {
+    r.phase("all threads have started");
+    const double start = now_s();
+    r.init();
+    const double joined = now_s();
+    r.world->barrier();
+    r.report("joined", joined - start);
+    r.report("passed", now_s() - start);
+  });
+  double joined = 0, passed = 0;
+  for (const auto& [rank, seconds] : result.numbers("joined")) joined = std::max(joined, seconds);
+  for (const auto& [rank, seconds] : result.numbers("passed")) passed = std::max(passed, seconds);
+  std::printf("1000 ranks: joined in %.3f s, through the barrier after %.3f s\n", joined, passed);
+  EXPECT_EQ(result.numbers("passed").size(), 1000u);
+}
+
+void reduce_over_tcp(int n) {
+  const RunResult result = run_ranks(
+      {.n = n, .as = As::processes, .transport = TransportKind::tcp, .init = false, .timeout = Seconds(200), .limit = Seconds(400)}, [](Rank& r) {
+        r.phase("all have started");
+        const double start = now_s();
+        r.init();
+        r.report("joined", now_s() - start);
+        for (int round = 0; round < 3; ++round) {
+          std::vector<std::int64_t> ranks(100, r.rank);
+          r.world->all_reduce(buffer_of(ranks));
+          EXPECT_EQ(ranks.back(), std::int64_t{r.size} * (r.size - 1) / 2);
+        }
+        r.report("reduced", now_s() - start);
+      });
+  if (!result) return;
+  double joined = 0, reduced = 0;
+  for (const auto& [rank, seconds] : result.numbers("joined")) joined = std::max(joined, seconds);
+  for (const auto& [rank, seconds] : result.numbers("reduced")) reduced = std::max(reduced, seconds);
+  std::printf("%d ranks over TCP: joined in %.3f s, three all_reduces done after %.3f s\n", n, joined, reduced);
+  EXPECT_EQ(result.numbers("reduced").size(), static_cast<std::size_t>(n));
+}
+
+TEST(ManyRanks, HundredsOfProcessesReduceOverTcp) { reduce_over_tcp(256); }
+
+TEST(ManyRanksLong, AThousandProcessesReduceOverTcp) { reduce_over_tcp(1000); }
+
+}  // namespace
+}  // namespace maniple::harness

@@ -1,0 +1,239 @@
+// send, recv, isend, irecv, batches: matched by (source, tag) in the order posted.
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "group/matrix.h"
+#include "group/pattern.h"
+
+namespace maniple::harness {
+namespace {
+
+class PointToPointTest : public Operations {};
+INSTANTIATE_TEST_SUITE_P(Every, PointToPointTest, testing::ValuesIn(places({2, 3, 4, 5, 6, 7, 8, 9, 16})), name_of);
+
+TEST_P(PointToPointTest, RingOfEveryDtypeAndCount) {
+  run([](Rank& r) {
+    Arena arena(r, largest_count() * 8);
+    const int next = (r.rank + 1) % r.size;
+    const int previous = (r.rank + r.size - 1) % r.size;
+    int number = 0;
+    for (const std::size_t count : counts()) {
+      for (const DType dtype : kAllDTypes) {
+        const Manner manner = Manner::of(number++);
+        SCOPED_TRACE(fmt::format("{} count {} {}", maniple::to_string(dtype), count, manner.describe()));
+        const Buffer out = arena.take(0, manner.memory, dtype, count);
+        const Buffer in = arena.take(1, manner.memory, dtype, count);
+        Pattern::noise(dtype, r.rank).fill(out.data, count);
+        // Rank 0 sends first and the others receive first, so that even a send that waits for its receiver passes on.
+        if (manner.async) {
+          const Work sent = r.world->isend(out, next, number);
+          int source = -1;
+          r.world->irecv(in, previous, number, &source).wait();
+          sent.wait();
+          EXPECT_EQ(source, previous);
+        } else if (r.rank == 0) {
+          r.world->send(out, next, number);
+          EXPECT_EQ(r.world->recv(in, previous, number), previous);
+        } else {
+          EXPECT_EQ(r.world->recv(in, previous, number), previous);
+          r.world->send(out, next, number);
+        }
+        EXPECT_TRUE(Pattern::noise(dtype, previous).matches(in.data, count));
+        EXPECT_TRUE(arena.guards_intact());
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, AnySourceReceivesFromEveryone) {
+  run([](Rank& r) {
+    for (int round = 0; round < 3; ++round) {
+      if (r.rank == 0) {
+        std::set<int> sources;
+        for (int i = 1; i < r.size; ++i) {
+          int value = -1;
+          const int source = r.world->recv(buffer_of(value), kAnySource, round);
+          EXPECT_EQ(value, 100 * round + source);
+          sources.insert(source);
+        }
+        EXPECT_EQ(sources.size(), static_cast<std::size_t>(r.size - 1));
+      } else {
+        const int value = 100 * round + r.rank;
+        r.world->send(buffer_of(value), 0, round);
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, AnySourceWaitsForALateSender) {
+  run([](Rank& r) {
+    if (r.rank == 0) {
+      double value = 0;
+      int source = -1;
+      const Work received = r.world->irecv(buffer_of(value), kAnySource, 9, &source);
+      EXPECT_FALSE(received.done());
+      r.phase("posted");
+      received.wait();
+      EXPECT_EQ(source, r.size - 1);
+      EXPECT_EQ(value, 2.5);
+    } else {
+      r.phase("posted");
+      const double value = 2.5;
+      if (r.rank == r.size - 1) r.world->send(buffer_of(value), 0, 9);
+    }
+  });
+}
+
+TEST_P(PointToPointTest, TagsAreMatchedOutOfOrderAndEqualTagsInOrder) {
+  run([](Rank& r) {
+    constexpr int kTags = 8;
+    if (r.rank == 1) {
+      for (int copy = 0; copy < 2; ++copy) {
+        for (int tag = 0; tag < kTags; ++tag) {
+          const int value = 10 * tag + copy;
+          r.world->send(buffer_of(value), 0, tag);
+        }
+      }
+    } else if (r.rank == 0) {
+      for (int tag = kTags - 1; tag >= 0; --tag) {
+        for (int copy = 0; copy < 2; ++copy) {
+          int value = -1;
+          r.world->recv(buffer_of(value), 1, tag);
+          EXPECT_EQ(value, 10 * tag + copy);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, SendMayComeBeforeAndAfterItsReceive) {
+  run([](Rank& r) {
+    if (r.rank > 1) return;
+    const int peer = 1 - r.rank;
+    for (int round = 0; round < 10; ++round) {
+      const bool send_first = round % 2 == 0;
+      std::vector<std::int32_t> values(5000, r.rank == 0 ? round : -1);
+      Work work;
+      if (r.rank == (send_first ? 0 : 1)) {
+        work = r.rank == 0 ? r.world->isend(buffer_of(values), peer, 5) : r.world->irecv(buffer_of(values), peer, 5);
+        r.world->send({}, peer, 6);  // tells the other that the first half is posted
+      } else {
+        r.world->recv({}, peer, 6);
+        work = r.rank == 0 ? r.world->isend(buffer_of(values), peer, 5) : r.world->irecv(buffer_of(values), peer, 5);
+      }
+      work.wait();
+      EXPECT_EQ(values, std::vector<std::int32_t>(5000, round));
+    }
+  });
+}
+
+TEST_P(PointToPointTest, BatchExchangesAllWithAll) {
+  run([](Rank& r) {
+    for (const std::size_t count : {std::size_t{1}, largest_count() / 4}) {
+      const std::size_t n = r.size;
+      std::vector<float> out(count * n), in(count * n);
+      std::vector<PointToPoint> operations;
+      for (int peer = 0; peer < r.size; ++peer) {
+        if (peer == r.rank) continue;
+        std::fill_n(out.begin() + count * peer, count, static_cast<float>(100 * r.rank + peer));
+        // Sends before receives on even ranks, the other way round on odd ones.
+        const auto send = PointToPoint::send({out.data() + count * peer, count, DType::float32}, peer, 3);
+        const auto recv = PointToPoint::recv({in.data() + count * peer, count, DType::float32}, peer, 3);
+        operations.push_back(r.rank % 2 == 0 ? send : recv);
+        operations.push_back(r.rank % 2 == 0 ? recv : send);
+      }
+      const auto works = r.world->batch_isend_irecv(operations);
+      ASSERT_EQ(works.size(), operations.size());
+      for (const Work& work : works) work.wait();
+      for (int peer = 0; peer < r.size; ++peer) {
+        if (peer == r.rank) continue;
+        EXPECT_EQ(in[count * peer], static_cast<float>(100 * peer + r.rank));
+        EXPECT_EQ(in[count * peer + count - 1], static_cast<float>(100 * peer + r.rank));
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, BigMessagesBothWaysAtOnce) {
+  run([](Rank& r) {
+    const std::size_t count = kSanitized ? 100'000 : 2'000'003;
+    const int peer = r.rank ^ 1;
+    if (peer >= r.size) return;
+    std::vector<float> out(count), in(count);
+    std::iota(out.begin(), out.end(), static_cast<float>(r.rank));
+    const Work sent = r.world->isend(buffer_of(out), peer);
+    EXPECT_EQ(r.world->recv(buffer_of(in), peer), peer);
+    sent.wait();
+    std::iota(out.begin(), out.end(), static_cast<float>(peer));
+    EXPECT_EQ(in, out);
+  });
+}
+
+// Also where no other rank shares memory with this one, as nothing then wakes it but itself.
+void receive_from_oneself(Rank& r) {
+  int in = -1;
+  const int out = 7;
+  const Work received = r.world->irecv(buffer_of(in), r.rank, 3);
+  EXPECT_FALSE(received.done());
+  r.world->send(buffer_of(out), r.rank, 3);
+  received.wait();
+  EXPECT_EQ(in, 7);
+  // The same with a receive that waits in another thread.
+  std::thread waiting([&] { EXPECT_EQ(r.world->recv(buffer_of(in), kAnySource, 4), r.rank); });
+  const std::vector<double> large(100'000, 1.5);  // more than the ring takes
+  std::vector<double> copy(large.size());
+  const Work sent = r.world->isend(buffer_of(large), r.rank, 5);
+  r.world->recv(buffer_of(copy), r.rank, 5);
+  sent.wait();
+  EXPECT_EQ(copy, large);
+  r.world->send(buffer_of(out), r.rank, 4);
+  waiting.join();
+  EXPECT_EQ(in, 7);
+  r.phase("all have received");  // once all others have left, nobody waits for anyone
+}
+
+TEST_P(PointToPointTest, ReceiveFromOneselfMayComeBeforeTheSend) { run(receive_from_oneself); }
+
+TEST(PointToPointOfOne, ReceiveFromOneselfMayComeBeforeTheSend) {
+  for (const auto transport : {TransportKind::automatic, TransportKind::tcp}) {
+    run_ranks({.n = 1, .as = chosen_as() == As::netns ? As::processes : chosen_as(), .transport = transport}, receive_from_oneself);
+  }
+}
+
+TEST_P(PointToPointTest, AreExemptFromTheOrderOfCollectives) {
+  run([](Rank& r) {
+    // Rank 0 sends before its all_reduce, rank 1 receives after its own.
+    int value = r.rank == 0 ? 42 : -1;
+    int sum = 1;
+    if (r.rank == 0) r.world->send(buffer_of(value), 1);
+    r.world->all_reduce(buffer_of(sum));
+    if (r.rank == 1) r.world->recv(buffer_of(value), 0);
+    EXPECT_EQ(sum, r.size);
+    if (r.rank <= 1) {
+      EXPECT_EQ(value, 42);
+    }
+  });
+}
+
+TEST_P(PointToPointTest, ManyInFlight) {
+  run([](Rank& r) {
+    constexpr int kMessages = 200;
+    const int next = (r.rank + 1) % r.size;
+    const int previous = (r.rank + r.size - 1) % r.size;
+    std::vector<std::int64_t> out(kMessages), in(kMessages, -1);
+    std::vector<Work> works;
+    for (int i = 0; i < kMessages; ++i) {
+      out[i] = 1000 * r.rank + i;
+      works.push_back(r.world->irecv(buffer_of(in[i]), previous, i % 5));
+      works.push_back(r.world->isend(buffer_of(out[i]), next, i % 5));
+    }
+    for (const Work& work : works) work.wait();
+    for (int i = 0; i < kMessages; ++i) EXPECT_EQ(in[i], 1000 * previous + i);
+  });
+}
+
+}  // namespace
+}  // namespace maniple::harness

@@ -1,0 +1,265 @@
+// The coordinator's decisions, without processes: nodes and time are played by the test.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <map>
+
+#include "launch/coordinate/coordinator.h"
+
+namespace maniple::launch {
+namespace {
+
+using Kind = AgentMessage::Kind;
+
+struct Stage {
+  explicit Stage(CoordinatorOptions options)
+      : coordinator(options, {.send = [this](int node, const AgentMessage& message) { sent[node].push_back(message); },
+                            .set_timer = [this](Coordinator::Timer clock, auto delay) { clocks[clock] = delay.count(); },
+                            .stop_timer = [this](Coordinator::Timer clock) { clocks.erase(clock); },
+                            .say = [this](const std::string& text) { said += text + "\n"; },
+                            .done = [this](int code) { result = code; }}) {
+    coordinator.begin();
+  }
+
+  void join(int node, int rank = -1, int processes = 2) {
+    AgentMessage message{.kind = Kind::join, .node_rank = rank, .processes = processes, .host = "host" + std::to_string(node)};
+    coordinator.joined(node, message);
+  }
+  void report(int node, Kind kind, int generation, RankExit exit = {}) {
+    coordinator.received(node, {.kind = kind, .generation = generation, .port = 99, .host = "h", .exit = std::move(exit)});
+  }
+  void ring(Coordinator::Timer clock) {
+    ASSERT_EQ(clocks.count(clock), 1u) << "the clock is not set";
+    clocks.erase(clock);
+    coordinator.on_timer(clock);
+  }
+  /// The last message to a node.
+  AgentMessage last(int node) { return sent[node].empty() ? AgentMessage{} : sent[node].back(); }
+
+  std::map<int, std::vector<AgentMessage>> sent;
+  std::map<Coordinator::Timer, double> clocks;
+  std::string said;
+  std::optional<int> result;
+  Coordinator coordinator;
+};
+
+TEST(Coordinator, RanksInTheOrderOfNodes) {
+  Stage stage({.nodes = {3, 3}});
+  stage.join(0, 0, 2);
+  stage.join(7, 2, 1);
+  EXPECT_EQ(stage.coordinator.state(), Coordinator::State::gathering);
+  stage.join(5, 1, 4);
+  EXPECT_EQ(stage.last(0).kind, Kind::reserve);
+  stage.report(0, Kind::reserved, 0);
+  EXPECT_EQ(stage.last(0).first_rank, 0);
+  EXPECT_EQ(stage.last(5).first_rank, 2);
+  EXPECT_EQ(stage.last(5).node_rank, 1);
+  EXPECT_EQ(stage.last(7).first_rank, 6);
+  EXPECT_EQ(stage.last(7).world_size, 7);
+  EXPECT_EQ(stage.last(7).node_count, 3);
+  for (const int node : {0, 5, 7}) stage.report(node, Kind::finished, 0);
+  EXPECT_EQ(stage.result, 0);
+}
+
+TEST(Coordinator, NamesWhoIsMissing) {
+  Stage stage({.nodes = {3, 3}});
+  stage.join(0, 0);
+  stage.join(1, 2);
+  stage.ring(Coordinator::Timer::join_timeout);
+  EXPECT_EQ(stage.result, 1);
+  EXPECT_NE(stage.said.find("2 of 3 nodes joined within 300 s; missing node rank 1"), std::string::npos) << stage.said;
+}
+
+TEST(Coordinator, RefusesWhatDoesNotFit) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 0);
+  EXPECT_EQ(stage.last(1).kind, Kind::quit);
+  EXPECT_NE(stage.last(1).text.find("node rank 0 is taken by host host0"), std::string::npos);
+  stage.join(2, 5);
+  EXPECT_NE(stage.last(2).text.find("expected 0 to 1"), std::string::npos);
+  stage.join(3, 1);
+  stage.join(4);
+  EXPECT_NE(stage.last(4).text.find("has all of its 2 nodes"), std::string::npos);
+  EXPECT_EQ(stage.coordinator.node_count(), 2u);
+}
+
+void start(Stage& stage, int generation) { stage.report(0, Kind::reserved, generation); }
+
+TEST(Coordinator, FirstCauseEndsAll) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.report(1, Kind::failed, 0, {.rank = 2, .code = 1, .error = "[barrier #1 world rank 2/4] rank 0 (pid 1 on x) is lost: ended"});
+  EXPECT_GT(stage.clocks[Coordinator::Timer::verdict], 0.1) << "it blames another, who may run_member";
+  stage.report(0, Kind::failed, 0, {.rank = 0, .signal = SIGKILL});
+  stage.ring(Coordinator::Timer::verdict);
+  EXPECT_NE(stage.said.find("rank 0 of 4 failed first"), std::string::npos) << stage.said;
+  EXPECT_EQ(stage.last(1).kind, Kind::stop);
+  EXPECT_EQ(stage.last(1).signal, SIGTERM);
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_FALSE(stage.result.has_value());
+  stage.report(1, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 137);
+}
+
+TEST(Coordinator, RestartsWithLongerPauses) {
+  Stage stage({.nodes = {1, 1}, .restarts = {.max_restarts = 2}});
+  stage.join(0, 0);
+  for (int generation = 0; generation < 3; ++generation) {
+    start(stage, generation);
+    EXPECT_EQ(stage.last(0).generation, generation);
+    stage.report(0, Kind::failed, generation, {.rank = 1, .code = 9});
+    stage.report(0, Kind::failed, generation - 1, {.rank = 0, .code = 8});  // of a time gone by
+    stage.ring(Coordinator::Timer::verdict);
+    stage.report(0, Kind::stopped, generation);
+    if (generation == 2) break;
+    EXPECT_DOUBLE_EQ(stage.clocks[Coordinator::Timer::pause], generation + 1);
+    stage.ring(Coordinator::Timer::pause);
+  }
+  EXPECT_EQ(stage.result, 9);
+}
+
+TEST(Coordinator, MembershipChangesReFormWithoutCost) {
+  Stage stage({.nodes = {1, 3}});
+  stage.join(0, 0);
+  stage.ring(Coordinator::Timer::join_window);
+  start(stage, 0);
+  EXPECT_EQ(stage.last(0).world_size, 2);
+  stage.join(1);
+  EXPECT_EQ(stage.last(0).kind, Kind::stop);
+  stage.report(0, Kind::stopped, 0);
+  start(stage, 1);
+  EXPECT_EQ(stage.last(0).world_size, 4);
+  EXPECT_EQ(stage.last(1).first_rank, 2);
+  EXPECT_EQ(stage.last(1).generation, 1);
+  stage.coordinator.lost(1, "gone");
+  stage.report(0, Kind::stopped, 1);
+  start(stage, 2);
+  EXPECT_EQ(stage.last(0).world_size, 2);
+  EXPECT_EQ(stage.coordinator.restarts(), 0) << "the group was formed anew, but nothing had failed";
+  EXPECT_EQ(stage.last(0).restarts, 0);
+  stage.report(0, Kind::finished, 2);
+  EXPECT_EQ(stage.result, 0);
+}
+
+TEST(Coordinator, ANodeThatIsToldToGoLeavesIfEnoughRemain) {
+  Stage stage({.nodes = {1, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  // Its workers got the signal as well; that is no failure.
+  stage.report(1, Kind::failed, 0, {.rank = 2, .signal = SIGTERM});
+  stage.coordinator.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
+  EXPECT_NE(stage.said.find("host host1 leaves the job (SIGTERM to its launcher); the group is formed anew with 1"), std::string::npos) << stage.said;
+  for (const int node : {0, 1}) EXPECT_EQ(stage.last(node).kind, Kind::stop);
+  EXPECT_EQ(stage.last(0).grace_ms, 30'000) << "all may save";
+  stage.report(1, Kind::stopped, 0);
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.last(1).kind, Kind::quit);
+  EXPECT_EQ(stage.last(1).code, 143);
+  start(stage, 1);
+  EXPECT_EQ(stage.last(0).world_size, 2);
+  EXPECT_EQ(stage.coordinator.restarts(), 0);
+
+  // The last one cannot go without the job.
+  stage.coordinator.received(0, {.kind = Kind::interrupt, .signal = SIGTERM});
+  stage.report(0, Kind::stopped, 1);
+  EXPECT_EQ(stage.result, 143);
+}
+
+TEST(Coordinator, WhoEndsTheJobIsSaidOnAllNodes) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.coordinator.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
+  const std::string text = "maniple: SIGTERM on host host1 ends the job on all nodes";
+  EXPECT_NE(stage.said.find(text), std::string::npos) << stage.said;
+  EXPECT_TRUE(std::any_of(stage.sent[1].begin(), stage.sent[1].end(), [&](const auto& message) { return message.text == text; }));
+  EXPECT_EQ(stage.last(0).kind, Kind::stop);
+}
+
+// The rank that will not come, and those that wait for it, are told of in any order.
+TEST(Coordinator, ARankThatEndedBeforeItJoinedIsAFailure) {
+  for (const bool left_first : {true, false}) {
+    Stage stage({.nodes = {2, 2}});
+    stage.join(0, 0);
+    stage.join(1, 1);
+    start(stage, 0);
+    const auto left = [&] { stage.report(1, Kind::left, 0, {.rank = 3, .pid = 7}); };
+    if (left_first) left();
+    EXPECT_EQ(stage.coordinator.state(), Coordinator::State::running);
+    stage.report(0, Kind::waits, 0, {.rank = 0});
+    if (!left_first) left();
+    EXPECT_NE(stage.said.find("rank 3 of 4 failed first, on host host1 (pid 7): exit code 0 before it joined the group, and rank 0 waits for it"),
+              std::string::npos)
+        << stage.said;
+    for (const int node : {0, 1}) stage.report(node, Kind::stopped, 0);
+    EXPECT_EQ(stage.result, 1);
+  }
+}
+
+TEST(Coordinator, ALostNodeBelowTheLeastNumberIsAFailure) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.coordinator.lost(1, "gone");
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 1);
+  EXPECT_NE(stage.said.find("node 1 (host host1) is lost: gone"), std::string::npos);
+}
+
+TEST(Coordinator, InterruptsOnceAndTwice) {
+  Stage stage({.nodes = {1, 1}, .restarts = {.max_restarts = 5}});
+  stage.join(0, 0);
+  start(stage, 0);
+  stage.coordinator.interrupt(SIGINT);
+  EXPECT_EQ(stage.last(0).signal, SIGINT);
+  EXPECT_EQ(stage.last(0).grace_ms, 30'000);
+  stage.coordinator.interrupt(SIGINT);
+  EXPECT_EQ(stage.last(0).signal, SIGKILL);
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 130);
+}
+
+TEST(Coordinator, APortThatCannotBeHadIsTheUsersMistake) {
+  Stage stage({.nodes = {1, 1}, .restarts = {.max_restarts = 5}});
+  stage.join(0, 0);
+  stage.coordinator.received(0, {.kind = Kind::reserved, .text = "maniple: it is taken"});
+  EXPECT_EQ(stage.result, 2);
+  EXPECT_EQ(stage.said, "maniple: it is taken\n");
+}
+
+TEST(Coordinator, NodesOfOneMachineShareItsCores) {
+  Stage stage({.nodes = {3, 3}});
+  const auto join = [&](int node, int processes, const char* place) {
+    stage.coordinator.joined(node, {.kind = Kind::join, .node_rank = node, .processes = processes, .host = "h", .text = place});
+  };
+  join(0, 2, "boot 0-7");
+  join(1, 4, "other 0-7");
+  join(2, 3, "boot 0-7");
+  start(stage, 0);
+  EXPECT_EQ(std::pair(stage.last(0).core_first, stage.last(0).core_total), std::pair(0, 5));
+  EXPECT_EQ(std::pair(stage.last(1).core_first, stage.last(1).core_total), std::pair(0, 4));
+  EXPECT_EQ(std::pair(stage.last(2).core_first, stage.last(2).core_total), std::pair(2, 5));
+}
+
+TEST(Coordinator, ASuspendedNodeSuspendsAll) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.coordinator.received(1, {.kind = Kind::signal, .signal = SIGSTOP, .host = "host1"});
+  for (const int node : {0, 1}) {
+    EXPECT_EQ(stage.last(node).kind, Kind::signal);
+    EXPECT_EQ(stage.last(node).signal, SIGSTOP);
+  }
+  EXPECT_NE(stage.last(0).text.find("suspended on host host1"), std::string::npos);
+  EXPECT_EQ(stage.last(1).text, "") << "its user knows";
+}
+
+}  // namespace
+}  // namespace maniple::launch

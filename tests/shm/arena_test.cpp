@@ -1,0 +1,288 @@
+#include "shm/arena.h"
+
+#include <sched.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "shm/sleeper.h"
+#include <maniple/comm/error.h>
+
+namespace maniple {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::StartsWith;
+using Clock = Deadline::Clock;
+
+constexpr std::size_t kStage = 64 * 1024;
+
+OperationContext soon() { return OperationContext(Deadline::after(std::chrono::seconds(30))); }
+
+// The ranks of a group, as threads. Errors call rank r "10 + r"; in the world it is 20 + r.
+class World {
+ public:
+  explicit World(int size, double spin_us = -1)
+      : aborts(static_cast<std::size_t>(size)), segment(Segment::create(Arena::bytes_for(size, kStage))) {
+    for (int r = 0; r < size; ++r) {
+      ArenaOptions options;
+      options.rank = r;
+      options.size = size;
+      options.spin_us = spin_us;
+      options.abort = &aborts[static_cast<std::size_t>(r)];
+      for (int i = 0; i < size; ++i) {
+        options.names.push_back(10 + i);
+        options.global_ranks.push_back(20 + i);
+      }
+      arenas.push_back(std::make_unique<Arena>(segment, options));
+    }
+  }
+  Arena& operator[](int rank) { return *arenas[static_cast<std::size_t>(rank)]; }
+  void leave(int rank) { arenas[static_cast<std::size_t>(rank)].reset(); }
+
+  std::vector<AbortSignal> aborts;
+  std::shared_ptr<Segment> segment;
+  std::vector<std::unique_ptr<Arena>> arenas;
+};
+
+TEST(Arena, PartsLieInTheSegmentAndApart) {
+  constexpr int kRanks = 3;
+  World world(kRanks);
+  std::vector<std::pair<std::byte*, std::byte*>> parts;
+  for (int r = 0; r < kRanks; ++r) {
+    for (std::uint32_t s = 0; s < Arena::kSlots; ++s)
+      parts.emplace_back(world[0].slot(r, s), world[0].slot(r, s) + world[0].slot_bytes());
+    for (std::uint32_t epoch = 0; epoch < 2; ++epoch) {
+      auto* const post = reinterpret_cast<std::byte*>(&world[0].post(r, epoch));
+      parts.emplace_back(post, post + sizeof(Post));
+    }
+    for (int to = 0; to < kRanks; ++to) {
+      for (int set = 0; set < 2; ++set) {
+        const auto ring = world[0].ring(set, r, to);
+        parts.emplace_back(ring.data(), ring.data() + ring.size());
+      }
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  EXPECT_GE(parts.front().first, world.segment->data());
+  EXPECT_LE(parts.back().second, world.segment->data() + world.segment->size());
+  for (std::size_t i = 1; i < parts.size(); ++i) EXPECT_LE(parts[i - 1].second, parts[i].first) << i;
+  EXPECT_EQ(world[0].slot(1, 0), world[2].slot(1, Arena::kSlots));  // in turn, and the same for all
+}
+
+TEST(Arena, EveryRankReadsWhatAllPosted) {
+  constexpr int kRanks = 3;
+  constexpr std::uint64_t kRounds = 2000;
+  World world(kRanks);
+  std::vector<std::thread> ranks;
+  std::atomic<int> wrong{0};
+  for (int r = 0; r < kRanks; ++r) {
+    ranks.emplace_back([&, r] {
+      Arena& arena = world[r];
+      for (std::uint64_t round = 0; round < kRounds; ++round) {
+        OperationContext context = soon();
+        const std::uint32_t epoch = arena.next_epoch();
+        const std::uint64_t mine = round * kRanks + static_cast<unsigned>(r);
+        Post& post = arena.post(r, epoch);
+        post.words[0] = mine;
+        std::memcpy(post.payload + Post::kPayload - sizeof mine, &mine, sizeof mine);
+        arena.publish(epoch);
+        arena.await_posts(epoch, context);
+        for (int peer = 0; peer < kRanks; ++peer) {
+          const Post& theirs = arena.post(peer, epoch);
+          std::uint64_t tail = 0;
+          std::memcpy(&tail, theirs.payload + Post::kPayload - sizeof tail, sizeof tail);
+          const std::uint64_t expected = round * kRanks + static_cast<unsigned>(peer);
+          if (theirs.words[0] != expected || tail != expected) ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Arena, CountersCarryBytesThroughTheStage) {
+  constexpr std::uint32_t kSteps = 1000;
+  World world(2);
+  std::thread sender([&] {
+    OperationContext context = soon();
+    for (std::uint32_t step = 0; step < kSteps; ++step) {
+      // A slot may be filled again when the other side has drained it.
+      if (step >= Arena::kSlots) world[0].await(Counter::drained, 1, step - Arena::kSlots + 1, context);
+      std::memcpy(world[0].slot(0, step), &step, sizeof step);
+      world[0].set(Counter::filled, step + 1);
+    }
+  });
+  OperationContext context = soon();
+  std::uint32_t wrong = 0;
+  for (std::uint32_t step = 0; step < kSteps; ++step) {
+    world[1].await_all(Counter::filled, step + 1, context);
+    std::uint32_t value = 0;
+    std::memcpy(&value, world[1].slot(0, step), sizeof value);
+    wrong += value != step ? 1 : 0;
+    world[1].set(Counter::drained, step + 1);
+  }
+  sender.join();
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
+  World world(3, 50'000);  // long enough to be met spinning
+  OperationContext context = soon();
+  std::atomic<bool> begun{false};
+  Sleeper waiting([&] {
+    begun = true;
+    world[0].await_posts(world[0].next_epoch(), context);
+  });
+  while (!begun) ::sched_yield();
+  world[1].publish(world[1].next_epoch());
+  EXPECT_TRUE(waiting.falls_asleep());
+  world[2].publish(world[2].next_epoch());
+  waiting.join();
+  EXPECT_EQ(context.take_end(), 0u);
+}
+
+TEST(Arena, WhatWasFinishedLongAgoIsNotTakenForNew) {
+  World world(2);
+  std::uint32_t epoch = 0;
+  // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`.
+  while (epoch < (std::uint32_t{1} << 31) + 100) {
+    epoch = world[1].next_epoch();
+    if (epoch % Arena::kRefresh == 0) world[1].publish(epoch);  // it publishes all; these are the ones that matter
+  }
+  OperationContext context(Deadline::after(milliseconds(1)));
+  EXPECT_THROW(world[0].await(Counter::finished, 1, epoch, context), Timeout);
+  world[1].set(Counter::finished, epoch);
+  OperationContext again = soon();
+  world[0].await(Counter::finished, 1, epoch, again);
+}
+
+TEST(Arena, ARankThatLeftIsLost) {
+  World world(2);
+  world.leave(1);
+  EXPECT_TRUE(world[0].has_left(1));
+  OperationContext context = soon();
+  try {
+    world[0].await_posts(world[0].next_epoch(), context);
+    ADD_FAILURE() << "nobody noticed";
+  } catch (const PeerLost& lost) {
+    EXPECT_EQ(lost.rank(), 21);
+    EXPECT_THAT(lost.what(), HasSubstr("rank 11 has left the group"));
+  }
+}
+
+TEST(Arena, WhatALeaverPostedIsUsedFirst) {
+  World world(2);
+  const std::uint32_t epoch = world[1].next_epoch();
+  world[1].post(1, epoch).words[0] = 42;
+  world[1].publish(epoch);
+  world.leave(1);
+  OperationContext context = soon();
+  world[0].await_posts(world[0].next_epoch(), context);
+  EXPECT_EQ(world[0].post(1, epoch).words[0], 42u);
+}
+
+TEST(Arena, LeavingWakesThoseWhoSleep) {
+  World world(2);
+  bool lost = false;
+  Sleeper waiting([&] {
+    OperationContext context = soon();
+    try {
+      world[0].await_posts(world[0].next_epoch(), context);
+    } catch (const PeerLost&) {
+      lost = true;
+    }
+  });
+  EXPECT_TRUE(waiting.falls_asleep());
+  world.leave(1);
+  waiting.join();
+  EXPECT_TRUE(lost);
+}
+
+TEST(Arena, RaisingWakesThoseWhoSleepWithTheCause) {
+  World world(2);
+  int lost = -1;
+  std::string text;
+  Sleeper waiting([&] {
+    OperationContext context = soon();
+    try {
+      world[0].await_posts(world[0].next_epoch(), context);
+    } catch (const PeerLost& error) {
+      lost = error.rank();
+      text = error.what();
+    }
+  });
+  EXPECT_TRUE(waiting.falls_asleep());
+  const auto start = Clock::now();
+  world[1].raise(std::make_exception_ptr(PeerLost("rank 7 is gone", 7)));
+  waiting.join();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(lost, 7);
+  EXPECT_EQ(text, "rank 7 is gone");
+}
+
+TEST(Arena, TheFirstCauseWinsAndKeepsItsKind) {
+  World world(2);
+  EXPECT_EQ(world[0].raised(), nullptr);
+  world[1].raise(std::make_exception_ptr(Mismatch("first")));
+  world[0].raise(std::make_exception_ptr(PeerLost("second", 1)));
+  try {
+    std::rethrow_exception(world[0].raised());
+  } catch (const Mismatch& error) {
+    EXPECT_STREQ(error.what(), "first");
+  }
+  World other(2);
+  other[0].raise(std::make_exception_ptr(Timeout(std::string(100'000, 'x'))));  // longer than there is room for
+  EXPECT_THROW(std::rethrow_exception(other[1].raised()), Aborted);
+}
+
+TEST(Arena, TheGroupsOwnAbortEndsAWait) {
+  World world(2);
+  world.aborts[0].raise(std::make_exception_ptr(Mismatch("told by the watch")));
+  OperationContext context = soon();
+  EXPECT_THROW(world[0].await(Counter::filled, 1, 1, context), Mismatch);
+}
+
+TEST(Arena, ATimeoutNamesTheMissing) {
+  World world(5);
+  for (const int rank : {0, 2, 4}) world[rank].publish(world[rank].next_epoch());
+  OperationContext context(Deadline::after(milliseconds(30)));
+  try {
+    world[0].await_posts(1, context);
+    ADD_FAILURE() << "nobody was missing";
+  } catch (const Timeout& timeout) {
+    EXPECT_THAT(timeout.what(), AllOf(StartsWith("3 of 5 ranks came within 0."), EndsWith(" s; missing ranks 11, 13")));
+  }
+  OperationContext again(Deadline::after(milliseconds(30)));
+  try {
+    world[0].await(Counter::filled, 1, 1, again);
+    ADD_FAILURE() << "nobody was missing";
+  } catch (const Timeout& timeout) {
+    EXPECT_THAT(timeout.what(), HasSubstr("rank 11 did not come within 0.0 s"));
+  }
+}
+
+TEST(Arena, ABellIsHeardOnlyByItsRank) {
+  World world(2);
+  const std::uint32_t seen = world[0].bell();
+  const std::uint32_t other = world[1].bell();
+  Sleeper waiting([&] { world[0].await_bell(seen, Deadline::after(std::chrono::seconds(30))); });
+  EXPECT_TRUE(waiting.falls_asleep());
+  const auto start = Clock::now();
+  world[1].ring_bell(0);
+  waiting.join();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+  EXPECT_NE(world[0].bell(), seen);
+  EXPECT_EQ(world[1].bell(), other);
+  world[0].await_bell(world[0].bell(), Deadline::after(milliseconds(1)));  // or the deadline comes
+}
+
+}  // namespace
+}  // namespace maniple

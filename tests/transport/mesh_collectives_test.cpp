@@ -1,0 +1,310 @@
+// Every mesh algorithm against a naive reference: world sizes 1 to 9, counts that divide and that do not, nothing,
+// in place and not, even and uneven parts, over TCP and over rings.
+#include <gtest/gtest.h>
+
+#include "harness/sanitizers.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "transport/mesh_world.h"
+
+namespace maniple::test {
+namespace {
+
+// Small whole numbers: sums are exact in float32, so that every order of additions gives the same.
+template <class T>
+T value_at(int rank, std::size_t index) {
+  return static_cast<T>(static_cast<int>((index * 7 + static_cast<std::size_t>(rank) * 13) % 61) - 20);
+}
+
+enum class Place { apart, own_part, same_start };  // of the input relative to the output
+
+struct Case {
+  const MeshEntry* entry;
+  int size;
+  std::size_t count;
+  ReduceOp reduce = ReduceOp::sum;
+  Place place = Place::apart;
+  bool uneven = false;
+  int root = 0;
+};
+
+Parts parts_of(const Case& test) {
+  if (!test.uneven) return Parts(test.count, test.size);
+  std::vector<std::size_t> counts;
+  for (int rank = 0; rank < test.size; ++rank) counts.push_back(test.count * static_cast<std::size_t>((rank + 1) % 3));
+  return Parts(counts);
+}
+
+template <class T>
+T reduced(const Case& test, std::size_t index) {
+  T result = value_at<T>(0, index);
+  const auto factor = static_cast<T>(test.reduce.factor());
+  if (test.reduce.kind() == ReduceOp::premul_sum) result = static_cast<T>(result * factor);
+  for (int rank = 1; rank < test.size; ++rank) {
+    const T next = value_at<T>(rank, index);
+    switch (test.reduce.kind()) {
+      case ReduceOp::max: result = std::max(result, next); break;
+      case ReduceOp::premul_sum: result = static_cast<T>(result + next * factor); break;
+      default: result = static_cast<T>(result + next);
+    }
+  }
+  return test.reduce.kind() == ReduceOp::avg ? static_cast<T>(result / static_cast<T>(test.size)) : result;
+}
+
+template <class T>
+class Call {
+ public:
+  Call(const Case& test, int rank) : test_(test), rank_(rank), parts_(parts_of(test)) {}
+
+  void run(MeshWorld& world, std::uint64_t seq) {
+    Operation operation;
+    operation.op = test_.entry->op;
+    operation.dtype = dtype_of<T>();
+    operation.reduce = test_.reduce;
+    operation.root = test_.root;
+    operation.count = test_.uneven ? 0 : test_.count;
+    operation.seq = seq;
+    prepare(operation);
+    world.call(rank_, test_.entry->run, operation);
+    check(operation);
+  }
+
+ private:
+  bool is_root() const { return rank_ == test_.root; }
+
+  // Gives the operation memory with this rank's input in it. A count of 0: the operation has none.
+  void lay_out(Operation& operation, std::size_t in_count, std::size_t out_count, std::size_t own_offset,
+               bool in_is_own) {
+    Place place = test_.place;
+    if (in_count == 0 || out_count == 0) place = Place::apart;
+    memory_.assign(in_count + out_count, T{99});
+    T* in = memory_.data();
+    T* out = memory_.data() + in_count;
+    if (place != Place::apart) {
+      memory_.assign(std::max(in_count, out_count), T{99});
+      in = out = memory_.data();
+      if (place == Place::own_part) (in_is_own ? in : out) += own_offset;
+    }
+    input_ = in;
+    output_ = out;
+    operation.in = reinterpret_cast<const std::byte*>(in);
+    operation.out = reinterpret_cast<std::byte*>(out);
+    for (std::size_t i = 0; i < in_count; ++i) in[i] = value_at<T>(rank_, i);
+  }
+
+  void prepare(Operation& operation) {
+    const std::size_t own = parts_.count(rank_);
+    const std::size_t offset = parts_.offset(rank_);
+    const std::size_t all = parts_.total();
+    const std::size_t one = test_.count;
+    switch (operation.op) {
+      case Op::broadcast:
+        lay_out(operation, 0, one, 0, true);
+        for (std::size_t i = 0; i < one && is_root(); ++i) output_[i] = value_at<T>(rank_, i);
+        break;
+      case Op::reduce: lay_out(operation, one, is_root() ? one : 0, 0, true); break;
+      case Op::all_reduce: lay_out(operation, one, one, 0, true); break;
+      case Op::gather:
+        lay_out(operation, own, is_root() ? all : 0, offset, true);
+        operation.parts = parts_;
+        break;
+      case Op::all_gather:
+        lay_out(operation, own, all, offset, true);
+        operation.parts = parts_;
+        break;
+      case Op::scatter:
+        lay_out(operation, is_root() ? all : 0, own, offset, false);
+        operation.parts = parts_;
+        break;
+      case Op::reduce_scatter:
+        lay_out(operation, all, own, offset, false);
+        operation.parts = parts_;
+        break;
+      case Op::all_to_all: prepare_all_to_all(operation); break;
+      default: break;
+    }
+  }
+
+  // Rank i sends rank j `count * ((i + 2 j) % 3)` elements when uneven.
+  std::size_t pair_count(int from, int to) const {
+    return test_.uneven ? test_.count * static_cast<std::size_t>((from + 2 * to) % 3) : test_.count;
+  }
+  void prepare_all_to_all(Operation& operation) {
+    std::vector<std::size_t> to;
+    std::vector<std::size_t> from;
+    for (int peer = 0; peer < test_.size; ++peer) {
+      to.push_back(pair_count(rank_, peer));
+      from.push_back(pair_count(peer, rank_));
+    }
+    operation.in_parts = Parts(to);
+    operation.out_parts = Parts(from);
+    lay_out(operation, operation.in_parts.total(), operation.out_parts.total(), 0, true);
+  }
+
+  void expect(std::size_t at, T wanted) {
+    if (output_[at] != wanted && ++wrong_ == 1) {
+      ADD_FAILURE() << to_string(test_.entry->op) << " " << test_.entry->name << ", " << test_.size << " ranks, count "
+                    << test_.count << ", rank " << rank_ << ", root " << test_.root << ", uneven " << test_.uneven
+                    << ", place " << static_cast<int>(test_.place) << ": element " << at << " is " << +output_[at]
+                    << ", expected " << +wanted;
+    }
+  }
+
+  void check(const Operation& operation) {
+    const std::size_t offset = parts_.offset(rank_);
+    switch (operation.op) {
+      case Op::broadcast:
+        for (std::size_t i = 0; i < test_.count; ++i) expect(i, value_at<T>(test_.root, i));
+        break;
+      case Op::reduce:
+        for (std::size_t i = 0; i < test_.count && is_root(); ++i) expect(i, reduced<T>(test_, i));
+        break;
+      case Op::all_reduce:
+        for (std::size_t i = 0; i < test_.count; ++i) expect(i, reduced<T>(test_, i));
+        break;
+      case Op::gather:
+      case Op::all_gather:
+        if (operation.op == Op::gather && !is_root()) break;
+        for (int peer = 0; peer < test_.size; ++peer) {
+          for (std::size_t i = 0; i < parts_.count(peer); ++i) expect(parts_.offset(peer) + i, value_at<T>(peer, i));
+        }
+        break;
+      case Op::scatter:
+        for (std::size_t i = 0; i < parts_.count(rank_); ++i) expect(i, value_at<T>(test_.root, offset + i));
+        break;
+      case Op::reduce_scatter:
+        for (std::size_t i = 0; i < parts_.count(rank_); ++i) expect(i, reduced<T>(test_, offset + i));
+        break;
+      case Op::all_to_all:
+        for (int peer = 0; peer < test_.size; ++peer) {
+          std::size_t begin = 0;
+          for (int before = 0; before < rank_; ++before) begin += pair_count(peer, before);
+          for (std::size_t i = 0; i < operation.out_parts.count(peer); ++i)
+            expect(operation.out_parts.offset(peer) + i, value_at<T>(peer, begin + i));
+        }
+        break;
+      default: break;
+    }
+  }
+
+  const Case& test_;
+  int rank_;
+  Parts parts_;
+  std::vector<T> memory_;
+  T* input_ = nullptr;
+  T* output_ = nullptr;
+  int wrong_ = 0;
+};
+
+bool has_parts(Op op) {
+  return op == Op::gather || op == Op::all_gather || op == Op::scatter || op == Op::reduce_scatter ||
+         op == Op::all_to_all;
+}
+bool reduces(Op op) { return op == Op::reduce || op == Op::all_reduce || op == Op::reduce_scatter; }
+
+std::vector<Case> cases_for(int size, const std::vector<std::size_t>& counts) {
+  std::vector<Case> cases;
+  for (const MeshEntry& entry : mesh_algorithms()) {
+    for (const std::size_t count : counts) {
+      for (const Place place : {Place::apart, Place::own_part, Place::same_start}) {
+        if (entry.op == Op::all_to_all && place != Place::apart) continue;
+        if (place == Place::same_start && !has_parts(entry.op)) continue;
+        if (place != Place::apart && count != 7 && count != 70'001) continue;  // one path for small and one for large
+        for (const bool uneven : {false, true}) {
+          if (uneven && !has_parts(entry.op)) continue;
+          // Parts are per rank: keep the whole buffer near `count`.
+          const std::size_t each =
+              has_parts(entry.op) && count > 1000 ? count / static_cast<std::size_t>(size) + 1 : count;
+          cases.push_back(
+              {.entry = &entry, .size = size, .count = each, .place = place, .uneven = uneven, .root = (size - 1) / 2});
+        }
+      }
+    }
+    if (reduces(entry.op)) {
+      for (const ReduceOp op : {ReduceOp(ReduceOp::max), ReduceOp(ReduceOp::avg), ReduceOp::premultiplied(3)}) {
+        for (const std::size_t count : {std::size_t{7}, std::size_t{30'011}}) {
+          cases.push_back({.entry = &entry, .size = size, .count = count, .reduce = op, .root = size - 1});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+void run_matrix(const WorldOptions& options, const std::vector<std::size_t>& counts) {
+  const std::vector<Case> cases = cases_for(options.size, counts);
+  MeshWorld world(options);
+  world.run([&](int rank) {
+    std::uint64_t seq = 0;
+    for (const Case& test : cases) {
+      Call<float>(test, rank).run(world, seq++);
+      if (test.count <= 1000) Call<std::int32_t>(test, rank).run(world, seq++);
+      if (::testing::Test::HasFailure()) throw Aborted("a case failed");
+    }
+  });
+}
+
+class MeshMatrix : public ::testing::TestWithParam<int> {};
+
+TEST_P(MeshMatrix, tcp) { run_matrix({.size = GetParam(), .channel = Channel::tcp}, {0, 1, 7, 1000, 70'001, 300'000}); }
+TEST_P(MeshMatrix, tcp_one_stream) {
+  run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003});
+}
+TEST_P(MeshMatrix, sealed) {
+  run_matrix({.size = GetParam(), .channel = Channel::sealed}, {0, 7, 70'001, 300'000});
+}
+TEST_P(MeshMatrix, sealed_on_one_stream) {
+  run_matrix({.size = GetParam(), .channel = Channel::sealed, .streams = 1}, {7, 200'003});
+}
+TEST_P(MeshMatrix, ring) { run_matrix({.size = GetParam(), .channel = Channel::ring}, {0, 1, 7, 1000, 70'001}); }
+TEST_P(MeshMatrix, tiny_ring) {
+  run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 1024}, {0, 7, 1000});
+}
+
+// Under the sanitizers every step takes its time; three sizes show what there is to find.
+INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshMatrix, ::testing::ValuesIn(harness::kSanitized ? std::vector<int>{1, 2, 5} : std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+
+// Numbers whose sum depends on the order of additions: all ranks must hold the same bits, and the same in every run.
+class MeshBits : public ::testing::TestWithParam<int> {};
+
+TEST_P(MeshBits, identical_on_all_ranks_and_in_every_run) {
+  const auto size = static_cast<std::size_t>(GetParam());
+  constexpr std::size_t kCount = 50'000;
+  for (const char* name : {"direct", "exchange", "ring"}) {
+    std::vector<std::vector<float>> results[2];
+    for (auto& result : results) {
+      result.assign(size, std::vector<float>(kCount));
+      MeshWorld world({.size = GetParam()});
+      world.run([&](int rank) {
+        auto& data = result[static_cast<std::size_t>(rank)];
+        for (std::size_t i = 0; i < kCount; ++i)
+          data[i] = 1.0F / static_cast<float>(1 + (i * 31 + static_cast<std::size_t>(rank) * 17) % 1009);
+        Operation operation;
+        operation.op = Op::all_reduce;
+        operation.dtype = DType::float32;
+        operation.count = kCount;
+        operation.in = operation.out = reinterpret_cast<std::byte*>(data.data());
+        world.call(rank, find_mesh_algorithm(Op::all_reduce, name)->run, operation);
+      });
+      for (const auto& data : result) EXPECT_EQ(data, result[0]) << name;
+    }
+    EXPECT_EQ(results[0][0], results[1][0]) << name;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshBits, ::testing::Values(2, 3, 5));
+
+TEST(MeshAlgorithms, table_has_every_operation_and_finds_by_name) {
+  for (const Op op : {Op::broadcast, Op::reduce, Op::all_reduce, Op::gather, Op::all_gather, Op::scatter,
+                      Op::reduce_scatter, Op::all_to_all, Op::barrier}) {
+    const MeshEntry* entry = find_mesh_algorithm(op, "direct");
+    ASSERT_NE(entry, nullptr) << to_string(op);
+    EXPECT_EQ(entry->op, op);
+  }
+  EXPECT_EQ(find_mesh_algorithm(Op::barrier, "ring"), nullptr);
+}
+
+}  // namespace
+}  // namespace maniple::test
