@@ -22,6 +22,7 @@ libgtest-dev            # the tests
 libgmock-dev            # the tests
 clang                   # second compiler, and libFuzzer
 libclang-rt-dev         # sanitizer and fuzzer runtimes of Clang
+doxygen                 # the site: scripts/docs.sh, and the test that builds it
 iproute2                # tests with several hosts (network namespaces)
 openmpi-bin             # a peer that `maniple bench` compares with
 libopenmpi-dev          # the same, to compile

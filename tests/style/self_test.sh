@@ -149,6 +149,25 @@ expect_messages pass src/net/another.cpp 'throw InvalidArgument("no program give
 expect_messages pass src/net/address.cpp 'throw InvalidArgument("nobody has told the page");'
 expect_messages fail src/net/address.cpp 'throw InvalidArgument("nobody has told the page");' --all
 
+# expect_link pass|fail LINE: of a page that has a heading and stands beside another.
+expect_link() {
+  local verdict=fail
+  rm -rf "${tree:?}"/*
+  mkdir "$tree/docs"
+  printf '# Page\n\n## One & `two`\n%s\n' "$2" >"$tree/docs/page.md"
+  printf '# Other\n\n## There\n' >"$tree/docs/other.md"
+  if "$here/links.sh" "$tree" >/dev/null 2>&1; then verdict=pass; fi
+  if [[ $verdict != "$1" ]]; then
+    echo "links: expected $1, got $verdict for: $2"
+    failed=1
+  fi
+}
+expect_link pass '[a](other.md), [b](other.md#there), [c](#one--two), [d](../docs), [e](https://example.org/none)'
+expect_link fail '[a](another.md)'
+expect_link fail '[a](other.md#here)'
+expect_link fail '[a](#one-two)'
+expect_link fail '[a](../../outside.md)'
+
 # expect_header pass|fail TEXT: of a public header.
 expect_header() {
   local verdict=fail

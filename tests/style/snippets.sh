@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles every ```cpp block of README.md and docs/. Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
+# Compiles every ```cpp block of README.md and docs/ that is no whole program (those are built and run, see programs.sh).
+# Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
 #
-# A block with a main() is a program of its own; others become functions with a group called `world` in scope. Blocks that need
-# LibTorch (those of documents that mention torch::, unless they include maniple/comm.h) are compiled if its flags are given, all in one
-# translation unit, because its headers take seconds: each block is a namespace, its includes go to the top, and functions also see
-# what tests/style/snippet_scope.h declares.
+# A block becomes a function with a group called `world` in scope. Blocks that need LibTorch (those of documents that mention torch::) are
+# compiled if its flags are given, all in one translation unit, because its headers take seconds: each block is a namespace, its includes
+# go to the top, and functions also see what tests/style/snippet_scope.h declares.
 set -euo pipefail
 compiler=${1:?the C++ compiler}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,29 +18,24 @@ awk -v work="$work" -v on_torch=" $(grep -lF 'torch::' "${documents[@]}" | tr '\
   /^```cpp/ { inside = 1; text = ""; includes = ""; body = ""; start = FNR + 1; next }
   /^```/ && inside {
     inside = 0
+    if (text ~ /int main\(/) next
     ++count
     file = FILENAME
     gsub(/[^A-Za-z0-9]/, "_", file)
     place = "#line " start " \"" FILENAME "\"\n"
-    if (index(on_torch, " " FILENAME " ") && text !~ /maniple\/comm\.h/) {
+    if (index(on_torch, " " FILENAME " ")) {
       ++torch_count
       printf "%s", includes > (work "/torch_includes")
-      if (text !~ /int main\(/) body = "[[maybe_unused]] inline void function([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" place body "}\n"
-      else body = place body
+      body = "[[maybe_unused]] inline void function([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" place body "}\n"
       printf "namespace %s_%d {\n%s}\n", file, start, body > (work "/torch_blocks")
       next
     }
     path = work "/" file ".cpp"
-    if (text ~ /int main\(/) {
-      path = work "/" file "_" start ".cpp"
-    } else {
-      if (!(path in opened)) {
-        printf "#include <maniple/comm.h>\n#include <cstdio>\n#include <vector>\nusing namespace maniple;\n" > path
-        opened[path] = 1
-      }
-      text = "void line_" start "([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n" place text "}\n"
+    if (!(path in opened)) {
+      printf "#include <maniple/comm.h>\n#include <cstdio>\n#include <vector>\nusing namespace maniple;\n" > path
+      opened[path] = 1
     }
-    printf "%s", text > path
+    printf "void line_%d([[maybe_unused]] std::shared_ptr<ProcessGroup> world) {\n%s%s}\n", start, place, text > path
   }
   inside {
     text = text $0 "\n"

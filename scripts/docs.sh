@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds the site, the guides of docs/ and the reference from the headers, and checks every link. Usage: scripts/docs.sh [FOLDER]
+# FOLDER is build/site unless given. Needs doxygen (exit code 77 without it). Any warning of Doxygen is a failure.
+set -euo pipefail
+folder=$(realpath -m "${1:-$(dirname "$0")/../build/site}")
+cd -P "$(dirname "$0")/.."
+if ! command -v doxygen >/dev/null; then
+  echo "docs: doxygen is not installed" >&2
+  exit 77
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The layout of this version of Doxygen, with our names for its menu, and with descriptions in front of lists of members.
+doxygen -l "$work/plain.xml" >/dev/null
+sed -e '/<detaileddescription/d' -e 's|<briefdescription .*|<detaileddescription title=""/>|' -e '/type="pages"/s/title=""/title="Guides"/' \
+  -e '/type="files"/s/title=""/title="Headers"/' \
+  -e '/type="classlist"/s/title=""/title="Classes"/' "$work/plain.xml" >"$work/layout.xml"
+
+version=$(sed -nE 's/^project\(.*VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
+rm -rf "$folder"
+mkdir -p "$folder"
+{
+  cat docs/site/Doxyfile
+  echo "OUTPUT_DIRECTORY = \"$folder\""
+  echo "LAYOUT_FILE = \"$work/layout.xml\""
+  echo "PROJECT_NUMBER = $version"
+  echo "WARN_LOGFILE = \"$work/warnings\""
+} >"$work/Doxyfile"
+doxygen "$work/Doxyfile"
+if [[ -s $work/warnings ]]; then
+  sed "s|^$PWD/||" "$work/warnings"
+  echo "docs: $(wc -l <"$work/warnings") lines of warnings"
+  exit 1
+fi
+tests/style/links.sh . "$folder"
+echo "docs: open $folder/index.html"
