@@ -145,7 +145,7 @@ TEST(GracefulStop, AllRanksStopAtTheSameStep) {
 
 TEST(EarlyStopping, RanksDecideAlikeByRankZerosNumber) {
   run_ranks({.n = 3}, [](Rank& r) {
-    EarlyStopping early({.context = 2, .group = r.world});
+    EarlyStopping early({.patience = 2, .group = r.world});
     // The others' numbers get better all the time.
     EXPECT_FALSE(early.update(r.rank == 0 ? 1.0 : 0.5));
     EXPECT_TRUE(early.improved());
@@ -169,16 +169,16 @@ int updates_until_stop(EarlyStoppingOptions options, const std::vector<double>& 
 TEST(EarlyStopping, PatienceDeltaAndMode) {
   const double nan = std::nan("");
   const double infinity = INFINITY;
-  EXPECT_EQ(updates_until_stop({.context = 1}, {3, 2, 1, 1}), 4) << "equal is no better";
-  EXPECT_EQ(updates_until_stop({.context = 2}, {3, 4, 2, 4, 4}), 5) << "an improvement starts the wait anew";
-  EXPECT_EQ(updates_until_stop({.context = 2, .min_delta = 0.5}, {3, 2.6, 2.5}), 3);
-  EXPECT_EQ(updates_until_stop({.context = 2, .min_delta = 0.5}, {3, 2.6, 2.4, 3, 3}), 5);
-  EXPECT_EQ(updates_until_stop({.context = 2, .mode = StopMode::max}, {3, 4, 5, 5, 4}), 5);
-  EXPECT_EQ(updates_until_stop({.context = 2, .mode = StopMode::max}, {1, 2, 3, 4}), 0);
-  EXPECT_EQ(updates_until_stop({.context = 2}, {nan, nan}), 2);
-  EXPECT_EQ(updates_until_stop({.context = 2}, {nan, 1, nan, 0.5, nan, nan}), 6);
-  EXPECT_EQ(updates_until_stop({.context = 2}, {infinity, infinity, 5, 4}), 0);
-  EXPECT_THROW(EarlyStopping({.context = 0}), InvalidArgument);
+  EXPECT_EQ(updates_until_stop({.patience = 1}, {3, 2, 1, 1}), 4) << "equal is no better";
+  EXPECT_EQ(updates_until_stop({.patience = 2}, {3, 4, 2, 4, 4}), 5) << "an improvement starts the wait anew";
+  EXPECT_EQ(updates_until_stop({.patience = 2, .min_delta = 0.5}, {3, 2.6, 2.5}), 3);
+  EXPECT_EQ(updates_until_stop({.patience = 2, .min_delta = 0.5}, {3, 2.6, 2.4, 3, 3}), 5);
+  EXPECT_EQ(updates_until_stop({.patience = 2, .mode = StopMode::max}, {3, 4, 5, 5, 4}), 5);
+  EXPECT_EQ(updates_until_stop({.patience = 2, .mode = StopMode::max}, {1, 2, 3, 4}), 0);
+  EXPECT_EQ(updates_until_stop({.patience = 2}, {nan, nan}), 2);
+  EXPECT_EQ(updates_until_stop({.patience = 2}, {nan, 1, nan, 0.5, nan, nan}), 6);
+  EXPECT_EQ(updates_until_stop({.patience = 2}, {infinity, infinity, 5, 4}), 0);
+  EXPECT_THROW(EarlyStopping({.patience = 0}), InvalidArgument);
   EXPECT_THROW(EarlyStopping({.min_delta = -1}), InvalidArgument);
   EXPECT_THROW(EarlyStopping({.min_delta = nan}), InvalidArgument);
 }
@@ -186,7 +186,7 @@ TEST(EarlyStopping, PatienceDeltaAndMode) {
 TEST(EarlyStopping, GoesOnFromItsState) {
   const std::vector<double> values = {1, 0.1 + 0.2, 0.3, 7, 8};
   for (std::size_t cut = 0; cut < values.size(); ++cut) {
-    EarlyStopping first({.context = 2}), second({.context = 2}), whole({.context = 2});
+    EarlyStopping first({.patience = 2}), second({.patience = 2}), whole({.patience = 2});
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (i == cut) second.load_state(first.state());
       (i < cut ? first : second).update(values[i]);

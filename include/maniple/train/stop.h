@@ -9,7 +9,7 @@
 //     }
 //   }
 //
-//   maniple::EarlyStopping early({.context = 5, .mode = maniple::StopMode::min});
+//   maniple::EarlyStopping early({.patience = 5, .mode = maniple::StopMode::min});
 //   for (...) {
 //     ... an epoch ...
 //     if (early.update(validation_loss)) break;                  // five times no better than the best
@@ -86,7 +86,7 @@ enum class StopMode {
 };
 
 struct EarlyStoppingOptions {
-  int context = 3;      ///< so many updates in a row without an improvement end it; at least 1
+  int patience = 3;      ///< so many updates in a row without an improvement end it; at least 1
   double min_delta = 0;  ///< what is better by no more than this is no improvement; not negative
   StopMode mode = StopMode::min;
   /// Whose ranks decide together. Null: the default group if there is one, otherwise this process alone.
@@ -103,7 +103,7 @@ class EarlyStopping {
   /// no improvement.
   bool update(double value);
 
-  bool should_stop() const noexcept { return waited_ >= options_.context; }
+  bool should_stop() const noexcept { return waited_ >= options_.patience; }
   bool improved() const noexcept { return updates_ > 0 && best_update_ == updates_; }  ///< by the latest update
   double best() const noexcept { return best_; }                                       ///< NaN before the first
   std::int64_t updates() const noexcept { return updates_; }

@@ -11,7 +11,7 @@ namespace maniple {
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)), best_(std::numeric_limits<double>::quiet_NaN()) {
-  MANIPLE_REQUIRE(options_.context >= 1, "EarlyStopping: a context of {}; expected at least 1", options_.context);
+  MANIPLE_REQUIRE(options_.patience >= 1, "EarlyStopping: a patience of {}; expected at least 1", options_.patience);
   MANIPLE_REQUIRE(options_.min_delta >= 0 && std::isfinite(options_.min_delta),
                   "EarlyStopping: a min_delta of {}; expected a number that is not negative", options_.min_delta);
   if (options_.group) options_.group->require_member("EarlyStopping");
