@@ -41,6 +41,10 @@ check_layers() {
       else if (place[other] > place[own])
         print FILENAME ":" FNR ": " own " includes \"" quoted[2] "\", but " other " lies above it"
     }'
+  # The table of folders in the manual is this list.
+  [[ ! -f docs/architecture.md ]] ||
+    [[ $(sed -nE 's/^\| `src\/([a-z]+)\/` \|.*/\1/p' docs/architecture.md | xargs) == "$layers" ]] ||
+    echo "docs/architecture.md:1: its table of folders is not the list of layers in tests/style/check.sh"
   # What users include must not lead into src/.
   sources include | xargs -r awk '/^[ \t]*#[ \t]*include[ \t]*"/ {
     print FILENAME ":" FNR ": a public header includes public headers only, as <maniple/...>" }'

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every link of our pages leads somewhere, without a network. Usage: links.sh [ROOT [SITE]]
-# Markdown pages: files and folders exist, and what follows a # is a heading of that page, as GitHub names it. With SITE, a folder of HTML
+# Markdown pages: files and folders exist, and what follows a # is a heading of that page, as GitHub names it; paths of the repository
+# between backquotes (`src/net/`, * stands for anything) exist, too. With SITE, a folder of HTML
 # that scripts/docs.sh made: files and ids exist there. Addresses of the web are not visited.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/../..}"
@@ -8,7 +9,7 @@ site=${2:-}
 
 pages=()
 for page in README.md docs/*.md bench/*.md; do [[ ! -f $page ]] || pages+=("$page"); done
-# One line for each heading (page, id) and each link (page, line, target). A heading that occurs twice has -1 behind its second id.
+# One line for each heading (page, id), each link and each path (page, line, target). A heading that occurs twice has -1 behind its second id.
 markdown() {
   awk '
     FNR == 1 { fenced = 0; split("", seen) }
@@ -24,7 +25,11 @@ markdown() {
     }
     {
       line = $0
-      gsub(/`[^`]*`/, "", line)
+      while (match(line, /`[^`]*`/)) {
+        code = substr(line, RSTART + 1, RLENGTH - 2)
+        if (code ~ /^(bench|cmake|docs|examples|include|scripts|src|tests)\/[A-Za-z0-9_.\/*-]+$/) print "path", FILENAME, FNR, code
+        line = substr(line, 1, RSTART - 1) substr(line, RSTART + RLENGTH)
+      }
       while (match(line, /\]\([^() ]*\)/)) {
         print "link", FILENAME, FNR, substr(line, RSTART + 2, RLENGTH - 3)
         line = substr(line, RSTART + RLENGTH)
@@ -35,6 +40,7 @@ markdown_violations() {
   local kind page line target path anchor ids
   ids=$(markdown | awk '$1 == "id" { print $2 "#" $3 }')
   while read -r kind page line target; do
+    [[ $kind != path || -e $target ]] || { [[ $target == *\** ]] && compgen -G "$target" >/dev/null; } || echo "$page:$line: there is no $target"
     [[ $kind == link && ! $target =~ ^[a-z]+: ]] || continue
     path=${target%%#*}
     anchor=${target#"$path"}

@@ -33,6 +33,7 @@ expect fail layers src/attic/a.h '#include <vector>'
 expect fail layers src/net/a.cpp '#include "address.h"'
 expect fail layers include/maniple/a.h '#include "base/log.h"'
 expect pass layers include/maniple/a.h '#include <maniple/b.h>'
+expect fail layers docs/architecture.md '| `src/base/` | and nothing else |'
 
 expect fail torch src/group/a.cpp '#include <torch/torch.h>'
 expect fail torch include/maniple/comm/a.h '#include <ATen/Tensor.h>'
@@ -167,6 +168,8 @@ expect_link fail '[a](another.md)'
 expect_link fail '[a](other.md#here)'
 expect_link fail '[a](#one-two)'
 expect_link fail '[a](../../outside.md)'
+expect_link pass 'see `docs/page.md`, `docs/*.md` and `other/page.md`'
+expect_link fail 'see `docs/another.md`'
 
 # expect_header pass|fail TEXT: of a public header.
 expect_header() {
