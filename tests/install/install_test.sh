@@ -14,6 +14,12 @@ if grep -rlF "$(cd "$here/../.." && pwd)" "$work/prefix/include" "$work"/prefix/
   exit 1
 fi
 
+# The guides are installed beside README.md, whose links to them hold.
+documents=$(dirname "$(find "$work/prefix" -name README.md -path '*/doc/*' -not -path '*/docs/*')")
+for page in $(grep -oE '\(docs/[a-z_/]+\.(md|svg)' "$documents/README.md" | tr -d '('); do
+  [[ -f $documents/$page ]] || { echo "$page is not installed"; exit 1; }
+done
+
 # From here on it is used from another place: nothing in it may depend on where it was installed.
 mv "$work/prefix" "$work/moved"
 consumer() {

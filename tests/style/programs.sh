@@ -51,6 +51,7 @@ run() {
   idx 1 256 256 >"$work/data/mnist/train-labels-idx1-ubyte"
   cd "$work"
   export OMP_NUM_THREADS=1
+  MANIPLE_PLUGINS=$(realpath -m "$(dirname "$maniple")/../libexec/maniple") && export MANIPLE_PLUGINS
   for program in "$@"; do
     source=$program.cpp
     fails=$(sed -n 's|^// fails: ||p' "$source")
@@ -63,7 +64,7 @@ run() {
     if grep -qx '// library: launch' "$source"; then command=("$program"); fi
     status=0
     timeout 60 "${command[@]}" >out 2>err || status=$?
-    if [[ -z $fails ]] && ((status == 0)) && [[ ! -s err ]] || [[ -n $fails ]] && ((status != 0)) && grep -qF "$fails" err; then
+    if [[ -z $fails && $status == 0 && ! -s err ]] || { [[ -n $fails && $status != 0 ]] && grep -qF "$fails" err; }; then
       echo "$(basename "$program"): as it should be"
     else
       echo "$(basename "$program"): exit status $status${fails:+, expected a failure with \"$fails\"}; it printed:"
