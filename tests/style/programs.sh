@@ -60,7 +60,7 @@ run() {
       echo "$(basename "$program"): left out, backend $backend is not here"
       continue
     fi
-    local command=("$maniple" run -q -n 2 "$program")
+    local command=("$maniple" run -n 2 "$program")
     if grep -qx '// library: launch' "$source"; then command=("$program"); fi
     status=0
     timeout 60 "${command[@]}" >out 2>err || status=$?
