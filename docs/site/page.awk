@@ -33,20 +33,41 @@ function link(text, target,    path, anchor, at) {
   if (path ~ /^include\/.*\.h$/) return "[" text "](@ref " substr(path, 9) ")"
   return text
 }
-# Doxygen takes a single quotation mark in code for the beginning of a string that goes on behind it.
-function single_quotes(line,    done, code) {
+# For text inside <code>. (Replacements with backslashes differ between versions of awk.)
+function escaped(code,    done, i, c) {
+  done = ""
+  for (i = 1; i <= length(code); ++i) {
+    c = substr(code, i, 1)
+    if (c == "&") c = "&amp;"
+    else if (c == "<") c = "&lt;"
+    else if (c == "\"") c = "&quot;"
+    else if (c == "\\" && substr(code, i + 1, 1) != "|") c = "\\\\"
+    done = done c
+  }
+  return done
+}
+# Doxygen takes a single quotation mark in code for the beginning of a string that goes on behind it, and shows the backslash that a
+# table needs before a vertical bar.
+function plain_code(line,    done, code) {
   done = ""
   while (match(line, /`[^`]+`/)) {
     code = substr(line, RSTART + 1, RLENGTH - 2)
-    if (gsub(/"/, "\"", code) % 2 == 1) {
-      gsub(/&/, "\\&amp;", code)
-      gsub(/</, "\\&lt;", code)
-      gsub(/"/, "\\&quot;", code)
-      code = "<code>" code "</code>"
+    if (gsub(/"/, "\"", code) % 2 == 1 || code ~ /\\\|/) {
+      code = "<code>" escaped(code) "</code>"
     } else {
       code = "`" code "`"
     }
     done = done substr(line, 1, RSTART - 1) code
+    line = substr(line, RSTART + RLENGTH)
+  }
+  return done line
+}
+# Doxygen knows emphasis only in front of letters; ours also begins with code and parentheses.
+function emphasis(line, mark, tag,    done, width) {
+  done = ""
+  width = length(mark)
+  while (match(line, mark == "**" ? "[*][*][^*]+[*][*]" : "[*][(][^*]+[*]")) {
+    done = done substr(line, 1, RSTART - 1) "<" tag ">" substr(line, RSTART + width, RLENGTH - 2 * width) "</" tag ">"
     line = substr(line, RSTART + RLENGTH)
   }
   return done line
@@ -83,5 +104,5 @@ fenced || /^    / { print; next }
       done = done link(substr(found, 2, middle - 2), target)
     }
   }
-  print single_quotes(done rest)
+  print emphasis(emphasis(plain_code(done rest), "**", "b"), "*", "em")
 }
