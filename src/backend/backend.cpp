@@ -11,11 +11,13 @@ namespace {
 
 std::string nothing_missing() { return {}; }
 
-// A new backend is a line here. Those that other engines carry have a line in engines.cpp as well.
+// A new backend is a line here. Plugins have a line in plugin/load.cpp as well.
 constexpr BackendEntry kBackends[] = {
-    {"native", "shared memory inside a host, TCP between hosts; needs nothing else", make_native_backend, nothing_missing},
+    {"native", "shared memory inside a host, TCP between hosts; needs nothing else", make_native_backend,
+     nothing_missing},
     {"gloo", "Facebook's Gloo over TCP", make_gloo_backend, [] { return missing_plugin("gloo"); }},
-    {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend, [] { return missing_plugin("mpi"); }},
+    {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend,
+     [] { return missing_plugin("mpi"); }},
     {"nccl", "NVIDIA GPUs", make_nccl_backend, [] { return missing_plugin("nccl"); }},
 };
 
@@ -29,8 +31,10 @@ const BackendEntry& find_backend(std::string_view name) {
     const std::string missing = entry.missing();
     if (entry.name == name) {
       if (entry.make != make_native_backend && knob_flag(Knob::encrypt)) {
-        throw Unsupported(fmt::format("MANIPLE_ENCRYPT is 1, but backend \"{}\" sends data by itself, as it is; use the backend "
-                                      "native, or set MANIPLE_ENCRYPT=0", name));
+        throw Unsupported(
+            fmt::format("MANIPLE_ENCRYPT is 1, but backend \"{}\" sends data by itself, as it is; use the backend "
+                        "native, or set MANIPLE_ENCRYPT=0",
+                        name));
       }
       if (missing.empty()) return entry;
       throw Unsupported(fmt::format("backend \"{}\": {} (`maniple backends` shows what there is)", name, missing));

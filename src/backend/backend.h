@@ -37,14 +37,14 @@ class Backend {
 
   /// "shm", "tcp", ...: for people
   virtual std::string_view transport() const noexcept = 0;
-  /// Whether a failure here is seen by all other ranks without the session's word (all share memory).
+  /// Whether all other ranks see a failure of this one without the session (all share memory).
   virtual bool all_share_memory() const noexcept = 0;
 
-  /// Whether `run` says op_context.posted() before it waits for others.
-  virtual bool says_posted() const noexcept { return false; }
+  /// Whether `run` calls op_context.contribution_published() before it waits for others.
+  virtual bool reports_publication() const noexcept { return false; }
   virtual void run(const Operation& operation, OperationContext& op_context) = 0;
 
-  /// A rank of the group has left, or its process has ended: nothing new will come from it. Any thread; must not block.
+  /// A rank of the group has left, or its process has ended: it will send nothing new. Any thread; must not block.
   virtual void mark_gone(int rank) noexcept { (void)rank; }
 
   virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;

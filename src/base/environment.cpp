@@ -63,7 +63,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::wait_report_s, "MANIPLE_WAIT_REPORT", "10", number(0, 1000000),
      "seconds after which it is said who waits for whom, and then ever more rarely; 0: never"},
     {Knob::unexpected_mib, "MANIPLE_UNEXPECTED_MIB", "1024", whole(1, 1048576),
-     "limit of memory for messages nobody has asked for yet"},
+     "limit of memory for unexpected messages"},
     {Knob::host, "MANIPLE_HOST", "", text("a name", 255),
      "pretend to be on a host of this name (tests of several hosts on one)"},
     {Knob::mkldnn, "MANIPLE_MKLDNN", "auto", one_of("auto", "measure", "on", "off"),
@@ -73,7 +73,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::mpi_piece, "MANIPLE_MPI_PIECE", "268435456", whole(1, 268435456),
      "most elements (bytes of a broadcast) in one call of MPI, which counts in int"},
     {Knob::plugins, "MANIPLE_PLUGINS", "", text("a folder"),
-     "folder with the engines of other backends; default: libexec/maniple"},
+     "folder with the plugins; default: libexec/maniple"},
 };
 
 // All of the text is the number, in the notation of C whatever the locale: no blanks, no plus sign, no hexadecimal.

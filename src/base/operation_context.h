@@ -1,4 +1,8 @@
-// One operation's context: everything it waits for shares one deadline; and what it can do meanwhile.
+// The context of one operation, passed down with the call: its deadline, and one callback of its caller.
+//
+// Calls go down and completion comes back as a Work. The one exception is here, by design: the group gives `while_waiting` the
+// recording of the call (flight recorder), and the algorithm runs it at the moment when it would otherwise only wait for other
+// ranks. Recorded before, it would delay all of them by a tenth of the smallest operation.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +29,25 @@ class OperationContext {
   /// Seconds of it that are used up, for messages.
   double waited() const { return std::chrono::duration<double>(Deadline::Clock::now() - since_).count(); }
 
-  /// Work to be done once this rank's part is where the others see it, so that it does not keep them waiting.
-  template <class Task>
-  void meanwhile(Task& task) noexcept {
-    task_ = &task;
-    call_ = [](void* it) { (*static_cast<Task*>(it))(); };
+  /// Sets the callback: work of the caller to do while this rank waits. Not owned, so it must outlive the operation.
+  template <class Callback>
+  void while_waiting(Callback& callback) noexcept {
+    callback_ = &callback;
+    run_callback_ = [](void* it) { (*static_cast<Callback*>(it))(); };
   }
-  /// Does that work, the first time it is called.
-  void posted() {
-    if (void* task = std::exchange(task_, nullptr)) call_(task);
+  /// To be called by the algorithm once the other ranks can see this rank's contribution, before it waits for theirs. Runs the
+  /// callback, the first time.
+  void contribution_published() {
+    if (void* callback = std::exchange(callback_, nullptr)) run_callback_(callback);
   }
 
-  // Reading even the processor's counter (base/ticks.h) takes as long as a tenth of the smallest operation, so who has just
-  // read it leaves it for the next. 0: nobody has.
+  // Reading even the processor's counter (base/ticks.h) takes as long as a tenth of the smallest operation, so whoever has just
+  // read it leaves the value for the next reader. 0: there is none.
   void set_start(std::uint64_t ticks) noexcept { start_ = ticks; }
   std::uint64_t take_start() noexcept { return std::exchange(start_, 0); }
   void set_end(std::uint64_t ticks) noexcept { end_ = ticks; }
   std::uint64_t take_end() noexcept { return std::exchange(end_, 0); }
-  /// Time has passed since: what was left is stale.
+  /// Time has passed since: the values are stale.
   void forget_ticks() noexcept { start_ = end_ = 0; }
 
  private:
@@ -52,8 +57,8 @@ class OperationContext {
   bool fixed_ = false;
   std::uint64_t start_ = 0;
   std::uint64_t end_ = 0;
-  void* task_ = nullptr;
-  void (*call_)(void*) = nullptr;
+  void* callback_ = nullptr;
+  void (*run_callback_)(void*) = nullptr;
 };
 
 }  // namespace maniple

@@ -16,6 +16,7 @@
 // in == out (or in pointing at this rank's own part of out, and the reverse) is allowed except for all_to_all.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,18 +33,34 @@ class Parts {
   Parts() = default;
   Parts(std::size_t each, int ranks) : each_(each), ranks_(ranks) {}
   /// `counts` is copied.
-  explicit Parts(std::span<const std::size_t> counts);
+  explicit Parts(std::span<const std::size_t> counts)
+      : ranks_(static_cast<int>(counts.size())), offsets_(counts.size() + 1) {
+    for (std::size_t i = 0; i < counts.size(); ++i) offsets_[i + 1] = offsets_[i] + counts[i];
+  }
 
   std::size_t count(int rank) const noexcept { return offsets_.empty() ? each_ : offsets_[rank + 1] - offsets_[rank]; }
   std::size_t offset(int rank) const noexcept { return offsets_.empty() ? each_ * rank : offsets_[rank]; }
   std::size_t total() const noexcept { return offsets_.empty() ? each_ * ranks_ : offsets_.back(); }
-  std::size_t largest() const noexcept { return largest_of(); }
+  std::size_t largest() const noexcept {
+    std::size_t most = each_;
+    for (std::size_t i = 1; i < offsets_.size(); ++i) most = std::max(most, offsets_[i] - offsets_[i - 1]);
+    return most;
+  }
   bool equal() const noexcept { return offsets_.empty(); }
   int ranks() const noexcept { return offsets_.empty() ? ranks_ : static_cast<int>(offsets_.size()) - 1; }
-  std::uint64_t hash() const noexcept;  ///< of the counts; 0 for equal parts
+  /// Of the counts; 0 for equal parts.
+  std::uint64_t hash() const noexcept {
+    if (offsets_.empty()) return 0;
+    std::uint64_t value =
+        0xcbf29ce484222325ULL;  // FNV-1a over words: order matters, cheap, good enough to tell lists apart
+    for (const std::size_t offset : offsets_) {
+      value = (value ^ offset) * 0x100000001b3ULL;
+      value ^= value >> 29;
+    }
+    return value | 1;
+  }
 
  private:
-  std::size_t largest_of() const noexcept;
   std::size_t each_ = 0;
   int ranks_ = 0;
   std::vector<std::size_t> offsets_;  // ranks + 1; empty for equal parts
@@ -57,9 +74,9 @@ struct Operation {
   std::size_t count = 0;  ///< elements: see the table; for operations with parts, the equal part (0 when uneven)
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  Parts parts;      ///< gather, all_gather, scatter, reduce_scatter
-  Parts in_parts;   ///< all_to_all
-  Parts out_parts;  ///< all_to_all
+  Parts parts;            ///< gather, all_gather, scatter, reduce_scatter
+  Parts in_parts;         ///< all_to_all
+  Parts out_parts;        ///< all_to_all
   std::uint64_t seq = 0;  ///< number of the call in its group
   SourceLocation where;
 

@@ -31,10 +31,13 @@ std::string Signature::describe() const {
   const bool premultiplied = reduce_number == ReduceOp::premul_sum;
 
   // Ranks that make a group agree on it by a barrier that carries the list and the options.
-  if (known && op == Op::barrier && detail != 0) return fmt::format("new_group #{} of list and options {:08x}", seq, printed(detail));
+  if (known && op == Op::barrier && detail != 0)
+    return fmt::format("new_group #{} of list and options {:08x}", seq, printed(detail));
+  const std::string dtype_name = name_of<DType>((what >> 8) & 0xff, kDTypeCount, "dtype");
+  if (known && op == Op::send) return fmt::format("send {}[{}] tag {}", dtype_name, count, tag());
   std::string text = fmt::format("{} #{}", name_of<Op>(op_number, kOpCount, "op"), seq);
   if (known && op == Op::barrier) return text;
-  text += fmt::format(" {}", name_of<DType>((what >> 8) & 0xff, kDTypeCount, "dtype"));
+  text += " " + dtype_name;
   const std::uint64_t list = !known ? 0 : !premultiplied ? detail : has_root(op) ? 0 : what >> 32;
   if (list == 0) {
     text += fmt::format("[{}]", count);

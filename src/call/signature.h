@@ -1,4 +1,4 @@
-// What a rank called, small enough to travel with every message: ranks that disagree are told so.
+// What a rank called, small enough to travel with every frame, so that ranks that disagree get an error which says how.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 namespace maniple {
 
 struct Signature {
-  std::uint64_t seq = 0;     ///< number of the call in its group
-  std::uint64_t what = 0;    ///< op, dtype, reduce kind, root (or, of a premultiplied sum, a hash of uneven counts)
-  std::uint64_t count = 0;   ///< elements
-  std::uint64_t detail = 0;  ///< the premultiplication factor's bits, or a hash of uneven counts; of new_group, of its list
+  std::uint64_t seq = 0;    ///< number of the call in its group
+  std::uint64_t what = 0;   ///< op, dtype, reduce kind, root (or, of a premultiplied sum, a hash of uneven counts)
+  std::uint64_t count = 0;  ///< elements
+  std::uint64_t detail =
+      0;  ///< the premultiplication factor's bits, or a hash of uneven counts; of new_group, of its list
 
   friend bool operator==(const Signature&, const Signature&) = default;
 
@@ -37,7 +38,19 @@ struct Signature {
     return s;
   }
 
-  /// "all_reduce #12 float32[1000] sum"; never throws on nonsense from the wire.
+  /// Of a point-to-point message: its dtype, count and tag.
+  static Signature of_message(DType dtype, int tag, std::size_t bytes) noexcept {
+    return {0, static_cast<std::uint64_t>(Op::send) | static_cast<std::uint64_t>(dtype) << 8, bytes / size_of(dtype),
+            static_cast<std::uint32_t>(tag)};
+  }
+  /// Whether `of_message` can have made it, of so many bytes.
+  bool is_message(std::uint64_t bytes) const noexcept {
+    return (what >> 8) < kDTypeCount && bytes % size_of(dtype()) == 0 && of_message(dtype(), tag(), bytes) == *this;
+  }
+  DType dtype() const noexcept { return static_cast<DType>(what >> 8 & 0xff); }
+  int tag() const noexcept { return static_cast<int>(static_cast<std::uint32_t>(detail)); }  ///< of a message
+
+  /// "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"; never throws on nonsense from the wire.
   std::string describe() const;
 };
 

@@ -4,14 +4,14 @@
 #include <cstring>
 #include <numeric>
 
-#include "collective/mesh/reduction.h"
+#include "collective/reduce/reduce.h"
 #include "collective/selection.h"
-#include "collective/slices.h"
+#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {
 
-constexpr std::size_t kOneLane = 64 * 1024;  // below, one message between hosts costs less than several
+constexpr std::size_t kOneRail = 64 * 1024;  // below, one message between hosts costs less than several
 
 template <class Half>
 void widen_as(const std::byte* from, std::span<float> to) {
@@ -82,7 +82,7 @@ struct Hierarchy::Run {
     return stage;
   }
 
-  // ---- Who speaks for a host -----------------------------------------------------------------------------------
+  // ---- Leaders of hosts ------------------------------------------------------------------------------------------
 
   int leader_of(int node, bool rooted) const {
     const int root_node = topology.members[static_cast<std::size_t>(op.root)].node_rank;
@@ -104,12 +104,12 @@ struct Hierarchy::Run {
   // ---- Operations ----------------------------------------------------------------------------------------------
 
   void all_reduce() {
-    std::size_t lanes = topology.nodes.front().size();
-    for (const auto& node : topology.nodes) lanes = std::min(lanes, node.size());
-    if (op.bytes() <= kOneLane) lanes = 1;
-    const Slices slices(op.count, element, static_cast<int>(lanes));
+    std::size_t rails = topology.nodes.front().size();
+    for (const auto& node : topology.nodes) rails = std::min(rails, node.size());
+    if (op.bytes() <= kOneRail) rails = 1;
+    const Slices slices(op.count, element, static_cast<int>(rails));
     std::vector<std::size_t> counts(local.size(), 0);
-    for (std::size_t lane = 0; lane < lanes; ++lane) counts[lane] = slices.size(static_cast<int>(lane));
+    for (std::size_t rail = 0; rail < rails; ++rail) counts[rail] = slices.size(static_cast<int>(rail));
     const Parts parts(counts);
     std::byte* mine = op.out + parts.offset(my_local) * element;
 
@@ -120,7 +120,7 @@ struct Hierarchy::Run {
     first.last_stage = false;
     inside(first);
 
-    if (my_local < static_cast<int>(lanes)) {
+    if (my_local < static_cast<int>(rails)) {
       std::vector<int> members;
       for (const auto& node : topology.nodes) members.push_back(node[static_cast<std::size_t>(my_local)]);
       Operation second = stage_of(Op::all_reduce);
@@ -170,7 +170,7 @@ struct Hierarchy::Run {
     inside(stage);
   }
 
-  // Hosts whose ranks stand together, in order, hold contiguous blocks of the parts: the usual case.
+  // Hosts whose ranks are consecutive, in order, hold contiguous blocks of the parts: the usual case.
   bool hosts_are_contiguous() const {
     int next = 0;
     for (const auto& node : topology.nodes) {
@@ -270,8 +270,10 @@ struct Hierarchy::Run {
 
 void Hierarchy::run(const Operation& operation, OperationContext& context, bool compare, std::string_view forced) {
   const Signature signature = Signature::of(operation);
-  const bool reduces = operation.op == Op::all_reduce || operation.op == Op::reduce || operation.op == Op::reduce_scatter;
-  if (!reduces || !rounds_partial_results(operation)) return Run{*this, operation, context, compare, forced, signature}.run();
+  const bool reduces =
+      operation.op == Op::all_reduce || operation.op == Op::reduce || operation.op == Op::reduce_scatter;
+  if (!reduces || !rounds_partial_results(operation))
+    return Run{*this, operation, context, compare, forced, signature}.run();
   Operation wide = operation;
   wide.dtype = DType::float32;
   const bool scatters = operation.op == Op::reduce_scatter;

@@ -1,11 +1,11 @@
 // Collectives of ranks on several hosts: shared memory inside a host, messages between hosts.
 //
 // Words:
-//   leader   the rank that speaks for its host in an operation: the root on the root's host, the first rank elsewhere
-//   lane     one rank of every host that exchange one slice of the buffer with each other; there are as many lanes as the host
+//   leader   the rank that exchanges with other hosts in an operation: the root on the root's host, the first rank elsewhere
+//   rail     one rank of every host, which exchange one slice of the buffer with each other; there are as many rails as the host
 //            with the fewest ranks has ranks, so that all of a host's ranks drive its link
 //
-//   all_reduce      reduce_scatter inside each host, all_reduce of each slice along its lane, all_gather inside each host.
+//   all_reduce      reduce_scatter inside each host, all_reduce of each slice along its rail, all_gather inside each host.
 //                   With H hosts a host's link carries 2(H-1)/H of the buffer in each direction.
 //   reduce          inside each host to the leader, then between leaders
 //   broadcast       between leaders, then inside each host
@@ -19,8 +19,8 @@
 
 #include <vector>
 
-#include "collective/shm/arena_call.h"
 #include "call/operation.h"
+#include "collective/shm/arena_call.h"
 #include "transport/mesh.h"
 #include <maniple/comm/topology.h>
 

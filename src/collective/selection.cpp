@@ -14,15 +14,16 @@ struct ArenaEntry {
   std::string_view sentence;
 };
 constexpr ArenaEntry kArenaAlgorithms[] = {
-    {"inline", "shared memory, small: the bytes come with the call; one meeting of the ranks"},
+    {"inline", "shared memory, small: the bytes are published with the call; one synchronisation"},
     {"direct", "shared memory, registered buffers: ranks work on each other's memory; no copies"},
     {"staged", "shared memory, ordinary buffers: cache-sized pieces through shared slots, in a pipeline"},
 };
 
 std::string_view automatic(const Operation& op, int ranks) noexcept {
   constexpr std::size_t kLarge = 256 * 1024;
-  constexpr int kMany = 16;  // beyond this, everyone talking to everyone at once floods the receivers
-  constexpr int kVeryMany = 64;  // beyond this, even connections from everyone to everyone cost too much: n (n-1) of them
+  constexpr int kMany = 16;  // beyond this, everyone sending to everyone at once overloads the receivers
+  constexpr int kVeryMany =
+      64;  // beyond this, even connections from everyone to everyone cost too much: n (n-1) of them
   constexpr std::size_t kWorthHalving = 2 * 1024 * 1024;  // arithmetic saved weighs more than waiting for the other's
   switch (op.op) {
     case Op::all_reduce:

@@ -1,4 +1,4 @@
-// Which algorithm runs: the rules in one place. (In shared memory the choice is made in arena_run.cpp, by size and memory.)
+// Which algorithm runs: the rules in one place. (In shared memory the choice is made in shm/run.cpp, by size and memory.)
 #pragma once
 
 #include <string>

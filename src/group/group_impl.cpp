@@ -121,12 +121,12 @@ void ProcessGroup::Impl::execute(Operation& op, OperationContext& op_context) {
   op.seq = ++seq_;
   op.ranks = size();
   auto record = [this, &op, &op_context] { op_context.set_start(recorder_->begin(op)); };
-  op_context.meanwhile(record);
-  if (!backend_->says_posted()) op_context.posted();
+  op_context.while_waiting(record);
+  if (!backend_->reports_publication()) op_context.contribution_published();
   try {
     backend_->run(op, op_context);
   } catch (...) {
-    op_context.posted();
+    op_context.contribution_published();
     recorder_->end(op.seq, true);
     fail(op);
   }

@@ -39,7 +39,7 @@ std::size_t second_level_cache() {
 
 struct Arena::Header {
   std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
-  std::uint32_t abort_epoch;  // the first that the raising rank has not finished
+  std::uint32_t abort_epoch;               // the first that the raising rank has not finished
   std::int32_t abort_kind;
   std::int32_t abort_rank;
   std::uint32_t abort_length;
@@ -56,7 +56,7 @@ std::size_t Arena::stage_bytes_for(int size) {
 
 std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
   const auto n = static_cast<std::size_t>(size);
-  const std::size_t fixed = round_up(sizeof(Header), kPage) + round_up(sizeof(Slot) * n, kPage);
+  const std::size_t fixed = round_up(sizeof(Header), kPage) + round_up(sizeof(RankBlock) * n, kPage);
   return fixed + n * round_up(stage_bytes, kPage) + 2 * n * n * ring_bytes_for(size);
 }
 
@@ -68,11 +68,11 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
     throw ProtocolError(fmt::format("shared memory of {} bytes or more expected, got {}", least, segment_->size()));
   }
   const std::size_t stage = (segment_->size() - bytes_for(options.size, 0)) / n / kPage * kPage;
-  slot_bytes_ = stage / kSlots / kCacheLine * kCacheLine;
-  stage_offset_ = round_up(sizeof(Header), kPage) + round_up(sizeof(Slot) * n, kPage);
+  stage_slot_bytes_ = stage / kStageSlots / kCacheLine * kCacheLine;
+  stage_offset_ = round_up(sizeof(Header), kPage) + round_up(sizeof(RankBlock) * n, kPage);
   ring_offset_ = stage_offset_ + n * stage;
   ring_bytes_ = ring_bytes_for(options.size);
-  slots_ = reinterpret_cast<Slot*>(segment_->data() + round_up(sizeof(Header), kPage));
+  blocks_ = reinterpret_cast<RankBlock*>(segment_->data() + round_up(sizeof(Header), kPage));
   // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
   segment_->populate(0, ring_offset_);
   abort_state_ = &header().abort_state;
@@ -92,36 +92,37 @@ void Arena::mark_gone(int rank) noexcept {
   if (of(rank).left.value.compare_exchange_strong(none, 2, std::memory_order_seq_cst)) wake_all_for(rank);
 }
 
-// Those who wait for a word of this rank, or at their own bell.
+// Those that wait for a word of this rank, or for a notification.
 void Arena::wake_all_for(int rank) noexcept {
-  Slot& theirs = of(rank);
-  for (Post& post : theirs.posts) futex_wake_all(post.stamp);
+  RankBlock& theirs = of(rank);
+  for (Contribution& contribution : theirs.contributions) futex_wake_all(contribution.stamp);
   for (auto& counter : theirs.counters) futex_wake_all(counter.value);
-  for (int r = 0; r < size(); ++r) ring_bell(r);
+  for (int r = 0; r < size(); ++r) notify(r);
 }
 
 Arena::Header& Arena::header() const noexcept { return *reinterpret_cast<Header*>(segment_->data()); }
 
-void Arena::await_posts(std::uint32_t epoch, OperationContext& context) {
+void Arena::await_contributions(std::uint32_t epoch, OperationContext& context) {
   try {
     for (int i = 1; i < size(); ++i) {
       const int peer = rank() + i < size() ? rank() + i : rank() + i - size();
-      await(post(peer, epoch).stamp, epoch, peer, context);
+      await(contribution(peer, epoch).stamp, epoch, peer, context);
     }
   } catch (const Timeout&) {
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
-      if (r != rank() && !reached(post(r, epoch).stamp, epoch)) missing.push_back(name_of(r));
+      if (r != rank() && !reached(contribution(r, epoch).stamp, epoch)) missing.push_back(name_of(r));
     }
     if (missing.empty()) throw;
-    throw Timeout(fmt::format("{} of {} ranks came within {:.1f} s; missing rank{} {}",
-                              size() - static_cast<int>(missing.size()), size(), context.waited(),
+    throw Timeout(fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}",
+                              context.waited(), size() - static_cast<int>(missing.size()), size(),
                               missing.size() == 1 ? "" : "s", fmt::join(missing, ", ")));
   }
 }
 
-std::byte* Arena::slot(int rank, std::uint32_t step) noexcept {
-  return segment_->data() + stage_offset_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+std::byte* Arena::stage_slot(int rank, std::uint32_t step) noexcept {
+  return segment_->data() + stage_offset_ +
+         (static_cast<std::size_t>(rank) * kStageSlots + step % kStageSlots) * stage_slot_bytes_;
 }
 
 void Arena::await_all(Counter counter, std::uint32_t value, OperationContext& context) {
@@ -132,37 +133,42 @@ void Arena::await_all(Counter counter, std::uint32_t value, OperationContext& co
 
 std::span<std::byte> Arena::ring(int set, int from, int to) noexcept {
   const auto n = static_cast<std::size_t>(size());
-  const std::size_t index = (static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to);
+  const std::size_t index =
+      (static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to);
   return {segment_->data() + ring_offset_ + index * ring_bytes_, ring_bytes_};
 }
 
-void Arena::ring_bell(int rank) {
-  Slot& theirs = of(rank);
-  theirs.bell.value.fetch_add(1, std::memory_order_seq_cst);
-  if (theirs.bell_sleepers.value.load(std::memory_order_seq_cst) != 0) futex_wake_all(theirs.bell.value);
+void Arena::notify(int rank) {
+  RankBlock& theirs = of(rank);
+  theirs.notifications.value.fetch_add(1, std::memory_order_seq_cst);
+  if (theirs.notification_sleepers.value.load(std::memory_order_seq_cst) != 0)
+    futex_wake_all(theirs.notifications.value);
 }
 
-std::uint32_t Arena::bell() const noexcept { return of(rank()).bell.value.load(std::memory_order_acquire); }
+std::uint32_t Arena::notifications() const noexcept {
+  return of(rank()).notifications.value.load(std::memory_order_acquire);
+}
 
-void Arena::await_bell(std::uint32_t seen, Deadline deadline) {
-  Slot& mine = of(rank());
+void Arena::await_notification(std::uint32_t seen, Deadline deadline) {
+  RankBlock& mine = of(rank());
   const auto start = ticks();
-  while (mine.bell.value.load(std::memory_order_acquire) == seen) {
+  while (mine.notifications.value.load(std::memory_order_acquire) == seen) {
     const auto waited = ticks() - start;
     if (waited < spin_ticks_) {
       relax();
     } else if (waited < spin_ticks_ + yield_ticks_) {
       ::sched_yield();
     } else {
-      mine.bell_sleepers.value.fetch_add(1, std::memory_order_seq_cst);
-      futex_wait(mine.bell.value, seen, deadline);
-      mine.bell_sleepers.value.fetch_sub(1, std::memory_order_seq_cst);
+      mine.notification_sleepers.value.fetch_add(1, std::memory_order_seq_cst);
+      futex_wait(mine.notifications.value, seen, deadline);
+      mine.notification_sleepers.value.fetch_sub(1, std::memory_order_seq_cst);
       return;
     }
   }
 }
 
-void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context) {
+void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank,
+                         OperationContext& context) {
   std::uint64_t now = context.take_start();
   if (now == 0) now = ticks();
   const std::uint64_t start = now;
@@ -187,7 +193,7 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
     }
     if (must_stop()) break;
   }
-  constexpr auto kLook = std::chrono::milliseconds(50);  // in case a dying rank could not wake us
+  constexpr auto kLook = std::chrono::milliseconds(50);  // in case a rank died before it could wake this one
   for (;;) {
     const bool stop = must_stop();
     if (reached(word, target)) return;
@@ -203,8 +209,8 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
 }
 
 void Arena::check_raised_slowly(std::uint32_t epoch) const {
-  const Deadline context = Deadline::after(std::chrono::milliseconds(100));
-  while (header().abort_state.load(std::memory_order_acquire) == 1 && !context.expired()) ::sched_yield();
+  const Deadline limit = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) == 1 && !limit.expired()) ::sched_yield();
   // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one, stopped
   // for so long that the others gave it up.
   const int me = options_.global_ranks.empty() ? rank() : options_.global_ranks[static_cast<std::size_t>(rank())];
@@ -215,8 +221,8 @@ void Arena::check_raised_slowly(std::uint32_t epoch) const {
 
 void Arena::throw_raised() const {
   // The cause may be half written; its writer needs microseconds, unless it died writing.
-  const Deadline context = Deadline::after(std::chrono::milliseconds(100));
-  while (header().abort_state.load(std::memory_order_acquire) != 2 && !context.expired()) ::sched_yield();
+  const Deadline limit = Deadline::after(std::chrono::milliseconds(100));
+  while (header().abort_state.load(std::memory_order_acquire) != 2 && !limit.expired()) ::sched_yield();
   options_.abort->check();
   if (auto cause = raised()) std::rethrow_exception(cause);
   throw Aborted("the group was aborted by another rank");
@@ -230,11 +236,12 @@ void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
     const int global = options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
     const bool said_so = of(rank).left.value.load(std::memory_order_acquire) == 1;
     throw PeerLost(
-        fmt::format("rank {} has left the group ({}) and did not come, waited {:.1f} s", name_of(rank),
-                    said_so ? "it was destroyed there" : "or its process ended; nobody listens there any more", waited),
+        fmt::format("rank {} has left the group ({}) before this operation, waited {:.1f} s", name_of(rank),
+                    said_so ? "it was destroyed there" : "or its process ended; its address refuses connections",
+                    waited),
         global);
   }
-  throw Timeout(fmt::format("rank {} did not come within {:.1f} s", name_of(rank), waited));
+  throw Timeout(fmt::format("timed out after {:.1f} s: waiting for rank {}", waited, name_of(rank)));
 }
 
 bool Arena::has_left(int rank) const noexcept { return of(rank).left.value.load(std::memory_order_acquire) != 0; }
@@ -265,10 +272,10 @@ void Arena::raise(const std::exception_ptr& cause) noexcept {
     head.abort_state.store(2, std::memory_order_release);
   }
   for (int r = 0; r < size(); ++r) {
-    Slot& slot = of(r);
-    for (Post& post : slot.posts) futex_wake_all(post.stamp);
-    for (auto& counter : slot.counters) futex_wake_all(counter.value);
-    ring_bell(r);
+    RankBlock& block = of(r);
+    for (Contribution& contribution : block.contributions) futex_wake_all(contribution.stamp);
+    for (auto& counter : block.counters) futex_wake_all(counter.value);
+    notify(r);
   }
 }
 

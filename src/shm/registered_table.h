@@ -29,7 +29,7 @@ class RegisteredTable : public std::enable_shared_from_this<RegisteredTable> {
   /// The address of a peer's reference in this process. Throws ProtocolError when there is no such memory.
   std::byte* resolve(const SharedRef& ref, std::size_t bytes) const;
 
-  /// Asked by every call, so without the lock: memory that comes or goes meanwhile is not that call's.
+  /// Read by every call, so without the lock: memory that is added or dropped meanwhile is not that call's.
   bool empty() const noexcept { return empty_.load(std::memory_order_relaxed); }
 
  private:

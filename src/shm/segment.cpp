@@ -27,7 +27,8 @@ std::shared_ptr<Segment> Segment::adopt(UniqueFd fd, std::size_t bytes) {
   if (::fstat(fd.get(), &facts) != 0) throw_system_error("fstat of shared memory");
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (static_cast<std::size_t>(facts.st_size) < bytes || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    throw ProtocolError(fmt::format("shared memory of {} sealed bytes expected, got a file of {}", bytes, facts.st_size));
+    throw ProtocolError(
+        fmt::format("shared memory of {} sealed bytes expected, got a file of {}", bytes, facts.st_size));
   }
   return std::shared_ptr<Segment>(new Segment(std::move(fd), bytes));
 }
@@ -35,8 +36,8 @@ std::shared_ptr<Segment> Segment::adopt(UniqueFd fd, std::size_t bytes) {
 Segment::Segment(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)), size_(bytes) {
   void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (mapped == MAP_FAILED) throw_system_error(fmt::format("mapping {} bytes of shared memory", bytes));
-  ::madvise(mapped, bytes, MADV_HUGEPAGE);   // a wish; refused on kernels without huge shared pages
-  ::madvise(mapped, bytes, MADV_DONTFORK);   // a forked child is not a rank
+  ::madvise(mapped, bytes, MADV_HUGEPAGE);  // advice; refused on kernels without huge shared pages
+  ::madvise(mapped, bytes, MADV_DONTFORK);  // a forked child is not a rank
   data_ = static_cast<std::byte*>(mapped);
 }
 

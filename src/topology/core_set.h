@@ -1,7 +1,7 @@
 // Which cores a process may run on.
 //
 // A launcher binds each rank to cores of its own, so a rank alone sees too few: whether the ranks of a host outnumber its
-// cores, and spinning would steal from a neighbour, is told by the union of what all of them may use.
+// cores, and spinning would steal from a neighbour, follows from the union of what all of them may use.
 #pragma once
 
 #include <cstdint>

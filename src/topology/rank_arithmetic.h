@@ -1,6 +1,7 @@
-// Who talks to whom, as pure arithmetic on rank numbers: rings, binomial trees, slices.
+// Which rank exchanges what with which, as pure arithmetic on rank numbers: rings, binomial trees, slices.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -18,10 +19,26 @@ struct BinomialTree {
   int parent = -1;            ///< -1: this rank is the root
   std::vector<int> children;  ///< nearest (smallest subtree) first
 };
-BinomialTree binomial_tree(int rank, int root, int size);
+inline BinomialTree binomial_tree(int rank, int root, int size) {
+  const int node = ring_rank(rank, -root, size);
+  BinomialTree tree;
+  // A node's parent is itself without its lowest set bit; its children add each lower bit.
+  for (int bit = 1; bit < size; bit <<= 1) {
+    if ((node & bit) != 0) {
+      tree.parent = ring_rank(node - bit, root, size);
+      break;
+    }
+    if (node + bit < size) tree.children.push_back(ring_rank(node + bit, root, size));
+  }
+  return tree;
+}
 
 /// The distances 1, 2, 4, ... below `size`: everyone linked to the ranks this far away is connected in log2 steps.
-std::vector<int> doubling_distances(int size);
+inline std::vector<int> doubling_distances(int size) {
+  std::vector<int> distances;
+  for (int distance = 1; distance < size; distance <<= 1) distances.push_back(distance);
+  return distances;
+}
 
 /// The i-th of `slices` slices of `total` elements, as equal as can be; the longer ones come first.
 struct Slice {
@@ -36,5 +53,22 @@ constexpr Slice slice_of(std::size_t total, int slices, int i) noexcept {
   const std::size_t longer = total % n;
   return {k * each + (k < longer ? k : longer), each + (k < longer ? 1 : 0)};
 }
+
+/// A buffer cut into one slice per rank, on cache-line boundaries, so that ranks do not write into each other's lines.
+class Slices {
+ public:
+  Slices(std::size_t count, std::size_t element, int ranks) noexcept : count_(count) {
+    const std::size_t line = std::max<std::size_t>(1, 64 / element);
+    const auto n = static_cast<std::size_t>(ranks);
+    each_ = ((count + n - 1) / n + line - 1) / line * line;
+  }
+  std::size_t begin(int rank) const noexcept { return std::min(count_, each_ * static_cast<std::size_t>(rank)); }
+  std::size_t end(int rank) const noexcept { return std::min(count_, each_ * static_cast<std::size_t>(rank + 1)); }
+  std::size_t size(int rank) const noexcept { return end(rank) - begin(rank); }
+
+ private:
+  std::size_t count_;
+  std::size_t each_;
+};
 
 }  // namespace maniple

@@ -14,7 +14,7 @@ class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual std::size_t write_some(std::span<const iovec> parts) = 0;
-  virtual int fd() const noexcept = 0;  ///< to poll for EPOLLOUT; -1: none (shared memory)
+  virtual int fd() const noexcept = 0;                           ///< to poll for EPOLLOUT; -1: none (shared memory)
   virtual bool authenticates() const noexcept { return false; }  ///< what it carries needs no checksum
 };
 
@@ -23,7 +23,9 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual std::size_t read_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;  ///< to poll for EPOLLIN; -1: none (shared memory)
-  virtual bool holds_bytes() const noexcept { return false; }  ///< there may be some of which the descriptor does not tell
+  virtual bool holds_bytes() const noexcept {
+    return false;
+  }  ///< there may be some although the descriptor is not readable
 };
 
 }  // namespace maniple

@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
-#include "transport/mesh_state.h"
+#include "transport/mesh.h"
 
 namespace maniple {
 namespace {
@@ -19,17 +19,17 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Deadline::Clock;
 
-// Looking again costs less than sleeping and being woken while a peer answers at once; the processor is offered to
-// others between looks, so ranks that share a core do not stand in each other's way.
+// Polling costs less than sleeping and being woken while a peer answers at once; the processor is offered to
+// others between polls, so ranks that share a core do not hinder each other.
 constexpr auto kSpin = 20us;
 // Asking the kernel which of many sockets are ready is cheaper than trying each.
 constexpr std::size_t kTryEach = 6;
-// The hint that a connection has come can be taken by someone else who waits, so it is not relied on for longer.
-constexpr auto kConnectionLook = 5ms;
-// Rings have no descriptor: with sockets pending as well, they are looked at this often.
-constexpr auto kMixedLook = 200us;
+// The hint that a connection has arrived can be taken by another waiter, so it is not relied on for longer.
+constexpr auto kConnectionPoll = 5ms;
+// Rings have no descriptor: with sockets pending as well, they are polled this often.
+constexpr auto kMixedPoll = 200us;
 // An abort is seen at the latest after this while only rings are awaited.
-constexpr auto kLocalLook = 5ms;
+constexpr auto kLocalPoll = 5ms;
 
 timespec to_timespec(Deadline::Duration duration) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
@@ -39,49 +39,49 @@ timespec to_timespec(Deadline::Duration duration) {
 }  // namespace
 
 struct Exchange::Impl {
-  Impl(Mesh::Impl& mesh_state, std::span<const int> member_ranks, const Signature& call, Deadline until)
-      : mesh(mesh_state),
+  Impl(Mesh& group_mesh, std::span<const int> member_ranks, const Signature& call, Deadline until)
+      : mesh(group_mesh),
         members(member_ranks.begin(), member_ranks.end()),
         signature(call),
         deadline(until),
         began(Clock::now()) {
-    MANIPLE_ASSERT(!mesh.busy);
-    if (!mesh.broken.empty()) throw Aborted("a message was cut short earlier: " + mesh.broken);
-    const auto own = std::find(members.begin(), members.end(), mesh.options.rank);
+    MANIPLE_ASSERT(!mesh.busy_);
+    if (!mesh.broken_.empty()) throw Aborted("an earlier operation was interrupted: " + mesh.broken_);
+    const auto own = std::find(members.begin(), members.end(), mesh.options_.rank);
     MANIPLE_ASSERT(own != members.end());
     rank = static_cast<int>(own - members.begin());
-    mesh.busy = true;
+    mesh.busy_ = true;
   }
 
   ~Impl() {
-    if (mesh.broken.empty() && (!senders.empty() || !receivers.empty())) {
-      mesh.broken = signature.describe() + " ended before its messages were complete";
+    if (mesh.broken_.empty() && (!senders.empty() || !receivers.empty())) {
+      mesh.broken_ = signature.describe() + " ended before its messages were complete";
     }
-    if (!mesh.broken.empty()) {
-      for (const auto& lane : mesh.senders) {
-        if (lane) lane->abandon();
+    if (!mesh.broken_.empty()) {
+      for (const auto& sender : mesh.senders_) {
+        if (sender) sender->abandon();
       }
-      for (const auto& lane : mesh.receivers) {
-        if (lane) lane->abandon();
+      for (const auto& receiver : mesh.receivers_) {
+        if (receiver) receiver->abandon();
       }
     }
-    mesh.transfers.clear();
-    mesh.busy = false;
+    mesh.transfers_.clear();
+    mesh.busy_ = false;
   }
 
-  /// Runs `body`; any failure leaves lanes in the middle of frames, so the mesh is of no use afterwards.
+  /// Runs `body`; any failure leaves connections in the middle of frames, so the mesh is unusable afterwards.
   template <class Body>
   auto guarded(Body body) {
     try {
       return body();
     } catch (const std::exception& error) {
-      if (mesh.broken.empty()) mesh.broken = error.what();
+      if (mesh.broken_.empty()) mesh.broken_ = error.what();
       throw;
     }
   }
 
   Transfer& add_transfer(std::size_t size) {
-    Transfer& transfer = mesh.transfers.emplace_back();
+    Transfer& transfer = mesh.transfers_.emplace_back();
     transfer.signature = &signature;
     transfer.size = size;
     return transfer;
@@ -95,8 +95,8 @@ struct Exchange::Impl {
 
   bool advance_each() {
     bool moved = false;
-    for (RecvLane* lane : receivers) moved |= lane->advance();
-    for (SendLane* lane : senders) moved |= lane->advance();
+    for (FrameReceiver* receiver : receivers) moved |= receiver->advance();
+    for (FrameSender* sender : senders) moved |= sender->advance();
     return moved;
   }
 
@@ -131,18 +131,18 @@ struct Exchange::Impl {
   }
 
   void drop_idle() {
-    std::erase_if(receivers, [](const RecvLane* lane) { return !lane->pending(); });
-    std::erase_if(senders, [](const SendLane* lane) { return !lane->pending(); });
+    std::erase_if(receivers, [](const FrameReceiver* receiver) { return !receiver->pending(); });
+    std::erase_if(senders, [](const FrameSender* sender) { return !sender->pending(); });
   }
 
   template <class Done>
   void wait_until(Done done) {
     Clock::time_point idle_since{};
     for (;;) {
-      const bool aborted = mesh.options.abort->raised();
+      const bool aborted = mesh.options_.abort->raised();
       const bool moved = advance();
       if (done()) return;  // what has arrived counts, whatever happened meanwhile
-      if (aborted) mesh.options.abort->rethrow();
+      if (aborted) mesh.options_.abort->rethrow();
       const auto now = Clock::now();
       if (now >= deadline.when()) throw Timeout(timeout_text(now));
       if (moved) {
@@ -162,27 +162,27 @@ struct Exchange::Impl {
     bool awaits_connection = false;
     bool awaits_ring = false;
     descriptors.clear();
-    descriptors.push_back({mesh.options.abort->fd(), POLLIN, 0});
-    for (const SendLane* lane : senders) {
-      awaits_ring |= lane->local();
-      lane->add_descriptors(descriptors);
+    descriptors.push_back({mesh.options_.abort->fd(), POLLIN, 0});
+    for (const FrameSender* sender : senders) {
+      awaits_ring |= sender->local();
+      sender->add_descriptors(descriptors);
     }
-    for (const RecvLane* lane : receivers) {
-      awaits_ring |= lane->local();
-      awaits_connection |= lane->awaits_connection();
-      lane->add_descriptors(descriptors);
+    for (const FrameReceiver* receiver : receivers) {
+      awaits_ring |= receiver->local();
+      awaits_connection |= receiver->awaits_connection();
+      receiver->add_descriptors(descriptors);
     }
     std::erase_if(descriptors, [](const pollfd& entry) { return entry.fd < 0; });
-    if (awaits_ring && !awaits_connection && descriptors.size() == 1 && mesh.options.local_wait) {
-      mesh.options.local_wait(Deadline::sooner(deadline, Deadline::after(kLocalLook)));
+    if (awaits_ring && !awaits_connection && descriptors.size() == 1 && mesh.options_.local_wait) {
+      mesh.options_.local_wait(Deadline::sooner(deadline, Deadline::after(kLocalPoll)));
       return;
     }
     auto limit = deadline.remaining();
     if (awaits_connection) {
-      descriptors.push_back({mesh.options.connector->arrival_fd(), POLLIN, 0});
-      limit = std::min<Deadline::Duration>(limit, kConnectionLook);
+      descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
+      limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
     }
-    if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedLook);
+    if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedPoll);
     const timespec time = to_timespec(limit);
     const bool forever = limit == Deadline::Duration::max();
     if (::ppoll(descriptors.data(), descriptors.size(), forever ? nullptr : &time, nullptr) < 0 && errno != EINTR) {
@@ -191,34 +191,34 @@ struct Exchange::Impl {
   }
 
   std::string timeout_text(Clock::time_point now) const {
-    std::string text = fmt::format("no completion after {:.1f} s", std::chrono::duration<double>(now - began).count());
-    const char* separator = "; still awaiting ";
-    for (const RecvLane* lane : receivers) {
-      text += fmt::format("{}{} ({})", separator, lane->peer().name(), lane->progress());
+    std::string text = fmt::format("timed out after {:.1f} s", std::chrono::duration<double>(now - began).count());
+    const char* separator = "; waiting for ";
+    for (const FrameReceiver* receiver : receivers) {
+      text += fmt::format("{}{} ({})", separator, receiver->peer().name(), receiver->progress());
       separator = ", ";
     }
-    separator = "; not taking what is sent: ";
-    for (const SendLane* lane : senders) {
-      text += fmt::format("{}{} ({})", separator, lane->peer().name(), lane->progress());
+    separator = "; not receiving what this rank sends: ";
+    for (const FrameSender* sender : senders) {
+      text += fmt::format("{}{} ({})", separator, sender->peer().name(), sender->progress());
       separator = ", ";
     }
     return text;
   }
 
-  Mesh::Impl& mesh;
+  Mesh& mesh;
   std::vector<int> members;
   Signature signature;
   Deadline deadline;
   Clock::time_point began;
   int rank = 0;
-  std::vector<SendLane*> senders;  // those with messages on the way
-  std::vector<RecvLane*> receivers;
+  std::vector<FrameSender*> senders;  // those with frames to move
+  std::vector<FrameReceiver*> receivers;
   std::vector<pollfd> descriptors;
-  std::vector<std::size_t> marks;  // which lane a descriptor belongs to
+  std::vector<std::size_t> marks;  // which receiver or sender a descriptor belongs to
 };
 
 Exchange::Exchange(Mesh& mesh, std::span<const int> members, const Signature& signature, Deadline deadline)
-    : impl_(std::make_unique<Impl>(mesh.impl(), members, signature, deadline)) {}
+    : impl_(std::make_unique<Impl>(mesh, members, signature, deadline)) {}
 Exchange::~Exchange() = default;
 
 int Exchange::rank() const noexcept { return impl_->rank; }
@@ -226,30 +226,30 @@ int Exchange::size() const noexcept { return static_cast<int>(impl_->members.siz
 
 Exchange::Ticket Exchange::send(int peer, std::span<const std::byte> bytes) {
   return impl_->guarded([&] {
-    impl_->mesh.options.abort->check();
-    SendLane& lane = impl_->mesh.sender(impl_->members[static_cast<std::size_t>(peer)]);
+    impl_->mesh.options_.abort->check();
+    FrameSender& sender = impl_->mesh.sender(impl_->members[static_cast<std::size_t>(peer)]);
     Transfer& transfer = impl_->add_transfer(bytes.size());
     transfer.from = bytes.data();
-    const bool was_idle = !lane.pending();
-    lane.post(transfer, impl_->deadline);
-    // At once, so that the header is on its way whatever happens here: the peer learns what this rank called.
-    if (was_idle) lane.advance();
-    if (was_idle && lane.pending()) impl_->senders.push_back(&lane);
-    return static_cast<Ticket>(impl_->mesh.transfers.size() - 1);
+    const bool was_idle = !sender.pending();
+    sender.post(transfer, impl_->deadline);
+    // At once, so that the header leaves whatever happens here: the peer learns what this rank called.
+    if (was_idle) sender.advance();
+    if (was_idle && sender.pending()) impl_->senders.push_back(&sender);
+    return static_cast<Ticket>(impl_->mesh.transfers_.size() - 1);
   });
 }
 
 Exchange::Ticket Exchange::recv(int peer, std::span<std::byte> bytes) {
-  RecvLane& lane = impl_->mesh.receiver(impl_->members[static_cast<std::size_t>(peer)]);
+  FrameReceiver& receiver = impl_->mesh.receiver(impl_->members[static_cast<std::size_t>(peer)]);
   Transfer& transfer = impl_->add_transfer(bytes.size());
   transfer.to = bytes.data();
-  if (!lane.pending()) impl_->receivers.push_back(&lane);
-  lane.post(transfer);
-  return static_cast<Ticket>(impl_->mesh.transfers.size() - 1);
+  if (!receiver.pending()) impl_->receivers.push_back(&receiver);
+  receiver.post(transfer);
+  return static_cast<Ticket>(impl_->mesh.transfers_.size() - 1);
 }
 
 void Exchange::wait(Ticket ticket) {
-  const Transfer& transfer = impl_->mesh.transfers[ticket];
+  const Transfer& transfer = impl_->mesh.transfers_[ticket];
   if (transfer.done) return;
   impl_->guarded([&] { impl_->wait_until([&] { return transfer.done; }); });
 }
@@ -261,7 +261,7 @@ void Exchange::wait_all() {
 
 void Exchange::progress() {
   impl_->guarded([this] {
-    impl_->mesh.options.abort->check();
+    impl_->mesh.options_.abort->check();
     impl_->advance();
   });
 }

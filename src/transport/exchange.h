@@ -1,11 +1,9 @@
-// Messages between ranks of a group during one collective: post sends and receives, wait for them in any order.
+// The frames that the ranks of a group exchange during one collective: post sends and receives, wait for them in any order.
 //
-// A message is a frame: a 64-byte header (magic, kind, flags, signature of the call, length, header check) and the
-// payload. Large payloads are cut into pieces which travel on the lane's streams in turn, each with a CRC-32C when the
-// channel is a network. Messages between the same two ranks arrive in the order posted. A frame whose signature is not
-// that of this call is a Mismatch (both calls are described), one whose length is not the posted one likewise.
+// Frames between the same two ranks arrive in the order posted (see frame.h). One whose signature is not that of this call is a
+// Mismatch (both calls are described), one whose length is not the posted one likewise.
 //
-// A message of zero bytes still sends its header: that is how ranks that exchange no data compare what they called.
+// A frame without payload still has its header: that is how ranks that exchange no data compare what they called.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +33,8 @@ class Exchange {
   Ticket send(int peer, std::span<const std::byte> bytes);
   Ticket recv(int peer, std::span<std::byte> bytes);
 
-  /// Moves everything that can move until the ticket's message is complete. Throws Timeout naming the peers still
-  /// awaited and the bytes got, PeerLost, Mismatch, ProtocolError, or the abort's cause.
+  /// Moves everything that can move until the ticket's transfer is complete. Throws Timeout naming the peers still
+  /// awaited and the bytes received, PeerLost, Mismatch, ProtocolError, or the abort's cause.
   void wait(Ticket ticket);
   void wait_all();
 

@@ -10,8 +10,7 @@ namespace {
 
 constexpr std::uint32_t kFrameMagic = 0x464e'504dU;  // "MPNF"
 constexpr std::uint32_t kPieceMagic = 0x504e'504dU;  // "MPNP"
-constexpr std::uint8_t kVersion = 1;
-constexpr std::uint8_t kMessageKind = 1;
+constexpr std::uint8_t kVersion = 2;
 constexpr std::uint8_t kChecked = 1;
 constexpr std::uint8_t kPieced = 2;
 constexpr std::size_t kCheckAt = kFrameHeaderBytes - sizeof(std::uint32_t);
@@ -36,7 +35,7 @@ void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> b
   std::byte* const at = bytes.data();
   store(at, kFrameMagic);
   at[4] = std::byte{kVersion};
-  at[5] = std::byte{kMessageKind};
+  at[5] = static_cast<std::byte>(header.kind);
   at[6] = static_cast<std::byte>((header.checked ? kChecked : 0) | (header.pieced ? kPieced : 0));
   at[7] = std::byte{header.streams};
   store(at + 8, header.signature.seq);
@@ -60,24 +59,27 @@ void encode(const PieceHeader& header, std::span<std::byte, kPieceHeaderBytes> b
 FrameHeader decode_frame_header(std::span<const std::byte, kFrameHeaderBytes> bytes) {
   const std::byte* const at = bytes.data();
   if (const auto magic = load<std::uint32_t>(at); magic != kFrameMagic) {
-    throw ProtocolError(fmt::format("not a message header: it begins with {:#010x}", magic));
+    throw ProtocolError(fmt::format("not a frame header: it begins with {:#010x}", magic));
   }
   if (const auto version = load_byte(at + 4); version != kVersion) {
     throw ProtocolError(
-        fmt::format("message format {} where {} is spoken; run the same release on all ranks", version, kVersion));
+        fmt::format("frame format {}, expected {}; run the same release on all ranks", version, kVersion));
   }
   const auto check = load<std::uint32_t>(at + kCheckAt);
   if (const auto computed = crc32c(0, at, kCheckAt); check != computed) {
-    throw ProtocolError(fmt::format("corrupt message header: CRC-32C {:08x}, computed {:08x}", check, computed));
+    throw ProtocolError(fmt::format("corrupt frame header: CRC-32C {:08x}, computed {:08x}", check, computed));
   }
-  if (const auto kind = load_byte(at + 5); kind != kMessageKind) {
-    throw ProtocolError(fmt::format("message of unknown kind {}", kind));
+  const std::uint8_t kind = load_byte(at + 5);
+  if (kind != static_cast<std::uint8_t>(FrameKind::collective) &&
+      kind != static_cast<std::uint8_t>(FrameKind::message)) {
+    throw ProtocolError(fmt::format("frame of unknown kind {}", kind));
   }
   const std::uint8_t flags = load_byte(at + 6);
   if ((flags & ~(kChecked | kPieced)) != 0 || load<std::uint32_t>(at + 56) != 0) {
-    throw ProtocolError(fmt::format("message with unknown flags {:#04x}", flags));
+    throw ProtocolError(fmt::format("frame with unknown flags {:#04x}", flags));
   }
   FrameHeader header;
+  header.kind = static_cast<FrameKind>(kind);
   header.checked = (flags & kChecked) != 0;
   header.pieced = (flags & kPieced) != 0;
   header.streams = load_byte(at + 7);
@@ -87,9 +89,13 @@ FrameHeader decode_frame_header(std::span<const std::byte, kFrameHeaderBytes> by
   header.number = load<std::uint32_t>(at + 48);
   header.check = load<std::uint32_t>(at + 52);
   if (header.streams < 1 || header.streams > kMostStreams) {
-    throw ProtocolError(fmt::format("message over {} streams; 1 to {} are possible", header.streams, kMostStreams));
+    throw ProtocolError(fmt::format("frame over {} streams; 1 to {} are possible", header.streams, kMostStreams));
   }
-  if (header.pieced && header.length == 0) throw ProtocolError("an empty message in pieces");
+  if (header.pieced && header.length == 0) throw ProtocolError("an empty frame in pieces");
+  if (header.kind == FrameKind::message && (!header.signature.is_message(header.length) || header.streams != 1)) {
+    throw ProtocolError(
+        fmt::format("message with impossible fields: {}, {} bytes", header.signature.describe(), header.length));
+  }
   return header;
 }
 

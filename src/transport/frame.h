@@ -1,12 +1,16 @@
-// What travels on a stream: the header of a message and the header of a piece. Pure: bytes in, fields out.
+// The wire format between two ranks, for collectives and point-to-point messages alike. Pure: bytes in, fields out.
 //
-// A message begins with a header of 64 bytes on stream 0 of its lane. A short payload follows it at once. A long one is
-// cut into pieces of 256 KiB, each behind a header of 16 bytes: piece k travels on stream k mod `streams`, so every
-// stream carries its pieces in order and needs no other bookkeeping. All integers are little-endian.
+// A frame begins with a header of 64 bytes on the first stream of its connection. A short payload follows it at once. A long
+// one is cut into pieces of 256 KiB, each behind a header of 16 bytes: piece k travels on stream
+// k mod `streams`, so every stream carries its pieces in order and needs no other bookkeeping. (In shared memory nothing is
+// cut.) Which group a frame belongs to is known from its connection. All integers are little-endian.
 //
-//   message  0 magic  4 version  5 kind  6 flags  7 streams  8 signature (4 x 8)  40 length  48 number
+//   frame    0 magic  4 version  5 kind  6 flags  7 streams  8 signature (4 x 8)  40 length  48 number
 //            52 CRC-32C of the payload (whole and checked only)  56 zero  60 CRC-32C of the 60 bytes before
-//   piece    0 magic  4 number of the message  8 index  12 CRC-32C of the payload
+//   piece    0 magic  4 number of the frame  8 index  12 CRC-32C of the payload
+//
+// The signature is what the sender called (call/signature.h): of a collective, to be compared; of a message, with its dtype,
+// count and tag, to be matched with a receive.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +24,16 @@ namespace maniple {
 inline constexpr std::size_t kFrameHeaderBytes = 64;
 inline constexpr std::size_t kPieceHeaderBytes = 16;
 inline constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+inline constexpr std::size_t kReadAheadBytes = 4096;  ///< what a receiver reads at once to get a header
 inline constexpr int kMostStreams = 16;
 
+enum class FrameKind : std::uint8_t { collective = 1, message = 2 };
+
 struct FrameHeader {
+  FrameKind kind = FrameKind::collective;
   Signature signature;
   std::uint64_t length = 0;  ///< bytes of payload
-  std::uint32_t number = 0;  ///< messages sent on this lane before, modulo 2^32
+  std::uint32_t number = 0;  ///< frames sent on this connection before, modulo 2^32
   std::uint32_t check = 0;   ///< of the payload, when checked and not pieced
   std::uint8_t streams = 1;  ///< that the sender spreads pieces over
   bool checked = false;      ///< payloads carry a CRC-32C
@@ -34,8 +42,8 @@ struct FrameHeader {
 };
 
 struct PieceHeader {
-  std::uint32_t number = 0;  ///< of the message, as in its header
-  std::uint32_t index = 0;   ///< of the piece in the message
+  std::uint32_t number = 0;  ///< of the frame, as in its header
+  std::uint32_t index = 0;   ///< of the piece in the frame
   std::uint32_t check = 0;   ///< of the piece's payload; 0 when not checked
   friend bool operator==(const PieceHeader&, const PieceHeader&) = default;
 };

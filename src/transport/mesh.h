@@ -1,21 +1,28 @@
-// The lanes between the ranks of one group: for each pair and direction, the streams that carry frames.
+// The connections between the ranks of one group that carry the frames of collectives: for each pair and direction, a
+// FrameSender here and a FrameReceiver there.
 //
-// Lanes are opened when first used. Pairs on one host use rings in shared memory when the group has them, others TCP.
+// They are opened when first used. Pairs on one host use rings in shared memory when the group has them, others TCP.
 #pragma once
 
+#include <cstdlib>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/abort_signal.h"
 #include "transport/byte_channel.h"
 #include "transport/connector.h"
+#include "transport/frame_receiver.h"
+#include "transport/frame_sender.h"
+#include "transport/tcp_channel.h"
 
 namespace maniple {
 
 struct MeshOptions {
-  std::string lane;               ///< "world/0:collective": the same on all ranks, unique in the job
+  std::string topic;              ///< of its connections, "world/0:c": the same on all ranks, unique in the job
   int rank = 0;                   ///< this rank in the group
   std::vector<int> global_ranks;  ///< of the group's ranks
   Connector* connector = nullptr;
@@ -29,18 +36,35 @@ struct MeshOptions {
   std::function<void(Deadline)> local_wait;
 };
 
+/// Used by one Exchange at a time.
 class Mesh {
  public:
   explicit Mesh(MeshOptions options);
-  ~Mesh();
-  int rank() const noexcept;
-  int size() const noexcept;
-
-  struct Impl;
-  Impl& impl() noexcept { return *impl_; }
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+  int rank() const noexcept { return options_.rank; }
+  int size() const noexcept { return static_cast<int>(options_.global_ranks.size()); }
 
  private:
-  std::unique_ptr<Impl> impl_;
+  friend class Exchange;
+  Peer peer(int rank) const { return {rank, options_.global_ranks[static_cast<std::size_t>(rank)]}; }
+  FrameSender& sender(int rank);
+  FrameReceiver& receiver(int rank);
+  std::span<std::byte> scratch(std::size_t bytes);
+
+  struct Free {
+    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+  };
+
+  MeshOptions options_;
+  TcpChannelOptions channel_options_;
+  std::vector<std::unique_ptr<FrameSender>> senders_;
+  std::vector<std::unique_ptr<FrameReceiver>> receivers_;
+  std::deque<Transfer> transfers_;  // of the current exchange; a deque because senders and receivers point into it
+  bool busy_ = false;               // an exchange is under way
+  std::string broken_;              // why no further exchange is possible: a connection is in the middle of a frame
+  std::unique_ptr<std::byte, Free> scratch_;
+  std::size_t scratch_bytes_ = 0;
 };
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// A point-to-point message on its way: what send, recv, isend and irecv are made of.
+// A point-to-point message in transit: what send, recv, isend and irecv are made of.
 #pragma once
 
 #include <atomic>
@@ -21,16 +21,16 @@ struct Message {
   std::byte* data = nullptr;  ///< only read when sending
   std::size_t bytes = 0;
   Deadline deadline;
-  Deadline::Clock::time_point since{};              ///< when it was asked for
+  Deadline::Clock::time_point since{};              ///< when it was posted
   std::shared_ptr<const std::atomic<int>> waiters;  ///< how many wait for it now; null: the call itself does
-  std::function<void()> finished;  ///< run once, outside all locks, when done (may be empty)
+  std::function<void()> finished;                   ///< run once, outside all locks, when done (may be empty)
 
-  // Set by the engine, in this order.
+  // Set by the MessageEngine, in this order.
   int source = -1;
   std::size_t moved = 0;  ///< bytes so far, for error texts
   std::exception_ptr error;
   std::atomic<bool> done{false};
-  bool asleep = false;  ///< whoever drives it sleeps; guarded by the engine's lock
+  bool asleep = false;  ///< whoever drives it sleeps; guarded by the MessageEngine's lock
 };
 
 /// Messages that are not done and that somebody waits for.

@@ -16,16 +16,19 @@
 namespace maniple {
 namespace {
 
-// Connections that are dialled at a time: many that come at once are turned away by the other side's acceptor.
+// Connections that are made at a time: of many at once some are refused by the other side's acceptor.
 constexpr int kDialsAtOnce = 8;
-// Messages that are taken from a peer before the others have their turn.
+// What is received from, or sent to, a peer before the others have their turn.
 constexpr int kMessagesAtOnce = 64;
+constexpr std::size_t kBytesAtOnce = std::size_t{8} << 20;
 
 }  // namespace
 
 MessageEngine::MessageEngine(MessageEngineOptions options)
-    : options_(std::move(options)), peers_(options_.global_ranks.size()), nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!nudge_) throw_system_error("eventfd");
+    : options_(std::move(options)),
+      peers_(options_.global_ranks.size()),
+      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_fd_) throw_system_error("eventfd");
 }
 
 MessageEngine::~MessageEngine() {
@@ -38,24 +41,19 @@ MessageEngine::~MessageEngine() {
   wake_.notify_all();
   wake_sleepers();
   if (thread_.joinable()) thread_.join();
-  for (Peer& peer : peers_) peer.dial.reset();
+  for (PeerState& peer : peers_) peer.dial.reset();
 }
 
 void MessageEngine::wake_sleepers() const {
-  ::eventfd_write(nudge_.get(), 1);
-  if (options_.ring_own_bell) options_.ring_own_bell();
-}
-
-std::string MessageEngine::name_of(int rank) const {
-  const int global = options_.global_ranks[static_cast<std::size_t>(rank)];
-  return global == rank ? fmt::format("rank {}", rank) : fmt::format("rank {} (global rank {})", rank, global);
+  ::eventfd_write(wake_fd_.get(), 1);
+  if (options_.notify_self) options_.notify_self();
 }
 
 void MessageEngine::start(std::span<const std::shared_ptr<Message>> messages, bool background) {
   Lock lock(mutex_);
   for (const auto& message : messages) {
     if (message->op == Op::send) {
-      peers_[static_cast<std::size_t>(message->peer)].sends.push_back(message);
+      state(message->peer).sends.push_back(message);
     } else {
       receives_.push_back(message);
     }
@@ -73,12 +71,12 @@ void MessageEngine::start(std::span<const std::shared_ptr<Message>> messages, bo
 void MessageEngine::drive(Message& message) {
   Lock lock(mutex_);
   while (!message.done.load(std::memory_order_acquire)) {
-    const std::uint32_t bell = options_.bell ? options_.bell() : 0;
+    const std::uint32_t seen = options_.notifications ? options_.notifications() : 0;
     const bool moved = progress(lock);
     run_finished(lock);
     if (moved || message.done.load(std::memory_order_acquire)) continue;
     message.asleep = true;
-    idle(lock, bell, message.deadline);
+    idle(lock, seen, message.deadline);
     message.asleep = false;
   }
 }
@@ -87,15 +85,15 @@ AwaitedMessages MessageEngine::awaited() {
   AwaitedMessages result;
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock) return result;
-  const auto look = [&result](const std::shared_ptr<Message>& message) {
+  const auto consider = [&result](const std::shared_ptr<Message>& message) {
     if (!message || (message->waiters && *message->waiters == 0)) return;
     result.more += result.oldest ? 1 : 0;
     if (!result.oldest || message->since < result.oldest->since) result.oldest = message;
   };
-  for (const auto& message : receives_) look(message);
-  for (const Peer& peer : peers_) {
-    for (const auto& message : peer.sends) look(message);
-    look(peer.receiving);
+  for (const auto& message : receives_) consider(message);
+  for (const PeerState& peer : peers_) {
+    for (const auto& message : peer.sends) consider(message);
+    consider(peer.receiving);
   }
   return result;
 }
@@ -109,13 +107,13 @@ void MessageEngine::background() {
       wake_.wait(lock);
       continue;
     }
-    const std::uint32_t bell = options_.bell ? options_.bell() : 0;
+    const std::uint32_t seen = options_.notifications ? options_.notifications() : 0;
     const bool moved = progress(lock);
     run_finished(lock);
     if (moved || stopping_) continue;
     Deadline soonest;
     for (const auto& message : in_background_) soonest = Deadline::sooner(soonest, message->deadline);
-    idle(lock, bell, soonest);
+    idle(lock, seen, soonest);
   }
 }
 
@@ -142,16 +140,16 @@ bool MessageEngine::progress(Lock&) {
     fail_all(ended_.cause());
     return !just_done_.empty();
   }
-  // Looked up before the round: what has arrived by then counts.
+  // Read before the round: what has arrived by then counts.
   std::exception_ptr aborted = options_.abort->raised() ? options_.abort->cause() : nullptr;
-  if (!aborted && options_.aborted_there) aborted = options_.aborted_there();
-  // Looked up before anything is read: what a rank sent before it left is received first.
+  if (!aborted && options_.aborted_by_peer) aborted = options_.aborted_by_peer();
+  // Read before anything is received: what a rank sent before it left is received first.
   for (int rank = 0; options_.has_left && rank < static_cast<int>(peers_.size()); ++rank) {
-    peers_[static_cast<std::size_t>(rank)].gone = options_.has_left(rank);
+    state(rank).gone = options_.has_left(rank);
   }
   bool moved = take_unexpected();
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    PeerState& peer = state(rank);
     if (peer.broken) {
       const std::size_t before = just_done_.size();
       fail_peer(rank, peer.broken);
@@ -160,13 +158,9 @@ bool MessageEngine::progress(Lock&) {
     }
     try {
       if (!peer.sends.empty()) moved |= progress_sends(rank);
-      if (wants_from(rank)) moved |= progress_receives(rank);
+      if (expects_from(rank)) moved |= progress_receives(rank);
     } catch (const SystemError& error) {
-      fail_peer(rank, std::make_exception_ptr(PeerLost(fmt::format("{} lost: {}", name_of(rank), error.what()),
-                                                       options_.global_ranks[static_cast<std::size_t>(rank)])));
-      moved = true;
-    } catch (const ProtocolError& error) {
-      fail_peer(rank, std::make_exception_ptr(ProtocolError(fmt::format("{} sent {}", name_of(rank), error.what()))));
+      fail_peer(rank, std::make_exception_ptr(peer_of(rank).lost("", error.what())));
       moved = true;
     } catch (const Error&) {
       fail_peer(rank, std::current_exception());
@@ -182,7 +176,7 @@ bool MessageEngine::progress(Lock&) {
 }
 
 bool MessageEngine::progress_sends(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  PeerState& peer = state(rank);
   bool moved = false;
   while (!peer.sends.empty()) {
     const auto message = peer.sends.front();
@@ -192,8 +186,17 @@ bool MessageEngine::progress_sends(int rank) {
       fail_peer(rank, std::current_exception());
       return true;
     }
-    if (!std::exchange(peer.sending, true)) peer.outgoing->begin(*message);
-    if (!peer.outgoing->advance(*message, moved)) return moved;
+    if (!std::exchange(peer.sending, true)) {
+      peer.outgoing_signature = Signature::of_message(message->dtype, message->tag, message->bytes);
+      peer.outgoing = {};
+      peer.outgoing.signature = &peer.outgoing_signature;
+      peer.outgoing.from = message->data;
+      peer.outgoing.size = message->bytes;
+      peer.sender->post(peer.outgoing, Deadline::never());
+    }
+    moved |= peer.sender->advance(kBytesAtOnce);
+    message->moved = peer.outgoing.moved;
+    if (!peer.outgoing.done) return moved;
     peer.sends.pop_front();
     peer.sending = false;
     finish(message, nullptr);
@@ -203,122 +206,130 @@ bool MessageEngine::progress_sends(int rank) {
 }
 
 bool MessageEngine::open_outgoing(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (peer.outgoing) return true;
+  PeerState& peer = state(rank);
+  if (peer.sender) return true;
   if (peer.dial) {
     if (!peer.dial->done()) return false;
-    peer.outgoing = std::make_unique<OutgoingStream>(make_data_sink(peer.dial->take(), channel_options_));
+    peer.sender = std::make_unique<FrameSender>(peer_of(rank), make_data_sink(peer.dial->take(), channel_options_));
     peer.dial.reset();
     return true;
   }
   if (auto sink = options_.local_sink ? options_.local_sink(rank) : nullptr) {
-    peer.outgoing = std::make_unique<OutgoingStream>(std::move(sink));
+    peer.sender = std::make_unique<FrameSender>(peer_of(rank), std::move(sink));
     return true;
   }
-  const auto dials = std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.dial && !p.dial->done(); });
+  const auto dials =
+      std::count_if(peers_.begin(), peers_.end(), [](const PeerState& p) { return p.dial && !p.dial->done(); });
   if (dials >= kDialsAtOnce) return false;
   // Messages have deadlines, which differ; the connection serves all of them.
   peer.dial = std::make_unique<BackgroundDial>(
-      [this, global = options_.global_ranks[static_cast<std::size_t>(rank)]] {
-        return options_.connector->dial(global, options_.lane, Deadline::never(), ended_);
+      [this, global = peer_of(rank).global_rank] {
+        return options_.connector->dial(global, options_.topic, Deadline::never(), ended_);
       },
       [this] { wake_sleepers(); });
   return false;
 }
 
-bool MessageEngine::wants_from(int rank) const {
-  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+bool MessageEngine::expects_from(int rank) const {
+  const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
   if (peer.broken) return false;
-  if (peer.receiving || peer.keeping) return true;
+  if (peer.receiving || peer.buffering) return true;
   return std::any_of(receives_.begin(), receives_.end(),
                      [rank](const auto& message) { return message->peer == rank || message->peer == kAnyone; });
 }
 
 bool MessageEngine::open_incoming(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (peer.incoming) return true;
+  PeerState& peer = state(rank);
+  if (peer.receiver) return true;
   auto source = options_.local_source ? options_.local_source(rank) : nullptr;
   if (!source) {
-    SecureConnection connection = options_.connector->try_take(options_.global_ranks[static_cast<std::size_t>(rank)], options_.lane);
+    SecureConnection connection = options_.connector->try_take(peer_of(rank).global_rank, options_.topic);
     if (!connection) return false;
     source = make_data_source(std::move(connection), channel_options_);
   }
-  peer.incoming = std::make_unique<IncomingStream>(std::move(source));
+  peer.receiver = std::make_unique<FrameReceiver>(peer_of(rank), std::move(source));
   return true;
 }
 
 bool MessageEngine::progress_receives(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  PeerState& peer = state(rank);
   if (!open_incoming(rank)) return false;
   bool moved = false;
-  for (int messages = 0; messages < kMessagesAtOnce && wants_from(rank); ++messages) {
-    if (!peer.receiving && !peer.keeping) {
-      const MessageHeader* header = peer.incoming->peek(moved);
-      if (header == nullptr || !accept_message(rank, *header)) return moved;
+  for (int messages = 0; messages < kMessagesAtOnce && expects_from(rank); ++messages) {
+    if (!peer.receiving && !peer.buffering) {
+      const FrameHeader* header = peer.receiver->peek();
+      if (header == nullptr) return moved;
+      accept_message(rank, *header);
+      moved = true;
     }
-    std::byte* data = peer.receiving ? peer.receiving->data : peer.keeping->bytes.data();
-    std::size_t& got = peer.receiving ? peer.receiving->moved : peer.keeping->got;
-    if (!peer.incoming->advance(data, got, moved)) return moved;
-    peer.incoming->next();
+    moved |= peer.receiver->advance(kBytesAtOnce);
+    if (peer.receiving) peer.receiving->moved = peer.incoming.moved;
+    if (!peer.incoming.done) return moved;
     moved = true;
     if (peer.receiving) {
       peer.receiving->source = rank;
       finish(std::exchange(peer.receiving, nullptr), nullptr);
     } else {
-      peer.unexpected.push_back(std::move(*peer.keeping));
-      peer.keeping.reset();
-      take_unexpected();
+      peer.unexpected.push_back(std::move(*peer.buffering));
+      peer.buffering.reset();
+      moved |= take_unexpected();
     }
   }
   return moved;
 }
 
-// Decides where the message at hand goes: to the first receive that fits, or aside.
-bool MessageEngine::accept_message(int rank, const MessageHeader& header) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (auto message = match(rank, header)) {
+// Decides where the message that has arrived goes: to the first receive that matches, or into a buffer.
+void MessageEngine::accept_message(int rank, const FrameHeader& header) {
+  PeerState& peer = state(rank);
+  std::byte* to = nullptr;
+  if (auto message = match(rank, header.signature)) {
+    to = message->data;
     peer.receiving = std::move(message);
-    return true;
+  } else {
+    if (header.length > options_.unexpected_limit - std::min(options_.unexpected_limit, unexpected_bytes_)) {
+      throw ProtocolError(
+          fmt::format("too many unexpected messages from {}: {} bytes are buffered, {} more of tag {} do not fit; "
+                      "post their receives earlier or raise MANIPLE_UNEXPECTED_MIB",
+                      name_of(rank), unexpected_bytes_, header.length, header.signature.tag()));
+    }
+    peer.buffering = std::make_unique<Unexpected>(Unexpected{header.signature, std::vector<std::byte>(header.length)});
+    unexpected_bytes_ += header.length;
+    to = peer.buffering->bytes.data();
   }
-  if (header.length > options_.unexpected_limit - std::min(options_.unexpected_limit, unexpected_bytes_)) {
-    throw ProtocolError(fmt::format("messages that nobody has asked for ({} bytes kept, {} more of tag {}); receive them "
-                                    "earlier or raise MANIPLE_UNEXPECTED_MIB", unexpected_bytes_, header.length, header.tag));
-  }
-  peer.keeping = std::make_unique<Peer::Unexpected>();
-  peer.keeping->header = header;
-  peer.keeping->bytes.resize(header.length);
-  unexpected_bytes_ += header.length;
-  return true;
+  peer.incoming_signature = header.signature;
+  peer.incoming = {};
+  peer.incoming.signature = &peer.incoming_signature;
+  peer.incoming.to = to;
+  peer.incoming.size = header.length;
+  peer.receiver->accept(peer.incoming);
 }
 
-// Throws Mismatch when the receive that is due expects something else; that receive has failed then.
-std::shared_ptr<Message> MessageEngine::match(int rank, const MessageHeader& header) {
+// The receive that matches, no longer in the list; null: none. Throws Mismatch when that receive expects something else; it has
+// failed then.
+std::shared_ptr<Message> MessageEngine::match(int rank, const Signature& signature) {
   const auto it = std::find_if(receives_.begin(), receives_.end(), [&](const auto& message) {
-    return (message->peer == rank || message->peer == kAnyone) && message->tag == header.tag;
+    return (message->peer == rank || message->peer == kAnyone) && message->tag == signature.tag();
   });
   if (it == receives_.end()) return nullptr;
   const auto message = *it;
   receives_.erase(it);
-  if (message->dtype == header.dtype && message->bytes == header.length) return message;
-  const Mismatch error(fmt::format("{} sent {}[{}] with tag {} where {}[{}] is received", name_of(rank), to_string(header.dtype),
-                                   header.length / size_of(header.dtype), header.tag, to_string(message->dtype),
-                                   message->bytes / size_of(message->dtype)));
+  if (signature == Signature::of_message(message->dtype, message->tag, message->bytes)) return message;
+  const Mismatch error(fmt::format("{} sent {}[{}] with tag {} where {}[{}] is received", name_of(rank),
+                                   to_string(signature.dtype()), signature.count, signature.tag(),
+                                   to_string(message->dtype), message->bytes / size_of(message->dtype)));
   finish(message, std::make_exception_ptr(error));
   throw error;
 }
 
-// Serves receives from what was kept aside, oldest first.
+// Serves receives from the buffered messages, oldest first.
 bool MessageEngine::take_unexpected() {
-  if (unexpected_bytes_ == 0 && std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.unexpected.empty(); })) {
-    return false;
-  }
   bool moved = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    PeerState& peer = state(rank);
     for (auto it = peer.unexpected.begin(); it != peer.unexpected.end();) {
       std::shared_ptr<Message> message;
       try {
-        message = match(rank, it->header);
+        message = match(rank, it->signature);
       } catch (const Mismatch&) {
         unexpected_bytes_ -= it->bytes.size();
         peer.unexpected.erase(it);
@@ -346,40 +357,41 @@ void MessageEngine::finish(const std::shared_ptr<Message>& message, std::excepti
   just_done_.push_back(message);
 }
 
-void MessageEngine::idle(Lock& lock, std::uint32_t bell, Deadline limit) {
-  constexpr auto kLook = std::chrono::milliseconds(50);
+void MessageEngine::idle(Lock& lock, std::uint32_t seen, Deadline limit) {
+  constexpr auto kLongestSleep = std::chrono::milliseconds(50);
   std::vector<pollfd> waiting;
   bool rings = false;
-  bool awaits_lane = false;
+  bool awaits_connection = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
     if (rank == options_.rank) continue;  // its ring moves only when this engine does
-    if (!peer.sends.empty() && peer.outgoing) {
-      if (peer.outgoing->fd() >= 0) waiting.push_back({peer.outgoing->fd(), POLLOUT, 0});
-      rings |= peer.outgoing->fd() < 0;
+    if (!peer.sends.empty() && peer.sender) {
+      if (peer.sender->fd() >= 0) waiting.push_back({peer.sender->fd(), POLLOUT, 0});
+      rings |= peer.sender->fd() < 0;
     }
-    if (!wants_from(rank)) continue;
-    if (peer.incoming && peer.incoming->fd() >= 0) waiting.push_back({peer.incoming->fd(), POLLIN, 0});
-    rings |= peer.incoming && peer.incoming->fd() < 0;
-    awaits_lane |= !peer.incoming;
+    if (!expects_from(rank)) continue;
+    if (peer.receiver && peer.receiver->fd() >= 0) waiting.push_back({peer.receiver->fd(), POLLIN, 0});
+    rings |= peer.receiver && peer.receiver->fd() < 0;
+    awaits_connection |= !peer.receiver;
   }
-  const Deadline until = Deadline::sooner(limit, Deadline::after(kLook));
-  if (waiting.empty() && !awaits_lane && rings) {
+  const Deadline until = Deadline::sooner(limit, Deadline::after(kLongestSleep));
+  if (waiting.empty() && !awaits_connection && rings) {
     lock.unlock();
-    options_.await_bell(bell, until);
+    options_.await_notification(seen, until);
     lock.lock();
     return;
   }
-  if (awaits_lane && options_.connector != nullptr) waiting.push_back({options_.connector->arrival_fd(), POLLIN, 0});
+  if (awaits_connection && options_.connector != nullptr)
+    waiting.push_back({options_.connector->arrival_fd(), POLLIN, 0});
   waiting.push_back({options_.abort->fd(), POLLIN, 0});
-  waiting.push_back({nudge_.get(), POLLIN, 0});
+  waiting.push_back({wake_fd_.get(), POLLIN, 0});
   lock.unlock();
-  // Rings cannot be polled; beside sockets they are looked at often.
+  // Rings cannot be polled; beside sockets they are checked often.
   const int limit_ms = rings ? 1 : std::max(1, until.poll_ms());
   ::poll(waiting.data(), waiting.size(), limit_ms);
   lock.lock();
   eventfd_t count = 0;
-  ::eventfd_read(nudge_.get(), &count);
+  ::eventfd_read(wake_fd_.get(), &count);
 }
 
 }  // namespace maniple

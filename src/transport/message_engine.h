@@ -1,11 +1,11 @@
-// Point-to-point messages of one group: matches what arrives with what was asked for, and moves many at once.
+// Point-to-point messages of one group: matches what arrives with what was posted, and moves many at once.
 //
 // A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the order
-// sent. A message that has come before anyone asked for it, in front of one that was asked for, is kept aside (up to a limit).
-// Whoever waits drives the engine; messages that nobody waits for are driven by a thread that is started when first needed.
-// Connections are dialled by threads of their own, a few at a time: nobody's message waits for another's connection. Each round
-// moves a bounded number of bytes and then looks at the deadlines and the abort, so that neither waits behind other traffic. An abort
-// ends the engine: streams are left in the middle of messages, and nothing moves any more.
+// sent. An *unexpected* message, which arrives before its receive was posted and in front of one that is awaited, is buffered (up
+// to a limit). Whoever waits drives the engine; messages without a waiter are driven by a thread that is started when first
+// needed. Connections are made by threads of their own, a few at a time: no message waits for another's connection. Each round
+// moves a bounded number of bytes and then checks the deadlines and the abort, so that neither waits behind other traffic. An
+// abort ends the engine: connections are left in the middle of frames, and nothing moves any more.
 #pragma once
 
 #include <condition_variable>
@@ -22,15 +22,16 @@
 #include "base/abort_signal.h"
 #include "transport/background_dial.h"
 #include "transport/byte_channel.h"
-#include "transport/message.h"
-#include "transport/message_stream.h"
 #include "transport/connector.h"
+#include "transport/frame_receiver.h"
+#include "transport/frame_sender.h"
+#include "transport/message.h"
 #include "transport/tcp_channel.h"
 
 namespace maniple {
 
 struct MessageEngineOptions {
-  std::string lane;  ///< "world/0:messages": the same on all ranks, unique in the job
+  std::string topic;  ///< of its connections, "world/0:m": the same on all ranks, unique in the job
   int rank = 0;
   std::vector<int> global_ranks;
   Connector* connector = nullptr;  ///< may be null when all ranks are local
@@ -40,14 +41,14 @@ struct MessageEngineOptions {
   /// Rings to and from the ranks of this host; return null for pairs that use TCP. May be empty.
   std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
   std::function<std::unique_ptr<ByteSource>(int rank)> local_source;
-  /// The bell that rings when a local ring may have moved; empty without rings.
-  std::function<std::uint32_t()> bell;
-  std::function<void(std::uint32_t seen, Deadline)> await_bell;
-  std::function<void()> ring_own_bell;
+  /// Notifications of this rank, which count up when a local ring may have moved; empty without rings.
+  std::function<std::uint32_t()> notifications;
+  std::function<void(std::uint32_t seen, Deadline)> await_notification;
+  std::function<void()> notify_self;
   /// Whether a rank has left the group; may be empty.
   std::function<bool(int rank)> has_left;
-  /// Why another rank has aborted the group, told by shared memory; null: it has not. May be empty.
-  std::function<std::exception_ptr()> aborted_there;
+  /// Why another rank of this host has aborted the group; null: it has not. May be empty.
+  std::function<std::exception_ptr()> aborted_by_peer;
 };
 
 class MessageEngine {
@@ -55,7 +56,7 @@ class MessageEngine {
   explicit MessageEngine(MessageEngineOptions options);
   ~MessageEngine();  ///< what is still pending fails with Aborted
 
-  /// Starts the messages together. `background`: a thread finishes them even if nobody waits.
+  /// Starts the messages together. `background`: a thread finishes them even without a waiter.
   void start(std::span<const std::shared_ptr<Message>> messages, bool background);
   /// Returns when the message is done (its error is in it).
   void drive(Message& message);
@@ -63,58 +64,63 @@ class MessageEngine {
   AwaitedMessages awaited();
 
  private:
-  struct Peer {
-    std::unique_ptr<BackgroundDial> dial;  // makes the connection of `outgoing`
-    std::unique_ptr<OutgoingStream> outgoing;
-    std::unique_ptr<IncomingStream> incoming;
+  struct Unexpected {
+    Signature signature;
+    std::vector<std::byte> bytes;
+  };
+  struct PeerState {
+    std::unique_ptr<BackgroundDial> dial;  // makes the connection of `sender`
+    std::unique_ptr<FrameSender> sender;
+    std::unique_ptr<FrameReceiver> receiver;
     std::deque<std::shared_ptr<Message>> sends;
-    bool sending = false;                        // the first of them is being written
-    std::shared_ptr<Message> receiving;          // the payload at hand goes there
-    struct Unexpected {
-      MessageHeader header;
-      std::vector<std::byte> bytes;
-      std::size_t got = 0;
-    };
+    bool sending = false;  // the first of them is being sent: it is in `outgoing`
+    Transfer outgoing;
+    Signature outgoing_signature;
+    std::shared_ptr<Message> receiving;     // `incoming` goes to its memory,
+    std::unique_ptr<Unexpected> buffering;  // or there
+    Transfer incoming;
+    Signature incoming_signature;
     std::list<Unexpected> unexpected;  // complete ones, oldest first
-    std::unique_ptr<Unexpected> keeping;  // the payload at hand goes there
     std::exception_ptr broken;
-    bool gone = false;  // had left when we last looked
+    bool gone = false;  // had left when last checked
   };
 
   static constexpr int kAnyone = -1;
 
   using Lock = std::unique_lock<std::mutex>;
-  bool progress(Lock& lock);                       // true if anything moved
+  bool progress(Lock& lock);  // true if anything moved
   bool progress_sends(int rank);
   bool progress_receives(int rank);
   bool open_outgoing(int rank);
   bool open_incoming(int rank);
-  bool accept_message(int rank, const MessageHeader& header);
+  void accept_message(int rank, const FrameHeader& header);
   bool take_unexpected();
-  std::shared_ptr<Message> match(int rank, const MessageHeader& header);
+  std::shared_ptr<Message> match(int rank, const Signature& signature);
   void finish(const std::shared_ptr<Message>& message, std::exception_ptr error);
   void fail_expired(bool moved);
   void fail_all(const std::exception_ptr& cause);
   void fail_peer(int rank, const std::exception_ptr& cause);
-  bool wants_from(int rank) const;
+  bool expects_from(int rank) const;
   void run_finished(Lock& lock);
-  void idle(Lock& lock, std::uint32_t bell, Deadline limit);
+  void idle(Lock& lock, std::uint32_t seen, Deadline limit);
   void wake_sleepers() const;
   void background();
-  std::string name_of(int rank) const;
+  Peer peer_of(int rank) const { return {rank, options_.global_ranks[static_cast<std::size_t>(rank)]}; }
+  std::string name_of(int rank) const { return peer_of(rank).name(); }
+  PeerState& state(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
 
   MessageEngineOptions options_;
   TcpChannelOptions channel_options_ = tcp_channel_options();
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Peer> peers_;
+  std::vector<PeerState> peers_;
   std::list<std::shared_ptr<Message>> receives_;  // posted and not matched, in order
   std::vector<std::shared_ptr<Message>> just_done_;
   std::size_t unexpected_bytes_ = 0;
   std::vector<std::shared_ptr<Message>> in_background_;
   bool stopping_ = false;
   AbortSignal ended_;  // by an abort or the destructor: every message fails from then on
-  UniqueFd nudge_;  // wakes a thread that sleeps in poll
+  UniqueFd wake_fd_;   // an eventfd, for threads that sleep in poll
   std::thread thread_;
 };
 

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kCacheLine = 64;
 
 // Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line, so that
-// reader and writer disturb each other only when they look.
+// reader and writer disturb each other only when they read the other's.
 struct RingHead {
   alignas(kCacheLine) std::atomic<std::uint64_t> written;
   std::atomic<std::uint32_t> writer_gone;
@@ -39,7 +39,7 @@ class Ring {
 
   RingHead& head() const noexcept { return *head_; }
   std::size_t capacity() const noexcept { return capacity_; }
-  /// The most that is moved before the other side is told: both sides then copy at the same time.
+  /// The most that is moved before the other side is notified: both sides then copy at the same time.
   std::size_t stride() const noexcept { return std::max<std::size_t>(capacity_ / 4, 1); }
 
   void put(std::uint64_t position, const std::byte* from, std::size_t size) const noexcept {
@@ -70,11 +70,13 @@ class Ring {
 
 class RingSink final : public ByteSink {
  public:
-  RingSink(std::span<std::byte> memory, Doorbell doorbell)
-      : ring_(memory), doorbell_(std::move(doorbell)), written_(ring_.head().written.load(std::memory_order_relaxed)) {}
+  RingSink(std::span<std::byte> memory, NotifyPeer notify_peer)
+      : ring_(memory),
+        notify_peer_(std::move(notify_peer)),
+        written_(ring_.head().written.load(std::memory_order_relaxed)) {}
   ~RingSink() override {
     ring_.head().writer_gone.store(1, std::memory_order_release);
-    if (doorbell_) doorbell_();
+    if (notify_peer_) notify_peer_();
   }
 
   std::size_t write_some(std::span<const iovec> parts) override {
@@ -91,28 +93,28 @@ class RingSink final : public ByteSink {
     }
     if (written_ == before) return 0;
     ring_.head().written.store(written_, std::memory_order_release);
-    if (doorbell_) doorbell_();
+    if (notify_peer_) notify_peer_();
     return written_ - before;
   }
   int fd() const noexcept override { return -1; }
 
  private:
   Ring ring_;
-  Doorbell doorbell_;
+  NotifyPeer notify_peer_;
   std::uint64_t written_;
 };
 
 class RingSource final : public ByteSource {
  public:
-  RingSource(std::span<std::byte> memory, Doorbell doorbell)
-      : ring_(memory), doorbell_(std::move(doorbell)), read_(ring_.head().read.load(std::memory_order_relaxed)) {}
+  RingSource(std::span<std::byte> memory, NotifyPeer notify_peer)
+      : ring_(memory), notify_peer_(std::move(notify_peer)), read_(ring_.head().read.load(std::memory_order_relaxed)) {}
   ~RingSource() override {
     ring_.head().reader_gone.store(1, std::memory_order_release);
-    if (doorbell_) doorbell_();
+    if (notify_peer_) notify_peer_();
   }
 
   std::size_t read_some(std::span<const iovec> parts) override {
-    // The flag is looked at first: whatever was written before it was set is then seen below.
+    // The flag is read first: whatever was written before it was set is then seen below.
     const bool writer_gone = ring_.head().writer_gone.load(std::memory_order_acquire) != 0;
     std::size_t filled = ring_.filled(ring_.head().written.load(std::memory_order_acquire), read_);
     if (filled == 0) {
@@ -128,14 +130,14 @@ class RingSource final : public ByteSource {
       filled -= size;
     }
     ring_.head().read.store(read_, std::memory_order_release);
-    if (doorbell_) doorbell_();
+    if (notify_peer_) notify_peer_();
     return read_ - before;
   }
   int fd() const noexcept override { return -1; }
 
  private:
   Ring ring_;
-  Doorbell doorbell_;
+  NotifyPeer notify_peer_;
   std::uint64_t read_;
 };
 
@@ -146,12 +148,12 @@ std::size_t ring_bytes(std::size_t capacity) {
   return sizeof(RingHead) + capacity;
 }
 
-std::unique_ptr<ByteSink> make_ring_sink(std::span<std::byte> memory, Doorbell doorbell) {
-  return std::make_unique<RingSink>(memory, std::move(doorbell));
+std::unique_ptr<ByteSink> make_ring_sink(std::span<std::byte> memory, NotifyPeer notify_peer) {
+  return std::make_unique<RingSink>(memory, std::move(notify_peer));
 }
 
-std::unique_ptr<ByteSource> make_ring_source(std::span<std::byte> memory, Doorbell doorbell) {
-  return std::make_unique<RingSource>(memory, std::move(doorbell));
+std::unique_ptr<ByteSource> make_ring_source(std::span<std::byte> memory, NotifyPeer notify_peer) {
+  return std::make_unique<RingSource>(memory, std::move(notify_peer));
 }
 
 }  // namespace maniple

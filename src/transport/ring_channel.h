@@ -1,11 +1,11 @@
 // A ring of bytes in shared memory as a channel: one writer, one reader, in any two processes or threads.
 //
-// Memory that is all zero is an empty ring, so a fresh memfd needs no set-up and either side may come first. The
+// Memory that is all zero is an empty ring, so a fresh memfd needs no set-up and either side may be first. The
 // capacity is taken from the size of the memory, never from its contents, and positions that the other side wrote are
-// checked before use: a peer that has gone wrong causes a ProtocolError, not an access outside the ring.
+// checked before use: a faulty peer causes a ProtocolError, not an access outside the ring.
 //
 // The end of one side is visible to the other: reading an emptied ring whose writer has gone, and writing to one whose
-// reader has gone, throw SystemError. The memory must outlive both ends; `doorbell` may own it.
+// reader has gone, throw SystemError. The memory must outlive both ends; `notify_peer` may own it.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ namespace maniple {
 std::size_t ring_bytes(std::size_t capacity);
 
 /// Called after bytes were moved, and when the end goes: wakes the other side if it sleeps. May be empty.
-using Doorbell = std::function<void()>;
+using NotifyPeer = std::function<void()>;
 
-std::unique_ptr<ByteSink> make_ring_sink(std::span<std::byte> memory, Doorbell doorbell = {});
-std::unique_ptr<ByteSource> make_ring_source(std::span<std::byte> memory, Doorbell doorbell = {});
+std::unique_ptr<ByteSink> make_ring_sink(std::span<std::byte> memory, NotifyPeer notify_peer = {});
+std::unique_ptr<ByteSource> make_ring_source(std::span<std::byte> memory, NotifyPeer notify_peer = {});
 
 }  // namespace maniple

@@ -112,7 +112,7 @@ class SealedSink final : public ByteSink {
 
   std::unique_ptr<ByteSink> sink_;
   RecordSealer sealer_;
-  std::unique_ptr<char[]> batch_;  // records on their way: [sent, end)
+  std::unique_ptr<char[]> batch_;  // records in transit: [sent, end)
   std::size_t room_ = 0;
   std::size_t sent_ = 0;
   std::size_t end_ = 0;
@@ -123,8 +123,8 @@ class SealedSource final : public ByteSource {
   SealedSource(std::unique_ptr<ByteSource> source, const ConnectionKeys& keys)
       : source_(std::move(source)), opener_(keys.cipher, keys.receive) {}
 
-  std::size_t read_some(std::span<const iovec> wanted) override {
-    Parts parts(wanted);
+  std::size_t read_some(std::span<const iovec> room) override {
+    Parts parts(room);
     const std::size_t asked = parts.left();
     for (;;) {
       while (parts.left() > 0 && (!plain_.empty() || open_next(parts))) {
@@ -171,7 +171,7 @@ class SealedSource final : public ByteSource {
 
   std::unique_ptr<ByteSource> source_;
   RecordOpener opener_;
-  std::unique_ptr<char[]> bytes_;  // as they came, not opened yet: [begin, end)
+  std::unique_ptr<char[]> bytes_;  // as received, not opened yet: [begin, end)
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::string_view plain_;  // of an open record, in front of `begin`

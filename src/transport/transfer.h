@@ -1,24 +1,40 @@
-// One posted message, sent or received, and how far it has got.
+// One payload that is being sent or received in a frame, and the rank at the other end of its connection.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "call/signature.h"
+#include <maniple/comm/error.h>
 
 namespace maniple {
 
 struct Transfer {
   const Signature* signature = nullptr;  ///< of the call; outlives the transfer
-  const std::byte* from = nullptr;       ///< of a sent message
+  const std::byte* from = nullptr;       ///< of a sent one
   std::byte* to = nullptr;               ///< of a received one
   std::size_t size = 0;
-  std::size_t moved = 0;            ///< bytes of payload that have left or come
+  std::size_t moved = 0;            ///< bytes of payload sent or received so far
   std::uint64_t segments_left = 1;  ///< pieces, or the whole
   std::uint8_t streams = 1;
   bool pieced = false;
   bool checked = false;
   bool done = false;
 };
+
+/// A rank as errors name it.
+struct Peer {
+  int rank = 0;         ///< in the group
+  int global_rank = 0;  ///< in the world
+
+  std::string name() const;  ///< "rank 3", or "rank 3 (global rank 7)" where the two differ
+
+  /// Names the lost peer, what had moved of what was posted (may be empty), and the system's reason.
+  PeerLost lost(const std::string& progress, const std::string& reason) const;
+};
+
+/// "3.0 of 8.0 MiB", "12 of 4096 B"
+std::string bytes_of(std::size_t moved, std::size_t expected);
 
 }  // namespace maniple

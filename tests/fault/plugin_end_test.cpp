@@ -1,4 +1,4 @@
-// How ranks end: soon after they met, at different times. They end in good order, and mpirun is content with them.
+// How ranks end: soon after they were initialised, at different times. They exit with status 0, and so does mpirun.
 #include <dlfcn.h>
 #include <sys/stat.h>
 
@@ -35,9 +35,9 @@ RunOptions options(int ranks) {
   return run;
 }
 
-// Connections that the engine has begun to open are not open yet when the ranks end; with more ranks than cores some of them end
-// before others have looked at theirs. (MPICH's MPI_Finalize took that badly.)
-TEST(PluginEnd, SoonAfterRanksHaveMet) {
+// Connections that MPI has begun to open are not open yet when the ranks end; with more ranks than cores some of them end
+// before others have polled theirs. (MPICH's MPI_Finalize hung then.)
+TEST(PluginEnd, SoonAfterInit) {
   RunOptions run = options(5);
   run.env = {{"UCX_TLS", "^cma"}};  // what MPICH uses between hosts
   for (int again = 0; again < 6; ++again) {
@@ -47,21 +47,21 @@ TEST(PluginEnd, SoonAfterRanksHaveMet) {
   }
 }
 
-// A rank that is done waits for those that still want what it has sent, for as long as they need.
+// A rank that is done waits for those that still have to receive what it has sent, for as long as they need.
 TEST(PluginEnd, WhatWasSentIsReceivedAfterTheSendersEnd) {
   run_ranks(options(2), [](Rank& r) {
     const std::string path = r.dir() + "/end";
     if (r.rank == 1 && ::mkfifo(path.c_str(), 0600) != 0) ADD_FAILURE() << "mkfifo";
     r.world->barrier();
     r.phase("the path is there");
-    std::vector<float> values(40'000, 7.0f);  // more than an engine sends before it is asked for
+    std::vector<float> values(40'000, 7.0f);  // more than MPI sends eagerly
     if (r.rank == 0) {
       r.world->send(buffer_of(values), 1);
       r.world.reset();
       end_hook = [path] { std::ofstream(path) << "at its end"; };
     } else {
       std::string said;
-      std::getline(std::ifstream(path), said);  // comes when rank 0 has
+      std::getline(std::ifstream(path), said);  // written when rank 0 has called it
       EXPECT_EQ(said, "at its end");
       std::vector<float> got(values.size());
       r.world->recv(buffer_of(got), 0);
@@ -70,8 +70,8 @@ TEST(PluginEnd, WhatWasSentIsReceivedAfterTheSendersEnd) {
   });
 }
 
-// The group is never destroyed. Its rank waits for the others, and they for it: they are told.
-TEST(PluginEnd, WhatIsKeptBeyondTheEndIsLeft) {
+// The group is never destroyed. Its rank waits for the others, and they for it: they get an error.
+TEST(PluginEnd, AGroupThatExistsAtExitIsLeft) {
   RunOptions run = options(2);
   run.expect_dead = {0};
   run_ranks(run, [](Rank& r) {

@@ -1,4 +1,4 @@
-// What ranks leave behind in /dev/shm when one of them is killed: nothing, whatever the engine.
+// What ranks leave behind in /dev/shm when one of them is killed: nothing, whatever the backend.
 #include <unistd.h>
 
 #include <fstream>
@@ -49,7 +49,7 @@ TEST(PluginFiles, KilledRankLeavesNone) {
     }
   }
   if (result && chosen_backend() == "mpi") {
-    EXPECT_GT(seen, 0) << "no rank has told of its files";
+    EXPECT_GT(seen, 0) << "no rank has reported its files";
   }
 }
 

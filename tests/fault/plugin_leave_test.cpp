@@ -1,4 +1,4 @@
-// A rank leaves its group in good order while others still want something of it: they are told at once, by every engine, and get
+// A rank leaves its group while others still wait for something of it: they get an error at once, with every backend, and receive
 // all that it sent before.
 #include <csignal>
 
@@ -73,7 +73,7 @@ TEST(PluginLeave, Receive) {
   }});
 }
 
-TEST(PluginLeave, SendOfMoreThanIsOnItsWayAtATime) {
+TEST(PluginLeave, SendOfMoreThanFitsInTransit) {
   run_with_leaver({.then = [](Rank& r) {
     std::vector<float> values(4'000'000, 1.0f);
     expect_left(catch_error([&] { r.world->send(buffer_of(values), kLeaver); }));
@@ -82,7 +82,7 @@ TEST(PluginLeave, SendOfMoreThanIsOnItsWayAtATime) {
 
 TEST(PluginLeave, WhatItSentBeforeIsReceived) {
   constexpr int kTags = 2;
-  constexpr int kCount = 2000;  // more than an MPI sends before it is asked for
+  constexpr int kCount = 2000;  // more than an MPI sends eagerly
   const auto value = [](int to, int tag, int i) { return static_cast<float>(to * 100'000 + tag * 10'000 + i); };
   Parts parts;
   parts.before = [&](Rank& r) {
@@ -108,8 +108,8 @@ TEST(PluginLeave, WhatItSentBeforeIsReceived) {
   run_with_leaver(parts);
 }
 
-// Engines use the numbers of a group again when it is gone.
-TEST(PluginLeave, WhatNobodyReceivedIsNotReceivedInALaterGroup) {
+// MPI uses the numbers of a communicator again when it is gone.
+TEST(PluginLeave, AnUnreceivedMessageIsNotReceivedInALaterGroup) {
   RunOptions run = options();
   run.expect_dead = {};
   run_ranks(run, [](Rank& r) {
@@ -123,7 +123,7 @@ TEST(PluginLeave, WhatNobodyReceivedIsNotReceivedInALaterGroup) {
       group->recv(buffer_of(got), previous);
       sent.wait();
       EXPECT_EQ(got, round * 10 + previous);
-      group->send(buffer_of(got), next);  // the one that nobody receives
+      group->send(buffer_of(got), next);  // the one that is not received
       int sum = 1;
       group->all_reduce(buffer_of(sum));
       EXPECT_EQ(sum, r.size);

@@ -12,7 +12,7 @@
 
 namespace {
 
-std::function<void()> before_create;  // what a rank does instead of coming at once
+std::function<void()> before_create;  // what a rank does before the call
 
 }  // namespace
 

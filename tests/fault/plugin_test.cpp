@@ -1,4 +1,4 @@
-// A killed rank, a mismatched call, a deadline: with another engine underneath the errors are the same, and nothing hangs.
+// A killed rank, a mismatched call, a deadline: with a plugin backend the errors are the same, and nothing hangs.
 #include <fmt/format.h>
 
 #include "fault/expect_error.h"
@@ -39,7 +39,7 @@ void expect_loss_of(Rank& r, int victim, const Caught& caught) {
   expect_aborted_soon(r);
 }
 
-TEST(Engine, IsTheOneAskedFor) {
+TEST(Plugin, IsTheRequestedOne) {
   run_ranks(options(), [](Rank& r) {
     EXPECT_EQ(r.world->backend(), chosen_backend());
     float x = 1;
@@ -48,7 +48,7 @@ TEST(Engine, IsTheOneAskedFor) {
   });
 }
 
-TEST(Engine, KilledRankBetweenCalls) {
+TEST(Plugin, KilledRankBetweenCalls) {
   RunOptions run = options();
   run.fault = kill_at(1, 5);
   run_ranks(run, [](Rank& r) {
@@ -64,8 +64,8 @@ TEST(Engine, KilledRankBetweenCalls) {
   });
 }
 
-// The others are inside the engine, not comparing what was called, when the rank does not come.
-TEST(Engine, KilledRankWithinTheEngine) {
+// The others are inside the plugin, not comparing what was called, when the rank is lost.
+TEST(Plugin, KilledRankInsideThePlugin) {
   RunOptions run = options();
   run.fault = kill_at(2, 5);
   run.env = {{"MANIPLE_CHECKS", "0"}};
@@ -82,7 +82,7 @@ TEST(Engine, KilledRankWithinTheEngine) {
   });
 }
 
-TEST(Engine, KilledSender) {
+TEST(Plugin, KilledSender) {
   RunOptions run = options();
   run.fault = kill_at(0, 1);
   run_ranks(run, [](Rank& r) {
@@ -98,7 +98,7 @@ TEST(Engine, KilledSender) {
   });
 }
 
-TEST(Engine, MismatchIsToldToAll) {
+TEST(Plugin, MismatchIsReportedToAll) {
   run_ranks(options(), [](Rank& r) {
     r.world->barrier();
     std::vector<float> x(r.rank == 2 ? 1001 : 1000);
@@ -128,24 +128,24 @@ void give_up_on_the_last(Rank& r) {
   r.phase("the others have given up");
 }
 
-TEST(Engine, DeadlineNamesTheLateRank) {
+TEST(Plugin, DeadlineNamesTheLateRank) {
   const auto result = run_ranks(options(), give_up_on_the_last);
   if (!result) return;
-  bool progress_told = false;  // by whoever gave up first; the others are told of it
+  bool progress_reported = false;  // by the rank that gave up first; the others get its error
   for (const auto& [rank, text] : result.texts("said")) {
     EXPECT_TRUE(names_rank(text, kRanks - 1)) << text;
-    progress_told = progress_told || (contains(text, "still awaiting rank 2") && contains(text, " received"));
+    progress_reported = progress_reported || (contains(text, "waiting for rank 2") && contains(text, " received"));
   }
-  EXPECT_TRUE(progress_told);
+  EXPECT_TRUE(progress_reported);
 }
 
-TEST(Engine, DeadlineWithinTheEngine) {
+TEST(Plugin, DeadlineInsideThePlugin) {
   RunOptions run = options();
   run.env = {{"MANIPLE_CHECKS", "0"}};
   run_ranks(run, give_up_on_the_last);
 }
 
-TEST(Engine, OneGroupsDeadlineLeavesTheWorldAlone) {
+TEST(Plugin, OneGroupsDeadlineLeavesTheWorldAlone) {
   run_ranks(options(), [](Rank& r) {
     const auto group = r.world->split(0, 0, {.timeout = Seconds(0.5), .transport = {}, .algorithm = {}});
     group->barrier();
@@ -159,7 +159,7 @@ TEST(Engine, OneGroupsDeadlineLeavesTheWorldAlone) {
   });
 }
 
-TEST(Engine, AbsentOnesAreNamedWithTheWayToGetThem) {
+TEST(Plugin, MissingOnesAreNamedWithHowToInstallThem) {
   InitOptions join;
   join.rank = 0;
   join.world_size = 1;

@@ -13,7 +13,7 @@ void handshake(std::string_view bytes);
 void records(std::string_view bytes);
 /// As a store's server would read them from two clients, and as a client would read a server's replies.
 void store(std::string_view bytes);
-/// As the lane of a collective would read them, with three messages posted.
+/// As a collective would receive them, with three frames posted.
 void frame(std::string_view bytes);
 /// As the stream of point-to-point messages would read them, in one piece and byte by byte.
 void message(std::string_view bytes);

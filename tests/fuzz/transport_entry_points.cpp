@@ -6,8 +6,7 @@
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
 #include "transport/frame.h"
-#include "transport/message_stream.h"
-#include "transport/recv_lane.h"
+#include "transport/frame_receiver.h"
 
 namespace maniple::fuzz {
 namespace {
@@ -55,45 +54,50 @@ void receive_frames(std::string_view bytes) {
   const std::size_t sizes[3] = {0, 10, kPieceBytes + 1};
   static std::vector<std::byte> memory[3];
   std::vector<Transfer> transfers(3);
-  RecvLane lane({3, 5}, [&](int) { return std::make_unique<Input>(bytes, bytes.size()); });
+  FrameReceiver receiver({3, 5}, [&](int) { return std::make_unique<Input>(bytes, bytes.size()); });
   for (std::size_t i = 0; i < 3; ++i) {
     memory[i].resize(sizes[i]);
     transfers[i].signature = &signature;
     transfers[i].to = memory[i].data();
     transfers[i].size = sizes[i];
-    lane.post(transfers[i]);
+    receiver.post(transfers[i]);
   }
   try {
-    while (lane.pending() && lane.advance()) {
+    while (receiver.pending() && receiver.advance()) {
     }
   } catch (const Error&) {
   }
 }
 
-/// What came, message by message, until the input breaks or is refused.
+/// The payloads of the messages in the input, until it ends or is refused.
 std::vector<std::vector<std::byte>> receive_messages(std::string_view bytes, std::size_t step) {
-  constexpr std::uint64_t kMost = 1 << 12;  // the engine has a limit too, before it sets memory aside
+  constexpr std::uint64_t kMost = 1 << 12;  // MessageEngine has a limit too, before it allocates memory
   std::vector<std::vector<std::byte>> messages;
-  IncomingStream stream(std::make_unique<Input>(bytes, step));
+  FrameReceiver receiver({3, 5}, std::make_unique<Input>(bytes, step));
   try {
-    for (bool moved = false;;) {
-      const MessageHeader* header = stream.peek(moved);
+    for (;;) {
+      const FrameHeader* header = receiver.peek();
       if (header == nullptr || header->length > kMost) break;
+      const Signature signature = header->signature;
       std::vector<std::byte> payload(header->length);
-      std::size_t done = 0;
-      while (!stream.advance(payload.data(), done, moved)) {
-      }
+      Transfer transfer;
+      transfer.signature = &signature;
+      transfer.to = payload.data();
+      transfer.size = payload.size();
+      receiver.accept(transfer);
+      while (!transfer.done) receiver.advance();
       messages.push_back(std::move(payload));
-      stream.next();
     }
   } catch (const Error&) {
   }
   return messages;
 }
 
-std::string text_of(const MessageHeader& header) {
-  const MessageHeaderBytes bytes = encode(header);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+FrameHeader message_header(std::size_t bytes, bool checked = false) {
+  return {.kind = FrameKind::message,
+          .signature = Signature::of_message(DType::uint8, 1, bytes),
+          .length = bytes,
+          .checked = checked};
 }
 
 // Random bytes hardly ever pass a header's check, so each input is also read behind right headers.
@@ -127,13 +131,8 @@ void frame(std::string_view bytes) {
 }
 
 void message(std::string_view bytes) {
-  if (bytes.size() >= kMessageHeaderBytes) {
-    tolerate([&] {
-      const auto header = first_bytes<kMessageHeaderBytes>(bytes);
-      require(encode(decode_message_header(header)) == header);
-    });
-  }
-  const MessageHeader header{DType::float32, (bytes.size() & 1) != 0, 7, bytes.size() / 2};
+  FrameHeader header = message_header(bytes.size() / 2, (bytes.size() & 1) != 0);
+  header.pieced = (bytes.size() & 2) != 0 && header.length > 0;
   for (const std::string& input : {std::string(bytes), text_of(header) + std::string(bytes)}) {
     require(receive_messages(input, input.size()) == receive_messages(input, 1));
   }
@@ -151,10 +150,9 @@ std::vector<std::string> frame_seeds() {
 
 std::vector<std::string> message_seeds() {
   const std::string payload = "ten bytes.";
-  const std::string plain = text_of(MessageHeader{DType::uint8, false, 1, payload.size()}) + payload;
-  const std::string checked =
-      text_of(MessageHeader{DType::uint8, true, 1, payload.size()}) + payload + std::string(4, '\0');
-  return {"", text_of(MessageHeader{}), plain, checked, plain + plain + text_of(MessageHeader{})};
+  const std::string plain = text_of(message_header(payload.size())) + payload;
+  const std::string checked = text_of(message_header(payload.size(), true)) + payload;
+  return {"", text_of(message_header(0)), plain, checked, plain + plain + text_of(message_header(0))};
 }
 
 }  // namespace maniple::fuzz

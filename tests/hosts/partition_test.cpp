@@ -1,4 +1,4 @@
-// Fault 10: the network between two hosts is gone, with or without a sign. Both sides are told within seconds.
+// Fault 10: the network between two hosts is gone, with or without a sign. Both sides get an error within seconds.
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -116,7 +116,7 @@ TEST_P(Tolerance, BridgesAShortCut) {
                 r.step();  // while the others are in the next call
                 r.mend(1);
               }
-              // A connection that is made during the cut: nobody has sent a message yet.
+              // A connection that is made during the cut: no rank has sent a message yet.
               int token = r.rank;
               if (r.rank == 1) r.world->recv(buffer_of(token), 2);
               if (r.rank == 2) r.world->send(buffer_of(token), 1);

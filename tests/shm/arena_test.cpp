@@ -56,11 +56,11 @@ TEST(Arena, PartsLieInTheSegmentAndApart) {
   World world(kRanks);
   std::vector<std::pair<std::byte*, std::byte*>> parts;
   for (int r = 0; r < kRanks; ++r) {
-    for (std::uint32_t s = 0; s < Arena::kSlots; ++s)
-      parts.emplace_back(world[0].slot(r, s), world[0].slot(r, s) + world[0].slot_bytes());
+    for (std::uint32_t s = 0; s < Arena::kStageSlots; ++s)
+      parts.emplace_back(world[0].stage_slot(r, s), world[0].stage_slot(r, s) + world[0].stage_slot_bytes());
     for (std::uint32_t epoch = 0; epoch < 2; ++epoch) {
-      auto* const post = reinterpret_cast<std::byte*>(&world[0].post(r, epoch));
-      parts.emplace_back(post, post + sizeof(Post));
+      auto* const memory = reinterpret_cast<std::byte*>(&world[0].contribution(r, epoch));
+      parts.emplace_back(memory, memory + sizeof(Contribution));
     }
     for (int to = 0; to < kRanks; ++to) {
       for (int set = 0; set < 2; ++set) {
@@ -73,10 +73,10 @@ TEST(Arena, PartsLieInTheSegmentAndApart) {
   EXPECT_GE(parts.front().first, world.segment->data());
   EXPECT_LE(parts.back().second, world.segment->data() + world.segment->size());
   for (std::size_t i = 1; i < parts.size(); ++i) EXPECT_LE(parts[i - 1].second, parts[i].first) << i;
-  EXPECT_EQ(world[0].slot(1, 0), world[2].slot(1, Arena::kSlots));  // in turn, and the same for all
+  EXPECT_EQ(world[0].stage_slot(1, 0), world[2].stage_slot(1, Arena::kStageSlots));  // in turn, and the same for all
 }
 
-TEST(Arena, EveryRankReadsWhatAllPosted) {
+TEST(Arena, EveryRankReadsWhatAllPublished) {
   constexpr int kRanks = 3;
   constexpr std::uint64_t kRounds = 2000;
   World world(kRanks);
@@ -89,15 +89,15 @@ TEST(Arena, EveryRankReadsWhatAllPosted) {
         OperationContext context = soon();
         const std::uint32_t epoch = arena.next_epoch();
         const std::uint64_t mine = round * kRanks + static_cast<unsigned>(r);
-        Post& post = arena.post(r, epoch);
-        post.words[0] = mine;
-        std::memcpy(post.payload + Post::kPayload - sizeof mine, &mine, sizeof mine);
+        Contribution& contribution = arena.contribution(r, epoch);
+        contribution.words[0] = mine;
+        std::memcpy(contribution.payload + Contribution::kPayload - sizeof mine, &mine, sizeof mine);
         arena.publish(epoch);
-        arena.await_posts(epoch, context);
+        arena.await_contributions(epoch, context);
         for (int peer = 0; peer < kRanks; ++peer) {
-          const Post& theirs = arena.post(peer, epoch);
+          const Contribution& theirs = arena.contribution(peer, epoch);
           std::uint64_t tail = 0;
-          std::memcpy(&tail, theirs.payload + Post::kPayload - sizeof tail, sizeof tail);
+          std::memcpy(&tail, theirs.payload + Contribution::kPayload - sizeof tail, sizeof tail);
           const std::uint64_t expected = round * kRanks + static_cast<unsigned>(peer);
           if (theirs.words[0] != expected || tail != expected) ++wrong;
         }
@@ -115,8 +115,8 @@ TEST(Arena, CountersCarryBytesThroughTheStage) {
     OperationContext context = soon();
     for (std::uint32_t step = 0; step < kSteps; ++step) {
       // A slot may be filled again when the other side has drained it.
-      if (step >= Arena::kSlots) world[0].await(Counter::drained, 1, step - Arena::kSlots + 1, context);
-      std::memcpy(world[0].slot(0, step), &step, sizeof step);
+      if (step >= Arena::kStageSlots) world[0].await(Counter::drained, 1, step - Arena::kStageSlots + 1, context);
+      std::memcpy(world[0].stage_slot(0, step), &step, sizeof step);
       world[0].set(Counter::filled, step + 1);
     }
   });
@@ -125,7 +125,7 @@ TEST(Arena, CountersCarryBytesThroughTheStage) {
   for (std::uint32_t step = 0; step < kSteps; ++step) {
     world[1].await_all(Counter::filled, step + 1, context);
     std::uint32_t value = 0;
-    std::memcpy(&value, world[1].slot(0, step), sizeof value);
+    std::memcpy(&value, world[1].stage_slot(0, step), sizeof value);
     wrong += value != step ? 1 : 0;
     world[1].set(Counter::drained, step + 1);
   }
@@ -134,12 +134,12 @@ TEST(Arena, CountersCarryBytesThroughTheStage) {
 }
 
 TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
-  World world(3, 50'000);  // long enough to be met spinning
+  World world(3, 50'000);  // long enough to be found spinning
   OperationContext context = soon();
   std::atomic<bool> begun{false};
   Sleeper waiting([&] {
     begun = true;
-    world[0].await_posts(world[0].next_epoch(), context);
+    world[0].await_contributions(world[0].next_epoch(), context);
   });
   while (!begun) ::sched_yield();
   world[1].publish(world[1].next_epoch());
@@ -170,23 +170,23 @@ TEST(Arena, ARankThatLeftIsLost) {
   EXPECT_TRUE(world[0].has_left(1));
   OperationContext context = soon();
   try {
-    world[0].await_posts(world[0].next_epoch(), context);
-    ADD_FAILURE() << "nobody noticed";
+    world[0].await_contributions(world[0].next_epoch(), context);
+    ADD_FAILURE() << "no rank noticed";
   } catch (const PeerLost& lost) {
     EXPECT_EQ(lost.rank(), 21);
     EXPECT_THAT(lost.what(), HasSubstr("rank 11 has left the group"));
   }
 }
 
-TEST(Arena, WhatALeaverPostedIsUsedFirst) {
+TEST(Arena, WhatALeavingRankPublishedIsUsedFirst) {
   World world(2);
   const std::uint32_t epoch = world[1].next_epoch();
-  world[1].post(1, epoch).words[0] = 42;
+  world[1].contribution(1, epoch).words[0] = 42;
   world[1].publish(epoch);
   world.leave(1);
   OperationContext context = soon();
-  world[0].await_posts(world[0].next_epoch(), context);
-  EXPECT_EQ(world[0].post(1, epoch).words[0], 42u);
+  world[0].await_contributions(world[0].next_epoch(), context);
+  EXPECT_EQ(world[0].contribution(1, epoch).words[0], 42u);
 }
 
 TEST(Arena, LeavingWakesThoseWhoSleep) {
@@ -195,7 +195,7 @@ TEST(Arena, LeavingWakesThoseWhoSleep) {
   Sleeper waiting([&] {
     OperationContext context = soon();
     try {
-      world[0].await_posts(world[0].next_epoch(), context);
+      world[0].await_contributions(world[0].next_epoch(), context);
     } catch (const PeerLost&) {
       lost = true;
     }
@@ -213,7 +213,7 @@ TEST(Arena, RaisingWakesThoseWhoSleepWithTheCause) {
   Sleeper waiting([&] {
     OperationContext context = soon();
     try {
-      world[0].await_posts(world[0].next_epoch(), context);
+      world[0].await_contributions(world[0].next_epoch(), context);
     } catch (const PeerLost& error) {
       lost = error.rank();
       text = error.what();
@@ -245,7 +245,7 @@ TEST(Arena, TheFirstCauseWinsAndKeepsItsKind) {
 
 TEST(Arena, TheGroupsOwnAbortEndsAWait) {
   World world(2);
-  world.aborts[0].raise(std::make_exception_ptr(Mismatch("told by the watch")));
+  world.aborts[0].raise(std::make_exception_ptr(Mismatch("from the failure detector")));
   OperationContext context = soon();
   EXPECT_THROW(world[0].await(Counter::filled, 1, 1, context), Mismatch);
 }
@@ -255,33 +255,34 @@ TEST(Arena, ATimeoutNamesTheMissing) {
   for (const int rank : {0, 2, 4}) world[rank].publish(world[rank].next_epoch());
   OperationContext context(Deadline::after(milliseconds(30)));
   try {
-    world[0].await_posts(1, context);
-    ADD_FAILURE() << "nobody was missing";
+    world[0].await_contributions(1, context);
+    ADD_FAILURE() << "no rank was missing";
   } catch (const Timeout& timeout) {
-    EXPECT_THAT(timeout.what(), AllOf(StartsWith("3 of 5 ranks came within 0."), EndsWith(" s; missing ranks 11, 13")));
+    EXPECT_THAT(timeout.what(), AllOf(StartsWith("timed out after 0."),
+                                      EndsWith(" s: 3 of 5 ranks arrived, waiting for ranks 11, 13")));
   }
   OperationContext again(Deadline::after(milliseconds(30)));
   try {
     world[0].await(Counter::filled, 1, 1, again);
-    ADD_FAILURE() << "nobody was missing";
+    ADD_FAILURE() << "no rank was missing";
   } catch (const Timeout& timeout) {
-    EXPECT_THAT(timeout.what(), HasSubstr("rank 11 did not come within 0.0 s"));
+    EXPECT_THAT(timeout.what(), HasSubstr("timed out after 0.0 s: waiting for rank 11"));
   }
 }
 
 TEST(Arena, ABellIsHeardOnlyByItsRank) {
   World world(2);
-  const std::uint32_t seen = world[0].bell();
-  const std::uint32_t other = world[1].bell();
-  Sleeper waiting([&] { world[0].await_bell(seen, Deadline::after(std::chrono::seconds(30))); });
+  const std::uint32_t seen = world[0].notifications();
+  const std::uint32_t other = world[1].notifications();
+  Sleeper waiting([&] { world[0].await_notification(seen, Deadline::after(std::chrono::seconds(30))); });
   EXPECT_TRUE(waiting.falls_asleep());
   const auto start = Clock::now();
-  world[1].ring_bell(0);
+  world[1].notify(0);
   waiting.join();
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
-  EXPECT_NE(world[0].bell(), seen);
-  EXPECT_EQ(world[1].bell(), other);
-  world[0].await_bell(world[0].bell(), Deadline::after(milliseconds(1)));  // or the deadline comes
+  EXPECT_NE(world[0].notifications(), seen);
+  EXPECT_EQ(world[1].notifications(), other);
+  world[0].await_notification(world[0].notifications(), Deadline::after(milliseconds(1)));  // or the deadline comes
 }
 
 }  // namespace

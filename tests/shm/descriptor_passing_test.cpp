@@ -58,7 +58,7 @@ TEST_F(DescriptorPassing, AnEndIsTheSystemsError) {
   there.reset();
   try {
     receive_descriptor(here.get(), soon());
-    ADD_FAILURE() << "something came";
+    ADD_FAILURE() << "something arrived";
   } catch (const SystemError& error) {
     EXPECT_EQ(error.code(), ECONNRESET);
   }
@@ -72,10 +72,10 @@ TEST_F(DescriptorPassing, BytesWithoutADescriptorAreRefused) {
 }
 
 TEST_F(DescriptorPassing, GivesUpWhenItIsTold) {
-  const UniqueFd bell(::eventfd(1, EFD_CLOEXEC));
-  EXPECT_THROW(receive_descriptor(here.get(), soon(), bell.get()), Aborted);
+  const UniqueFd cancel(::eventfd(1, EFD_CLOEXEC));
+  EXPECT_THROW(receive_descriptor(here.get(), soon(), cancel.get()), Aborted);
   send_descriptor(there.get(), file.get(), 7);
-  EXPECT_EQ(receive_descriptor(here.get(), soon(), bell.get()).about, 7u);  // what has come is taken first
+  EXPECT_EQ(receive_descriptor(here.get(), soon(), cancel.get()).about, 7u);  // what has arrived is taken first
 }
 
 }  // namespace

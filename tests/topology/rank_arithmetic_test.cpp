@@ -8,14 +8,14 @@
 namespace maniple {
 namespace {
 
-TEST(RingRank, wraps_both_ways) {
+TEST(RingRank, WrapsBothWays) {
   EXPECT_EQ(ring_rank(4, 1, 5), 0);
   EXPECT_EQ(ring_rank(0, -1, 5), 4);
   EXPECT_EQ(ring_rank(2, -12, 5), 0);
   EXPECT_EQ(ring_rank(0, 7, 1), 0);
 }
 
-TEST(BinomialTree, parents_and_children_agree_and_reach_everyone) {
+TEST(BinomialTree, ParentsAndChildrenAgreeAndReachEveryone) {
   for (int size = 1; size <= 33; ++size) {
     for (int root = 0; root < size; root += 1 + size / 4) {
       int children = 0;
@@ -40,7 +40,7 @@ std::vector<int> in_order(int rank, int root, int size) {
   return ranks;
 }
 
-TEST(BinomialTree, subtrees_are_consecutive_ranks_in_order) {
+TEST(BinomialTree, SubtreesAreConsecutiveRanksInOrder) {
   for (int size = 1; size <= 17; ++size) {
     const int root = size / 2;
     std::vector<int> expected(static_cast<std::size_t>(size));
@@ -49,7 +49,7 @@ TEST(BinomialTree, subtrees_are_consecutive_ranks_in_order) {
   }
 }
 
-TEST(DoublingDistances, connect_all_ranks) {
+TEST(DoublingDistances, ConnectAllRanks) {
   EXPECT_TRUE(doubling_distances(1).empty());
   EXPECT_EQ(doubling_distances(9), (std::vector<int>{1, 2, 4, 8}));
   for (int size = 1; size <= 40; ++size) {  // whoever is reached after all steps has heard of everyone
@@ -61,7 +61,7 @@ TEST(DoublingDistances, connect_all_ranks) {
   }
 }
 
-TEST(SliceOf, covers_everything_once_and_evenly) {
+TEST(SliceOf, CoversEverythingOnceAndEvenly) {
   for (const std::size_t total : {0, 1, 5, 8, 1000, 1003}) {
     for (int slices = 1; slices <= 9; ++slices) {
       std::size_t next = 0;

@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "transport/frame.h"
+#include "transport/mesh_world.h"
 #include "transport/sealed_channel.h"
 #include "transport/tcp_channel.h"
-#include "transport/mesh_world.h"
 
 namespace maniple::test {
 namespace {
@@ -107,13 +107,15 @@ WorldOptions decorated_and_sealed(std::pair<UniqueFd, UniqueFd>& sockets, Decora
         return make_sealed_sink(decorate(make_tcp_sink(std::move(sockets.first))), keys);
       };
     } else {
-      mesh.local_source = [&sockets, keys](int) { return make_sealed_source(make_tcp_source(std::move(sockets.second)), keys); };
+      mesh.local_source = [&sockets, keys](int) {
+        return make_sealed_source(make_tcp_source(std::move(sockets.second)), keys);
+      };
     }
   };
   return options;
 }
 
-TEST(ExchangeFaults, frames_split_at_every_byte_are_put_together) {
+TEST(ExchangeFaults, FramesSplitAtEveryByteArePutTogether) {
   auto sockets = tcp_pair();
   MeshWorld world(
       decorated(sockets, [](std::unique_ptr<ByteSink> sink) { return std::make_unique<Trickle>(std::move(sink)); }));
@@ -130,7 +132,7 @@ TEST(ExchangeFaults, frames_split_at_every_byte_are_put_together) {
   });
 }
 
-TEST(ExchangeFaults, records_split_at_every_byte_are_put_together) {
+TEST(ExchangeFaults, RecordsSplitAtEveryByteArePutTogether) {
   auto sockets = tcp_pair();
   MeshWorld world(decorated_and_sealed(
       sockets, [](std::unique_ptr<ByteSink> sink) { return std::make_unique<Trickle>(std::move(sink)); }));
@@ -151,7 +153,7 @@ class Corruption : public ::testing::TestWithParam<std::size_t> {};
 
 void expect_noticed(MeshWorld& world, const std::string& part);
 
-TEST_P(Corruption, is_an_error_that_names_the_peer_and_completes_nothing) {
+TEST_P(Corruption, IsAnErrorThatNamesThePeerAndCompletesNothing) {
   auto sockets = tcp_pair();
   const std::size_t at = GetParam();
   MeshWorld world(
@@ -159,7 +161,7 @@ TEST_P(Corruption, is_an_error_that_names_the_peer_and_completes_nothing) {
   expect_noticed(world, "");
 }
 
-TEST_P(Corruption, of_records_is_an_error_too) {
+TEST_P(Corruption, OfRecordsIsAnErrorToo) {
   auto sockets = tcp_pair();
   const std::size_t at = GetParam();
   MeshWorld world(decorated_and_sealed(
@@ -192,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Places, Corruption,
                          ::testing::Values(0, 41, 64, 70, 76, 80, 80 + kPieceBytes - 1, 80 + kPieceBytes + 8,
                                            80 + kPieceBytes + 16 + 999));
 
-TEST(ExchangeFaults, different_calls_are_a_mismatch_that_describes_both) {
+TEST(ExchangeFaults, DifferentCallsAreAMismatchThatDescribesBoth) {
   MeshWorld world({.size = 3});
   const auto errors = world.run_each([&](int rank) {
     std::vector<std::byte> data(1000);
@@ -208,8 +210,8 @@ TEST(ExchangeFaults, different_calls_are_a_mismatch_that_describes_both) {
   }
 }
 
-// Every algorithm against every other operation: whatever two ranks call instead of the same, both are told.
-TEST(ExchangeFaults, every_pair_of_different_operations_is_noticed_by_both_ranks) {
+// Every algorithm against every other operation: whatever two ranks call instead of the same, both get an error.
+TEST(ExchangeFaults, EveryPairOfDifferentOperationsIsNoticedByBothRanks) {
   for (const MeshEntry& mine : mesh_algorithms()) {
     for (const MeshEntry& other : mesh_algorithms()) {
       if (mine.op == other.op) continue;
@@ -232,7 +234,7 @@ TEST(ExchangeFaults, every_pair_of_different_operations_is_noticed_by_both_ranks
   }
 }
 
-TEST(ExchangeFaults, different_lengths_are_a_mismatch_before_a_byte_is_written) {
+TEST(ExchangeFaults, DifferentLengthsAreAMismatchBeforeAByteIsWritten) {
   MeshWorld world({.size = 2});
   const Operation operation = call_of(Op::all_to_all, 0);
   const auto errors = world.run_each([&](int rank) {
@@ -255,7 +257,7 @@ TEST(ExchangeFaults, different_lengths_are_a_mismatch_before_a_byte_is_written) 
   expect_contains(text, "expects 50");
 }
 
-TEST(ExchangeFaults, a_peer_that_ends_in_the_middle_of_a_frame_is_lost_by_name) {
+TEST(ExchangeFaults, APeerThatEndsInTheMiddleOfAFrameIsLostByName) {
   MeshWorld world({.size = 2, .first_global_rank = 5});
   const Operation operation = call_of(Op::send, 1 << 20);
   constexpr std::size_t kSize = 64 << 20;  // far more than sockets hold
@@ -283,7 +285,7 @@ TEST(ExchangeFaults, a_peer_that_ends_in_the_middle_of_a_frame_is_lost_by_name) 
   expect_contains(lost.what(), "of 64.0 MiB received");
 }
 
-TEST(ExchangeFaults, a_ring_whose_writer_ends_is_a_lost_peer) {
+TEST(ExchangeFaults, ARingWhoseWriterEndsIsALostPeer) {
   MeshWorld world({.size = 2, .channel = Channel::ring});
   const Operation operation = call_of(Op::send, 10);
   const auto errors = world.run_each([&](int rank) {
@@ -304,7 +306,7 @@ TEST(ExchangeFaults, a_ring_whose_writer_ends_is_a_lost_peer) {
   EXPECT_EQ(thrown_by<PeerLost>(errors[1]).rank(), 0);
 }
 
-TEST(ExchangeFaults, a_silent_peer_is_a_timeout_at_the_deadline_that_names_it_and_the_progress) {
+TEST(ExchangeFaults, ASilentPeerIsATimeoutAtTheDeadlineThatNamesItAndTheProgress) {
   for (const Channel channel : {Channel::tcp, Channel::ring}) {
     MeshWorld world({.size = 3, .channel = channel});
     const Operation operation = call_of(Op::gather, 4000);
@@ -334,7 +336,7 @@ TEST(ExchangeFaults, a_silent_peer_is_a_timeout_at_the_deadline_that_names_it_an
   }
 }
 
-TEST(ExchangeFaults, an_abort_wakes_those_who_wait_with_its_cause) {
+TEST(ExchangeFaults, AnAbortWakesThoseWhoWaitWithItsCause) {
   for (const Channel channel : {Channel::tcp, Channel::ring}) {
     MeshWorld world({.size = 2, .channel = channel});
     const Operation operation = call_of(Op::recv, 10);
@@ -357,7 +359,7 @@ TEST(ExchangeFaults, an_abort_wakes_those_who_wait_with_its_cause) {
   }
 }
 
-TEST(ExchangeFaults, a_mesh_that_failed_refuses_further_exchanges) {
+TEST(ExchangeFaults, AMeshThatFailedRefusesFurtherExchanges) {
   MeshWorld world({.size = 2});
   const Operation operation = call_of(Op::recv, 10);
   std::vector<std::byte> data(10);
@@ -369,7 +371,7 @@ TEST(ExchangeFaults, a_mesh_that_failed_refuses_further_exchanges) {
   EXPECT_THROW(world.exchange(0, operation), Aborted);
 }
 
-TEST(Exchange, early_frames_wait_in_the_channel_and_arrive_in_order) {
+TEST(Exchange, EarlyFramesWaitInTheChannelAndArriveInOrder) {
   for (const Channel channel : {Channel::tcp, Channel::ring}) {
     MeshWorld world({.size = 2, .channel = channel});
     std::promise<void> sent;
@@ -392,7 +394,7 @@ TEST(Exchange, early_frames_wait_in_the_channel_and_arrive_in_order) {
   }
 }
 
-TEST(Exchange, receiver_follows_the_senders_number_of_streams) {
+TEST(Exchange, ReceiverFollowsTheSendersNumberOfStreams) {
   WorldOptions options{.size = 2, .streams = 1};
   options.adjust = [](int rank, MeshOptions& mesh) { mesh.streams = rank == 0 ? 5 : 1; };
   MeshWorld world(options);
@@ -415,7 +417,7 @@ std::ptrdiff_t open_descriptors() {
   return count;
 }
 
-TEST(Mesh, leaves_no_descriptor_open_after_success_and_after_failure) {
+TEST(Mesh, LeavesNoDescriptorOpenAfterSuccessAndAfterFailure) {
   const auto before = open_descriptors();
   for (const bool fails : {false, true}) {
     MeshWorld world({.size = 4});

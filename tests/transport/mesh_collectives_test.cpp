@@ -249,28 +249,28 @@ void run_matrix(const WorldOptions& options, const std::vector<std::size_t>& cou
 
 class MeshMatrix : public ::testing::TestWithParam<int> {};
 
-TEST_P(MeshMatrix, tcp) { run_matrix({.size = GetParam(), .channel = Channel::tcp}, {0, 1, 7, 1000, 70'001, 300'000}); }
-TEST_P(MeshMatrix, tcp_one_stream) {
+TEST_P(MeshMatrix, Tcp) { run_matrix({.size = GetParam(), .channel = Channel::tcp}, {0, 1, 7, 1000, 70'001, 300'000}); }
+TEST_P(MeshMatrix, TcpOneStream) {
   run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003});
 }
-TEST_P(MeshMatrix, sealed) {
-  run_matrix({.size = GetParam(), .channel = Channel::sealed}, {0, 7, 70'001, 300'000});
-}
-TEST_P(MeshMatrix, sealed_on_one_stream) {
+TEST_P(MeshMatrix, Sealed) { run_matrix({.size = GetParam(), .channel = Channel::sealed}, {0, 7, 70'001, 300'000}); }
+TEST_P(MeshMatrix, SealedOnOneStream) {
   run_matrix({.size = GetParam(), .channel = Channel::sealed, .streams = 1}, {7, 200'003});
 }
-TEST_P(MeshMatrix, ring) { run_matrix({.size = GetParam(), .channel = Channel::ring}, {0, 1, 7, 1000, 70'001}); }
-TEST_P(MeshMatrix, tiny_ring) {
+TEST_P(MeshMatrix, Ring) { run_matrix({.size = GetParam(), .channel = Channel::ring}, {0, 1, 7, 1000, 70'001}); }
+TEST_P(MeshMatrix, TinyRing) {
   run_matrix({.size = GetParam(), .channel = Channel::ring, .ring_capacity = 1024}, {0, 7, 1000});
 }
 
 // Under the sanitizers every step takes its time; three sizes show what there is to find.
-INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshMatrix, ::testing::ValuesIn(harness::kSanitized ? std::vector<int>{1, 2, 5} : std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshMatrix,
+                         ::testing::ValuesIn(harness::kSanitized ? std::vector<int>{1, 2, 5}
+                                                                 : std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
 
 // Numbers whose sum depends on the order of additions: all ranks must hold the same bits, and the same in every run.
 class MeshBits : public ::testing::TestWithParam<int> {};
 
-TEST_P(MeshBits, identical_on_all_ranks_and_in_every_run) {
+TEST_P(MeshBits, IdenticalOnAllRanksAndInEveryRun) {
   const auto size = static_cast<std::size_t>(GetParam());
   constexpr std::size_t kCount = 50'000;
   for (const char* name : {"direct", "exchange", "ring"}) {
@@ -296,7 +296,7 @@ TEST_P(MeshBits, identical_on_all_ranks_and_in_every_run) {
 }
 INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshBits, ::testing::Values(2, 3, 5));
 
-TEST(MeshAlgorithms, table_has_every_operation_and_finds_by_name) {
+TEST(MeshAlgorithms, TableHasEveryOperationAndFindsByName) {
   for (const Op op : {Op::broadcast, Op::reduce, Op::all_reduce, Op::gather, Op::all_gather, Op::scatter,
                       Op::reduce_scatter, Op::all_to_all, Op::barrier}) {
     const MeshEntry* entry = find_mesh_algorithm(op, "direct");

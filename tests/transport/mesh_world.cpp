@@ -14,17 +14,17 @@
 
 namespace maniple::test {
 
-void Bell::ring() {
+void Notification::notify() {
   {
     const std::lock_guard lock(mutex_);
     ++count_;
   }
-  rung_.notify_all();
+  changed_.notify_all();
 }
 
-void Bell::wait(std::uint64_t& seen, Deadline deadline) {
+void Notification::wait(std::uint64_t& seen, Deadline deadline) {
   std::unique_lock lock(mutex_);
-  rung_.wait_until(lock, deadline.when(), [&] { return count_ != seen; });
+  changed_.wait_until(lock, deadline.when(), [&] { return count_ != seen; });
   seen = count_;
 }
 
@@ -99,25 +99,25 @@ MeshWorld::MeshWorld(const WorldOptions& options)
     for (std::size_t i = 0; i < n * n; ++i) rings_.push_back(std::make_unique<RingMemory>(options_.ring_capacity));
   }
   for (int rank = 0; rank < options_.size; ++rank) {
-    switchboards_.push_back(std::make_unique<TestConnector>(board_, options_.first_global_rank + rank,
-                                                              options_.channel == Channel::sealed));
+    connectors_.push_back(std::make_unique<TestConnector>(board_, options_.first_global_rank + rank,
+                                                          options_.channel == Channel::sealed));
     aborts_.push_back(std::make_unique<AbortSignal>());
     MeshOptions mesh;
-    mesh.lane = "test";
+    mesh.topic = "test";
     mesh.rank = rank;
     for (int i = 0; i < options_.size; ++i) mesh.global_ranks.push_back(options_.first_global_rank + i);
-    mesh.connector = switchboards_.back().get();
+    mesh.connector = connectors_.back().get();
     mesh.abort = aborts_.back().get();
     mesh.streams = options_.streams;
     if (options_.channel == Channel::ring) {
       const auto own = static_cast<std::size_t>(rank);
       const auto ring = [this, n](std::size_t from, std::size_t to) { return rings_[from * n + to]->span(); };
-      const auto doorbell = [this] { bell_.ring(); };
-      mesh.local_sink = [=](int peer) { return make_ring_sink(ring(own, static_cast<std::size_t>(peer)), doorbell); };
-      mesh.local_source = [=](int peer) {
-        return make_ring_source(ring(static_cast<std::size_t>(peer), own), doorbell);
+      const auto notify = [this] { notification_.notify(); };
+      mesh.local_sink = [=](int peer) { return make_ring_sink(ring(own, static_cast<std::size_t>(peer)), notify); };
+      mesh.local_source = [=](int peer) { return make_ring_source(ring(static_cast<std::size_t>(peer), own), notify); };
+      mesh.local_wait = [this, seen = std::uint64_t{0}](Deadline deadline) mutable {
+        notification_.wait(seen, deadline);
       };
-      mesh.local_wait = [this, seen = std::uint64_t{0}](Deadline deadline) mutable { bell_.wait(seen, deadline); };
     }
     if (options_.adjust) options_.adjust(rank, mesh);
     meshes_.push_back(std::make_unique<Mesh>(std::move(mesh)));

@@ -17,21 +17,21 @@
 
 #include "base/abort_signal.h"
 #include "collective/mesh/algorithms.h"
-#include "transport/mesh.h"
 #include "transport/connector.h"
+#include "transport/mesh.h"
 
 namespace maniple::test {
 
-/// Wakes everyone who waits for a ring: rung whenever one has moved.
-class Bell {
+/// Wakes everyone who waits for a ring; notified whenever one has moved.
+class Notification {
  public:
-  void ring();
-  /// Until the bell has been rung since `seen`, which is brought up to date.
+  void notify();
+  /// Until there was a notification since `seen`, which is brought up to date.
   void wait(std::uint64_t& seen, Deadline deadline);
 
  private:
   std::mutex mutex_;
-  std::condition_variable rung_;
+  std::condition_variable changed_;
   std::uint64_t count_ = 0;
 };
 
@@ -55,7 +55,8 @@ std::pair<UniqueFd, UniqueFd> tcp_pair();
 class TestConnector final : public Connector {
  public:
   TestConnector(Board& board, int rank, bool sealed = false) : board_(board), rank_(rank), sealed_(sealed) {}
-  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline,
+                        const AbortSignal& abort) override;
   SecureConnection try_take(int global_rank, const std::string& topic) override {
     return board_.take(global_rank, rank_, topic);
   }
@@ -102,11 +103,11 @@ class MeshWorld {
  private:
   WorldOptions options_;
   Board board_;
-  Bell bell_;
+  Notification notification_;
   std::vector<int> members_;
   struct RingMemory;
   std::vector<std::unique_ptr<RingMemory>> rings_;  // [from * size + to]
-  std::vector<std::unique_ptr<TestConnector>> switchboards_;
+  std::vector<std::unique_ptr<TestConnector>> connectors_;
   std::vector<std::unique_ptr<AbortSignal>> aborts_;
   std::vector<std::unique_ptr<Mesh>> meshes_;
 };

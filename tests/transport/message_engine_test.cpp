@@ -12,8 +12,8 @@
 #include <numeric>
 
 #include "base/system_error.h"
-#include <maniple/comm/options.h>
 #include "transport/mesh_world.h"
+#include <maniple/comm/options.h>
 
 namespace maniple::test {
 namespace {
@@ -27,16 +27,16 @@ constexpr double kSoon = 10;  // seconds; far below the 60 s that anything that 
 /// Engines of several ranks in this process, over TCP on loopback.
 class Engines {
  public:
-  explicit Engines(int size, Connector* switchboard_of_0 = nullptr) : board_(size) {
+  explicit Engines(int size, Connector* connector_of_0 = nullptr) : board_(size) {
     for (int rank = 0; rank < size; ++rank) {
-      switchboards_.push_back(std::make_unique<TestConnector>(board_, rank));
+      connectors_.push_back(std::make_unique<TestConnector>(board_, rank));
       aborts_.push_back(std::make_unique<AbortSignal>());
       MessageEngineOptions options;
-      options.lane = "test";
+      options.topic = "test";
       options.rank = rank;
       options.global_ranks.resize(static_cast<std::size_t>(size));
       std::iota(options.global_ranks.begin(), options.global_ranks.end(), 0);
-      options.connector = rank == 0 && switchboard_of_0 != nullptr ? switchboard_of_0 : switchboards_.back().get();
+      options.connector = rank == 0 && connector_of_0 != nullptr ? connector_of_0 : connectors_.back().get();
       options.abort = aborts_.back().get();
       engines_.push_back(std::make_unique<MessageEngine>(std::move(options)));
     }
@@ -60,7 +60,7 @@ class Engines {
 
  private:
   Board board_;
-  std::vector<std::unique_ptr<TestConnector>> switchboards_;
+  std::vector<std::unique_ptr<TestConnector>> connectors_;
   std::vector<std::unique_ptr<AbortSignal>> aborts_;
   std::vector<std::unique_ptr<MessageEngine>> engines_;
 };
@@ -101,7 +101,9 @@ double seconds_since(Deadline::Clock::time_point start) {
 /// Some bytes at the end of a page; whoever reads beyond them meets a page that cannot be read.
 class AtPageEnd {
  public:
-  AtPageEnd() : memory_(static_cast<std::byte*>(::mmap(nullptr, 2 * page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+  AtPageEnd()
+      : memory_(static_cast<std::byte*>(
+            ::mmap(nullptr, 2 * page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
     if (memory_ == MAP_FAILED || ::mprotect(memory_ + page(), page(), PROT_NONE) != 0) throw_system_error("mmap");
   }
   ~AtPageEnd() { ::munmap(memory_, 2 * page()); }
@@ -112,43 +114,45 @@ class AtPageEnd {
   std::byte* memory_;
 };
 
-TEST(MessageEngine, nothing_moves_after_an_abort) {
+TEST(MessageEngine, NothingMovesAfterAnAbort) {
   Engines engines(2);
   std::vector<std::byte> large(64 << 20), sink(64 << 20);
-  // Half way: the sockets are full, as nobody reads.
+  // Half way: the sockets are full, as no one reads.
   const auto first = engines.start(0, send_to(1, 0, large));
   SecureConnection other_end;
   while (!other_end) other_end = engines.board().take(0, 1, "test");
   engines.abort(0).raise(std::make_exception_ptr(Aborted("enough")));
   engines.of(0).drive(*first);
   expect_error<Aborted>(first->error, "enough");
-  // Now there is room again; a message that was on its way to the engine when the group was aborted must not use it.
+  // Now there is room again; a message that was handed to the engine when the group was aborted must not use it.
   for (bool empty = false; !empty;) empty = ::recv(other_end.get(), sink.data(), sink.size(), MSG_DONTWAIT) <= 0;
   AtPageEnd small;
   expect_error<Aborted>(engines.run(0, send_to(1, 0, small.last(16))), "enough");
   expect_error<Aborted>(engines.run(0, recv_from(1, 0, small.last(16))), "enough");
-  EXPECT_LE(::recv(other_end.get(), sink.data(), sink.size(), MSG_DONTWAIT), 0) << "bytes that nobody sent";
+  EXPECT_LE(::recv(other_end.get(), sink.data(), sink.size(), MSG_DONTWAIT), 0) << "bytes that were not sent";
 }
 
-TEST(MessageEngine, a_kept_message_of_another_size_fails_the_receive_from_anyone) {
+TEST(MessageEngine, ABufferedMessageOfAnotherSizeFailsTheReceiveFromAnyone) {
   Engines engines(3);
   std::vector<std::byte> eight(8), four(4);
   ASSERT_EQ(engines.run(1, send_to(0, 1, eight)), nullptr);
   ASSERT_EQ(engines.run(1, send_to(0, 2, four)), nullptr);
-  ASSERT_EQ(engines.run(0, recv_from(1, 2, four)), nullptr);  // the other is kept aside
-  expect_error<Mismatch>(engines.run(0, recv_from(kAnyone, 1, four)), "rank 1 sent uint8[8] with tag 1 where uint8[4] is received");
+  ASSERT_EQ(engines.run(0, recv_from(1, 2, four)), nullptr);  // the other is buffered
+  expect_error<Mismatch>(engines.run(0, recv_from(kAnyone, 1, four)),
+                         "rank 1 sent uint8[8] with tag 1 where uint8[4] is received");
 }
 
-TEST(MessageEngine, a_message_of_another_size_fails_the_receive_from_anyone) {
+TEST(MessageEngine, AMessageOfAnotherSizeFailsTheReceiveFromAnyone) {
   Engines engines(3);
   std::vector<std::byte> eight(8), four(4);
   ASSERT_EQ(engines.run(1, send_to(0, 1, eight)), nullptr);
   const auto start = Deadline::Clock::now();
-  expect_error<Mismatch>(engines.run(0, recv_from(kAnyone, 1, four)), "rank 1 sent uint8[8] with tag 1 where uint8[4] is received");
+  expect_error<Mismatch>(engines.run(0, recv_from(kAnyone, 1, four)),
+                         "rank 1 sent uint8[8] with tag 1 where uint8[4] is received");
   EXPECT_LT(seconds_since(start), kSoon);
 }
 
-TEST(MessageEngine, a_receive_from_anyone_fails_when_all_others_are_lost) {
+TEST(MessageEngine, AReceiveFromAnyoneFailsWhenAllOthersAreLost) {
   Engines engines(3);
   std::vector<std::byte> four(4);
   for (const int rank : {1, 2}) {
@@ -164,15 +168,15 @@ TEST(MessageEngine, a_receive_from_anyone_fails_when_all_others_are_lost) {
   EXPECT_LT(seconds_since(start), kSoon);
 }
 
-TEST(MessageEngine, a_send_keeps_its_deadline_behind_another) {
+TEST(MessageEngine, ASendKeepsItsDeadlineBehindAnother) {
   Engines engines(2);
   std::vector<std::byte> large(64 << 20), four(4);
   const auto before = engines.start(0, send_to(1, 0, large));
   const auto start = Deadline::Clock::now();
   expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))),
-                        "0 of 4 bytes sent to rank 1 when the time was up, behind 1 earlier send");
+                        "timed out: 0 of 4 bytes sent to rank 1, behind 1 earlier send");
   EXPECT_LT(seconds_since(start), kSoon);
-  // The stream is not harmed: what was ahead arrives.
+  // The connection is not harmed: what was ahead arrives.
   EXPECT_FALSE(before->done.load());
   std::vector<std::byte> in(large.size());
   EXPECT_EQ(engines.run(1, recv_from(0, 0, in)), nullptr);
@@ -180,7 +184,7 @@ TEST(MessageEngine, a_send_keeps_its_deadline_behind_another) {
   EXPECT_EQ(before->error, nullptr);
 }
 
-TEST(MessageEngine, a_receive_keeps_its_deadline_while_others_move) {
+TEST(MessageEngine, AReceiveKeepsItsDeadlineWhileOthersMove) {
   Engines engines(3);
   std::vector<std::byte> out(1 << 20), in(1 << 20), four(4);
   std::atomic<bool> stop{false};
@@ -192,7 +196,8 @@ TEST(MessageEngine, a_receive_keeps_its_deadline_while_others_move) {
     }
   });
   const auto start = Deadline::Clock::now();
-  expect_error<Timeout>(engines.run(0, recv_from(2, 1, four, Seconds(0.3))), "0 of 4 bytes received from rank 2 when the time was up");
+  expect_error<Timeout>(engines.run(0, recv_from(2, 1, four, Seconds(0.3))),
+                        "timed out: 0 of 4 bytes received from rank 2");
   EXPECT_LT(seconds_since(start), kSoon);
   stop = true;
 }
@@ -200,20 +205,23 @@ TEST(MessageEngine, a_receive_keeps_its_deadline_while_others_move) {
 /// Connections to rank 1 are never made; those to others at once.
 class Unreachable final : public Connector {
  public:
-  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override {
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline,
+                        const AbortSignal& abort) override {
     if (global_rank != 1) return TestConnector(*board, 0).dial(global_rank, topic, deadline, abort);
     pollfd waiting{abort.fd(), POLLIN, 0};
     ::poll(&waiting, 1, deadline.poll_ms());
     abort.check();
     throw Timeout("no answer");
   }
-  SecureConnection try_take(int global_rank, const std::string& topic) override { return board->take(global_rank, 0, topic); }
+  SecureConnection try_take(int global_rank, const std::string& topic) override {
+    return board->take(global_rank, 0, topic);
+  }
   int arrival_fd() const noexcept override { return board->arrival_fd(0); }
 
   Board* board = nullptr;
 };
 
-TEST(MessageEngine, nobody_waits_for_the_connection_of_another) {
+TEST(MessageEngine, NoMessageWaitsForTheConnectionOfAnother) {
   Unreachable connector;
   Engines engines(3, &connector);
   connector.board = &engines.board();
@@ -224,7 +232,8 @@ TEST(MessageEngine, nobody_waits_for_the_connection_of_another) {
   EXPECT_EQ(engines.run(2, recv_from(0, 0, in)), nullptr);
   EXPECT_EQ(engines.run(2, send_to(0, 0, four)), nullptr);
   EXPECT_EQ(engines.run(0, recv_from(2, 0, in)), nullptr);
-  expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))), "when the time was up, not connected yet, behind 1 earlier send");
+  expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))),
+                        "timed out: 0 of 4 bytes sent to rank 1, not connected yet, behind 1 earlier send");
   engines.destroy(0);
   EXPECT_LT(seconds_since(start), kSoon);
   expect_error<Aborted>(stuck->error, "the group was destroyed");

@@ -30,7 +30,7 @@ class RingTest : public ::testing::Test {
   std::vector<Line> lines_;
 };
 
-TEST_F(RingTest, zeroed_memory_is_an_empty_ring) {
+TEST_F(RingTest, ZeroedMemoryIsAnEmptyRing) {
   const auto shared = memory(64);
   const auto source = make_ring_source(shared);
   char byte = 0;
@@ -39,14 +39,14 @@ TEST_F(RingTest, zeroed_memory_is_an_empty_ring) {
   EXPECT_EQ(source->fd(), -1);
 }
 
-TEST_F(RingTest, bytes_come_out_in_order_whatever_the_split) {
+TEST_F(RingTest, BytesComeOutInOrderWhateverTheSplit) {
   const auto shared = memory(256);
-  std::atomic<int> rung{0};
+  std::atomic<int> notified{0};
   std::vector<std::uint8_t> sent(100'000);
   std::iota(sent.begin(), sent.end(), std::uint8_t{0});
   std::vector<std::uint8_t> got(sent.size());
   std::thread writer([&] {
-    const auto sink = make_ring_sink(shared, [&] { ++rung; });
+    const auto sink = make_ring_sink(shared, [&] { ++notified; });
     for (std::size_t done = 0, step = 1; done < sent.size(); step = step % 97 + 1) {
       const std::size_t size = std::min(step, sent.size() - done);
       const iovec parts[2] = {part(sent.data() + done, size / 2), part(sent.data() + done + size / 2, size - size / 2)};
@@ -56,7 +56,7 @@ TEST_F(RingTest, bytes_come_out_in_order_whatever_the_split) {
     }
   });
   {
-    const auto source = make_ring_source(shared, [&] { ++rung; });
+    const auto source = make_ring_source(shared, [&] { ++notified; });
     for (std::size_t done = 0, step = 1; done < got.size(); step = step % 61 + 1) {
       const iovec to = part(got.data() + done, std::min(step, got.size() - done));
       const std::size_t moved = source->read_some({&to, 1});
@@ -66,10 +66,10 @@ TEST_F(RingTest, bytes_come_out_in_order_whatever_the_split) {
     writer.join();
   }
   EXPECT_EQ(got, sent);
-  EXPECT_GT(rung.load(), 0);
+  EXPECT_GT(notified.load(), 0);
 }
 
-TEST_F(RingTest, what_was_written_is_read_before_the_end_is_told) {
+TEST_F(RingTest, WhatWasWrittenIsReadBeforeTheEndIsTold) {
   const auto shared = memory(64);
   char out[3] = {'a', 'b', 'c'};
   {
@@ -85,7 +85,7 @@ TEST_F(RingTest, what_was_written_is_read_before_the_end_is_told) {
   EXPECT_THROW(source->read_some({&to, 1}), SystemError);
 }
 
-TEST_F(RingTest, writing_to_a_reader_that_has_gone_throws) {
+TEST_F(RingTest, WritingToAReaderThatHasGoneThrows) {
   const auto shared = memory(64);
   const auto sink = make_ring_sink(shared);
   make_ring_source(shared).reset();
@@ -94,7 +94,7 @@ TEST_F(RingTest, writing_to_a_reader_that_has_gone_throws) {
   EXPECT_THROW(sink->write_some({&from, 1}), SystemError);
 }
 
-TEST_F(RingTest, contradicting_positions_are_refused_not_followed) {
+TEST_F(RingTest, ContradictingPositionsAreRefusedNotFollowed) {
   const auto shared = memory(64);
   const auto source = make_ring_source(shared);
   const std::uint64_t nonsense = 1'000'000;  // far more written than the ring can hold
@@ -104,7 +104,7 @@ TEST_F(RingTest, contradicting_positions_are_refused_not_followed) {
   EXPECT_THROW(source->read_some({&to, 1}), ProtocolError);
 }
 
-TEST_F(RingTest, capacity_must_be_a_power_of_two) {
+TEST_F(RingTest, CapacityMustBeAPowerOfTwo) {
   EXPECT_THROW(ring_bytes(100), InvalidArgument);
   EXPECT_THROW(make_ring_sink(memory(64).first(100)), InvalidArgument);
 }

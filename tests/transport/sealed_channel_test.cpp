@@ -11,7 +11,7 @@
 namespace maniple {
 namespace {
 
-/// A stream in memory that takes and gives as many bytes at a time as it is told.
+/// A stream in memory that takes and gives as many bytes at a time as requested.
 struct Pipe {
   std::string bytes = {};
   std::size_t room = 0;       // that may be written now
@@ -59,12 +59,14 @@ class PipeSource final : public ByteSource {
 
 struct Ends {
   explicit Ends(Pipe& pipe)
-      : sink(make_sealed_sink(std::make_unique<PipeSink>(pipe), derive_keys(preferred_cipher(), TrafficSecret{}, "t", true))),
+      : sink(make_sealed_sink(std::make_unique<PipeSink>(pipe),
+                              derive_keys(preferred_cipher(), TrafficSecret{}, "t", true))),
         source(make_sealed_source(std::make_unique<PipeSource>(pipe),
                                   derive_keys(preferred_cipher(), TrafficSecret{}, "t", false))) {}
   std::size_t write(std::string_view bytes) const {
     const std::size_t half = bytes.size() / 2;
-    const iovec parts[2] = {{const_cast<char*>(bytes.data()), half}, {const_cast<char*>(bytes.data()) + half, bytes.size() - half}};
+    const iovec parts[2] = {{const_cast<char*>(bytes.data()), half},
+                            {const_cast<char*>(bytes.data()) + half, bytes.size() - half}};
     return sink->write_some(parts);
   }
   std::string read(std::size_t most) const {
@@ -117,7 +119,7 @@ TEST(SealedChannel, TheLastByteCountsWhenAllHasLeft) {
   EXPECT_EQ(pipe.bytes.size(), 5 + kRecordOverhead);
   pipe.available = 1000;
   EXPECT_EQ(ends.read(3), "hel");
-  EXPECT_TRUE(ends.source->holds_bytes()) << "which no descriptor tells";
+  EXPECT_TRUE(ends.source->holds_bytes()) << "although no descriptor is readable";
   EXPECT_EQ(ends.read(3), "lo");
   EXPECT_FALSE(ends.source->holds_bytes());
 }

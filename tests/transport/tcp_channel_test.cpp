@@ -31,18 +31,18 @@ class Congestion : public ::testing::Test {
   static UniqueFd socket() { return UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 };
 
-TEST_F(Congestion, is_the_systems_unless_named) {
+TEST_F(Congestion, IsTheSystemsUnlessNamed) {
   const std::string usual = in_use(socket().get());
   EXPECT_EQ(in_use(make_tcp_sink(socket(), tcp_channel_options())->fd()), usual);
 }
 
-TEST_F(Congestion, is_that_of_the_variable) {
+TEST_F(Congestion, IsThatOfTheVariable) {
   ::setenv("MANIPLE_TCP_CONGESTION", "reno", 1);  // every Linux has it
   EXPECT_EQ(in_use(make_tcp_sink(socket(), tcp_channel_options())->fd()), "reno");
   EXPECT_EQ(in_use(make_tcp_source(socket(), tcp_channel_options())->fd()), "reno");
 }
 
-TEST_F(Congestion, that_does_not_exist_is_named_at_once) {
+TEST_F(Congestion, ThatDoesNotExistIsNamedAtOnce) {
   require_congestion("reno");
   try {
     require_congestion("pigeon");
@@ -60,14 +60,15 @@ int option(int fd, int name) {
 }
 
 // With a user timeout the kernel ends connections whose receiver is merely late.
-TEST(Liveness, is_no_shorter_than_the_heartbeat_allows_and_a_receiver_may_be_late) {
+TEST(Liveness, IsNoShorterThanTheHeartbeatAllowsAndAReceiverMayBeLate) {
   int before = 0;
   for (const double heartbeat : {0.1, 2.5, 60.0, 3600.0, 1e6, 0.0}) {
     TcpChannelOptions options;
     options.heartbeat_s = heartbeat;
     const auto sink = make_tcp_sink(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), options);
     EXPECT_EQ(option(sink->fd(), TCP_USER_TIMEOUT), 0);
-    const int silence = option(sink->fd(), TCP_KEEPIDLE) + option(sink->fd(), TCP_KEEPCNT) * option(sink->fd(), TCP_KEEPINTVL);
+    const int silence =
+        option(sink->fd(), TCP_KEEPIDLE) + option(sink->fd(), TCP_KEEPCNT) * option(sink->fd(), TCP_KEEPINTVL);
     EXPECT_GE(silence, std::min(3 * heartbeat, 90'000.0)) << heartbeat;
     if (heartbeat > 0) {
       EXPECT_GE(silence, before) << "a longer heartbeat must not tolerate less: " << heartbeat;

@@ -1,4 +1,4 @@
-// The native engine: one arena for the ranks of this host, one mesh for the ranks of others.
+// The native backend: one arena for the ranks of this host, one mesh for the ranks of others.
 
 #include <algorithm>
 #include <bit>
@@ -11,9 +11,9 @@
 #include "base/abort_listener.h"
 #include "base/check.h"
 #include "base/environment.h"
-#include "collective/shm/arena_call.h"
 #include "collective/hierarchy.h"
 #include "collective/selection.h"
+#include "collective/shm/arena_call.h"
 #include "shm/arena.h"
 #include "shm/registered_table.h"
 #include "transport/mesh.h"
@@ -37,7 +37,7 @@ class NativeBackend final : public Backend {
     make_messages();
     if (arena_ && mesh_) hierarchy_ = std::make_unique<Hierarchy>(topology_, arena_.get(), *registered_, *mesh_);
     if (!arena_ && mesh_ && topology_.node_count() > 1 && context_.transport != TransportKind::tcp) {
-      // Alone on this host, but other hosts may have several ranks: all must go the same way.
+      // Alone on this host, but other hosts may have several ranks: all must take the same path.
       if (largest_host() > 1) hierarchy_ = std::make_unique<Hierarchy>(topology_, nullptr, *registered_, *mesh_);
     }
   }
@@ -62,7 +62,7 @@ class NativeBackend final : public Backend {
     if (arena_ && on_this_host(rank)) arena_->mark_gone(local_index(rank));
   }
 
-  bool says_posted() const noexcept override { return arena_ && !hierarchy_; }
+  bool reports_publication() const noexcept override { return arena_ && !hierarchy_; }
 
   void run(const Operation& op, OperationContext& op_context) override {
     if (topology_.size() == 1) {
@@ -90,7 +90,7 @@ class NativeBackend final : public Backend {
     for (const int rank : local) local_sizes.push_back(sizes[static_cast<std::size_t>(rank)]);
     if (!arena_) local_sizes = {sizes[static_cast<std::size_t>(topology_.rank)]};
     const std::size_t bytes = RegisteredTable::segment_bytes(local_sizes);
-    // Without an arena there is nobody to share with; the memory is the same to its user.
+    // Without an arena there is no rank to share with; the memory is the same to its user.
     auto segment = arena_ ? context_.session->share_segment(fmt::format("{}:memory{}", context_.group, number),
                                                             global_ranks(local), bytes, deadline, *context_.abort)
                           : Segment::create(bytes);
@@ -103,9 +103,10 @@ class NativeBackend final : public Backend {
     all_in_process_ = true;
     for (const auto& member : topology_.members) all_in_process_ &= context_.session->same_process(member.global_rank);
     MANIPLE_REQUIRE(context_.transport != TransportKind::shm || one_host,
-                    "transport shm was asked for, but the ranks are on {} hosts; use auto or tcp", topology_.node_count());
+                    "transport shm was requested, but the ranks are on {} hosts; use auto or tcp",
+                    topology_.node_count());
     MANIPLE_REQUIRE(context_.transport != TransportKind::loopback || all_in_process_,
-                    "transport loopback was asked for, but the ranks are not threads of one process; use auto");
+                    "transport loopback was requested, but the ranks are not threads of one process; use auto");
     all_ranks_.resize(static_cast<std::size_t>(topology_.size()));
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   }
@@ -140,15 +141,17 @@ class NativeBackend final : public Backend {
     options.abort = context_.abort.get();
     options.names = local;
     options.global_ranks = global_ranks(local);
-    auto segment = context_.session->share_segment(context_.group + ":arena", options.global_ranks,
-                                                   Arena::bytes_for(options.size, stage), context_.deadline, *context_.abort);
+    auto segment =
+        context_.session->share_segment(context_.group + ":arena", options.global_ranks,
+                                        Arena::bytes_for(options.size, stage), context_.deadline, *context_.abort);
     arena_ = std::make_unique<Arena>(std::move(segment), options);
-    listener_.emplace(*context_.abort, [arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
+    listener_.emplace(*context_.abort,
+                      [arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
   }
 
   void make_mesh() {
     MeshOptions options;
-    options.lane = context_.group + ":c";
+    options.topic = context_.group + ":c";
     options.rank = topology_.rank;
     options.global_ranks = global_ranks(all_ranks_);
     options.connector = context_.session.get();
@@ -158,8 +161,8 @@ class NativeBackend final : public Backend {
       options.local_sink = [this](int rank) { return ring_sink(kCollectiveRings, rank); };
       options.local_source = [this](int rank) { return ring_source(kCollectiveRings, rank); };
       options.local_wait = [this](Deadline deadline) {
-        arena_->await_bell(bell_seen_, deadline);
-        bell_seen_ = arena_->bell();
+        arena_->await_notification(notifications_seen_, deadline);
+        notifications_seen_ = arena_->notifications();
       };
     }
     mesh_ = std::make_unique<Mesh>(std::move(options));
@@ -167,7 +170,7 @@ class NativeBackend final : public Backend {
 
   void make_messages() {
     MessageEngineOptions options;
-    options.lane = context_.group + ":m";
+    options.topic = context_.group + ":m";
     options.rank = topology_.rank;
     options.global_ranks = global_ranks(all_ranks_);
     options.connector = context_.session.get();
@@ -176,11 +179,13 @@ class NativeBackend final : public Backend {
     options.local_sink = [this](int rank) { return ring_sink(kMessageRings, rank); };
     options.local_source = [this](int rank) { return ring_source(kMessageRings, rank); };
     if (arena_) {
-      options.bell = [this] { return arena_->bell(); };
-      options.await_bell = [this](std::uint32_t seen, Deadline deadline) { arena_->await_bell(seen, deadline); };
-      options.ring_own_bell = [this] { arena_->ring_bell(arena_->rank()); };
+      options.notifications = [this] { return arena_->notifications(); };
+      options.await_notification = [this](std::uint32_t seen, Deadline deadline) {
+        arena_->await_notification(seen, deadline);
+      };
+      options.notify_self = [this] { arena_->notify(arena_->rank()); };
       options.has_left = [this](int rank) { return on_this_host(rank) && arena_->has_left(local_index(rank)); };
-      options.aborted_there = [this] { return arena_->raised(); };
+      options.aborted_by_peer = [this] { return arena_->raised(); };
     }
     messages_ = std::make_unique<MessageEngine>(std::move(options));
   }
@@ -194,13 +199,13 @@ class NativeBackend final : public Backend {
     if (rank == topology_.rank) return make_ring_sink(own_ring());
     if (!arena_ || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
-    return make_ring_sink(ring(set, arena_->rank(), peer), [this, peer] { arena_->ring_bell(peer); });
+    return make_ring_sink(ring(set, arena_->rank(), peer), [this, peer] { arena_->notify(peer); });
   }
   std::unique_ptr<ByteSource> ring_source(int set, int rank) {
     if (rank == topology_.rank) return make_ring_source(own_ring());
     if (!arena_ || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
-    return make_ring_source(ring(set, peer, arena_->rank()), [this, peer] { arena_->ring_bell(peer); });
+    return make_ring_source(ring(set, peer, arena_->rank()), [this, peer] { arena_->notify(peer); });
   }
   // The arena gives a power of two and a little more, for the ring's own counters.
   std::span<std::byte> ring(int set, int from, int to) {
@@ -220,7 +225,7 @@ class NativeBackend final : public Backend {
   bool compare_ = knob_flag(Knob::checks);
   bool all_in_process_ = false;
   std::vector<int> all_ranks_;
-  std::uint32_t bell_seen_ = 0;  // by the mesh, which one thread uses at a time
+  std::uint32_t notifications_seen_ = 0;  // by the mesh, which one thread uses at a time
   std::shared_ptr<Segment> own_ring_;
   std::unique_ptr<Arena> arena_;
   std::optional<AbortListener> listener_;  // uses the arena

@@ -22,27 +22,27 @@
 namespace maniple {
 namespace {
 
-struct Engine {
+struct PluginInfo {
   std::string_view name;    // as a backend, or as MANIPLE_MPI names it
   std::string_view label;   // for people
   const char* file;         // nullptr: not written yet
   std::string_view get_it;  // what to do when it is missing
 };
 
-// A new engine is a line here, a line in backend.cpp, and the library.
-constexpr Engine kPlugins[] = {
+// A new plugin is a line here, a line in backend.cpp, and the library.
+constexpr PluginInfo kPlugins[] = {
     {"gloo", "Gloo", "libmaniple_gloo.so", "install libgloo-dev and build again"},
     {"openmpi", "Open MPI", "libmaniple_openmpi.so", "install openmpi-bin and libopenmpi-dev and build again"},
     {"mpich", "MPICH", "libmaniple_mpich.so", "install mpich and libmpich-dev and build again"},
     {"nccl", "NCCL", nullptr, "it is not built yet: it comes with the work on GPUs; use native"},
 };
 
-const Engine& engine_of(std::string_view backend) {
+const PluginInfo& info_of(std::string_view backend) {
   const std::string_view name = backend == "mpi" ? chosen_mpi() : backend;
-  for (const Engine& engine : kPlugins) {
-    if (engine.name == name) return engine;
+  for (const PluginInfo& plugin : kPlugins) {
+    if (plugin.name == name) return plugin;
   }
-  throw Unsupported(fmt::format("no engine is named \"{}\"", backend));
+  throw Unsupported(fmt::format("no plugin is named \"{}\"", backend));
 }
 
 std::string folder_of(const std::string& path) {
@@ -67,7 +67,7 @@ std::vector<std::string> library_folders() {
 
 std::vector<std::string> folders() {
   std::vector<std::string> all;
-  if (const auto told = environment_text(info(Knob::plugins).name)) all.push_back(*told);
+  if (const auto folder = environment_text(info(Knob::plugins).name)) all.push_back(*folder);
   std::array<char, 4096> path{};
   if (const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1); length > 0) {
     std::string folder = folder_of(std::string(path.data(), static_cast<std::size_t>(length)));
@@ -86,28 +86,28 @@ std::vector<std::string> folders() {
   return all;
 }
 
-std::string find_library(const Engine& engine) {
-  if (engine.file == nullptr) return {};
+std::string find_library(const PluginInfo& info) {
+  if (info.file == nullptr) return {};
   for (const std::string& folder : folders()) {
-    std::string path = folder + "/" + engine.file;
+    std::string path = folder + "/" + info.file;
     if (::access(path.c_str(), R_OK) == 0) return path;
   }
   return {};
 }
 
-// Symbols of an engine stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among the
+// A plugin's symbols stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among the
 // global ones, so its library is made global before (it depends on nothing of ours).
-void* open_library(const Engine& engine, const std::string& path) {
-  if (engine.name == "openmpi") ::dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
+void* open_library(const PluginInfo& info, const std::string& path) {
+  if (info.name == "openmpi") ::dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
   return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
-const PluginEntry& load(const Engine& engine) {
-  const std::string path = find_library(engine);
-  if (path.empty()) throw Unsupported(missing_plugin(engine.name));
-  void* library = open_library(engine, path);
+const PluginEntry& load(const PluginInfo& info) {
+  const std::string path = find_library(info);
+  if (path.empty()) throw Unsupported(missing_plugin(info.name));
+  void* library = open_library(info, path);
   if (library == nullptr) {
-    throw Unsupported(fmt::format("{} cannot be loaded: {}; {}", engine.label, ::dlerror(), engine.get_it));
+    throw Unsupported(fmt::format("{} cannot be loaded: {}; {}", info.label, ::dlerror(), info.get_it));
   }
   using Entry = const PluginEntry* (*)();
   const auto entry = reinterpret_cast<Entry>(::dlsym(library, kPluginSymbol));
@@ -121,27 +121,27 @@ const PluginEntry& load(const Engine& engine) {
 }  // namespace
 
 std::string_view chosen_mpi() {
-  const std::string told = knob_word(Knob::mpi);
-  if (told != "auto") return told == "mpich" ? "mpich" : "openmpi";
+  const std::string chosen = knob_word(Knob::mpi);
+  if (chosen != "auto") return chosen == "mpich" ? "mpich" : "openmpi";
   const bool by_mpich = std::getenv("PMI_RANK") != nullptr && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
   return by_mpich ? "mpich" : "openmpi";
 }
 
 std::string missing_plugin(std::string_view backend) {
-  const Engine& engine = engine_of(backend);
-  if (!find_library(engine).empty()) return {};
-  const std::string text = fmt::format("this build has no {}: {}", engine.label, engine.get_it);
-  if (engine.file == nullptr) return text;
-  return text + fmt::format("; or, if {} was moved, set MANIPLE_PLUGINS to its folder", engine.file);
+  const PluginInfo& info = info_of(backend);
+  if (!find_library(info).empty()) return {};
+  const std::string text = fmt::format("this build has no {}: {}", info.label, info.get_it);
+  if (info.file == nullptr) return text;
+  return text + fmt::format("; or, if {} was moved, set MANIPLE_PLUGINS to its folder", info.file);
 }
 
 const PluginEntry& load_plugin(std::string_view backend) {
   static std::mutex mutex;
   static std::map<std::string_view, const PluginEntry*> loaded;
-  const Engine& engine = engine_of(backend);
+  const PluginInfo& info = info_of(backend);
   const std::lock_guard lock(mutex);
-  const PluginEntry*& plugin = loaded[engine.name];
-  if (plugin == nullptr) plugin = &load(engine);
+  const PluginEntry*& plugin = loaded[info.name];
+  if (plugin == nullptr) plugin = &load(info);
   return *plugin;
 }
 

@@ -1,4 +1,4 @@
-// The engines that are loaded on demand: where their libraries lie, which of them are here, how to get the others.
+// The plugins, loaded on demand: where their libraries are, which of them are installed, how to get the others.
 //
 // A library is looked for in the folder that MANIPLE_PLUGINS names, in libexec/maniple beside the program's bin/ (or two
 // folders up, for programs in a folder of bin/), and where the package was installed or built. Nothing is loaded before a
@@ -15,7 +15,7 @@ namespace maniple {
 /// Which MPI "mpi" means here: MANIPLE_MPI says so, or the launcher that started this process; Open MPI otherwise.
 std::string_view chosen_mpi();
 
-/// Empty when the engine's library is found; otherwise one line: what is missing and how to get it.
+/// Empty when the plugin's library is found; otherwise one line: what is missing and how to get it.
 std::string missing_plugin(std::string_view backend);
 
 /// "Open MPI v4.1.4, package: ..." of a library that is found and can be loaded; the reason otherwise.

@@ -1,12 +1,12 @@
-// What an engine (Gloo, an MPI, ...) must offer so that PluginBackend can run every operation of a group over it.
+// The interface of a plugin: another communication library (Gloo, an MPI, ...) that can run the operations of a group.
 //
-// An engine is a shared library that is loaded when first asked for. It sees this header and the headers that it includes, and
+// A plugin is a shared library that is loaded when first asked for. It sees this header and the headers that it includes, and
 // needs no symbol of Maniple: everything here is a pure interface, a plain value or an inline function. It throws Maniple's
 // errors (error.h), or std::exception for what it cannot name.
 //
-// Two things are asked of it:
-//   its own collectives, where it has one that gives the right result (`can` says so; the rest is supplied on top);
-//   channels of bytes between two ranks, which never block. They carry what is supplied, and what ranks compare. An engine
+// It offers two things, and PluginBackend builds every operation on them:
+//   its own collectives, where it has one that gives the right result (`can` says so; Maniple supplies the others);
+//   channels of bytes between two ranks, which never block. They carry what is supplied, and what ranks compare. A plugin
 //   without them leaves these to Maniple's own TCP connections.
 //
 // Collectives run one at a time; channels are used by other threads at the same time.
@@ -26,14 +26,14 @@
 
 namespace maniple {
 
-/// Asked again and again by whoever waits inside an engine.
+/// Polled by whoever waits inside a plugin.
 class AbortToken {
  public:
   virtual ~AbortToken() = default;
   virtual bool aborted() const noexcept = 0;  ///< the group has failed: give up at once
 };
 
-/// into[i] = a[i] op b[i], by the kernels that the native engine uses; any alignment, `into` may be `a` or `b`.
+/// into[i] = a[i] op b[i], by the kernels that the native backend uses; any alignment, `into` may be `a` or `b`.
 using PairReduce = void (*)(DType dtype, ReduceOp op, void* into, const void* a, const void* b, std::size_t count);
 
 struct PluginContext {
@@ -47,17 +47,18 @@ struct PluginContext {
   const AbortToken* abort = nullptr;
   PairReduce pair_reduce = nullptr;
   std::size_t most =
-      std::size_t{1} << 28;  ///< elements (or bytes, where it moves bytes) for one call of an engine that counts in int
+      std::size_t{1} << 28;  ///< elements (or bytes, where it moves bytes) for one call of a library that counts in int
 
   int size() const noexcept { return static_cast<int>(global_ranks.size()); }
 };
 
-/// The two sets of channels of a group.
-enum class Lane : std::uint8_t { collectives, messages };
+/// What a channel carries: a group has one set of channels for each.
+enum class Traffic : std::uint8_t { collectives, messages };
+inline constexpr std::size_t kTrafficCount = 2;
 
 class Plugin {
  public:
-  /// Never waits for long: what is under way may be lost after an abort; otherwise it is brought out, for some seconds.
+  /// Never waits for long: what is in transit may be lost after an abort; otherwise it is delivered, for some seconds.
   virtual ~Plugin() = default;
 
   virtual std::string_view name() const noexcept = 0;  ///< "gloo", "openmpi": for people
@@ -74,15 +75,15 @@ class Plugin {
 
   /// Bytes to and from another rank of the group; each is made once. They must be gone before the plugin is. Null: there are
   /// none, on any rank.
-  virtual std::unique_ptr<ByteSink> sink(int rank, Lane lane) = 0;
-  virtual std::unique_ptr<ByteSource> source(int rank, Lane lane) = 0;
+  virtual std::unique_ptr<ByteSink> sink(int rank, Traffic traffic) = 0;
+  virtual std::unique_ptr<ByteSource> source(int rank, Traffic traffic) = 0;
 };
 
-/// What an engine's library exports: `extern "C" const maniple::PluginEntry* maniple_plugin_entry()`.
+/// What a plugin's library exports: `extern "C" const maniple::PluginEntry* maniple_plugin_entry()`.
 struct PluginEntry {
   std::uint32_t abi = 0;          ///< kPluginAbi of the header it was built with
   std::uint32_t operation = 0;    ///< sizeof(Operation), as both sides must agree on it
-  const char* version = nullptr;  ///< of the engine, for people
+  const char* version = nullptr;  ///< of the library, for people
   std::unique_ptr<Plugin> (*make)(const PluginContext& context) = nullptr;
 };
 inline constexpr std::uint32_t kPluginAbi = 2;

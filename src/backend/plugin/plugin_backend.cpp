@@ -1,11 +1,11 @@
 // Every operation over a plugin.
 //
 //   1. Ranks compare what they called: one header each way for a pair, over the plugin's channels. A late rank is named by
-//      the deadline of this round, so engines that cannot tell whom they wait for need not. (MANIPLE_CHECKS=0 leaves it out.)
-//   2. The engine's own collective runs, if it has one with the right result. Otherwise the algorithms that the native engine
+//      the deadline of this round, so plugins that cannot tell whom they wait for need not. (MANIPLE_CHECKS=0 leaves it out.)
+//   2. The plugin's own collective runs, if it has one with the right result. Otherwise the algorithms that the native backend
 //      runs over TCP run over the plugin's channels, which gives the same bits; they compare by themselves.
 //
-// Messages are those of the native engine, over channels of their own.
+// Messages are those of the native backend, over channels of their own.
 #include "backend/plugin/plugin_backend.h"
 
 #include <sched.h>
@@ -19,10 +19,9 @@
 #include "base/abort_listener.h"
 #include "base/check.h"
 #include "base/environment.h"
-#include "collective/shm/arena_call.h"
-#include "collective/mesh/headers.h"
 #include "collective/reduce/reduce.h"
 #include "collective/selection.h"
+#include "collective/shm/arena_call.h"
 #include "net/address.h"
 #include "shm/registered_table.h"
 #include "transport/mesh.h"
@@ -32,13 +31,13 @@
 namespace maniple {
 namespace {
 
-/// Engines have no bell to sleep by: between two looks this much is slept.
-constexpr long kLookNs = 50'000;
+/// Channels of plugins cannot be waited for: they are polled this often.
+constexpr long kPollNs = 50'000;
 constexpr std::size_t kOwnRing = 256 * 1024;
 
-void nap() {
-  const timespec time{0, kLookNs};
-  ::nanosleep(&time, nullptr);  // sleep: between two looks at an engine that cannot be waited for
+void pause_between_polls() {
+  const timespec time{0, kPollNs};
+  ::nanosleep(&time, nullptr);  // sleep: between two polls of a channel that cannot be waited for
 }
 
 void reduce_pair(DType dtype, ReduceOp op, void* into, const void* a, const void* b, std::size_t count) {
@@ -67,7 +66,7 @@ bool is_empty(const Operation& op) noexcept {
 
 class PluginBackend final : public Backend {
  public:
-  PluginBackend(const BackendContext& context, const PluginEntry& plugin)
+  PluginBackend(const BackendContext& context, const PluginEntry& entry)
       : context_(context),
         topology_(context_.topology),
         registered_(std::make_shared<RegisteredTable>()),
@@ -77,7 +76,7 @@ class PluginBackend final : public Backend {
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
     for (const auto& member : topology_.members) global_ranks_.push_back(member.global_rank);
     if (topology_.size() > 1) {
-      make_plugin(plugin);
+      make_plugin(entry);
       make_mesh();
     }
     make_messages();
@@ -96,8 +95,9 @@ class PluginBackend final : public Backend {
   void run(const Operation& op, OperationContext& op_context) override {
     context_.abort->check();
     if (!plugin_) return run_alone(op);
-    Operation own = op;  // as the engine is to do it
-    const bool averages = op.reduce.kind() == ReduceOp::avg && (op.dtype == DType::float32 || op.dtype == DType::float64);
+    Operation own = op;  // as the plugin is to do it
+    const bool averages =
+        op.reduce.kind() == ReduceOp::avg && (op.dtype == DType::float32 || op.dtype == DType::float64);
     if (averages) own.reduce = ReduceOp::sum;
     // Comparing is a barrier already.
     if ((compare_ && op.op == Op::barrier) || is_empty(op) || !context_.algorithm.empty() || !plugin_->can(own)) {
@@ -114,7 +114,7 @@ class PluginBackend final : public Backend {
   void drive(Message& message) override { messages_->drive(message); }
   AwaitedMessages awaited() override { return messages_->awaited(); }
 
-  // The engines know nothing of memory that ranks share, so it is plain memory.
+  // Plugins know nothing of memory that ranks share, so it is plain memory.
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t, Deadline) override {
     const std::size_t own[] = {sizes[static_cast<std::size_t>(topology_.rank)]};
     return registered_->add(Segment::create(RegisteredTable::segment_bytes(own)), own, 0);
@@ -131,19 +131,19 @@ class PluginBackend final : public Backend {
   };
 
   void make_plugin(const PluginEntry& entry) {
-    PluginContext plugin;
-    plugin.group = context_.group;
-    plugin.rank = topology_.rank;
-    plugin.global_ranks = global_ranks_;
-    plugin.world_size = context_.session->world_size();
-    plugin.address = Address::parse(context_.session->peer(context_.session->rank()).tcp_address).host();
-    plugin.store = store_.get();
-    plugin.deadline = context_.deadline;
-    plugin.abort = &abort_;
-    plugin.pair_reduce = reduce_pair;
-    plugin.most = static_cast<std::size_t>(knob_integer(Knob::mpi_piece));
+    PluginContext options;
+    options.group = context_.group;
+    options.rank = topology_.rank;
+    options.global_ranks = global_ranks_;
+    options.world_size = context_.session->world_size();
+    options.address = Address::parse(context_.session->peer(context_.session->rank()).tcp_address).host();
+    options.store = store_.get();
+    options.deadline = context_.deadline;
+    options.abort = &abort_;
+    options.pair_reduce = reduce_pair;
+    options.most = static_cast<std::size_t>(knob_integer(Knob::mpi_piece));
     try {
-      plugin_ = entry.make(plugin);
+      plugin_ = entry.make(options);
     } catch (const Error&) {
       context_.abort->check();
       throw;
@@ -156,34 +156,34 @@ class PluginBackend final : public Backend {
 
   void make_mesh() {
     MeshOptions options;
-    options.lane = context_.group + ":c";
+    options.topic = context_.group + ":c";
     options.rank = topology_.rank;
     options.global_ranks = global_ranks_;
     options.connector = context_.session.get();
     options.abort = context_.abort.get();
     options.streams = static_cast<int>(knob_integer(Knob::tcp_streams));
-    options.local_sink = [this](int rank) { return plugin_->sink(rank, Lane::collectives); };
-    options.local_source = [this](int rank) { return plugin_->source(rank, Lane::collectives); };
-    options.local_wait = [](Deadline) { nap(); };
+    options.local_sink = [this](int rank) { return plugin_->sink(rank, Traffic::collectives); };
+    options.local_source = [this](int rank) { return plugin_->source(rank, Traffic::collectives); };
+    options.local_wait = [](Deadline) { pause_between_polls(); };
     mesh_ = std::make_unique<Mesh>(std::move(options));
   }
 
   void make_messages() {
     MessageEngineOptions options;
-    options.lane = context_.group + ":m";
+    options.topic = context_.group + ":m";
     options.rank = topology_.rank;
     options.global_ranks = global_ranks_;
     options.connector = context_.session.get();
     options.abort = context_.abort.get();
     options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib)) << 20;
     options.local_sink = [this](int rank) {
-      return rank == topology_.rank ? make_ring_sink(own_ring()) : plugin_->sink(rank, Lane::messages);
+      return rank == topology_.rank ? make_ring_sink(own_ring()) : plugin_->sink(rank, Traffic::messages);
     };
     options.local_source = [this](int rank) {
-      return rank == topology_.rank ? make_ring_source(own_ring()) : plugin_->source(rank, Lane::messages);
+      return rank == topology_.rank ? make_ring_source(own_ring()) : plugin_->source(rank, Traffic::messages);
     };
-    options.bell = [] { return std::uint32_t{0}; };
-    options.await_bell = [](std::uint32_t, Deadline) { nap(); };
+    options.notifications = [] { return std::uint32_t{0}; };
+    options.await_notification = [](std::uint32_t, Deadline) { pause_between_polls(); };
     messages_ = std::make_unique<MessageEngine>(std::move(options));
   }
 
@@ -203,7 +203,7 @@ class PluginBackend final : public Backend {
     try {
       if (plugin_->run(op, deadline)) return;
     } catch (const Error&) {
-      context_.abort->check();  // the first cause, not its echo
+      context_.abort->check();  // the first cause, not its consequence
       throw;
     } catch (const std::exception& error) {
       context_.abort->check();
@@ -211,15 +211,15 @@ class PluginBackend final : public Backend {
     }
     context_.abort->check();
     const double waited = std::chrono::duration<double>(Deadline::Clock::now() - began).count();
-    throw Timeout(fmt::format("no completion after {:.1f} s, inside {}", waited, plugin_->name()));
+    throw Timeout(fmt::format("timed out after {:.1f} s, inside {}", waited, plugin_->name()));
   }
 
   void divide(const Operation& op) {
     const std::size_t count = result_count(op, topology_.rank);
     const void* const sources[] = {op.out};
     void* const destinations[] = {op.out};
-    reduce({.dtype = op.dtype, .op = op.reduce, .premultiply = true, .divide_by = topology_.size()}, sources, destinations,
-           count);
+    reduce({.dtype = op.dtype, .op = op.reduce, .premultiply = true, .divide_by = topology_.size()}, sources,
+           destinations, count);
   }
 
   // For messages that a rank sends to itself.
@@ -245,8 +245,8 @@ class PluginBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_plugin_backend(const BackendContext& context, const PluginEntry& plugin) {
-  return std::make_unique<PluginBackend>(context, plugin);
+std::unique_ptr<Backend> make_plugin_backend(const BackendContext& context, const PluginEntry& entry) {
+  return std::make_unique<PluginBackend>(context, entry);
 }
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// A backend whose bytes travel by another engine: every operation, errors and messages as with "native".
+// A backend that runs over a plugin: every operation, errors and messages as with "native".
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace maniple {
 
-/// Makes the plugin of a group. Throws what setting up can throw.
-std::unique_ptr<Backend> make_plugin_backend(const BackendContext& context, const PluginEntry& plugin);
+/// Makes the plugin of a group, and the backend on it. Throws what setting up can throw.
+std::unique_ptr<Backend> make_plugin_backend(const BackendContext& context, const PluginEntry& entry);
 
 }  // namespace maniple

@@ -1,18 +1,21 @@
 #include "collective/mesh/algorithms.h"
 
 #include <algorithm>
+#include <set>
+
+#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {
 
 constexpr MeshEntry kAlgorithms[] = {
-    {Op::barrier, "direct", "everyone tells everyone; one step", mesh_barrier_direct},
+    {Op::barrier, "direct", "everyone sends everyone a header; one step", mesh_barrier_direct},
     {Op::barrier, "dissemination", "log2(n) steps to ranks at doubling distances; for many ranks",
      mesh_barrier_dissemination},
     {Op::broadcast, "direct", "the root sends all to everyone; for small buffers and few ranks", mesh_broadcast_direct},
     {Op::broadcast, "tree", "binomial tree, in chunks; log2(n) steps, for small buffers and many ranks",
      mesh_broadcast_tree},
-    {Op::broadcast, "scatter_gather", "the root sends a slice to each, who pass it on; for large buffers",
+    {Op::broadcast, "scatter_gather", "the root sends a slice to each, which passes it on; for large buffers",
      mesh_broadcast_scatter_gather},
     {Op::reduce, "direct", "each reduces a slice and sends it to the root; operands in rank order", mesh_reduce_direct},
     {Op::reduce, "tree", "binomial tree, in chunks; log2(n) steps, for small buffers and many ranks", mesh_reduce_tree},
@@ -43,6 +46,23 @@ const MeshEntry* find_mesh_algorithm(Op op, std::string_view name) noexcept {
   const auto* found = std::find_if(std::begin(kAlgorithms), std::end(kAlgorithms),
                                    [&](const MeshEntry& entry) { return entry.op == op && entry.name == name; });
   return found == std::end(kAlgorithms) ? nullptr : found;
+}
+
+void post_headers(Exchange& exchange) {
+  constexpr int kAllPairs = 64;
+  const int size = exchange.size();
+  const int rank = exchange.rank();
+  std::set<int> peers;
+  if (size <= kAllPairs) {
+    for (int step = 1; step < size; ++step) peers.insert(ring_rank(rank, step, size));
+  } else {
+    for (const int distance : doubling_distances(size)) {
+      peers.insert(ring_rank(rank, distance, size));
+      peers.insert(ring_rank(rank, -distance, size));
+    }
+  }
+  for (const int peer : peers) recv_header(exchange, peer);
+  for (const int peer : peers) send_header(exchange, peer);
 }
 
 }  // namespace maniple

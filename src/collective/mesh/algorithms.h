@@ -1,7 +1,7 @@
-// The algorithms that run over messages between ranks: between hosts, or anywhere when shared memory is not to be used.
+// The algorithms that run over the mesh: between hosts, or anywhere when shared memory is not to be used.
 //
-// A new one is a file mesh_<name>.cpp, a declaration here and a line in the table of mesh_algorithms.cpp. Each does one
-// operation for the ranks of an Exchange; `operation.root` and all parts are counted in the exchange's ranks.
+// A new one is a function in the file of its operation, a declaration here and a line in the table of algorithms.cpp. Each does
+// one operation for the ranks of an Exchange; `operation.root` and all parts are counted in the exchange's ranks.
 #pragma once
 
 #include <span>
@@ -26,6 +26,18 @@ std::span<const MeshEntry> mesh_algorithms() noexcept;
 
 /// Null when there is none of that name for the operation.
 const MeshEntry* find_mesh_algorithm(Op op, std::string_view name) noexcept;
+
+/// Posts the header round, in which every rank shows every other what it called, so that ranks that disagree get an error instead of
+/// waiting for each other. Algorithms in which some pairs exchange no data begin with it; their wait_all() completes it.
+///
+/// It costs a header of 64 bytes each way for a pair and no waiting of its own: the headers go ahead of the data, and are compared
+/// while the data are awaited. Beyond 64 ranks only pairs at distances 1, 2, 4, ... compare; as these connect all ranks, any
+/// disagreement is still seen by one of them.
+void post_headers(Exchange& exchange);
+
+/// A frame without payload to and from one rank.
+inline void send_header(Exchange& exchange, int peer) { exchange.send(peer, {}); }
+inline void recv_header(Exchange& exchange, int peer) { exchange.recv(peer, {}); }
 
 void mesh_barrier_direct(Exchange& exchange, const Operation& operation);
 void mesh_barrier_dissemination(Exchange& exchange, const Operation& operation);

@@ -2,14 +2,14 @@
 
 #include <vector>
 
-#include "collective/mesh/memory.h"
-#include "collective/mesh/reduction.h"
+#include "collective/mesh/chunks.h"
+#include "collective/reduce/reduce.h"
 
 namespace maniple {
 namespace {
 
 // Step s passes slice (rank - 1 - s) on to the next rank and takes slice (rank - 2 - s) from the one before; the last
-// brings this rank's own. What comes in step s is kept in one of two buffers until it has been sent on in step s+1: the
+// brings this rank's own. What arrives in step s is kept in one of two buffers until it has been sent on in step s+1: the
 // place of a chunk is free for step s+2 then.
 class RingReduction {
  public:
@@ -82,7 +82,7 @@ class RingReduction {
   const std::byte* operand(Slice slice, std::byte* multiplied) const {
     if (!premultiplied_) return input(slice);
     const void* const source = input(slice);
-    apply(whole_reduction(operation_, size_), {&source, 1}, multiplied, slice.count);
+    apply(reduction_of(operation_, size_), {&source, 1}, multiplied, slice.count);
     return multiplied;
   }
 
@@ -106,7 +106,7 @@ class RingReduction {
   void combine_alone() {
     const Slice slice = part_of(slices_, rank_);
     const void* const source = input(slice);
-    apply(whole_reduction(operation_, size_), {&source, 1}, own_, slice.count);
+    apply(reduction_of(operation_, size_), {&source, 1}, own_, slice.count);
   }
 
   Exchange& exchange_;

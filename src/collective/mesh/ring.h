@@ -3,7 +3,7 @@
 // Words: the buffer is cut into one *slice* for each rank, a slice into *chunks*. In n-1 *steps* a slice travels once
 // round the ring. In the first half each rank adds its own operand to what passes (a *partial result*) until the slice
 // arrives complete at its owner; in the second the complete slices travel on as they are. Chunks are passed on as they
-// come, so a step does not wait for the end of the one before.
+// arrive, so a step does not wait for the end of the one before.
 //
 // Cost of each half, n ranks, buffer of B bytes: n-1 steps; (n-1)/n B sent by each rank and the same received.
 // The order of additions for slice j is j+1, j+2, ..., j: fixed, but not the same for all slices.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "collective/mesh/memory.h"
-#include "collective/mesh/reduction.h"
+#include "collective/mesh/chunks.h"
+#include "collective/reduce/reduce.h"
 #include "topology/rank_arithmetic.h"
 
 namespace maniple {
@@ -146,7 +146,7 @@ void reduce_at_once(Exchange& exchange, const Operation& operation, SliceWork::A
   exchange.wait_all();
   if (!in_audience(rank) || bytes == 0) return;
   void* const destination = operation.out;
-  reduce(whole_reduction(operation, size), sources, {&destination, 1}, operation.count);
+  reduce(reduction_of(operation, size), sources, {&destination, 1}, operation.count);
 }
 
 }  // namespace maniple

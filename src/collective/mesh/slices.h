@@ -2,7 +2,7 @@
 //
 // Words: the buffer is cut into one *slice* for each rank, its owner; a slice is cut into *chunks*. Everyone sends the
 // owner its *raw* chunks; the owner reduces each chunk over all ranks in rank order and sends the *reduced* one to the
-// audience (nobody, the root, everyone). The audience's part of the pipeline runs `kLag` chunks behind: on every lane
+// audience (none, the root, everyone). The audience's part of the pipeline runs `kLag` chunks behind: on every connection
 // raw chunk t comes before reduced chunk t - kLag, so that both directions stay full while the owner reduces.
 //
 // Cost for a rank, n ranks, buffer of B bytes: sends (n-1)/n B raw, and (n-1)/n B reduced for an audience of everyone
@@ -16,14 +16,14 @@
 namespace maniple {
 
 struct SliceWork {
-  enum class Audience { nobody, root, everyone };
+  enum class Audience { none, root, everyone };
 
   const std::byte* in = nullptr;  ///< all slices
   Parts slices;
   Reduction reduction;
   std::byte* own = nullptr;  ///< where this rank's reduced slice goes; null: in scratch
   std::byte* all = nullptr;  ///< where the others' reduced slices go, if this rank is in the audience
-  Audience audience = Audience::nobody;
+  Audience audience = Audience::none;
   int root = 0;
 };
 

@@ -1,6 +1,6 @@
 // The reduction loops, one set for each instruction set this build knows. Internal to reduce.cpp and its tests.
 //
-// Every set is the same source, reduce_kernels.inl, compiled with other flags, and gives the same bits: no contraction
+// Every set is the same source, kernels.inl, compiled with other flags, and gives the same bits: no contraction
 // to fused multiply-add, no reordering of operands. (Which of two NaNs survives may differ.)
 #pragma once
 

@@ -1,5 +1,12 @@
 #include "collective/reduce/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -26,12 +33,45 @@ bool is_copy(DType dtype, ReduceOp::Kind kind) noexcept {
   return dtype != DType::bool8 && kind != ReduceOp::avg && kind != ReduceOp::premul_sum;
 }
 
+// The sets of kernels that this processor can run, fastest first.
+#if defined(__x86_64__)
+bool has_f16c() noexcept {  // not known to __builtin_cpu_supports of every compiler
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
+struct Supported {
+  std::array<const ReduceKernels*, 3> kernels{};
+  std::size_t count = 0;
+
+  Supported() noexcept {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+      kernels[count++] = &avx512_reduce_kernels();
+    }
+    if (__builtin_cpu_supports("avx2") && has_f16c()) kernels[count++] = &avx2_reduce_kernels();
+#elif defined(__aarch64__)
+    constexpr unsigned long kHalfPrecisionVectors = 1UL << 10;  // HWCAP_ASIMDHP
+    if ((::getauxval(AT_HWCAP) & kHalfPrecisionVectors) != 0) kernels[count++] = &fp16_reduce_kernels();
+#endif
+    kernels[count++] = &baseline_reduce_kernels();
+  }
+};
+
 const ReduceKernels& best_kernels() noexcept {
   static const ReduceKernels& kernels = *supported_reduce_kernels().front();
   return kernels;
 }
 
 }  // namespace
+
+std::span<const ReduceKernels* const> supported_reduce_kernels() noexcept {
+  static const Supported supported;
+  return {supported.kernels.data(), supported.count};
+}
 
 void reduce_with(const ReduceKernels& kernels, const Reduction& reduction, std::span<const void* const> sources,
                  std::span<void* const> destinations, std::size_t count) {
@@ -65,7 +105,8 @@ void reduce(const Reduction& reduction, std::span<const void* const> sources, st
 std::string_view reduce_instruction_set() noexcept { return best_kernels().name; }
 
 void require_dtype(DType dtype) {
-  MANIPLE_REQUIRE(static_cast<int>(dtype) < kDTypeCount, "there is no dtype {}; use one of the names in DType", static_cast<int>(dtype));
+  MANIPLE_REQUIRE(static_cast<int>(dtype) < kDTypeCount, "there is no dtype {}; use one of the names in DType",
+                  static_cast<int>(dtype));
 }
 
 void require_reducible(DType dtype, ReduceOp op) {

@@ -1,19 +1,41 @@
-// Collectives of ranks that share memory. `run_in_arena` does any operation; the files arena_*.cpp hold the algorithms:
+// Collectives of ranks that share memory. `run_in_arena` runs any operation, by one of three algorithms:
 //
-//   inline   small: every rank posts its bytes with the call and takes what it needs from the others' posts. One meeting.
-//   direct   registered memory: ranks work on each other's buffers where they lie. Two meetings, no copies.
-//   staged   ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline.
+//   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One synchronisation.
+//            (run.cpp)
+//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. (direct.cpp)
+//   staged   ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
 #pragma once
 
+#include <array>
+#include <memory>
+#include <span>
 #include <string_view>
 
 #include "call/operation.h"
-#include "collective/reduce/reduce.h"
 #include "call/signature.h"
+#include "collective/reduce/reduce.h"
 #include "shm/arena.h"
 #include "shm/registered_table.h"
 
 namespace maniple {
+
+/// One value for each rank, without an allocation for groups of usual size.
+template <class T>
+class RankList {
+ public:
+  explicit RankList(int size) : size_(static_cast<std::size_t>(size)) {
+    if (size_ > kFew) many_ = std::make_unique<T[]>(size_);
+  }
+  T& operator[](int rank) noexcept { return data()[rank]; }
+  std::span<T> span() noexcept { return {data(), size_}; }
+
+ private:
+  static constexpr std::size_t kFew = 32;
+  T* data() noexcept { return many_ ? many_.get() : few_.data(); }
+  std::size_t size_;
+  std::array<T, kFew> few_;
+  std::unique_ptr<T[]> many_;
+};
 
 struct ArenaCall {
   Arena& arena;
@@ -32,18 +54,11 @@ void run_in_arena(ArenaCall& call, const Operation& operation);
 /// The same for a group of one.
 void run_alone(const Operation& operation);
 
-/// Bytes that a rank contributes at most, the same number on all ranks (0 for uneven all_to_all: not known to all).
-std::size_t largest_contribution(const Operation& operation) noexcept;
+// ---- The algorithms, after the contributions have been exchanged -------------------------------------------------------
 
-// ---- The algorithms, after the posts have been exchanged --------------------------------------------------------------
-
-void arena_inline(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 /// False if the memory that matters is not registered.
 bool arena_direct(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
-void arena_staged_reduce(ArenaCall& call, const Operation& operation);  ///< all_reduce, reduce
+void arena_staged_reduce(ArenaCall& call, const Operation& operation);                     ///< all_reduce, reduce
 void arena_staged_move(ArenaCall& call, const Operation& operation, std::uint32_t epoch);  ///< the others
-
-/// Throws Mismatch, after telling each other where the calls were made.
-[[noreturn]] void arena_mismatch(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 
 }  // namespace maniple

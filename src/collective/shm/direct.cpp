@@ -1,23 +1,23 @@
 // Registered memory: every rank reads, and for all_reduce and reduce also writes, the others' buffers where they lie.
 //
 // A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice out of all ranks' memory,
-// in rank order, and writes it to all of them. Cost: two meetings; each byte of each buffer is read once and written once; n
+// in rank order, and writes it to all of them. Cost: two synchronisations; each byte of each buffer is read once and written once; n
 // ranks share the work evenly. Operations that only move bytes pull them from the contributor.
 //
-// The second meeting (`finished`) keeps a rank from returning while a peer still reads its buffer.
+// The second synchronisation (`finished`) keeps a rank from returning while a peer still reads its buffer.
 
 #include <cstring>
 
 #include "collective/shm/arena_call.h"
-#include "call/rank_list.h"
-#include "collective/slices.h"
+#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {
 
 class Direct {
  public:
-  Direct(ArenaCall& call, const Operation& op, std::uint32_t epoch) : call_(call), op_(op), epoch_(epoch), inputs_(call.size()), outputs_(call.size()) {}
+  Direct(ArenaCall& call, const Operation& op, std::uint32_t epoch)
+      : call_(call), op_(op), epoch_(epoch), inputs_(call.size()), outputs_(call.size()) {}
 
   bool run() {
     if (!resolve()) return false;
@@ -44,7 +44,7 @@ class Direct {
       default: return false;
     }
     call_.arena.set(Counter::finished, epoch_);
-    call_.context.forget_ticks();  // the wait for the posts was neither the end nor just now
+    call_.context.forget_ticks();  // the wait for the contributions was neither the end nor just now
     call_.arena.await_all(Counter::finished, epoch_, call_.context);
     return true;
   }
@@ -53,9 +53,9 @@ class Direct {
   int me() const { return call_.rank(); }
   int size() const { return call_.size(); }
   std::size_t element() const { return op_.element(); }
-  const Post::Refs& refs(int rank) { return call_.arena.post(rank, epoch_).refs(); }
+  const Contribution::Refs& refs(int rank) { return call_.arena.contribution(rank, epoch_).refs(); }
 
-  // All ranks look at the same posts, so all decide alike.
+  // All ranks read the same contributions, so all decide alike.
   bool resolve() {
     const bool only_root = op_.op == Op::broadcast || op_.op == Op::scatter;
     if (op_.op == Op::all_to_all && !(op_.in_parts.equal() && op_.out_parts.equal())) return false;

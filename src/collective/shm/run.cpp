@@ -1,7 +1,10 @@
-// How a collective in shared memory begins: ranks post what they call, meet, compare, and take the fitting algorithm.
+// Collectives in shared memory: ranks publish their contributions, wait for those of all, compare what they called, and take the
+// algorithm that fits. The one for small operations is here, too.
 //
-// Every operation, rooted or not, starts with this meeting of all ranks. It costs one cache line per rank and is what makes
-// the comparison complete and the reuse of posts safe (see arena.h).
+// Every operation, rooted or not, starts with this synchronisation of all ranks. It costs one cache line per rank and is what
+// makes the comparison complete and the reuse of contributions safe (see arena.h).
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +12,6 @@
 
 #include "base/ticks.h"
 #include "collective/shm/arena_call.h"
-#include "call/signature.h"
 
 namespace maniple {
 namespace {
@@ -18,25 +20,27 @@ enum Mode : std::uint32_t { kInline, kReferences };
 
 // Redundant work of the inline algorithm grows with the ranks, so its limit shrinks.
 std::size_t inline_limit(int size) noexcept {
-  return size <= 4 ? Post::kPayload : std::max<std::size_t>(1024, 4 * Post::kPayload / static_cast<std::size_t>(size));
+  return size <= 4 ? Contribution::kPayload
+                   : std::max<std::size_t>(1024, 4 * Contribution::kPayload / static_cast<std::size_t>(size));
 }
 
-// What this rank puts into its post.
-std::span<const std::byte> contribution(const Operation& op, int rank) noexcept {
+// What this rank gives to the others.
+std::span<const std::byte> input_of(const Operation& op, int rank) noexcept {
   switch (op.op) {
     case Op::broadcast: return rank == op.root ? std::span(op.in, op.bytes()) : std::span<const std::byte>();
     case Op::reduce:
     case Op::all_reduce: return {op.in, op.bytes()};
     case Op::gather:
     case Op::all_gather: return {op.in, op.parts.count(rank) * op.element()};
-    case Op::scatter: return rank == op.root ? std::span(op.in, op.parts.total() * op.element()) : std::span<const std::byte>();
+    case Op::scatter:
+      return rank == op.root ? std::span(op.in, op.parts.total() * op.element()) : std::span<const std::byte>();
     case Op::reduce_scatter: return {op.in, op.parts.total() * op.element()};
     case Op::all_to_all: return {op.in, op.in_parts.total() * op.element()};
     default: return {};
   }
 }
 
-std::span<const std::byte> result(const Operation& op, int rank) noexcept {
+std::span<const std::byte> output_of(const Operation& op, int rank) noexcept {
   switch (op.op) {
     case Op::broadcast:
     case Op::all_reduce: return {op.out, op.bytes()};
@@ -45,11 +49,11 @@ std::span<const std::byte> result(const Operation& op, int rank) noexcept {
   }
 }
 
-Post::Refs references(const ArenaCall& call, const Operation& op) {
-  Post::Refs refs{};
+Contribution::Refs references(const ArenaCall& call, const Operation& op) {
+  Contribution::Refs refs{};
   if (!call.registered.empty() && call.forced != "staged") {
-    const auto in = contribution(op, call.rank());
-    const auto out = result(op, call.rank());
+    const auto in = input_of(op, call.rank());
+    const auto out = output_of(op, call.rank());
     if (!in.empty()) refs.in = call.registered.find(in.data(), in.size());
     if (!out.empty()) refs.out = call.registered.find(out.data(), out.size());
   }
@@ -57,19 +61,103 @@ Post::Refs references(const ArenaCall& call, const Operation& op) {
   return refs;
 }
 
-// Registered memory that would fit a post, but is reduced faster where it lies. Each rank decides for its own.
+// Registered memory that would fit a contribution, but is reduced faster where it lies. Each rank decides for its own.
 bool worth_direct(const Operation& op) noexcept { return op.op == Op::all_reduce && op.bytes() > 2048; }
 
-// Gets the lines of the next post back from those who read it two epochs ago, and by now have: it is likely as long as this one.
-void prepare_post(const Post& post, std::size_t payload) noexcept {
+// Fetches the cache lines of the next contribution back from the ranks that read it two epochs ago, and have finished: it is likely
+// as long as this one.
+void prefetch(const Contribution& next, std::size_t payload) noexcept {
   constexpr std::size_t kMost = 2048;  // more requests at once than the core can have under way only delay it
-  const auto* first = reinterpret_cast<const std::byte*>(&post);
-  for (std::size_t at = 0; at < offsetof(Post, payload) + std::min(payload, kMost); at += 64) fetch_to_write(first + at);
+  const auto* first = reinterpret_cast<const std::byte*>(&next);
+  for (std::size_t at = 0; at < offsetof(Contribution, payload) + std::min(payload, kMost); at += 64)
+    fetch_to_write(first + at);
 }
 
-}  // namespace
+void reduce_contributions(ArenaCall& call, const Operation& op, std::uint32_t epoch, std::size_t offset,
+                          std::size_t count) {
+  if (count == 0) return;
+  RankList<const void*> sources(call.size());
+  for (int r = 0; r < call.size(); ++r) sources[r] = call.arena.contribution(r, epoch).payload + offset;
+  void* destination = op.out;
+  reduce(reduction_of(op, call.size()), sources.span(), {&destination, 1}, count);
+}
 
-std::size_t largest_contribution(const Operation& op) noexcept {
+void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(to, from, bytes);
+}
+
+// The algorithm for small operations: the bytes are in the contributions. One synchronisation; each rank reads those that it
+// needs. Every rank reduces for itself, in rank order, so all hold the same bits without a second synchronisation.
+void run_inline(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
+  const std::size_t element = op.element();
+  const int me = call.rank();
+  const auto payload = [&](int rank) -> const std::byte* { return call.arena.contribution(rank, epoch).payload; };
+  switch (op.op) {
+    case Op::all_reduce: return reduce_contributions(call, op, epoch, 0, op.count);
+    case Op::reduce:
+      if (me == op.root) reduce_contributions(call, op, epoch, 0, op.count);
+      return;
+    case Op::reduce_scatter:
+      return reduce_contributions(call, op, epoch, op.parts.offset(me) * element, op.parts.count(me));
+    case Op::broadcast:
+      if (me != op.root) copy(op.out, payload(op.root), op.bytes());
+      return;
+    case Op::scatter:
+      return copy(op.out, payload(op.root) + op.parts.offset(me) * element, op.parts.count(me) * element);
+    case Op::gather:
+    case Op::all_gather:
+      if (op.op == Op::gather && me != op.root) return;
+      for (int r = 0; r < call.size(); ++r) {
+        copy(op.out + op.parts.offset(r) * element, payload(r), op.parts.count(r) * element);
+      }
+      return;
+    case Op::all_to_all:
+      for (int r = 0; r < call.size(); ++r) {
+        copy(op.out + op.out_parts.offset(r) * element, payload(r) + op.in_parts.offset(me) * element,
+             op.out_parts.count(r) * element);
+      }
+      return;
+    default: return;  // barrier: the synchronisation was all
+  }
+}
+
+// Ranks that called different things show each other where, and all throw the same list. Every rank sees all contributions, so
+// every rank gets here; one more synchronisation carries the call sites. It has a short limit of its own: a rank that does not take
+// part (it died, or it does not compare) leaves only its call without the place.
+[[noreturn]] void throw_mismatch(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
+  Arena& arena = call.arena;
+  std::vector<Signature> calls;
+  for (int r = 0; r < call.size(); ++r) {
+    const auto& words = arena.contribution(r, epoch).words;
+    calls.push_back({words[0], words[1], words[2], words[3]});
+  }
+  const std::uint32_t second = arena.next_epoch();
+  Contribution& mine = arena.contribution(call.rank(), second);
+  const std::string place = fmt::format("{}:{}", op.where.file_name(), op.where.line());
+  mine.mode = static_cast<std::uint32_t>(std::min(place.size(), Contribution::kPayload));
+  std::memcpy(mine.payload, place.data(), mine.mode);
+  arena.publish(second);
+
+  std::string text = "ranks called different things:";
+  OperationContext short_wait(std::chrono::milliseconds(500));
+  for (int r = 0; r < call.size(); ++r) {
+    std::string where;
+    try {
+      if (r != call.rank()) arena.await(arena.contribution(r, second).stamp, second, r, short_wait);
+      const Contribution& theirs = arena.contribution(r, second);
+      where.assign(reinterpret_cast<const char*>(theirs.payload),
+                   std::min<std::size_t>(theirs.mode, Contribution::kPayload));
+    } catch (const Error&) {
+      where = "an unknown place";
+    }
+    text +=
+        fmt::format("{} rank {}: {} at {}", r == 0 ? "" : ";", r, calls[static_cast<std::size_t>(r)].describe(), where);
+  }
+  throw Mismatch(text);
+}
+
+// Bytes that a rank contributes at most, the same number on all ranks (of an uneven all_to_all: not known to all).
+std::size_t largest_input(const Operation& op) noexcept {
   switch (op.op) {
     case Op::barrier: return 0;
     case Op::gather:
@@ -81,48 +169,52 @@ std::size_t largest_contribution(const Operation& op) noexcept {
   }
 }
 
+}  // namespace
+
 void run_in_arena(ArenaCall& call, const Operation& op) {
   Arena& arena = call.arena;
   const std::uint32_t epoch = arena.next_epoch();
   arena.check_raised(epoch);
-  Post& mine = arena.post(call.rank(), epoch);
+  Contribution& mine = arena.contribution(call.rank(), epoch);
   mine.words = {call.signature.seq, call.signature.what, call.signature.count, call.signature.detail};
 
   const bool uneven_all_to_all = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
-  const bool fits = !uneven_all_to_all && largest_contribution(op) <= inline_limit(call.size());
-  Post::Refs refs{};
+  const bool fits = !uneven_all_to_all && largest_input(op) <= inline_limit(call.size());
+  Contribution::Refs refs{};
   if (!fits || worth_direct(op)) refs = references(call, op);
-  const bool with_post = fits && !(refs.in.segment != 0 && refs.out.segment != 0);
-  mine.mode = with_post ? kInline : kReferences;
-  if (with_post) {
-    const auto bytes = contribution(op, call.rank());
+  const bool has_payload = fits && !(refs.in.segment != 0 && refs.out.segment != 0);
+  mine.mode = has_payload ? kInline : kReferences;
+  if (has_payload) {
+    const auto bytes = input_of(op, call.rank());
     if (!bytes.empty()) std::memcpy(mine.payload, bytes.data(), bytes.size());
   } else {
     mine.refs() = refs;
   }
   arena.publish(epoch);
-  call.context.posted();
-  arena.await_posts(epoch, call.context);
-  prepare_post(arena.post(call.rank(), epoch + 1), with_post ? largest_contribution(op) : 0);
-  arena.check_raised(epoch);  // a rank that comes after the others gave up finds their posts, but they are gone
+  call.context.contribution_published();
+  arena.await_contributions(epoch, call.context);
+  prefetch(arena.contribution(call.rank(), epoch + 1), has_payload ? largest_input(op) : 0);
+  arena.check_raised(
+      epoch);  // a rank that is late, after the others failed, finds their contributions, but they are gone
 
   if (call.compare) {
     std::uint64_t difference = 0;
     for (int r = 0; r < call.size(); ++r) {
-      const Post& theirs = arena.post(r, epoch);
+      const Contribution& theirs = arena.contribution(r, epoch);
       difference |= (theirs.words[0] ^ call.signature.seq) | (theirs.words[1] ^ call.signature.what) |
                     (theirs.words[2] ^ call.signature.count) | (theirs.words[3] ^ call.signature.detail);
     }
-    if (difference != 0) [[unlikely]] arena_mismatch(call, op, epoch);
+    if (difference != 0) [[unlikely]]
+      throw_mismatch(call, op, epoch);
   }
-  int posted = fits ? call.size() : 0;  // ranks whose bytes came with their posts
+  int with_payload = fits ? call.size() : 0;  // ranks whose bytes are in their contributions
   if (fits && worth_direct(op)) {
-    posted = 0;
-    for (int r = 0; r < call.size(); ++r) posted += arena.post(r, epoch).mode == kInline ? 1 : 0;
+    with_payload = 0;
+    for (int r = 0; r < call.size(); ++r) with_payload += arena.contribution(r, epoch).mode == kInline ? 1 : 0;
   }
-  if (posted == call.size()) {
-    arena_inline(call, op, epoch);
-  } else if (posted != 0 || !arena_direct(call, op, epoch)) {
+  if (with_payload == call.size()) {
+    run_inline(call, op, epoch);
+  } else if (with_payload != 0 || !arena_direct(call, op, epoch)) {
     if (op.op == Op::all_reduce || op.op == Op::reduce) {
       arena_staged_reduce(call, op);
     } else {

@@ -12,7 +12,6 @@
 
 #include "base/check.h"
 #include "collective/shm/arena_call.h"
-#include "call/rank_list.h"
 
 namespace maniple {
 namespace {
@@ -20,13 +19,21 @@ namespace {
 class StagedMove {
  public:
   StagedMove(ArenaCall& call, const Operation& op, std::uint32_t epoch)
-      : call_(call), arena_(call.arena), op_(op), epoch_(epoch), element_(op.element()), me_(call.rank()), size_(call.size()) {
+      : call_(call),
+        arena_(call.arena),
+        op_(op),
+        epoch_(epoch),
+        element_(op.element()),
+        me_(call.rank()),
+        size_(call.size()) {
     cells_ = op.op == Op::scatter || op.op == Op::reduce_scatter || op.op == Op::all_to_all;
-    const std::size_t bytes = cells_ ? arena_.slot_bytes() / static_cast<std::size_t>(size_) : arena_.slot_bytes();
+    const std::size_t bytes =
+        cells_ ? arena_.stage_slot_bytes() / static_cast<std::size_t>(size_) : arena_.stage_slot_bytes();
     base_ = arena_.step_base();
     std::size_t longest = op.op == Op::broadcast ? op.count : op.parts.largest();
     if (op.op == Op::all_to_all) {
-      for (int r = 0; r < size_; ++r) longest = std::max<std::size_t>(longest, arena_.post(r, epoch_).refs().extra);
+      for (int r = 0; r < size_; ++r)
+        longest = std::max<std::size_t>(longest, arena_.contribution(r, epoch_).refs().extra);
       exchange_counts_ = true;
     }
     // Two blocks are enough for filling and draining to overlap.
@@ -50,9 +57,7 @@ class StagedMove {
   }
 
  private:
-  bool contributes(int rank) const {
-    return (op_.op != Op::broadcast && op_.op != Op::scatter) || rank == op_.root;
-  }
+  bool contributes(int rank) const { return (op_.op != Op::broadcast && op_.op != Op::scatter) || rank == op_.root; }
   bool receives(int rank) const {
     if (op_.op == Op::gather) return rank == op_.root;
     if (op_.op == Op::broadcast || op_.op == Op::scatter) return rank != op_.root;
@@ -61,7 +66,7 @@ class StagedMove {
   // Every rank's list of counts travels first, so that a disagreement is found before any data are moved.
   std::uint32_t count_steps() const {
     const std::size_t bytes = static_cast<std::size_t>(size_) * sizeof(std::uint64_t);
-    return static_cast<std::uint32_t>((bytes + arena_.slot_bytes() - 1) / arena_.slot_bytes());
+    return static_cast<std::uint32_t>((bytes + arena_.stage_slot_bytes() - 1) / arena_.stage_slot_bytes());
   }
 
   void copy_own_part() {
@@ -86,11 +91,13 @@ class StagedMove {
 
   // The k-th block of a part of `count` elements: where it starts and how long it is.
   std::size_t begin(std::uint32_t k) const { return block_ * k; }
-  std::size_t length(std::uint32_t k, std::size_t count) const { return begin(k) >= count ? 0 : std::min(block_, count - begin(k)); }
+  std::size_t length(std::uint32_t k, std::size_t count) const {
+    return begin(k) >= count ? 0 : std::min(block_, count - begin(k));
+  }
 
   void fill(std::uint32_t k) {
-    arena_.await_all(Counter::drained, base_ + k + 1 - Arena::kSlots, call_.context);
-    std::byte* slot = arena_.slot(me_, base_ + k);
+    arena_.await_all(Counter::drained, base_ + k + 1 - Arena::kStageSlots, call_.context);
+    std::byte* slot = arena_.stage_slot(me_, base_ + k);
     if (exchange_counts_ && k < count_steps()) {
       fill_counts(slot, k);
     } else {
@@ -131,7 +138,7 @@ class StagedMove {
       const int r = (me_ + i) % size_;
       if (!contributes(r)) continue;
       arena_.await(Counter::filled, r, base_ + step + 1, call_.context);
-      const std::byte* slot = arena_.slot(r, base_ + step);
+      const std::byte* slot = arena_.stage_slot(r, base_ + step);
       std::size_t offset = 0;
       std::size_t count = op_.count;
       if (op_.op == Op::all_to_all) {
@@ -149,7 +156,9 @@ class StagedMove {
     }
   }
 
-  const std::byte* cell_of(const std::byte* slot) const { return slot + block_ * element_ * static_cast<std::size_t>(me_); }
+  const std::byte* cell_of(const std::byte* slot) const {
+    return slot + block_ * element_ * static_cast<std::size_t>(me_);
+  }
 
   void reduce_cells(std::uint32_t k) {
     arena_.await_all(Counter::filled, base_ + k + 1, call_.context);
@@ -157,13 +166,14 @@ class StagedMove {
     if (count == 0) return;
     RankList<const void*> sources(size_);
     for (int r = 0; r < size_; ++r) {
-      sources[r] = r == me_ ? op_.in + (op_.parts.offset(me_) + begin(k)) * element_ : cell_of(arena_.slot(r, base_ + k));
+      sources[r] =
+          r == me_ ? op_.in + (op_.parts.offset(me_) + begin(k)) * element_ : cell_of(arena_.stage_slot(r, base_ + k));
     }
     void* destination = op_.out + begin(k) * element_;
     reduce(reduction_of(op_, call_.size()), sources.span(), {&destination, 1}, count);
   }
 
-  std::size_t counts_per_step() const { return arena_.slot_bytes() / sizeof(std::uint64_t); }
+  std::size_t counts_per_step() const { return arena_.stage_slot_bytes() / sizeof(std::uint64_t); }
 
   void fill_counts(std::byte* slot, std::uint32_t k) {
     for (std::size_t i = 0; i < counts_per_step(); ++i) {
@@ -180,9 +190,10 @@ class StagedMove {
     if (mine / counts_per_step() != k) return;
     for (int r = 0; r < size_; ++r) {
       std::uint64_t theirs = 0;
-      std::memcpy(&theirs, arena_.slot(r, base_ + k) + mine % counts_per_step() * sizeof theirs, sizeof theirs);
+      std::memcpy(&theirs, arena_.stage_slot(r, base_ + k) + mine % counts_per_step() * sizeof theirs, sizeof theirs);
       if (theirs != op_.out_parts.count(r)) {
-        throw Mismatch(fmt::format("rank {} sends {} elements to rank {}, which expects {}", r, theirs, me_, op_.out_parts.count(r)));
+        throw Mismatch(fmt::format("rank {} sends {} elements to rank {}, which expects {}", r, theirs, me_,
+                                   op_.out_parts.count(r)));
       }
     }
   }

@@ -12,8 +12,7 @@
 #include <cstring>
 
 #include "collective/shm/arena_call.h"
-#include "call/rank_list.h"
-#include "collective/slices.h"
+#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {
@@ -24,7 +23,7 @@ class StagedReduce {
       : call_(call), arena_(call.arena), op_(op), element_(op.element()), me_(call.rank()), sources_(call.size()) {
     // Two chunks are enough for the stages to overlap, and the fewer there are the less ranks wait for each other.
     const std::size_t line = 64 / element_;
-    const std::size_t most = arena_.slot_bytes() / element_;
+    const std::size_t most = arena_.stage_slot_bytes() / element_;
     const std::size_t least = 16384 / element_ * static_cast<std::size_t>(call.size());
     chunk_ = std::min(most, std::max({op.count / 2, least, line}));
     chunk_ = std::max(line, chunk_ / line * line);
@@ -33,7 +32,7 @@ class StagedReduce {
   }
 
   void run() {
-    // Filling runs two chunks ahead of draining; kSlots bounds how far anyone can be ahead of anyone.
+    // Filling runs two chunks ahead of draining; kStageSlots bounds how far anyone can be ahead of anyone.
     for (std::uint32_t k = 0; k < steps_ + 2; ++k) {
       if (k < steps_) fill(k);
       if (k >= 1 && k - 1 < steps_) reduce_slice(k - 1);
@@ -49,8 +48,8 @@ class StagedReduce {
   Slices slices(std::uint32_t k) const { return {length(k), element_, call_.size()}; }
 
   void fill(std::uint32_t k) {
-    arena_.await_all(Counter::drained, base_ + k + 1 - Arena::kSlots, call_.context);
-    std::byte* slot = arena_.slot(me_, base_ + k);
+    arena_.await_all(Counter::drained, base_ + k + 1 - Arena::kStageSlots, call_.context);
+    std::byte* slot = arena_.stage_slot(me_, base_ + k);
     const std::byte* source = op_.in + first(k) * element_;
     const Slices cut = slices(k);
     const std::size_t before = cut.begin(me_) * element_;
@@ -66,9 +65,9 @@ class StagedReduce {
     arena_.await_all(Counter::filled, base_ + k + 1, call_.context);
     if (cut.size(me_) != 0) {
       for (int r = 0; r < call_.size(); ++r) {
-        sources_[r] = r == me_ ? op_.in + first(k) * element_ + begin : arena_.slot(r, base_ + k) + begin;
+        sources_[r] = r == me_ ? op_.in + first(k) * element_ + begin : arena_.stage_slot(r, base_ + k) + begin;
       }
-      void* destinations[2] = {arena_.slot(me_, base_ + k) + begin, nullptr};
+      void* destinations[2] = {arena_.stage_slot(me_, base_ + k) + begin, nullptr};
       if (wants_result()) destinations[1] = op_.out + first(k) * element_ + begin;
       reduce(reduction_of(op_, call_.size()), sources_.span(), {destinations, wants_result() ? 2U : 1U}, cut.size(me_));
     }
@@ -83,7 +82,8 @@ class StagedReduce {
         arena_.await(Counter::reduced, r, base_ + k + 1, call_.context);
         const std::size_t begin = cut.begin(r) * element_;
         if (cut.size(r) != 0) {
-          std::memcpy(op_.out + first(k) * element_ + begin, arena_.slot(r, base_ + k) + begin, cut.size(r) * element_);
+          std::memcpy(op_.out + first(k) * element_ + begin, arena_.stage_slot(r, base_ + k) + begin,
+                      cut.size(r) * element_);
         }
       }
     }

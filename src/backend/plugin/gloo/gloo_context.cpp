@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace maniple::gloo_engine {
+namespace maniple::gloo_plugin {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -34,7 +34,7 @@ class StoreView final : public gloo::rendezvous::Store {
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override { await(keys); }
 
  private:
-  // In short turns, so that a rank that dies before it comes ends the wait.
+  // In short turns, so that a rank that dies meanwhile ends the wait.
   void await(const std::vector<std::string>& keys) const {
     for (;;) {
       if (context_.abort->aborted()) throw Aborted("the group failed while it was set up");
@@ -116,7 +116,8 @@ class LimitedContext::Transport final : public gloo::transport::Context {
   std::shared_ptr<gloo::transport::Context> inner_;
 };
 
-LimitedContext::LimitedContext(const PluginContext& context) : gloo::rendezvous::Context(context.rank, context.size()) {}
+LimitedContext::LimitedContext(const PluginContext& context)
+    : gloo::rendezvous::Context(context.rank, context.size()) {}
 
 void LimitedContext::connect(const PluginContext& context) {
   setTimeout(time_until(context.deadline));
@@ -134,4 +135,4 @@ void LimitedContext::interrupt() noexcept {
   waiting_->abortWaitSend();
 }
 
-}  // namespace maniple::gloo_engine
+}  // namespace maniple::gloo_plugin

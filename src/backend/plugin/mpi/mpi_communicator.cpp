@@ -1,19 +1,18 @@
 #include "backend/plugin/mpi/mpi_communicator.h"
 
-#include "backend/plugin/mpi/mpi_detached.h"
-#include "backend/plugin/mpi/mpi_launcher.h"
-
 #include <sched.h>
 #include <time.h>
 
 #include <random>
 
-namespace maniple::mpi_engine {
+#include "backend/plugin/mpi/mpi_implementation.h"
+
+namespace maniple::mpi_plugin {
 namespace {
 
 struct Members {
-  std::vector<int> ranks;    // of MPI_COMM_WORLD, behind the ranks of the group: the order need not be the same
-  std::uint64_t number = 0;  // of the group; no other has it
+  std::vector<int> ranks;    // in MPI_COMM_WORLD, by rank in the group: the order need not be the same
+  std::uint64_t number = 0;  // of the group, unique
 };
 
 std::uint64_t new_number() {
@@ -21,8 +20,8 @@ std::uint64_t new_number() {
   return std::uint64_t{device()} << 32 | device();
 }
 
-/// Told by the ranks themselves.
-Members meet(const PluginContext& context, int own) {
+/// Exchanged through the store.
+Members exchange_members(const PluginContext& context, int own) {
   const auto key = [](int rank) { return "mpi/" + std::to_string(rank); };
   std::vector<std::string> keys;
   for (int rank = 0; rank < context.size(); ++rank) keys.push_back(key(rank));
@@ -30,11 +29,11 @@ Members meet(const PluginContext& context, int own) {
   for (;;) {
     if (context.abort->aborted()) throw Aborted("the group failed while it was set up");
     try {
-      const Deadline turn = Deadline::sooner(context.deadline, Deadline::after(std::chrono::milliseconds(500)));
+      const Deadline limit = Deadline::sooner(context.deadline, Deadline::after(std::chrono::milliseconds(500)));
       Members members;
-      const std::vector<std::string> texts = context.store->multi_get(keys, turn);
+      const std::vector<std::string> texts = context.store->multi_get(keys, limit);
       for (const std::string& text : texts) members.ranks.push_back(std::stoi(text));
-      members.number = std::stoull(texts.front().substr(texts.front().find(' ')));  // that of the first counts
+      members.number = std::stoull(texts.front().substr(texts.front().find(' ')));  // that of rank 0 counts
       return members;
     } catch (const Timeout&) {
       if (context.deadline.expired()) throw;
@@ -42,7 +41,7 @@ Members meet(const PluginContext& context, int own) {
   }
 }
 
-/// Communicators of ranks that make several at a time are told apart by it.
+/// Tells communicators apart that ranks make at the same time.
 int tag_of(const std::string& group) {
   std::uint32_t hash = 2166136261u;
   for (const char c : group) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -50,14 +49,14 @@ int tag_of(const std::string& group) {
 }
 
 /// Of a group's channels, so that what was sent in an earlier group and never received is not received in this one: MPI uses
-/// the numbers of its communicators again. Followed by one for each lane.
+/// the numbers of its communicators again. Followed by one for each traffic.
 int first_tag(std::uint64_t number) {
   int* limit = nullptr;
   int known = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &known);
   const int most = known != 0 ? *limit : 32767;
-  return static_cast<int>(number % static_cast<std::uint64_t>(most / static_cast<int>(kLanes))) *
-         static_cast<int>(kLanes);
+  return static_cast<int>(number % static_cast<std::uint64_t>(most / static_cast<int>(kTrafficCount))) *
+         static_cast<int>(kTrafficCount);
 }
 
 bool is_whole_world(const std::vector<int>& ranks, int size) {
@@ -85,11 +84,11 @@ MPI_Comm create(const std::vector<int>& ranks, int tag) {
 }  // namespace
 
 bool complete(MPI_Request& request, const AbortToken& abort, Deadline deadline) {
-  // Looked at without sleeping for so long. Where ranks share cores, looking takes time from those that are awaited.
+  // Polled without sleeping for so long. Where ranks share cores, polling takes time from those that are awaited.
   static const auto kEager = std::chrono::microseconds(shares_cores() ? 5 : 200);
-  constexpr int kLooks = 16;  // between two looks at the clock
+  constexpr int kPolls = 16;  // between two reads of the clock
   const auto began = Deadline::Clock::now();
-  for (int look = 1;; ++look) {
+  for (int poll = 1;; ++poll) {
     int done = 0;
     {
       const auto call = Runtime::get().enter();
@@ -97,7 +96,7 @@ bool complete(MPI_Request& request, const AbortToken& abort, Deadline deadline) 
     }
     if (done != 0) return true;
     if (abort.aborted()) return false;
-    if (look % kLooks == 0) {
+    if (poll % kPolls == 0) {
       const auto now = Deadline::Clock::now();
       if (now >= deadline.when()) return false;
       if (now - began > kEager) {
@@ -116,12 +115,12 @@ Communicator::Communicator(const PluginContext& context) {
                       ", mpirun started " + std::to_string(runtime.size()) + "; start with `mpirun -n " +
                       std::to_string(context.world_size) + " ./program`");
   }
-  const Members members = meet(context, runtime.rank());
-  party_.emplace(members.number, context.rank, members.ranks);
+  const Members members = exchange_members(context, runtime.rank());
+  peers_.emplace(members.number, context.rank, members.ranks);
   const bool whole = is_whole_world(members.ranks, runtime.size());
   if (!(whole ? duplicate_world(communicator_, context) : create_from(members.ranks, context)) ||
-      !open_farewells(context)) {
-    runtime.desert("setting up " + context.group + " was given up");
+      !open_leave_notices(context)) {
+    runtime.poison("call_context up " + context.group + " was given up");
     throw Timeout("MPI did not make the communicator of " + context.group + " in time");
   }
   const auto call = runtime.enter();
@@ -129,8 +128,9 @@ Communicator::Communicator(const PluginContext& context) {
   first_tag_ = first_tag(members.number);
 }
 
-Course Communicator::course(int rank, Lane lane) {
-  return {communicator_, rank, first_tag_ + static_cast<int>(lane), party_->line(rank), static_cast<std::size_t>(lane)};
+Endpoint Communicator::endpoint(int rank, Traffic traffic) {
+  return {communicator_, rank, first_tag_ + static_cast<int>(traffic), peers_->counters(rank),
+          static_cast<std::size_t>(traffic)};
 }
 
 bool Communicator::duplicate_world(MPI_Comm& made, const PluginContext& context) {
@@ -143,10 +143,10 @@ bool Communicator::duplicate_world(MPI_Comm& made, const PluginContext& context)
 }
 
 // With the first group of all ranks; those that follow find it.
-bool Communicator::open_farewells(const PluginContext& context) {
-  Farewells& farewells = Farewells::get();
-  if (farewells.open()) {
-    farewells.look();  // those of groups that were left long ago
+bool Communicator::open_leave_notices(const PluginContext& context) {
+  LeaveNotices& notices = LeaveNotices::get();
+  if (notices.open()) {
+    notices.poll();  // those of groups that were left long ago
     return true;
   }
   if (context.size() != context.world_size) return true;
@@ -157,7 +157,7 @@ bool Communicator::open_farewells(const PluginContext& context) {
   }
   const auto call = Runtime::get().enter();
   MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN);
-  farewells.open_with(*made);
+  notices.open_with(*made);
   Runtime::get().all_have_started();
   return true;
 }
@@ -176,8 +176,8 @@ Communicator::~Communicator() {
     const auto call = Runtime::get().enter();
     MPI_Comm_free(&communicator_);
   } catch (const Error&) {
-    // Deserted meanwhile.
+    // Poisoned meanwhile.
   }
 }
 
-}  // namespace maniple::mpi_engine
+}  // namespace maniple::mpi_plugin

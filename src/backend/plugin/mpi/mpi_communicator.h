@@ -5,7 +5,7 @@
 
 #include "backend/plugin/mpi/mpi_channel.h"
 
-namespace maniple::mpi_engine {
+namespace maniple::mpi_plugin {
 
 class Communicator {
  public:
@@ -16,21 +16,21 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   MPI_Comm get() const noexcept { return communicator_; }
-  Party& party() noexcept { return *party_; }
-  Course course(int rank, Lane lane);
+  GroupPeers& peers() noexcept { return *peers_; }
+  Endpoint endpoint(int rank, Traffic traffic);
 
  private:
   // False: given up.
   bool duplicate_world(MPI_Comm& made, const PluginContext& context);
-  bool open_farewells(const PluginContext& context);
+  bool open_leave_notices(const PluginContext& context);
   bool create_from(const std::vector<int>& ranks, const PluginContext& context);
 
   MPI_Comm communicator_ = MPI_COMM_NULL;
   int first_tag_ = 0;
-  std::optional<Party> party_;
+  std::optional<GroupPeers> peers_;
 };
 
-/// Waits for a request, looking at the group's abort and the deadline between looks. False: given up.
+/// Waits for a request, the group's abort or the deadline. False: given up.
 bool complete(MPI_Request& request, const AbortToken& abort, Deadline deadline);
 
-}  // namespace maniple::mpi_engine
+}  // namespace maniple::mpi_plugin

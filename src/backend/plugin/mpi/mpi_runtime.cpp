@@ -1,11 +1,5 @@
 #include "backend/plugin/mpi/mpi_runtime.h"
 
-#include "backend/plugin/mpi/mpi_detached.h"
-#include "backend/plugin/mpi/mpi_leave_notices.h"
-#include "backend/plugin/mpi/mpi_launcher.h"
-#include "backend/plugin/mpi/mpi_segment_file.h"
-#include "backend/plugin/mpirun.h"
-
 #include <pthread.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,21 +8,50 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
-namespace maniple::mpi_engine {
+#include "backend/plugin/mpi/mpi_channel.h"
+#include "backend/plugin/mpi/mpi_implementation.h"
+#include "backend/plugin/mpirun.h"
+
+namespace maniple::mpi_plugin {
 namespace {
 
-constexpr long kLookNs = 100'000;
-constexpr long kShortestNs = 20'000;  // between two looks at ranks that come to their end
+constexpr long kPollNs = 100'000;
+constexpr long kShortestNs = 20'000;  // between two polls of a barrier at exit
 constexpr long kLongestNs = 5'000'000;
-constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not taken yet, at exit
-constexpr auto kFinalise = std::chrono::seconds(30);  // for MPI_Finalize when all ranks are at their end
-constexpr auto kLockLook = std::chrono::milliseconds(10);
-std::atomic<bool> start_given_up{false};
+constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not received yet, at exit
+constexpr auto kFinalise = std::chrono::seconds(30);  // for MPI_Finalize when all ranks are about to exit
+constexpr auto kLockPoll = std::chrono::milliseconds(10);
+std::atomic<bool> init_abandoned{false};
 
-void nap(long ns = kLookNs) {
+void pause(long ns = kPollNs) {
   const timespec time{0, ns};
   ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
+}
+
+constexpr auto kDetachedPoll = std::chrono::milliseconds(10);  // of abort and deadline
+
+struct DetachedCall {
+  std::function<void()> body;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+void run_call(const std::shared_ptr<DetachedCall>& state) {
+  ::pthread_setname_np(::pthread_self(), "maniple-mpi-set");
+  std::exception_ptr error;
+  try {
+    state->body();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(state->mutex);
+  state->error = error;
+  state->done = true;
+  state->changed.notify_all();
 }
 
 }  // namespace
@@ -45,9 +68,9 @@ Runtime& Runtime::start(const PluginContext& context) {
   int there = 0;
   MPI_Initialized(&there);
   if (there == 0 && !started_by_mpirun()) throw Unsupported(needs_mpirun(context.world_size));
-  if (!start_given_up && run_detached([] { get(); }, *context.abort, context.deadline)) return get();
-  start_given_up = true;
-  throw Timeout("MPI_Init_thread did not come to an end: it waits for all ranks of mpirun");
+  if (!init_abandoned && run_detached([] { get(); }, *context.abort, context.deadline)) return get();
+  init_abandoned = true;
+  throw Timeout("MPI_Init_thread did not return in time: it waits for all ranks of mpirun");
 }
 
 Runtime& Runtime::get() {
@@ -62,7 +85,7 @@ Runtime::Runtime() {
   if (there == 0) {
     choose_transports();
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-    listen_for_losses();
+    watch_for_losses();
     ours_ = true;
   } else {
     int over = 0;
@@ -89,12 +112,12 @@ Runtime::Runtime() {
 
 std::unique_lock<std::timed_mutex> Runtime::enter() {
   std::unique_lock lock(calls_, std::defer_lock);
-  // Not for ever: a call that was left behind in MPI keeps it.
-  while (serialised_ && usable() && !lock.try_lock_for(kLockLook)) {
+  // Polled: a call that was left behind in MPI keeps the lock.
+  while (serialised_ && usable() && !lock.try_lock_for(kLockPoll)) {
   }
   if (usable()) return lock;
   const std::lock_guard reason(mutex_);
-  throw Aborted(finalised_ ? std::string("MPI has been finalised") : "MPI is not used any more: " + why_);
+  throw Aborted(finalised_ ? std::string("MPI has been finalised") : "MPI is unusable in this process: " + why_);
 }
 
 void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator) {
@@ -106,17 +129,17 @@ void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int 
   int done = 0;
   {
     const auto call = enter();
-    check(MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE), "MPI_Test");  // small ones are gone at once
+    check(MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE), "MPI_Test");  // small ones are done at once
   }
   if (done == 0) keep(packet);
 }
 
 void Runtime::keep(const std::shared_ptr<Packet>& packet) {
-  packet->under_way.store(true);
+  packet->in_transit.store(true);
   const std::lock_guard lock(mutex_);
   packets_.push_back(packet);
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { bring_out(); });
+    thread_ = std::thread([this] { progress_sends(); });
     ::pthread_setname_np(thread_.native_handle(), "maniple-mpi");
   }
   changed_.notify_all();
@@ -130,17 +153,17 @@ void Runtime::sweep() {
 void Runtime::sweep_locked() {
   if (!usable()) return;
   std::unique_lock call(calls_, std::defer_lock);
-  if (serialised_ && !call.try_lock_for(kLockLook)) return;
+  if (serialised_ && !call.try_lock_for(kLockPoll)) return;
   std::erase_if(packets_, [](const std::shared_ptr<Packet>& packet) {
     int done = 0;
     if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // its receiver is gone
-    if (done != 0) packet->under_way.store(false, std::memory_order_release);
+    if (done != 0) packet->in_transit.store(false, std::memory_order_release);
     return done != 0;
   });
 }
 
-// MPI moves bytes only while somebody calls it. A rank that sent and then computes does not.
-void Runtime::bring_out() {
+// MPI moves bytes only while it is called. A rank that sends and then computes does not call it.
+void Runtime::progress_sends() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     if (packets_.empty() || !usable()) {
@@ -150,7 +173,7 @@ void Runtime::bring_out() {
     sweep_locked();
     if (packets_.empty()) continue;
     lock.unlock();
-    nap();
+    pause();
     lock.lock();
   }
 }
@@ -159,16 +182,16 @@ void Runtime::all_have_started() {
   if (ours_) remove_segment_file();  // a program that uses MPI itself may start more processes with it
 }
 
-void Runtime::desert(const std::string& why) noexcept {
+void Runtime::poison(const std::string& why) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!deserted_.exchange(true)) why_ = why;
+  if (!poisoned_.exchange(true)) why_ = why;
 }
 
 // The program's own MPI_Finalize begins with this.
 int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
   auto* self = static_cast<Runtime*>(runtime);
-  if (self->usable() && !self->failed_) Farewells::get().take_all(Deadline::after(kLinger));
-  const std::lock_guard lock(self->mutex_);  // nobody sweeps
+  if (self->usable() && !self->failed_) LeaveNotices::get().receive_all(Deadline::after(kLinger));
+  const std::lock_guard lock(self->mutex_);  // no sweep meanwhile
   self->finalised_.store(true);
   return MPI_SUCCESS;
 }
@@ -179,9 +202,9 @@ void Runtime::finalise(int status) {
   int over = 0;
   MPI_Finalized(&over);
   const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;
-  if (safe) Farewells::get().say_all();  // a group that outlives the program's end takes part in nothing any more
-  const bool together = safe && await_all() && await_all();
-  if (together) Farewells::get().take_all(Deadline::after(kLinger));
+  if (safe) LeaveNotices::get().send_all();  // a group that still exists at exit takes part in nothing any more
+  const bool together = safe && await_all_ranks() && await_all_ranks();
+  if (together) LeaveNotices::get().receive_all(Deadline::after(kLinger));
   if (!together) linger();
   {
     const std::lock_guard lock(mutex_);
@@ -197,14 +220,13 @@ void Runtime::finalise(int status) {
     ::_exit(status);
   }).detach();
   drop_connections();
-  put_back_segment_file();
+  restore_segment_file();
   MPI_Finalize();
 }
 
-// MPI_Finalize spins while it waits for ranks that come later, or does not move the bytes that they still need. So they are
-// awaited here. Twice, as what ends the first wait may be held up in connections that were opened for it; what ends the second
-// is not.
-bool Runtime::await_all() {
+// MPI_Finalize spins while it waits for later ranks, or does not move the bytes that they still need. So they are awaited here.
+// Twice, as the end of the first barrier may be delayed by connections that were opened for it; that of the second is not.
+bool Runtime::await_all_ranks() {
   const auto began = Deadline::Clock::now();
   try {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -219,8 +241,8 @@ bool Runtime::await_all() {
         check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
       }
       if (done != 0) return true;
-      if (Deadline::Clock::now() - began > patience_at_exit()) return false;
-      nap(pause_ns);
+      if (Deadline::Clock::now() - began > exit_limit()) return false;
+      pause(pause_ns);
     }
   } catch (const Error&) {
     return false;  // MPI knows that a rank is gone, or is not used any more
@@ -228,11 +250,24 @@ bool Runtime::await_all() {
 }
 
 void Runtime::linger() {
-  for (const Deadline limit = Deadline::after(kLinger); usable() && !failed_ && !limit.expired(); nap()) {
+  for (const Deadline limit = Deadline::after(kLinger); usable() && !failed_ && !limit.expired(); pause()) {
     const std::lock_guard lock(mutex_);
     sweep_locked();
-    if (std::none_of(packets_.begin(), packets_.end(), [](const auto& packet) { return packet->owed; })) return;
+    if (std::none_of(packets_.begin(), packets_.end(), [](const auto& packet) { return packet->awaited; })) return;
   }
 }
 
-}  // namespace maniple::mpi_engine
+bool run_detached(std::function<void()> body, const AbortToken& abort, Deadline deadline) {
+  const auto state = std::make_shared<DetachedCall>();
+  state->body = std::move(body);
+  std::thread([state] { run_call(state); }).detach();
+  std::unique_lock lock(state->mutex);
+  while (!state->done) {
+    if (abort.aborted() || deadline.expired()) return false;
+    state->changed.wait_for(lock, kDetachedPoll);
+  }
+  if (state->error) std::rethrow_exception(state->error);
+  return true;
+}
+
+}  // namespace maniple::mpi_plugin

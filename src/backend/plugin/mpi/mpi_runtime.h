@@ -1,7 +1,7 @@
-// MPI in this process: initialised once, finalised at exit if that is safe, and a thread that brings out what was sent.
+// MPI in this process: initialised once, finalised at exit if that is safe, and a thread that makes progress on what was sent.
 //
-// An operation that is given up leaves MPI with requests that nothing can take back, so MPI is not called again after that: it
-// is *deserted*, later calls throw, and the process ends without MPI_Finalize, which might wait for ranks that are gone.
+// An operation that is given up leaves MPI with requests that cannot be cancelled, so MPI is not called again after that: it is
+// *poisoned*, later calls throw, and the process ends without MPI_Finalize, which might wait for ranks that are gone.
 #pragma once
 
 #include <mpi.h>
@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,16 +19,16 @@
 
 #include "backend/plugin/plugin.h"
 
-namespace maniple::mpi_engine {
+namespace maniple::mpi_plugin {
 
-/// Bytes on their way to another rank; kept alive by the runtime until MPI is done with them.
+/// Bytes in transit to another rank; kept alive by the runtime until MPI is done with them.
 struct Packet {
   static constexpr std::size_t kBytes = 64 * 1024;
   explicit Packet(std::size_t size = kBytes) : bytes(std::make_unique_for_overwrite<std::byte[]>(size)) {}
   std::unique_ptr<std::byte[]> bytes;
   MPI_Request request = MPI_REQUEST_NULL;
-  std::atomic<bool> under_way{false};
-  bool owed = true;  // somebody may wait for it
+  std::atomic<bool> in_transit{false};
+  bool awaited = true;  // another rank may wait for it
 };
 
 class Runtime {
@@ -41,32 +42,32 @@ class Runtime {
   int rank() const noexcept { return rank_; }  ///< in MPI_COMM_WORLD
   int size() const noexcept { return size_; }
 
-  /// To be held during every call of MPI; does nothing when MPI takes calls of several threads. Throws Aborted when deserted.
+  /// To be held during every call of MPI; does nothing when MPI takes calls of several threads. Throws Aborted when poisoned.
   std::unique_lock<std::timed_mutex> enter();
 
   /// Starts sending the first `size` bytes.
   void send(const std::shared_ptr<Packet>& packet, std::size_t size, int to, int tag, MPI_Comm communicator);
   /// Keeps a packet until its request is done.
   void keep(const std::shared_ptr<Packet>& packet);
-  /// Looks which packets are done.
+  /// Releases the packets whose requests are done.
   void sweep();
 
-  /// Told once, when all ranks are known to be through MPI_Init.
+  /// To be called once, when all ranks are known to have returned from MPI_Init.
   void all_have_started();
 
-  void desert(const std::string& why) noexcept;
-  /// A group has failed: at exit nobody is waited for, as a rank may be gone.
+  void poison(const std::string& why) noexcept;
+  /// A group has failed: at exit no rank is waited for, as one may be gone.
   void note_failure() noexcept { failed_.store(true); }
-  bool usable() const noexcept { return !deserted_.load() && !finalised_.load(); }
+  bool usable() const noexcept { return !poisoned_.load() && !finalised_.load(); }
 
  private:
   Runtime();
   static void at_exit(int status, void*);
   static int before_finalize(MPI_Comm, int, void* runtime, void*);
   void finalise(int status);
-  bool await_all();  // to come to their end; false: one of them does not
-  void linger();     // for what was sent and may still be taken
-  void bring_out();  // the thread
+  bool await_all_ranks();  // until they are about to exit; false: one of them is not
+  void linger();           // for what was sent and may still be received
+  void progress_sends();   // the thread
   void sweep_locked();
 
   int rank_ = 0;
@@ -74,19 +75,25 @@ class Runtime {
   bool serialised_ = false;  // MPI takes one call at a time
   bool ours_ = false;        // we initialised it, so we finalise it
   std::timed_mutex calls_;
-  std::atomic<bool> deserted_{false};
+  std::atomic<bool> poisoned_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> finalised_{false};
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::string why_;
-  std::vector<std::shared_ptr<Packet>> packets_;  // under way
+  std::vector<std::shared_ptr<Packet>> packets_;  // in transit
   std::thread thread_;
   bool stopping_ = false;
 };
 
+/// For calls of MPI that block until other ranks take part, made in a thread that can be left behind.
+///
+/// Runs `body` in a thread of its own and waits for it, polling the group's abort and the deadline. What `body` throws is
+/// thrown here. False: given up; the thread stays inside MPI until the process ends, so `body` must own all that it uses.
+bool run_detached(std::function<void()> body, const AbortToken& abort, Deadline deadline);
+
 /// Throws SystemError with the call and MPI's own text unless `code` is MPI_SUCCESS.
 void check(int code, const char* call);
 
-}  // namespace maniple::mpi_engine
+}  // namespace maniple::mpi_plugin

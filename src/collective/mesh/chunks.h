@@ -1,9 +1,11 @@
-// Views of an operation's buffers, as the mesh algorithms cut them.
+// How the mesh algorithms cut an operation's buffers: views of parts and slices, chunks.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include "call/operation.h"
 #include "topology/rank_arithmetic.h"
@@ -21,7 +23,11 @@ inline std::span<std::byte> bytes_at(std::byte* base, std::size_t element, Slice
 inline Slice part_of(const Parts& parts, int rank) noexcept { return {parts.offset(rank), parts.count(rank)}; }
 
 /// `total` elements cut into one nearly equal part per rank.
-Parts even_parts(std::size_t total, int ranks);
+inline Parts even_parts(std::size_t total, int ranks) {
+  std::vector<std::size_t> counts(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) counts[static_cast<std::size_t>(rank)] = slice_of(total, ranks, rank).count;
+  return Parts(counts);
+}
 
 /// Copies unless it is the same memory; overlaps are allowed.
 inline void move_bytes(std::byte* to, const std::byte* from, std::size_t size) noexcept {
@@ -49,7 +55,14 @@ struct Chunks {
   }
 };
 
-/// Elements of a chunk for slices of up to `largest` elements.
-std::size_t chunk_elements(std::size_t largest, std::size_t element) noexcept;
+/// Elements of a chunk for slices of up to `largest` elements: large enough that a system call is cheap in comparison, small
+/// enough that several stay in the cache of a core and that a slice has several of them.
+inline std::size_t chunk_elements(std::size_t largest, std::size_t element) noexcept {
+  constexpr std::size_t kLargest = std::size_t{256} << 10;
+  constexpr std::size_t kSmallest = std::size_t{64} << 10;
+  constexpr std::size_t kChunksPerSlice = 4;
+  const std::size_t bytes = std::clamp(largest * element / kChunksPerSlice, kSmallest, kLargest);
+  return std::max<std::size_t>(bytes / 64 * 64 / element, 1);
+}
 
 }  // namespace maniple

@@ -1,22 +1,41 @@
-// reduce, tree: up a binomial tree to the root, chunk by chunk.
-//
-// Counted from the root, a subtree holds consecutive ranks, and a rank takes its own operand first and its children's
-// partial results in order: the order of operands is that of the ranks, starting with the root; the grouping is the
-// tree's. log2(n) steps; every rank but the root sends B, the root receives log2(n) B. Sums of 16-bit numbers go the
-// direct way, which rounds only once.
+// reduce over the mesh: direct, tree. n ranks, buffer of B bytes.
+#include "collective/reduce/reduce.h"
 #include "collective/mesh/algorithms.h"
-#include "collective/mesh/headers.h"
-#include "collective/mesh/memory.h"
-#include "collective/mesh/reduction.h"
+#include "collective/mesh/chunks.h"
+#include "collective/mesh/slices.h"
 
 #include <vector>
 
 namespace maniple {
-namespace {
-constexpr std::size_t kSlots = 4;  // chunks on their way from each child, and to the parent
+
+// reduce, direct: operands in rank order.
+//
+// Small buffers: everyone sends all to the root, which reduces. One step; B sent by each rank.
+// Others: by slices (see slices.h): each rank reduces its slice and sends it to the root. Two steps; every rank
+// sends B and receives (n-1)/n B, the root receives 2 (n-1)/n B, so the root's link is no bottleneck.
+void mesh_reduce_direct(Exchange& exchange, const Operation& operation) {
+  using Audience = SliceWork::Audience;
+  if (operation.bytes() <= kSmallReduceBytes) return reduce_at_once(exchange, operation, Audience::root);
+  const bool is_root = exchange.rank() == operation.root;
+  const Parts slices = even_parts(operation.count, exchange.size());
+  reduce_by_slices(exchange,
+                   {.in = operation.in,
+                    .slices = slices,
+                    .reduction = reduction_of(operation, exchange.size()),
+                    .own = is_root ? operation.out + slices.offset(exchange.rank()) * operation.element() : nullptr,
+                    .all = is_root ? operation.out : nullptr,
+                    .audience = Audience::root,
+                    .root = operation.root});
 }
 
+// reduce, tree: up a binomial tree to the root, chunk by chunk.
+//
+// Counted from the root, a subtree holds consecutive ranks, and a rank takes its own operand first and its children's
+// partial results in order: the order of operands is that of the ranks, starting with the root; the grouping is the
+// tree's. log2(n) steps; every rank but the root sends B, the root receives log2(n) B. Sums of 16-bit numbers use the
+// direct algorithm, which rounds only once.
 void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
+  constexpr std::size_t kSlots = 4;  // chunks in transit from each child, and to the parent
   if (rounds_partial_results(operation)) return mesh_reduce_direct(exchange, operation);
   const int size = exchange.size();
   const BinomialTree tree = binomial_tree(exchange.rank(), operation.root, size);
@@ -26,8 +45,8 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
   const Chunks chunks{{0, operation.count}, chunk_elements(operation.count, element)};
   const std::size_t slot_bytes = chunks.each * element;
   const std::span<std::byte> scratch = exchange.scratch(slot_bytes * kSlots * (children + 1));
-  const auto slot = [&](std::size_t c, std::size_t lane) {
-    return scratch.data() + (lane * kSlots + c % kSlots) * slot_bytes;
+  const auto slot = [&](std::size_t c, std::size_t child) {
+    return scratch.data() + (child * kSlots + c % kSlots) * slot_bytes;
   };
   post_headers(exchange);
 
@@ -54,7 +73,7 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
     }
     if (slice.count > 0) {
       if (operation.reduce.kind() == ReduceOp::premul_sum) {
-        reduce(whole_reduction(operation, size), std::span(sources).first(1), {&destination, 1}, slice.count);
+        reduce(reduction_of(operation, size), std::span(sources).first(1), {&destination, 1}, slice.count);
         sources[0] = own;
       }
       destination = result;

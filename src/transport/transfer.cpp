@@ -1,4 +1,4 @@
-#include "transport/peer.h"
+#include "transport/transfer.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@ std::string Peer::name() const {
 }
 
 PeerLost Peer::lost(const std::string& progress, const std::string& reason) const {
-  return {fmt::format("{} lost, {}: {}", name(), progress, reason), global_rank};
+  return {fmt::format("{} lost{}{}: {}", name(), progress.empty() ? "" : ", ", progress, reason), global_rank};
 }
 
 std::string bytes_of(std::size_t moved, std::size_t expected) {

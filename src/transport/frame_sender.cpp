@@ -1,4 +1,4 @@
-#include "transport/send_lane.h"
+#include "transport/frame_sender.h"
 
 #include <fmt/format.h>
 
@@ -7,38 +7,52 @@
 #include "base/crc32c.h"
 
 namespace maniple {
+namespace {
+// The receiver of a message mostly sleeps. The header of one that is too long to be read with it is sent ahead (the checksum is in
+// the header of the piece), so that the receiver wakes up while the checksum is computed and the payload copied.
+constexpr std::size_t kEarlyHeaderBytes = kReadAheadBytes - kFrameHeaderBytes;
+}  // namespace
 
-SendLane::SendLane(Peer peer, int streams, Open open)
-    : peer_(peer), most_streams_(std::clamp(streams, 1, kMostStreams)), open_(std::move(open)) {}
+FrameSender::FrameSender(Peer peer, int streams, Open open)
+    : peer_(peer),
+      kind_(FrameKind::collective),
+      most_streams_(std::clamp(streams, 1, kMostStreams)),
+      open_(std::move(open)) {}
 
-void SendLane::post(Transfer& transfer, Deadline deadline) {
-  const auto open_next = [&] {
-    auto sink = open_(static_cast<int>(streams_.size()), deadline);
-    Stream& stream = streams_.emplace_back();
-    stream.sink = std::move(sink);
-    stream.piece = streams_.size() - 1;
-  };
-  if (streams_.empty()) open_next();
+FrameSender::FrameSender(Peer peer, std::unique_ptr<ByteSink> sink)
+    : peer_(peer), kind_(FrameKind::message), most_streams_(1) {
+  streams_.emplace_back().sink = std::move(sink);
+}
+
+void FrameSender::open_next(Deadline deadline) {
+  auto sink = open_(static_cast<int>(streams_.size()), deadline);
+  Stream& stream = streams_.emplace_back();
+  stream.sink = std::move(sink);
+  stream.piece = streams_.size() - 1;
+}
+
+void FrameSender::post(Transfer& transfer, Deadline deadline) {
+  if (streams_.empty()) open_next(deadline);
   const bool network = !local();
   transfer.checked = network && !streams_[0].sink->authenticates();
-  transfer.pieced = network && transfer.size > kPieceBytes;
+  transfer.pieced = network && transfer.size > (kind_ == FrameKind::message ? kEarlyHeaderBytes : kPieceBytes);
   transfer.streams = static_cast<std::uint8_t>(network ? most_streams_ : 1);
   transfer.segments_left = segment_count(transfer.size, transfer.pieced);
   const auto needed = std::min<std::uint64_t>(transfer.segments_left, transfer.streams);
-  while (streams_.size() < needed) open_next();
+  while (streams_.size() < needed) open_next(deadline);
   queue_.push_back(&transfer);
 }
 
-bool SendLane::advance() {
+bool FrameSender::advance(std::size_t most) {
   bool moved = false;
-  for (std::size_t index = 0; index < streams_.size(); ++index) moved |= advance(index);
+  for (std::size_t index = 0; index < streams_.size(); ++index) moved |= advance(index, most);
   return moved;
 }
 
-bool SendLane::advance(std::size_t index) {
+bool FrameSender::advance(std::size_t index, std::size_t& budget) {
   Stream& stream = streams_[index];
   bool moved = false;
-  for (;;) {
+  while (budget > 0) {
     if (!stream.loaded) {
       if (!find_segment(index)) return moved;
       load_segment(index);
@@ -48,45 +62,50 @@ bool SendLane::advance(std::size_t index) {
                             {const_cast<std::byte*>(stream.payload), stream.payload_left}};  // a sink only reads it
     const std::size_t skip = headers_left == 0 ? 1 : 0;
     const std::size_t take = stream.payload_left == 0 ? 1 : 2;
-    std::size_t written = 0;
-    try {
-      written = stream.sink->write_some(std::span(parts).subspan(skip, take - skip));
-    } catch (const SystemError& error) {
-      throw peer_.lost(progress(), error.what());
-    }
+    const std::size_t written = write(stream, std::span(parts).subspan(skip, take - skip));
     if (written == 0) return moved;
     moved = true;
+    budget -= std::min(budget, written);
     const bool all = written == headers_left + stream.payload_left;
     const std::size_t of_headers = std::min(written, headers_left);
     stream.headers_done += of_headers;
     stream.payload += written - of_headers;
     stream.payload_left -= written - of_headers;
-    at(stream.message).moved += written - of_headers;
+    at(stream.frame).moved += written - of_headers;
     if (all) {
       finish_segment(index);
     } else if (stream.sink->fd() >= 0) {
       return true;  // a socket that took less than offered is full: another call would only be refused
     }
   }
+  return moved;
 }
 
-bool SendLane::find_segment(std::size_t index) {
+std::size_t FrameSender::write(Stream& stream, std::span<const iovec> parts) const {
+  try {
+    return stream.sink->write_some(parts);
+  } catch (const SystemError& error) {
+    throw peer_.lost(progress(), error.what());
+  }
+}
+
+bool FrameSender::find_segment(std::size_t index) {
   Stream& stream = streams_[index];
-  const auto start_at = [&](std::uint64_t message) {
-    stream.message = message;
+  const auto start_at = [&](std::uint64_t frame) {
+    stream.frame = frame;
     stream.piece = index;
   };
-  if (stream.message < first_) start_at(first_);
-  for (; stream.message < first_ + queue_.size(); start_at(stream.message + 1)) {
-    const Transfer& transfer = at(stream.message);
+  if (stream.frame < first_) start_at(first_);
+  for (; stream.frame < first_ + queue_.size(); start_at(stream.frame + 1)) {
+    const Transfer& transfer = at(stream.frame);
     if (stream.piece < segment_count(transfer.size, transfer.pieced)) return true;
   }
   return false;
 }
 
-void SendLane::load_segment(std::size_t index) {
+void FrameSender::load_segment(std::size_t index) {
   Stream& stream = streams_[index];
-  const Transfer& transfer = at(stream.message);
+  const Transfer& transfer = at(stream.frame);
   const std::size_t offset = stream.piece * kPieceBytes;
   stream.payload = transfer.from + offset;
   stream.payload_left = transfer.pieced ? std::min(kPieceBytes, transfer.size - offset) : transfer.size;
@@ -94,45 +113,50 @@ void SendLane::load_segment(std::size_t index) {
   stream.headers_done = 0;
   stream.loaded = true;
 
-  const auto number = static_cast<std::uint32_t>(stream.message);
-  const std::uint32_t check = transfer.checked ? crc32c(0, stream.payload, stream.payload_left) : 0;
+  const auto number = static_cast<std::uint32_t>(stream.frame);
+  const auto checksum = [&] { return transfer.checked ? crc32c(0, stream.payload, stream.payload_left) : 0; };
   if (stream.piece == 0) {
-    const FrameHeader header{.signature = *transfer.signature,
+    const FrameHeader header{.kind = kind_,
+                             .signature = *transfer.signature,
                              .length = transfer.size,
                              .number = number,
-                             .check = transfer.pieced ? 0 : check,
+                             .check = transfer.pieced ? 0 : checksum(),
                              .streams = transfer.streams,
                              .checked = transfer.checked,
                              .pieced = transfer.pieced};
     encode(header, std::span(stream.headers).first<kFrameHeaderBytes>());
     stream.headers_size = kFrameHeaderBytes;
+    if (kind_ == FrameKind::message && transfer.pieced && transfer.checked) {
+      const iovec part{stream.headers.data(), stream.headers_size};
+      stream.headers_done = write(stream, {&part, 1});
+    }
   }
   if (transfer.pieced) {
-    const PieceHeader header{.number = number, .index = static_cast<std::uint32_t>(stream.piece), .check = check};
+    const PieceHeader header{.number = number, .index = static_cast<std::uint32_t>(stream.piece), .check = checksum()};
     encode(header,
            std::span<std::byte, kPieceHeaderBytes>(stream.headers.data() + stream.headers_size, kPieceHeaderBytes));
     stream.headers_size += kPieceHeaderBytes;
   }
 }
 
-void SendLane::finish_segment(std::size_t index) {
+void FrameSender::finish_segment(std::size_t index) {
   Stream& stream = streams_[index];
-  Transfer& transfer = at(stream.message);
+  Transfer& transfer = at(stream.frame);
   stream.loaded = false;
   stream.piece += transfer.streams;
   transfer.done = --transfer.segments_left == 0;
   for (; !queue_.empty() && queue_.front()->done; ++first_) queue_.pop_front();
 }
 
-void SendLane::add_descriptors(std::vector<pollfd>& descriptors) const {
+void FrameSender::add_descriptors(std::vector<pollfd>& descriptors) const {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
-    // A stream that finds no segment although the lane is pending has done its share of every message.
+    // A stream without one, although frames are pending, has done its share of all of them.
     const Stream& stream = streams_[index];
     if (stream.loaded) descriptors.push_back({stream.sink->fd(), POLLOUT, 0});
   }
 }
 
-std::string SendLane::progress() const {
+std::string FrameSender::progress() const {
   std::size_t moved = 0;
   std::size_t size = 0;
   for (const Transfer* transfer : queue_) {

@@ -1,0 +1,26 @@
+// barrier over the mesh: direct, dissemination.
+#include "collective/mesh/algorithms.h"
+#include "topology/rank_arithmetic.h"
+
+namespace maniple {
+
+// barrier, direct: everyone sends everyone a header. One step; n-1 frames sent by each rank.
+void mesh_barrier_direct(Exchange& exchange, const Operation&) {
+  const int rank = exchange.rank();
+  const int size = exchange.size();
+  for (int distance = 1; distance < size; ++distance) recv_header(exchange, ring_rank(rank, -distance, size));
+  for (int distance = 1; distance < size; ++distance) send_header(exchange, ring_rank(rank, distance, size));
+  exchange.wait_all();
+}
+
+// barrier, dissemination: in step k every rank sends the rank 2^k ahead a header, by which it knows of 2^k arrivals more. After log2(n)
+// steps each knows of all. log2(n) frames sent by each rank, over 2 log2(n) connections where `direct` needs 2(n-1).
+void mesh_barrier_dissemination(Exchange& exchange, const Operation&) {
+  for (const int distance : doubling_distances(exchange.size())) {
+    recv_header(exchange, ring_rank(exchange.rank(), -distance, exchange.size()));
+    send_header(exchange, ring_rank(exchange.rank(), distance, exchange.size()));
+    exchange.wait_all();
+  }
+}
+
+}  // namespace maniple
