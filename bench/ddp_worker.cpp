@@ -21,7 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "bench/statistics.h"
+#include "bench/row.h"
 #include <maniple/maniple.h>
 
 namespace {

@@ -1,4 +1,4 @@
-// Ranks for the limit programs: forked processes with one shared mapping and a barrier of flags. Nothing of the engine
+// Ranks for the limit programs: forked processes with one shared mapping and a barrier of flags. Nothing of Maniple
 // is in here, on purpose: it is the yardstick.
 #pragma once
 

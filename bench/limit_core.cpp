@@ -1,14 +1,13 @@
-// What one core does with memory: copying (memcpy) and adding (a += b) at the order's sizes. GB/s are bytes of the
+// What one core does with memory: copying (memcpy) and adding (a += b) at the sizes of a work item. GB/s are bytes of the
 // destination by time, as for an operation on a buffer of that size.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 
-#include "bench/order.h"
-#include "bench/page_memory.h"
+#include "bench/measure.h"
 #include "bench/row.h"
-#include "bench/statistics.h"
+#include "bench/work_item.h"
 
 namespace maniple::bench {
 namespace {
@@ -19,12 +18,12 @@ void add(float* __restrict into, const float* __restrict from, std::size_t count
   for (std::size_t i = 0; i < count; ++i) into[i] += from[i];
 }
 
-Row time_row(const Order& order, const char* name, std::uint64_t bytes, const std::function<void()>& call) {
+Row time_row(const WorkItem& item, const char* name, std::uint64_t bytes, const std::function<void()>& call) {
   std::vector<double> samples;
   for (int i = 0; i < 3; ++i) call();
   const auto begin = Clock::now();
   while (samples.size() < 5 ||
-         (samples.size() < 100'000 && Clock::now() - begin < std::chrono::duration<double>(order.budget_s))) {
+         (samples.size() < 100'000 && Clock::now() - begin < std::chrono::duration<double>(item.budget_s))) {
     const auto start = Clock::now();
     call();
     samples.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
@@ -44,15 +43,15 @@ Row time_row(const Order& order, const char* name, std::uint64_t bytes, const st
   return row;
 }
 
-void run(const Order& order) {
+void run(const WorkItem& item) {
   PageMemory from_memory, into_memory;
-  for (const std::uint64_t bytes : order.bytes) {
+  for (const std::uint64_t bytes : item.bytes) {
     const std::byte* from = from_memory.at_least(bytes);
     std::byte* into = into_memory.at_least(bytes);
     std::memset(from_memory.at_least(bytes), 0, bytes);
     std::memset(into, 0, bytes);
     const auto report = [&](const char* name, const std::function<void()>& call) {
-      std::puts(to_line(time_row(order, name, bytes, call)).c_str());
+      std::puts(to_line(time_row(item, name, bytes, call)).c_str());
     };
     report("memcpy", [&] { std::memcpy(into, from, bytes); });
     report("add",
@@ -65,7 +64,7 @@ void run(const Order& order) {
 
 int main(int argc, char** argv) {
   try {
-    maniple::bench::run(maniple::bench::parse_order(argc > 1 ? argv[1] : ""));
+    maniple::bench::run(maniple::bench::parse_work_item(argc > 1 ? argv[1] : ""));
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "limit_core: %s\n", error.what());

@@ -8,7 +8,6 @@
 
 #include "bench/forked_ranks.h"
 #include "bench/measure.h"
-#include "bench/page_memory.h"
 
 namespace maniple::bench {
 namespace {
@@ -38,7 +37,7 @@ struct Stage {
   Flag* consumed;  ///< chunks of all others that a rank has added, ever
 };
 
-class Staged final : public Subject {
+class Staged final : public Communicator {
  public:
   Staged(int rank, Stage stage, SharedLargest agreement) : rank_(rank), stage_(stage), agreement_(agreement) {}
 
@@ -102,12 +101,12 @@ class Staged final : public Subject {
 int main(int argc, char** argv) {
   using namespace maniple::bench;
   try {
-    const Order order = parse_order(argc > 1 ? argv[1] : "");
-    const Stage stage(order.ranks);
-    const SharedLargest agreement(order.ranks);
-    return run_forked(order.ranks, [&](int rank) {
-      Staged subject(rank, stage, agreement);
-      measure_and_print(subject, order);
+    const WorkItem item = parse_work_item(argc > 1 ? argv[1] : "");
+    const Stage stage(item.ranks);
+    const SharedLargest agreement(item.ranks);
+    return run_forked(item.ranks, [&](int rank) {
+      Staged communicator(rank, stage, agreement);
+      measure_and_print(communicator, item);
     });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "limit_ordinary: %s\n", error.what());

@@ -26,7 +26,7 @@ void add(float* __restrict into, const float* __restrict from, std::size_t count
   for (std::size_t i = 0; i < count; ++i) into[i] += from[i];
 }
 
-class ZeroCopy final : public Subject {
+class ZeroCopy final : public Communicator {
  public:
   ZeroCopy(int rank, int ranks, std::byte* base, std::size_t stride, FlagBarrier barrier, SharedLargest agreement)
       : rank_(rank), ranks_(ranks), base_(base), stride_(stride), barrier_(barrier), agreement_(agreement) {}
@@ -80,15 +80,15 @@ class ZeroCopy final : public Subject {
 int main(int argc, char** argv) {
   using namespace maniple::bench;
   try {
-    const Order order = parse_order(argc > 1 ? argv[1] : "");
+    const WorkItem item = parse_work_item(argc > 1 ? argv[1] : "");
     constexpr std::size_t kPage = 4096;
-    const std::size_t stride = (*std::max_element(order.bytes.begin(), order.bytes.end()) + kPage) / kPage * kPage;
-    std::byte* base = shared_memory(stride * static_cast<std::size_t>(order.ranks));
-    const FlagBarrier barrier(order.ranks);
-    const SharedLargest agreement(order.ranks);
-    return run_forked(order.ranks, [&](int rank) {
-      ZeroCopy subject(rank, order.ranks, base, stride, barrier, agreement);
-      measure_and_print(subject, order);
+    const std::size_t stride = (*std::max_element(item.bytes.begin(), item.bytes.end()) + kPage) / kPage * kPage;
+    std::byte* base = shared_memory(stride * static_cast<std::size_t>(item.ranks));
+    const FlagBarrier barrier(item.ranks);
+    const SharedLargest agreement(item.ranks);
+    return run_forked(item.ranks, [&](int rank) {
+      ZeroCopy communicator(rank, item.ranks, base, stride, barrier, agreement);
+      measure_and_print(communicator, item);
     });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "limit_registered: %s\n", error.what());

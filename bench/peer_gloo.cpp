@@ -1,6 +1,6 @@
-// The peer Gloo: the same order through Gloo's collectives over its TCP transport (the only one it has on a CPU).
+// The peer Gloo: the same work item through Gloo's collectives over its TCP transport (the only one it has on a CPU).
 //
-//   peer_gloo ORDER RANK DIRECTORY ADDRESS      ranks meet through files in DIRECTORY and talk over ADDRESS's interface
+//   peer_gloo WORK_ITEM RANK DIRECTORY ADDRESS      the ranks find each other by files in DIRECTORY and use ADDRESS's interface
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
@@ -17,7 +17,6 @@
 #include <functional>
 
 #include "bench/measure.h"
-#include "bench/page_memory.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {
@@ -32,12 +31,12 @@ void max_words(void* into, const void* a, const void* b, std::size_t count) {
   }
 }
 
-class GlooSubject final : public Subject {
+class GlooCommunicator final : public Communicator {
  public:
-  GlooSubject(const Order& order, int rank, const std::string& directory, const char* address) : rank_(rank) {
+  GlooCommunicator(const WorkItem& item, int rank, const std::string& directory, const char* address) : rank_(rank) {
     gloo::rendezvous::FileStore store(directory);
-    auto context = std::make_shared<gloo::rendezvous::Context>(rank, order.ranks);
-    context->setTimeout(std::chrono::milliseconds(static_cast<int>(order.timeout_s * 1000)));
+    auto context = std::make_shared<gloo::rendezvous::Context>(rank, item.ranks);
+    context->setTimeout(std::chrono::milliseconds(static_cast<int>(item.timeout_s * 1000)));
     auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address));
     context->connectFullMesh(store, device);
     context_ = context;
@@ -106,10 +105,10 @@ class GlooSubject final : public Subject {
 int main(int argc, char** argv) {
   using namespace maniple::bench;
   try {
-    if (argc != 5) throw maniple::InvalidArgument("usage: peer_gloo ORDER RANK DIRECTORY ADDRESS");
-    const Order order = parse_order(argv[1]);
-    GlooSubject subject(order, std::atoi(argv[2]), argv[3], argv[4]);
-    measure_and_print(subject, order);
+    if (argc != 5) throw maniple::InvalidArgument("usage: peer_gloo WORK_ITEM RANK DIRECTORY ADDRESS");
+    const WorkItem item = parse_work_item(argv[1]);
+    GlooCommunicator communicator(item, std::atoi(argv[2]), argv[3], argv[4]);
+    measure_and_print(communicator, item);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "peer_gloo: %s\n", error.what());

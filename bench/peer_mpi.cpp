@@ -1,11 +1,10 @@
-// The peer MPI: the same order through MPI's own collectives. Built once against Open MPI and once against MPICH.
+// The peer MPI: the same work item through MPI's own collectives. Built once against Open MPI and once against MPICH.
 #include <mpi.h>
 
 #include <cstdio>
 #include <exception>
 
 #include "bench/measure.h"
-#include "bench/page_memory.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {
@@ -37,9 +36,9 @@ MPI_Op mpi_op(ReduceOp op) {
   }
 }
 
-class MpiSubject final : public Subject {
+class MpiCommunicator final : public Communicator {
  public:
-  explicit MpiSubject(const Order& order) : transport_(order.transport) { MPI_Comm_rank(MPI_COMM_WORLD, &rank_); }
+  explicit MpiCommunicator(const WorkItem& item) : transport_(item.transport) { MPI_Comm_rank(MPI_COMM_WORLD, &rank_); }
 
   int rank() const override { return rank_; }
   std::string transport() const override { return transport_; }
@@ -104,9 +103,9 @@ int main(int argc, char** argv) {
   using namespace maniple::bench;
   MPI_Init(&argc, &argv);
   try {
-    const Order order = parse_order(argc > 1 ? argv[1] : "");
-    MpiSubject subject(order);
-    measure_and_print(subject, order);
+    const WorkItem item = parse_work_item(argc > 1 ? argv[1] : "");
+    MpiCommunicator communicator(item);
+    measure_and_print(communicator, item);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "peer_mpi: %s\n", error.what());
     MPI_Abort(MPI_COMM_WORLD, 1);

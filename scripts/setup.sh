@@ -23,6 +23,8 @@ libgmock-dev            # the tests
 clang                   # second compiler, and libFuzzer
 libclang-rt-dev         # sanitizer and fuzzer runtimes of Clang
 doxygen                 # the site: scripts/docs.sh, and the test that builds it
+clang-format-19         # scripts/format.sh: one version, as others break lines elsewhere
+clang-tidy-19           # scripts/tidy.sh
 iproute2                # tests with several hosts (network namespaces)
 openmpi-bin             # a peer that `maniple bench` compares with
 libopenmpi-dev          # the same, to compile

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>  // join
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -15,12 +14,7 @@
 namespace maniple::bench {
 namespace {
 
-struct Model {
-  const char* name;
-  double goal;
-};
-constexpr Model kModels[] = {{"mnist_cnn", 0.95}, {"mlp25m", 0.95}, {"gpt5m", 0.97}, {"tiny50", 0.85}};
-constexpr const char* kNames[] = {kModels[0].name, kModels[1].name, kModels[2].name, kModels[3].name};
+constexpr const char* kModels[] = {"mnist_cnn", "mlp25m", "gpt5m", "tiny50"};
 
 nlohmann::ordered_json to_json(const DdpRow& row) {
   return {{"system", row.system},          {"model", row.model},   {"ranks", row.ranks},
@@ -36,13 +30,12 @@ DdpRow middle(std::vector<DdpRow> rows) {
 
 }  // namespace
 
-std::span<const char* const> ddp_models() noexcept { return kNames; }
-
-double ddp_goal(const std::string& model) {
-  for (const Model& one : kModels) {
-    if (model == one.name) return one.goal;
+std::vector<std::string> checked_models(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const bool known = std::find(std::begin(kModels), std::end(kModels), name) != std::end(kModels);
+    MANIPLE_REQUIRE(known, "no model \"{}\"; expected some of {}", name, joined(kModels));
   }
-  throw InvalidArgument(fmt::format("no model \"{}\"; there are {}", model, fmt::join(kNames, ", ")));
+  return names.empty() ? std::vector<std::string>(std::begin(kModels), std::end(kModels)) : names;
 }
 
 DdpRow parse_ddp_row(const std::string& text) {
@@ -56,15 +49,9 @@ DdpRow parse_ddp_row(const std::string& text) {
 }
 
 std::string ddp_report_text(const Machine& machine, const std::vector<DdpRow>& rows) {
-  nlohmann::ordered_json report;
-  report["machine"] = {{"cpu", machine.cpu},
-                       {"cores", machine.cores},
-                       {"arch", machine.arch},
-                       {"kernel", machine.kernel},
-                       {"instruction_set", machine.instruction_set}};
-  report["rows"] = nlohmann::ordered_json::array();
-  for (const DdpRow& row : rows) report["rows"].push_back(to_json(row));
-  return report.dump(1) + "\n";
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const DdpRow& row : rows) list.push_back(to_json(row));
+  return report_text(machine, list);
 }
 
 std::string ddp_table_header() {
@@ -77,8 +64,8 @@ std::string ddp_table_line(const DdpRow& row) {
                      row.ranks, row.nosync_ms, row.ddp_ms, row.efficiency, row.peak_rss_mb);
 }
 
-void DdpBench::complain(const std::string& text) {
-  if (std::find(complaints_.begin(), complaints_.end(), text) == complaints_.end()) complaints_.push_back(text);
+void DdpBench::add_warning(const std::string& text) {
+  if (std::find(warnings_.begin(), warnings_.end(), text) == warnings_.end()) warnings_.push_back(text);
 }
 
 // Debian's module belongs to Debian's Python, which need not be the first in PATH.
@@ -91,23 +78,23 @@ std::string DdpBench::python_with_torch() {
       run_tool(spec, watch_);
       return python;
     } catch (const Error&) {
-      continue;  // not there, or without it
+      continue;  // not installed, or without the module
     }
   }
   return "";
 }
 
 DdpRow DdpBench::measure(const std::vector<std::string>& program, const std::string& system, const std::string& model,
-                         int ranks, const DdpWishes& wishes) {
+                         int ranks, const DdpRequest& request) {
   progress_(fmt::format("{} {} with {} ranks", system, model, ranks));
-  const std::string result = "file://" + site_.scratch->fresh("ddp");
+  const std::string result = "file://" + testbed_.scratch->new_path("ddp");
   std::vector<ChildSpec> specs;
   for (int rank = 0; rank < ranks; ++rank) {
     ChildSpec spec;
     spec.name = fmt::format("{} rank {}", system, rank);
     spec.argv = program;
     for (const std::string& argument : {model, std::to_string(rank), std::to_string(ranks), result,
-                                        std::to_string(wishes.iterations), std::to_string(wishes.seconds)}) {
+                                        std::to_string(request.iterations), std::to_string(request.seconds)}) {
       spec.argv.push_back(argument);
     }
     spec.environment = {{"OMP_NUM_THREADS", "1"},
@@ -122,39 +109,37 @@ DdpRow DdpBench::measure(const std::vector<std::string>& program, const std::str
       [&](std::string_view line) {
         if (line.starts_with('{')) printed = line;
       },
-      Deadline::after(Seconds(wishes.timeout_s)), watch_);
+      Deadline::after(Seconds(request.timeout_s)), watch_);
   return parse_ddp_row(printed);
 }
 
-std::vector<DdpRow> DdpBench::run(const DdpWishes& wishes, const std::function<void(const DdpRow&)>& on_row) {
-  std::vector<std::string> models = wishes.models;
-  if (models.empty()) models.assign(std::begin(kNames), std::end(kNames));
-  for (const std::string& model : models) ddp_goal(model);
-  const std::string worker = site_.libexec + "/ddp_worker";
+std::vector<DdpRow> DdpBench::run(const DdpRequest& request, const std::function<void(const DdpRow&)>& on_row) {
+  const std::vector<std::string> models = checked_models(request.models);
+  const std::string worker = testbed_.libexec + "/ddp_worker";
   if (access(worker.c_str(), X_OK) != 0) {
     throw Unsupported(fmt::format(
         "this build has no {}: it was made without LibTorch (Debian: apt-get install libtorch-dev, then build again)",
         worker));
   }
   std::vector<std::pair<std::string, std::vector<std::string>>> systems = {{"maniple", {worker}}};
-  if (wishes.torch) {
+  if (request.torch) {
     const std::string python = python_with_torch();
     if (python.empty())
-      complain("torch was not measured: no python3 here has it (Debian: apt-get install python3-torch)");
-    if (!python.empty()) systems.push_back({"torch", {python, site_.libexec + "/ddp_torch.py"}});
+      add_warning("torch was not measured: no python3 here has it (Debian: apt-get install python3-torch)");
+    if (!python.empty()) systems.push_back({"torch", {python, testbed_.libexec + "/ddp_torch.py"}});
   }
   std::vector<DdpRow> rows;
-  for (const int ranks : wishes.ranks) {
+  for (const int ranks : request.ranks) {
     for (const std::string& model : models) {
       for (const auto& [system, program] : systems) {
         try {
           std::vector<DdpRow> repetitions;
-          for (int i = 0; i < std::max(1, wishes.repeat); ++i)
-            repetitions.push_back(measure(program, system, model, ranks, wishes));
+          for (int i = 0; i < std::max(1, request.repeat); ++i)
+            repetitions.push_back(measure(program, system, model, ranks, request));
           rows.push_back(middle(std::move(repetitions)));
           on_row(rows.back());
         } catch (const Error& error) {
-          complain(fmt::format("{} {}: {}", system, model, error.what()));
+          add_warning(fmt::format("{} {}: {}", system, model, error.what()));
           failed_ = failed_ || system == "maniple";
         }
       }

@@ -1,20 +1,20 @@
 // `maniple bench ddp`: what averaging gradients adds to a training step, for Maniple and for PyTorch in the same run.
 //
 // The work is done by programs of their own (ddp_worker, ddp_torch.py), because `maniple` itself does not link
-// LibTorch. Each model is measured by one system after the other, so that both meet the machine in the same state.
+// LibTorch. Each model is measured by one system after the other, so that both find the machine in the same state.
 #pragma once
 
 #include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "bench/interrupt.h"
-#include "bench/machine.h"
+#include "bench/process_set.h"
+#include "bench/report.h"
 #include "bench/system.h"
 
 namespace maniple::bench {
 
+/// Result of one system, model and number of ranks.
 struct DdpRow {
   std::string system;  ///< "maniple", "torch"
   std::string model;
@@ -25,7 +25,8 @@ struct DdpRow {
   double peak_rss_mb = 0;  ///< of the largest rank
 };
 
-struct DdpWishes {
+/// What `maniple bench ddp` was asked to measure.
+struct DdpRequest {
   std::vector<std::string> models;  ///< empty: all
   std::vector<int> ranks = {2};
   int iterations = 0;  ///< steps of each kind; 0: as many as fit
@@ -35,29 +36,29 @@ struct DdpWishes {
   bool torch = true;
 };
 
-std::span<const char* const> ddp_models() noexcept;
-double ddp_goal(const std::string& model);  ///< efficiency that the project wants with two ranks
+/// The models to train: `names`, or all when it is empty. Throws InvalidArgument for one that does not exist.
+std::vector<std::string> checked_models(const std::vector<std::string>& names);
 
 class DdpBench {
  public:
-  DdpBench(const Site& site, const InterruptWatch& watch, std::function<void(const std::string&)> progress)
-      : site_(site), watch_(watch), progress_(std::move(progress)) {}
+  DdpBench(const Testbed& testbed, const SignalWatch& watch, std::function<void(const std::string&)> progress)
+      : testbed_(testbed), watch_(watch), progress_(std::move(progress)) {}
 
-  /// Throws Unsupported when this build has no ddp_worker. A peer that is missing or fails is noted in complaints().
-  std::vector<DdpRow> run(const DdpWishes& wishes, const std::function<void(const DdpRow&)>& on_row);
-  const std::vector<std::string>& complaints() const noexcept { return complaints_; }
+  /// Throws Unsupported when this build has no ddp_worker. A peer that is missing or fails is noted in warnings().
+  std::vector<DdpRow> run(const DdpRequest& request, const std::function<void(const DdpRow&)>& on_row);
+  const std::vector<std::string>& warnings() const noexcept { return warnings_; }
   bool failed() const noexcept { return failed_; }
 
  private:
   std::string python_with_torch();
   DdpRow measure(const std::vector<std::string>& program, const std::string& system, const std::string& model,
-                 int ranks, const DdpWishes& wishes);
-  void complain(const std::string& text);
+                 int ranks, const DdpRequest& request);
+  void add_warning(const std::string& text);
 
-  const Site& site_;
-  const InterruptWatch& watch_;
+  const Testbed& testbed_;
+  const SignalWatch& watch_;
   std::function<void(const std::string&)> progress_;
-  std::vector<std::string> complaints_;
+  std::vector<std::string> warnings_;
   bool failed_ = false;
 };
 

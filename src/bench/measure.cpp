@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "bench/pattern.h"
-#include "bench/statistics.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {
@@ -39,43 +38,43 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-/// Rank 0 decides how often, because only one opinion may count.
-std::uint64_t as_rank_0_says(Subject& subject, std::uint64_t value) {
-  return subject.largest(subject.rank() == 0 ? value : 0);
+/// The value of rank 0, on all ranks: how often to call must not differ between them.
+std::uint64_t value_of_rank_0(Communicator& communicator, std::uint64_t value) {
+  return communicator.largest(communicator.rank() == 0 ? value : 0);
 }
 
-std::uint64_t how_often(double budget_s, double call_s, std::uint64_t fewest, std::uint64_t most) {
+std::uint64_t iterations_within(double budget_s, double call_s, std::uint64_t fewest, std::uint64_t most) {
   return static_cast<std::uint64_t>(
       std::clamp(budget_s / std::max(call_s, 1e-9), static_cast<double>(fewest), static_cast<double>(most)));
 }
 
-std::uint64_t warm_up(Subject& subject, const Order& order) {
+std::uint64_t warm_up(Communicator& communicator, const WorkItem& item) {
   double fastest = 1e9;
   for (int i = 0; i < kProbes; ++i) {
     const auto start = Clock::now();
-    subject.call();
+    communicator.call();
     fastest = std::min(fastest, seconds(start, Clock::now()));
   }
-  const std::uint64_t wanted = order.warmup >= 0 ? static_cast<std::uint64_t>(order.warmup)
-                                                 : how_often(kWarmupSeconds, fastest, 1, kMostWarmups);
-  const std::uint64_t calls = as_rank_0_says(subject, wanted);
+  const std::uint64_t own = item.warmup >= 0 ? static_cast<std::uint64_t>(item.warmup)
+                                             : iterations_within(kWarmupSeconds, fastest, 1, kMostWarmups);
+  const std::uint64_t calls = value_of_rank_0(communicator, own);
   const auto start = Clock::now();
-  for (std::uint64_t i = 0; i < calls; ++i) subject.call();
+  for (std::uint64_t i = 0; i < calls; ++i) communicator.call();
   const double mean = calls == 0 ? fastest : seconds(start, Clock::now()) / static_cast<double>(calls);
-  return as_rank_0_says(subject, order.iterations > 0 ? static_cast<std::uint64_t>(order.iterations)
-                                                      : how_often(order.budget_s, mean, kFewest, kMost));
+  return value_of_rank_0(communicator, item.iterations > 0 ? static_cast<std::uint64_t>(item.iterations)
+                                                           : iterations_within(item.budget_s, mean, kFewest, kMost));
 }
 
-void measure_case(Subject& subject, const Order& order, const Case& what, Row& row) {
+void measure_case(Communicator& communicator, const WorkItem& item, const Case& what, Row& row) {
   const Layout layout = layout_of(what);
-  std::byte* in = subject.memory(std::max<std::size_t>(layout.total, 1));
+  std::byte* in = communicator.memory(std::max<std::size_t>(layout.total, 1));
   std::byte* out = in + layout.out_offset;
   std::memset(in, 0, layout.total);
-  fill_input(what, subject.rank(), in);
-  subject.prepare(what, in, out);
+  fill_input(what, communicator.rank(), in);
+  communicator.prepare(what, in, out);
 
-  subject.call();
-  const std::size_t wrong = subject.largest(count_wrong(what, subject.rank(), out));
+  communicator.call();
+  const std::size_t wrong = communicator.largest(count_wrong(what, communicator.rank(), out));
   if (wrong > 0) {
     row.error = fmt::format("wrong result: {} of the checked elements on the worst rank", wrong);
     return;
@@ -83,12 +82,12 @@ void measure_case(Subject& subject, const Order& order, const Case& what, Row& r
   // Zeros stay zeros under every reduction, so that repeated calls in place neither overflow nor become denormal.
   std::memset(in, 0, layout.total);
 
-  row.iterations = warm_up(subject, order);
+  row.iterations = warm_up(communicator, item);
   std::vector<double> microseconds(row.iterations);
   const double scale = 1e6 / trips(what.op);
   for (double& sample : microseconds) {
     const auto start = Clock::now();
-    subject.call();
+    communicator.call();
     sample = seconds(start, Clock::now()) * scale;
   }
   row.p99_us = percentile(microseconds, 0.99);
@@ -98,23 +97,23 @@ void measure_case(Subject& subject, const Order& order, const Case& what, Row& r
 
 }  // namespace
 
-void measure(Subject& subject, const Order& order, const std::function<void(const Row&)>& report) {
-  const std::vector<Case> cases = order.cases();
+void measure(Communicator& communicator, const WorkItem& item, const std::function<void(const Row&)>& report) {
+  const std::vector<Case> cases = item.cases();
   std::size_t most = 1;
   for (const Case& what : cases) most = std::max(most, layout_of(what).total);
-  subject.memory(most);  // once, so that small cases do not pay for large ones' growth in between
+  communicator.memory(most);  // once, so that small cases do not pay for large ones' growth in between
   for (const Case& what : cases) {
     Row row;
-    row.op = order.op;
-    row.backend = order.backend;
-    row.buffer = order.buffer;
-    row.ranks = order.ranks;
+    row.op = item.op;
+    row.backend = item.backend;
+    row.buffer = item.buffer;
+    row.ranks = item.ranks;
     row.bytes = what.bytes();
-    row.dtype = order.dtype;
-    row.algorithm = order.algorithm.empty() ? "auto" : order.algorithm;
-    row.transport = subject.transport();
+    row.dtype = item.dtype;
+    row.algorithm = item.algorithm.empty() ? "auto" : item.algorithm;
+    row.transport = communicator.transport();
     try {
-      measure_case(subject, order, what, row);
+      measure_case(communicator, item, what, row);
     } catch (const InvalidArgument& error) {  // the same on all ranks, and the group stays usable
       row.error = error.what();
     } catch (const Unsupported& error) {
@@ -124,9 +123,9 @@ void measure(Subject& subject, const Order& order, const std::function<void(cons
   }
 }
 
-void measure_and_print(Subject& subject, const Order& order) {
-  measure(subject, order, [&](const Row& row) {
-    if (subject.rank() != 0) return;
+void measure_and_print(Communicator& communicator, const WorkItem& item) {
+  measure(communicator, item, [&](const Row& row) {
+    if (communicator.rank() != 0) return;
     std::puts(to_line(row).c_str());
     std::fflush(stdout);
   });

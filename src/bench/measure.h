@@ -7,23 +7,48 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <memory>
+#include <new>
 #include <string>
 
-#include "bench/case.h"
-#include "bench/order.h"
 #include "bench/row.h"
+#include "bench/work_item.h"
 
 namespace maniple::bench {
 
-/// A system under measurement, seen from one rank.
-class Subject {
+/// Ordinary memory as programs have it: page-aligned, no advice about page sizes, grown when needed. The same for all systems.
+class PageMemory {
  public:
-  virtual ~Subject() = default;
+  std::byte* at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      memory_.reset();
+      const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+      memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, rounded)));
+      if (memory_ == nullptr) throw std::bad_alloc();
+      size_ = rounded;
+    }
+    return memory_.get();
+  }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  struct Free {
+    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t size_ = 0;
+};
+
+/// One rank's access to the system that is measured: the counterpart of an MPI communicator.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual std::string transport() const = 0;
 
-  /// Memory of at least `bytes`, page-aligned, of the order's buffer kind. Valid until the next call.
+  /// Memory of at least `bytes`, page-aligned, of the work item's buffer kind. Valid until the next call.
   virtual std::byte* memory(std::size_t bytes) = 0;
 
   /// Announces the calls to come; `in` and `out` are the same for operations in place.
@@ -34,10 +59,10 @@ class Subject {
   virtual std::uint64_t largest(std::uint64_t value) = 0;
 };
 
-/// Runs the order and hands each row to `report`, on every rank (only rank 0's rows hold timings worth showing).
-void measure(Subject& subject, const Order& order, const std::function<void(const Row&)>& report);
+/// Measures the work item and hands each row to `report`, on every rank (only rank 0's rows hold timings worth showing).
+void measure(Communicator& communicator, const WorkItem& item, const std::function<void(const Row&)>& report);
 
 /// Prints rows as JSON lines on rank 0: the whole main loop of a peer's program.
-void measure_and_print(Subject& subject, const Order& order);
+void measure_and_print(Communicator& communicator, const WorkItem& item);
 
 }  // namespace maniple::bench

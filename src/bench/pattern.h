@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "bench/case.h"
+#include "bench/work_item.h"
 
 namespace maniple::bench {
 

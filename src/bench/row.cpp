@@ -4,8 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "bench/case.h"
-#include "bench/statistics.h"
+#include "bench/work_item.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {

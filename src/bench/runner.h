@@ -1,51 +1,87 @@
-// Carries out blocks of a campaign.
+// What `maniple bench` measures, in which order, and the measuring itself.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "bench/campaign.h"
-#include "bench/interrupt.h"
+#include "bench/process_set.h"
 #include "bench/row.h"
 #include "bench/system.h"
+#include "bench/virtual_network.h"
+#include "bench/work_item.h"
 
 namespace maniple::bench {
 
+/// What one run of `maniple bench` was asked to measure.
+struct BenchRequest {
+  std::vector<std::string> operations;
+  std::vector<int> ranks = {2};
+  std::vector<std::uint64_t> sizes;
+  std::vector<std::string> dtypes = {"float32"};
+  std::string reduce = "sum";
+  std::vector<std::string> buffers = {"registered", "ordinary"};
+  std::vector<std::string> transports = {"auto"};
+  std::vector<std::string> algorithms = {""};
+  int iterations = 0;
+  int warmup = -1;
+  double budget_s = 0.25;
+  double timeout_s = 300;
+  int hosts = 1;
+  std::string link;
+  std::vector<std::string> systems = {"native", "limit"};  ///< names, in the order of a turn
+  int repeat = 1;
+};
+
+/// One (operation, ranks, dtype, hosts). Its systems are measured in turn, the whole turn is repeated, and the median over repetitions
+/// counts, so that a slow minute of the machine does not fall on one system alone.
+struct Block {
+  int hosts = 1;
+  std::string link;
+  int repeat = 1;
+  std::vector<WorkItem> items;       ///< one for each transport, buffer and algorithm
+  std::vector<std::string> systems;  ///< in the order of the turn
+};
+
+/// Checks every name and number (InvalidArgument) and returns what to measure, in order.
+std::vector<Block> plan_blocks(const BenchRequest& request);
+
+/// Starts the processes of the blocks and collects their rows.
 class Runner {
  public:
   /// `progress` gets a short line whenever something else is being measured; may be empty.
-  Runner(const InterruptWatch& watch, std::function<void(const std::string&)> progress);
+  Runner(const SignalWatch& watch, std::function<void(const std::string&)> progress);
 
-  /// Rows in the order of sizes, then systems. `on_row` is told each single measurement as it comes. A system that
-  /// fails is noted in complaints() and the others go on, so that a long run is not lost.
+  /// Rows in the order of sizes, then systems. `on_row` gets each single measurement at once. A system that
+  /// fails is noted in warnings() and the others go on, so that a long run is not lost.
   std::vector<Row> run(const Block& block, const std::function<void(const Row&)>& on_row = {});
 
   /// One core's copying and adding at the given sizes.
   std::vector<Row> core_limits(const std::vector<std::uint64_t>& sizes, double budget_s);
 
-  /// What did not run and why, one line each, every reason once.
-  const std::vector<std::string>& complaints() const noexcept { return complaints_; }
+  /// What was not measured and why, one line each, without repetitions.
+  const std::vector<std::string>& warnings() const noexcept { return warnings_; }
 
   /// A system other than a peer failed.
   bool failed() const noexcept { return failed_; }
 
-  const Site& site() const noexcept { return site_; }
+  const Testbed& testbed() const noexcept { return testbed_; }
 
  private:
-  void use_hosts(int count, const std::string& link);
-  void complain(const std::string& text);
-  std::vector<Row> carry_out(const System& system, const Order& order, const Block& block, const std::string& progress,
-                             const std::function<void(const Row&)>& on_row);
+  void use_hosts(int count, const std::string& rate);
+  void add_warning(const std::string& text);
+  std::vector<Row> run_item(const System& system, const WorkItem& item, const Block& block, const std::string& progress,
+                            const std::function<void(const Row&)>& on_row);
 
-  const InterruptWatch& watch_;
+  const SignalWatch& watch_;
   std::function<void(const std::string&)> progress_;
   ScratchDirectory scratch_;
-  Site site_;
-  std::optional<VirtualHosts> hosts_;
-  std::string link_;
-  std::vector<std::string> complaints_;
+  Testbed testbed_;
+  std::optional<VirtualNetwork> network_;
+  std::string rate_;
+  std::vector<std::string> warnings_;
   bool failed_ = false;
 };
 

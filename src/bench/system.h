@@ -3,36 +3,55 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "bench/child.h"
-#include "bench/order.h"
-#include "bench/scratch_directory.h"
-#include "bench/virtual_hosts.h"
+#include "bench/process_set.h"
+#include "bench/virtual_network.h"
+#include "bench/work_item.h"
 
 namespace maniple::bench {
 
-/// Where a measurement takes place.
-struct Site {
+/// A private directory (0700) that is removed with its owner.
+class ScratchDirectory {
+ public:
+  ScratchDirectory();
+  ~ScratchDirectory();
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+  /// A path in it that has not been handed out before.
+  std::string new_path(const std::string& stem) { return file(stem + "-" + std::to_string(++counter_)); }
+
+ private:
+  std::string path_;
+  int counter_ = 0;
+};
+
+/// What a measurement runs on: programs, a directory for its files, and hosts.
+struct Testbed {
   std::string program;  ///< path of this executable
   std::string libexec;  ///< directory of limit_* and peer_*
   ScratchDirectory* scratch = nullptr;
-  const VirtualHosts* hosts = nullptr;  ///< null: all ranks on this host
+  const VirtualNetwork* network = nullptr;  ///< null: all ranks on this host
 
-  static Site here(ScratchDirectory& scratch);
-  bool spread() const noexcept { return hosts != nullptr; }
+  static Testbed here(ScratchDirectory& scratch);
+  bool several_hosts() const noexcept { return network != nullptr; }
 };
 
 enum class Role {
   native,
   limit,
   peer,    ///< another library, measured by itself
-  engine,  ///< another library underneath Maniple
+  plugin,  ///< another library as a backend of Maniple
 };
 
+/// One library, or variant of it, that can be measured.
 class System {
  public:
   virtual ~System() = default;
@@ -40,13 +59,13 @@ class System {
   virtual Role role() const = 0;
 
   /// Empty when it can run here; otherwise what to install: "Gloo (package libgloo-dev)".
-  virtual std::string missing(const Site& site) const = 0;
+  virtual std::string missing(const Testbed& testbed) const = 0;
 
-  /// The orders by which it would measure what `wanted` describes: none when it cannot, several when it has variants.
-  virtual std::vector<Order> orders(const Order& wanted, const Site& site) const = 0;
+  /// The items that it measures for a requested one: none when it cannot, several when it has variants.
+  virtual std::vector<WorkItem> work_items(const WorkItem& requested, const Testbed& testbed) const = 0;
 
-  /// The processes that carry an order out; one of them prints the rows.
-  virtual std::vector<ChildSpec> process_set(const Order& order, const Site& site) const = 0;
+  /// The processes that measure an item; one of them prints the rows.
+  virtual std::vector<ChildSpec> processes(const WorkItem& item, const Testbed& testbed) const = 0;
 };
 
 std::span<const std::unique_ptr<System>> systems();
@@ -63,22 +82,25 @@ std::unique_ptr<System> make_gloo_system();
 std::unique_ptr<System> make_plugin_gloo_system();
 std::unique_ptr<System> make_plugin_mpi_system();
 
-/// Their orders: they have neither our transports and algorithms nor memory that is shared, and one process for each rank.
-std::vector<Order> plugin_work_items(const Order& wanted, const std::string& name);
+/// Their items: they have neither our transports and algorithms nor registered memory, and one process for each rank.
+std::vector<WorkItem> plugin_work_items(const WorkItem& requested, const std::string& name);
 
 /// The system that measures a backend: "gloo" is "maniple-gloo", "native" itself.
 std::string system_of_backend(const std::string& backend);
 
-/// A secret for one order alone: 32 random bytes in a file that only we can read. Returns the path.
+/// A secret for one work item: 32 random bytes in a file that only this user can read. Returns the path.
 std::string write_secret(const std::string& path);
-/// Where the ranks of an order meet.
-std::string fresh_rendezvous(const Site& site);
+/// An init_method for the ranks of one work item.
+std::string new_rendezvous(const Testbed& testbed);
 
 /// The core for a rank: one each while there are enough, none otherwise. Launchers bind their ranks, so we bind those that
-/// we start ourselves, our own and the peers' alike; unbound, two ranks that meet on one core halve each other's speed.
+/// we start ourselves, our own and the peers' alike; unbound, two ranks that share a core halve each other's speed.
 std::optional<int> core_for(int rank, int ranks);
 
 /// True when PATH holds such a program.
 bool on_path(const std::string& program);
+
+/// What `maniple bench --list` prints.
+std::string listing(const Testbed& testbed);
 
 }  // namespace maniple::bench

@@ -1,4 +1,4 @@
-// What this machine allows: bare programs without an engine (bench/limit_*.cpp).
+// What this machine allows: bare programs that use no library (bench/limit_*.cpp).
 #include <unistd.h>
 
 #include "bench/system.h"
@@ -11,28 +11,28 @@ class LimitSystem final : public System {
   std::string name() const override { return "limit"; }
   Role role() const override { return Role::limit; }
 
-  std::string missing(const Site& site) const override {
-    const bool there = access((site.libexec + "/limit_core").c_str(), X_OK) == 0;
+  std::string missing(const Testbed& testbed) const override {
+    const bool there = access((testbed.libexec + "/limit_core").c_str(), X_OK) == 0;
     return there ? "" : "limits (programs of this project: build with -DMANIPLE_BENCH=ON)";
   }
 
-  std::vector<Order> orders(const Order& wanted, const Site& site) const override {
-    Order order = wanted;
-    order.backend = name();
-    order.transport = "shm";
-    order.algorithm.clear();
-    if (wanted.op == "limit") return {order};
-    const bool done_here = wanted.op == "all_reduce" && wanted.dtype == "float32" && wanted.reduce == "sum";
-    const bool comparable = wanted.transport == "auto" || wanted.transport == "shm";
-    if (!done_here || !comparable || site.spread() || wanted.ranks < 2) return {};
-    return {order};
+  std::vector<WorkItem> work_items(const WorkItem& requested, const Testbed& testbed) const override {
+    WorkItem item = requested;
+    item.backend = name();
+    item.transport = "shm";
+    item.algorithm.clear();
+    if (requested.op == "limit") return {item};
+    const bool done_here = requested.op == "all_reduce" && requested.dtype == "float32" && requested.reduce == "sum";
+    const bool comparable = requested.transport == "auto" || requested.transport == "shm";
+    if (!done_here || !comparable || testbed.several_hosts() || requested.ranks < 2) return {};
+    return {item};
   }
 
-  std::vector<ChildSpec> process_set(const Order& order, const Site& site) const override {
+  std::vector<ChildSpec> processes(const WorkItem& item, const Testbed& testbed) const override {
     ChildSpec spec;
-    const std::string program = order.op == "limit" ? "limit_core" : "limit_" + order.buffer;
+    const std::string program = item.op == "limit" ? "limit_core" : "limit_" + item.buffer;
     spec.name = program;
-    spec.argv = {site.libexec + "/" + program, to_json_text(order)};
+    spec.argv = {testbed.libexec + "/" + program, to_json_text(item)};
     return {spec};
   }
 };

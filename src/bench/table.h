@@ -12,7 +12,7 @@ namespace maniple::bench {
 /// fast. 0 when there is none.
 double speed_against(const Row& row, const std::vector<Row>& rows, const std::string& backend);
 
-/// Makes the lines one by one, so that rows can be shown as they come.
+/// Makes the lines one by one, so that rows can be shown as they are measured.
 class TableWriter {
  public:
   /// `backends`: columns for their names.

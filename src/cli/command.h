@@ -1,4 +1,5 @@
-// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands().
+// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands(). Those without options are in
+// commands.cpp.
 #pragma once
 
 #include <functional>
@@ -20,19 +21,15 @@ struct Command {
 std::span<const Command> commands() noexcept;
 
 /// Exit codes, beside 0.
-inline constexpr int kFailed = 1;       ///< it was tried and went wrong
-inline constexpr int kUsage = 2;        ///< the command line makes no sense
-inline constexpr int kGoalsMissed = 3;  ///< all went well, but figures are below their goals
+inline constexpr int kFailed = 1;  ///< the command failed
+inline constexpr int kUsage = 2;   ///< the command line is invalid
 inline constexpr int kInterrupted = 130;
 
-std::function<int()> declare_backends(CLI::App& app);
 std::function<int()> declare_bench(CLI::App& app);
 std::function<int()> declare_bench_worker(CLI::App& app);
 std::function<int()> declare_doctor(CLI::App& app);
-std::function<int()> declare_knobs(CLI::App& app);
 std::function<int()> declare_run(CLI::App& app);
 std::function<int()> declare_run_agent(CLI::App& app);
 std::function<int()> declare_ps(CLI::App& app);
-std::function<int()> declare_version(CLI::App& app);
 
 }  // namespace maniple::cli

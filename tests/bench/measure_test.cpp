@@ -2,15 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/page_memory.h"
-#include "bench/statistics.h"
+#include "bench/row.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {
 namespace {
 
 /// One rank that talks to nobody: with one rank, doing nothing is a correct all_reduce.
-class LoneSubject : public Subject {
+class LoneCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   std::string transport() const override { return "none"; }
@@ -25,33 +24,33 @@ class LoneSubject : public Subject {
   PageMemory memory_;
 };
 
-struct SpoilingSubject : LoneSubject {
+struct SpoilingCommunicator : LoneCommunicator {
   void call() override { out_[1] ^= std::byte{0xff}; }
 };
 
-struct RefusingSubject : LoneSubject {
+struct RefusingCommunicator : LoneCommunicator {
   void prepare(const Case& what, std::byte*, std::byte*) override {
     if (what.bytes() == 4) throw Unsupported("not for so little");
   }
 };
 
-Order order_of(std::vector<std::uint64_t> bytes) {
-  Order order;
-  order.ranks = 1;
-  order.bytes = std::move(bytes);
-  order.budget_s = 0.001;
-  return order;
+WorkItem item_of(std::vector<std::uint64_t> bytes) {
+  WorkItem item;
+  item.ranks = 1;
+  item.bytes = std::move(bytes);
+  item.budget_s = 0.001;
+  return item;
 }
 
-std::vector<Row> rows_of(Subject& subject, const Order& order) {
+std::vector<Row> rows_of(Communicator& communicator, const WorkItem& item) {
   std::vector<Row> rows;
-  measure(subject, order, [&](const Row& row) { rows.push_back(row); });
+  measure(communicator, item, [&](const Row& row) { rows.push_back(row); });
   return rows;
 }
 
 TEST(Measure, GivesOneRowForEachSize) {
-  LoneSubject subject;
-  const auto rows = rows_of(subject, order_of({4, 1024}));
+  LoneCommunicator communicator;
+  const auto rows = rows_of(communicator, item_of({4, 1024}));
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[1].bytes, 1024u);
   EXPECT_EQ(rows[1].op, "all_reduce");
@@ -63,25 +62,25 @@ TEST(Measure, GivesOneRowForEachSize) {
 }
 
 TEST(Measure, MakesTheCallsItWasTold) {
-  LoneSubject subject;
-  Order order = order_of({4});
-  order.iterations = 70;
-  order.warmup = 10;
-  EXPECT_EQ(rows_of(subject, order).front().iterations, 70u);
-  EXPECT_EQ(subject.calls, 1 + 3 + 10 + 70) << "checked call, probes, warm-up, timed";
+  LoneCommunicator communicator;
+  WorkItem item = item_of({4});
+  item.iterations = 70;
+  item.warmup = 10;
+  EXPECT_EQ(rows_of(communicator, item).front().iterations, 70u);
+  EXPECT_EQ(communicator.calls, 1 + 3 + 10 + 70) << "checked call, probes, warm-up, timed";
 }
 
 TEST(Measure, WrongResultsAreNotTimed) {
-  SpoilingSubject subject;
-  const auto rows = rows_of(subject, order_of({4, 64}));
+  SpoilingCommunicator communicator;
+  const auto rows = rows_of(communicator, item_of({4, 64}));
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_NE(rows[0].error.find("wrong result"), std::string::npos);
   EXPECT_EQ(rows[0].median_us, 0);
 }
 
 TEST(Measure, ARefusedCaseDoesNotEndTheOthers) {
-  RefusingSubject subject;
-  const auto rows = rows_of(subject, order_of({4, 64}));
+  RefusingCommunicator communicator;
+  const auto rows = rows_of(communicator, item_of({4, 64}));
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0].error, "not for so little");
   EXPECT_TRUE(rows[1].error.empty());

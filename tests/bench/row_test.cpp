@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "bench/report.h"
@@ -67,6 +69,16 @@ TEST(Report, HasMachineAndRows) {
                           "busbw_gbps", "dtype", "algorithm"}) {
     EXPECT_TRUE(report["rows"][0].contains(key)) << key;
   }
+}
+
+TEST(Report, CsvHasOneLineForEachRowAndQuotesErrors) {
+  Row wrong = sample();
+  wrong.error = "no \"ring\", here";
+  const std::string text = csv_text({sample(), wrong});
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
+  EXPECT_EQ(text.find("op,backend,"), 0u);
+  EXPECT_NE(text.find("\nall_reduce,native,shm,registered,4,1048576,100,150,"), std::string::npos) << text;
+  EXPECT_NE(text.find(",\"no \"\"ring\"\", here\"\n"), std::string::npos) << text;
 }
 
 TEST(Report, AFileThatCannotBeWrittenIsAnError) {

@@ -3,11 +3,26 @@
 #include <gtest/gtest.h>
 
 #include <sstream>
-
-#include "bench/rows.h"
+#include <string>
 
 namespace maniple::bench {
 namespace {
+
+Row row_of(const std::string& backend, const std::string& buffer, int ranks, std::uint64_t bytes, double median_us) {
+  Row row;
+  row.op = "all_reduce";
+  row.backend = backend;
+  row.transport = "shm";
+  row.buffer = buffer;
+  row.ranks = ranks;
+  row.bytes = bytes;
+  row.median_us = median_us;
+  row.p99_us = median_us * 1.2;
+  row.dtype = "float32";
+  row.algorithm = "auto";
+  set_bandwidth(row);
+  return row;
+}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -60,7 +75,8 @@ TEST(Table, SaysWhatTheColumnsDoNot) {
   row.algorithm = "ring";
   row.hosts = 2;
   row.link = "1gbit";
-  EXPECT_NE(table({row}).find("-- all_reduce, 2 ranks, float16, algorithm ring, 2 hosts, links of 1gbit\n"), std::string::npos);
+  EXPECT_NE(table({row}).find("-- all_reduce, 2 ranks, float16, algorithm ring, 2 hosts, links of 1gbit\n"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The program as a user meets it: help, tables, refusals, and one real measurement that leaves nothing behind.
+# The program as a user sees it: help, tables, refusals, and one real measurement that leaves nothing behind.
 maniple=$1
 failures=0
 scratch=$(mktemp -d)
@@ -44,14 +44,13 @@ expect 2 '-1 is too small; expected 0 or more' bench all_reduce --iterations -1
 expect 2 '0 is too small; expected 1 or more' bench all_reduce --repeat 0
 expect 2 '-5 is too small; expected -1 or more' bench all_reduce --warmup -5
 expect 2 '0 is too small; expected 0.001 or more' bench all_reduce --budget 0
-expect 2 'expected a name that ends in .svg' bench all_reduce --plot out.png
 expect 1 'write /nonexistent/out.json: No such file' bench all_reduce --json /nonexistent/out.json
 expect 0 'all_reduce' bench --list
-expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --plot "$scratch/out.svg"
+expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --csv "$scratch/out.csv"
 expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
-for file in out.json out.svg; do
+for file in out.json out.csv; do
   [ -s "$scratch/$file" ] || { echo "FAILED: $file was not written"; failures=$((failures + 1)); }
 done
-rm -f "$scratch/out.json" "$scratch/out.svg"
+rm -f "$scratch/out.json" "$scratch/out.csv"
 [ -z "$(ls -A "$scratch")" ] || { echo "FAILED: left behind: $(ls -A "$scratch")"; failures=$((failures + 1)); }
 exit "$failures"

@@ -33,7 +33,7 @@ Identity identity_of(int rank) {
 enum class Harm { change, drop, insert };
 
 /// Harms one byte of what is said in one way.
-Relay::Meddle harm_at(Relay::Way chosen, std::size_t position, Harm harm) {
+Relay::Tamper harm_at(Relay::Way chosen, std::size_t position, Harm harm) {
   return [=](Relay::Way way, std::size_t offset, std::string bytes) {
     if (way != chosen || position < offset || position >= offset + bytes.size()) return bytes;
     const std::size_t at = position - offset;
@@ -201,7 +201,7 @@ struct Order {
   std::string lost_by_coordinator;
 };
 
-Order give_order(const launch::AgentMessage& order, const Relay::Meddle& meddle) {
+Order give_order(const launch::AgentMessage& order, const Relay::Tamper& meddle) {
   using namespace launch;
   Poller poller;
   Order outcome;

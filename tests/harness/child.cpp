@@ -23,10 +23,10 @@ std::optional<ChildMode> read_mode() {
   if (text == nullptr) return std::nullopt;
   ChildMode mode;
   std::istringstream in{std::string(text)};
-  in >> mode.rank >> mode.run_index >> mode.line >> mode.dir >> mode.init_method >> mode.hosts;
+  in >> mode.rank >> mode.run_index >> mode.channel >> mode.dir >> mode.init_method >> mode.hosts;
   ::unsetenv(kChildVariable);  // programs that a rank starts are no ranks
-  if (mode.line < 0) mode.line = report_to_run(mode.dir, mode.rank).release();
-  ::fcntl(mode.line, F_SETFD, FD_CLOEXEC);
+  if (mode.channel < 0) mode.channel = report_to_run(mode.dir, mode.rank).release();
+  ::fcntl(mode.channel, F_SETFD, FD_CLOEXEC);
   return mode;
 }
 
@@ -37,9 +37,9 @@ std::vector<std::string> words(const std::string& text, char separator) {
   return parts;
 }
 
-class ChildLine : public Line {
+class ChildChannel : public ControlChannel {
  public:
-  explicit ChildLine(int fd) : fd_(fd) {}
+  explicit ChildChannel(int fd) : fd_(fd) {}
 
   std::vector<pid_t> wait_for_pids() {
     const Message message = receive();
@@ -48,19 +48,19 @@ class ChildLine : public Line {
     return pids;
   }
 
-  void phase(const std::string& name) override { ask({"phase", name}); }
-  void report(const std::string& key, const std::string& value) override { tell({"report", key, value}); }
-  void set_link(int host, const std::string& state) override { ask({"link", std::to_string(host), state}); }
-  void joined(const std::shared_ptr<ProcessGroup>&) override {}
+  void phase(const std::string& name) override { request({"phase", name}); }
+  void report(const std::string& key, const std::string& value) override { send({"report", key, value}); }
+  void set_link(int host, const std::string& state) override { request({"link", std::to_string(host), state}); }
+  void initialised(const std::shared_ptr<ProcessGroup>&) override {}
 
-  void tell(Message message) {
+  void send(Message message) {
     const std::lock_guard lock(mutex_);
     if (!send_message(fd_, std::move(message))) std::_Exit(2);
   }
 
  private:
-  void ask(Message message) {
-    tell(std::move(message));
+  void request(Message message) {
+    send(std::move(message));
     receive();
   }
   Message receive() {
@@ -82,16 +82,17 @@ const std::optional<ChildMode>& child_mode() {
 }
 
 std::string encode(const ChildMode& mode) {
-  return fmt::format("{} {} {} {} {} {}", mode.rank, mode.run_index, mode.line, mode.dir, mode.init_method, mode.hosts);
+  return fmt::format("{} {} {} {} {} {}", mode.rank, mode.run_index, mode.channel, mode.dir, mode.init_method,
+                     mode.hosts);
 }
 
 void run_as_child(const RunOptions& options, const ChildMode& mode, const Body& body) {
-  ChildLine line(mode.line);
+  ChildChannel channel(mode.channel);
   bool failed = false;
   {
     const FailureWatch watch([&](const Failure& failure, bool skip) {
       if (!skip) failed = true;
-      line.tell({skip ? "skip" : "failure", failure.file, std::to_string(failure.line), failure.text});
+      channel.send({skip ? "skip" : "failure", failure.file, std::to_string(failure.line), failure.text});
     });
     try {
       InitOptions init = init_options(options, mode.rank);
@@ -102,20 +103,20 @@ void run_as_child(const RunOptions& options, const ChildMode& mode, const Body& 
                  .dir = mode.dir,
                  .init = init,
                  .store = nullptr,
-                 .pids = line.wait_for_pids(),
+                 .pids = channel.wait_for_pids(),
                  .hosts = words(mode.hosts, ','),
                  .fault = options.fault},
-                line);
+                channel);
       if (options.init) self.init();
       body(self);
     } catch (const InjectedFault&) {
       std::exit(7);
     } catch (...) {
       failed = true;
-      line.tell({"failure", "", "-1", "threw " + describe_current_exception()});
+      channel.send({"failure", "", "-1", "threw " + describe_current_exception()});
     }
   }
-  line.tell({"finished"});
+  channel.send({"finished"});
   std::exit(failed ? 1 : 0);
 }
 

@@ -38,7 +38,8 @@ TEST_P(EveryMode, RunsEachRankOnceAndReturnsReports) {
 
 TEST_P(EveryMode, SecondRunOfATestReachesTheSecondLambda) {
   for (int round = 0; round < 2; ++round) {
-    const RunResult result = run_ranks({.n = 2, .as = GetParam(), .init = false}, [&](Rank& r) { r.report("round", round); });
+    const RunResult result =
+        run_ranks({.n = 2, .as = GetParam(), .init = false}, [&](Rank& r) { r.report("round", round); });
     if (!result) continue;
     EXPECT_EQ(result.numbers("round"), (std::map<int, double>{{0, double(round)}, {1, double(round)}}));
   }
@@ -111,17 +112,15 @@ TEST(Processes, ExceptionIsReportedWithItsText) {
     if (r.rank == 0) throw PeerLost("peer 1 lost", 1);
   });
   ASSERT_GE(failures.size(), 1u);
-  EXPECT_NE(failures[0].find("rank 0: threw PeerLost: peer 1 lost"),
-            std::string::npos);
+  EXPECT_NE(failures[0].find("rank 0: threw PeerLost: peer 1 lost"), std::string::npos);
 }
 
 TEST(Processes, LimitEndsAHangAndSaysWhoHung) {
-  const auto failures =
-      failures_of({.n = 2, .as = As::processes, .init = false, .limit = Seconds(1)}, [](Rank& r) {
-        if (r.rank == 1) {
-          for (;;) ::pause();
-        }
-      });
+  const auto failures = failures_of({.n = 2, .as = As::processes, .init = false, .limit = Seconds(1)}, [](Rank& r) {
+    if (r.rank == 1) {
+      for (;;) ::pause();
+    }
+  });
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_NE(failures[0].find("rank 1 runs"), std::string::npos);
 }
@@ -178,7 +177,7 @@ TEST(Threads, FailureOfOneRankEndsAPhaseOfAnother) {
     if (r.rank == 2) rank_0_left.wait(false);
     if (r.rank != 0) return;
     try {
-      r.phase("rank 2 never comes");
+      r.phase("rank 2 never arrives");
     } catch (...) {
       rank_0_left = true;
       rank_0_left.notify_all();

@@ -11,7 +11,7 @@
 namespace maniple::harness {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(3);
+constexpr auto kGrace = std::chrono::seconds(3);
 
 void (*warm_up_libraries)() = nullptr;
 
@@ -22,7 +22,7 @@ bool call_before_first_count(void (*warm_up)()) {
   return true;
 }
 
-Holdings Holdings::now() {
+ProcessResources ProcessResources::now() {
   // The thread sanitizer starts a thread of its own with the first one; it is there before we count.
   static const bool first_thread = [] {
     std::thread([] {}).join();
@@ -30,7 +30,7 @@ Holdings Holdings::now() {
     return true;
   }();
   (void)first_thread;
-  Holdings held;
+  ProcessResources held;
   for (const std::string& name : names_in("/proc/self/fd")) {
     const std::string target = link_target("/proc/self/fd/" + name);
     // The listing's own descriptor shows up in the listing.
@@ -47,8 +47,8 @@ Holdings Holdings::now() {
   return held;
 }
 
-std::vector<std::string> Holdings::leaked_since(const Holdings& before) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+std::vector<std::string> ProcessResources::leaked_since(const ProcessResources& before) {
+  const auto until = std::chrono::steady_clock::now() + kGrace;
   for (;;) {
     std::vector<std::string> leaks = now().beyond(before);
     if (leaks.empty() || std::chrono::steady_clock::now() >= until) return leaks;
@@ -56,7 +56,7 @@ std::vector<std::string> Holdings::leaked_since(const Holdings& before) {
   }
 }
 
-std::vector<std::string> Holdings::beyond(const Holdings& before) const {
+std::vector<std::string> ProcessResources::beyond(const ProcessResources& before) const {
   std::vector<std::string> more;
   if (descriptors_.size() > before.descriptors_.size()) {
     for (const std::string& fd : descriptors_) {

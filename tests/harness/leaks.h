@@ -1,4 +1,4 @@
-// What a process holds, counted before and after a run: descriptors, threads, named shared memory.
+// Resources of a process, counted before and after a run: descriptors, threads, named shared memory.
 #pragma once
 
 #include <set>
@@ -11,15 +11,15 @@ namespace maniple::harness {
 /// first count, so that it is there before and after. The result is for initialisers of static objects.
 bool call_before_first_count(void (*warm_up)());
 
-class Holdings {
+class ProcessResources {
  public:
-  static Holdings now();
+  static ProcessResources now();
 
   /// What is held now beyond `before`, one line each; waits a little for threads that are on their way out.
-  static std::vector<std::string> leaked_since(const Holdings& before);
+  static std::vector<std::string> leaked_since(const ProcessResources& before);
 
  private:
-  std::vector<std::string> beyond(const Holdings& before) const;
+  std::vector<std::string> beyond(const ProcessResources& before) const;
 
   std::set<std::string> descriptors_;  // "7 -> socket:[1234]"
   std::size_t threads_ = 0;

@@ -13,7 +13,7 @@ constexpr std::size_t kPacketLimit = 128 * 1024;
 
 }  // namespace
 
-std::pair<UniqueFd, UniqueFd> make_line() {
+std::pair<UniqueFd, UniqueFd> make_channel() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     throw std::system_error(errno, std::generic_category(), "socketpair");

@@ -13,7 +13,7 @@ namespace maniple::harness {
 using Message = std::vector<std::string>;
 
 /// Two ends of a SOCK_SEQPACKET pair, both close-on-exec.
-std::pair<UniqueFd, UniqueFd> make_line();
+std::pair<UniqueFd, UniqueFd> make_channel();
 
 /// False when the other end is gone. Long parts are cut: a packet has a limit.
 bool send_message(int fd, Message message);

@@ -16,14 +16,14 @@ RunResult run_as_threads(const RunOptions& options, const Body& body);
 /// The parent's part: starts the children, which find `body` by themselves.
 RunResult run_as_processes(const RunOptions& options, int run_index);
 
-/// What a child was told by its environment.
+/// What a child finds in its environment.
 struct ChildMode {
   int rank = 0;
   int run_index = 0;
-  int line = -1;             ///< descriptor; -1: started by mpirun
+  int channel = -1;  ///< descriptor; -1: started by mpirun
   std::string dir;
   std::string init_method;
-  std::string hosts;         ///< addresses, separated by commas
+  std::string hosts;  ///< addresses, separated by commas
 };
 const std::optional<ChildMode>& child_mode();
 std::string encode(const ChildMode& mode);

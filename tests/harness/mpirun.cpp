@@ -12,7 +12,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <stdexcept>
 #include <system_error>
 
@@ -25,6 +24,9 @@
 namespace maniple::harness {
 namespace {
 
+using bench::InsideNamespace;
+using bench::VirtualNetwork;
+
 bool with_mpich() {
   const char* chosen = std::getenv("MANIPLE_MPI");
   return chosen != nullptr && std::strcmp(chosen, "mpich") == 0;
@@ -33,51 +35,43 @@ bool with_mpich() {
 sockaddr_un address_in(const std::string& dir) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string path = dir + "/line";
+  const std::string path = dir + "/channel";
   if (path.size() >= sizeof address.sun_path) throw std::runtime_error("too long for a socket: " + path);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }
 
-// mpirun reaches other hosts by a remote shell; between namespaces this one does. Called as SCRIPT [options] HOST COMMAND...
-std::string write_remote_shell(const MpiLaunch& launch) {
+// mpirun reaches other hosts by a remote shell; between namespaces this one does.
+std::string remote_shell(const MpiLaunch& launch) {
   const std::string path = launch.dir + "/remote-shell";
-  std::ofstream script(path);
-  script << "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\ncase \"$1\" in\n";
-  for (int host = 0; host < launch.network->hosts(); ++host) {
-    script << fmt::format("  {}) name={} ;;\n", Network::address(host), launch.network->name_of(host));
-  }
-  script
-      << "  *) echo \"no such host: $1\" >&2; exit 1 ;;\nesac\nshift\nexec ip netns exec \"$name\" /bin/sh -c \"$*\"\n";
-  script.close();
-  ::chmod(path.c_str(), 0700);
+  launch.network->write_remote_shell(path);
   return path;
 }
 
 std::string host_list(const MpiLaunch& launch) {
   const int hosts = launch.network->hosts();
   std::vector<int> slots(static_cast<std::size_t>(hosts));
-  for (int rank = 0; rank < launch.n; ++rank) ++slots[static_cast<std::size_t>(rank * hosts / launch.n)];
+  for (int rank = 0; rank < launch.n; ++rank)
+    ++slots[static_cast<std::size_t>(launch.network->host_of(rank, launch.n))];
   std::vector<std::string> words;
   for (int host = 0; host < hosts; ++host)
-    words.push_back(fmt::format("{}:{}", Network::address(host), slots[static_cast<std::size_t>(host)]));
+    words.push_back(fmt::format("{}:{}", VirtualNetwork::address(host), slots[static_cast<std::size_t>(host)]));
   return fmt::format("{}", fmt::join(words, ","));
 }
 
 std::vector<std::string> command(const MpiLaunch& launch) {
   std::vector<std::string> words;
   const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
-  // A rank that dies must not take the others with it: what they say is what is tested.
+  // A rank that dies must not end the others: what they report is what is tested.
   if (with_mpich()) {
     add({"mpirun.mpich", "-disable-auto-cleanup"});
     if (launch.network)
-      add({"-launcher", "ssh", "-launcher-exec", write_remote_shell(launch), "-iface", "eth0", "-hosts",
-           host_list(launch)});
+      add({"-launcher", "ssh", "-launcher-exec", remote_shell(launch), "-iface", "eth0", "-hosts", host_list(launch)});
   } else {
     add({"mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--enable-recovery", "--bind-to", "none"});
     add({"--mca", "orte_tmpdir_base", launch.dir + "/mpi"});
     if (launch.network) {
-      add({"--mca", "plm_rsh_agent", write_remote_shell(launch), "--mca", "plm_rsh_no_tree_spawn", "1"});
+      add({"--mca", "plm_rsh_agent", remote_shell(launch), "--mca", "plm_rsh_no_tree_spawn", "1"});
       add({"--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0", "--mca", "pml", "ob1", "--mca",
            "btl", "tcp,self", "--host", host_list(launch)});
     } else {
@@ -86,7 +80,7 @@ std::vector<std::string> command(const MpiLaunch& launch) {
   }
   add({"-n", std::to_string(launch.n), "env"});
   for (const auto& [name, value] : launch.env) words.push_back(name + "=" + value);
-  // Whatever they are told, MPICH's launcher kills the ranks of a host when one of them ends by a signal, and that of Open MPI 5
+  // Whatever their options, MPICH's launcher kills the ranks of a host when one of them ends by a signal, and that of Open MPI 5
   // when one ends with another status than 0. A shell in between turns the one into a status, and hides the other. (MPICH's
   // launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
   add({"sh", "-c", with_mpich() ? "trap '' USR1; \"$@\"; exit $?" : "\"$@\"; exit 0", "sh"});
@@ -113,11 +107,11 @@ MpiRanks start_by_mpirun(const MpiLaunch& launch) {
   started.ranks.resize(static_cast<std::size_t>(launch.n));
   {
     std::optional<InsideNamespace> inside;
-    if (launch.network) inside.emplace(launch.network->name_of(0));
+    if (launch.network) inside.emplace(launch.network->descriptor(0));
     started.launcher = start_program(command(launch), {}, -1);
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(launch.limit_s);
-  for (int come = 0; come < launch.n;) {
+  for (int connected = 0; connected < launch.n;) {
     pollfd waiting{listener.get(), POLLIN, 0};
     ::poll(&waiting, 1, 100);
     const bool ended = ::waitpid(started.launcher, nullptr, WNOHANG) == started.launcher;
@@ -126,30 +120,30 @@ MpiRanks start_by_mpirun(const MpiLaunch& launch) {
         ::kill(-started.launcher, SIGKILL);
         ::waitpid(started.launcher, nullptr, 0);
       }
-      throw std::runtime_error(fmt::format("mpirun: {} of {} ranks came", come, launch.n));
+      throw std::runtime_error(fmt::format("mpirun: {} of {} ranks connected", connected, launch.n));
     }
     if ((waiting.revents & POLLIN) == 0) continue;
-    UniqueFd line(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    UniqueFd channel(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     bool gone = false;
-    const auto hello = receive_message(line.get(), true, gone);
+    const auto hello = receive_message(channel.get(), true, gone);
     if (!hello) continue;
     MpiRanks::One& one = started.ranks.at(static_cast<std::size_t>(std::stoi(hello->at(0))));
     one.pid = std::stoi(hello->at(1));
-    one.line = std::move(line);
-    ++come;
+    one.channel = std::move(channel);
+    ++connected;
   }
   return started;
 }
 
 UniqueFd report_to_run(const std::string& dir, int& rank) {
-  const char* told = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (told == nullptr) told = std::getenv("PMI_RANK");
-  rank = told != nullptr ? std::atoi(told) : 0;
-  UniqueFd line(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const char* assigned = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (assigned == nullptr) assigned = std::getenv("PMI_RANK");
+  rank = assigned != nullptr ? std::atoi(assigned) : 0;
+  UniqueFd channel(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const sockaddr_un address = address_in(dir);
-  if (::connect(line.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) std::_Exit(2);
-  send_message(line.get(), {std::to_string(rank), std::to_string(::getpid())});
-  return line;
+  if (::connect(channel.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) std::_Exit(2);
+  send_message(channel.get(), {std::to_string(rank), std::to_string(::getpid())});
+  return channel;
 }
 
 }  // namespace maniple::harness

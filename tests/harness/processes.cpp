@@ -16,12 +16,12 @@
 #include <fmt/ranges.h>
 
 #include "base/files.h"
+#include "bench/virtual_network.h"
 #include "harness/failures.h"
 #include "harness/leaks.h"
 #include "harness/messages.h"
 #include "harness/modes.h"
 #include "harness/mpirun.h"
-#include "harness/network.h"
 #include "harness/sanitizers.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
@@ -29,14 +29,16 @@
 namespace maniple::harness {
 namespace {
 
+using bench::InsideNamespace;
+using bench::VirtualNetwork;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kGraceAfterFailure = std::chrono::seconds(2);  // for the other ranks to say what they saw
+constexpr auto kGraceAfterFailure = std::chrono::seconds(2);  // for the other ranks to report what they saw
 constexpr int kLookMs = 10;                                   // between looks for ended and stopped processes
 
 struct Child {
   pid_t pid = -1;
-  UniqueFd line;
+  UniqueFd channel;
   bool ended = false;
   bool stopped = false;
   bool waiting = false;  // in `phase`
@@ -47,9 +49,12 @@ struct Child {
 
 class ProcessRun {
  public:
-  ProcessRun(const RunOptions& options, int run_index) : options_(options), run_index_(run_index), children_(options.n) {
+  ProcessRun(const RunOptions& options, int run_index)
+      : options_(options), run_index_(run_index), children_(options.n) {
     result_.ended.resize(options.n);
-    if (options.as == As::netns) network_.emplace(options.hosts, options.rate_mbit, options.queue_ms);
+    if (options.as == As::netns)
+      network_.emplace(options.hosts, options.rate_mbit > 0 ? fmt::format("{:.0f}kbit", options.rate_mbit * 1000) : "",
+                       options.queue_ms);
     write_secret(secret_path());
     ::mkdir(scratch().c_str(), 0700);
   }
@@ -68,7 +73,7 @@ class ProcessRun {
     }
     Message pids = {"pids"};
     for (const Child& child : children_) pids.push_back(std::to_string(child.pid));
-    for (const Child& child : children_) send_message(child.line.get(), pids);
+    for (const Child& child : children_) send_message(child.channel.get(), pids);
 
     while (!all_ended()) {
       exchange_messages();
@@ -87,19 +92,19 @@ class ProcessRun {
   std::string scratch() const { return directory_.path() + "/tmp"; }
 
   std::string init_method() const {
-    if (options_.as == As::netns) return fmt::format("tcp://{}:29500", Network::address(0));
+    if (options_.as == As::netns) return fmt::format("tcp://{}:29500", VirtualNetwork::address(0));
     if (options_.rendezvous_by_tcp) return fmt::format("tcp://127.0.0.1:{}", free_loopback_port());
     return fmt::format("file://{}/rendezvous", directory_.path());
   }
 
-  std::vector<std::pair<std::string, std::string>> environment(int rank, int line) const {
+  std::vector<std::pair<std::string, std::string>> environment(int rank, int channel) const {
     ChildMode mode;
     mode.rank = rank;
     mode.run_index = run_index_;
-    mode.line = line;
+    mode.channel = channel;
     mode.dir = directory_.path();
     mode.init_method = init_method_;
-    for (int host = 0; network_ && host < network_->hosts(); ++host) mode.hosts += Network::address(host) + ",";
+    for (int host = 0; network_ && host < network_->hosts(); ++host) mode.hosts += VirtualNetwork::address(host) + ",";
 
     auto env = options_.env;
     env.emplace_back(kChildVariable, encode(mode));
@@ -110,12 +115,12 @@ class ProcessRun {
 
   void start_rank(int rank) {
     Child& child = children_[rank];
-    auto [ours, theirs] = make_line();
+    auto [ours, theirs] = make_channel();
     const auto env = environment(rank, theirs.get());
     std::optional<InsideNamespace> inside;
-    if (network_) inside.emplace(network_->name_of(host_of(options_, rank)));
+    if (network_) inside.emplace(network_->descriptor(host_of(options_, rank)));
     child.pid = start_this_test_again(env, theirs.get());
-    child.line = std::move(ours);
+    child.channel = std::move(ours);
   }
 
   void start_all_by_mpirun() {
@@ -128,17 +133,18 @@ class ProcessRun {
     launcher_ = started.launcher;
     for (int rank = 0; rank < options_.n; ++rank) {
       children_[rank].pid = started.ranks[static_cast<std::size_t>(rank)].pid;
-      children_[rank].line = std::move(started.ranks[static_cast<std::size_t>(rank)].line);
+      children_[rank].channel = std::move(started.ranks[static_cast<std::size_t>(rank)].channel);
     }
   }
 
   bool all_ended() const {
-    return launcher_ < 0 && std::all_of(children_.begin(), children_.end(), [](const Child& child) { return child.ended; });
+    return launcher_ < 0 &&
+           std::all_of(children_.begin(), children_.end(), [](const Child& child) { return child.ended; });
   }
 
   void exchange_messages() {
     std::vector<pollfd> polls;
-    for (const Child& child : children_) polls.push_back({child.line.get(), POLLIN, 0});
+    for (const Child& child : children_) polls.push_back({child.channel.get(), POLLIN, 0});
     ::poll(polls.data(), polls.size(), kLookMs);
     for (int rank = 0; rank < options_.n; ++rank) read_messages(rank);
   }
@@ -146,10 +152,10 @@ class ProcessRun {
   void read_messages(int rank) {
     Child& child = children_[rank];
     bool gone = false;
-    while (child.line) {
-      const auto message = receive_message(child.line.get(), false, gone);
+    while (child.channel) {
+      const auto message = receive_message(child.channel.get(), false, gone);
       if (message) handle(rank, *message);
-      if (gone) child.line.reset();
+      if (gone) child.channel.reset();
       if (!message) return;
     }
   }
@@ -165,7 +171,7 @@ class ProcessRun {
     } else if (what == "link") {
       if (!network_) throw std::logic_error("only netns runs have links to cut");
       network_->set_link(std::stoi(message.at(1)), message.at(2));
-      send_message(child.line.get(), {"done"});
+      send_message(child.channel.get(), {"done"});
     } else if (what == "failure") {
       child.failed = true;
       note_failure({message.at(1), std::stoi(message.at(2)), fmt::format("rank {}: {}", rank, message.at(3))});
@@ -176,17 +182,18 @@ class ProcessRun {
     }
   }
 
-  // Ranks that are children of mpirun: they have ended when their line is closed, and it has when all of them have.
+  // Ranks that are children of mpirun: they have ended when their channel is closed, and it has when all of them have.
   void look_for_changes_by_mpirun() {
     for (int rank = 0; rank < options_.n; ++rank) {
       Child& child = children_[rank];
-      if (!child.ended && !child.line) note_end(rank, result_.ended[rank].finished ? 0 : SIGKILL);
+      if (!child.ended && !child.channel) note_end(rank, result_.ended[rank].finished ? 0 : SIGKILL);
     }
     int status = 0;
     if (::waitpid(launcher_, &status, WNOHANG) != launcher_) return;
     launcher_ = -1;
     const bool all_well = failures_.empty() && options_.expect_dead.empty() && !options_.fault.ends_rank();
-    if (all_well && status != 0) note_failure({"", -1, fmt::format("mpirun ended with status {:x}: a rank ended badly", status)});
+    if (all_well && status != 0)
+      note_failure({"", -1, fmt::format("mpirun ended with status {:x}: a rank ended badly", status)});
   }
 
   void look_for_changes() {
@@ -209,7 +216,7 @@ class ProcessRun {
   void note_end(int rank, int status) {
     Child& child = children_[rank];
     read_messages(rank);
-    child.line.reset();
+    child.channel.reset();
     child.ended = true;
     RunResult::Ended& ended = result_.ended[rank];
     if (WIFSIGNALED(status)) ended.signal = WTERMSIG(status);
@@ -217,7 +224,9 @@ class ProcessRun {
     if (child.failed || child.was_killed_by_us || may_die(options_, rank)) return;
     const char* when = ended.finished ? "after its test was done" : "before its test was done";
     if (ended.signal != 0) {
-      note_failure({"", -1, fmt::format("rank {} was ended by signal {} ({}) {}", rank, ended.signal, ::strsignal(ended.signal), when)});
+      note_failure(
+          {"", -1,
+           fmt::format("rank {} was ended by signal {} ({}) {}", rank, ended.signal, ::strsignal(ended.signal), when)});
     } else if (ended.exit_code != 0 || !ended.finished) {
       note_failure({"", -1, fmt::format("rank {} exited with status {} {}", rank, ended.exit_code, when)});
     }
@@ -242,7 +251,7 @@ class ProcessRun {
     for (Child& child : children_) {
       if (child.ended || child.stopped) continue;
       child.waiting = false;
-      send_message(child.line.get(), {"go"});
+      send_message(child.channel.get(), {"go"});
     }
   }
 
@@ -261,8 +270,9 @@ class ProcessRun {
                                      : child.waiting ? "waits in phase \"" + child.phase + "\""
                                                      : "runs"));
       }
-      note_failure({"", -1, fmt::format("the run's limit of {} s has passed: {}", options_.limit.count() * kSlowdown,
-                                        fmt::join(states, ", "))});
+      note_failure({"", -1,
+                    fmt::format("the run's limit of {} s has passed: {}", options_.limit.count() * kSlowdown,
+                                fmt::join(states, ", "))});
     }
     kill_all();
   }
@@ -299,7 +309,8 @@ class ProcessRun {
 
   void check_for_leftovers() {
     for (int rank = 0; rank < options_.n; ++rank) {
-      if (!by_mpirun_ && ::kill(-children_[rank].pid, SIGKILL) == 0) ADD_FAILURE() << "rank " << rank << " left a process behind";
+      if (!by_mpirun_ && ::kill(-children_[rank].pid, SIGKILL) == 0)
+        ADD_FAILURE() << "rank " << rank << " left a process behind";
     }
     const auto files = paths_below(scratch());
     if (!files.empty()) ADD_FAILURE() << "files left behind: " << fmt::format("{}", fmt::join(files, ", "));
@@ -310,11 +321,11 @@ class ProcessRun {
   const bool by_mpirun_ = init_options(options_, 0).backend == "mpi";
   pid_t launcher_ = -1;  // mpirun, while it runs
   TemporaryDirectory directory_;
-  std::optional<Network> network_;
+  std::optional<VirtualNetwork> network_;
   std::string init_method_;
   std::vector<Child> children_;
   RunResult result_;
-  std::vector<Failure> failures_;  // in the order in which they came
+  std::vector<Failure> failures_;  // in the order in which they happened
   std::vector<std::string> skips_;
   Clock::time_point deadline_;
 };
@@ -322,14 +333,14 @@ class ProcessRun {
 }  // namespace
 
 RunResult run_as_processes(const RunOptions& options, int run_index) {
-  const Holdings before = Holdings::now();
+  const ProcessResources before = ProcessResources::now();
   RunResult result;
   try {
     result = ProcessRun(options, run_index).run();
   } catch (const std::exception& error) {
     ADD_FAILURE() << "the harness could not run the ranks: " << error.what();
   }
-  for (const std::string& leak : Holdings::leaked_since(before)) ADD_FAILURE() << "leaked by the run: " << leak;
+  for (const std::string& leak : ProcessResources::leaked_since(before)) ADD_FAILURE() << "leaked by the run: " << leak;
   return result;
 }
 

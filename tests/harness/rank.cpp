@@ -1,21 +1,21 @@
 #include "harness/rank.h"
 
+#include <unistd.h>
 #include <csignal>
 #include <cstdlib>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 
 namespace maniple::harness {
 
-Rank::Rank(Setup setup, Line& line)
-    : rank(setup.rank), size(setup.size), host(setup.host), setup_(std::move(setup)), line_(line) {}
+Rank::Rank(Setup setup, ControlChannel& channel)
+    : rank(setup.rank), size(setup.size), host(setup.host), setup_(std::move(setup)), channel_(channel) {}
 
 void Rank::init(const InitOptions& options) {
   world = setup_.store ? maniple::init(setup_.store, options) : maniple::init(options);
-  line_.joined(world);
+  channel_.initialised(world);
 }
 
 void Rank::report(const std::string& key, double value) { report(key, fmt::format("{:.17g}", value)); }

@@ -1,4 +1,4 @@
-// Someone on the path between two processes: passes on what both say, or something else.
+// A proxy between two processes that passes on what both send, or tampers with it.
 #pragma once
 
 #include <poll.h>
@@ -21,12 +21,12 @@ namespace maniple::harness {
 class Relay {
  public:
   enum Way { to_server, to_dialler };
-  /// What to pass on instead of `bytes`, which are those from `offset` on of what was said on this connection in this way.
+  /// What to pass on instead of `bytes`, which are those from `offset` on of what was sent on this connection in this direction.
   /// Runs in the relay's thread.
-  using Meddle = std::function<std::string(Way way, std::size_t offset, std::string bytes)>;
+  using Tamper = std::function<std::string(Way way, std::size_t offset, std::string bytes)>;
 
-  Relay(const Address& server, Meddle meddle)
-      : server_(server), meddle_(std::move(meddle)), listener_(listen_on(Address::parse("127.0.0.1:0"))) {
+  Relay(const Address& server, Tamper tamper)
+      : server_(server), tamper_(std::move(tamper)), listener_(listen_on(Address::parse("127.0.0.1:0"))) {
     thread_ = std::thread([this] { run(); });
   }
   ~Relay() {
@@ -42,8 +42,8 @@ class Relay {
 
  private:
   struct Pair {
-    std::array<UniqueFd, 2> ends;            // the dialler's, the server's
-    std::array<std::size_t, 2> said{};       // by each
+    std::array<UniqueFd, 2> ends;       // the dialler's, the server's
+    std::array<std::size_t, 2> sent{};  // by each
     std::array<bool, 2> ended{false, false};
   };
 
@@ -51,7 +51,8 @@ class Relay {
     for (;;) {
       std::vector<pollfd> waiting = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       for (const auto& pair : pairs_) {
-        for (std::size_t end = 0; end < 2; ++end) waiting.push_back({pair->ended[end] ? -1 : pair->ends[end].get(), POLLIN, 0});
+        for (std::size_t end = 0; end < 2; ++end)
+          waiting.push_back({pair->ended[end] ? -1 : pair->ends[end].get(), POLLIN, 0});
       }
       if (::poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
       if (waiting[0].revents != 0) return;
@@ -85,8 +86,8 @@ class Relay {
       return;
     }
     const Way way = from == 0 ? to_server : to_dialler;
-    const std::string bytes = meddle_(way, pair.said[from], std::string(buffer, static_cast<std::size_t>(got)));
-    pair.said[from] += static_cast<std::size_t>(got);
+    const std::string bytes = tamper_(way, pair.sent[from], std::string(buffer, static_cast<std::size_t>(got)));
+    pair.sent[from] += static_cast<std::size_t>(got);
     std::string_view left = bytes;
     while (!left.empty()) {
       const ssize_t sent = ::send(pair.ends[1 - from].get(), left.data(), left.size(), MSG_NOSIGNAL);
@@ -102,7 +103,7 @@ class Relay {
   }
 
   Address server_;
-  Meddle meddle_;
+  Tamper tamper_;
   UniqueFd listener_;
   UniqueFd stop_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::vector<std::unique_ptr<Pair>> pairs_;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "bench/virtual_network.h"
 #include "harness/failures.h"
 #include "harness/modes.h"
-#include "harness/network.h"
 #include "harness/sanitizers.h"
 
 namespace maniple::harness {
@@ -74,7 +74,7 @@ RunResult run_ranks(const RunOptions& options, const std::function<void(Rank&)>&
   }
   if (options.as == As::threads) return run_as_threads(options, body);
   if (options.as == As::netns) {
-    if (const std::string reason = Network::why_not(); !reason.empty()) {
+    if (const std::string reason = bench::VirtualNetwork::why_not(); !reason.empty()) {
       skip("no network namespaces: " + reason);
       return {};
     }

@@ -10,7 +10,7 @@
 // assertion ends the run for all, and its text comes first. Afterwards nothing may be left: no process, no descriptor, no
 // thread, no file; a leak fails the test.
 //
-// threads     ranks are threads of this process that meet in a MemoryStore
+// threads     ranks are threads of this process with a MemoryStore in common
 // processes   ranks are this program started again with a filter for the current test; the child runs the same test body,
 //             skips the calls of run_ranks before its own, runs the lambda as its rank and exits. So a test's body must reach
 //             its n-th call by itself in every process: use EXPECT (not ASSERT) between two calls.
@@ -24,7 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "harness/fault.h"
 #include "harness/rank.h"
 #include <maniple/comm/options.h>
 
@@ -40,13 +39,13 @@ struct RunOptions {
   std::string algorithm = {};
   std::string backend = {};  ///< empty: that of MANIPLE_TEST_BACKEND, or native
 
-  /// False: the lambda joins by itself, with `r.init()` or with `r.init_options()` changed at will.
+  /// False: the lambda initialises by itself, with `r.init()` or with `r.init_options()` changed at will.
   bool init = true;
   /// Default limit of the ranks' operations; below `limit`, so that a stuck operation is reported by itself.
   Seconds timeout = std::chrono::seconds(30);
   /// Limit of the whole run.
   Seconds limit = std::chrono::seconds(60);
-  /// Processes meet by tcp:// on loopback instead of by file://. (Those in namespaces always use tcp://.)
+  /// Processes have a tcp:// rendezvous on loopback instead of file://. (Those in namespaces always use tcp://.)
   bool rendezvous_by_tcp = false;
 
   int hosts = 2;         ///< netns: ranks are split over so many hosts, in blocks
@@ -65,7 +64,7 @@ struct RunResult {
     int exit_code = 0;      ///< of a process
     int signal = 0;         ///< that ended the process
   };
-  std::vector<Ended> ended;                                    ///< by rank; empty when the run did not take place here
+  std::vector<Ended> ended;                                   ///< by rank; empty when the run did not take place here
   std::map<std::string, std::map<int, std::string>> reports;  ///< key -> rank -> what it reported last
   Seconds elapsed{0};
 

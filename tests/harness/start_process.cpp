@@ -49,11 +49,12 @@ std::vector<std::string> this_test_again() {
           "--gtest_also_run_disabled_tests", "--gtest_repeat=1", "--gtest_output="};
 }
 
-pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int line) {
-  return start_program(this_test_again(), env, line);
+pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int channel) {
+  return start_program(this_test_again(), env, channel);
 }
 
-pid_t start_program(std::vector<std::string> arguments, const std::vector<std::pair<std::string, std::string>>& env, int line) {
+pid_t start_program(std::vector<std::string> arguments, const std::vector<std::pair<std::string, std::string>>& env,
+                    int channel) {
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     if (is_inherited(*variable, env)) variables.emplace_back(*variable);
@@ -66,10 +67,11 @@ pid_t start_program(std::vector<std::string> arguments, const std::vector<std::p
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  if (line >= 0) posix_spawn_file_actions_adddup2(&actions, line, line);  // onto itself: clears close-on-exec in the child
+  if (channel >= 0)
+    posix_spawn_file_actions_adddup2(&actions, channel, channel);  // onto itself: clears close-on-exec in the child
   pid_t pid = -1;
-  const int error =
-      ::posix_spawnp(&pid, arguments.front().c_str(), &actions, &attributes, pointers(arguments).data(), pointers(variables).data());
+  const int error = ::posix_spawnp(&pid, arguments.front().c_str(), &actions, &attributes, pointers(arguments).data(),
+                                   pointers(variables).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) throw std::system_error(error, std::generic_category(), "starting " + arguments.front());

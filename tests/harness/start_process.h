@@ -10,15 +10,16 @@
 
 namespace maniple::harness {
 
-/// The child leads its own process group and inherits `line` besides the standard descriptors. To be called from the main
+/// The child leads its own process group and inherits `channel` besides the standard descriptors. To be called from the main
 /// thread, because the child ends when the thread that started it ends.
-pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int line);
+pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int channel);
 
 /// This program and what makes it run the current test alone.
 std::vector<std::string> this_test_again();
 
-/// Any program, found by PATH, in a process group of its own. `line` -1: nothing is inherited.
-pid_t start_program(std::vector<std::string> arguments, const std::vector<std::pair<std::string, std::string>>& env, int line);
+/// Any program, found by PATH, in a process group of its own. `channel` -1: nothing is inherited.
+pid_t start_program(std::vector<std::string> arguments, const std::vector<std::pair<std::string, std::string>>& env,
+                    int channel);
 
 /// A secret of the job for MANIPLE_SECRET_FILE: 64 hexadecimal digits, mode 0600.
 void write_secret(const std::string& path);

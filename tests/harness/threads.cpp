@@ -72,22 +72,23 @@ class ThreadRun {
       for (std::thread& thread : threads) thread.join();
     }
     store_.reset();
-    if (!echoes_.empty()) ADD_FAILURE() << "after the first failure:\n" << fmt::format("{}", fmt::join(echoes_, "\n"));
+    if (!later_failures_.empty())
+      ADD_FAILURE() << "after the first failure:\n" << fmt::format("{}", fmt::join(later_failures_, "\n"));
     result_.elapsed = std::chrono::steady_clock::now() - start;
     return std::move(result_);
   }
 
  private:
-  class ThreadLine : public Line {
+  class ThreadChannel : public ControlChannel {
    public:
-    ThreadLine(ThreadRun& run, int rank) : run_(run), rank_(rank) {}
+    ThreadChannel(ThreadRun& run, int rank) : run_(run), rank_(rank) {}
     void phase(const std::string& name) override { run_.phase(name); }
     void report(const std::string& key, const std::string& value) override {
       const std::lock_guard lock(run_.mutex_);
       run_.result_.reports[key][rank_] = value;
     }
     void set_link(int, const std::string&) override { throw std::logic_error("only netns runs have links to cut"); }
-    void joined(const std::shared_ptr<ProcessGroup>& world) override {
+    void initialised(const std::shared_ptr<ProcessGroup>& world) override {
       std::unique_lock lock(run_.mutex_);
       run_.worlds_[rank_] = world;
       const bool late = run_.failed_;
@@ -103,7 +104,7 @@ class ThreadRun {
   void run_rank(int rank) {
     const testing::ScopedTrace trace(__FILE__, __LINE__, fmt::format("rank {} of {}", rank, options_.n));
     try {
-      ThreadLine line(*this, rank);
+      ThreadChannel channel(*this, rank);
       Rank self({.rank = rank,
                  .size = options_.n,
                  .host = 0,
@@ -113,7 +114,7 @@ class ThreadRun {
                  .pids = std::vector<pid_t>(options_.n, ::getpid()),
                  .hosts = {},
                  .fault = options_.fault},
-                line);
+                channel);
       if (options_.init) self.init();
       body_(self);
       result_.ended[rank].finished = true;
@@ -123,7 +124,7 @@ class ThreadRun {
       const std::string text = fmt::format("rank {} threw {}", rank, describe_current_exception());
       std::unique_lock lock(mutex_);
       if (failed_) {
-        echoes_.push_back(text);
+        later_failures_.push_back(text);
       } else if (!may_die(options_, rank)) {
         failed_ = true;
         lock.unlock();
@@ -186,8 +187,8 @@ class ThreadRun {
           lock.lock();
         }
       }
-      const auto context = limit + std::chrono::seconds(10);
-      if (!changed_.wait_for(lock, context, over)) {
+      const auto grace = limit + std::chrono::seconds(10);
+      if (!changed_.wait_for(lock, grace, over)) {
         std::fprintf(stderr, "%d ranks cannot be ended, so the program ends\n", living_);
         std::_Exit(1);
       }
@@ -203,7 +204,7 @@ class ThreadRun {
   std::condition_variable changed_;
   RunResult result_;
   std::vector<std::weak_ptr<ProcessGroup>> worlds_;
-  std::vector<std::string> echoes_;  // what other ranks said once the run had failed
+  std::vector<std::string> later_failures_;  // of other ranks, once the run had failed
   int living_ = 0;
   bool failed_ = false;
   std::string phase_name_;
@@ -214,9 +215,9 @@ class ThreadRun {
 }  // namespace
 
 RunResult run_as_threads(const RunOptions& options, const Body& body) {
-  const Holdings before = Holdings::now();
+  const ProcessResources before = ProcessResources::now();
   RunResult result = ThreadRun(options, body).run();
-  for (const std::string& leak : Holdings::leaked_since(before)) ADD_FAILURE() << "leaked by the run: " << leak;
+  for (const std::string& leak : ProcessResources::leaked_since(before)) ADD_FAILURE() << "leaked by the run: " << leak;
   return result;
 }
 

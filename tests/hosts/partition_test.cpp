@@ -114,7 +114,7 @@ TEST_P(Tolerance, BridgesAShortCut) {
               if (r.rank == 0) {
                 r.blackhole(1);
                 r.step();  // while the others are in the next call
-                r.mend(1);
+                r.heal(1);
               }
               // A connection that is made during the cut: no rank has sent a message yet.
               int token = r.rank;

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "harness/network.h"
+#include "bench/virtual_network.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
@@ -17,17 +17,17 @@
 namespace maniple::launched {
 namespace {
 
-using harness::InsideNamespace;
-using harness::Network;
+using bench::InsideNamespace;
+using Network = bench::VirtualNetwork;
 
 std::unique_ptr<Launched> inside(const Network& network, int host, const std::vector<std::string>& arguments) {
-  const InsideNamespace here(network.name_of(host));
+  const InsideNamespace here(network.descriptor(host));
   return std::make_unique<Launched>(arguments);
 }
 
 TEST(Machines, ThreeMeetAndComputeAcross) {
   if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
-  const Network network(3, 0);
+  const Network network(3);
   const harness::TemporaryDirectory folder;
   harness::write_secret(folder.path() + "/secret");
   std::vector<std::unique_ptr<Launched>> nodes;
@@ -41,14 +41,14 @@ TEST(Machines, ThreeMeetAndComputeAcross) {
 
 TEST(Machines, HostsByAStandInForSsh) {
   if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
-  const Network network(3, 0);
+  const Network network(3);
   const harness::TemporaryDirectory folder;
   const std::string path = folder.path() + "/ssh";
   {
     std::ofstream script(path);
     script << "#!/bin/sh\ncase $1 in\n";
-    for (const int host : {1, 2}) script << Network::address(host) << ") name=" << network.name_of(host) << ";;\n";
-    script << "esac\nshift\nexec ip netns exec $name sh -c \"$*\"\n";
+    for (const int host : {1, 2}) script << Network::address(host) << ") name=" << network.path(host) << ";;\n";
+    script << "esac\nshift\nexec nsenter --net=$name sh -c \"$*\"\n";
   }
   ::chmod(path.c_str(), 0755);
   const std::string mark = new_mark();
@@ -67,7 +67,7 @@ TEST(Machines, HostsByAStandInForSsh) {
 // The cable is cut between them: both sides say so, and nothing is left on either.
 TEST(Machines, ACutNetworkIsNoticedOnBothSides) {
   if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
-  Network network(2, 0);
+  Network network(2);
   const harness::TemporaryDirectory folder;
   harness::write_secret(folder.path() + "/secret");
   const std::string mark = new_mark();
@@ -90,8 +90,8 @@ std::string stand_in(const Network& network, const std::string& folder) {
   const std::string path = folder + "/ssh";
   std::ofstream script(path);
   script << "#!/bin/sh\ncase $1 in\n";
-  for (int host = 1; host < network.hosts(); ++host) script << Network::address(host) << ") name=" << network.name_of(host) << ";;\n";
-  script << "esac\nshift\nexec ip netns exec $name sh -c \"$*\"\n";
+  for (int host = 1; host < network.hosts(); ++host) script << Network::address(host) << ") name=" << network.path(host) << ";;\n";
+  script << "esac\nshift\nexec nsenter --net=$name sh -c \"$*\"\n";
   script.close();
   ::chmod(path.c_str(), 0755);
   return path;
@@ -100,7 +100,7 @@ std::string stand_in(const Network& network, const std::string& folder) {
 // A host is cut off for longer than the limit. Its agent comes back, or the one that is started again does; the job goes on.
 TEST(Machines, AHostThatWasCutOffComesBack) {
   if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
-  Network network(3, 0);
+  Network network(3);
   const harness::TemporaryDirectory folder;
   const std::string mark = new_mark();
   const auto launched = inside(network, 0, {"run", "--hosts", Network::address(1) + ":1," + Network::address(2) + ":1", "--rsh", stand_in(network, folder.path()),
@@ -121,14 +121,14 @@ TEST(Machines, AHostThatWasCutOffComesBack) {
 void make_version_six(const Network& network) {
   for (int host = 0; host < network.hosts(); ++host) {
     for (const std::string& words : {std::string("flush dev eth0"), fmt::format("add fd77::{}/64 dev eth0 nodad", host + 1), std::string("del 127.0.0.1/8 dev lo")}) {
-      ASSERT_EQ(std::system(fmt::format("ip -n {} addr {}", network.name_of(host), words).c_str()), 0);
+      ASSERT_EQ(std::system(fmt::format("nsenter --net={} ip addr {}", network.path(host), words).c_str()), 0);
     }
   }
 }
 
 TEST(Machines, VersionSixOnly) {
   if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
-  const Network network(2, 0);
+  const Network network(2);
   ASSERT_NO_FATAL_FAILURE(make_version_six(network));
   const harness::TemporaryDirectory folder;
   harness::write_secret(folder.path() + "/secret");
@@ -144,7 +144,7 @@ TEST(Machines, VersionSixOnly) {
   const auto alone = inside(network, 0, {"run", "-n", "2", "--master", "[::1]:0", worker_program(), "join"});
   EXPECT_EQ(alone->wait(), 0) << alone->err();
   const std::string shell = folder.path() + "/ssh", hosts = folder.path() + "/hosts";
-  std::ofstream(shell) << "#!/bin/sh\n[ $1 = fd77::2 ] || exit 1\nshift\nexec ip netns exec " << network.name_of(1) << " sh -c \"$*\"\n";
+  std::ofstream(shell) << "#!/bin/sh\n[ $1 = fd77::2 ] || exit 1\nshift\nexec nsenter --net=" << network.path(1) << " sh -c \"$*\"\n";
   ::chmod(shell.c_str(), 0755);
   for (const char* line : {"fd77::2 slots=2\n", "[fd77::2]:2\n", "[fd77::2] 2 # a comment\n"}) {
     std::ofstream(hosts) << "localhost 1\n" << line;

@@ -26,13 +26,13 @@ class SpawnTest : public testing::Test {
     int status = 0;
     EXPECT_EQ(::waitpid(-1, &status, WNOHANG), -1) << "a process is left";
     EXPECT_EQ(errno, ECHILD);
-    for (const std::string& leak : harness::Holdings::leaked_since(before_)) ADD_FAILURE() << "leaked: " << leak;
+    for (const std::string& leak : harness::ProcessResources::leaked_since(before_)) ADD_FAILURE() << "leaked: " << leak;
   }
 
   std::string file(const std::string& name) const { return scratch_.path() + "/" + name; }
 
   harness::TemporaryDirectory scratch_;
-  harness::Holdings before_ = harness::Holdings::now();
+  harness::ProcessResources before_ = harness::ProcessResources::now();
 };
 
 /// In a spawned process there is no test to fail; what it throws arrives in the test.

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|lengths|sleeps|knobs|variables [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|lengths|sleeps|knobs|variables|words [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, knobs or variables}
-cd "${2:-$(dirname "$0")/../..}"
+rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, knobs, variables or words}
+here=$(cd "$(dirname "$0")" && pwd)
+cd "${2:-$here/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
 layers="base net shm store rendezvous topology call transport session collective backend group process jobs launch spawn doctor tensor train bench cli"
@@ -159,6 +160,23 @@ check_variables() {
       BEGIN { n = split(known, list, "\n"); for (i = 1; i <= n; ++i) is_known[list[i]] = 1 }
       !($2 in is_known) {
         print $1 ": " $2 " is neither a knob (src/base/environment.cpp) nor in the table of src/base/own_variables.cpp" }'
+}
+
+# Private words for things that have a name in the field: the table of words.txt.
+check_words() {
+  local files word scope instead allowed capital pattern
+  mapfile -t files < <(find . -path './build*' -prune -o -path './.?*' -prune -o -path ./tests/style -prune -o -type f \
+    \( -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.md' -o -name '*.sh' -o -name '*.py' -o -name '*.txt' \) -print | sed 's|^\./||' | sort)
+  while IFS='#' read -r word scope instead allowed; do
+    capital="(${word})"
+    if [[ $word == [a-z]* ]]; then capital="($(sed -E 's/(^|\|)([a-z])/\1\u\2/g' <<<"$word"))"; fi
+    pattern="$capital([^a-z]|\$)"
+    if [[ $word == [a-z]* ]]; then pattern="(^|[^A-Za-z])($word)([^A-Za-z]|\$)|$pattern"; fi
+    if [[ $scope == texts ]]; then pattern="\"([^\"]*[^A-Za-z\"])?($word)([^A-Za-z\"][^\"]*)?\""; fi
+    printf '%s\n' "${files[@]}" | { [[ $scope == texts ]] && grep -E '\.(h|cpp|inl)$' || cat; } | { grep -vE "${allowed:-^$}" || true; } |
+      { xargs -r grep -HnE "$pattern" || true; } | awk -F: -v word="$word" -v instead="$instead" '
+        { print $1 ":" $2 ": \"" word "\"; write: " instead }'
+  done < <(sed -E '/^(#|$)/d; s/ *\| +(anywhere|texts) *\| */#\1#/; s/ +\| +/#/' "$here/words.txt")
 }
 
 violations=$("check_$rule")

@@ -11,7 +11,7 @@ cd "${1:-$(dirname "$0")/../..}"
 page=docs/troubleshooting.md
 
 # Programs for developers, whose messages are about their own command line; what only passes on the texts of others.
-left_out='^src/cli/bench|^src/net/throttled_log\.'
+left_out='^src/(cli/)?bench|^src/net/throttled_log\.'
 
 violations=$(find include src -type f \( -name '*.h' -o -name '*.cpp' \) | sort | grep -vE "$left_out" |
   awk -v page="$page" -v all="$all" '
@@ -26,7 +26,7 @@ violations=$(find include src -type f \( -name '*.h' -o -name '*.cpp' \) | sort 
   }
   # Whether the page names a message with one of the texts in this stretch of code.
   function is_named(code,    text, k, words) {
-    told = ""
+    longest = ""
     while (match(code, /"([^"\\]|\\.)*"/)) {
       text = substr(code, RSTART + 1, RLENGTH - 2)
       code = substr(code, RSTART + RLENGTH)
@@ -34,7 +34,7 @@ violations=$(find include src -type f \( -name '*.h' -o -name '*.cpp' \) | sort 
       words = text
       gsub(/\{[^}]*\}|[^a-z]/, "", words)
       # "{}: {}" carries the text of another, which is looked at where it is made.
-      if (length(words) >= 6 && text ~ /[a-z] [a-z]/ && length(text) > length(told)) told = text
+      if (length(words) >= 6 && text ~ /[a-z] [a-z]/ && length(text) > length(longest)) longest = text
       for (k = 1; k <= m; ++k) {
         if (holds(text, k)) { exists[k] = 1; found = 1 }
       }
@@ -78,9 +78,9 @@ violations=$(find include src -type f \( -name '*.h' -o -name '*.cpp' \) | sort 
       match(text, /^([^";]|"([^"\\]|\\.)*")*/)
       statement = substr(text, 1, RLENGTH)
       found = 0
-      if (is_named(statement) || told == "") continue
+      if (is_named(statement) || longest == "") continue
       speaks = 1
-      if (all) print file ":1: " page " does not name \"" told "\""
+      if (all) print file ":1: " page " does not name \"" longest "\""
     }
     if (speaks && !here && !all) print file ":1: it can throw or warn, but " page " names none of its messages"
   }

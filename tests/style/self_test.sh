@@ -51,6 +51,15 @@ expect fail names src/net/helper.cpp ''
 expect fail names tests/common.cmake ''
 expect pass names src/net/communicator.cpp ''
 
+expect fail words src/net/a.h 'struct Crew;'
+expect fail words src/net/a.h 'class WorkerSeat {};'
+expect fail words src/net/a.h 'int patience_ms = 5;'
+expect fail words docs/a.md 'It waits with patience.'
+expect pass words docs/training.md 'It waits with patience.'
+expect pass words src/net/a.h 'int seating; struct Screw;'
+expect fail words src/net/a.cpp 'throw Error("only 3 ranks came");'
+expect pass words src/net/a.cpp '// only 3 ranks came'
+
 # A class here and one of the same name there: expect_classes pass|fail HERE THERE.
 expect_classes() {
   local verdict=fail
@@ -142,13 +151,13 @@ expect_messages() {
   fi
 }
 expect_messages pass docs/troubleshooting.md '| `no program given; expected: maniple run` | twice |'
-expect_messages fail docs/troubleshooting.md '| `nobody ever says this` | |'
+expect_messages fail docs/troubleshooting.md '| `no source has this` | |'
 expect_messages fail docs/troubleshooting.md '| `maniple run ... no program given` | in the wrong order |'
-expect_messages fail src/net/another.cpp 'throw InvalidArgument("nobody has told the page");'
-expect_messages fail src/net/another.cpp 'MANIPLE_REQUIRE(a > b, "a is {}; nobody has told the page", a);'
+expect_messages fail src/net/another.cpp 'throw InvalidArgument("the page does not have this");'
+expect_messages fail src/net/another.cpp 'MANIPLE_REQUIRE(a > b, "a is {}; the page does not have this", a);'
 expect_messages pass src/net/another.cpp 'throw InvalidArgument("no program given; expected: maniple run ./train");'
-expect_messages pass src/net/address.cpp 'throw InvalidArgument("nobody has told the page");'
-expect_messages fail src/net/address.cpp 'throw InvalidArgument("nobody has told the page");' --all
+expect_messages pass src/net/address.cpp 'throw InvalidArgument("the page does not have this");'
+expect_messages fail src/net/address.cpp 'throw InvalidArgument("the page does not have this");' --all
 
 # expect_link pass|fail LINE: of a page that has a heading and stands beside another.
 expect_link() {

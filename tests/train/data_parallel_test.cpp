@@ -324,7 +324,7 @@ TEST(DataParallel, NothingGrowsAndNothingIsLeft) {
     }
   };
   train(DataParallel(net, {.devices = cpus(3)}), 20);  // whatever LibTorch starts, it starts now
-  const Holdings before = Holdings::now();
+  const ProcessResources before = ProcessResources::now();
   {
     const DataParallel dp(net, {.devices = cpus(3)});
     train(dp, kSanitized ? 20 : 200);
@@ -344,7 +344,7 @@ TEST(DataParallel, NothingGrowsAndNothingIsLeft) {
   loss.backward();  // the graph outlives the DataParallel
   EXPECT_GT(net->fc1->weight.grad().abs().sum().item<double>(), 0);
   loss.reset();
-  const auto leaked = Holdings::leaked_since(before);
+  const auto leaked = ProcessResources::leaked_since(before);
   EXPECT_TRUE(leaked.empty()) << joined(leaked, "\n");
 }
 

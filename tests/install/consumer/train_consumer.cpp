@@ -1,4 +1,4 @@
-// A user's program: two ranks that meet in a file take one step of training together.
+// A user's program: two ranks with a rendezvous in a file take one step of training.
 #include <cstdio>
 #include <cstdlib>
 
@@ -15,8 +15,8 @@ int main(int, char** arguments) {
   ddp->forward(torch::full({1, 3}, maniple::get_rank() + 1.0f)).sum().backward();
   const float gradient = net->weight.grad()[0][0].item<float>();
   std::printf("rank %d of %d: %g\n", maniple::get_rank(), maniple::get_world_size(), gradient);
-  const float wanted = static_cast<float>(maniple::get_world_size() + 1) / 2;
+  const float expected = static_cast<float>(maniple::get_world_size() + 1) / 2;
   maniple::barrier();
   maniple::destroy_process_group();
-  return gradient == wanted ? 0 : 1;
+  return gradient == expected ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-#include "bench/native_subject.h"
+#include "bench/worker.h"
 
 #include <exception>
 #include <mutex>
@@ -7,16 +7,15 @@
 
 #include "base/environment.h"
 #include "bench/measure.h"
-#include "bench/page_memory.h"
 #include <maniple/comm.h>
 
 namespace maniple::bench {
 namespace {
 
-class NativeSubject final : public Subject {
+class NativeCommunicator final : public Communicator {
  public:
-  NativeSubject(std::shared_ptr<ProcessGroup> group, const Order& order)
-      : group_(std::move(group)), registered_(order.buffer == "registered") {}
+  NativeCommunicator(std::shared_ptr<ProcessGroup> group, const WorkItem& item)
+      : group_(std::move(group)), registered_(item.buffer == "registered") {}
 
   int rank() const override { return group_->rank(); }
   std::string transport() const override { return std::string(group_->transport()); }
@@ -78,39 +77,40 @@ class NativeSubject final : public Subject {
   Buffer out_;
 };
 
-constexpr std::string_view kPlugins = "maniple-";
+constexpr std::string_view kPluginPrefix = "maniple-";
 
-InitOptions init_options(const Order& order, int rank) {
+InitOptions init_options(const WorkItem& item, int rank) {
   InitOptions options;
   options.rank = rank;
-  options.world_size = order.ranks;
-  options.timeout = Seconds(order.timeout_s);
+  options.world_size = item.ranks;
+  options.timeout = Seconds(item.timeout_s);
   options.init_timeout = Seconds(30);
-  options.transport = parse_transport(order.transport);
-  options.algorithm = order.algorithm;
-  if (order.backend.starts_with(kPlugins)) options.backend = order.backend.substr(kPlugins.size());
-  // mpirun says who is who.
+  options.transport = parse_transport(item.transport);
+  options.algorithm = item.algorithm;
+  if (item.backend.starts_with(kPluginPrefix)) options.backend = item.backend.substr(kPluginPrefix.size());
+  // mpirun assigns the ranks.
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
-    if (options.backend == "mpi") options.rank = static_cast<int>(environment_integer(name, 0, 1 << 20).value_or(options.rank));
+    if (options.backend == "mpi")
+      options.rank = static_cast<int>(environment_integer(name, 0, 1 << 20).value_or(options.rank));
   }
   return options;
 }
 
-void run_rank(std::shared_ptr<ProcessGroup> group, const Order& order) {
-  NativeSubject subject(group, order);
-  measure_and_print(subject, order);
+void run_rank(std::shared_ptr<ProcessGroup> group, const WorkItem& item) {
+  NativeCommunicator communicator(group, item);
+  measure_and_print(communicator, item);
   group->barrier();  // nobody leaves while others still need it
 }
 
-void run_threads(const Order& order) {
+void run_threads(const WorkItem& item) {
   const std::shared_ptr<Store> store = make_memory_store();
   std::exception_ptr first;
   std::mutex mutex;
   std::vector<std::jthread> threads;
-  for (int rank = 0; rank < order.ranks; ++rank) {
+  for (int rank = 0; rank < item.ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        run_rank(init(store, init_options(order, rank)), order);
+        run_rank(init(store, init_options(item, rank)), item);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
@@ -123,11 +123,11 @@ void run_threads(const Order& order) {
 
 }  // namespace
 
-void work_as_rank(const Order& order, int rank, const std::string& rendezvous) {
-  if (order.transport == "loopback") return run_threads(order);
-  InitOptions options = init_options(order, rank);
+void run_worker(const WorkItem& item, int rank, const std::string& rendezvous) {
+  if (item.transport == "loopback") return run_threads(item);
+  InitOptions options = init_options(item, rank);
   options.init_method = rendezvous;
-  run_rank(init(options), order);
+  run_rank(init(options), item);
 }
 
 }  // namespace maniple::bench

@@ -1,6 +1,10 @@
-#include "bench/case.h"
+#include "bench/work_item.h"
 
 #include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include <maniple/comm/error.h>
 
 namespace maniple::bench {
 
@@ -52,6 +56,34 @@ double bus_factor(Op op, int ranks) noexcept {
   const double n = ranks;
   if (op == Op::all_reduce) return 2 * (n - 1) / n;
   return has_parts(op) ? (n - 1) / n : 1.0;
+}
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkItem, op, dtype, reduce, ranks, bytes, backend, transport, buffer, algorithm,
+                                   iterations, warmup, budget_s, timeout_s)
+
+Case WorkItem::case_of(std::uint64_t size) const {
+  const auto kind = parse_reduce_op(reduce);
+  const ReduceOp reduction = kind == ReduceOp::premul_sum ? ReduceOp::premultiplied(2.0) : ReduceOp(kind);
+  return Case::of(parse_op(op), parse_dtype(dtype), reduction, ranks, size);
+}
+
+std::vector<Case> WorkItem::cases() const {
+  std::vector<Case> result;
+  for (const std::uint64_t size : bytes) {
+    const Case next = case_of(size);
+    if (result.empty() || result.back().count != next.count) result.push_back(next);
+  }
+  return result;
+}
+
+std::string to_json_text(const WorkItem& item) { return nlohmann::json(item).dump(); }
+
+WorkItem parse_work_item(const std::string& json_text) {
+  try {
+    return nlohmann::json::parse(json_text).get<WorkItem>();
+  } catch (const nlohmann::json::exception& error) {
+    throw InvalidArgument(std::string("not an item to measure: ") + error.what());
+  }
 }
 
 }  // namespace maniple::bench

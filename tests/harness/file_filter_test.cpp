@@ -21,8 +21,9 @@ struct Listed {
 };
 
 Listed listed(const std::string& files, const std::string& filter = "*") {
-  const std::string command = fmt::format("MANIPLE_TEST_FILES='{}' GTEST_OUTPUT= '{}' --gtest_list_tests '--gtest_filter={}' 2>&1", files,
-                                          link_target("/proc/self/exe"), filter);
+  const std::string command =
+      fmt::format("MANIPLE_TEST_FILES='{}' GTEST_OUTPUT= '{}' --gtest_list_tests '--gtest_filter={}' 2>&1", files,
+                  link_target("/proc/self/exe"), filter);
   Listed result;
   std::FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return result;
@@ -32,24 +33,24 @@ Listed listed(const std::string& files, const std::string& filter = "*") {
   return result;
 }
 
-TEST(ChosenFiles, TestsOfOtherFilesAreLeftOut) {
-  const Listed own = listed("chosen_files_test.cpp");
+TEST(FileFilter, TestsOfOtherFilesAreLeftOut) {
+  const Listed own = listed("file_filter_test.cpp");
   EXPECT_EQ(own.exit_code, 0);
-  EXPECT_TRUE(own.has("ChosenFiles") && !own.has("Processes")) << own.text;
+  EXPECT_TRUE(own.has("FileFilter") && !own.has("Processes")) << own.text;
   const Listed other = listed("harness_test.cpp");
-  EXPECT_TRUE(!other.has("ChosenFiles") && other.has("Processes")) << other.text;
-  const Listed both = listed("harness_test.cpp chosen_files_test.cpp");
-  EXPECT_TRUE(both.has("ChosenFiles") && both.has("Processes")) << both.text;
+  EXPECT_TRUE(!other.has("FileFilter") && other.has("Processes")) << other.text;
+  const Listed both = listed("harness_test.cpp file_filter_test.cpp");
+  EXPECT_TRUE(both.has("FileFilter") && both.has("Processes")) << both.text;
 }
 
-TEST(ChosenFiles, AFilterStillCounts) {
-  const Listed one = listed("chosen_files_test.cpp", "*Filter*-Processes.*");
-  EXPECT_TRUE(one.has("ChosenFiles")) << one.text;
+TEST(FileFilter, AFilterStillCounts) {
+  const Listed one = listed("file_filter_test.cpp", "*StillCounts*-Processes.*");
+  EXPECT_TRUE(one.has("FileFilter")) << one.text;
   EXPECT_NE(one.text.find("AFilterStillCounts"), std::string::npos) << one.text;
   EXPECT_EQ(one.text.find("TestsOfOtherFiles"), std::string::npos) << one.text;
 }
 
-TEST(ChosenFiles, AFileWithoutTestsIsAMistake) {
+TEST(FileFilter, AFileWithoutTestsIsAMistake) {
   const Listed none = listed("harness_test.cpp no_such_test.cpp");
   EXPECT_EQ(none.exit_code, 2);
   EXPECT_NE(none.text.find("no test in a file called no_such_test.cpp"), std::string::npos) << none.text;

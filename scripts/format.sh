@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Formats the C++ sources, by .clang-format and one version of clang-format: others break lines elsewhere.
+# Usage: scripts/format.sh [--check] [FILE...]
+#
+# --check changes nothing, prints what it would change, and fails if that is anything. Without files: all of the repository. Exit code 77
+# with --check: this version is not installed.
+set -euo pipefail
+program=clang-format-19  # on Debian 12 and 13 alike; scripts/setup.sh installs it
+check=0
+if [[ ${1:-} == --check ]]; then check=1 && shift; fi
+root=$(dirname "$0")/..
+if ! command -v "$program" >/dev/null; then
+  echo "format: $program is not installed (Debian: apt-get install $program)" >&2
+  if ((check)); then exit 77; fi
+  exit 1
+fi
+
+files=("$@")
+if ((${#files[@]} == 0)); then
+  cd "$root"
+  mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.inl' 2>/dev/null)
+  # Sources without their history.
+  if ((${#files[@]} == 0)); then mapfile -t files < <(find bench examples include src tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'); fi
+fi
+mode=(-i)
+if ((check)); then mode=(--dry-run -Werror); fi
+printf '%s\0' "${files[@]}" | xargs -0 -P "$(nproc)" -n 64 "$program" "${mode[@]}" --style=file
+if ((check)); then echo "format: ${#files[@]} files are formatted"; fi
