@@ -25,13 +25,22 @@ const char* to_string(ErrorKind kind) noexcept {
   return "Error";
 }
 
+std::string describe(const ErrorInfo& info) {
+  if (info.operation.empty()) return info.reason;
+  std::string text = "[" + info.operation;
+  if (info.sequence != 0) text += fmt::format(" #{}", info.sequence);
+  if (!info.arguments.empty()) text += " " + info.arguments;
+  return text + fmt::format(" {} rank {}/{}] {}", info.group, info.rank, info.size, info.reason);
+}
+
 std::string errno_text(int code) { return std::system_category().message(code); }
 
 std::string start_error_text(int code) {
   if (code != EAGAIN) return errno_text(code);
-  return fmt::format("{}: the limit of processes and threads is reached, that of this user (ulimit -u) or of its control "
-                     "group (pids.max); start fewer, or raise it",
-                     errno_text(code));
+  return fmt::format(
+      "{}: the limit of processes and threads is reached, that of this user (ulimit -u) or of its control "
+      "group (pids.max); start fewer, or raise it",
+      errno_text(code));
 }
 
 void throw_system_error(const std::string& what, int code) {

@@ -13,14 +13,14 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kSmall = 64 * 1024;      // bytes of a buffer that is packed
+constexpr std::size_t kSmall = 64 * 1024;            // bytes of a buffer that is packed
 constexpr std::size_t kPack = std::size_t{1} << 20;  // bytes of a pack
 
 struct Coalesced {
-  ProcessGroup::Impl& group;
+  detail::GroupImpl& group;
   std::vector<Buffer> buffers;
   ReduceOp op;
-  Call call;
+  CallOptions call;
   std::vector<std::byte> pack{};
 
   void run(OperationContext& context) {
@@ -76,22 +76,22 @@ struct Coalesced {
   }
 };
 
-Coalesced checked(ProcessGroup::Impl& group, std::span<const Buffer> buffers, ReduceOp op, const Call& call) {
+Coalesced checked(detail::GroupImpl& group, std::span<const Buffer> buffers, ReduceOp op, const CallOptions& call) {
   for (const Buffer& buffer : buffers) all_reduce_operation({group.rank(), group.size()}, buffer, buffer, op, call);
   return {group, {buffers.begin(), buffers.end()}, op, call};
 }
 
 }  // namespace
 
-void ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, Call call) {
-  if (!impl_->takes_part("all_reduce_coalesced")) return;
-  Coalesced work = checked(*impl_, buffers, op, call);
-  impl_->run_tasks(Op::all_reduce, call, [&work](OperationContext& context) { work.run(context); });
-}
-
-Work ProcessGroup::all_reduce_coalesced_async(std::span<const Buffer> buffers, ReduceOp op, Call call) {
+Work ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, const CallOptions& call) {
   if (!impl_->takes_part("all_reduce_coalesced")) return done_work();
-  return impl_->start_tasks(Op::all_reduce, call, [work = checked(*impl_, buffers, op, call)](OperationContext& context) mutable { work.run(context); });
+  Coalesced task = checked(*impl_, buffers, op, call);
+  if (call.async_op) {
+    return impl_->start_tasks(Op::all_reduce, call,
+                              [task = std::move(task)](OperationContext& context) mutable { task.run(context); });
+  }
+  impl_->run_tasks(Op::all_reduce, call, [&task](OperationContext& context) { task.run(context); });
+  return done_work();
 }
 
 }  // namespace maniple

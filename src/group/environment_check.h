@@ -1,4 +1,4 @@
-// What can be said of an environment before any rank meets another: a variable that is wrong is named at once, by the rank
+// Checks of the environment before a rank contacts another: a variable that is wrong is named at once, by the rank
 // that has it, and not by a broken connection on all others.
 #pragma once
 

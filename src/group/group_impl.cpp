@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/error_codec.h"
 #include "base/log.h"
 #include "collective/selection.h"
 #include "group/validate.h"
@@ -20,45 +21,47 @@ constexpr const char* kForked =
 
 }  // namespace
 
-ProcessGroup::Impl::Impl(GroupFacts facts, Deadline deadline)
+detail::GroupImpl::GroupImpl(GroupFacts facts, Deadline deadline)
     : facts_(std::move(facts)), global_rank_(facts_.session->rank()), generation_(fork_generation()) {
   try {
     set_up(deadline);
   } catch (...) {
-    const bool told = abort_ && abort_->raised();
-    const std::string who = prefix(facts_.name == "world" ? "join" : "new group");
-    const std::exception_ptr cause = told ? std::current_exception() : with_prefix(who, std::current_exception());
-    // The others wait for this rank; unless they know already, they are told why it does not come.
-    if (!told) facts_.session->spread_abort(facts_.name, 0, cause);
+    const bool known = abort_ && abort_->raised();
+    const ErrorInfo context = context_of(facts_.name == "world" ? "init" : "new_group");
+    const std::exception_ptr cause = known ? std::current_exception() : with_context(context, std::current_exception());
+    // The others wait for this rank; unless they know already, they learn why it does not arrive.
+    if (!known) facts_.session->spread_abort(facts_.name, 0, cause);
     facts_.session->remove_group(facts_.name);
+    if (!thrown_.exchange(true)) report_failure(info_of(cause));
     std::rethrow_exception(cause);
   }
 }
 
-ProcessGroup::Impl::Impl(GroupFacts facts)
+detail::GroupImpl::GroupImpl(GroupFacts facts)
     : facts_(std::move(facts)), global_rank_(facts_.session->rank()), generation_(fork_generation()) {
   facts_.topology = {.rank = -1, .members = {}, .nodes = {}};
   facts_.session.reset();
 }
 
-void ProcessGroup::Impl::say_not_member(std::string_view verb) {
-  if (told_.exchange(true)) return;
+void detail::GroupImpl::warn_not_member(std::string_view verb) {
+  if (thrown_.exchange(true)) return;
   log_warning("{} on group {}: rank {} of the world is not in it, so this and later calls do nothing", verb,
               facts_.name, global_rank_);
 }
 
-void ProcessGroup::Impl::require_member(std::string_view who) const {
-  MANIPLE_REQUIRE(is_member(), "{}: rank {} of the world is not in group {}; only members can use a group so (is_member() tells)", who,
-                  global_rank_, facts_.name);
+void detail::GroupImpl::require_member(std::string_view who) const {
+  MANIPLE_REQUIRE(is_member(),
+                  "{}: rank {} of the world is not in group {}; only members can use a group so (is_member() tells)",
+                  who, global_rank_, facts_.name);
 }
 
-Seconds ProcessGroup::Impl::limit(const Call& call) const {
-  if (!call.options.timeout) return facts_.timeout;
-  require_limit("a time-out", *call.options.timeout);
-  return *call.options.timeout;
+Seconds detail::GroupImpl::limit(const CallOptions& call) const {
+  if (!call.timeout) return facts_.timeout;
+  require_limit("a time-out", *call.timeout);
+  return *call.timeout;
 }
 
-void ProcessGroup::Impl::set_up(Deadline deadline) {
+void detail::GroupImpl::set_up(Deadline deadline) {
   require_algorithm(facts_.algorithm);
   const BackendEntry& entry = find_backend(facts_.backend);
   abort_ = std::make_shared<AbortSignal>();
@@ -91,33 +94,49 @@ void ProcessGroup::Impl::set_up(Deadline deadline) {
   execute(barrier, op_context);
 }
 
-ProcessGroup::Impl::~Impl() {
+detail::GroupImpl::~GroupImpl() {
   if (!is_member()) return;
   leaving_.store(true);
   // What is queued must not wait for peers: it fails at once.
   if (queued_.load() != 0) {
-    abort_->raise(std::make_exception_ptr(Aborted(prefix("destroy") + "the group was destroyed with operations under way")));
+    ErrorInfo info = context_of("destroy");
+    info.reason = "the group was destroyed with operations under way";
+    abort_->raise(make_error(std::move(info)));
   }
   facts_.session->remove_group(facts_.name);
 }
 
-std::string ProcessGroup::Impl::prefix(const std::string& call) const {
-  return fmt::format("[{} {} rank {}/{}] ", call, facts_.name, rank(), size());
+ErrorInfo detail::GroupImpl::context_of(std::string_view operation, std::uint64_t sequence,
+                                        std::string arguments) const {
+  ErrorInfo info;
+  info.operation = operation;
+  info.sequence = sequence;
+  info.arguments = std::move(arguments);
+  info.group = facts_.name;
+  info.rank = rank();
+  info.size = size();
+  info.origin = global_rank_;
+  return info;
 }
 
-void ProcessGroup::Impl::throw_unusable(Op op, const Call& call) {
+void detail::GroupImpl::throw_unusable(Op op, const CallOptions& call) {
   const std::string place = fmt::format(" (call at {}:{})", call.where.file_name(), call.where.line());
   if (in_forked_child()) {
-    throw Aborted(prefix("after fork") + kForked + place);
+    ErrorInfo info = context_of("after fork");
+    info.reason = kForked + place;
+    throw Aborted(std::move(info));
   }
-  // The group failed between two calls of this rank: the first of them to meet the failure throws it as it is.
-  if (!told_.exchange(true)) {
-    std::rethrow_exception(with_prefix(prefix(fmt::format("{} #{}", to_string(op), seq_ + 1)), abort_->cause()));
-  }
-  throw Aborted(prefix("aborted") + "the group had failed before: " + text_of(abort_->cause()) + place);
+  // The group failed between two calls of this rank: the first of them to notice the failure throws it as it is.
+  const std::exception_ptr cause = abort_->cause();
+  if (!thrown_.load()) std::rethrow_exception(failure(cause, context_of(to_string(op), seq_ + 1)));
+  ErrorInfo info = context_of("aborted");
+  info.ranks = info_of(cause).ranks;
+  info.origin = info_of(cause).origin;
+  info.reason = "the group had failed before: " + text_of(cause) + place;
+  throw Aborted(std::move(info));
 }
 
-void ProcessGroup::Impl::execute(Operation& op, OperationContext& op_context) {
+void detail::GroupImpl::execute(Operation& op, OperationContext& op_context) {
   op.seq = ++seq_;
   op.ranks = size();
   auto record = [this, &op, &op_context] { op_context.set_start(recorder_->begin(op)); };
@@ -133,7 +152,7 @@ void ProcessGroup::Impl::execute(Operation& op, OperationContext& op_context) {
   recorder_->end(op.seq, false, op_context.take_end());
 }
 
-void ProcessGroup::Impl::fail(const Operation& op) {
+void detail::GroupImpl::fail(const Operation& op) {
   try {
     throw;
   } catch (const InvalidArgument&) {
@@ -141,55 +160,57 @@ void ProcessGroup::Impl::fail(const Operation& op) {
   } catch (const Unsupported&) {
     throw;
   } catch (...) {
-    const std::string who = prefix(fmt::format("{} #{}", to_string(op.op), op.seq));
-    const std::exception_ptr cause = with_prefix(who, settle(std::current_exception(), op.seq, who));
-    told_.store(true);
-    std::rethrow_exception(cause);
+    const ErrorInfo context = context_of(to_string(op.op), op.seq);
+    std::rethrow_exception(failure(propagate(std::current_exception(), context), context));
   }
 }
 
-std::exception_ptr ProcessGroup::Impl::settle(std::exception_ptr error, std::uint64_t seq, const std::string& who) {
+std::exception_ptr detail::GroupImpl::failure(const std::exception_ptr& error, const ErrorInfo& context) {
+  std::exception_ptr thrown = with_context(context, error);
+  if (!thrown_.exchange(true)) report_failure(info_of(thrown));
+  return thrown;
+}
+
+std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error, const ErrorInfo& context) {
   if (leaving_.load()) return error;
-  const auto await_word = [this](int milliseconds) {
-    pollfd bell{abort_->fd(), POLLIN, 0};
-    ::poll(&bell, 1, milliseconds);
+  const auto await_abort = [this](int milliseconds) {
+    pollfd raised{abort_->fd(), POLLIN, 0};
+    ::poll(&raised, 1, milliseconds);
   };
-  ErrorKind kind = ErrorKind::aborted;
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& e) {
-    kind = e.kind();
-  } catch (...) {
-  }
-  const bool watched = facts_.session->has_watch();
-  // The watch knows who died first; its word is milliseconds away.
-  if (kind == ErrorKind::peer_lost && watched && !abort_->raised()) await_word(150);
+  const ErrorKind kind = info_of(error).kind;
+  const bool detects = facts_.session->has_failure_detector();
+  // The failure detector knows who died first; its message is milliseconds away.
+  if (kind == ErrorKind::peer_lost && detects && !abort_->raised()) await_abort(150);
   if (abort_->raised()) return abort_->cause();
-  if (watched && !(kind == ErrorKind::mismatch && backend_ && backend_->all_share_memory())) {
-    // The hub of the watch passes it on (and, for a mismatch, first asks all ranks what they called); we hear of it last.
-    const bool asks = kind == ErrorKind::mismatch && seq != 0;
-    facts_.session->spread_abort(facts_.name, seq, asks ? error : with_prefix(who, error));
-    await_word(asks ? 1500 : 100);
+  if (detects && !(kind == ErrorKind::mismatch && backend_ && backend_->all_share_memory())) {
+    // The leader of the detector passes it on (and, for a mismatch, first asks all ranks what they called); we receive it last.
+    const bool asks = kind == ErrorKind::mismatch && context.sequence != 0;
+    facts_.session->spread_abort(facts_.name, context.sequence, asks ? error : with_context(context, error));
+    await_abort(asks ? 1500 : 100);
     if (asks && abort_->raised()) return abort_->cause();
   }
-  abort_->raise(with_prefix(who, error));
+  abort_->raise(with_context(context, error));
   return error;
 }
 
-void ProcessGroup::Impl::abort(const std::string& reason) {
-  if (in_forked_child()) throw Aborted(prefix("after fork") + kForked);
-  const auto cause = std::make_exception_ptr(Aborted(prefix("abort") + reason));
+void detail::GroupImpl::abort(const std::string& reason) {
+  ErrorInfo info = context_of(in_forked_child() ? "after fork" : "abort");
+  info.reason = in_forked_child() ? kForked : reason;
+  if (in_forked_child()) throw Aborted(std::move(info));
+  const auto cause = make_error(std::move(info));
   if (abort_->raise(cause)) facts_.session->spread_abort(facts_.name, 0, cause);
 }
 
-Work ProcessGroup::Impl::start(Operation operation, const Call& call) {
+Work detail::GroupImpl::start(Operation operation, const CallOptions& call) {
   const Op op = operation.op;
-  return start_tasks(op, call, [this, operation = std::move(operation)](OperationContext& op_context) mutable { execute(operation, op_context); });
+  return start_tasks(op, call, [this, operation = std::move(operation)](OperationContext& op_context) mutable {
+    execute(operation, op_context);
+  });
 }
 
-Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void(OperationContext&)> body) {
+Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body) {
   require_usable(op, call);
-  auto state = std::make_shared<Work::State>();
+  auto state = std::make_shared<detail::WorkState>();
   const Deadline deadline = Deadline::after(limit(call));
   queued_.fetch_add(1, std::memory_order_acq_rel);
   queue_.push([this, state, body = std::move(body), deadline, op, call] {
@@ -210,21 +231,24 @@ Work ProcessGroup::Impl::start_tasks(Op op, const Call& call, std::function<void
   return Work(state);
 }
 
-std::exception_ptr with_prefix(const std::string& prefix, const std::exception_ptr& error) {
+std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const PeerLost& e) {
-    return std::make_exception_ptr(PeerLost(prefix + e.what(), e.rank()));
-  } catch (const Timeout& e) {
-    return std::make_exception_ptr(Timeout(prefix + e.what()));
-  } catch (const Aborted& e) {
-    return std::make_exception_ptr(Aborted(prefix + e.what()));
-  } catch (const Mismatch& e) {
-    return std::make_exception_ptr(Mismatch(prefix + e.what()));
-  } catch (const ProtocolError& e) {
-    return std::make_exception_ptr(ProtocolError(prefix + e.what()));
-  } catch (const SystemError& e) {
-    return std::make_exception_ptr(SystemError(prefix + e.what(), e.code()));
+  } catch (const InvalidArgument&) {
+    return error;
+  } catch (const Unsupported&) {
+    return error;
+  } catch (const Error& e) {
+    ErrorInfo info = e.info();
+    if (!info.operation.empty()) info.reason = e.what();
+    info.operation = context.operation;
+    info.sequence = context.sequence;
+    info.arguments = context.arguments;
+    info.group = context.group;
+    info.rank = context.rank;
+    info.size = context.size;
+    if (info.origin < 0) info.origin = context.origin;
+    return make_error(std::move(info));
   } catch (...) {
     return error;
   }

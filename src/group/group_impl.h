@@ -1,7 +1,7 @@
 // Inside a group: order, deadlines, records, and the ends.
 //
 //   call -> validate -> (inline if idle, else queued) -> record -> backend -> record
-//                                                           \-> failure: abort here, tell the others, name the call
+//                                                           \-> failure: abort here and on the others, name the call
 #pragma once
 
 #include <atomic>
@@ -29,14 +29,14 @@ struct GroupFacts {
   Seconds timeout{};
 };
 
-class ProcessGroup::Impl {
+class detail::GroupImpl {
  public:
   /// Sets up the backend and passes a first barrier: when this returns, all ranks are there.
-  Impl(GroupFacts facts, Deadline deadline);
+  GroupImpl(GroupFacts facts, Deadline deadline);
   /// For a rank that is not in the group: a handle on which every operation does nothing. Only name, backend and session of
   /// the facts count, and the session is let go.
-  explicit Impl(GroupFacts facts);
-  ~Impl();
+  explicit GroupImpl(GroupFacts facts);
+  ~GroupImpl();
 
   const GroupFacts& facts() const noexcept { return facts_; }
   int rank() const noexcept { return facts_.topology.rank; }
@@ -48,28 +48,35 @@ class ProcessGroup::Impl {
   const Recorder& recorder() const noexcept { return *recorder_; }
 
   /// Throws InvalidArgument when the call was given a time-out that is negative or NaN.
-  Seconds limit(const Call& call) const;
+  Seconds limit(const CallOptions& call) const;
 
-  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle is told.
+  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle logs a warning.
   bool takes_part(std::string_view verb) {
-    if (is_member()) [[likely]] return true;
-    say_not_member(verb);
+    if (is_member()) [[likely]]
+      return true;
+    warn_not_member(verb);
     return false;
   }
   /// Throws InvalidArgument for a rank that is not in the group.
   void require_member(std::string_view who) const;
 
+  /// Runs or starts it, as the call says.
+  Work run(Operation operation, const CallOptions& call) {
+    if (call.async_op) return start(std::move(operation), call);
+    run_now(operation, call);
+    return done_work();
+  }
   /// Runs now, in this thread if nothing else is under way, otherwise after what is.
-  void run(Operation operation, const Call& call) {
+  void run_now(Operation& operation, const CallOptions& call) {
     run_tasks(operation.op, call, [this, &operation](OperationContext& context) { execute(operation, context); });
   }
-  Work start(Operation operation, const Call& call);
+  Work start(Operation operation, const CallOptions& call);
 
   bool in_forked_child() const noexcept { return fork_generation() != generation_; }
 
   /// The same for a body that executes several operations as one.
   template <class Body>
-  void run_tasks(Op op, const Call& call, Body&& body) {
+  void run_tasks(Op op, const CallOptions& call, Body&& body) {
     require_usable(op, call);
     if (queued_.load(std::memory_order_acquire) == 0 && !busy_.exchange(true, std::memory_order_acquire)) {
       const Release release{busy_};
@@ -79,25 +86,28 @@ class ProcessGroup::Impl {
     }
     start_tasks(op, call, [&body](OperationContext& context) { body(context); }).wait();
   }
-  Work start_tasks(Op op, const Call& call, std::function<void(OperationContext&)> body);
+  Work start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body);
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
   void execute(Operation& operation, OperationContext& context);
-  /// Inside a handler, for what went wrong in such an operation: aborts the group, tells the others, names the call.
+  /// Inside a handler, for what went wrong in such an operation: aborts the group on all ranks, names the call.
   [[noreturn]] void fail(const Operation& operation);
 
   // ---- Messages ------------------------------------------------------------------------------------------------
-  std::shared_ptr<Message> make_message(const PointToPoint& operation, const Call& call) const;
-  int run_message(const PointToPoint& operation, const Call& call);
-  std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const Call& call);
+  std::shared_ptr<Message> make_message(const PointToPoint& operation, const CallOptions& call) const;
+  int run_message(const PointToPoint& operation, const CallOptions& call);
+  std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
 
   MessageWait oldest_message() const;
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
-  void require_usable(Op op, const Call& call) {
-    if (fork_generation() != generation_ || abort_->raised()) [[unlikely]] throw_unusable(op, call);
+  void require_usable(Op op, const CallOptions& call) {
+    if (fork_generation() != generation_ || abort_->raised()) [[unlikely]]
+      throw_unusable(op, call);
   }
   void abort(const std::string& reason);
+  /// The fields of an error of this call: operation, group, ranks; no reason yet.
+  ErrorInfo context_of(std::string_view operation, std::uint64_t sequence = 0, std::string arguments = {}) const;
 
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
@@ -110,12 +120,14 @@ class ProcessGroup::Impl {
     ~Release() { busy.store(false, std::memory_order_release); }
   };
   void set_up(Deadline deadline);
-  void say_not_member(std::string_view verb);
-  [[noreturn]] void throw_unusable(Op op, const Call& call);
-  /// Aborts the group for this error unless it is aborted already, and tells the others. Returns the first cause if that is
+  void warn_not_member(std::string_view verb);
+  [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
+  /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that is
   /// something else: a connection that closes may only be the echo of what happened elsewhere.
-  std::exception_ptr settle(std::exception_ptr error, std::uint64_t seq, const std::string& who);
-  std::string prefix(const std::string& call) const;   // "[all_reduce #12 world rank 3/8] "
+  std::exception_ptr propagate(const std::exception_ptr& error, const ErrorInfo& context);
+  /// The error that a call throws for it. The first one on this rank is also reported to the launcher.
+  std::exception_ptr failure(const std::exception_ptr& error, const ErrorInfo& context);
+  ErrorInfo context_of(const Message& message) const;
 
   GroupFacts facts_;
   int global_rank_;
@@ -124,7 +136,8 @@ class ProcessGroup::Impl {
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Recorder> recorder_;
   std::uint32_t generation_;
-  std::atomic<bool> told_{false};  // a call on this rank has thrown the first cause; outside the group: has been told of
+  // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
+  std::atomic<bool> thrown_{false};
   std::atomic<bool> leaving_{false};  // being destroyed: what fails by that is nobody else's concern
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
@@ -136,7 +149,8 @@ class ProcessGroup::Impl {
   TaskQueue queue_;  // last: its thread uses the rest
 };
 
-/// The same error with `prefix` in front of its text.
-std::exception_ptr with_prefix(const std::string& prefix, const std::exception_ptr& error);
+/// The same error as one of the call that `context` names (operation to size, and origin). What an error of another call
+/// says becomes its reason. The caller's mistakes stay as they are.
+std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error);
 
 }  // namespace maniple

@@ -8,7 +8,7 @@
 
 namespace maniple {
 
-std::shared_ptr<Message> ProcessGroup::Impl::make_message(const PointToPoint& p2p, const Call& call) const {
+std::shared_ptr<Message> detail::GroupImpl::make_message(const PointToPoint& p2p, const CallOptions& call) const {
   const bool sends = p2p.op == Op::send;
   MANIPLE_REQUIRE(sends || p2p.op == Op::recv, "a batch holds send and recv, not {}", to_string(p2p.op));
   MANIPLE_REQUIRE((p2p.peer >= 0 && p2p.peer < size()) || (!sends && p2p.peer == kAnySource),
@@ -32,23 +32,18 @@ std::shared_ptr<Message> ProcessGroup::Impl::make_message(const PointToPoint& p2
   return message;
 }
 
-namespace {
-
-template <class Call>  // PointToPoint or Message
-std::string name_of(const Call& p2p, const GroupFacts& facts) {
-  const std::string peer = p2p.peer == kAnySource ? "anyone" : fmt::format("rank {}", p2p.peer);
-  return fmt::format("[{} {} {} tag {} {} rank {}/{}] ", to_string(p2p.op), p2p.op == Op::send ? "to" : "from", peer, p2p.tag,
-                     facts.name, facts.topology.rank, facts.topology.size());
+ErrorInfo detail::GroupImpl::context_of(const Message& message) const {
+  const std::string peer = message.peer == kAnySource ? "any rank" : fmt::format("rank {}", message.peer);
+  return context_of(to_string(message.op), 0,
+                    fmt::format("{} {} tag {}", message.op == Op::send ? "to" : "from", peer, message.tag));
 }
 
-}  // namespace
-
-MessageWait ProcessGroup::Impl::oldest_message() const {
+MessageWait detail::GroupImpl::oldest_message() const {
   const AwaitedMessages awaited = backend_->awaited();
   if (!awaited.oldest) return {};
   const Message& message = *awaited.oldest;
-  MessageWait wait{message.since, name_of(message, facts_), "anyone"};
-  wait.call.pop_back();  // the blank
+  MessageWait wait{message.since, describe(context_of(message)), "any rank"};
+  wait.call.pop_back();  // the blank before a reason
   if (message.peer != kAnySource) {
     const auto& peer = facts_.topology.members[static_cast<std::size_t>(message.peer)];
     wait.whom = fmt::format("rank {} (pid {} on {})", message.peer, peer.pid, peer.host);
@@ -58,33 +53,32 @@ MessageWait ProcessGroup::Impl::oldest_message() const {
 }
 
 // A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
-int ProcessGroup::Impl::run_message(const PointToPoint& p2p, const Call& call) {
+int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& call) {
   require_usable(p2p.op, call);
   auto message = make_message(p2p, call);
   backend_->start({&message, 1}, false);
   backend_->drive(*message);
   if (message->error) {
-    const std::string who = name_of(p2p, facts_);
-    const auto named = with_prefix(who, settle(message->error, 0, who));
-    told_.store(true);
-    std::rethrow_exception(named);
+    const ErrorInfo context = context_of(*message);
+    std::rethrow_exception(failure(propagate(message->error, context), context));
   }
   return message->source;
 }
 
-std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoint> operations, int* source, const Call& call) {
+std::vector<Work> detail::GroupImpl::start_messages(std::span<const PointToPoint> operations, int* source,
+                                                    const CallOptions& call) {
   if (!operations.empty()) require_usable(operations.front().op, call);
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Work> works;
-  for (const PointToPoint& p2p : operations) messages.push_back(make_message(p2p, call));  // all are checked before any starts
+  for (const PointToPoint& p2p : operations)
+    messages.push_back(make_message(p2p, call));  // all are checked before any starts
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    auto state = std::make_shared<Work::State>();
-    messages[i]->finished = [this, state, source, message = messages[i].get(), p2p = operations[i]] {
+    auto state = std::make_shared<detail::WorkState>();
+    messages[i]->finished = [this, state, source, message = messages[i].get()] {
       std::exception_ptr error = message->error;
       if (error) {
-        const std::string who = name_of(p2p, facts_);
-        error = with_prefix(who, settle(error, 0, who));
-        told_.store(true);
+        const ErrorInfo context = context_of(*message);
+        error = failure(propagate(error, context), context);
       } else if (source != nullptr) {
         *source = message->source;
       }
@@ -97,21 +91,21 @@ std::vector<Work> ProcessGroup::Impl::start_messages(std::span<const PointToPoin
   return works;
 }
 
-void ProcessGroup::send(ConstBuffer buffer, int peer, int tag, Call call) {
+void ProcessGroup::send(ConstBuffer buffer, int peer, int tag, const CallOptions& call) {
   if (impl_->takes_part("send")) impl_->run_message(PointToPoint::send(buffer, peer, tag), call);
 }
 
-Work ProcessGroup::isend(ConstBuffer buffer, int peer, int tag, Call call) {
+Work ProcessGroup::isend(ConstBuffer buffer, int peer, int tag, const CallOptions& call) {
   if (!impl_->takes_part("isend")) return done_work();
   const PointToPoint p2p = PointToPoint::send(buffer, peer, tag);
   return impl_->start_messages({&p2p, 1}, nullptr, call).front();
 }
 
-int ProcessGroup::recv(Buffer buffer, int peer, int tag, Call call) {
+int ProcessGroup::recv(Buffer buffer, int peer, int tag, const CallOptions& call) {
   return impl_->takes_part("recv") ? impl_->run_message(PointToPoint::recv(buffer, peer, tag), call) : -1;
 }
 
-Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, Call call) {
+Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, const CallOptions& call) {
   if (!impl_->takes_part("irecv")) {
     if (source != nullptr) *source = -1;
     return done_work();
@@ -120,7 +114,7 @@ Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, Call cal
   return impl_->start_messages({&p2p, 1}, source, call).front();
 }
 
-std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, Call call) {
+std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& call) {
   if (!impl_->takes_part("batch_isend_irecv")) return std::vector<Work>(operations.size(), done_work());
   return impl_->start_messages(operations, nullptr, call);
 }

@@ -25,7 +25,7 @@ std::vector<std::string> cut(const std::string& all, std::span<const std::size_t
 // Several operations that must not be interleaved with others' calls.
 class Objects {
  public:
-  Objects(ProcessGroup::Impl& group, const Call& call, OperationContext& context) : group_(group), call_(call), patience_(context) {}
+  Objects(detail::GroupImpl& group, const CallOptions& call, OperationContext& context) : group_(group), call_(call), context_(context) {}
 
   std::vector<std::size_t> lengths(std::size_t mine) {
     std::vector<std::int64_t> all(static_cast<std::size_t>(group_.size()));
@@ -52,22 +52,22 @@ class Objects {
 
  private:
   GroupShape shape() const { return {group_.rank(), group_.size()}; }
-  void execute(Operation operation) { group_.execute(operation, patience_); }
+  void execute(Operation operation) { group_.execute(operation, context_); }
   static std::size_t total(std::span<const std::size_t> lengths) {
     std::size_t sum = 0;
     for (const std::size_t length : lengths) sum += length;
     return sum;
   }
-  ProcessGroup::Impl& group_;
-  const Call& call_;
-  OperationContext& patience_;
+  detail::GroupImpl& group_;
+  const CallOptions& call_;
+  OperationContext& context_;
 };
 
 void require_root(int root, int size) { MANIPLE_REQUIRE(root >= 0 && root < size, "root {} in a group of {} ranks", root, size); }
 
 }  // namespace
 
-std::string ProcessGroup::broadcast_object(std::string_view object, int root, Call call) {
+std::string ProcessGroup::broadcast_object(std::string_view object, int root, const CallOptions& call) {
   if (!impl_->takes_part("broadcast_object")) return {};
   require_root(root, size());
   std::string result;
@@ -82,7 +82,7 @@ std::string ProcessGroup::broadcast_object(std::string_view object, int root, Ca
   return result;
 }
 
-std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, int root, Call call) {
+std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, int root, const CallOptions& call) {
   if (!impl_->takes_part("gather_objects")) return {};
   require_root(root, size());
   std::vector<std::string> result;
@@ -95,7 +95,7 @@ std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, i
   return result;
 }
 
-std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, Call call) {
+std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, const CallOptions& call) {
   if (!impl_->takes_part("all_gather_objects")) return {};
   std::vector<std::string> result;
   impl_->run_tasks(Op::all_gather, call, [&](OperationContext& context) {
@@ -106,7 +106,7 @@ std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view objec
   return result;
 }
 
-std::string ProcessGroup::scatter_objects(std::span<const std::string> given, int root, Call call) {
+std::string ProcessGroup::scatter_objects(std::span<const std::string> given, int root, const CallOptions& call) {
   if (!impl_->takes_part("scatter_objects")) return {};
   require_root(root, size());
   MANIPLE_REQUIRE(rank() != root || given.size() == static_cast<std::size_t>(size()),

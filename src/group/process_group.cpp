@@ -12,7 +12,7 @@
 
 namespace maniple {
 
-ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ProcessGroup::ProcessGroup(std::unique_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
 
 ProcessGroup::~ProcessGroup() {
   // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
@@ -28,23 +28,26 @@ int ProcessGroup::size() const noexcept { return impl_->size(); }
 const Topology& ProcessGroup::topology() const noexcept { return impl_->facts().topology; }
 const std::string& ProcessGroup::name() const noexcept { return impl_->facts().name; }
 const std::string& ProcessGroup::backend() const noexcept { return impl_->facts().backend; }
-std::string_view ProcessGroup::transport() const noexcept { return is_member() ? impl_->backend().transport() : "none"; }
+std::string_view ProcessGroup::transport() const noexcept {
+  return is_member() ? impl_->backend().transport() : "none";
+}
 Store& ProcessGroup::store() {
   require_member("store");
   return impl_->store();
 }
 
-void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
+void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
   if (!impl_->takes_part("monitored_barrier")) return;
   impl_->require_usable(Op::barrier, call);
-  const std::uint64_t number = impl_->next_monitored();  // also of one that is refused: those that follow must meet
+  const std::uint64_t number = impl_->next_monitored();  // also of one that is refused: those that follow must match
   require_limit("monitored_barrier: a limit", timeout);
   const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
   std::vector<std::string> keys;
   for (int r = 0; r < size(); ++r) keys.push_back(key(number, r));
   store().set(key(number, rank()), "1");
   const Deadline deadline = Deadline::after(timeout);
-  constexpr auto kLook = std::chrono::milliseconds(200);  // the store does not know who is lost; the watch does
+  constexpr auto kLook =
+      std::chrono::milliseconds(200);  // the store does not know who is lost; the failure detector does
   for (;;) {
     try {
       store().wait(keys, Deadline::sooner(deadline, Deadline::after(kLook)));
@@ -61,19 +64,24 @@ void ProcessGroup::monitored_barrier(Seconds timeout, Call call) {
     for (int r = 0; r < size(); ++r) {
       if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
     }
-    if (missing.empty()) break;  // the last came while we asked
-    throw Timeout(fmt::format("[monitored_barrier {} rank {}/{}] {}/{} ranks came within {:.1f} s; missing rank{} {}", name(), rank(),
-                              size(), size() - static_cast<int>(missing.size()), size(), timeout.count(),
-                              missing.size() == 1 ? "" : "s", list_ranks(missing)));
+    if (missing.empty()) break;  // the last arrived while we asked
+    ErrorInfo info = impl_->context_of("monitored_barrier");
+    for (const int r : missing) info.ranks.push_back(topology().members[static_cast<std::size_t>(r)].global_rank);
+    info.waited_s = timeout.count();
+    info.reason = fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}",
+                              timeout.count(), size() - static_cast<int>(missing.size()), size(),
+                              missing.size() == 1 ? "" : "s", list_ranks(missing));
+    throw Timeout(std::move(info));
   }
   // All have left the barriers before this one, so nobody looks at their keys any more; of those that failed neither.
-  for (std::uint64_t& cleared = impl_->monitored_cleared(); cleared + 1 < number;) store().erase(key(++cleared, rank()));
+  for (std::uint64_t& cleared = impl_->monitored_cleared(); cleared + 1 < number;)
+    store().erase(key(++cleared, rank()));
 }
 
-RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& call) {
   if (!impl_->takes_part("allocate")) return {};
   constexpr std::size_t kMost = std::size_t{1} << 46;  // the sizes of all ranks must still add up
-  MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes are more than there can be", bytes);
+  MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes exceed the maximum of {}", bytes, kMost);
   RegisteredMemory memory;
   impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);
@@ -81,7 +89,8 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Call call) {
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
     impl_->execute(sizes, context);
     try {
-      memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(), context.deadline());
+      memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(),
+                                         context.deadline());
     } catch (...) {
       sizes.op = Op::allocate;  // what the caller knows it by
       impl_->fail(sizes);

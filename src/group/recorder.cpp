@@ -18,7 +18,7 @@ std::string Recorder::describe(const Entry& entry, std::uint64_t seq) const {
   const Signature signature{seq, entry.words[0].load(std::memory_order_relaxed), entry.words[1].load(std::memory_order_relaxed),
                             entry.words[2].load(std::memory_order_relaxed)};
   const std::string_view file = entry.file.load(std::memory_order_relaxed);
-  if (file.empty()) return signature.describe();  // no call of the program: the barrier of joining
+  if (file.empty()) return signature.describe();  // no call of the program: the barrier of init()
   return fmt::format("{} at {}:{}", signature.describe(), file, entry.line.load(std::memory_order_relaxed));
 }
 

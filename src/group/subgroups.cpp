@@ -31,28 +31,31 @@ Topology topology_of(const Session& session, const std::vector<int>& global_rank
 
 namespace {
 
-std::shared_ptr<ProcessGroup> make_group(ProcessGroup::Impl& parent, const std::string& name, const std::vector<int>& ranks,
-                                         const GroupOptions& options, Deadline deadline) {
+std::shared_ptr<ProcessGroup> make_group(detail::GroupImpl& parent, const std::string& name,
+                                         const std::vector<int>& ranks, const GroupOptions& options,
+                                         Deadline deadline) {
   GroupFacts facts = parent.facts();
   facts.name = name;
   std::vector<int> global_ranks;
-  for (const int rank : ranks) global_ranks.push_back(parent.facts().topology.members[static_cast<std::size_t>(rank)].global_rank);
+  for (const int rank : ranks)
+    global_ranks.push_back(parent.facts().topology.members[static_cast<std::size_t>(rank)].global_rank);
   facts.topology = topology_of(*facts.session, global_ranks);
   facts.timeout = options.timeout.value_or(facts.timeout);
   facts.transport = options.transport.value_or(facts.transport);
   facts.algorithm = options.algorithm.value_or(facts.algorithm);
-  return std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts), deadline));
+  return std::make_shared<ProcessGroup>(std::make_unique<detail::GroupImpl>(std::move(facts), deadline));
 }
 
-std::shared_ptr<ProcessGroup> make_outside(const ProcessGroup::Impl& parent, const std::string& name) {
+std::shared_ptr<ProcessGroup> make_outside(const detail::GroupImpl& parent, const std::string& name) {
   GroupFacts facts = parent.facts();
   facts.name = name;
-  return std::make_shared<ProcessGroup>(std::make_unique<ProcessGroup::Impl>(std::move(facts)));
+  return std::make_shared<ProcessGroup>(std::make_unique<detail::GroupImpl>(std::move(facts)));
 }
 
 // Ranks compare what they were given before they look at it: so either all refuse it, or none.
 std::vector<std::size_t> words_of(const GroupOptions& options) {
-  std::vector<std::size_t> words = {options.timeout.has_value(), 0, options.transport ? 1 + static_cast<std::size_t>(*options.transport) : 0,
+  std::vector<std::size_t> words = {options.timeout.has_value(), 0,
+                                    options.transport ? 1 + static_cast<std::size_t>(*options.transport) : 0,
                                     options.algorithm ? 1 + options.algorithm->size() : 0};
   if (options.timeout) words[1] = std::bit_cast<std::uint64_t>(options.timeout->count());
   if (options.algorithm) words.insert(words.end(), options.algorithm->begin(), options.algorithm->end());
@@ -68,15 +71,16 @@ void require_good(const GroupOptions& options, const char* verb) {
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks, const GroupOptions& options, Call call) {
+std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks, const GroupOptions& options,
+                                                      const CallOptions& call) {
   require_member("new_group");
   const Deadline deadline = Deadline::after(impl_->limit(call));
-  // A barrier whose "counts" are the list and the options: ranks that pass different ones are told so.
+  // A barrier whose "counts" are the list and the options: ranks that pass different ones get a Mismatch.
   std::vector<std::size_t> given = words_of(options);
   given.insert(given.end(), ranks.begin(), ranks.end());
   Operation agree = barrier_operation(call);
   agree.parts = Parts(given);
-  impl_->run(agree, call);
+  impl_->run_now(agree, call);
   MANIPLE_REQUIRE(!ranks.empty(), "new_group: no ranks");
   std::set<int> seen;
   for (const int rank : ranks) {
@@ -89,12 +93,14 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks
   return make_group(*impl_, name, {ranks.begin(), ranks.end()}, options, deadline);
 }
 
-std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const GroupOptions& options, Call call) {
+std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const GroupOptions& options,
+                                                  const CallOptions& call) {
   require_member("split");
   const Deadline deadline = Deadline::after(impl_->limit(call));
   const std::int64_t mine[3] = {color, key, static_cast<std::int64_t>(Parts(words_of(options)).hash())};
   std::vector<std::int64_t> all(3 * static_cast<std::size_t>(size()));
-  impl_->run(all_gather_operation({rank(), size()}, buffer_of(std::span(mine)), buffer_of(all), {}, call), call);
+  Operation exchange = all_gather_operation({rank(), size()}, buffer_of(std::span(mine)), buffer_of(all), {}, call);
+  impl_->run_now(exchange, call);
   const std::string name = fmt::format("{}/{}.{}", impl_->facts().name, impl_->next_group(), color);
   if (color < 0) {
     require_good(options, "split");

@@ -11,7 +11,8 @@ void require_root(Op op, int root, int size) {
 }
 
 void require_same_dtype(Op op, ConstBuffer input, ConstBuffer output) {
-  MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op), to_string(input.dtype), to_string(output.dtype));
+  MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op),
+                  to_string(input.dtype), to_string(output.dtype));
 }
 
 void require_count(Op op, const char* what, std::size_t count, std::size_t expected) {
@@ -26,21 +27,25 @@ std::size_t most_elements(DType dtype) { return kMostBytes / size_of(dtype); }
 Parts parts_of(Op op, DType dtype, std::size_t each, std::span<const std::size_t> counts, int size) {
   const std::size_t most = most_elements(dtype);
   if (counts.empty()) {
-    MANIPLE_REQUIRE(each <= most / static_cast<std::size_t>(size), "{}: {} elements of {} for each of {} ranks are more than there can be",
-                    to_string(op), each, to_string(dtype), size);
+    MANIPLE_REQUIRE(each <= most / static_cast<std::size_t>(size),
+                    "{}: {} elements of {} for each of {} ranks exceed the maximum of {} in all", to_string(op), each,
+                    to_string(dtype), size, most);
     return {each, size};
   }
-  MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks", to_string(op), counts.size(), size);
+  MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks",
+                  to_string(op), counts.size(), size);
   // Sums that wrapped around would pass for small ones.
   std::size_t total = 0;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    MANIPLE_REQUIRE(counts[rank] <= most - total, "{}: rank {} has {} elements, which makes more than there can be", to_string(op), rank, counts[rank]);
+    MANIPLE_REQUIRE(counts[rank] <= most - total,
+                    "{}: with the {} elements of rank {} the counts exceed the maximum of {} in all", to_string(op),
+                    counts[rank], rank, most);
     total += counts[rank];
   }
   return Parts(counts);
 }
 
-Operation base(Op op, DType dtype, const Call& call) {
+Operation base(Op op, DType dtype, const CallOptions& call) {
   Operation operation;
   operation.op = op;
   operation.dtype = dtype;
@@ -63,9 +68,11 @@ void set_parts(Operation& operation, Parts parts) {
 
 void require_memory(Op op, const char* what, ConstBuffer buffer) {
   require_dtype(buffer.dtype);
-  MANIPLE_REQUIRE(buffer.count <= most_elements(buffer.dtype), "{}: {} has {} elements of {}, which is more than there can be",
-                  to_string(op), what, buffer.count, to_string(buffer.dtype));
-  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: {} is null but has {} elements", to_string(op), what, buffer.count);
+  MANIPLE_REQUIRE(buffer.count <= most_elements(buffer.dtype),
+                  "{}: {} has {} elements of {}, which exceeds the maximum of {}", to_string(op), what, buffer.count,
+                  to_string(buffer.dtype), most_elements(buffer.dtype));
+  MANIPLE_REQUIRE(buffer.data != nullptr || buffer.count == 0, "{}: {} is null but has {} elements", to_string(op),
+                  what, buffer.count);
 }
 
 void require_limit(const char* what, Seconds limit) {
@@ -73,10 +80,11 @@ void require_limit(const char* what, Seconds limit) {
 }
 
 void require_transport(TransportKind kind) {
-  MANIPLE_REQUIRE(kind <= TransportKind::tcp, "there is no transport {}; use one of the names in TransportKind", static_cast<int>(kind));
+  MANIPLE_REQUIRE(kind <= TransportKind::tcp, "there is no transport {}; use one of the names in TransportKind",
+                  static_cast<int>(kind));
 }
 
-Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const Call& call) {
+Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const CallOptions& call) {
   require_root(Op::broadcast, root, group.size);
   require_memory(Op::broadcast, "buffer", buffer);
   Operation operation = base(Op::broadcast, buffer.dtype, call);
@@ -86,7 +94,8 @@ Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const C
   return operation;
 }
 
-Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op, const Call& call) {
+Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op,
+                           const CallOptions& call) {
   require_root(Op::reduce, root, group.size);
   require_reducible(input.dtype, op);
   require_memory(Op::reduce, "input", input);
@@ -103,7 +112,7 @@ Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, i
   return operation;
 }
 
-Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, ReduceOp op, const Call& call) {
+Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, ReduceOp op, const CallOptions& call) {
   require_reducible(input.dtype, op);
   require_same_dtype(Op::all_reduce, input, output);
   require_count(Op::all_reduce, "output", output.count, input.count);
@@ -116,7 +125,8 @@ Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, Red
   return operation;
 }
 
-Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const Call& call) {
+Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root,
+                           std::span<const std::size_t> counts, const CallOptions& call) {
   require_root(Op::gather, root, group.size);
   require_memory(Op::gather, "input", input);
   Operation operation = base(Op::gather, input.dtype, call);
@@ -132,7 +142,8 @@ Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, i
   return operation;
 }
 
-Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts, const Call& call) {
+Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts,
+                               const CallOptions& call) {
   require_same_dtype(Op::all_gather, input, output);
   require_memory(Op::all_gather, "input", input);
   require_memory(Op::all_gather, "output", output);
@@ -144,7 +155,8 @@ Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer outpu
   return operation;
 }
 
-Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const Call& call) {
+Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root,
+                            std::span<const std::size_t> counts, const CallOptions& call) {
   require_root(Op::scatter, root, group.size);
   require_memory(Op::scatter, "output", output);
   Operation operation = base(Op::scatter, output.dtype, call);
@@ -160,7 +172,8 @@ Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, 
   return operation;
 }
 
-Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, std::span<const std::size_t> counts, const Call& call) {
+Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op,
+                                   std::span<const std::size_t> counts, const CallOptions& call) {
   require_reducible(input.dtype, op);
   require_same_dtype(Op::reduce_scatter, input, output);
   require_memory(Op::reduce_scatter, "input", input);
@@ -174,17 +187,22 @@ Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer o
   return operation;
 }
 
-Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts, std::span<const std::size_t> output_counts, const Call& call) {
+Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer output,
+                               std::span<const std::size_t> input_counts, std::span<const std::size_t> output_counts,
+                               const CallOptions& call) {
   constexpr Op kOp = Op::all_to_all;
   require_same_dtype(kOp, input, output);
   require_memory(kOp, "input", input);
   require_memory(kOp, "output", output);
-  MANIPLE_REQUIRE(input.data != output.data || input.count == 0, "all_to_all: input and output must not be the same memory");
-  MANIPLE_REQUIRE(input_counts.empty() == output_counts.empty(), "all_to_all: give counts for both input and output, or for neither");
+  MANIPLE_REQUIRE(input.data != output.data || input.count == 0,
+                  "all_to_all: input and output must not be the same memory");
+  MANIPLE_REQUIRE(input_counts.empty() == output_counts.empty(),
+                  "all_to_all: give counts for both input and output, or for neither");
   Operation operation = base(kOp, input.dtype, call);
   if (input_counts.empty()) {
     const auto size = static_cast<std::size_t>(group.size);
-    MANIPLE_REQUIRE(input.count % size == 0, "all_to_all: {} elements cannot be cut into {} equal parts; give counts", input.count, size);
+    MANIPLE_REQUIRE(input.count % size == 0, "all_to_all: {} elements cannot be cut into {} equal parts; give counts",
+                    input.count, size);
     require_count(kOp, "output", output.count, input.count);
     operation.count = input.count / size;
   }
@@ -196,6 +214,6 @@ Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer outpu
   return operation;
 }
 
-Operation barrier_operation(const Call& call) { return base(Op::barrier, DType::uint8, call); }
+Operation barrier_operation(const CallOptions& call) { return base(Op::barrier, DType::uint8, call); }
 
 }  // namespace maniple

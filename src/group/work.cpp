@@ -14,7 +14,7 @@ struct WaiterCount {
 
 }  // namespace
 
-void Work::State::finish(std::exception_ptr cause) {
+void detail::WorkState::finish(std::exception_ptr cause) {
   std::vector<std::function<void()>> next;
   {
     const std::lock_guard lock(mutex);
@@ -56,7 +56,7 @@ std::exception_ptr Work::error() const { return done() ? state_->error : nullptr
 
 Work Work::then(std::function<void()> next) const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
-  auto following = std::make_shared<State>();
+  auto following = std::make_shared<detail::WorkState>();
   auto run = [state = state_.get(), following, next = std::move(next)] {
     std::exception_ptr error = state->error;
     if (!error) {

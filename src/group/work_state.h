@@ -14,7 +14,7 @@
 
 namespace maniple {
 
-struct Work::State {
+struct detail::WorkState {
   /// Wakes those who wait and runs what was to follow, in the calling thread. Once only.
   void finish(std::exception_ptr error);
 
@@ -27,14 +27,14 @@ struct Work::State {
   std::vector<std::function<void()>> follow;  // run after done
 };
 
-/// A Work that is done.
+/// A Work that is done. All of them share one state, which nobody owns: copying them counts no references.
 inline Work done_work() {
-  static const auto state = [] {
-    auto done = std::make_shared<Work::State>();
+  static detail::WorkState* const state = [] {
+    auto* done = new detail::WorkState;  // never destroyed: a Work may outlive static objects
     done->finish(nullptr);
     return done;
   }();
-  return Work(state);
+  return Work(std::shared_ptr<detail::WorkState>(std::shared_ptr<void>(), state));
 }
 
 }  // namespace maniple

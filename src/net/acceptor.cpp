@@ -1,4 +1,4 @@
-// Every newcomer walks through: reading the header, the hello, the proof; then it is accepted, or told why not and
+// A pending connection passes these stages: reading the header, the hello, the proof; then it is accepted, or gets the reason and
 // drained (closing with unread bytes would reset the connection, and the reason might be lost). All state belongs to
 // the loop's thread.
 #include <fcntl.h>
@@ -20,7 +20,6 @@
 #include "net/descriptor_limit.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
-#include "net/stranger.h"
 #include "net/throttled_log.h"
 
 namespace maniple {
@@ -28,7 +27,7 @@ namespace {
 
 using Clock = Deadline::Clock;
 
-// Members share the loop with newcomers: a flood may take only this many accepts before the others get their turn.
+// Members share the loop with pending connections: a flood may take only this many accepts before the others get their turn.
 constexpr int kAcceptsAtOnce = 2;
 constexpr std::chrono::milliseconds kDrainLimit{1000};
 constexpr std::chrono::milliseconds kDescriptorPause{200};
@@ -36,14 +35,14 @@ constexpr std::chrono::milliseconds kDescriptorPause{200};
 enum class Stage { header, hello, proof, draining };
 enum class PausedFor { nothing, room, descriptors };
 
-struct Newcomer {
+struct PendingConnection {
   UniqueFd fd;
   Address peer;
   Clock::time_point since;
   Clock::time_point until;
   Stage stage = Stage::header;
   std::string in;  // of the present stage
-  std::size_t wanted = kHeaderBytes;
+  std::size_t needed = kHeaderBytes;
   std::string hello_bytes;  // header and body, as received: the MACs cover them
   std::string challenge_prefix;
   Cipher cipher = Cipher::aes_256_gcm;
@@ -51,7 +50,7 @@ struct Newcomer {
   bool watched = false;  // by the loop
 };
 
-using Newcomers = std::list<Newcomer>;
+using PendingList = std::list<PendingConnection>;
 
 }  // namespace
 
@@ -64,7 +63,7 @@ struct Acceptor::Impl {
   HandshakeLimits limits;
   std::atomic<std::uint64_t> refused{0};
 
-  Newcomers newcomers;  // oldest first
+  PendingList pending;  // oldest first
   ThrottledLog log;
   EventLoop::Timer timer = 0;
   PausedFor paused = PausedFor::nothing;
@@ -72,7 +71,7 @@ struct Acceptor::Impl {
   UniqueFd reserve{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 
   void start() {
-    // Whatever goes wrong with one newcomer, others must still find the listener.
+    // Whatever goes wrong with one pending connection, others must still find the listener.
     loop->add(listener.get(), EPOLLIN, [this](std::uint32_t) {
       try {
         accept_some();
@@ -86,8 +85,8 @@ struct Acceptor::Impl {
   void stop() {
     loop->remove(listener.get());
     if (timer != 0) loop->cancel(timer);
-    for (auto it = newcomers.begin(); it != newcomers.end(); ++it) unwatch(it);
-    newcomers.clear();
+    for (auto it = pending.begin(); it != pending.end(); ++it) unwatch(it);
+    pending.clear();
     listener.reset();
   }
 
@@ -95,7 +94,7 @@ struct Acceptor::Impl {
 
   void accept_some() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
-      if (newcomers.size() >= limits.unauthenticated && !make_room()) return pause(PausedFor::room, next_ripe());
+      if (pending.size() >= limits.unauthenticated && !make_room()) return pause(PausedFor::room, next_ripe());
       const int fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd >= 0) {
         admit(UniqueFd(fd));
@@ -125,16 +124,16 @@ struct Acceptor::Impl {
     return false;
   }
 
-  /// When a newcomer may be displaced. One that has said hello is more likely to be one of ours.
-  Clock::time_point ripe_at(const Newcomer& newcomer) const {
-    constexpr int kMorePatience = 4;
-    return newcomer.since + limits.grace * (newcomer.stage == Stage::proof ? kMorePatience : 1);
+  /// When a pending connection may be displaced. One that has sent its hello is more likely to be one of ours.
+  Clock::time_point ripe_at(const PendingConnection& entry) const {
+    constexpr int kProofGrace = 4;
+    return entry.since + limits.grace * (entry.stage == Stage::proof ? kProofGrace : 1);
   }
 
   bool make_room() {
-    const auto oldest =
-        std::min_element(newcomers.begin(), newcomers.end(),
-                         [this](const Newcomer& a, const Newcomer& b) { return ripe_at(a) < ripe_at(b); });
+    const auto oldest = std::min_element(
+        pending.begin(), pending.end(),
+        [this](const PendingConnection& a, const PendingConnection& b) { return ripe_at(a) < ripe_at(b); });
     if (ripe_at(*oldest) > Clock::now()) return false;
     refuse_silently(oldest, "too many unauthenticated connections at a time, the oldest is dropped");
     return true;
@@ -142,7 +141,7 @@ struct Acceptor::Impl {
 
   Clock::time_point next_ripe() const {
     auto next = Clock::time_point::max();
-    for (const Newcomer& newcomer : newcomers) next = std::min(next, ripe_at(newcomer));
+    for (const PendingConnection& entry : pending) next = std::min(next, ripe_at(entry));
     return next;
   }
 
@@ -159,44 +158,44 @@ struct Acceptor::Impl {
   }
 
   void admit(UniqueFd fd) {
-    Newcomer newcomer;
+    PendingConnection entry;
     try {
-      newcomer.peer = Address::of_peer(fd.get());
+      entry.peer = Address::of_peer(fd.get());
     } catch (const SystemError&) {
       log_debug("{}: a connection was gone before it could be looked at", address.to_string());
       return;
     }
-    if (newcomer.peer.is_unix() && !same_user(fd.get())) {
+    if (entry.peer.is_unix() && !same_user(fd.get())) {
       ++refused;
       log.warn("another user", fmt::format("{} refused a process of another user", address.to_string()));
       return;
     }
     const int on = 1;
-    if (!newcomer.peer.is_unix()) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    newcomer.fd = std::move(fd);
-    newcomer.since = Clock::now();
-    newcomer.until = newcomer.since + limits.handshake;
-    newcomers.push_back(std::move(newcomer));
-    const auto it = std::prev(newcomers.end());
+    if (!entry.peer.is_unix()) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    entry.fd = std::move(fd);
+    entry.since = Clock::now();
+    entry.until = entry.since + limits.handshake;
+    pending.push_back(std::move(entry));
+    const auto it = std::prev(pending.end());
     if (!advance(it)) return;  // what it has to say is often there already, or it is gone
     watch(it);
     if (timer == 0) set_timer();  // a later limit than those it is set for changes nothing
   }
 
-  void watch(Newcomers::iterator it) {
+  void watch(PendingList::iterator it) {
     if (it->watched) return;
     const int fd = it->fd.get();
     loop->add(
         fd, EPOLLIN, [this, it](std::uint32_t) { advance(it); },
         [this, fd](const std::string& why) {
-          const auto failed =
-              std::find_if(newcomers.begin(), newcomers.end(), [fd](const Newcomer& n) { return n.fd.get() == fd; });
-          if (failed != newcomers.end()) refuse_silently(failed, "failure", why);
+          const auto failed = std::find_if(pending.begin(), pending.end(),
+                                           [fd](const PendingConnection& n) { return n.fd.get() == fd; });
+          if (failed != pending.end()) refuse_silently(failed, "failure", why);
         });
     it->watched = true;
   }
 
-  void unwatch(Newcomers::iterator it) {
+  void unwatch(PendingList::iterator it) {
     if (it->watched) loop->remove(it->fd.get());
     it->watched = false;
   }
@@ -215,7 +214,7 @@ struct Acceptor::Impl {
     timer = 0;
     auto next = Clock::time_point::max();
     if (paused != PausedFor::nothing) next = paused_until;
-    for (const Newcomer& newcomer : newcomers) next = std::min(next, newcomer.until);
+    for (const PendingConnection& entry : pending) next = std::min(next, entry.until);
     if (next == Clock::time_point::max()) return;
     timer = loop->call_at(Deadline(next), [this] { on_timer(); });
   }
@@ -223,7 +222,7 @@ struct Acceptor::Impl {
   void on_timer() {
     timer = 0;
     const auto now = Clock::now();
-    for (auto it = newcomers.begin(); it != newcomers.end();) {
+    for (auto it = pending.begin(); it != pending.end();) {
       const auto next = std::next(it);
       if (it->until <= now) {
         if (it->stage == Stage::draining) {
@@ -239,14 +238,14 @@ struct Acceptor::Impl {
     set_timer();
   }
 
-  // --- one newcomer ---
+  // --- one pending connection ---
 
-  /// Reads what is there. False when the newcomer has left the room.
-  bool advance(Newcomers::iterator it) {
+  /// Reads what is there. False when the pending connection is no longer pending.
+  bool advance(PendingList::iterator it) {
     for (;;) {
       if (it->stage == Stage::draining) return drain(it);
       char buffer[kMaxHandshakeBytes];
-      const std::size_t missing = it->wanted - it->in.size();
+      const std::size_t missing = it->needed - it->in.size();
       const ssize_t got = ::recv(it->fd.get(), buffer, missing, 0);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return true;
@@ -256,10 +255,10 @@ struct Acceptor::Impl {
       }
       it->in.append(buffer, static_cast<std::size_t>(got));
       if (it->stage == Stage::header && !may_begin_header(it->in)) {
-        refuse_silently(it, describe_stranger(it->in));
+        refuse_silently(it, describe_foreign_client(it->in));
         return false;
       }
-      if (it->in.size() < it->wanted) continue;
+      if (it->in.size() < it->needed) continue;
       try {
         if (!take(it)) return false;
       } catch (const ProtocolError& error) {
@@ -269,8 +268,8 @@ struct Acceptor::Impl {
     }
   }
 
-  /// False when the newcomer has left the room.
-  bool take(Newcomers::iterator it) {
+  /// False when the pending connection is no longer pending.
+  bool take(PendingList::iterator it) {
     switch (it->stage) {
       case Stage::header: return take_header(it);
       case Stage::hello: return take_hello(it);
@@ -280,7 +279,7 @@ struct Acceptor::Impl {
     return true;
   }
 
-  bool take_header(Newcomers::iterator it) {
+  bool take_header(PendingList::iterator it) {
     const WireHeader header = decode_header(it->in);
     if (header.version != kProtocolVersion) {
       // The MAC stays empty: it would be one of a transcript we cannot read.
@@ -297,7 +296,7 @@ struct Acceptor::Impl {
     return true;
   }
 
-  bool take_hello(Newcomers::iterator it) {
+  bool take_hello(PendingList::iterator it) {
     it->hello = decode_hello(it->in);
     it->hello_bytes += it->in;
     Nonce nonce;
@@ -311,7 +310,7 @@ struct Acceptor::Impl {
     return true;
   }
 
-  bool take_proof(Newcomers::iterator it) {
+  bool take_proof(PendingList::iterator it) {
     Mac mac;
     std::copy(it->in.begin(), it->in.end(), mac.begin());
     if (!same_mac(mac, prove(identity.secret, Direction::from_dialler, it->hello_bytes, it->challenge_prefix))) {
@@ -328,15 +327,15 @@ struct Acceptor::Impl {
     return !welcome(it);
   }
 
-  void next_stage(Newcomers::iterator it, Stage stage, std::size_t wanted) {
+  void next_stage(PendingList::iterator it, Stage stage, std::size_t needed) {
     it->stage = stage;
     it->in.clear();
-    it->wanted = wanted;
-    MANIPLE_ASSERT(wanted <= kMaxHandshakeBytes);
+    it->needed = needed;
+    MANIPLE_ASSERT(needed <= kMaxHandshakeBytes);
   }
 
   /// False when the owner refused it.
-  bool welcome(Newcomers::iterator it) {
+  bool welcome(PendingList::iterator it) {
     const WireHello& said = it->hello;
     const Hello hello{said.role, said.rank, said.topic, said.to, said.encrypt};
     const std::string reason = owner.refusal ? owner.refusal(hello, it->peer) : "";
@@ -345,7 +344,7 @@ struct Acceptor::Impl {
       refuse(it, "refused", reason);
       return false;
     }
-    // First the word, then the connection: another thread may write to it as soon as the owner has it.
+    // First the verdict, then the connection: another thread may write to it as soon as the owner has it.
     tell_verdict(it, {});
     unwatch(it);
     try {
@@ -354,7 +353,7 @@ struct Acceptor::Impl {
     } catch (const std::exception& error) {
       note(*it, "failure", error.what());  // its connection is closed; the dialler sees that
     }
-    newcomers.erase(it);
+    pending.erase(it);
     after_leaving();
     return true;
   }
@@ -366,22 +365,22 @@ struct Acceptor::Impl {
     const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     (void)sent;  // a peer that is gone is noticed by reading
   }
-  void tell(Newcomers::iterator it, std::string_view bytes) { send_now(it->fd.get(), bytes); }
-  void tell_verdict(Newcomers::iterator it, std::string_view reason) {
+  void tell(PendingList::iterator it, std::string_view bytes) { send_now(it->fd.get(), bytes); }
+  void tell_verdict(PendingList::iterator it, std::string_view reason) {
     const std::string verdict = encode_verdict(reason);
     const Mac mac = prove(identity.secret, Direction::verdict, it->hello_bytes, it->challenge_prefix, verdict);
     tell(it, verdict + std::string(as_text(mac)));
   }
 
-  void note(const Newcomer& newcomer, std::string_view kind, std::string_view details) {
+  void note(const PendingConnection& entry, std::string_view kind, std::string_view details) {
     ++refused;
-    std::string line = fmt::format("{} refused a connection from {}", address.to_string(), newcomer.peer.to_string());
-    if (newcomer.stage == Stage::proof) line += fmt::format(" (says rank {})", newcomer.hello.rank);
+    std::string line = fmt::format("{} refused a connection from {}", address.to_string(), entry.peer.to_string());
+    if (entry.stage == Stage::proof) line += fmt::format(" (says rank {})", entry.hello.rank);
     log.warn(kind, fmt::format("{}: {}", line, details));
   }
 
   /// After the reason was sent: waits a little for the peer to read it and hang up.
-  void refuse(Newcomers::iterator it, std::string_view kind, std::string_view details) {
+  void refuse(PendingList::iterator it, std::string_view kind, std::string_view details) {
     note(*it, kind, details);
     ::shutdown(it->fd.get(), SHUT_WR);
     it->stage = Stage::draining;
@@ -389,12 +388,12 @@ struct Acceptor::Impl {
     set_timer();
   }
 
-  void refuse_silently(Newcomers::iterator it, std::string_view kind, std::string_view details = {}) {
+  void refuse_silently(PendingList::iterator it, std::string_view kind, std::string_view details = {}) {
     note(*it, kind, details.empty() ? kind : details);
     leave(it);
   }
 
-  void on_hang_up(Newcomers::iterator it) {
+  void on_hang_up(PendingList::iterator it) {
     if (it->stage == Stage::proof) {
       // Our dialler hangs up without a proof when ours did not convince it.
       note(*it, "wrong secret", "it left after our challenge: it holds another secret, or its process ended");
@@ -405,7 +404,7 @@ struct Acceptor::Impl {
     leave(it);
   }
 
-  bool drain(Newcomers::iterator it) {
+  bool drain(PendingList::iterator it) {
     char buffer[4096];
     constexpr int kReads = 16;  // a peer that keeps sending is cut off
     for (int i = 0; i < kReads; ++i) {
@@ -417,14 +416,14 @@ struct Acceptor::Impl {
     return false;
   }
 
-  void leave(Newcomers::iterator it) {
+  void leave(PendingList::iterator it) {
     unwatch(it);
-    newcomers.erase(it);
+    pending.erase(it);
     after_leaving();
   }
 
   void after_leaving() {
-    if (paused == PausedFor::room && newcomers.size() < limits.unauthenticated) resume();
+    if (paused == PausedFor::room && pending.size() < limits.unauthenticated) resume();
   }
 };
 

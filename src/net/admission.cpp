@@ -3,6 +3,37 @@
 #include <fmt/format.h>
 
 namespace maniple {
+namespace {
+
+struct Known {
+  std::string_view prefix;
+  std::string_view what;
+};
+
+constexpr std::string_view kHttp = "HTTP client on training port";
+constexpr std::string_view kRedis = "Redis client on training port";
+
+constexpr Known kKnown[] = {
+    {"GET ", kHttp},
+    {"POST ", kHttp},
+    {"HEAD ", kHttp},
+    {"PUT ", kHttp},
+    {"DELETE ", kHttp},
+    {"OPTIONS ", kHttp},
+    {"CONNECT ", kHttp},
+    {"PRI * HTTP", kHttp},
+    {"HTTP/", "HTTP server's answer on training port"},
+    {"\x16\x03", "TLS client on a training port that does not speak TLS"},
+    {"SSH-", "SSH client on training port"},
+    {"*1\r\n$", kRedis},
+    {"*2\r\n$", kRedis},
+    {"*3\r\n$", kRedis},
+    {"PING", kRedis},
+    {"AUTH ", kRedis},
+    {"INFO", kRedis},
+};
+
+}  // namespace
 
 Admission judge(const Identity& here, const Address& here_address, const WireHello& there,
                 const Address& there_address) {
@@ -28,10 +59,18 @@ Admission judge(const Identity& here, const Address& here_address, const WireHel
                                 world_size - 1)};
   }
   if (there.to >= 0 && here.rank >= 0 && there.to != here.rank) {
-    return {"another rank", fmt::format("this is rank {}, not rank {}: something between the two processes leads to the wrong one",
-                                        here.rank, there.to)};
+    return {"another rank",
+            fmt::format("this is rank {}, not rank {}: something between the two processes leads to the wrong one",
+                        here.rank, there.to)};
   }
   return {};
+}
+
+std::string_view describe_foreign_client(std::string_view first_bytes) noexcept {
+  for (const Known& known : kKnown) {
+    if (first_bytes.starts_with(known.prefix)) return known.what;
+  }
+  return "not a Maniple peer (wrong magic)";
 }
 
 }  // namespace maniple

@@ -1,4 +1,5 @@
-// Whether an authentic peer belongs here: job, generation, world size, rank. Pure.
+// Who may connect: whether an authenticated peer belongs here (job, generation, world size, rank), and which program an
+// unauthenticated one probably is, for the log. Pure.
 #pragma once
 
 #include <string>
@@ -15,5 +16,8 @@ struct Admission {
 
 Admission judge(const Identity& here, const Address& here_address, const WireHello& there,
                 const Address& there_address);
+
+/// "HTTP client on training port", ...; "not a Maniple peer (wrong magic)" when it is none of the known ones.
+std::string_view describe_foreign_client(std::string_view first_bytes) noexcept;
 
 }  // namespace maniple

@@ -11,12 +11,12 @@
 #include "base/system_error.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
-#include "net/stranger.h"
+#include "net/admission.h"
 
 namespace maniple {
 namespace {
 
-/// The acceptor hung up without a word. It does so to strangers, but also to the oldest newcomer when very many come at
+/// The acceptor closed the connection without a reason. It does so to unauthenticated peers, but also to the oldest pending one when very many connect at
 /// once, so it is worth another try.
 struct HungUp {
   std::string text;
@@ -59,7 +59,7 @@ class Conversation {
     if (errno == EINTR) return;
     if (errno == ECONNRESET || errno == EPIPE) throw HungUp{errno_text(errno) + " during the handshake"};
     if (errno != EAGAIN) throw_system_error(fmt::format("handshake with {}", peer_.to_string()));
-    // The handshake is short. Breaking it off at once would make the other side warn of a stranger.
+    // The handshake is short. Breaking it off at once would make the other side warn of an unauthenticated peer.
     constexpr std::chrono::milliseconds kUnbroken{300};
     const Deadline unbroken(start_ + kUnbroken);
     const bool may_break = unbroken.expired();
@@ -90,7 +90,7 @@ std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const 
 
   const std::string header_bytes = peer.receive(kHeaderBytes);
   if (!may_begin_header(header_bytes)) {
-    throw ProtocolError(fmt::format("{} does not speak Maniple: {}", where, describe_stranger(header_bytes)));
+    throw ProtocolError(fmt::format("{} does not speak Maniple: {}", where, describe_foreign_client(header_bytes)));
   }
   const WireHeader header = decode_header(header_bytes);
   if (header.version != kProtocolVersion) {

@@ -1,4 +1,4 @@
-// Nobody joins without the job's secret.
+// The authenticated handshake: no process joins without the job's secret.
 //
 // Both ends prove that they hold the secret by an HMAC-SHA256 over the whole transcript: version, job, generation,
 // role, both ranks, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection
@@ -51,7 +51,7 @@ struct Identity {
   std::int32_t rank = -1;        ///< -1: no rank (a launcher, a tool)
 };
 
-/// What the dialler says it wants.
+/// What the dialler asks for.
 struct Hello {
   Role role = Role::store;
   std::int32_t rank = -1;
@@ -66,11 +66,11 @@ struct Hello {
 SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline,
                       bool retry = false, int cancel = -1);
 
-/// What strangers may cost an acceptor. Other values than these are for tests.
+/// What unauthenticated peers may cost an acceptor. Other values than these are for tests.
 struct HandshakeLimits {
   std::size_t unauthenticated = 64;
   std::chrono::milliseconds handshake{5000};  ///< in all, not for each byte
-  /// A newcomer is left at least this long before a newer one may displace it, so that a thousand ranks that dial in
+  /// A pending connection is left at least this long before a newer one may displace it, so that a thousand ranks that dial in
   /// the same moment on few cores do not displace each other; the rest waits in the kernel's queue.
   std::chrono::milliseconds grace{50};
 };
@@ -83,7 +83,7 @@ class Acceptor {
   struct Owner {
     /// The reason to refuse it after all, which is sent to the dialler; empty: it is welcome. May be left out.
     std::function<std::string(const Hello& hello, const Address& peer)> refusal;
-    /// The dialler has been told, so the connection may be used at once, and from any thread.
+    /// The dialler has the verdict, so the connection may be used at once, and from any thread.
     std::function<void(SecureConnection connection, const Hello& hello, const Address& peer)> accept;
   };
 

@@ -3,14 +3,18 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <sys/random.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/codec.h"
 #include "base/crypto.h"
+#include "base/system_error.h"
+#include "net/handshake.h"
 
 namespace maniple {
 namespace {
@@ -186,6 +190,23 @@ std::optional<std::uint16_t> decode_verdict_header(std::string_view bytes) {
   }
   if (status == kWelcome) return std::nullopt;
   return length;
+}
+
+void fill_random(std::span<std::uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::getrandom(bytes.data(), bytes.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_system_error("getrandom");
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+Secret Secret::random() {
+  Secret secret;
+  do {
+    fill_random(secret.bytes);
+  } while (secret.is_none());
+  return secret;
 }
 
 }  // namespace maniple

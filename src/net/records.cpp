@@ -225,7 +225,7 @@ std::size_t RecordOpener::size_of(const char* header) {
   if (size > 0 && size <= kMaxRecordBytes) return size;
   failed_ = true;
   throw ProtocolError(
-      fmt::format("a record of {} bytes where 1 to {} are possible: what came is not authentic", size, kMaxRecordBytes));
+      fmt::format("a record of {} bytes where 1 to {} are possible: the bytes are not authentic", size, kMaxRecordBytes));
 }
 
 void RecordOpener::end_record(const char* tag) {
@@ -261,11 +261,11 @@ std::optional<std::string_view> RecordOpener::next(std::span<char>& bytes) {
     partial_.clear();
     if (partial_.capacity() > kKeptBytes) partial_ = {};
   }
-  const auto take = [&](std::size_t wanted) {  // until `partial_` has that many bytes
-    const std::size_t step = std::min(wanted - partial_.size(), bytes.size());
+  const auto take = [&](std::size_t needed) {  // until `partial_` has that many bytes
+    const std::size_t step = std::min(needed - partial_.size(), bytes.size());
     partial_.append(bytes.data(), step);
     bytes = bytes.subspan(step);
-    return partial_.size() == wanted;
+    return partial_.size() == needed;
   };
   const bool in_place = partial_.empty() && bytes.size() >= kRecordHeaderBytes;
   if (!in_place && partial_.size() < kRecordHeaderBytes && !take(kRecordHeaderBytes)) return std::nullopt;

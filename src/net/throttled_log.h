@@ -1,4 +1,4 @@
-// Warnings that strangers can cause at will: one line for each kind every few seconds, with the number left out.
+// Warnings that unauthenticated peers can cause at will: one line for each kind every few seconds, with the number left out.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,11 @@
 // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as every launcher of the PyTorch world sets them, or what a
 // scheduler sets instead.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
 #include <fmt/format.h>
 
 #include "base/check.h"
@@ -7,7 +13,6 @@
 #include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/schedulers.h"
-#include "rendezvous/starter_process.h"
 
 namespace maniple {
 namespace {
@@ -49,16 +54,54 @@ void check_local(const RankAssignment& assignment, std::optional<int> local_rank
   }
 }
 
+std::string contents(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+bool has_variable(pid_t pid, std::string_view name) {
+  const std::string environment = '\0' + contents(fmt::format("/proc/{}/environ", pid));
+  return environment.find(fmt::format("{}{}=", '\0', name)) != std::string::npos;
+}
+
+pid_t parent_of(pid_t pid) {
+  // "PID (name) state PPID ...", and the name may hold anything.
+  const std::string stat = contents(fmt::format("/proc/{}/stat", pid));
+  const auto end = stat.rfind(") ");
+  return end == std::string::npos || end + 4 > stat.size() ? 0 : std::atoi(stat.c_str() + end + 4);
+}
+
+// The process that started all ranks of this host: the nearest ancestor whose environment lacks `variable`, which the
+// launcher gave its ranks (scripts between the two have it, too). Also the parent, when environments cannot be read.
+pid_t starter_process(std::string_view variable) {
+  pid_t pid = ::getppid();
+  while (pid > 1 && has_variable(pid, variable)) {
+    const pid_t parent = parent_of(pid);
+    if (parent <= 0) break;
+    pid = parent;
+  }
+  return pid;
+}
+
 }  // namespace
+
+bool has_no_launcher(const InitOptions& options) {
+  if (options.rank != -1 || options.world_size != -1 || options.init_method != "env://") return false;
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    if (std::getenv(name) != nullptr) return false;
+  }
+  return !detect_scheduler(environment_text);
+}
 
 RankAssignment assignment_from_environment(const InitOptions& options) {
   const InitMethod method = parse_init_method(options.init_method);
   MANIPLE_REQUIRE(method.place.empty(), "init method \"{}\": nothing may follow env://", options.init_method);
-  const auto wanted_rank = agreed({"InitOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
-  const auto wanted_size = agreed({"InitOptions::world_size", given(options.world_size)},
+  const auto option_rank = agreed({"InitOptions::rank", given(options.rank)}, {"the init method's rank", method.rank});
+  const auto option_size = agreed({"InitOptions::world_size", given(options.world_size)},
                                   {"the init method's world_size", method.world_size});
 
-  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
     require_not_empty(name);
   }
   auto rank = variable("RANK", 0, kMaxWorldSize - 1);
@@ -88,19 +131,20 @@ RankAssignment assignment_from_environment(const InitOptions& options) {
   }
 
   // spawn sets them for one machine; a program that gives both to init() has done the arithmetic of several by itself.
-  if (wanted_rank && wanted_size && environment_text("MANIPLE_SPAWNED")) {
-    rank = wanted_rank;
-    world_size = wanted_size;
+  if (option_rank && option_size && environment_text("MANIPLE_SPAWNED")) {
+    rank = option_rank;
+    world_size = option_size;
   }
-  rank = agreed({rank_name, rank}, {"InitOptions::rank", wanted_rank});
-  world_size = agreed({size_name, world_size}, {"InitOptions::world_size", wanted_size});
+  rank = agreed({rank_name, rank}, {"InitOptions::rank", option_rank});
+  world_size = agreed({size_name, world_size}, {"InitOptions::world_size", option_size});
   if (!rank) throw_missing("RANK", "the rank of this process, from 0");
   if (!world_size) throw_missing("WORLD_SIZE", "the number of ranks");
   require_rank_in_world(*rank, rank_name, *world_size, size_name);
   if (!host) throw_missing("MASTER_ADDR", "the name or address of the host of rank 0");
   if (!port) throw_missing("MASTER_PORT", "a free port of that host, 1 to 65535");
 
-  RankAssignment assignment{.rank = *rank, .world_size = *world_size, .host = *host, .port = static_cast<std::uint16_t>(*port)};
+  RankAssignment assignment{
+      .rank = *rank, .world_size = *world_size, .host = *host, .port = static_cast<std::uint16_t>(*port)};
   check_local(assignment, local_rank, local_world_size, node_rank);
   return assignment;
 }

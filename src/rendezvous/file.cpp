@@ -1,5 +1,5 @@
-// file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: whoever
-// comes first makes one. The last process to leave removes the file.
+// file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: the
+// first process makes one. The last process to leave removes the file.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
-#include "rendezvous/rank_claim.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/secret_source.h"
@@ -50,7 +49,8 @@ std::optional<std::int64_t> count_join(const std::string& path, std::shared_ptr<
 void require_folder(const std::string& path, const std::string& init_method) {
   const std::string folder = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
   struct stat status {};
-  MANIPLE_REQUIRE(::stat(folder.c_str(), &status) == 0, "{}: there is no folder {}: {}", init_method, folder, errno_text(errno));
+  MANIPLE_REQUIRE(::stat(folder.c_str(), &status) == 0, "{}: there is no folder {}: {}", init_method, folder,
+                  errno_text(errno));
 }
 
 void leave(Store& store, const std::string& path) noexcept {
@@ -77,7 +77,7 @@ void require_same_world_size(Store& store, int world_size, const std::string& pa
   const std::string there = store.compare_set(kWorldSize, "", mine);
   MANIPLE_REQUIRE(
       there == mine,
-      "world size is {} here but {} for those who came before to {}; if an earlier job left that file, remove it", mine,
+      "world size is {} here but {} for earlier processes at {}; if an earlier job left that file, remove it", mine,
       there, path);
 }
 
@@ -106,9 +106,10 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
     join = count_join(path, store);
     if (join) break;
     if (removed.expired())
-      throw Timeout(fmt::format("{}: an earlier job has closed the file and not removed it within {} s; its last process must have "
-                                "ended in between: remove the file",
-                                options.init_method, kRemoval.count()));
+      throw Timeout(fmt::format(
+          "{}: an earlier job has closed the file and not removed it within {} s; its last process must have "
+          "ended in between: remove the file",
+          options.init_method, kRemoval.count()));
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks at a file of another process
   }
 
@@ -124,9 +125,9 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
     }
     std::shared_ptr<Store> view;
     if (rank) {
-      view = claim_rank(store, result.identity);
+      view = register_rank(store, result.identity);
     } else {
-      // Ranks are given in the order of arrival; once all are there, the next to come begin the next group.
+      // Ranks are given in the order of arrival; once all are there, the next to arrive begin the next group.
       result.identity.rank = static_cast<int>((*join - 1) % *world_size);
       view = store_for_init(store, result.identity, (*join - 1) / *world_size + 1);
     }

@@ -17,7 +17,7 @@ int number_of(const char* name) noexcept {
   return std::atoi(text);
 }
 
-// Not worth a failure: without it, the others wait for the join time-out.
+// Not worth a failure: without it, the others wait for the time-out of init().
 void notify(const char* stage) noexcept {
   const int fd = number_of("MANIPLE_INIT_FD");
   const int rank = number_of("RANK");

@@ -1,4 +1,4 @@
-// The three ways to meet; `meet` chooses by the scheme of the init method.
+// The three kinds of rendezvous; rendezvous() chooses by the scheme of the init method.
 #pragma once
 
 #include <string>
@@ -15,6 +15,9 @@ struct RankAssignment {
   std::uint16_t port = 0;
 };
 
+/// Whether this program was started by itself: env:// with nothing in the options and none of RANK, WORLD_SIZE, MASTER_ADDR,
+/// MASTER_PORT or a scheduler's variables set.
+bool has_no_launcher(const InitOptions& options);
 /// Reads the environment for env://. Pure but for getenv.
 RankAssignment assignment_from_environment(const InitOptions& options);
 /// Reads tcp://host:port?rank=R&world_size=N.
@@ -27,9 +30,19 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
 /// Where this process listens for data: MANIPLE_INTERFACE, or else the local end of the route to `master`.
 Address choose_data_address(const Address& master);
 /// Throws unless the job has a secret, the address is loopback, or MANIPLE_ALLOW_NO_SECRET=1. `what` names the address.
-void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what);
+/// `warns`: logs, once, that there is no secret; one rank of a job does.
+void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what, bool warns = true);
 
 /// Job, generation and secret from the environment; rank and world size from the arguments.
 Identity identity_from_environment(int rank, int world_size);
+
+// A rank belongs to one process in one generation, and its calls of init() are numbered: the n-th of each rank goes with the
+// n-th of the others. So a group can be destroyed and made again on the same store, at any pace, without finding keys of the
+// time before.
+
+/// A view of the store for this init(). Throws InvalidArgument naming both processes if the rank is another one's.
+std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identity& identity);
+/// The view of the n-th init(), for those who count by other means.
+std::shared_ptr<Store> store_for_init(std::shared_ptr<Store> store, const Identity& identity, std::int64_t number);
 
 }  // namespace maniple

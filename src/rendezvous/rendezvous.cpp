@@ -1,4 +1,9 @@
+#include <unistd.h>
+
+#include <array>
+
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 #include "base/check.h"
 #include "base/environment.h"
@@ -9,6 +14,44 @@
 #include "rendezvous/secret_source.h"
 
 namespace maniple {
+namespace {
+
+/// Distinguishes this process from all others, also from a later one with the same pid and from children it forks.
+std::string process_nonce() {
+  static const std::string nonce = [] {
+    std::array<std::uint8_t, 16> bytes;
+    fill_random(bytes);
+    return fmt::format("{:02x}", fmt::join(bytes, ""));
+  }();
+  return fmt::format("{}-{}", nonce, ::getpid());
+}
+
+std::string describe_this_process() {
+  char host[256] = "unknown";
+  ::gethostname(host, sizeof(host) - 1);
+  return fmt::format("host {}, pid {}", host, ::getpid());
+}
+
+}  // namespace
+
+std::shared_ptr<Store> store_for_init(std::shared_ptr<Store> store, const Identity& identity, std::int64_t join) {
+  return make_prefix_store(fmt::format("g{}/j{}", identity.generation, join), std::move(store));
+}
+
+std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identity& identity) {
+  const std::string place = fmt::format("g{}/rank/{}", identity.generation, identity.rank);
+  const std::string mine = fmt::format("{} {}", process_nonce(), describe_this_process());
+  const std::string owner = store->compare_set(place + "/owner", "", mine);
+  const auto nonce_end = owner.find(' ');
+  MANIPLE_REQUIRE(
+      owner.substr(0, nonce_end) == process_nonce(),
+      "rank {} has been taken by {} and cannot be taken by {} as well: start each rank once; a restarted job "
+      "needs a new MANIPLE_GENERATION (maniple run sets it) or a new {}",
+      identity.rank, nonce_end == std::string::npos ? owner : owner.substr(nonce_end + 1), describe_this_process(),
+      store->describe());
+  const std::int64_t join = store->add(place + "/joins", 1);
+  return store_for_init(std::move(store), identity, join);
+}
 
 Identity identity_from_environment(int rank, int world_size) {
   for (const char* name : {"MANIPLE_JOB", "MANIPLE_GENERATION", "MANIPLE_STORE_HOSTED"}) require_not_empty(name);
@@ -36,7 +79,7 @@ Address choose_data_address(const Address& master) {
   }
 }
 
-void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what) {
+void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what, bool warns) {
   if (!secret.is_none()) return;
   const bool allowed = knob_flag(Knob::allow_no_secret);
   MANIPLE_REQUIRE(
@@ -45,6 +88,7 @@ void require_secret_off_loopback(const Secret& secret, const Address& address, c
       "`maniple run`, or give all processes the same MANIPLE_SECRET_FILE (mode 0600, 64 hexadecimal digits), or on "
       "a trusted network set MANIPLE_ALLOW_NO_SECRET=1",
       what, address.host());
+  if (!warns) return;
   warn_once(
       allowed && !address.is_loopback()
           ? "the job has no secret and MANIPLE_ALLOW_NO_SECRET=1: anyone on the network can join it"

@@ -1,4 +1,4 @@
-// How a process learns who it is and meets the others: env://, tcp://, file://.
+// Rendezvous: how a process learns its rank and finds the others: env://, tcp://, file://.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace maniple {
 
-/// What meeting gives. The identity's rank and world size are set.
+/// What a rendezvous gives. The identity's rank and world size are set.
 struct RendezvousResult {
   std::shared_ptr<Store> store;
   Identity identity;
@@ -24,7 +24,7 @@ struct RendezvousResult {
 /// Environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; checked against each other: LOCAL_RANK, LOCAL_WORLD_SIZE,
 /// NODE_RANK. MANIPLE_JOB names the job, MANIPLE_GENERATION counts restarts, MANIPLE_STORE_HOSTED=1 says that the
 /// launcher serves the store. The secret comes from MANIPLE_SECRET_FD (an inherited descriptor) or MANIPLE_SECRET_FILE
-/// (mode 0600); without one a warning is given once and only loopback is used, unless MANIPLE_ALLOW_NO_SECRET=1.
+/// (mode 0600); without one rank 0 logs a warning and only loopback is used, unless MANIPLE_ALLOW_NO_SECRET=1.
 RendezvousResult rendezvous(const InitOptions& options, Deadline deadline);
 
 }  // namespace maniple

@@ -1,5 +1,8 @@
 // tcp://host:port, and the part that env:// shares with it: rank 0 serves the store there, everyone connects.
 #include <cerrno>
+#include <map>
+#include <mutex>
+#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>  // join
@@ -7,8 +10,6 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"
-#include "rendezvous/rank_claim.h"
-#include "rendezvous/hosted_store.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "store/tcp_store.h"
@@ -16,9 +17,64 @@
 namespace maniple {
 namespace {
 
+// The store's server inside rank 0 outlives rank 0's group: others may still be reading, or may be back already for the next
+// one. So when rank 0 lets go of it the server stays until its last client has gone; if rank 0 calls init() again before that
+// it gets the same server back.
+
+struct Hosted {
+  std::weak_ptr<TcpStoreServer> server;
+  Identity identity;
+};
+
+std::mutex registry_mutex;
+std::map<std::string, Hosted>& registry() {
+  static std::map<std::string, Hosted> servers;
+  return servers;
+}
+
+bool same_job(const Identity& a, const Identity& b) {
+  return a.secret.bytes == b.secret.bytes && a.job == b.job && a.generation == b.generation &&
+         a.world_size == b.world_size;
+}
+
+/// What rank 0 holds: letting go of it retires the server instead of ending it.
+std::shared_ptr<TcpStoreServer> handle_of(std::shared_ptr<TcpStoreServer> server) {
+  TcpStoreServer* raw = server.get();
+  return {raw, [server = std::move(server)](TcpStoreServer*) mutable { TcpStoreServer::retire(std::move(server)); }};
+}
+
+std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identity& identity, Deadline deadline) {
+  constexpr std::chrono::seconds kOwnPortLimit{10};
+  const Deadline limit = Deadline::sooner(deadline, Deadline::after(kOwnPortLimit));
+  const std::string name = address.to_string();
+  for (;;) {
+    bool ours = false;
+    {
+      const std::lock_guard lock(registry_mutex);
+      auto& servers = registry();
+      if (const auto found = servers.find(name); found != servers.end()) {
+        ours = true;
+        if (auto server = found->second.server.lock(); server && same_job(found->second.identity, identity)) {
+          return handle_of(std::move(server));
+        }
+      }
+      try {
+        auto server = std::make_shared<TcpStoreServer>(address, identity);
+        servers[name] = Hosted{server, identity};
+        return handle_of(std::move(server));
+      } catch (const SystemError& error) {
+        // The port may still be held by an earlier server of this process that is about to go.
+        if (error.code() != EADDRINUSE || !ours || limit.expired()) throw;
+      }
+    }
+    // sleep: the port is freed by the kernel, which does not announce it
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 /// Listens on the one of the addresses that is this host's.
-std::shared_ptr<TcpStoreServer> serve(const RankAssignment& assignment, const std::vector<Address>& addresses, const Identity& identity,
-                                      Deadline deadline) {
+std::shared_ptr<TcpStoreServer> serve(const RankAssignment& assignment, const std::vector<Address>& addresses,
+                                      const Identity& identity, Deadline deadline) {
   std::vector<std::string> tried;
   for (const Address& address : addresses) {
     try {
@@ -57,7 +113,8 @@ RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline de
   for (const Address& address : addresses) {
     MANIPLE_REQUIRE(!address.is_wildcard(),
                     "the master address is {}, which means every address; expected that of one host", assignment.host);
-    require_secret_off_loopback(result.identity.secret, address, fmt::format("the master address {}", assignment.host));
+    require_secret_off_loopback(result.identity.secret, address, fmt::format("the master address {}", assignment.host),
+                                assignment.rank == 0);
   }
 
   std::shared_ptr<TcpStoreServer> server;
@@ -65,9 +122,9 @@ RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline de
   if (assignment.rank == 0 && !hosted) server = serve(assignment, addresses, result.identity, deadline);
   const std::string host = server ? server->address().host() : assignment.host;
   auto store = connect_tcp_store(host, assignment.port, result.identity, deadline, server);
-  result.store = claim_rank(std::move(store), result.identity);
+  result.store = register_rank(std::move(store), result.identity);
   result.data_address = choose_data_address(addresses.front());
-  require_secret_off_loopback(result.identity.secret, result.data_address, "the data address");
+  require_secret_off_loopback(result.identity.secret, result.data_address, "the data address", assignment.rank == 0);
   return result;
 }
 

@@ -17,7 +17,7 @@ constexpr std::size_t kLengthBytes = 4;
 
 bool is_said_again(const DetectorMessage& message) {
   using Kind = DetectorMessage::Kind;
-  return message.kind == Kind::heartbeat || message.kind == Kind::question;
+  return message.kind == Kind::heartbeat || message.kind == Kind::query_call;
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ void DetectorLink::take_frames() {
       if (rest.size() < kLengthBytes + length) break;
       const DetectorMessage message = decode_control_message(rest.substr(kLengthBytes, length));
       used += kLengthBytes + length;
-      has_spoken_ = true;
+      has_received_ = true;
       owner_.message(message);
     }
   } catch (const ProtocolError& error) {

@@ -1,5 +1,4 @@
-// One control connection: whole frames out, whole frames in, inside records (see net/records.h). All that is read from and
-// written to it passes here.
+// One connection of the failure detector: whole frames out, whole frames in, inside records (see net/records.h).
 //
 // Lives in the event loop's thread.
 #pragma once
@@ -26,13 +25,13 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
   ~DetectorLink();
 
   void open(Owner owner);  ///< starts to read
-  /// Sends what can be sent at once and keeps the rest. A rank that does not read gets no more of what is said again anyway
-  /// (heartbeats, questions); other frames are kept, up to a limit. Frames are left out whole or not at all.
+  /// Sends what can be sent at once and keeps the rest. A rank that does not read gets no more of what is repeated anyway
+  /// (heartbeats, queries); other frames are kept, up to a limit. Frames are left out whole or not at all.
   void send(const DetectorMessage& message);
-  void close();  ///< what could not be sent yet is lost; the owner hears nothing more
+  void close();  ///< what could not be sent yet is lost; the owner is not called any more
 
-  bool has_spoken() const noexcept { return has_spoken_; }     ///< whether a frame has come
-  Clock::time_point heard() const noexcept { return heard_; }  ///< when something authentic came last
+  bool has_received() const noexcept { return has_received_; }  ///< whether a frame has arrived
+  Clock::time_point heard() const noexcept { return heard_; }   ///< when something authentic arrived last
   void set_heard(Clock::time_point when) noexcept { heard_ = when; }
 
   static constexpr std::size_t kMostBacklog = std::size_t{16} << 20;
@@ -52,7 +51,7 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
   std::string incoming_;
   std::string outgoing_;  // records
   bool awaits_room_ = false;
-  bool has_spoken_ = false;
+  bool has_received_ = false;
   Clock::time_point heard_ = Clock::now();
 };
 

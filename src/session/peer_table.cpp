@@ -42,7 +42,8 @@ PeerInfo get_peer(ByteReader& reader) {
 std::string key_of(int rank) { return fmt::format("maniple/peer/{}", rank); }
 constexpr const char* kTableKey = "maniple/peers";
 
-[[noreturn]] void throw_missing(Store& store, int world_size, Deadline::Clock::time_point since, const Timeout& original) {
+[[noreturn]] void throw_missing(Store& store, int world_size, Deadline::Clock::time_point since,
+                                const Timeout& original) {
   const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
   std::vector<std::string> keys;
   for (int r = 0; r < world_size; ++r) keys.push_back(key_of(r));
@@ -56,11 +57,15 @@ constexpr const char* kTableKey = "maniple/peers";
     throw original;
   }
   if (missing.empty()) {
-    throw Timeout(fmt::format("all {} ranks came, but rank 0 did not complete the list of ranks in time", world_size));
+    throw Timeout(
+        fmt::format("all {} ranks joined, but rank 0 did not complete the list of ranks in time", world_size));
   }
-  throw Timeout(fmt::format("{}/{} joined; missing rank{} {}, waited {:.1f} s. Was every rank started, with the same address ({})?",
-                            world_size - static_cast<int>(missing.size()), world_size, missing.size() == 1 ? "" : "s",
-                            list_ranks(missing), waited, store.describe()));
+  const std::string text = fmt::format(
+      "timed out after {:.1f} s: {} of {} ranks joined, waiting for rank{} {}. Was every rank started, with the same "
+      "address ({})?",
+      waited, world_size - static_cast<int>(missing.size()), world_size, missing.size() == 1 ? "" : "s",
+      list_ranks(missing), store.describe());
+  throw Timeout(text, std::move(missing), waited);
 }
 
 }  // namespace
@@ -115,7 +120,7 @@ PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo&
   }
 }
 
-void wait_until_all_know(Store& store, int rank, int world_size, Deadline deadline) {
+void wait_until_all_refused(Store& store, int rank, int world_size, Deadline deadline) {
   const auto key = [](int r) { return fmt::format("maniple/refused/{}", r); };
   try {
     store.set(key(rank), "");

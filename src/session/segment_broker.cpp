@@ -17,7 +17,7 @@ struct ProcessTable {
   std::condition_variable changed;
   struct Offer {
     std::shared_ptr<Segment> segment;
-    int takers = 0;  // that have not come
+    int takers = 0;  // that have not fetched it
   };
   std::map<std::pair<std::uint64_t, std::string>, Offer> offers;
 };

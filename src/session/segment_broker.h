@@ -1,4 +1,4 @@
-// How ranks of one host come to map the same memory: one makes it and posts it, the others fetch it.
+// How the ranks of one host map the same memory: one creates the segment and offers it, the others fetch it.
 //
 // Ranks of one process find it in a table of the process. Others connect to the maker's Unix socket (authenticated, same user)
 // and are handed the descriptor.
@@ -23,9 +23,9 @@ class SegmentBroker {
   ~SegmentBroker();  ///< the owner has seen to it that nothing of ours is left in the loop
 
   /// Offers a segment to `processes` other processes and to `threads` other threads of this one. It is forgotten when all
-  /// have come, or with this object.
+  /// have fetched it, or with this object.
   void offer(const std::string& topic, std::shared_ptr<Segment> segment, int processes, int threads);
-  /// A process has come for it (called by the acceptor, in the loop's thread); served now or when it is offered.
+  /// A process asks for it (called by the acceptor, in the loop's thread); served now or when it is offered.
   void serve(const std::string& topic, UniqueFd connection);
 
   /// What a thread of this process has offered under the same world and topic. Throws Timeout.
@@ -34,7 +34,7 @@ class SegmentBroker {
  private:
   struct Offer {
     std::shared_ptr<Segment> segment;
-    int takers = 0;  // that have not come
+    int takers = 0;  // that have not fetched it
     std::vector<UniqueFd> waiting;
   };
   void hand_over(const std::string& topic);

@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/error_codec.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "shm/descriptor_passing.h"
@@ -37,12 +38,11 @@ std::uint64_t process_word() {
   return kWord;
 }
 
+// What another rank's failure of a group is here: what happened to a peer and what ranks disagree about is the same everywhere.
 std::exception_ptr error_of(const DetectorMessage& message) {
-  switch (message.error) {
-    case ErrorKind::peer_lost: return std::make_exception_ptr(PeerLost(message.text, message.rank));
-    case ErrorKind::mismatch: return std::make_exception_ptr(Mismatch(message.text));
-    default: return std::make_exception_ptr(Aborted(message.text));
-  }
+  ErrorInfo info = message.error;
+  if (info.kind != ErrorKind::peer_lost && info.kind != ErrorKind::mismatch) info.kind = ErrorKind::aborted;
+  return make_error(std::move(info));
 }
 
 }  // namespace
@@ -50,8 +50,8 @@ std::exception_ptr error_of(const DetectorMessage& message) {
 std::shared_ptr<Session> Session::start(RendezvousResult result, TransportKind transport, Deadline deadline) {
   std::shared_ptr<Session> session(new Session(std::move(result), transport));
   session->listen();
-  session->meet_peers(deadline);
-  session->start_watch(deadline);
+  session->exchange_addresses(deadline);
+  session->start_failure_detector(deadline);
   session->start_wait_reports();
   return session;
 }
@@ -63,13 +63,14 @@ Session::Session(RendezvousResult result, TransportKind transport)
       loop_(EventLoop::shared()),
       arrivals_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!arrivals_) throw_system_error("eventfd");
-  MANIPLE_REQUIRE(!encrypts_ || !rendezvous_.identity.secret.is_none(),
-                  "MANIPLE_ENCRYPT is 1, but the job has no secret, so anyone could decrypt: set MANIPLE_SECRET_FILE on every "
-                  "host (mode 0600, 64 hexadecimal digits)");
+  MANIPLE_REQUIRE(
+      !encrypts_ || !rendezvous_.identity.secret.is_none(),
+      "MANIPLE_ENCRYPT is 1, but the job has no secret, so anyone could decrypt: set MANIPLE_SECRET_FILE on every "
+      "host (mode 0600, 64 hexadecimal digits)");
 }
 
 Session::~Session() {
-  // Acceptors first: nothing new may come while the rest is taken down.
+  // Acceptors first: nothing new may arrive while the rest is taken down.
   tcp_.reset();
   unix_.reset();
   loop_->post_and_wait([this] {  // and what they posted has run
@@ -82,13 +83,14 @@ Session::~Session() {
 void Session::listen() {
   const Acceptor::Owner owner{
       .refusal = [this](const Hello& hello, const Address& peer) { return refusal(hello, peer); },
-      .accept = [this](SecureConnection connection, const Hello& hello, const Address&) { accept(std::move(connection), hello); }};
+      .accept = [this](SecureConnection connection, const Hello& hello,
+                       const Address&) { accept(std::move(connection), hello); }};
   tcp_ = std::make_unique<Acceptor>(loop_, listen_on(rendezvous_.data_address), rendezvous_.identity, owner);
   const std::string name = fmt::format("maniple-{:016x}{:016x}", random_word(), random_word());
   unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), rendezvous_.identity, owner);
 }
 
-void Session::meet_peers(Deadline deadline) {
+void Session::exchange_addresses(Deadline deadline) {
   const HostIdentity host = host_identity();
   PeerInfo mine;
   mine.host_key = host.key;
@@ -103,9 +105,10 @@ void Session::meet_peers(Deadline deadline) {
   for (int r = 0; r < world_size(); ++r) {
     const PeerInfo& other = table.peers[static_cast<std::size_t>(r)];
     if (other.encrypts == encrypts_) continue;
-    wait_until_all_know(*rendezvous_.store, rank(), world_size(), deadline);
-    throw InvalidArgument(fmt::format("MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks", encrypts_ ? 1 : 0,
-                                      mine.describe(rank()), other.encrypts ? 1 : 0, other.describe(r)));
+    wait_until_all_refused(*rendezvous_.store, rank(), world_size(), deadline);
+    throw InvalidArgument(fmt::format("MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks",
+                                      encrypts_ ? 1 : 0, mine.describe(rank()), other.encrypts ? 1 : 0,
+                                      other.describe(r)));
   }
   const std::lock_guard lock(mutex_);
   table_ = std::move(table);
@@ -114,14 +117,14 @@ void Session::meet_peers(Deadline deadline) {
   early_segments_.clear();
 }
 
-void Session::start_watch(Deadline deadline) {
+void Session::start_failure_detector(Deadline deadline) {
   bool all_here = transport_ != TransportKind::tcp;
   for (int r = 0; r < world_size(); ++r) all_here &= same_process(r);
   if (all_here) return;  // threads of one process live and die together
   FailureDetector::Events events;
   events.lost = [this](int lost, const std::string& text) { on_lost(lost, text); };
   events.gone = [this](int gone) { on_gone(gone); };
-  events.dial = [this](int hub, Deadline limit, int cancel) { return dial_control(hub, limit, cancel); };
+  events.dial = [this](int leader, Deadline limit, int cancel) { return dial_control(leader, limit, cancel); };
   events.aborted = [this](const DetectorMessage& message) { on_aborted(message); };
   events.called = [this](const std::string& group, std::uint64_t seq) -> std::string {
     std::function<std::string(std::uint64_t)> called;
@@ -133,7 +136,7 @@ void Session::start_watch(Deadline deadline) {
     }
     return called(seq);
   };
-  // From here on waits_ may be asked for, but it comes only later.
+  // From here on waits_ may be asked for, but it is set only later.
   const auto waits = [this] {
     const std::lock_guard lock(mutex_);
     return waits_;
@@ -141,21 +144,21 @@ void Session::start_watch(Deadline deadline) {
   events.waiting = [waits](const DetectorMessage& message) {
     if (const auto reports = waits()) reports->on_waiting(message);
   };
-  events.position = [waits](const DetectorMessage& question) {
+  events.progress = [waits](const DetectorMessage& query) {
     const auto reports = waits();
-    return reports ? reports->position(question) : DetectorMessage{};
+    return reports ? reports->progress(query) : DetectorMessage{};
   };
-  events.positioned = [waits](const DetectorMessage& answer) {
-    if (const auto reports = waits()) reports->on_position(answer);
+  events.progress_reply = [waits](const DetectorMessage& answer) {
+    if (const auto reports = waits()) reports->on_progress_reply(answer);
   };
   const double heartbeat = knob_number(Knob::heartbeat_s);
-  auto control = std::make_unique<FailureDetector>(loop_, rank(), table_.peers, heartbeat, std::move(events));
+  auto detector = std::make_unique<FailureDetector>(loop_, rank(), table_.peers, heartbeat, std::move(events));
   SecureConnection connection;
   if (rank() != 0) connection = dial_control(0, deadline);
   std::map<int, SecureConnection> early;
   {
     const std::lock_guard lock(mutex_);
-    detector_ = std::move(control);
+    detector_ = std::move(detector);
     early = std::move(early_control_);
   }
   if (connection) detector_->adopt(0, std::move(connection));
@@ -166,18 +169,18 @@ void Session::start_watch(Deadline deadline) {
 void Session::start_wait_reports() {
   const double after_s = knob_number(Knob::wait_report_s);
   if (after_s <= 0 || world_size() < 2) return;
-  WaitReports::Means means;
-  means.loop = loop_;
-  means.rank = rank();
-  means.world = world_id();
-  means.after_s = after_s;
-  means.groups = [this] { return group_progress(); };
-  means.describe = [this](int r) { return peer(r).describe(r); };
+  WaitReports::Callbacks callbacks;
+  callbacks.loop = loop_;
+  callbacks.rank = rank();
+  callbacks.world = world_id();
+  callbacks.after_s = after_s;
+  callbacks.groups = [this] { return group_progress(); };
+  callbacks.describe = [this](int r) { return peer(r).describe(r); };
   if (detector_) {
-    means.tell_hub = [this](const DetectorMessage& message) { detector_->tell_hub(message); };
-    means.ask = [this](int r, const DetectorMessage& message) { detector_->send(r, message); };
+    callbacks.send_to_leader = [this](const DetectorMessage& message) { detector_->send_to_leader(message); };
+    callbacks.ask = [this](int r, const DetectorMessage& message) { detector_->send(r, message); };
   }
-  auto reports = WaitReports::start(std::move(means));
+  auto reports = WaitReports::start(std::move(callbacks));
   const std::lock_guard lock(mutex_);
   waits_ = std::move(reports);
 }
@@ -191,23 +194,24 @@ std::vector<WaitReports::Group> Session::group_progress() {
   return groups;
 }
 
-SecureConnection Session::dial_control(int hub, Deadline deadline, int cancel) const {
-  const Address address = Address::parse(same_host(hub) ? peer(hub).unix_address : peer(hub).tcp_address);
+SecureConnection Session::dial_control(int leader, Deadline deadline, int cancel) const {
+  const Address address = Address::parse(same_host(leader) ? peer(leader).unix_address : peer(leader).tcp_address);
   Hello hello;
   hello.role = Role::control;
   hello.rank = rank();
-  hello.to = hub;
+  hello.to = leader;
   return maniple::dial(address, rendezvous_.identity, hello, deadline, false, cancel);
 }
 
 // In the event loop's thread.
 std::string Session::refusal(const Hello& hello, const Address& peer) const {
-  if (hello.rank < 0 || hello.rank >= world_size()) return fmt::format("rank {} in a world of {}", hello.rank, world_size());
+  if (hello.rank < 0 || hello.rank >= world_size())
+    return fmt::format("rank {} in a world of {}", hello.rank, world_size());
   if (hello.role == Role::segment && !peer.is_unix()) return "shared memory is handed over on Unix sockets only";
   if (hello.role == Role::store) return "no store is served here";
   if (hello.role == Role::data && hello.encrypt != encrypts_) {
-    return fmt::format("MANIPLE_ENCRYPT is {} on rank {} but {} on rank {}; it must be alike on all ranks", encrypts_ ? 1 : 0,
-                       rank(), hello.encrypt ? 1 : 0, hello.rank);
+    return fmt::format("MANIPLE_ENCRYPT is {} on rank {} but {} on rank {}; it must be alike on all ranks",
+                       encrypts_ ? 1 : 0, rank(), hello.encrypt ? 1 : 0, hello.rank);
   }
   return {};
 }
@@ -249,8 +253,9 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
   hello.encrypt = encrypts_;
   // A port that a firewall closes is reported long before the operation's deadline, but not sooner than a rank counts as lost.
   const double heartbeat = knob_number(Knob::heartbeat_s);
-  const Deadline limit =
-      heartbeat > 0 ? Deadline::sooner(deadline, Deadline::after(Seconds(std::max(kLeastDialTime, heartbeat)))) : deadline;
+  const Deadline limit = heartbeat > 0
+                             ? Deadline::sooner(deadline, Deadline::after(Seconds(std::max(kLeastDialTime, heartbeat))))
+                             : deadline;
   const auto text = [&](const Error& error) {
     return fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),
                        peer(global_rank).tcp_address, error.what());
@@ -273,8 +278,8 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
       if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;  // ours, not the peer's
       if (!network_may_recover(code) || limit.remaining() <= pause) throw PeerLost(text(error), global_rank);
     }
-    pollfd bell{abort.fd(), POLLIN, 0};
-    ::poll(&bell, 1, static_cast<int>(pause.count()));
+    pollfd wake{abort.fd(), POLLIN, 0};
+    ::poll(&wake, 1, static_cast<int>(pause.count()));
   }
 }
 
@@ -290,8 +295,8 @@ SecureConnection Session::try_take(int global_rank, const std::string& topic) {
   return connection;
 }
 
-std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
-                                                Deadline deadline, const AbortSignal& abort) {
+std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members,
+                                                std::size_t bytes, Deadline deadline, const AbortSignal& abort) {
   const int maker = members.front();
   if (maker == rank()) {
     int threads = -1;  // not counting this one
@@ -306,8 +311,9 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
   hello.rank = rank();
   hello.topic = topic;
   hello.to = maker;
-  // The handshake is short and is not broken off: its other side would take us for a stranger.
-  const SecureConnection connection = maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
+  // The handshake is short and is not broken off: its other side would take us for an unauthenticated peer.
+  const SecureConnection connection =
+      maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
   try {
     ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
     return Segment::adopt(std::move(received.fd), received.about);
@@ -345,17 +351,17 @@ void Session::remove_group(const std::string& name) {
 }
 
 void Session::on_lost(int rank, const std::string& text) {
-  std::vector<std::shared_ptr<AbortSignal>> struck;
+  std::vector<std::shared_ptr<AbortSignal>> affected;
   {
     const std::lock_guard lock(mutex_);
     lost_[rank] = text;
     for (const auto& [name, group] : groups_) {
       for (const int member : group.members) {
-        if (member == rank) struck.push_back(group.abort);
+        if (member == rank) affected.push_back(group.abort);
       }
     }
   }
-  for (const auto& abort : struck) abort->raise(std::make_exception_ptr(PeerLost(text, rank)));
+  for (const auto& abort : affected) abort->raise(std::make_exception_ptr(PeerLost(text, rank)));
 }
 
 void Session::on_gone(int rank) {
@@ -387,18 +393,9 @@ void Session::spread_abort(const std::string& group, std::uint64_t seq, const st
   message.group = group;
   message.seq = seq;
   message.rank = rank();
-  message.text = text_of(cause);
-  try {
-    std::rethrow_exception(cause);
-  } catch (const PeerLost& error) {
-    message.error = error.kind();
-    message.rank = error.rank();
-  } catch (const Error& error) {
-    message.error = error.kind();
-  } catch (...) {
-    message.error = ErrorKind::aborted;
-  }
-  detector_->spread(message);
+  message.error = info_of(cause);
+  if (message.error.origin < 0) message.error.origin = rank();
+  detector_->report_abort(message);
 }
 
 }  // namespace maniple

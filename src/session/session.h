@@ -1,4 +1,4 @@
-// One rank's membership in a world: who the others are, connections to and from them, and the watch over them.
+// One rank's membership in a world: who the others are, connections to and from them, and the failure detector.
 //
 // All groups of the rank share it. It implements the connector that lanes use.
 #pragma once
@@ -38,7 +38,8 @@ class Session : public Connector {
   bool same_host(int rank) const { return peer(rank).host_key == peer(this->rank()).host_key; }
 
   // ---- Connector ---------------------------------------------------------------------------------------------
-  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline, const AbortSignal& abort) override;
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline,
+                        const AbortSignal& abort) override;
   SecureConnection try_take(int global_rank, const std::string& topic) override;
   int arrival_fd() const noexcept override { return arrivals_.get(); }
 
@@ -63,15 +64,15 @@ class Session : public Connector {
                   std::function<MessageWait()> message);
   void remove_group(const std::string& name);
 
-  /// Tells the other ranks that this group failed here. Returns at once.
+  /// Reports to the other ranks that this group failed here. Returns at once.
   void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
-  bool has_watch() const noexcept { return detector_ != nullptr; }
+  bool has_failure_detector() const noexcept { return detector_ != nullptr; }
 
  private:
   Session(RendezvousResult result, TransportKind transport);
   void listen();
-  void meet_peers(Deadline deadline);
-  void start_watch(Deadline deadline);
+  void exchange_addresses(Deadline deadline);
+  void start_failure_detector(Deadline deadline);
   std::string refusal(const Hello& hello, const Address& peer) const;
   void accept(SecureConnection connection, const Hello& hello);
   void start_wait_reports();
@@ -90,12 +91,13 @@ class Session : public Connector {
 
   std::mutex mutex_;
   std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_;  // data connections not taken yet
-  std::map<int, SecureConnection> early_control_;                        // came before the watch was set up
+  std::map<int, SecureConnection> early_control_;  // accepted before the failure detector was set up
   std::vector<std::pair<std::string, UniqueFd>> early_segments_;
   std::map<std::string, GroupLink> groups_;
   std::map<int, std::string> lost_;
-  std::set<int> gone_;                                      // left or lost
-  std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet, or no longer has
+  std::set<int> gone_;  // left or lost
+  std::map<std::string, std::exception_ptr>
+      early_aborts_;  // of groups that this rank has not made yet, or no longer has
 
   std::unique_ptr<SegmentBroker> segments_;
   std::unique_ptr<FailureDetector> detector_;

@@ -17,7 +17,7 @@ using Clock = Deadline::Clock;
 using Kind = DetectorMessage::Kind;
 
 constexpr std::size_t kMostCall = 4096;
-constexpr std::size_t kMostMembers = 8192;  // of whom is told, as a control message has a limit
+constexpr std::size_t kMostMembers = 8192;  // listed, as a control message has a limit
 constexpr std::chrono::seconds kAnswerLimit{1};
 
 double seconds_since(Clock::time_point when) { return std::chrono::duration<double>(Clock::now() - when).count(); }
@@ -57,23 +57,23 @@ std::string describe_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-std::shared_ptr<WaitReports> WaitReports::start(Means means) {
-  std::shared_ptr<WaitReports> reports(new WaitReports(std::move(means)));
-  if (!reports->means_.tell_hub) {
+std::shared_ptr<WaitReports> WaitReports::start(Callbacks callbacks) {
+  std::shared_ptr<WaitReports> reports(new WaitReports(std::move(callbacks)));
+  if (!reports->callbacks_.send_to_leader) {
     const std::lock_guard lock(table().mutex);
-    table().worlds[reports->means_.world][reports->means_.rank] = reports;
+    table().worlds[reports->callbacks_.world][reports->callbacks_.rank] = reports;
   }
-  reports->means_.loop->post([reports] { reports->check(); });
+  reports->callbacks_.loop->post([reports] { reports->check(); });
   return reports;
 }
 
 void WaitReports::stop() {
   stopped_ = true;
-  questions_.clear();
+  queries_.clear();
   const std::lock_guard lock(table().mutex);
-  const auto it = table().worlds.find(means_.world);
-  if (means_.tell_hub || it == table().worlds.end()) return;
-  it->second.erase(means_.rank);
+  const auto it = table().worlds.find(callbacks_.world);
+  if (callbacks_.send_to_leader || it == table().worlds.end()) return;
+  it->second.erase(callbacks_.rank);
   if (it->second.empty()) table().worlds.erase(it);
 }
 
@@ -81,51 +81,51 @@ void WaitReports::check() {
   if (stopped_) return;
   auto calls = std::exchange(calls_, {});
   auto messages = std::exchange(messages_, {});
-  for (const Group& group : means_.groups()) {
-    Said& call = calls_[group.name] = calls[group.name];
+  for (const Group& group : callbacks_.groups()) {
+    Logged& call = calls_[group.name] = calls[group.name];
     check_call(group, call);
-    Said& message = messages_[group.name] = messages[group.name];
+    Logged& message = messages_[group.name] = messages[group.name];
     check_message(group, message);
   }
-  const std::chrono::duration<double> pause(std::clamp(means_.after_s / 10, 0.02, 1.0));
-  means_.loop->call_at(Deadline::after(pause), [weak = weak_from_this()] {
+  const std::chrono::duration<double> pause(std::clamp(callbacks_.after_s / 10, 0.02, 1.0));
+  callbacks_.loop->call_at(Deadline::after(pause), [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->check();
   });
 }
 
-void WaitReports::check_call(const Group& group, Said& said) {
+void WaitReports::check_call(const Group& group, Logged& logged) {
   const CallProgress call = group.progress();
   if (!call.running || group.members.size() < 2) return;
-  if (said.seq != call.seq) said = {.seq = call.seq, .next_s = means_.after_s};
-  if (call.seconds < said.next_s) return;
-  while (said.next_s <= call.seconds) said.next_s *= 2;
+  if (logged.seq != call.seq) logged = {.seq = call.seq, .next_s = callbacks_.after_s};
+  if (call.seconds < logged.next_s) return;
+  while (logged.next_s <= call.seconds) logged.next_s *= 2;
   DetectorMessage message;
   message.kind = Kind::waiting;
-  message.rank = means_.rank;
+  message.rank = callbacks_.rank;
   message.seq = call.seq;
   message.group = group.name;
   message.text = encode_wait(call, group.members);
-  if (means_.tell_hub) return means_.tell_hub(message);
-  if (const auto hub = find_here(means_.world, -1)) hub->on_waiting(message);
+  if (callbacks_.send_to_leader) return callbacks_.send_to_leader(message);
+  if (const auto leader = find_here(callbacks_.world, -1)) leader->on_waiting(message);
 }
 
-void WaitReports::check_message(const Group& group, Said& said) const {
+void WaitReports::check_message(const Group& group, Logged& logged) const {
   if (group.message.call.empty()) return;
-  if (said.since != group.message.since) said = {.since = group.message.since, .next_s = means_.after_s};
-  const double waited = seconds_since(said.since);
-  if (waited < said.next_s) return;
-  while (said.next_s <= waited) said.next_s *= 2;
+  if (logged.since != group.message.since) logged = {.since = group.message.since, .next_s = callbacks_.after_s};
+  const double waited = seconds_since(logged.since);
+  if (waited < logged.next_s) return;
+  while (logged.next_s <= waited) logged.next_s *= 2;
   log_warning("{} has waited {:.1f} s for {}", group.message.call, waited, group.message.whom);
 }
 
-DetectorMessage WaitReports::position(const DetectorMessage& question) const {
-  DetectorMessage answer = question;
-  answer.kind = Kind::position;
-  answer.rank = means_.rank;
+DetectorMessage WaitReports::progress(const DetectorMessage& query) const {
+  DetectorMessage answer = query;
+  answer.kind = Kind::progress_reply;
+  answer.rank = callbacks_.rank;
   answer.seq = 0;
   answer.text = "it has destroyed this group, or has not made it yet";
-  for (const Group& group : means_.groups()) {
-    if (group.name != question.group) continue;
+  for (const Group& group : callbacks_.groups()) {
+    if (group.name != query.group) continue;
     const CallProgress call = group.progress();
     answer.seq = call.seq;
     if (call.seq == 0) {
@@ -141,74 +141,73 @@ DetectorMessage WaitReports::position(const DetectorMessage& question) const {
 
 void WaitReports::on_waiting(const DetectorMessage& message) {
   if (stopped_) return;
-  Question& question = questions_[message.group];
-  if (question.seq != message.seq) question = Question(message.seq);
+  Query& query = queries_[message.group];
+  if (query.seq != message.seq) query = Query(message.seq);
   const auto now = Clock::now();
-  // The others of the group say the same in the same moment, or a little later if they came later.
-  if (question.open || now < question.not_before) return;
-  question.pause_s = std::max(means_.after_s, 2 * question.pause_s);
-  question.not_before =
-      now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(0.9 * question.pause_s));
+  // The others of the group say the same in the same moment, or a little later if they arrived later.
+  if (query.open || now < query.not_before) return;
+  query.pause_s = std::max(callbacks_.after_s, 2 * query.pause_s);
+  query.not_before =
+      now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(0.9 * query.pause_s));
   ByteReader reader(message.text);
-  question.call = reader.get_string(kMostCall);
-  question.waited_s = static_cast<double>(reader.get<std::uint64_t>()) / 1000;
-  question.members.clear();
-  for (auto left = reader.get<std::uint32_t>(); left > 0; --left)
-    question.members.push_back(reader.get<std::int32_t>());
-  question.answers.clear();
-  question.open = true;
+  query.call = reader.get_string(kMostCall);
+  query.waited_s = static_cast<double>(reader.get<std::uint64_t>()) / 1000;
+  query.members.clear();
+  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) query.members.push_back(reader.get<std::int32_t>());
+  query.answers.clear();
+  query.open = true;
   DetectorMessage asked = message;
-  asked.kind = Kind::progress;
+  asked.kind = Kind::query_progress;
   asked.text.clear();
-  means_.loop->call_at(Deadline::after(kAnswerLimit), [weak = weak_from_this(), group = message.group] {
-    if (const auto self = weak.lock()) self->conclude(group);
+  callbacks_.loop->call_at(Deadline::after(kAnswerLimit), [weak = weak_from_this(), group = message.group] {
+    if (const auto self = weak.lock()) self->finish(group);
   });
-  const std::vector<int> members = question.members;  // the last answer ends the question
+  const std::vector<int> members = query.members;  // the last answer ends the query
   for (const int member : members) {
-    if (member == means_.rank) {
-      on_position(position(asked));
-    } else if (means_.ask) {
-      means_.ask(member, asked);
-    } else if (const auto other = find_here(means_.world, member)) {
-      on_position(other->position(asked));
+    if (member == callbacks_.rank) {
+      on_progress_reply(progress(asked));
+    } else if (callbacks_.ask) {
+      callbacks_.ask(member, asked);
+    } else if (const auto other = find_here(callbacks_.world, member)) {
+      on_progress_reply(other->progress(asked));
     }
   }
 }
 
-void WaitReports::on_position(const DetectorMessage& answer) {
-  const auto it = questions_.find(answer.group);
-  if (stopped_ || it == questions_.end() || !it->second.open) return;
+void WaitReports::on_progress_reply(const DetectorMessage& answer) {
+  const auto it = queries_.find(answer.group);
+  if (stopped_ || it == queries_.end() || !it->second.open) return;
   it->second.answers[answer.rank] = answer;
-  if (it->second.answers.size() == it->second.members.size()) conclude(answer.group);
+  if (it->second.answers.size() == it->second.members.size()) finish(answer.group);
 }
 
-void WaitReports::conclude(const std::string& group) {
-  const auto it = questions_.find(group);
-  if (stopped_ || it == questions_.end() || !std::exchange(it->second.open, false)) return;
-  const Question& question = it->second;
+void WaitReports::finish(const std::string& group) {
+  const auto it = queries_.find(group);
+  if (stopped_ || it == queries_.end() || !std::exchange(it->second.open, false)) return;
+  const Query& query = it->second;
   constexpr std::size_t kMostDescribed = 4;
-  std::vector<int> came;
-  std::vector<int> rest;  // of those that did not
+  std::vector<int> arrived;
+  std::vector<int> rest;  // of those that have not
   std::string awaited;
   std::size_t described = 0;
-  for (const int member : question.members) {
-    const auto answer = question.answers.find(member);
-    const bool answered = answer != question.answers.end();
-    if (answered && answer->second.seq >= question.seq) {
-      came.push_back(member);
+  for (const int member : query.members) {
+    const auto answer = query.answers.find(member);
+    const bool answered = answer != query.answers.end();
+    if (answered && answer->second.seq >= query.seq) {
+      arrived.push_back(member);
     } else if (described < kMostDescribed) {
-      awaited += fmt::format("{}{} ({})", described++ == 0 ? "" : ", ", means_.describe(member),
+      awaited += fmt::format("{}{} ({})", described++ == 0 ? "" : ", ", callbacks_.describe(member),
                              answered ? answer->second.text : "it does not answer");
     } else {
       rest.push_back(member);
     }
   }
-  if (described == 0 || came.empty()) return;  // all are there: it is the operation itself that takes long
-  std::sort(came.begin(), came.end());
+  if (described == 0 || arrived.empty()) return;  // all are there: it is the operation itself that takes long
+  std::sort(arrived.begin(), arrived.end());
   std::sort(rest.begin(), rest.end());
   if (!rest.empty()) awaited += " and " + describe_ranks(rest);
-  log_warning("[{}] {}: {}{} {} waited {:.1f} s for {}", group, question.call, describe_ranks(came),
-              group == "world" ? "" : " of the world", came.size() == 1 ? "has" : "have", question.waited_s, awaited);
+  log_warning("[{}] {}: {}{} {} waited {:.1f} s for {}", group, query.call, describe_ranks(arrived),
+              group == "world" ? "" : " of the world", arrived.size() == 1 ? "has" : "have", query.waited_s, awaited);
 }
 
 }  // namespace maniple

@@ -1,10 +1,10 @@
-// Says who waits for whom, when an operation takes long because a rank that lives does not come to it: after some seconds, and
-// then ever more rarely. Once for each group, by one rank.
+// Logs who waits for whom, when an operation takes long because a rank that lives does not make the call: after some seconds,
+// and then ever more rarely. Once for each group, by one rank.
 //
-// Every second or so each rank looks whether a call of its groups has been running for too long (nothing is done in the calls
-// themselves). If so it tells the hub of the watch, which asks the group's ranks where they are and writes one line. Ranks that
-// are threads of one process have no watch: they find each other in a table. A message (send, recv) names whom it waits for,
-// so its rank says so itself.
+// Every second or so each rank checks whether a call of its groups has been running for too long (nothing is done in the calls
+// themselves). If so it tells the leader of the failure detector, which asks the group's ranks where they are and logs one
+// line. Ranks that are threads of one process have no failure detector: they find each other in a table. A message (send,
+// recv) names whom it waits for, so its rank logs that itself.
 //
 // Runs in the event loop's thread.
 #pragma once
@@ -43,35 +43,35 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     std::function<CallProgress()> progress;
     MessageWait message;
   };
-  struct Means {
+  struct Callbacks {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
     std::uint64_t world = 0;
     double after_s = 10;
     std::function<std::vector<Group>()> groups;
     std::function<std::string(int rank)> describe;
-    /// To the hub, and from the hub to a rank. Empty: all ranks are in this process.
-    std::function<void(const DetectorMessage& message)> tell_hub;
+    /// To the leader, and from the leader to a rank. Empty: all ranks are in this process.
+    std::function<void(const DetectorMessage& message)> send_to_leader;
     std::function<void(int rank, const DetectorMessage& message)> ask;
   };
 
-  static std::shared_ptr<WaitReports> start(Means means);
+  static std::shared_ptr<WaitReports> start(Callbacks callbacks);
   void stop();
 
   /// What to answer to a rank that asks how far this one is.
-  DetectorMessage position(const DetectorMessage& question) const;
-  // On the hub.
+  DetectorMessage progress(const DetectorMessage& query) const;
+  // On the leader.
   void on_waiting(const DetectorMessage& message);
-  void on_position(const DetectorMessage& answer);
+  void on_progress_reply(const DetectorMessage& answer);
 
  private:
-  struct Said {  // about the call that is running in a group, or its oldest message
+  struct Logged {  // about the call that is running in a group, or its oldest message
     std::uint64_t seq = 0;
     Deadline::Clock::time_point since{};
     double next_s = 0;
   };
-  struct Question {  // of the hub, about a call
-    explicit Question(std::uint64_t number = 0) : seq(number) {}
+  struct Query {  // of the leader, about a call
+    explicit Query(std::uint64_t number = 0) : seq(number) {}
     std::uint64_t seq;
     double pause_s = 0;
     Deadline::Clock::time_point not_before{};
@@ -81,17 +81,17 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     std::map<int, DetectorMessage> answers;
     std::vector<int> members;
   };
-  explicit WaitReports(Means means) : means_(std::move(means)) {}
+  explicit WaitReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
   void check();
-  void check_call(const Group& group, Said& said);
-  void check_message(const Group& group, Said& said) const;
-  void conclude(const std::string& group);
+  void check_call(const Group& group, Logged& logged);
+  void check_message(const Group& group, Logged& logged) const;
+  void finish(const std::string& group);
 
-  Means means_;
+  Callbacks callbacks_;
   bool stopped_ = false;
-  std::map<std::string, Said> calls_;
-  std::map<std::string, Said> messages_;
-  std::map<std::string, Question> questions_;
+  std::map<std::string, Logged> calls_;
+  std::map<std::string, Logged> messages_;
+  std::map<std::string, Query> queries_;
 };
 
 }  // namespace maniple

@@ -72,7 +72,7 @@ class TcpStoreClient final : public Store {
   std::map<std::uint32_t, Call*> calls_;
   bool reading_ = false;  // somebody reads; only that thread touches opener_, reader_ and buffer_
   std::string lost_;      // why the connection is of no more use
-  bool forged_ = false;   // because what came was not what the other end had sent
+  bool forged_ = false;   // because the bytes were not those that the other end had sent
   RecordOpener opener_;
   FrameReader reader_{&reply_limit};
   std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);

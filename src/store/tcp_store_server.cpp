@@ -69,7 +69,7 @@ struct TcpStoreServer::Impl {
   std::vector<char> buffer = std::vector<char>(kReadBytes);
   std::shared_ptr<TcpStoreServer> retiring;  // itself, once nobody else owns it
   Address address;
-  std::unique_ptr<Acceptor> acceptor;  // last: from here on strangers may come
+  std::unique_ptr<Acceptor> acceptor;  // last: from here on peers may connect
 
   void admit(SecureConnection link, const Hello& hello, const Address& peer) {
     const Client client = next_client++;

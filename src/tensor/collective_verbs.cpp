@@ -50,7 +50,7 @@ Work broadcast(const torch::Tensor& tensor, int src, const DistOptions& options)
   const Staged staged(tensor, group->rank() == src ? Access::read : Access::write, {"broadcast", "tensor"});
   return run_verb(
       options, {staged}, [&] { group->broadcast(staged.buffer(), src, call_of(options)); },
-      [&] { return group->broadcast_async(staged.buffer(), src, call_of(options)); });
+      [&] { return group->broadcast(staged.buffer(), src, call_of(options)); });
 }
 
 Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op, const DistOptions& options) {
@@ -62,7 +62,7 @@ Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op, const DistOptions
   const Buffer out = here ? staged.buffer() : Buffer{nullptr, 0, staged.buffer().dtype};
   return run_verb(
       options, {staged}, [&] { group->reduce(staged.buffer(), out, dst, op, call_of(options)); },
-      [&] { return group->reduce_async(staged.buffer(), out, dst, op, call_of(options)); });
+      [&] { return group->reduce(staged.buffer(), out, dst, op, call_of(options)); });
 }
 
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& options) {
@@ -72,7 +72,7 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& opt
   require_reducible(staged, op, "all_reduce");
   return run_verb(
       options, {staged}, [&] { group->all_reduce(staged.buffer(), op, call_of(options)); },
-      [&] { return group->all_reduce_async(staged.buffer(), op, call_of(options)); });
+      [&] { return group->all_reduce(staged.buffer(), op, call_of(options)); });
 }
 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, const DistOptions& options) {
@@ -88,7 +88,7 @@ Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op
   }
   return run_verb(
       options, std::move(staged), [&] { group->all_reduce_coalesced(buffers, op, call_of(options)); },
-      [&] { return group->all_reduce_coalesced_async(buffers, op, call_of(options)); });
+      [&] { return group->all_reduce_coalesced(buffers, op, call_of(options)); });
 }
 
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst,
@@ -109,7 +109,7 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
   }
   return run_verb(
       options, {in, out}, [&] { group->gather(in.buffer(), to, dst, {}, call_of(options)); },
-      [&] { return group->gather_async(in.buffer(), to, dst, {}, call_of(options)); });
+      [&] { return group->gather(in.buffer(), to, dst, {}, call_of(options)); });
 }
 
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
@@ -122,7 +122,7 @@ Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tens
   require_same_dtype(in, out, "all_gather", "tensor and tensor_list");
   return run_verb(
       options, {in, out}, [&] { group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options)); },
-      [&] { return group->all_gather_async(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options)); });
+      [&] { return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options)); });
 }
 
 Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options) {
@@ -133,7 +133,7 @@ Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& in
   require_same_dtype(in, out, "all_gather_into_tensor", "input and output");
   return run_verb(
       options, {in, out}, [&] { group->all_gather(in.buffer(), out.buffer(), {}, call_of(options)); },
-      [&] { return group->all_gather_async(in.buffer(), out.buffer(), {}, call_of(options)); });
+      [&] { return group->all_gather(in.buffer(), out.buffer(), {}, call_of(options)); });
 }
 
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src,
@@ -154,7 +154,7 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
   }
   return run_verb(
       options, {in, out}, [&] { group->scatter(from, out.buffer(), src, {}, call_of(options)); },
-      [&] { return group->scatter_async(from, out.buffer(), src, {}, call_of(options)); });
+      [&] { return group->scatter(from, out.buffer(), src, {}, call_of(options)); });
 }
 
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
@@ -170,7 +170,7 @@ Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor
       options, {in, out},
       [&] { group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call_of(options)); },
       [&] {
-        return group->reduce_scatter_async(in.buffer(), out.buffer(), op, uneven(in.counts()), call_of(options));
+        return group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call_of(options));
       });
 }
 
@@ -184,7 +184,7 @@ Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& inp
   require_reducible(in, op, "reduce_scatter_tensor");
   return run_verb(
       options, {in, out}, [&] { group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call_of(options)); },
-      [&] { return group->reduce_scatter_async(in.buffer(), out.buffer(), op, {}, call_of(options)); });
+      [&] { return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call_of(options)); });
 }
 
 namespace {
@@ -197,7 +197,7 @@ Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_
   return run_verb(
       options, {std::move(in), std::move(out)},
       [&] { group.all_to_all(from, to, in_counts, out_counts, call_of(options)); },
-      [&] { return group.all_to_all_async(from, to, in_counts, out_counts, call_of(options)); });
+      [&] { return group.all_to_all(from, to, in_counts, out_counts, call_of(options)); });
 }
 
 /// Elements of each part of a tensor that is cut along its first dimension.
@@ -266,9 +266,7 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
 
 Work barrier(const DistOptions& options) {
   const auto group = group_of(options);
-  if (options.async_op) return group->barrier_async(call_of(options));
-  group->barrier(call_of(options));
-  return done_work();
+  return group->barrier(call_of(options));
 }
 
 void monitored_barrier(const DistOptions& options) {

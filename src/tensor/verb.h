@@ -18,10 +18,8 @@ inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
 /// False for a rank that is not in the group: the verb is to do nothing, whatever its arguments. The first such is told.
 inline bool takes_part(ProcessGroup& group, const char* verb) { return group.impl().takes_part(verb); }
 
-inline Call call_of(const DistOptions& options) {
-  CallOptions given;
-  given.timeout = options.timeout;
-  return Call(given, options.where);
+inline CallOptions call_of(const DistOptions& options) {
+  return {.timeout = options.timeout, .async_op = options.async_op, .where = options.where};
 }
 
 /// The tensors are kept alive and written back before the Work is done.

@@ -55,7 +55,7 @@ TEST_P(AbortTest, FailsOperationsInFlightAndTheirContinuations) {
       std::vector<int> x(10, 1);
       std::vector<Work> works;
       bool ran = false;
-      for (int& value : x) works.push_back(r.world->all_reduce_async(buffer_of(value)));
+      for (int& value : x) works.push_back(r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true}));
       const Work next = works.back().then([&] { ran = true; });
       r.world->abort("enough");
       for (const Work& work : works) EXPECT_TRUE(catch_error([&] { work.wait(); }).is(ErrorKind::aborted));
@@ -89,7 +89,7 @@ TEST_P(AbortTest, DroppingAGroupFailsWhatIsInFlightAndNeverBlocks) {
     group->barrier();
     int x = 1;
     if (r.rank == 0) {
-      const Work work = group->all_reduce_async(buffer_of(x));
+      const Work work = group->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true});
       const double start = now_s();
       group.reset();
       EXPECT_LT(now_s() - start, 2.0 * kSlowdown);

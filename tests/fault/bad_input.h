@@ -35,7 +35,7 @@ inline std::size_t resident_kib() {
   return 0;
 }
 
-/// A raw connection, as a stranger has it.
+/// A raw connection, as an unauthenticated peer has it.
 class Raw {
  public:
   explicit Raw(const Address& address) : fd_(connect_to(address, soon())) {}
@@ -71,7 +71,7 @@ class Raw {
     pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
     return ::poll(&waiting, 1, deadline.poll_ms()) > 0;
   }
-  /// Whether it is hung up on before the deadline; `rest` gets what came before.
+  /// Whether the other side closes it before the deadline; `rest` gets what it sent before.
   bool closed_by(Deadline deadline, std::string* rest = nullptr) {
     while (readable(deadline)) {
       char bytes[4096];

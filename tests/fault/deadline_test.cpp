@@ -9,7 +9,7 @@ class DeadlineTest : public Operations {};
 INSTANTIATE_TEST_SUITE_P(Few, DeadlineTest, testing::ValuesIn(places({2, 5, 8})), name_of);
 
 constexpr double kLimit = 0.5;
-Call limited() { return Call(CallOptions{.timeout = Seconds(kLimit)}); }
+CallOptions limited(bool async_op = false) { return {.timeout = Seconds(kLimit), .async_op = async_op}; }
 
 // The first rank whose deadline passes ends the operation for all: others, who started a little later, may hear of it
 // before their own deadline.
@@ -19,7 +19,7 @@ void expect_timeout(const Caught& caught, int late) {
   EXPECT_LT(caught.took, kLimit + 1.0 * kSlowdown) << "one deadline for the whole operation";
 }
 
-// Everyone but `late` makes the call and gets a Timeout that names it; when `late` comes, it is told that it is too late.
+// Everyone but `late` makes the call and gets a Timeout that names it; when `late` makes it, it gets the error.
 void run_with_late_rank(Rank& r, int late, const std::function<void()>& call) {
   r.world->barrier();
   if (r.rank != late) {
@@ -78,7 +78,7 @@ TEST_P(DeadlineTest, AllToAllNamesTheLateRank) {
 TEST_P(DeadlineTest, AsynchronousCallHasItsDeadlineToo) {
   const auto result = run([](Rank& r) {
     std::vector<float> x(1000);
-    run_with_late_rank(r, 1, [&] { r.world->all_reduce_async(buffer_of(x), ReduceOp::sum, limited()).wait(); });
+    run_with_late_rank(r, 1, [&] { r.world->all_reduce(buffer_of(x), ReduceOp::sum, limited(true)).wait(); });
   });
   expect_somebody_timed_out(result);
 }

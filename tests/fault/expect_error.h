@@ -20,6 +20,7 @@ struct Caught {
   std::string text = "no error";
   int lost_rank = -1;
   double took = 0;  ///< seconds until the error
+  ErrorInfo info = {};
 
   bool is(ErrorKind wanted) const { return any && kind == wanted; }
   bool is_one_of(std::initializer_list<ErrorKind> kinds) const {
@@ -42,9 +43,9 @@ Caught catch_error(Call call) {
   try {
     call();
   } catch (const PeerLost& error) {
-    caught = {true, error.kind(), error.what(), error.rank(), 0};
+    caught = {true, error.kind(), error.what(), error.rank(), 0, error.info()};
   } catch (const Error& error) {
-    caught = {true, error.kind(), error.what(), -1, 0};
+    caught = {true, error.kind(), error.what(), -1, 0, error.info()};
   }
   caught.took = now_s() - start;
   return caught;

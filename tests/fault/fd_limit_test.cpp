@@ -68,7 +68,7 @@ int open_descriptors() {
   return count;
 }
 
-// The others wait for it: they are told, long before their deadline. (By TCP it may also be that a connection is not accepted.)
+// The others wait for it: they get an error, long before their deadline. (By TCP it may also be that a connection is not accepted.)
 TEST(FdLimitOfGroups, OneThatARankCannotMakeFailsOnAll) {
   for (const int spare : {0, 1, 2, 3, 5}) {  // the lack of one more shows in other places
     run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm}, [&](Rank& r) {

@@ -39,7 +39,7 @@ TEST(InitFault, PortTakenIsNamedWithItsHolder) {  // fault 16
   EXPECT_LT(caught.took, 5.0) << "trying again does not help";
 }
 
-// Six of eight ranks come. All of them are told how many came and who did not.
+// Six of eight ranks call init(). The error of each says how many joined and who did not.
 void join_without_3_and_5(Rank& r) {
   constexpr int kPresent[] = {0, 1, 2, 4, 6, 7};
   InitOptions options = r.init_options();
@@ -49,8 +49,9 @@ void join_without_3_and_5(Rank& r) {
   options.init_timeout = Seconds(options.rank == 0 ? 3.0 : 1.5) * kSlowdown;
   const Caught caught = catch_error([&] { r.init(options); });
   EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
-  EXPECT_TRUE(contains(caught.text, "6/8 joined")) << caught;
-  EXPECT_TRUE(contains(caught.text, "missing ranks 3, 5")) << caught;
+  EXPECT_TRUE(contains(caught.text, "6 of 8 ranks joined")) << caught;
+  EXPECT_EQ(caught.info.ranks, (std::vector<int>{3, 5})) << caught;
+  EXPECT_TRUE(contains(caught.text, "waiting for ranks 3, 5")) << caught;
 }
 
 TEST(InitFault, MissingRanksAreNamedByFile) { run_ranks({.n = 6, .as = As::processes, .init = false}, join_without_3_and_5); }

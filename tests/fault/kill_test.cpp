@@ -1,4 +1,4 @@
-// Fault 1: a rank is killed in the middle of an all_reduce. Every survivor is told at once, by name.
+// Fault 1: a rank is killed in the middle of an all_reduce. Every survivor gets an error at once that names it.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -18,10 +18,10 @@ class Kill : public EveryTransport {
   void note(const RunResult& result, int victim) {
     if (!result) return;
     EXPECT_EQ(result.ended[victim].signal, SIGKILL);
-    const auto struck = result.numbers("fault_at");
+    const auto fault_at_s = result.numbers("fault_at");
     const auto noticed = result.numbers("noticed_at");
     EXPECT_EQ(noticed.size(), static_cast<std::size_t>(kRanks - 1));
-    for (const auto& [rank, when] : noticed) times_.push_back(when - struck.at(victim));
+    for (const auto& [rank, when] : noticed) times_.push_back(when - fault_at_s.at(victim));
     if (!result.texts("error").empty()) example_ = result.texts("error").begin()->second;
   }
 
@@ -49,6 +49,12 @@ void expect_loss_of(Rank& r, int victim, const Caught& caught) {
   EXPECT_EQ(caught.lost_rank, victim) << caught;
   EXPECT_TRUE(names_call(caught.text, "all_reduce", r)) << caught;
   EXPECT_TRUE(names_rank(caught.text, victim)) << caught;
+  EXPECT_EQ(caught.info.operation, "all_reduce");
+  EXPECT_GT(caught.info.sequence, 0u);
+  EXPECT_EQ(caught.info.group, "world");
+  EXPECT_EQ(caught.info.rank, r.rank);
+  EXPECT_EQ(caught.info.size, r.size);
+  EXPECT_EQ(caught.info.ranks, std::vector<int>{victim});
   expect_aborted_from_now_on(r);
 }
 
@@ -78,7 +84,7 @@ TEST_P(Kill, InTheMiddleOfAnAllReduce) {
                                   [victim](Rank& r) {
                                     std::vector<float> values(8'000'000, 1.0f);
                                     const Caught caught = catch_error([&] {
-                                      const Work work = r.world->all_reduce_async(buffer_of(values));
+                                      const Work work = r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
                                       r.step();
                                       work.wait();
                                       // It may have got through in time; then the next one cannot.

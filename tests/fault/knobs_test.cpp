@@ -57,11 +57,11 @@ InitOptions as_rank(int rank, const std::string& method) {
   return options;
 }
 
-// Whatever way a rank joins, it is refused before anyone else can notice that it is there.
+// Whatever the kind of rendezvous, a rank is refused before anyone else can notice that it is there.
 void expect_refused(std::initializer_list<std::string> parts) {
   const Doorbell door;
   const TemporaryDirectory folder;
-  const std::string file = folder.path() + "/meeting";
+  const std::string file = folder.path() + "/rendezvous";
   const auto store = make_memory_store();
   const Set address("MASTER_ADDR", "127.0.0.1");
   const Set port("MASTER_PORT", std::to_string(door.port()));
@@ -78,7 +78,7 @@ void expect_refused(std::initializer_list<std::string> parts) {
     EXPECT_FALSE(contains(caught.text, "\n")) << caught;
   }
   EXPECT_FALSE(door.rang());
-  EXPECT_NE(::access(file.c_str(), F_OK), 0) << "the file of the meeting was made";
+  EXPECT_NE(::access(file.c_str(), F_OK), 0) << "the file of the rendezvous was made";
   EXPECT_EQ(store->num_keys(), 0);
 }
 
@@ -144,7 +144,7 @@ void join_with_a_wrong_rank_1(Rank& r) {
     EXPECT_TRUE(contains(caught.text, "MANIPLE_TCP_STREAMS is \"99\"; expected a whole number from 1 to 16")) << caught;
   } else {
     EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
-    EXPECT_TRUE(contains(caught.text, "2/3 joined; missing rank 1")) << caught;
+    EXPECT_TRUE(contains(caught.text, "2 of 3 ranks joined, waiting for rank 1")) << caught;
   }
 }
 

@@ -1,4 +1,4 @@
-// Fault 25: ranks that disagree are all told so, and what each of them called.
+// Fault 25: ranks that call different things all get a Mismatch that lists what each of them called.
 #include "fault/expect_error.h"
 #include "group/matrix.h"
 
@@ -109,10 +109,10 @@ TEST_P(MismatchTest, Order) {
 TEST_P(MismatchTest, OrderOfAsynchronousCalls) {
   expect_mismatch({"all_reduce", "broadcast"}, [](Rank& r, bool odd) {
     std::vector<float> x(100), y(100);
-    const Work first = odd ? r.world->broadcast_async(buffer_of(y), 0) : r.world->all_reduce_async(buffer_of(x));
+    const Work first = odd ? r.world->broadcast(buffer_of(y), 0, {.async_op = true}) : r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true});
     Work second;
     try {
-      second = odd ? r.world->all_reduce_async(buffer_of(x)) : r.world->broadcast_async(buffer_of(y), 0);
+      second = odd ? r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true}) : r.world->broadcast(buffer_of(y), 0, {.async_op = true});
     } catch (const Aborted&) {
       // The first has failed already; its Work says how.
     }
@@ -188,7 +188,7 @@ TEST_P(MismatchTest, AlgorithmOfAGroup) {
 
 TEST_P(MismatchTest, MessageOfAnotherLength) {
   run([](Rank& r) {
-    r.phase("all have joined");  // a slow rank would otherwise meet the failure while it joins
+    r.phase("all have joined");  // a slow rank would otherwise get the failure in init()
     std::vector<float> x(r.rank == 0 ? 10 : 11);
     if (r.rank == 0) r.world->send(buffer_of(x), 1);
     if (r.rank == 1) {
@@ -202,7 +202,7 @@ TEST_P(MismatchTest, MessageOfAnotherLength) {
 
 TEST_P(MismatchTest, MessageOfAnotherDType) {
   run([](Rank& r) {
-    r.phase("all have joined");  // a slow rank would otherwise meet the failure while it joins
+    r.phase("all have joined");  // a slow rank would otherwise get the failure in init()
     float x = 1;
     std::int32_t y = 0;
     if (r.rank == 0) r.world->send(buffer_of(x), 1);

@@ -44,7 +44,7 @@ RunOptions options() {
 
 // In another order than the world's, so that it is made from scratch.
 std::shared_ptr<ProcessGroup> backwards(Rank& r, Seconds timeout) {
-  return r.world->split(0, -r.rank, {}, Call(CallOptions{.timeout = timeout}));
+  return r.world->split(0, -r.rank, {}, {.timeout = timeout});
 }
 
 TEST(PluginSetup, TheFaultHappensWhereItIsMeant) {

@@ -35,9 +35,9 @@ TEST_P(Stop, IsNoticedByHeartbeat) {
         expect_aborted_from_now_on(r);
       });
   if (!result) return;
-  const double struck = result.numbers("fault_at").at(kVictim);
+  const double fault_at_s = result.numbers("fault_at").at(kVictim);
   EXPECT_EQ(result.numbers("noticed_at").size(), 3u);
-  for (const auto& [rank, when] : result.numbers("noticed_at")) EXPECT_LT(when - struck, 3.0 + 1.5) << "rank " << rank;
+  for (const auto& [rank, when] : result.numbers("noticed_at")) EXPECT_LT(when - fault_at_s, 3.0 + 1.5) << "rank " << rank;
 }
 
 TEST_P(Stop, OfASecondIsNoFault) {
@@ -45,7 +45,7 @@ TEST_P(Stop, OfASecondIsNoFault) {
     r.world->barrier();
     int value = 1;
     if (r.rank == 0) {
-      const Work work = r.world->all_reduce_async(buffer_of(value));
+      const Work work = r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
       ASSERT_EQ(::kill(r.pid_of(1), SIGSTOP), 0);
       std::this_thread::sleep_for(std::chrono::seconds(1));  // sleep: the pause itself is the fault
       ASSERT_EQ(::kill(r.pid_of(1), SIGCONT), 0);
@@ -70,14 +70,14 @@ TEST_P(Stop, ContinuedTooLateIsToldThatTheGroupIsGone) {
     EXPECT_TRUE(caught.any);
     if (r.rank != 1) {
       EXPECT_EQ(caught.lost_rank, 1) << caught;
-      r.world->store().set(fmt::format("told {}", r.rank), "yes");
-      const std::vector<std::string> both = {"told 0", "told 2"};
+      r.world->store().set(fmt::format("noticed {}", r.rank), "yes");
+      const std::vector<std::string> both = {"noticed 0", "noticed 2"};
       if (r.rank == 0) {
         r.world->store().wait(both, Deadline::after(std::chrono::seconds(20)));
         ::kill(r.pid_of(1), SIGCONT);
       }
     }
-    r.phase("all have been told");
+    r.phase("all have noticed");
   });
 }
 

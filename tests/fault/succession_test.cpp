@@ -1,5 +1,5 @@
-// Fault 33 and its kin: the watch over the ranks survives those who keep it. Rank 0 is the first of them; when it leaves, is
-// killed or is stopped, the next one keeps the watch, and later faults are noticed as before.
+// Fault 33 and its kin: the failure detector survives its leaders. Rank 0 is the first of them; when it leaves, is killed
+// or is stopped, the next one leads, and later faults are noticed as before.
 #include <algorithm>
 #include <csignal>
 #include <numeric>
@@ -130,7 +130,7 @@ TEST_P(Succession, InAnyOrder) {
     const int n = 3 + static_cast<int>(seed % 3);
     std::vector<int> order(static_cast<std::size_t>(n));
     std::iota(order.begin(), order.end(), 0);
-    if (seed % 2 == 0) std::shuffle(order.begin() + 1, order.end(), random);  // the watch goes on from rank to rank
+    if (seed % 2 == 0) std::shuffle(order.begin() + 1, order.end(), random);  // the lead goes on from rank to rank
     if (seed % 4 == 1) std::shuffle(order.begin(), order.end(), random);
     std::vector<Step> steps;
     for (int i = 0; i + 1 < n;) {

@@ -50,6 +50,7 @@ TEST(Corpus, Records) { EXPECT_GT(run_all(fuzz::records, fuzz::records_seeds()),
 TEST(Corpus, Store) { EXPECT_GT(run_all(fuzz::store, fuzz::store_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Frame) { EXPECT_GT(run_all(fuzz::frame, fuzz::frame_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Message) { EXPECT_GT(run_all(fuzz::message, fuzz::message_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Error) { EXPECT_GT(run_all(fuzz::error, fuzz::error_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Control) { EXPECT_GT(run_all(fuzz::control, fuzz::control_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, LaunchOptions) {
   EXPECT_GT(run_all(fuzz::launch_options, fuzz::launch_options_seeds()), std::size_t{kMutations});

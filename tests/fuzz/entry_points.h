@@ -17,7 +17,9 @@ void store(std::string_view bytes);
 void frame(std::string_view bytes);
 /// As the stream of point-to-point messages would read them, in one piece and byte by byte.
 void message(std::string_view bytes);
-/// As a body that came on the watch's connection.
+/// As an error, and as a failure report, of another process.
+void error(std::string_view bytes);
+/// As a message on a connection of the failure detector.
 void control(std::string_view bytes);
 /// As the list of ranks that the store holds.
 void peer_table(std::string_view bytes);
@@ -36,6 +38,7 @@ std::vector<std::string> records_seeds();
 std::vector<std::string> store_seeds();
 std::vector<std::string> frame_seeds();
 std::vector<std::string> message_seeds();
+std::vector<std::string> error_seeds();
 std::vector<std::string> control_seeds();
 std::vector<std::string> peer_table_seeds();
 std::vector<std::string> safetensors_seeds();

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "base/codec.h"
+#include "base/error_codec.h"
 #include "fuzz/tolerate.h"
 #include "net/admission.h"
 #include "net/handshake_wire.h"
 #include "net/records.h"
-#include "net/stranger.h"
 #include "store/file_log.h"
 #include "store/store_service.h"
 #include <maniple/comm/error.h>
@@ -82,9 +82,33 @@ std::vector<std::string> records_seeds() {
   return {sealed, sealed.substr(kRecordOverhead + kSealed[0].size()), ""};
 }
 
+void error(std::string_view bytes) {
+  tolerate([&] {
+    const ErrorInfo info = decode_error(bytes);
+    require(encode_error(info) == bytes);
+    require(info_of(make_error(info)).kind == info.kind);
+  });
+  tolerate([&] { require(encode_report(decode_report(bytes)).size() <= kMaxReportBytes); });
+}
+
+std::vector<std::string> error_seeds() {
+  const ErrorInfo info{.kind = ErrorKind::timeout,
+                       .operation = "recv",
+                       .sequence = 7,
+                       .arguments = "from rank 1 tag 7",
+                       .group = "world/2",
+                       .rank = 3,
+                       .size = 8,
+                       .ranks = {5, 6},
+                       .origin = 3,
+                       .waited_s = 30,
+                       .reason = "timed out"};
+  return {encode_error(info), encode_error(ErrorInfo{}), encode_report({.rank = 3, .error = info})};
+}
+
 void handshake(std::string_view bytes) {
   for (std::size_t i = 0; i <= std::min<std::size_t>(bytes.size(), 16); ++i) may_begin_header(bytes.substr(0, i));
-  describe_stranger(bytes);
+  describe_foreign_client(bytes);
   tolerate([&] { read_hello(bytes); });
   tolerate([&] { decode_hello(bytes); });
   tolerate([&] { decode_challenge(bytes); });

@@ -165,26 +165,27 @@ TEST_P(Arguments, MoreElementsThanThereCanBe) {
         const Buffer all{memory, count * static_cast<std::size_t>(r.size), static_cast<DType>(d)};  // as a caller would reckon it
         const auto op = many.dtype == DType::bool8 ? ReduceOp::max : ReduceOp::sum;
         const PointToPoint batch[] = {PointToPoint::send(many, 0)};
+        const CallOptions later{.async_op = true};
         const std::function<void()> calls[] = {
             [&] { w.broadcast(many, 0); },
-            [&] { w.broadcast_async(many, 0); },
+            [&] { w.broadcast(many, 0, later); },
             [&] { w.reduce(many, many, 0, op); },
-            [&] { w.reduce_async(many, many, 0, op); },
+            [&] { w.reduce(many, many, 0, op, later); },
             [&] { w.all_reduce(many, op); },
-            [&] { w.all_reduce_async(many, op); },
+            [&] { w.all_reduce(many, op, later); },
             [&] { w.all_reduce(ConstBuffer(many), many, op); },
             [&] { w.all_reduce_coalesced(std::span(&many, 1), op); },
-            [&] { w.all_reduce_coalesced_async(std::span(&many, 1), op); },
+            [&] { w.all_reduce_coalesced(std::span(&many, 1), op, later); },
             [&] { w.gather(many, all, 0); },
-            [&] { w.gather_async(many, all, 0); },
+            [&] { w.gather(many, all, 0, {}, later); },
             [&] { w.all_gather(many, all); },
-            [&] { w.all_gather_async(many, all); },
+            [&] { w.all_gather(many, all, {}, later); },
             [&] { w.scatter(all, many, 0); },
-            [&] { w.scatter_async(all, many, 0); },
+            [&] { w.scatter(all, many, 0, {}, later); },
             [&] { w.reduce_scatter(all, many, op); },
-            [&] { w.reduce_scatter_async(all, many, op); },
+            [&] { w.reduce_scatter(all, many, op, {}, later); },
             [&] { w.all_to_all(many, Buffer{memory + 32, many.count, many.dtype}); },
-            [&] { w.all_to_all_async(many, Buffer{memory + 32, many.count, many.dtype}); },
+            [&] { w.all_to_all(many, Buffer{memory + 32, many.count, many.dtype}, {}, {}, later); },
             [&] { w.send(many, 0); },
             [&] { w.isend(many, 0); },
             [&] { w.recv(many, 0); },
@@ -217,7 +218,7 @@ TEST_P(Arguments, NumbersThatAreNoReduceOpOrDType) {
     for (const int number : {ReduceOp::kKindCount, 99, 255}) {
       const ReduceOp op(static_cast<ReduceOp::Kind>(number));
       EXPECT_THROW(w.all_reduce(buffer_of(x), op), InvalidArgument);
-      EXPECT_THROW(w.all_reduce_async(buffer_of(x), op), InvalidArgument);
+      EXPECT_THROW(w.all_reduce(buffer_of(x), op, {.async_op = true}), InvalidArgument);
       EXPECT_THROW(w.all_reduce_coalesced(std::vector<Buffer>{buffer_of(x)}, op), InvalidArgument);
       EXPECT_THROW(w.reduce(buffer_of(x), buffer_of(x), 0, op), InvalidArgument);
       EXPECT_THROW(w.reduce_scatter(buffer_of(all), buffer_of(x), op), InvalidArgument);
@@ -254,10 +255,10 @@ TEST_P(Arguments, NegativeTag) {
 
 TEST_P(Arguments, TimeOutsThatAreNone) {
   for (const double seconds : {-1.0, -1e300, std::numeric_limits<double>::quiet_NaN()}) {
-    const Call call(CallOptions{.timeout = Seconds(seconds)});
+    const CallOptions call{.timeout = Seconds(seconds)};
     run_mistake([&call](Rank& r) {
       int x = 1;
-      EXPECT_THROW(r.world->barrier_async(call), InvalidArgument);
+      EXPECT_THROW(r.world->barrier({.timeout = call.timeout, .async_op = true}), InvalidArgument);
       EXPECT_THROW(r.world->all_gather_objects("x", call), InvalidArgument);
       EXPECT_THROW(r.world->irecv(buffer_of(x), 0, 0, nullptr, call), InvalidArgument);
       EXPECT_THROW(r.world->split(0, 0, {}, call), InvalidArgument);

@@ -79,9 +79,9 @@ TEST_P(Determinism, OrderOfArrivalDoesNotMatter) {
     for (int late = 0; late < r.size; ++late) {
       auto values = random_values<float>(r.rank, 3000);
       // Everyone but `late` is inside the operation before `late` starts it.
-      const Work work = r.rank == late ? Work() : r.world->all_reduce_async(buffer_of(values));
+      const Work work = r.rank == late ? Work() : r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
       r.phase("all but one are there");
-      r.rank == late ? r.world->all_reduce(buffer_of(values)) : work.wait();
+      r.rank == late ? r.world->all_reduce(buffer_of(values)).wait() : work.wait();
       const std::uint64_t hash = hash_of(values.data(), values.size() * sizeof(float));
       if (late == 0) first = hash;
       EXPECT_EQ(hash, first) << "with rank " << late << " late";

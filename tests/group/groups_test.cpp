@@ -92,7 +92,10 @@ TEST_P(Groups, OutsideEveryOperationDoesNothing) {
     int value = 1 + r.rank;
     group->all_reduce(buffer_of(value));
     EXPECT_EQ(value, r.rank < 2 ? 3 : 1 + r.rank);
-    if (group->is_member()) return group->barrier();
+    if (group->is_member()) {
+      group->barrier();
+      return;
+    }
 
     EXPECT_EQ(group->rank(), -1);
     EXPECT_EQ(group->size(), -1);
@@ -125,10 +128,12 @@ TEST_P(Groups, OutsideEveryOperationDoesNothing) {
     const PointToPoint batch[] = {PointToPoint::send(x, 0), PointToPoint::recv(x, 1)};
     std::vector<Work> works = group->batch_isend_irecv(batch);
     EXPECT_EQ(works.size(), 2u);
-    for (const Work& work : {group->broadcast_async(x, 0), group->reduce_async(x, x, 1), group->all_reduce_async(x),
-                             group->all_reduce_async(ConstBuffer(x), x), group->all_reduce_coalesced_async(std::span(&x, 1)),
-                             group->gather_async(x, x, 0), group->all_gather_async(x, x), group->scatter_async(x, x, 0),
-                             group->reduce_scatter_async(x, x), group->all_to_all_async(x, x), group->barrier_async(),
+    const ReduceOp op = ReduceOp::sum;
+    const CallOptions later{.async_op = true};
+    for (const Work& work : {group->broadcast(x, 0, later), group->reduce(x, x, 1, op, later), group->all_reduce(x, op, later),
+                             group->all_reduce(ConstBuffer(x), x, op, later), group->all_reduce_coalesced(std::span(&x, 1), op, later),
+                             group->gather(x, x, 0, {}, later), group->all_gather(x, x, {}, later), group->scatter(x, x, 0, {}, later),
+                             group->reduce_scatter(x, x, op, {}, later), group->all_to_all(x, x, {}, {}, later), group->barrier(later),
                              group->isend(x, 0), group->irecv(x, 0, 0, &source)}) {
       works.push_back(work);
     }
@@ -154,11 +159,11 @@ TEST(Outside, IsToldOnceForEachGroup) {
     for (int round = 0; round < 3; ++round) pair->barrier();
     r.world->barrier();
   });
-  const std::string told = testing::internal::GetCapturedStderr();
+  const std::string logged = testing::internal::GetCapturedStderr();
   const std::string line = "barrier on group world/1: rank 2 of the world is not in it";
-  const auto at = told.find(line);
-  EXPECT_NE(at, std::string::npos) << told;
-  EXPECT_EQ(told.find(line, at + 1), std::string::npos) << told;
+  const auto at = logged.find(line);
+  EXPECT_NE(at, std::string::npos) << logged;
+  EXPECT_EQ(logged.find(line, at + 1), std::string::npos) << logged;
 }
 
 // The world can be left while a handle to a group that this rank is not in is still held.
@@ -243,7 +248,7 @@ TEST_P(Groups, OfOneRankDoEverythingAlone) {
     group->barrier();
     group->monitored_barrier(Seconds(5));
     EXPECT_EQ(group->all_gather_objects("me"), std::vector<std::string>{"me"});
-    group->all_reduce_async(buffer_of(values)).wait();
+    group->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true}).wait();
   });
 }
 
@@ -262,7 +267,7 @@ TEST_P(Groups, UsedFromSeveralThreadsEachWithItsOwn) {
             std::vector<float> values(100 * (i + 1) + round, static_cast<float>(i + 1));
             groups[i]->all_reduce(buffer_of(values));
             if (values.back() != static_cast<float>((i + 1) * r.size)) errors[i] = "wrong sum";
-            groups[i]->all_reduce_async(buffer_of(values), ReduceOp::max).wait();
+            groups[i]->all_reduce(buffer_of(values), ReduceOp::max, {.async_op = true}).wait();
             groups[i]->broadcast(buffer_of(values), round % r.size);
             groups[i]->barrier();
           }

@@ -97,6 +97,7 @@ struct Manner {
   Memory memory = Memory::ordinary;
   bool in_place = false;
   bool async = false;
+  CallOptions call() const { return {.async_op = async}; }
 
   static Manner of(int number) {
     return {kAllMemory[number % kAllMemory.size()], (number / 5 + number) % 2 == 1, (number / 10 + number / 3) % 2 == 1};

@@ -55,7 +55,7 @@ TEST_P(Movement, Broadcast) {
       const Buffer buffer = arena.take(0, c.manner.memory, c.dtype, c.count);
       const Pattern& pattern = Pattern::noise(c.dtype, 100 + c.root);
       if (r.rank == c.root) pattern.fill(buffer.data, c.count);
-      c.manner.async ? r.world->broadcast_async(buffer, c.root).wait() : r.world->broadcast(buffer, c.root);
+      r.world->broadcast(buffer, c.root, c.manner.call()).wait();
       EXPECT_TRUE(pattern.matches(buffer.data, c.count));
       EXPECT_TRUE(arena.guards_intact());
     });
@@ -84,7 +84,7 @@ TEST_P(Movement, Gather) {
       const Buffer all = arena.take(1, c.manner.memory, c.dtype, c.count * r.size);
       const Buffer in = gather_input(r, arena, c, all, c.manner.in_place && root);
       const Buffer out = root ? all : Buffer{nullptr, 0, c.dtype};
-      c.manner.async ? r.world->gather_async(in, out, c.root).wait() : r.world->gather(in, out, c.root);
+      r.world->gather(in, out, c.root, {}, c.manner.call()).wait();
       if (root) expect_gathered(r, c, all);
       EXPECT_TRUE(arena.guards_intact());
     });
@@ -97,7 +97,7 @@ TEST_P(Movement, AllGather) {
     for_each_case(r, "all_gather", [&](const Case& c) {
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.count * r.size);
       const Buffer in = gather_input(r, arena, c, out, c.manner.in_place);
-      c.manner.async ? r.world->all_gather_async(in, out).wait() : r.world->all_gather(in, out);
+      r.world->all_gather(in, out, {}, c.manner.call()).wait();
       expect_gathered(r, c, out);
       EXPECT_TRUE(arena.guards_intact());
     });
@@ -117,7 +117,7 @@ TEST_P(Movement, Scatter) {
       const Buffer out = in_place ? Buffer{element_at(all, c.count * r.rank), c.count, c.dtype}
                                   : arena.take(1, c.manner.memory, c.dtype, c.count);
       const ConstBuffer in = root ? ConstBuffer(all) : ConstBuffer{nullptr, 0, c.dtype};
-      c.manner.async ? r.world->scatter_async(in, out, c.root).wait() : r.world->scatter(in, out, c.root);
+      r.world->scatter(in, out, c.root, {}, c.manner.call()).wait();
       EXPECT_TRUE(Pattern::noise(c.dtype, 50 + r.rank).matches(out.data, c.count));
       EXPECT_TRUE(arena.guards_intact());
     });
@@ -132,7 +132,7 @@ TEST_P(Movement, AllToAll) {
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.count * r.size);
       const auto sent = [&](int from, int to) -> const Pattern& { return Pattern::noise(c.dtype, 1000 + 64 * from + to); };
       for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, c.count * to), c.count);
-      c.manner.async ? r.world->all_to_all_async(in, out).wait() : r.world->all_to_all(in, out);
+      r.world->all_to_all(in, out, {}, {}, c.manner.call()).wait();
       for (int from = 0; from < r.size; ++from) {
         EXPECT_TRUE(sent(from, r.rank).matches(element_at(out, c.count * from), c.count)) << "part of rank " << from;
       }
@@ -151,7 +151,7 @@ TEST_P(Movement, BarrierHoldsUntilTheLastRankHasCome) {
         ASSERT_NE(file, nullptr);
         std::fclose(file);
       }
-      round % 2 == 0 ? r.world->barrier() : r.world->barrier_async().wait();
+      r.world->barrier({.async_op = round % 2 != 0}).wait();
       EXPECT_EQ(::access(mark.c_str(), F_OK), 0) << "round " << round;
     }
   });

@@ -49,9 +49,9 @@ void check_all_reduce(Rank& r, Arena& arena, const Case& c) {
   const Buffer out = c.manner.in_place ? in : arena.take(1, c.manner.memory, c.dtype, c.count);
   input.fill(in.data, c.count);
   if (c.manner.in_place) {
-    c.manner.async ? r.world->all_reduce_async(in, c.op).wait() : r.world->all_reduce(in, c.op);
+    r.world->all_reduce(in, c.op, c.manner.call()).wait();
   } else {
-    c.manner.async ? r.world->all_reduce_async(in, out, c.op).wait() : r.world->all_reduce(in, out, c.op);
+    r.world->all_reduce(in, out, c.op, c.manner.call()).wait();
     EXPECT_TRUE(input.matches(in.data, c.count)) << "the input was changed";
   }
   EXPECT_TRUE(result_of(c.dtype, c.op, r.size).matches(out.data, c.count));
@@ -84,7 +84,7 @@ void check_reduce(Rank& r, Arena& arena, const Case& c) {
   input.fill(in.data, c.count);
   // Other ranks' outputs may be empty.
   const Buffer passed = r.rank == c.root ? out : Buffer{nullptr, 0, c.dtype};
-  c.manner.async ? r.world->reduce_async(in, passed, c.root, c.op).wait() : r.world->reduce(in, passed, c.root, c.op);
+  r.world->reduce(in, passed, c.root, c.op, c.manner.call()).wait();
   if (r.rank == c.root) {
     EXPECT_TRUE(result_of(c.dtype, c.op, r.size).matches(out.data, c.count));
   }
@@ -113,7 +113,7 @@ void check_reduce_scatter(Rank& r, Arena& arena, const Case& c) {
   input.fill(in.data, total);
   Buffer out{static_cast<std::byte*>(in.data) + offset * size_of(c.dtype), c.count, c.dtype};
   if (!c.manner.in_place) out = arena.take(1, c.manner.memory, c.dtype, c.count);
-  c.manner.async ? r.world->reduce_scatter_async(in, out, c.op).wait() : r.world->reduce_scatter(in, out, c.op);
+  r.world->reduce_scatter(in, out, c.op, {}, c.manner.call()).wait();
   EXPECT_TRUE(result_of(c.dtype, c.op, r.size).matches(out.data, c.count, offset));
   EXPECT_TRUE(arena.guards_intact());
   if (!c.manner.in_place) {
@@ -181,7 +181,7 @@ TEST_P(Reductions, Coalesced) {
       buffers.push_back({registered.data(), 1000, DType::float64});
       for (const Buffer& buffer : buffers) input_of(buffer.dtype, ReduceOp::sum, r.rank).fill(buffer.data, buffer.count);
       if (async) {
-        r.world->all_reduce_coalesced_async(buffers).wait();
+        r.world->all_reduce_coalesced(buffers, ReduceOp::sum, {.async_op = true}).wait();
       } else {
         r.world->all_reduce_coalesced(buffers);
       }

@@ -77,7 +77,7 @@ TEST_P(Uneven, Gather) {
       Pattern::noise(c.dtype, r.rank).fill(in.data, in.count);
       const bool root = r.rank == c.root;
       const Buffer out = root ? arena.take(1, c.manner.memory, c.dtype, c.total()) : Buffer{nullptr, 0, c.dtype};
-      c.manner.async ? r.world->gather_async(in, out, c.root, c.counts).wait() : r.world->gather(in, out, c.root, c.counts);
+      r.world->gather(in, out, c.root, c.counts, c.manner.call()).wait();
       if (root) expect_all_parts(c, out);
     });
   });
@@ -90,7 +90,7 @@ TEST_P(Uneven, AllGather) {
       Buffer in{element_at(out, c.starts[r.rank]), c.counts[r.rank], c.dtype};
       if (!c.manner.in_place) in = arena.take(0, c.manner.memory, c.dtype, c.counts[r.rank]);
       Pattern::noise(c.dtype, r.rank).fill(in.data, in.count);
-      c.manner.async ? r.world->all_gather_async(in, out, c.counts).wait() : r.world->all_gather(in, out, c.counts);
+      r.world->all_gather(in, out, c.counts, c.manner.call()).wait();
       expect_all_parts(c, out);
     });
   });
@@ -105,7 +105,7 @@ TEST_P(Uneven, Scatter) {
         Pattern::noise(c.dtype, rank).fill(element_at(in, c.starts[rank]), c.counts[rank]);
       }
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.counts[r.rank]);
-      c.manner.async ? r.world->scatter_async(in, out, c.root, c.counts).wait() : r.world->scatter(in, out, c.root, c.counts);
+      r.world->scatter(in, out, c.root, c.counts, c.manner.call()).wait();
       EXPECT_TRUE(Pattern::noise(c.dtype, r.rank).matches(out.data, out.count));
     });
   });
@@ -119,8 +119,7 @@ TEST_P(Uneven, ReduceScatter) {
         input_of(c.dtype, op, r.rank).fill(in.data, in.count);
         Buffer out{element_at(in, c.starts[r.rank]), c.counts[r.rank], c.dtype};
         if (!c.manner.in_place) out = arena.take(1, c.manner.memory, c.dtype, c.counts[r.rank]);
-        c.manner.async ? r.world->reduce_scatter_async(in, out, op, c.counts).wait()
-                       : r.world->reduce_scatter(in, out, op, c.counts);
+        r.world->reduce_scatter(in, out, op, c.counts, c.manner.call()).wait();
         EXPECT_TRUE(result_of(c.dtype, op, r.size).matches(out.data, out.count, c.starts[r.rank]));
       }
     });
@@ -152,7 +151,7 @@ TEST_P(Uneven, AllToAll) {
         const Buffer out = arena.take(1, manner.memory, dtype, out_starts.back());
         const auto sent = [&](int from, int to) -> const Pattern& { return Pattern::noise(dtype, 1000 + 64 * from + to); };
         for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, in_starts[to]), sends[to]);
-        manner.async ? r.world->all_to_all_async(in, out, sends, receives).wait() : r.world->all_to_all(in, out, sends, receives);
+        r.world->all_to_all(in, out, sends, receives, manner.call()).wait();
         for (int from = 0; from < r.size; ++from) {
           EXPECT_TRUE(sent(from, r.rank).matches(element_at(out, out_starts[from]), receives[from])) << "from " << from;
         }

@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 std::exception_ptr failure() { return std::make_exception_ptr(Timeout("too late")); }
 
 struct Running {
-  std::shared_ptr<Work::State> state = std::make_shared<Work::State>();
+  std::shared_ptr<detail::WorkState> state = std::make_shared<detail::WorkState>();
   Work work{state};
 };
 

@@ -17,7 +17,7 @@ TEST_P(WorkTest, IsDoneWhenTheLastRankHasCome) {
   run([](Rank& r) {
     int value = 1;
     if (r.rank == 0) {
-      const Work work = r.world->all_reduce_async(buffer_of(value));
+      const Work work = r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
       EXPECT_TRUE(work.valid());
       EXPECT_FALSE(work.done());
       EXPECT_EQ(work.error(), nullptr);
@@ -41,7 +41,7 @@ TEST_P(WorkTest, ThenRunsAfterTheOperationAndCarriesWhatItThrows) {
   run([](Rank& r) {
     int value = 1;
     int seen = 0;
-    const Work first = r.world->all_reduce_async(buffer_of(value));
+    const Work first = r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
     const Work second = first.then([&] { seen = value; });
     const Work third = second.then([&] { throw std::runtime_error("from then"); });
     bool ran = false;
@@ -69,7 +69,7 @@ TEST_P(WorkTest, ManyInFlightFinishInOrder) {
     std::vector<int> finished;  // written by `then` in the order of the operations, read after the last
     for (int i = 0; i < kOperations; ++i) {
       values[i].assign(1 + i * 7 % 500, i + r.rank);
-      works.push_back(r.world->all_reduce_async(buffer_of(values[i])).then([&finished, i] { finished.push_back(i); }));
+      works.push_back(r.world->all_reduce(buffer_of(values[i]), ReduceOp::sum, {.async_op = true}).then([&finished, i] { finished.push_back(i); }));
     }
     for (const Work& work : works) work.wait();
     const int ranks_sum = r.size * (r.size - 1) / 2;
@@ -86,8 +86,8 @@ TEST_P(WorkTest, SynchronousCallAfterAsynchronousOnesKeepsTheOrder) {
     for (int round = 0; round < 20; ++round) {
       // value -> sum -> broadcast of rank 0's -> max: each step needs the one before.
       std::int64_t value = r.rank + round;
-      const Work sum = r.world->all_reduce_async(buffer_of(value));
-      const Work copied = r.world->broadcast_async(buffer_of(value), 0);
+      const Work sum = r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
+      const Work copied = r.world->broadcast(buffer_of(value), 0, {.async_op = true});
       r.world->all_reduce(buffer_of(value), ReduceOp::sum);
       EXPECT_TRUE(sum.done());
       EXPECT_TRUE(copied.done());
@@ -99,8 +99,8 @@ TEST_P(WorkTest, SynchronousCallAfterAsynchronousOnesKeepsTheOrder) {
 TEST_P(WorkTest, DroppedHandlesNeitherWaitNorCancel) {
   run([](Rank& r) {
     std::vector<double> value(1000, 1.0);
-    r.world->all_reduce_async(buffer_of(value));
-    r.world->all_reduce_async(buffer_of(value));
+    r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
+    r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
     r.world->barrier();
     for (const double element : value) ASSERT_EQ(element, static_cast<double>(r.size) * r.size);
   });
@@ -109,7 +109,7 @@ TEST_P(WorkTest, DroppedHandlesNeitherWaitNorCancel) {
 TEST_P(WorkTest, MayBeWaitedForInOtherThreads) {
   run([](Rank& r) {
     std::vector<float> value(10'000, 1.0f);
-    const Work work = r.world->all_reduce_async(buffer_of(value));
+    const Work work = r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
     std::atomic<int> returned{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
@@ -127,8 +127,8 @@ TEST_P(WorkTest, MayBeWaitedForInOtherThreads) {
 TEST_P(WorkTest, AsynchronousMistakesAreThrownAtOnceOrByWait) {
   run([](Rank& r) {
     float value = 1;
-    EXPECT_THROW(r.world->all_reduce_async(buffer_of(value), ReduceOp::band).wait(), InvalidArgument);
-    EXPECT_THROW(r.world->broadcast_async(buffer_of(value), r.size).wait(), InvalidArgument);
+    EXPECT_THROW(r.world->all_reduce(buffer_of(value), ReduceOp::band, {.async_op = true}).wait(), InvalidArgument);
+    EXPECT_THROW(r.world->broadcast(buffer_of(value), r.size, {.async_op = true}).wait(), InvalidArgument);
     r.world->all_reduce(buffer_of(value));
     EXPECT_EQ(value, static_cast<float>(r.size));
   });
@@ -149,7 +149,7 @@ TEST_P(WorkTest, RecentOperationsAreRecorded) {
 TEST_P(WorkTest, TheLastHandleMayGoInWhatFollows) {
   run([](Rank& r) {
     auto group = r.world->split(0);
-    const Work work = group->barrier_async();
+    const Work work = group->barrier({.async_op = true});
     const Work gone = work.then([group = std::move(group)]() mutable { group.reset(); });
     gone.wait();
     r.world->barrier();

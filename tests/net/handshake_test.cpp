@@ -45,7 +45,7 @@ struct Host {
                    hellos.push_back(hello);
                  }},
             limits) {}
-  /// The dialler is told before the owner has the connection; after this the owner has it.
+  /// The dialler has the verdict before the owner has the connection; after this the owner has it.
   void finish_turn() {
     loop->post_and_wait([] {});
   }
@@ -123,7 +123,7 @@ TEST(Handshake, RefusesWithAReason) {
   EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 8, .topic = ""}), HasSubstr("rank 8"));
   EXPECT_THAT(refusal(host, identity, {.role = Role::data, .rank = 1, .topic = "unwanted"}),
               HasSubstr("nobody asked for that"));
-  // The acceptor counts after it has told the dialler.
+  // The acceptor counts after it has sent the verdict.
   const Deadline context = Deadline::after(seconds(10));
   while (host.acceptor.refused() < 6 && !context.expired()) std::this_thread::yield();
   EXPECT_EQ(host.acceptor.refused(), 6u);

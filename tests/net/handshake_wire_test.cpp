@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "net/admission.h"
-#include "net/stranger.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {
@@ -182,12 +181,12 @@ TEST(Admission, NamesWhatDiffers) {
   EXPECT_NE(judged([](WireHello& h) { h.rank = -2; }), "");
 }
 
-TEST(Stranger, IsRecognised) {
-  EXPECT_EQ(describe_stranger("GET / HTTP/1.1"), "HTTP client on training port");
-  EXPECT_EQ(describe_stranger("\x16\x03\x01\x02"), "TLS client on a training port that does not speak TLS");
-  EXPECT_EQ(describe_stranger("SSH-2.0-x"), "SSH client on training port");
-  EXPECT_EQ(describe_stranger("*1\r\n$4\r\nPING"), "Redis client on training port");
-  EXPECT_EQ(describe_stranger("zzz"), "not a Maniple peer (wrong magic)");
+TEST(ForeignClient, IsRecognised) {
+  EXPECT_EQ(describe_foreign_client("GET / HTTP/1.1"), "HTTP client on training port");
+  EXPECT_EQ(describe_foreign_client("\x16\x03\x01\x02"), "TLS client on a training port that does not speak TLS");
+  EXPECT_EQ(describe_foreign_client("SSH-2.0-x"), "SSH client on training port");
+  EXPECT_EQ(describe_foreign_client("*1\r\n$4\r\nPING"), "Redis client on training port");
+  EXPECT_EQ(describe_foreign_client("zzz"), "not a Maniple peer (wrong magic)");
 }
 
 }  // namespace

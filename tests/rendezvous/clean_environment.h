@@ -1,4 +1,4 @@
-// A test in which no variable by which ranks meet is set, whatever started it; those it sets end with it.
+// A test in which no variable of a rendezvous is set, whatever started it; those it sets end with it.
 #pragma once
 
 #include <gtest/gtest.h>

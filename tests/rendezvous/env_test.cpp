@@ -1,8 +1,13 @@
+#include <sys/socket.h>
+
 #include <gmock/gmock.h>
 
-#include "rendezvous/methods.h"
+#include "base/error_codec.h"
+#include "base/unique_fd.h"
 #include "rendezvous/clean_environment.h"
+#include "rendezvous/methods.h"
 #include <maniple/comm/error.h>
+#include <maniple/comm/process_group.h>
 
 namespace maniple {
 namespace {
@@ -50,7 +55,8 @@ TEST_F(Env, EachMissingVariableIsNamed) {
 TEST_F(Env, EachEmptyVariableIsNamed) {
   set("SLURM_PROCID", "0");
   set("SLURM_NTASKS", "1");
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}) {
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}) {
     const char* before = std::getenv(name);
     const auto kept = before == nullptr ? std::nullopt : std::optional<std::string>(before);
     set(name, "");
@@ -131,6 +137,88 @@ TEST_F(Env, ASchedulersVariablesAreUsedWhenTheOrdinaryOnesAreAbsent) {
   set("WORLD_SIZE", nullptr);
   EXPECT_EQ(assignment_from_environment({}).rank, 1);
   EXPECT_EQ(assignment_from_environment({}).world_size, 2);
+}
+
+// A program that nobody launched.
+class NoLauncher : public CleanEnvironment {
+ protected:
+  NoLauncher() {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+    launcher_ = UniqueFd(fds[0]);
+    worker_ = UniqueFd(fds[1]);
+    set("MANIPLE_REPORT_FD", std::to_string(worker_.get()).c_str());
+  }
+  ErrorInfo reported() const {
+    std::string packet(kMaxReportBytes, '\0');
+    const ssize_t got = ::recv(launcher_.get(), packet.data(), packet.size(), 0);
+    EXPECT_GT(got, 0);
+    return got > 0 ? decode_report(std::string_view(packet).substr(0, static_cast<std::size_t>(got))).error
+                   : ErrorInfo{};
+  }
+  bool has_report() const {
+    char byte = 0;
+    return ::recv(launcher_.get(), &byte, 1, MSG_PEEK) > 0;
+  }
+
+ private:
+  UniqueFd launcher_;
+  UniqueFd worker_;
+};
+
+TEST_F(NoLauncher, IsAWorldOfOne) {
+  EXPECT_TRUE(has_no_launcher({}));
+  const auto world = init();
+  EXPECT_EQ(world->rank(), 0);
+  EXPECT_EQ(world->size(), 1);
+  float x = 3;
+  EXPECT_TRUE(world->all_reduce(buffer_of(x)).done());
+  EXPECT_EQ(x, 3);
+  EXPECT_FALSE(has_report());
+}
+
+TEST_F(NoLauncher, IsNotAssumedWhenAnythingIsSet) {
+  EXPECT_FALSE(has_no_launcher({.rank = 0}));
+  EXPECT_FALSE(has_no_launcher({.world_size = 2}));
+  EXPECT_FALSE(has_no_launcher({.init_method = "tcp://127.0.0.1:1"}));
+  EXPECT_FALSE(has_no_launcher({.init_method = "env://?rank=0"}));
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    set(name, "");
+    EXPECT_FALSE(has_no_launcher({})) << name;
+    set(name, nullptr);
+  }
+  set("SLURM_PROCID", "0");
+  set("SLURM_NTASKS", "1");
+  EXPECT_FALSE(has_no_launcher({}));
+}
+
+TEST_F(NoLauncher, TransportsAreNoBackends) {
+  for (const char* name : {"tcp", "shm"}) {
+    try {
+      init({.backend = name});
+      ADD_FAILURE() << "accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr(std::string(".backend = \"native\", .transport = maniple::TransportKind::") + name));
+    }
+    EXPECT_EQ(reported().kind, ErrorKind::invalid_argument) << "a failing init() is reported";
+  }
+}
+
+TEST_F(NoLauncher, TheFirstFailureOfAGroupIsReported) {
+  const auto world = init();
+  world->abort("why");
+  EXPECT_THROW(world->barrier(), Aborted);
+  EXPECT_THROW(world->barrier(), Aborted);
+  const ErrorInfo error = reported();
+  EXPECT_EQ(error.kind, ErrorKind::aborted);
+  EXPECT_EQ(error.operation, "barrier");
+  EXPECT_EQ(error.group, "world");
+  EXPECT_EQ(error.rank, 0);
+  EXPECT_EQ(error.size, 1);
+  EXPECT_EQ(error.origin, 0);
+  EXPECT_EQ(error.reason, "[abort world rank 0/1] why");
+  EXPECT_FALSE(has_report()) << "once only";
 }
 
 }  // namespace

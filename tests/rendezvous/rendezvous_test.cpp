@@ -302,7 +302,7 @@ TEST_F(Meet, AFileRemovedWhileItIsOpenedIsMadeAgain) {
   joins.join();
 }
 
-/// What meeting at the file says, which must not be when the time is up.
+/// The error of a rendezvous at the file, which must not be when the time is up.
 std::string refusal(const std::string& method, Seconds within = seconds(20)) {
   const auto start = Deadline::Clock::now();
   std::string text = "accepted";

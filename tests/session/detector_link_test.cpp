@@ -71,7 +71,7 @@ DetectorMessage abort_number(int number) {
   DetectorMessage message;
   message.kind = Kind::abort;
   message.rank = number;
-  message.text.assign(40'000, 'x');
+  message.error.reason.assign(40'000, 'x');
   return message;
 }
 
@@ -84,7 +84,7 @@ TEST(DetectorLink, ABacklogArrivesInWholeFrames) {
   for (int i = 0; i < kFrames; ++i) {
     const DetectorMessage message = pair.read_frame();
     EXPECT_EQ(message.rank, i);
-    EXPECT_EQ(message.text.size(), 40'000u);
+    EXPECT_EQ(message.error.reason.size(), 40'000u);
   }
 }
 

@@ -93,10 +93,10 @@ std::string timeout_text(Store& store, int rank, int world_size) {
 
 TEST(PeerTable, WhoHasNotComeIsNamed) {
   const auto store = make_memory_store();
-  EXPECT_THAT(timeout_text(*store, 5, 8), HasSubstr("1/8 joined; missing ranks 0-4, 6, 7"));
-  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("2/8 joined; missing ranks 1-4, 6, 7"));
+  EXPECT_THAT(timeout_text(*store, 5, 8), HasSubstr("1 of 8 ranks joined, waiting for ranks 0-4, 6, 7"));
+  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("2 of 8 ranks joined, waiting for ranks 1-4, 6, 7"));
   for (int r = 1; r < 7; ++r) timeout_text(*store, r, 8);
-  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("7/8 joined; missing rank 7, waited "));
+  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("7 of 8 ranks joined, waiting for rank 7. Was"));
 }
 
 TEST(PeerTable, AnotherWorldSizeIsAnError) {

@@ -25,7 +25,10 @@ TEST(Outside, AGroupIsNeverTakenForTheWorld) {
 TEST(Outside, EveryVerbDoesNothing) {
   run_ranks({.n = 3}, [](Rank& r) {
     const auto group = r.world->new_group(std::vector<int>{0, 1});
-    if (group->is_member()) return group->barrier();
+    if (group->is_member()) {
+      group->barrier();
+      return;
+    }
     // Not contiguous: what travels through a copy must not be written back either.
     const torch::Tensor x = torch::arange(12, torch::kFloat32).view({3, 4}).t();
     const torch::Tensor before = x.clone();
@@ -68,7 +71,10 @@ TEST(Outside, EveryVerbDoesNothing) {
 TEST(Outside, WhateverTakesAGroupRefusesOne) {
   run_ranks({.n = 3}, [](Rank& r) {
     const auto group = r.world->new_group(std::vector<int>{0, 1});
-    if (group->is_member()) return group->barrier();
+    if (group->is_member()) {
+      group->barrier();
+      return;
+    }
     const auto expect_refused = [&](const std::string& who, const std::function<void()>& use) {
       const Caught caught = catch_error(use);
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << who << ": " << caught;

@@ -10,12 +10,21 @@
 //
 //   [all_reduce #12 world rank 3/8] peer 5 lost after 2.1 s, 3 of 8 MiB received: connection reset
 //
+// It is made from the fields of `ErrorInfo`, which programs read instead of the text:
+//
+//   catch (const maniple::Error& error) {
+//     if (error.kind() == maniple::ErrorKind::peer_lost) drop(error.info().ranks);
+//   }
+//
 // Errors are immutable and may be copied between threads.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace maniple {
 
@@ -30,63 +39,125 @@ enum class ErrorKind : std::uint8_t {
   unsupported,
 };
 
+/// All that an error says, as data. Fields that do not apply keep their defaults.
+struct ErrorInfo {
+  ErrorKind kind = ErrorKind::aborted;
+  std::string operation = {};   ///< "all_reduce", "recv", "init", "new_group", ...; empty: outside any group
+  std::uint64_t sequence = 0;   ///< number of the operation in its group, from 1; 0: not numbered
+  std::string arguments = {};   ///< of send and recv: "from rank 1 tag 7"
+  std::string group = {};       ///< "world", "world/2", ...
+  int rank = -1;                ///< this rank in the group
+  int size = 0;                 ///< ranks of the group
+  std::vector<int> ranks = {};  ///< PeerLost: the lost ranks; Timeout: the missing ones. Counted in the world.
+  int origin = -1;              ///< the rank of the world on which it began, or was noticed first; -1: not known
+  double waited_s = 0;          ///< seconds until it was given up, where known
+  int code = 0;                 ///< SystemError: the errno
+  std::string reason = {};      ///< the text without what stands in brackets before it
+};
+
+/// The text of an error: "[all_reduce #12 world rank 3/8] " and the reason.
+std::string describe(const ErrorInfo& info);
+
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
-  ErrorKind kind() const noexcept { return kind_; }
+  Error(ErrorKind kind, const std::string& reason) : Error(make(kind, reason)) {}
+  explicit Error(ErrorInfo info)
+      : std::runtime_error(describe(info)), info_(std::make_shared<const ErrorInfo>(std::move(info))) {}
+
+  ErrorKind kind() const noexcept { return info_->kind; }
+  const ErrorInfo& info() const noexcept { return *info_; }
+
+ protected:
+  static ErrorInfo make(ErrorKind kind, std::string reason) {
+    ErrorInfo info;
+    info.kind = kind;
+    info.reason = std::move(reason);
+    return info;
+  }
+  static ErrorInfo with_kind(ErrorKind kind, ErrorInfo info) {
+    info.kind = kind;
+    return info;
+  }
 
  private:
-  ErrorKind kind_;
+  std::shared_ptr<const ErrorInfo> info_;  // shared, so that copying does not throw
 };
 
 /// The caller passed something that can never work: a root outside the group, a null buffer, a dtype the operation
 /// has no meaning for. Thrown before anything is sent.
 struct InvalidArgument : Error {
-  explicit InvalidArgument(const std::string& text) : Error(ErrorKind::invalid_argument, text) {}
+  explicit InvalidArgument(const std::string& reason) : Error(ErrorKind::invalid_argument, reason) {}
+  explicit InvalidArgument(ErrorInfo info) : Error(with_kind(ErrorKind::invalid_argument, std::move(info))) {}
 };
 
-/// The operation's deadline passed. The text names the ranks that were still awaited.
+/// The operation's deadline passed. The text, and `info().ranks`, name the ranks that were still awaited.
 struct Timeout : Error {
-  explicit Timeout(const std::string& text) : Error(ErrorKind::timeout, text) {}
+  explicit Timeout(const std::string& reason) : Error(ErrorKind::timeout, reason) {}
+  Timeout(const std::string& reason, std::vector<int> missing, double waited_s)
+      : Error(make_missing(reason, std::move(missing), waited_s)) {}
+  explicit Timeout(ErrorInfo info) : Error(with_kind(ErrorKind::timeout, std::move(info))) {}
+
+ private:
+  static ErrorInfo make_missing(const std::string& reason, std::vector<int> missing, double waited_s) {
+    ErrorInfo info = make(ErrorKind::timeout, reason);
+    info.ranks = std::move(missing);
+    info.waited_s = waited_s;
+    return info;
+  }
 };
 
 /// Another rank's process ended, stopped or became unreachable.
 struct PeerLost : Error {
-  PeerLost(const std::string& text, int rank) : Error(ErrorKind::peer_lost, text), rank_(rank) {}
-  /// The lost rank, counted in the world (not in the sub-group); -1 when it could not be told.
-  int rank() const noexcept { return rank_; }
+  PeerLost(const std::string& reason, int rank) : Error(make_lost(reason, rank)) {}
+  explicit PeerLost(ErrorInfo info) : Error(with_kind(ErrorKind::peer_lost, std::move(info))) {}
+  /// The lost rank, counted in the world (not in the sub-group); -1 when it is not known.
+  int rank() const noexcept { return info().ranks.empty() ? -1 : info().ranks.front(); }
 
  private:
-  int rank_;
+  static ErrorInfo make_lost(const std::string& reason, int rank) {
+    ErrorInfo info = make(ErrorKind::peer_lost, reason);
+    if (rank >= 0) info.ranks = {rank};
+    info.origin = rank;
+    return info;
+  }
 };
 
 /// The group had failed before this call, or was aborted by someone. The text repeats the first cause.
 struct Aborted : Error {
-  explicit Aborted(const std::string& text) : Error(ErrorKind::aborted, text) {}
+  explicit Aborted(const std::string& reason) : Error(ErrorKind::aborted, reason) {}
+  explicit Aborted(ErrorInfo info) : Error(with_kind(ErrorKind::aborted, std::move(info))) {}
 };
 
 /// Ranks called different things: another operation, dtype, count, root, reduce op or order.
 struct Mismatch : Error {
-  explicit Mismatch(const std::string& text) : Error(ErrorKind::mismatch, text) {}
+  explicit Mismatch(const std::string& reason) : Error(ErrorKind::mismatch, reason) {}
+  explicit Mismatch(ErrorInfo info) : Error(with_kind(ErrorKind::mismatch, std::move(info))) {}
 };
 
 /// A peer sent bytes that this library would never send: wrong version, bad checksum, impossible length.
 struct ProtocolError : Error {
-  explicit ProtocolError(const std::string& text) : Error(ErrorKind::protocol, text) {}
+  explicit ProtocolError(const std::string& reason) : Error(ErrorKind::protocol, reason) {}
+  explicit ProtocolError(ErrorInfo info) : Error(with_kind(ErrorKind::protocol, std::move(info))) {}
 };
 
 /// The operating system refused something. The text holds the call and the reason.
 struct SystemError : Error {
-  SystemError(const std::string& text, int code) : Error(ErrorKind::system, text), code_(code) {}
-  int code() const noexcept { return code_; }  ///< the errno
+  SystemError(const std::string& reason, int code) : Error(make_code(reason, code)) {}
+  explicit SystemError(ErrorInfo info) : Error(with_kind(ErrorKind::system, std::move(info))) {}
+  int code() const noexcept { return info().code; }  ///< the errno
 
  private:
-  int code_;
+  static ErrorInfo make_code(const std::string& reason, int code) {
+    ErrorInfo info = make(ErrorKind::system, reason);
+    info.code = code;
+    return info;
+  }
 };
 
 /// This build or backend cannot do it; the text says what can.
 struct Unsupported : Error {
-  explicit Unsupported(const std::string& text) : Error(ErrorKind::unsupported, text) {}
+  explicit Unsupported(const std::string& reason) : Error(ErrorKind::unsupported, reason) {}
+  explicit Unsupported(ErrorInfo info) : Error(with_kind(ErrorKind::unsupported, std::move(info))) {}
 };
 
 /// The name of the class, for logs: "PeerLost".

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+
+#include <maniple/comm/source_location.h>
 
 namespace maniple {
 
@@ -50,9 +54,13 @@ struct GroupOptions {
   std::optional<std::string> algorithm = {};    ///< default: that of the parent group
 };
 
-/// Given to single calls.
+/// Given to single calls: `world->all_reduce(x, ReduceOp::sum, {.timeout = 5s, .async_op = true})`.
 struct CallOptions {
   std::optional<Seconds> timeout = {};  ///< default: that of the group
+  /// For collectives on buffers. false: the call returns when this rank's result is in place, and its Work is done. true: it
+  /// returns at once, and the Work is done later. Other calls always return when they have finished.
+  bool async_op = false;
+  SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it alone
 };
 
 }  // namespace maniple

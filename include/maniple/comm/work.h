@@ -1,6 +1,6 @@
-// A handle to an operation that was started with one of the `_async` calls.
+// A handle to an operation: what collectives, isend and irecv return.
 //
-//   Work work = group->all_reduce_async(buffer_of(gradients));
+//   Work work = group->all_reduce(buffer_of(gradients), ReduceOp::sum, {.async_op = true});
 //   ...                        // the group's own thread communicates meanwhile
 //   work.wait();               // returns when the result is in place; throws what went wrong
 //
@@ -16,6 +16,10 @@
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
+
+namespace detail {
+struct WorkState;
+}
 
 class Work {
  public:
@@ -42,11 +46,11 @@ class Work {
   /// group.
   Work then(std::function<void()> next) const;
 
-  struct State;  // internal
-  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit Work(std::shared_ptr<detail::WorkState> state)  ///< internal
+      : state_(std::move(state)) {}
 
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<detail::WorkState> state_;
 };
 
 }  // namespace maniple

@@ -128,7 +128,7 @@ void Reducer::launch(Bucket& bucket) {
     CommContext comm(group_, async);
     bucket.work = hook_(given, comm);
   } else if (async) {
-    bucket.work = group_->all_reduce_async(bucket.buffer(), ReduceOp::avg);
+    bucket.work = group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.async_op = true});
   } else {
     group_->all_reduce(bucket.buffer(), ReduceOp::avg);
   }

@@ -20,7 +20,7 @@ class BadStranger : public BadInput {};
 TEST_P(BadStranger, N01N02ScansAreSilent) {
   const auto before = descriptor_use().open;
   const std::string log = logged([&] {
-    for (int i = 0; i < 100; ++i) Raw stranger(target.address());
+    for (int i = 0; i < 100; ++i) Raw client(target.address());
     for (int i = 0; i < 100; ++i) Raw(target.address()).reset_connection();
   });
   EXPECT_EQ(log, "");
@@ -51,20 +51,20 @@ TEST_P(BadStranger, N03N07SilentAndSlowPeersAreClosedInTime) {
 TEST_P(BadStranger, N04N05N06N09StrangersAreNamedAndClosed) {
   std::string tls_hello("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
   tls_hello.append(500, 'r');
-  const std::pair<std::string, const char*> strangers[] = {
+  const std::pair<std::string, const char*> clients[] = {
       {"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP client on training port"},
       {tls_hello, "TLS client"},
       {"SSH-2.0-OpenSSH_9.2\r\n", "SSH client"},
       {"*1\r\n$4\r\nPING\r\n", "Redis client"},
       {"\x93MNPX\r\n\x1a and more", "wrong magic"},
   };
-  for (const auto& [bytes, expected] : strangers) {
+  for (const auto& [bytes, expected] : clients) {
     std::uint16_t port = 0;
     const std::string log = logged([&] {
-      Raw stranger(target.address());
-      port = stranger.port();
-      stranger.send(bytes);
-      EXPECT_TRUE(stranger.closed_by(soon()));
+      Raw client(target.address());
+      port = client.port();
+      client.send(bytes);
+      EXPECT_TRUE(client.closed_by(soon()));
     });
     EXPECT_THAT(log, AllOf(HasSubstr(expected), HasSubstr("127.0.0.1:" + std::to_string(port))));
   }
@@ -73,9 +73,9 @@ TEST_P(BadStranger, N04N05N06N09StrangersAreNamedAndClosed) {
 TEST_P(BadStranger, N04ManyStrangersAreOneLine) {
   const std::string log = logged([&] {
     for (int i = 0; i < 50; ++i) {
-      Raw stranger(target.address());
-      stranger.send("GET / HTTP/1.1\r\n\r\n");
-      EXPECT_TRUE(stranger.closed_by(soon()));
+      Raw client(target.address());
+      client.send("GET / HTTP/1.1\r\n\r\n");
+      EXPECT_TRUE(client.closed_by(soon()));
     }
   });
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;

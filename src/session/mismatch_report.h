@@ -1,5 +1,5 @@
-// On the hub, when a group failed because its ranks called different things: asks every rank what it called, so that the error
-// can say so.
+// What each rank called, for the error of a group whose ranks called different things: the leader of the failure detector asks
+// them all.
 //
 // Runs in the event loop's thread.
 #pragma once
@@ -16,16 +16,17 @@
 
 namespace maniple {
 
-class Inquiries : public std::enable_shared_from_this<Inquiries> {
+class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
  public:
-  struct Means {
+  struct Callbacks {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
-    std::function<std::string(const std::string& group, std::uint64_t seq)> called;  ///< by this rank; empty: not yet
+    std::function<std::string(const std::string& group, std::uint64_t seq)>
+        called;  ///< by this rank; empty: nothing yet
     std::function<void(int rank, const DetectorMessage& message)> send;
-    std::function<void(const DetectorMessage& abort)> concluded;  ///< with the answers in its text
+    std::function<void(const DetectorMessage& abort)> finished;  ///< with the answers in its text
   };
-  explicit Inquiries(Means means) : means_(std::move(means)) {}
+  explicit MismatchReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
 
   bool is_open(const std::string& group) const { return open_.count(group) != 0; }
   void begin(const DetectorMessage& abort, const std::vector<int>& others);
@@ -33,17 +34,17 @@ class Inquiries : public std::enable_shared_from_this<Inquiries> {
   void stop() { open_.clear(); }
 
  private:
-  struct Inquiry {
+  struct Query {
     DetectorMessage abort;
-    DetectorMessage question;
+    DetectorMessage request;
     std::map<int, std::string> answers;
     std::set<int> awaited;
   };
   void ask(const std::string& group);
-  void conclude(const std::string& group);
+  void finish(const std::string& group);
 
-  Means means_;
-  std::map<std::string, Inquiry> open_;
+  Callbacks callbacks_;
+  std::map<std::string, Query> open_;
 };
 
 }  // namespace maniple
