@@ -25,9 +25,17 @@ struct Arguments {
   double lr = 0.02, target = 0;
 
   Arguments(int argc, char** argv) {
-    read_arguments(argc, argv, {{"--data", &data}, {"--checkpoint", &checkpoint}, {"--lr", &lr}, {"--target", &target},
-        {"--epochs", &epochs}, {"--batch-size", &batch_size}, {"--workers", &workers}, {"--save-every", &save_every},
-        {"--train-samples", &train_samples}, {"--test-samples", &test_samples}});
+    read_arguments(argc, argv,
+                   {{"--data", &data},
+                    {"--checkpoint", &checkpoint},
+                    {"--lr", &lr},
+                    {"--target", &target},
+                    {"--epochs", &epochs},
+                    {"--batch-size", &batch_size},
+                    {"--workers", &workers},
+                    {"--save-every", &save_every},
+                    {"--train-samples", &train_samples},
+                    {"--test-samples", &test_samples}});
   }
   maniple::Mnist load(maniple::Mnist::Split split) const {
     const bool train = split == maniple::Mnist::Split::train;
@@ -39,8 +47,9 @@ struct Arguments {
 
 torch::nn::Sequential make_net() {
   namespace nn = torch::nn;
-  return nn::Sequential(nn::Conv2d(1, 16, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(16, 32, 5), nn::ReLU(), nn::MaxPool2d(2),
-      nn::Flatten(), nn::Linear(512, 128), nn::ReLU(), nn::Dropout(0.25), nn::Linear(128, 10), nn::LogSoftmax(1));
+  return nn::Sequential(nn::Conv2d(1, 16, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(16, 32, 5), nn::ReLU(),
+                        nn::MaxPool2d(2), nn::Flatten(), nn::Linear(512, 128), nn::ReLU(), nn::Dropout(0.25),
+                        nn::Linear(128, 10), nn::LogSoftmax(1));
 }
 
 /// Every rank judges its part; in evaluation mode the parts together are the set, so the sum over ranks is exact.
@@ -48,7 +57,8 @@ double accuracy(torch::nn::Sequential& net, const maniple::Mnist& set) {
   const torch::NoGradGuard no_grad;
   net->eval();
   maniple::DistributedSampler sampler(set.size().value(), {.shuffle = false, .mode = maniple::SamplerMode::evaluation});
-  const auto loader = torch::data::make_data_loader(maniple::Mnist(set).map(torch::data::transforms::Stack<>()), sampler, 256);
+  const auto loader =
+      torch::data::make_data_loader(maniple::Mnist(set).map(torch::data::transforms::Stack<>()), sampler, 256);
   const auto counts = torch::zeros({2}, torch::kInt64);  // right, all
   for (auto& batch : *loader) {
     counts[0] += net->forward(batch.data).argmax(1).eq(batch.target).sum();
@@ -73,8 +83,9 @@ int main(int argc, char** argv) try {
   const auto test = arguments.load(maniple::Mnist::Split::test);
   const std::size_t batch_size = maniple::per_process_batch_size(arguments.batch_size, ranks);
   maniple::DistributedSampler sampler(train.size().value(), {.shuffle = true, .seed = 7});
-  const auto loader = torch::data::make_data_loader(train.map(torch::data::transforms::Stack<>()), sampler,
-      torch::data::DataLoaderOptions().batch_size(batch_size).workers(arguments.workers));
+  const auto loader =
+      torch::data::make_data_loader(train.map(torch::data::transforms::Stack<>()), sampler,
+                                    torch::data::DataLoaderOptions().batch_size(batch_size).workers(arguments.workers));
 
   auto net = make_net();
   maniple::DistributedDataParallel ddp(net);  // rank 0's weights everywhere; gradients are averaged in backward
@@ -88,26 +99,30 @@ int main(int argc, char** argv) try {
     step = static_cast<std::size_t>(checkpoint->load().value_or(0));
     if (rank == 0 && step > 0) std::printf("going on after step %zu: %s\n", step, sampler.cursor_text().c_str());
   }
-  const auto save = [&] { if (checkpoint) checkpoint->save(static_cast<std::int64_t>(step)); };
+  const auto save = [&] {
+    if (checkpoint) checkpoint->save(static_cast<std::int64_t>(step));
+  };
 
   maniple::GracefulStop stop;
   double reached = sampler.epoch() < arguments.epochs ? 0 : accuracy(net, test);  // trained to the end already
   for (std::size_t epoch = sampler.epoch(); epoch < arguments.epochs; ++epoch) {
     sampler.set_epoch(epoch);
-    maniple::Progress progress(sampler.local_batches(batch_size), {.label = "epoch " + std::to_string(epoch + 1), .unit = "samples"});
+    maniple::Progress progress(sampler.local_batches(batch_size),
+                               {.label = "epoch " + std::to_string(epoch + 1), .unit = "samples"});
     for (auto& batch : sampler.counting(*loader)) {
       optimizer.zero_grad();
       const auto loss = torch::nll_loss(ddp.forward(batch.data), batch.target);
       loss.backward();
       optimizer.step();
-      progress.step(batch.data.size(0) * ranks, progress.is_due() ? "loss " + std::to_string(loss.item<float>()) : "");
+      progress.step(batch.data.size(0), progress.is_due() ? "loss " + std::to_string(loss.item<float>()) : "");
       const bool stopping = stop.requested_anywhere();  // the same answer on all ranks
       if (++step % std::max<std::size_t>(arguments.save_every, 1) == 0 || stopping) save();
       if (stopping) return 0;
     }
     progress.finish();
     reached = accuracy(net, test);
-    if (rank == 0) std::printf("epoch %zu: accuracy %.2f %% on %zu test images\n", epoch + 1, 100 * reached, test.size().value());
+    if (rank == 0)
+      std::printf("epoch %zu: accuracy %.2f %% on %zu test images\n", epoch + 1, 100 * reached, test.size().value());
     save();  // behind all that belongs to this epoch: started again from here, it begins with the next one
   }
   if (reached >= arguments.target) return 0;

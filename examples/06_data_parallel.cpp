@@ -3,7 +3,7 @@
 //   scripts/fetch_mnist.sh
 //   build/bin/examples/06_data_parallel --replicas 2
 //
-// The batch is cut, each replica computes on its part, the outputs are joined, and gradients are added.
+// The batch is cut, each replica computes on its part, the outputs are concatenated, and gradients are added.
 //
 // --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --replicas N  --epochs N  --batch-size N
 // --train-samples N (0: all)  --target X: fail when the accuracy stays below
@@ -29,18 +29,26 @@ struct Arguments {
     for (int i = 1; i < argc; i += 2) {
       const std::string name = argv[i];
       const std::string value = i + 1 < argc ? argv[i + 1] : throw std::invalid_argument(name + " needs a value");
-      if (name == "--data") data = value;
-      else if (name == "--replicas") replicas = std::stoul(value);
-      else if (name == "--epochs") epochs = std::stoul(value);
-      else if (name == "--batch-size") batch_size = std::stoul(value);
-      else if (name == "--train-samples") train_samples = std::stoul(value);
-      else if (name == "--target") target = std::stod(value);
-      else throw std::invalid_argument("unknown option " + name + "; the head of 06_data_parallel.cpp lists them");
+      if (name == "--data")
+        data = value;
+      else if (name == "--replicas")
+        replicas = std::stoul(value);
+      else if (name == "--epochs")
+        epochs = std::stoul(value);
+      else if (name == "--batch-size")
+        batch_size = std::stoul(value);
+      else if (name == "--train-samples")
+        train_samples = std::stoul(value);
+      else if (name == "--target")
+        target = std::stod(value);
+      else
+        throw std::invalid_argument("unknown option " + name + "; the head of 06_data_parallel.cpp lists them");
     }
   }
   maniple::Mnist load(maniple::Mnist::Split split) const {
     const bool train = split == maniple::Mnist::Split::train;
-    if (data == "drawn") return maniple::Mnist::drawn(train && train_samples > 0 ? train_samples : train ? 20000 : 1000, train ? 1 : 2);
+    if (data == "drawn")
+      return maniple::Mnist::drawn(train && train_samples > 0 ? train_samples : train ? 20000 : 1000, train ? 1 : 2);
     return maniple::Mnist(data, split, {.limit = train ? train_samples : 0});
   }
 };
@@ -104,12 +112,13 @@ int main(int argc, char** argv) try {
   for (std::size_t epoch = 0; epoch < arguments.epochs; ++epoch) {
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      torch::nll_loss(dp->forward(batch.data), batch.target).backward();  // the replicas' backwards run in parallel too
+      torch::nll_loss(dp.forward(batch.data), batch.target).backward();  // the replicas' backwards run in parallel too
       optimizer.step();
     }
     const torch::NoGradGuard no_grad;
     double correct = 0;
-    for (auto& batch : *test_loader) correct += dp->forward(batch.data).argmax(1).eq(batch.target).sum().template item<double>();
+    for (auto& batch : *test_loader)
+      correct += dp.forward(batch.data).argmax(1).eq(batch.target).sum().template item<double>();
     accuracy = correct / static_cast<double>(test.size().value());
     std::printf("epoch %zu: accuracy %.2f %%\n", epoch + 1, 100 * accuracy);
   }

@@ -22,7 +22,8 @@ struct Layer : nn::Module {
   Layer(std::int64_t w, std::int64_t h) : width(w), heads(h) {}
   torch::Tensor forward(torch::Tensor x) {
     const auto batch = x.size(0), places = x.size(1);
-    const auto parts = in(norm1(x)).view({batch, places, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});  // query, key, value
+    const auto parts =
+        in(norm1(x)).view({batch, places, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});  // query, key, value
     const auto scores = parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads));
     const auto future = torch::ones({places, places}, torch::kBool).triu(1);
     const auto seen = scores.masked_fill(future, -INFINITY).softmax(-1).matmul(parts[2]);
@@ -30,8 +31,10 @@ struct Layer : nn::Module {
     return x + down(torch::gelu(up(norm2(x))));
   }
   std::int64_t width, heads;
-  nn::Linear in = register_module("in", nn::Linear(width, 3 * width)), out = register_module("out", nn::Linear(width, width));
-  nn::Linear up = register_module("up", nn::Linear(width, 4 * width)), down = register_module("down", nn::Linear(4 * width, width));
+  nn::Linear in = register_module("in", nn::Linear(width, 3 * width)),
+             out = register_module("out", nn::Linear(width, width));
+  nn::Linear up = register_module("up", nn::Linear(width, 4 * width)),
+             down = register_module("down", nn::Linear(4 * width, width));
   nn::LayerNorm norm1 = register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({width})));
   nn::LayerNorm norm2 = register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({width})));
 };
@@ -48,7 +51,8 @@ struct Gpt : nn::Module {
     const torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < length; ++i) {
       const std::string last = text.substr(text.size() - std::min(text.size(), static_cast<std::size_t>(block)));
-      const auto input = torch::tensor(std::vector<std::int64_t>(last.begin(), last.end())).bitwise_and(255).unsqueeze(0);
+      const auto input =
+          torch::tensor(std::vector<std::int64_t>(last.begin(), last.end())).bitwise_and(255).unsqueeze(0);
       text += static_cast<char>((forward(input)[0][-1] / 0.7).softmax(-1).multinomial(1).item<std::int64_t>());
     }
     return text;
@@ -67,9 +71,19 @@ int main(int argc, char** argv) try {
   std::string file = "LICENSE", prompt = "The ", log;
   std::size_t steps = 600, batch_size = 32, block = 64, width = 128, layers = 3, heads = 4, length = 400;
   double rate = 3e-3, target = 1e9;
-  read_arguments(argc, argv, {{"--text", &file}, {"--prompt", &prompt}, {"--length", &length}, {"--log", &log}, {"--steps", &steps},
-      {"--lr", &rate}, {"--batch-size", &batch_size}, {"--block", &block}, {"--width", &width}, {"--layers", &layers},
-      {"--heads", &heads}, {"--target", &target}});
+  read_arguments(argc, argv,
+                 {{"--text", &file},
+                  {"--prompt", &prompt},
+                  {"--length", &length},
+                  {"--log", &log},
+                  {"--steps", &steps},
+                  {"--lr", &rate},
+                  {"--batch-size", &batch_size},
+                  {"--block", &block},
+                  {"--width", &width},
+                  {"--layers", &layers},
+                  {"--heads", &heads},
+                  {"--target", &target}});
   if (heads == 0 || width % heads != 0) throw std::invalid_argument("--width must be a multiple of --heads");
   maniple::init_process_group();
   const int rank = maniple::get_rank(), ranks = maniple::get_world_size();
@@ -79,7 +93,7 @@ int main(int argc, char** argv) try {
   maniple::ByteText text(file, {.block_size = block, .stride = 1});
   maniple::DistributedSampler sampler(text.size().value(), {.seed = 7});
   const auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler,
-      maniple::per_process_batch_size(batch_size, ranks));
+                                                    maniple::per_process_batch_size(batch_size, ranks));
   const auto number = [](std::size_t n) { return static_cast<std::int64_t>(n); };
   auto net = std::make_shared<Gpt>(number(block), number(width), number(heads), layers);
   maniple::DistributedDataParallel ddp(net);
@@ -94,7 +108,8 @@ int main(int argc, char** argv) try {
   for (std::size_t epoch = 0, step = 0; step < steps; ++epoch) {
     sampler.set_epoch(epoch);
     for (auto& batch : *loader) {
-      const double way = static_cast<double>(step) / static_cast<double>(steps);  // the rate rises quickly and falls slowly
+      const double way =
+          static_cast<double>(step) / static_cast<double>(steps);  // the rate rises quickly and falls slowly
       lr = rate * std::min(1.0, 20 * way + 0.01) * (0.5 + 0.5 * std::cos(3.1416 * way));
       optimizer.zero_grad();
       const auto loss = torch::cross_entropy_loss(ddp.forward(batch.data).flatten(0, 1), batch.target.flatten());
@@ -104,9 +119,10 @@ int main(int argc, char** argv) try {
       metrics.add("loss", loss, static_cast<double>(batch.data.size(0)));
       if (++step % 20 == 0 || step == steps) {
         row = metrics.all_reduce();  // the means of the latest steps, over all ranks
-        for (const auto& metric : row) if (curves) curves->add_scalar(metric.name, metric.value, number(step));
+        for (const auto& metric : row)
+          if (curves) curves->add_scalar(metric.name, metric.value, number(step));
       }
-      progress.step(batch.data.numel() * ranks, row.text());
+      progress.step(batch.data.numel(), row.text());
       if (step == steps) break;
     }
   }

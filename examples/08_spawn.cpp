@@ -30,7 +30,8 @@ void encode(maniple::ArgumentWriter& out, const Arguments& a) {
   out.put(a.dist_url), out.put(a.resume);
 }
 void decode(maniple::ArgumentReader& in, Arguments& a) {
-  for (auto* number : {&a.nodes, &a.node_rank, &a.nprocs, &a.epochs, &a.batch_size, &a.workers, &a.seed}) in.get(*number);
+  for (auto* number : {&a.nodes, &a.node_rank, &a.nprocs, &a.epochs, &a.batch_size, &a.workers, &a.seed})
+    in.get(*number);
   in.get(a.dist_url), in.get(a.resume);
 }
 
@@ -38,27 +39,29 @@ void decode(maniple::ArgumentReader& in, Arguments& a) {
 void main_worker(int device, const Arguments& arguments) {
   const auto world_size = static_cast<int>(arguments.nodes * arguments.nprocs);
   const auto rank = static_cast<int>(arguments.node_rank * arguments.nprocs) + device;
-  maniple::InitOptions join;
-  join.init_method = arguments.dist_url;
-  join.rank = rank;
-  join.world_size = world_size;
-  maniple::init_process_group(join);
+  maniple::InitOptions init;
+  init.init_method = arguments.dist_url;
+  init.rank = rank;
+  init.world_size = world_size;
+  maniple::init_process_group(init);
   maniple::seed_all(arguments.seed, static_cast<std::uint64_t>(rank));
 
   // Numbers for the whole job become those of one process, so that the job does the same however many there are.
   const auto batch_size = maniple::per_process_batch_size(arguments.batch_size, world_size);
   const auto workers = maniple::per_process_workers(arguments.workers, world_size);
   if (rank == 0) {
-    std::printf("world size %d = %zu nodes x %zu processes; each: batch size %zu, %zu workers\n", world_size, arguments.nodes,
-                arguments.nprocs, batch_size, workers);
+    std::printf("world size %d = %zu nodes x %zu processes; each: batch size %zu, %zu workers\n", world_size,
+                arguments.nodes, arguments.nprocs, batch_size, workers);
   }
 
   const auto digits = maniple::Mnist::drawn(2000, 1);
   maniple::DistributedSampler sampler(digits.size().value(), {.shuffle = true, .seed = arguments.seed});
-  const auto loader = torch::data::make_data_loader(maniple::Mnist(digits).map(torch::data::transforms::Stack<>()), sampler,
-      torch::data::DataLoaderOptions().batch_size(batch_size).workers(workers));
+  const auto loader =
+      torch::data::make_data_loader(maniple::Mnist(digits).map(torch::data::transforms::Stack<>()), sampler,
+                                    torch::data::DataLoaderOptions().batch_size(batch_size).workers(workers));
 
-  torch::nn::Sequential net(torch::nn::Flatten(), torch::nn::Linear(784, 32), torch::nn::ReLU(), torch::nn::Linear(32, 10));
+  torch::nn::Sequential net(torch::nn::Flatten(), torch::nn::Linear(784, 32), torch::nn::ReLU(),
+                            torch::nn::Linear(32, 10));
   maniple::DistributedDataParallel ddp(net);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
 
@@ -68,7 +71,8 @@ void main_worker(int device, const Arguments& arguments) {
     checkpoint->add("model", *net).add("optimizer", optimizer).add("sampler", sampler);
     // Every process reads it to the device that it works on, whatever it was saved from.
     const auto step = checkpoint->load({.map_location = net->parameters()[0].device()});
-    if (step && rank == 0) std::printf("resumed from step %d: %s\n", static_cast<int>(*step), sampler.cursor_text().c_str());
+    if (step && rank == 0)
+      std::printf("resumed from step %d: %s\n", static_cast<int>(*step), sampler.cursor_text().c_str());
   }
 
   for (std::size_t epoch = sampler.epoch(); epoch < arguments.epochs; ++epoch) {
@@ -95,11 +99,19 @@ void main_worker(int device, const Arguments& arguments) {
 
 int main(int argc, char** argv) try {
   Arguments a;
-  read_arguments(argc, argv, {{"--nodes", &a.nodes}, {"--node-rank", &a.node_rank}, {"--nprocs", &a.nprocs}, {"--seed", &a.seed},
-      {"--epochs", &a.epochs}, {"--batch-size", &a.batch_size}, {"--workers", &a.workers}, {"--dist-url", &a.dist_url},
-      {"--resume", &a.resume}});
+  read_arguments(argc, argv,
+                 {{"--nodes", &a.nodes},
+                  {"--node-rank", &a.node_rank},
+                  {"--nprocs", &a.nprocs},
+                  {"--seed", &a.seed},
+                  {"--epochs", &a.epochs},
+                  {"--batch-size", &a.batch_size},
+                  {"--workers", &a.workers},
+                  {"--dist-url", &a.dist_url},
+                  {"--resume", &a.resume}});
   const auto as_int = [](std::size_t number) { return static_cast<int>(number); };
-  maniple::spawn(main_worker, {.nprocs = as_int(a.nprocs), .nodes = as_int(a.nodes), .node_rank = as_int(a.node_rank)}, a);
+  maniple::spawn(main_worker, {.nprocs = as_int(a.nprocs), .nodes = as_int(a.nodes), .node_rank = as_int(a.node_rank)},
+                 a);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());  // which process failed first, and how

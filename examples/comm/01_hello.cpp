@@ -1,4 +1,4 @@
-// Joins the world and says hello, in the order of the ranks.
+// Initialises the world and says hello, in the order of the ranks.
 //
 //   scripts/ranks.sh 4 build/bin/examples/comm/01_hello
 #include <unistd.h>

@@ -22,8 +22,8 @@ int main() try {
     std::printf("rank %d lost rank %d: %s\n", world->rank(), lost.rank(), lost.what());
     for (const auto& line : world->recent_operations()) std::printf("rank %d did: %s\n", world->rank(), line.c_str());
     return lost.rank() == victim ? 0 : 1;
-  } catch (const maniple::Aborted& aborted) {  // another survivor noticed first and told us
-    std::printf("rank %d was told: %s\n", world->rank(), aborted.what());
+  } catch (const maniple::Aborted& aborted) {  // another survivor noticed first
+    std::printf("rank %d got: %s\n", world->rank(), aborted.what());
     return 0;
   }
   std::fprintf(stderr, "rank %d: the loss of rank %d went unnoticed\n", world->rank(), victim);

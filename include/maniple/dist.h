@@ -1,4 +1,4 @@
-// The tensor verbs, spelt as torch.distributed spells them.
+// Operations on tensors, spelt as torch.distributed spells them.
 //
 //   maniple::init_process_group();                       // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   auto x = torch::ones({3}) * maniple::get_rank();
@@ -9,14 +9,17 @@
 //   work.wait();                                         // x holds the maximum
 //   maniple::destroy_process_group();
 //
-// What every verb has in common:
+// What all operations have in common:
 //
-//   Groups      Without `.group` the verb works on the default group, the world of init_process_group. `src`, `dst` and
-//               peers are ranks *in the group* (torch.distributed counts them in the world; see get_group_rank). Every
-//               rank of the group calls the same verbs in the same order; ranks that disagree all get `Mismatch`, which
-//               lists what each called. On a rank that is not in the group a verb does nothing, whatever its arguments (recv
-//               returns -1, object verbs nothing, async_op a Work that is done); the first is told by a warning.
-//   async_op    false: the verb returns when this rank's result is in place, and the Work it returns is done. true: it
+//   Groups      Without `.group` an operation works on the default group, the world of init_process_group. Every rank of the
+//               group calls the same operations in the same order; ranks that disagree all get `Mismatch`, which lists what
+//               each called. On a rank that is not in the group an operation does nothing, whatever its arguments (recv
+//               returns -1, objects are empty, async_op gives a Work that is done); the first logs a warning.
+//   Ranks       `src`, `dst` and peers are global ranks, those of the world, in every group, as in torch.distributed.
+//               `GroupRank{r}` is rank r of the group instead (group_src and group_dst there). One that is not in the group
+//               is an `InvalidArgument`. Lists of tensors and objects have one element for each rank *of the group*, in the
+//               order of group ranks. (ProcessGroup itself, below this header, knows group ranks only.)
+//   async_op    false: the operation returns when this rank's result is in place, and the Work it returns is done. true: it
 //               returns at once; when wait() returns, the result is in place. Tensors are kept alive until then. Do not
 //               touch them meanwhile.
 //   Tensors     Any strides: a tensor that is not contiguous travels through a contiguous copy and is written back
@@ -33,10 +36,15 @@
 // There is one default group in a process. Without LibTorch, use comm/process_group.h, which this header builds on.
 #pragma once
 
+#include <functional>
+#include <iostream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <torch/types.h>
@@ -47,8 +55,8 @@ namespace maniple {
 
 // ---- The default group -------------------------------------------------------------------------------------------
 
-/// Initialises the world (see InitOptions in comm/options.h) and makes it the default group. Throws `InvalidArgument` when there is one already; after
-/// destroy_process_group another may be made.
+/// Initialises the world (see InitOptions in comm/options.h) and makes it the default group. Throws `InvalidArgument` when
+/// there is one already; after destroy_process_group another may be made.
 void init_process_group(const InitOptions& options = {});
 
 /// The same over a store that the program brings along.
@@ -62,7 +70,7 @@ void init_process_group(std::shared_ptr<ProcessGroup> group);
 /// nothing.
 void destroy_process_group();
 
-constexpr bool is_available() noexcept { return true; }  ///< a build with this header has the verbs
+constexpr bool is_available() noexcept { return true; }  ///< a build with this header has the operations
 bool is_initialized() noexcept;
 bool is_backend_available(std::string_view backend) noexcept;  ///< whether init_process_group accepts this name
 
@@ -83,7 +91,47 @@ int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank);
 /// list and options; those that are not in it get a handle of which is_member() is false, never null.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
-// ---- What every verb may be told ---------------------------------------------------------------------------------
+// ---- This process ----------------------------------------------------------------------------------------------------
+
+/// The rank among those of this host, and the number of this host: LOCAL_RANK, and NODE_RANK or GROUP_RANK, as launchers
+/// set them (so both can be asked for before init_process_group), otherwise as found by the default group.
+int get_local_rank();
+int get_node_rank();
+
+/// Whether this is rank 0 of the default group. Without one: whether RANK is 0 or not set.
+bool is_main_process();
+
+/// Prints the parts, one after the other as `<<` prints them, and a newline on standard output; in the main process only.
+template <class... Parts>
+void print_once(const Parts&... parts) {
+  if (!is_main_process()) return;
+  std::ostringstream text;
+  (text << ... << parts) << '\n';
+  std::cout << text.str() << std::flush;
+}
+
+// ---- Options and arguments -------------------------------------------------------------------------------------------
+
+/// A rank of the group that an operation works on:
+///
+///   broadcast(x, 2, {.group = pair});               // from global rank 2
+///   broadcast(x, GroupRank{1}, {.group = pair});    // from rank 1 of the pair; PyTorch: group_src=1
+struct GroupRank {
+  int rank = 0;
+};
+
+/// What `src`, `dst` and `peer` take: a global rank as a plain int, or a GroupRank.
+class PeerRank {
+ public:
+  constexpr PeerRank(int global_rank) noexcept : rank_(global_rank) {}
+  constexpr PeerRank(GroupRank group_rank) noexcept : rank_(group_rank.rank), is_group_rank_(true) {}
+  constexpr int rank() const noexcept { return rank_; }
+  constexpr bool is_group_rank() const noexcept { return is_group_rank_; }
+
+ private:
+  int rank_;
+  bool is_group_rank_ = false;
+};
 
 struct DistOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< null: the default group
@@ -95,10 +143,10 @@ struct DistOptions {
 // ---- Collectives -------------------------------------------------------------------------------------------------
 
 /// Every rank's tensor becomes that of rank `src`.
-Work broadcast(const torch::Tensor& tensor, int src, const DistOptions& options = {});
+Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options = {});
 
 /// The tensor of rank `dst` becomes the reduction of all; those of the other ranks stay as they are.
-Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
+Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
 /// Every rank's tensor becomes the reduction of all.
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
@@ -107,12 +155,12 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
                           const DistOptions& options = {});
 
-/// `gather_list` on rank `dst` receives the tensors of rank 0, 1, ...; elsewhere it is empty. All have the same number
+/// `gather_list` on rank `dst` receives the tensors of group rank 0, 1, ...; elsewhere it is empty. All have the same number
 /// of elements.
-Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst = 0,
+Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst = 0,
             const DistOptions& options = {});
 
-/// `tensor_list` receives the tensors of rank 0, 1, ... on every rank. The tensors of the list may have different
+/// `tensor_list` receives the tensors of group rank 0, 1, ... on every rank. The tensors of the list may have different
 /// sizes; that of rank r must have as many elements as rank r sends.
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
                 const DistOptions& options = {});
@@ -121,7 +169,7 @@ Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tens
 Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options = {});
 
 /// `tensor` becomes this rank's element of the list that rank `src` gives; elsewhere the list is empty.
-Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src = 0,
+Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src = 0,
              const DistOptions& options = {});
 
 /// `output` on rank r becomes the reduction of all ranks' `input_list[r]`, which may have different sizes for different
@@ -146,7 +194,7 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
 /// Done when all ranks have called it.
 Work barrier(const DistOptions& options = {});
 
-/// A barrier that, when it fails, names every missing rank and leaves the group usable. Slower than barrier (a
+/// A barrier that, when it fails, names every rank that did not arrive and leaves the group usable. Slower than barrier (a
 /// millisecond). Its limit is `options.timeout`, or 30 s; it is always synchronous.
 void monitored_barrier(const DistOptions& options = {});
 
@@ -154,19 +202,23 @@ void monitored_barrier(const DistOptions& options = {});
 
 inline constexpr int kAnyRank = kAnySource;  ///< recv from whoever sends first
 
-void send(const torch::Tensor& tensor, int dst, int tag = 0, const DistOptions& options = {});
-/// Returns the sender's rank.
-int recv(const torch::Tensor& tensor, int src = kAnyRank, int tag = 0, const DistOptions& options = {});
-Work isend(const torch::Tensor& tensor, int dst, int tag = 0, const DistOptions& options = {});
-Work irecv(const torch::Tensor& tensor, int src = kAnyRank, int tag = 0, const DistOptions& options = {});
+void send(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {});
+/// Returns the sender's global rank.
+int recv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {});
+Work isend(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {});
+Work irecv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {});
 
 /// One element of a batch: P2POp::isend(tensor, peer) or P2POp::irecv(tensor, peer).
 struct P2POp {
-  static P2POp isend(torch::Tensor tensor, int peer, int tag = 0) { return {Op::send, std::move(tensor), peer, tag}; }
-  static P2POp irecv(torch::Tensor tensor, int peer, int tag = 0) { return {Op::recv, std::move(tensor), peer, tag}; }
+  static P2POp isend(torch::Tensor tensor, PeerRank peer, int tag = 0) {
+    return {Op::send, std::move(tensor), peer, tag};
+  }
+  static P2POp irecv(torch::Tensor tensor, PeerRank peer, int tag = 0) {
+    return {Op::recv, std::move(tensor), peer, tag};
+  }
   Op op;
   torch::Tensor tensor;
-  int peer;
+  PeerRank peer;
   int tag;
 };
 
@@ -175,10 +227,36 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const 
 
 // ---- Objects: bytes of any length, different on every rank. Synchronous. --------------------------------------------
 
-std::string broadcast_object(std::string_view object, int src = 0, const DistOptions& options = {});
-std::vector<std::string> gather_object(std::string_view object, int dst = 0,
+std::string broadcast_object(std::string_view object, PeerRank src = 0, const DistOptions& options = {});
+std::vector<std::string> gather_object(std::string_view object, PeerRank dst = 0,
                                        const DistOptions& options = {});  ///< empty except on dst
 std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options = {});
-std::string scatter_object(const std::vector<std::string>& objects, int src = 0, const DistOptions& options = {});
+std::string scatter_object(const std::vector<std::string>& objects, PeerRank src = 0, const DistOptions& options = {});
+
+// ---- One rank before the others --------------------------------------------------------------------------------------
+
+namespace detail {
+void run_main_process_first(const std::function<void()>& function, const DistOptions& options);
+}
+
+/// Calls `function` on rank 0 of the group, then on all others, and returns what it returns: for a download or a cache that
+/// one process makes and all use.
+///
+///   auto data = maniple::main_process_first([] { return load_or_download("data"); });
+///
+/// What it throws on rank 0 is thrown there, and as `Aborted` with its text on all others, which do not call it; the group
+/// stays usable. What it throws on another rank concerns that rank alone. The others wait for rank 0 as long as the timeout
+/// allows. Without a default group, and without .group, it is just called. Collective.
+template <class Function>
+std::invoke_result_t<Function&> main_process_first(Function&& function, const DistOptions& options = {}) {
+  using Result = std::invoke_result_t<Function&>;
+  if constexpr (std::is_void_v<Result>) {
+    detail::run_main_process_first([&] { function(); }, options);
+  } else {
+    std::optional<Result> result;
+    detail::run_main_process_first([&] { result.emplace(function()); }, options);
+    return std::move(*result);
+  }
+}
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// Everything: communication, the tensor verbs, training. Needs LibTorch; <maniple/comm.h> does not.
+// Everything: communication, operations on tensors, training. Needs LibTorch; <maniple/comm.h> does not.
 #pragma once
 
 #include <maniple/comm.h>
@@ -8,11 +8,9 @@
 #include <maniple/train/cifar10.h>
 #include <maniple/train/clip_grad.h>
 #include <maniple/train/comm_hooks.h>
-#include <maniple/train/data.h>
 #include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/int8_hook.h>
-#include <maniple/train/uneven_inputs.h>
 #include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
 #include <maniple/train/model_averager.h>
@@ -20,9 +18,9 @@
 #include <maniple/train/power_sgd.h>
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
-#include <maniple/train/seed.h>
 #include <maniple/train/stop.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/sync_batch_norm.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>
+#include <maniple/train/uneven_inputs.h>

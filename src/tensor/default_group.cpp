@@ -1,4 +1,4 @@
-// The one default group of a process: the only global state of the tensor layer.
+// The one default group of a process, the only global state of the tensor layer; and what is asked about the process.
 #include <maniple/dist.h>
 
 #include <cstdlib>
@@ -6,12 +6,15 @@
 
 #include "backend/backend.h"
 #include "base/check.h"
+#include "base/environment.h"
+#include "rendezvous/init_method.h"
+#include "tensor/run_operation.h"
 
 namespace maniple {
 namespace {
 
-// Never destroyed by itself: a program that ends without destroy_process_group gets it from atexit, while the engine
-// still works.
+// Never destroyed by itself: a program that ends without destroy_process_group gets it from atexit, while
+// groups still work.
 std::mutex mutex;
 std::shared_ptr<ProcessGroup>& held() {
   static auto* group = new std::shared_ptr<ProcessGroup>();
@@ -88,7 +91,7 @@ int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank) 
   for (std::size_t r = 0; r < members.size(); ++r) {
     if (members[r].global_rank == global_rank) return static_cast<int>(r);
   }
-  throw InvalidArgument(format_text("rank {} of the world is not in group {}", global_rank, given->name()));
+  throw InvalidArgument(format_text("global rank {} is not in group {}", global_rank, given->name()));
 }
 
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) {
@@ -97,6 +100,53 @@ int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) 
   MANIPLE_REQUIRE(group_rank >= 0 && group_rank < given->size(), "rank {} in a group of {} ranks", group_rank,
                   given->size());
   return given->topology().members[static_cast<std::size_t>(group_rank)].global_rank;
+}
+
+int get_local_rank() {
+  if (const auto rank = environment_integer("LOCAL_RANK", 0, kMaxWorldSize - 1)) return static_cast<int>(*rank);
+  return get_default_group()->topology().local_rank();
+}
+
+int get_node_rank() {
+  for (const char* name : {"NODE_RANK", "GROUP_RANK"}) {
+    if (const auto rank = environment_integer(name, 0, kMaxWorldSize - 1)) return static_cast<int>(*rank);
+  }
+  return get_default_group()->topology().node_rank();
+}
+
+bool is_main_process() {
+  if (const auto group = current()) return group->rank() == 0;
+  return environment_integer("RANK", 0, kMaxWorldSize - 1).value_or(0) == 0;
+}
+
+// Rank 0 sends how it went: nothing, or a mark and the text of what was thrown.
+void detail::run_main_process_first(const std::function<void()>& function, const DistOptions& options) {
+  if (!options.group && !is_initialized()) return function();
+  const auto group = group_of(options);
+  group->require_member("main_process_first");
+  if (group->rank() == 0) {
+    std::string failure;
+    std::exception_ptr thrown;
+    try {
+      function();
+    } catch (const std::exception& error) {
+      thrown = std::current_exception();
+      failure = format_text("!{}", error.what());
+    } catch (...) {
+      thrown = std::current_exception();
+      failure = "!an exception that is not a std::exception";
+    }
+    try {
+      group->broadcast_object(failure, 0, call_of(options));
+    } catch (...) {
+      if (!thrown) throw;
+    }
+    if (thrown) std::rethrow_exception(thrown);
+    return;
+  }
+  const std::string failure = group->broadcast_object({}, 0, call_of(options));
+  if (!failure.empty()) throw Aborted(format_text("main_process_first: rank 0 failed: {}", failure.substr(1)));
+  function();
 }
 
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {

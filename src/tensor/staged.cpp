@@ -7,8 +7,8 @@ namespace maniple {
 namespace {
 
 std::string named(const Argument& argument) {
-  return argument.index < 0 ? format_text("{}: {}", argument.verb, argument.name)
-                            : format_text("{}: {}[{}]", argument.verb, argument.name, argument.index);
+  return argument.index < 0 ? format_text("{}: {}", argument.operation, argument.name)
+                            : format_text("{}: {}[{}]", argument.operation, argument.name, argument.index);
 }
 
 std::string text_of(c10::ScalarType dtype) { return c10::toString(dtype); }
@@ -87,7 +87,7 @@ Staged::Staged(const std::vector<torch::Tensor>& tensors, Access access, const A
   DType dtype = DType::uint8;
   std::int64_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Argument element{argument.verb, argument.name, static_cast<int>(i)};
+    const Argument element{argument.operation, argument.name, static_cast<int>(i)};
     require_usable(tensors[i], element);
     const DType own = dtype_of(tensors[i], element);
     MANIPLE_REQUIRE(i == 0 || tensors[i].scalar_type() == tensors[0].scalar_type(),

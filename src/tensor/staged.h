@@ -18,12 +18,12 @@ enum class Access { read, write, read_write };
 
 /// Where a tensor was passed, for messages: "all_gather: tensor_list[2]".
 struct Argument {
-  const char* verb;
+  const char* operation;
   const char* name;
   int index = -1;
 };
 
-/// The engine's dtype. Throws InvalidArgument for one that it does not have.
+/// The dtype that the group sees. Throws InvalidArgument for one that it does not have.
 DType dtype_of(const torch::Tensor& tensor, const Argument& argument);
 
 /// Throws unless a group can work on the tensor: it must be defined, strided, not quantized, and in memory that the CPU
@@ -40,7 +40,7 @@ class Staged {
   Buffer buffer() const noexcept { return buffer_; }
   bool complex() const noexcept { return complex_; }
 
-  /// Elements of each tensor of a list, as the engine counts them.
+  /// Elements of each tensor of a list, as the group counts them.
   const std::vector<std::size_t>& counts() const noexcept { return counts_; }
 
   /// After the operation: the tensors hold what the operation left in buffer().

@@ -13,7 +13,7 @@
 #include <memory>
 #include <utility>
 
-// TORCH_VERSION_MAJOR came with 1.8, so it is always there; 2.x renamed nothing that we use, but it checks more.
+// TORCH_VERSION_MAJOR exists since 1.8.
 #define MANIPLE_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
@@ -25,7 +25,7 @@ inline bool is_dense(const torch::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
 }
 
-/// Tells autograd that the tensor's memory was written by others, as an in-place operation would.
+/// Notes for autograd that the tensor's memory was written by others, as an in-place operation would.
 inline void bump_version(const torch::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) torch::autograd::impl::bump_version(tensor);
 }
@@ -105,8 +105,8 @@ inline void enable_cpu_autocast(bool enabled) {
 #endif
 }
 
-/// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws comes out of
-/// backward().
+/// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws, backward()
+/// throws.
 inline void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }

@@ -158,7 +158,7 @@ double Metrics::value_of(const Entry& entry) {
   return entry.has_value ? together(entry.kind, entry.value, read) : read;
 }
 
-void Metrics::settle() {
+void Metrics::read_tensors() {
   std::vector<torch::Tensor> tensors;
   std::vector<Entry*> owners;
   for (Entry& entry : entries_) {
@@ -229,7 +229,7 @@ Metrics::Agreement& Metrics::agreement_of(const std::shared_ptr<ProcessGroup>& g
 MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
   if (group) group->require_member("Metrics::all_reduce");
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
-  settle();
+  read_tensors();
   if (!ranks || ranks->size() == 1) {
     MetricRow row = local();
     reset();

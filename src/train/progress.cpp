@@ -46,6 +46,7 @@ Progress::Progress(std::size_t total, ProgressOptions options)
   MANIPLE_REQUIRE(options_.stream != nullptr, "Progress: the stream is null");
   MANIPLE_REQUIRE(total == 0 || options_.start <= total, "Progress: starts at step {} of {}", options_.start, total);
   options_.style = style_for(options_);
+  if (options_.only_rank_0 && is_initialized()) ranks_ = static_cast<std::size_t>(get_world_size());
   next_line_ = next_line_after(steps_, total_);
 }
 
@@ -70,7 +71,7 @@ bool Progress::is_due() const {
 void Progress::step(std::size_t amount, std::string_view note) {
   const bool due = is_due();
   ++steps_;
-  amount_ += amount;
+  amount_ += amount * ranks_;
   if (!note.empty()) note_ = note;
   if (due) draw();
 }
@@ -111,7 +112,8 @@ void Progress::draw() {
     const std::size_t rows_above = drawn_columns_ > 0 ? (drawn_columns_ - 1) / width : 0;
     const std::string back = rows_above > 0 ? format_text("\x1b[{}A", rows_above) : "";
     const std::string text = progress_line(state);
-    std::fputs((back + "\r" + text + (rows_above > 0 ? "\x1b[J" : "\x1b[K")).c_str(), options_.stream);  // and clear what was longer
+    std::fputs((back + "\r" + text + (rows_above > 0 ? "\x1b[J" : "\x1b[K")).c_str(),
+               options_.stream);  // and clear what was longer
     drawn_columns_ = columns_of(text);
   } else {
     if (total_ > 0 && next_line_ <= steps_) next_line_ = next_line_after(steps_, total_);

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "train/data/split_mix.h"
 
 namespace maniple {
 namespace {
@@ -44,12 +45,12 @@ double trial_ms(bool mkldnn, int runs) {
 
 /// Decides, and leaves LibTorch in that state.
 void choose_convolution(TorchSettings& result) {
-  const std::string wish = knob_word(Knob::mkldnn);
+  const std::string setting = knob_word(Knob::mkldnn);
   if (!at::globalContext().hasMKLDNN()) {
-    if (wish == "on") log_warning("{} is on, but this LibTorch was built without oneDNN", info(Knob::mkldnn).name);
+    if (setting == "on") log_warning("{} is on, but this LibTorch was built without oneDNN", info(Knob::mkldnn).name);
     return;
   }
-  if (wish == "measure" || (wish == "auto" && !kMkldnnIsFast)) {
+  if (setting == "measure" || (setting == "auto" && !kMkldnnIsFast)) {
     // In turns, so that a busy moment of the machine hits both.
     result.mkldnn_ms = result.blas_ms = std::numeric_limits<double>::infinity();
     for (int turn = 0; turn < 2; ++turn) {
@@ -59,7 +60,7 @@ void choose_convolution(TorchSettings& result) {
     result.mkldnn =
         kMkldnnIsFast ? result.mkldnn_ms < kClearly * result.blas_ms : kClearly * result.mkldnn_ms < result.blas_ms;
   } else {
-    result.mkldnn = wish == "on" || wish == "auto";
+    result.mkldnn = setting == "on" || setting == "auto";
   }
   at::globalContext().setUserEnabledMkldnn(result.mkldnn);
 }
@@ -110,6 +111,13 @@ std::string TorchSettings::text() const {
   if (mkldnn_ms > 0) measured = format_text(" (measured: oneDNN {:.1f} ms, BLAS {:.1f} ms)", mkldnn_ms, blas_ms);
   return format_text("convolutions by {}{}, BLAS {}, {} thread{}", mkldnn ? "oneDNN" : "BLAS", measured,
                      blas.empty() ? "inside LibTorch" : blas, threads, threads == 1 ? "" : "s");
+}
+
+std::uint64_t seed_all(std::uint64_t seed, std::uint64_t stream) {
+  // Stream 0 is the seed itself, so that a program on one rank draws what plain LibTorch would draw.
+  const std::uint64_t given = stream == 0 ? seed : mixed(seed + SplitMix::kStep * stream);
+  torch::manual_seed(given);
+  return given;
 }
 
 }  // namespace maniple

@@ -83,14 +83,14 @@ TEST_P(Training, HasTheLossCurveOfNative) {
   if (native.empty() || other.empty()) return;  // a rank on its way to its own run
   EXPECT_EQ(native.size(), static_cast<std::size_t>(n));
   ASSERT_EQ(other.size(), native.size());
-  const std::vector<double>& wanted = native.at(0);
-  ASSERT_GE(wanted.size(), static_cast<std::size_t>(kSteps));
-  EXPECT_LT(wanted.back(), 0.5 * wanted.front()) << "nothing was learnt";
+  const std::vector<double>& expected = native.at(0);
+  ASSERT_GE(expected.size(), static_cast<std::size_t>(kSteps));
+  EXPECT_LT(expected.back(), 0.5 * expected.front()) << "nothing was learnt";
   for (const auto& [rank, curve] : other) {
-    ASSERT_EQ(curve.size(), wanted.size());
+    ASSERT_EQ(curve.size(), expected.size());
     for (std::size_t step = 0; step < curve.size(); ++step) {
       // Sums in another order are rounded otherwise, and training carries that on.
-      EXPECT_NEAR(curve[step], wanted[step], 1e-3 * std::abs(wanted[step]) + 1e-5)
+      EXPECT_NEAR(curve[step], expected[step], 1e-3 * std::abs(expected[step]) + 1e-5)
           << "rank " << rank << ", step " << step;
     }
   }

@@ -135,8 +135,7 @@ TEST(CheckpointFolder, TheParentOfANewFolderIsSynced) {
   Job(top.path() + "/runs/7").save(1);
   synced = nullptr;
   for (const char* folder : {"", "/runs", "/runs/7"}) {
-    EXPECT_EQ(std::count(list.begin(), list.end(), top.path() + folder), 1)
-        << folder << " of " << joined(list, "\n");
+    EXPECT_EQ(std::count(list.begin(), list.end(), top.path() + folder), 1) << folder << " of " << joined(list, "\n");
   }
 }
 
@@ -218,12 +217,12 @@ TEST(CheckpointFolder, WhenTheNewestIsDamagedTheRunGoesOnAndKeepsWhatItSaves) {
     run.save(210);
     EXPECT_EQ(list_checkpoints(folder.path()), Steps{210});
     EXPECT_TRUE(has(folder.path(), "aside-step-000000000300"));
-    const std::string told = run.checkpoint.last_pruned();
-    EXPECT_TRUE(mentions(told,
+    const std::string log = run.checkpoint.last_pruned();
+    EXPECT_TRUE(mentions(log,
                          "step-000000000300 was set aside as aside-step-000000000300: it is newer than step 200, with "
                          "which this run went on"))
-        << told;
-    EXPECT_TRUE(mentions(told, "step-000000000200 was removed: 1 newer ones are whole, and keep_last is 1")) << told;
+        << log;
+    EXPECT_TRUE(mentions(log, "step-000000000200 was removed: 1 newer ones are whole, and keep_last is 1")) << log;
     EXPECT_EQ(found(folder.path()), Found(210, 210));
     run.save(300);
     EXPECT_EQ(found(folder.path()), Found(300, 300));
@@ -291,7 +290,7 @@ TEST(CheckpointFolder, ManySavesRestartsAndRollbacks) {
   const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
   for (int story = 0; story < 30; ++story) {
     const TemporaryDirectory folder(fast_folder());
-    std::string told;
+    std::string log;
     std::int64_t step = 0, value = 0;
     auto run = std::make_unique<Job>(folder.path(), 1 + static_cast<int>(below(3)));
     for (int act = 0; act < 25; ++act) {
@@ -302,19 +301,18 @@ TEST(CheckpointFolder, ManySavesRestartsAndRollbacks) {
         case 2: {
           step += static_cast<std::int64_t>(below(3));  // perhaps the same again
           run->save(step, ++value);
-          told += format_text("\n{}: saved {}; {}", act, step, run->checkpoint.last_pruned());
-          ASSERT_EQ(found(folder.path()), Found(step, value)) << told;
+          log += format_text("\n{}: saved {}; {}", act, step, run->checkpoint.last_pruned());
+          ASSERT_EQ(found(folder.path()), Found(step, value)) << log;
           for (const std::int64_t old : before) {
             const bool there = has(folder.path(), checkpoint_name(old));
-            ASSERT_TRUE(there || mentions(run->checkpoint.last_pruned(), checkpoint_name(old) + " was "))
-                << old << told;
+            ASSERT_TRUE(there || mentions(run->checkpoint.last_pruned(), checkpoint_name(old) + " was ")) << old << log;
           }
           break;
         }
         case 3:  // damage the newest, unless nothing else can be gone on from
           if (before.size() < 2) break;
           below(2) == 0 ? truncate_part(folder.path(), before[0]) : flip_bit(folder.path(), before[0]);
-          told += format_text("\n{}: damaged {}", act, before[0]);
+          log += format_text("\n{}: damaged {}", act, before[0]);
           [[fallthrough]];
         case 4:
         case 5: {  // a new process; sometimes it goes back
@@ -323,9 +321,9 @@ TEST(CheckpointFolder, ManySavesRestartsAndRollbacks) {
           run = std::make_unique<Job>(folder.path(), 1 + static_cast<int>(below(3)));
           try {
             step = run->checkpoint.load(load).value_or(0);
-            told += format_text("\n{}: loaded {}", act, step);
-          } catch (const Error& error) {  // the one it wanted, or all, were damaged earlier
-            told += format_text("\n{}: {}", act, error.what());
+            log += format_text("\n{}: loaded {}", act, step);
+          } catch (const Error& error) {  // the one it expected, or all, were damaged earlier
+            log += format_text("\n{}: {}", act, error.what());
           }
           break;
         }

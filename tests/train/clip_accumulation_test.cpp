@@ -45,8 +45,9 @@ TEST(ClipGrad, NormsOfMixedGradients) {
     for (const double max_norm : {0.5, 1000.0, 0.0, kInfinity}) {
       auto parameters = some_parameters();
       const auto before = all_gradients(parameters);
-      const double wanted = before.abs().pow(std::isinf(p) ? 1 : p).sum().pow(std::isinf(p) ? 1 : 1 / p).item<double>();
-      const double norm_before = std::isinf(p) ? before.abs().max().item<double>() : wanted;
+      const double expected =
+          before.abs().pow(std::isinf(p) ? 1 : p).sum().pow(std::isinf(p) ? 1 : 1 / p).item<double>();
+      const double norm_before = std::isinf(p) ? before.abs().max().item<double>() : expected;
       const auto norm = clip_grad_norm_(parameters, max_norm, {.norm_type = p});
       EXPECT_EQ(norm.dim(), 0);
       EXPECT_EQ(norm.scalar_type(), torch::kFloat64);
@@ -133,11 +134,11 @@ TEST(ClipGrad, PartsOnSeveralRanks) {
       run_ranks({.n = n}, [n, p](Rank& r) {
         const auto whole = numbers({n - 1, 6});
         const auto reference = parameter_with(whole.clone());
-        const double wanted = clip_grad_norm_(reference, 0.7, {.norm_type = p}).item<double>();
+        const double expected = clip_grad_norm_(reference, 0.7, {.norm_type = p}).item<double>();
         std::vector<torch::Tensor> own;
         if (r.rank < n - 1) own.push_back(parameter_with(whole[r.rank].clone()));
         const auto norm = clip_grad_norm_(own, 0.7, {.norm_type = p, .group = r.world});
-        EXPECT_NEAR(norm.item<double>(), wanted, 1e-5);
+        EXPECT_NEAR(norm.item<double>(), expected, 1e-5);
         if (!own.empty()) {
           EXPECT_TRUE(torch::allclose(own[0].grad(), reference.grad()[r.rank]));
         }

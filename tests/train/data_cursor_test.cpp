@@ -181,7 +181,7 @@ TEST(Cursor, WhatIsDroppedIsNotTakenUpAfterARestart) {
   EXPECT_EQ(one.local_size(), 6u);
 }
 
-TEST(Cursor, NobodyIsToldAPlaceThatIsNotKnown) {
+TEST(Cursor, AskingForAnUnknownPlaceThrows) {
   auto sampler = sampler_of(10, 2, 0);
   EXPECT_EQ(sampler.cursor(), Cursor{});
   EXPECT_EQ(

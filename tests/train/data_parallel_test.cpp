@@ -45,10 +45,10 @@ TEST_P(DataParallelParity, TrainsAsTheModuleAlone) {
     const Tensor batch = numbers({given.rows, 8}, step).to(given.dtype);
     whole->zero_grad();
     dp->zero_grad(step % 2 == 0);
-    const Tensor wanted = whole->forward(batch), output = dp->forward(batch);
-    ASSERT_EQ(output.sizes(), wanted.sizes());
-    EXPECT_TRUE(torch::allclose(output, wanted, allowed * 10, allowed)) << step;
-    loss_of(wanted).backward();
+    const Tensor expected = whole->forward(batch), output = dp->forward(batch);
+    ASSERT_EQ(output.sizes(), expected.sizes());
+    EXPECT_TRUE(torch::allclose(output, expected, allowed * 10, allowed)) << step;
+    loss_of(expected).backward();
     loss_of(output).backward();
     expect_close(gradients_of(*net), gradients_of(*whole), allowed);
     whole_optimizer.step();
@@ -78,16 +78,16 @@ TEST(DataParallel, CutsAsTorchChunkDoes) {
     const DataParallel dp(net, {.devices = cpus(n)});
     for (const std::int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 9}) {
       const Tensor x = torch::zeros({rows, 2});
-      std::vector<Tensor> wanted;
+      std::vector<Tensor> expected;
       for (const Tensor& part : x.chunk(rows > 0 ? static_cast<std::int64_t>(n) : 1)) {
-        wanted.push_back(torch::full({part.size(0)}, part.size(0), torch::kInt64));
+        expected.push_back(torch::full({part.size(0)}, part.size(0), torch::kInt64));
       }
-      EXPECT_TRUE(torch::equal(dp.forward(x), torch::cat(wanted))) << n << " replicas, " << rows << " rows";
+      EXPECT_TRUE(torch::equal(dp.forward(x), torch::cat(expected))) << n << " replicas, " << rows << " rows";
     }
   }
 }
 
-TEST(DataParallel, CutsAndJoinsAlongAnotherDimension) {
+TEST(DataParallel, ScattersAndGathersAlongAnotherDimension) {
   Scripted net([](ScriptedImpl& self, const Tensor& x) { return x * self.weight; });
   const Tensor x = numbers({3, 5, 2});
   for (const std::int64_t dim : {1, 2, -1, -2}) {
@@ -125,10 +125,10 @@ TEST(DataParallel, NestsOfTensorsGoInAndOut) {
   // Only one of the results is used, and it is not the first.
   net->zero_grad();
   std::get<2>(net->forward(x, more, 0.5, Tensor(), std::nullopt)).at("a").square().sum().backward();
-  const Gradients wanted = gradients_of(*net);
+  const Gradients expected = gradients_of(*net);
   net->zero_grad();
   std::get<2>(output).at("a").square().sum().backward();
-  expect_close(gradients_of(*net), wanted, 1e-6);
+  expect_close(gradients_of(*net), expected, 1e-6);
 }
 
 TEST(DataParallel, GradientsReachWhatComesBefore) {
@@ -202,11 +202,11 @@ TEST(DataParallel, TiedParametersGetOneGradient) {
 
 // ---- Threads ----------------------------------------------------------------------------------------------------
 
-/// Where so many threads meet; false if they do not within ten seconds.
-class Meeting {
+/// A barrier of so many threads; false if they do not all arrive within ten seconds.
+class TimedBarrier {
  public:
-  explicit Meeting(int count) : awaited_(count) {}
-  bool attend() {
+  explicit TimedBarrier(int count) : awaited_(count) {}
+  bool wait() {
     std::unique_lock lock(mutex_);
     const int round = round_;
     if (++here_ == awaited_) {
@@ -225,20 +225,20 @@ class Meeting {
 };
 
 TEST(DataParallel, ForwardAndBackwardRunAtTheSameTime) {
-  const auto forward = std::make_shared<Meeting>(3), backward = std::make_shared<Meeting>(3);
-  const auto met = std::make_shared<std::atomic<int>>(0);
+  const auto forward = std::make_shared<TimedBarrier>(3), backward = std::make_shared<TimedBarrier>(3);
+  const auto arrived = std::make_shared<std::atomic<int>>(0);
   Scripted net([=](ScriptedImpl& self, const Tensor& x) {
-    if (forward->attend()) ++*met;
+    if (forward->wait()) ++*arrived;
     const Tensor y = x * self.weight;
     y.register_hook([=](const Tensor&) {
-      if (backward->attend()) ++*met;
+      if (backward->wait()) ++*arrived;
     });
     return y;
   });
   const DataParallel dp(net, {.devices = cpus(3)});
   for (int step = 1; step <= 2; ++step) {
     dp.forward(numbers({3, 2})).sum().backward();
-    EXPECT_EQ(*met, 6 * step);
+    EXPECT_EQ(*arrived, 6 * step);
   }
 }
 
@@ -352,12 +352,12 @@ TEST(DataParallel, SeveralThreadsTakeTurns) {
   Twin net;
   fill(*net, 4);
   const DataParallel dp(net, {.devices = cpus(2)});
-  const Tensor x = numbers({6, 8}), wanted = net->forward(x);
+  const Tensor x = numbers({6, 8}), expected = net->forward(x);
   std::atomic<int> right = 0;
   std::vector<std::thread> callers;
   for (int i = 0; i < 3; ++i) {
     callers.emplace_back([&] {
-      for (int k = 0; k < 20; ++k) right += torch::allclose(dp.forward(x), wanted, 1e-5, 1e-6) ? 1 : 0;
+      for (int k = 0; k < 20; ++k) right += torch::allclose(dp.forward(x), expected, 1e-5, 1e-6) ? 1 : 0;
     });
   }
   for (auto& caller : callers) caller.join();

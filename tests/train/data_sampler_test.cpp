@@ -8,9 +8,8 @@
 #include <set>
 
 #include "harness/error_of.h"
-#include "train/data/permutation.h"
+#include "train/data/split_mix.h"
 #include <maniple/comm/error.h>
-#include <maniple/train/data.h>
 #include <maniple/train/sampler.h>
 
 namespace maniple::data_sampler_test {

@@ -9,7 +9,6 @@
 #include "train/progress_line.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/progress.h>
-#include <maniple/train/seed.h>
 #include <maniple/train/torch_settings.h>
 
 namespace maniple::data_settings_test {

@@ -201,9 +201,9 @@ TEST(Cifar10, SixFilesBecomeTwoSets) {
   EXPECT_EQ(sample.data.sizes(), (std::vector<std::int64_t>{3, 32, 32}));
   const Cifar10Options defaults;
   for (std::size_t channel = 0; channel < 3; ++channel) {
-    const float wanted =
+    const float expected =
         (static_cast<float>(40 + channel * 100) / 255 - defaults.mean[channel]) / defaults.deviation[channel];
-    EXPECT_NEAR(sample.data[static_cast<std::int64_t>(channel)][3][4].item<float>(), wanted, 1e-5) << channel;
+    EXPECT_NEAR(sample.data[static_cast<std::int64_t>(channel)][3][4].item<float>(), expected, 1e-5) << channel;
   }
   EXPECT_STREQ(Cifar10::kClasses[8], "ship");
   EXPECT_EQ(error_of([&] { test.get(2); }), "Cifar10: index 2 in a set of 2");

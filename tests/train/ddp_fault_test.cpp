@@ -1,10 +1,9 @@
-// What goes wrong in data-parallel training, and who is told what.
+// What goes wrong in data-parallel training, and which error each rank gets.
 #include <csignal>
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/models.h"
-#include "train/stumble.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_fault_test {
@@ -37,7 +36,7 @@ TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
   }
 }
 
-TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
+TEST(DdpFault, AnUnusedParameterIsNamedOnAllRanks) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 3}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
@@ -59,7 +58,7 @@ TEST(DdpFault, AMissingGradientIsNamedOnAllRanks) {
   }
 }
 
-TEST(DdpFault, AMissingGradientInTheFirstBackward) {
+TEST(DdpFault, AnUnusedParameterInTheFirstBackward) {
   run_ranks({.n = 2, .as = As::processes, .limit = kLimit}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
@@ -68,7 +67,7 @@ TEST(DdpFault, AMissingGradientInTheFirstBackward) {
   });
 }
 
-TEST(DdpFault, DifferentModulesAreToldApart) {
+TEST(DdpFault, DifferentModulesAreAnError) {
   run_ranks({.n = 3}, [](Rank& r) {
     const auto wrap = [&](std::shared_ptr<torch::nn::Module> module, DdpOptions options = {}) {
       options.process_group = r.world;
@@ -139,10 +138,10 @@ TEST(DdpFault, WhatCannotBeWrapped) {
   });
 }
 
-/// Backward through both layers; the user's own code fails between them where told to.
-void backward_through(NetImpl& net, int seed, bool stumble) {
+/// Backward through both layers; the user's own code fails between them if `fails`.
+void backward_through(NetImpl& net, int seed, bool fails) {
   net.zero_grad();
-  const torch::Tensor hidden = Stumble::apply(net.fc1->forward(numbers({4, 8}, seed)), stumble);
+  const torch::Tensor hidden = ThrowInBackward::apply(net.fc1->forward(numbers({4, 8}, seed)), fails);
   loss_of(net.fc2->forward(hidden)).backward();
 }
 
@@ -197,8 +196,8 @@ TEST(DdpFault, ABackwardThatFailsAfterItCommunicatedIsAnErrorOnAllRanks) {
 TEST(DdpFault, ABackwardThatFailsAfterSyncBatchNormIsAnErrorOnAllRanks) {
   run_ranks({.n = 2}, [](Rank& r) {
     nn::SyncBatchNorm norm(8, r.world);
-    const auto backward = [&](bool stumble) {
-      const torch::Tensor x = Stumble::apply(numbers({4, 8}, r.rank).requires_grad_(), stumble);
+    const auto backward = [&](bool fails) {
+      const torch::Tensor x = ThrowInBackward::apply(numbers({4, 8}, r.rank).requires_grad_(), fails);
       loss_of(norm->forward(x)).backward();
     };
     backward(false);

@@ -2,7 +2,6 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/ddp/hooks/block_quantize.h"
-#include "train/given.h"
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 
@@ -10,7 +9,7 @@ namespace maniple::harness::ddp_hooks_test {
 namespace {
 
 constexpr std::int64_t kBlock = 16;
-const Given::Shapes kShapes = {{"a", {10, 30}}, {"b", {7}}, {"c", {2}}, {"d", {129}}};
+const PrescribedGradients::Shapes kShapes = {{"a", {10, 30}}, {"b", {7}}, {"c", {2}}, {"d", {129}}};
 
 /// The largest magnitude of each block, spread over its numbers.
 torch::Tensor largest_in_block(const torch::Tensor& values) {
@@ -44,8 +43,9 @@ TEST(DdpInt8, ErrorsStayWithinTheBound) {
   for (const int n : {1, 2, 3, 4}) {
     for (const auto dtype : {torch::kFloat32, torch::kFloat64}) {
       run_ranks({.n = n}, [&](Rank& r) {
-        auto net = std::make_shared<Given>(kShapes, dtype);
-        DistributedDataParallel<Given> ddp(net, each_alone(r, n % 2 == 0 ? Overlap::thread : Overlap::inline_));
+        auto net = std::make_shared<PrescribedGradients>(kShapes, dtype);
+        DistributedDataParallel<PrescribedGradients> ddp(
+            net, each_alone(r, n % 2 == 0 ? Overlap::thread : Overlap::inline_));
         auto state = std::make_shared<Int8State>(Int8Options{.block_size = kBlock});
         ddp.register_comm_hook(int8_quantize_hook(state));
         for (int step = 0; step < 3; ++step) {
@@ -53,8 +53,8 @@ TEST(DdpInt8, ErrorsStayWithinTheBound) {
           net->loss(gradients_in(kShapes, r.rank, step)).backward();
           const auto all = of_all(r.size, step);
           const Gradients own = gradients_of(*net), exact = mean_of(all);
-          for (const auto& [name, wanted] : exact) {
-            const torch::Tensor error = (own.at(name).to(torch::kFloat64) - wanted).abs();
+          for (const auto& [name, expected] : exact) {
+            const torch::Tensor error = (own.at(name).to(torch::kFloat64) - expected).abs();
             EXPECT_TRUE((error <= bound_of(all, name)).all().item<bool>())
                 << name << ": " << (error / bound_of(all, name)).max().item<double>() << " of the bound";
             if (name == "a") {
@@ -72,9 +72,9 @@ TEST(DdpInt8, ErrorsStayWithinTheBound) {
 TEST(DdpInt8, BytesAreAQuarter) {
   for (const int n : {2, 3, 4}) {
     run_ranks({.n = n}, [](Rank& r) {
-      const Given::Shapes large = {{"large", {512, 64}}};
-      auto net = std::make_shared<Given>(large);
-      DistributedDataParallel<Given> ddp(net, each_alone(r));
+      const PrescribedGradients::Shapes large = {{"large", {512, 64}}};
+      auto net = std::make_shared<PrescribedGradients>(large);
+      DistributedDataParallel<PrescribedGradients> ddp(net, each_alone(r));
       auto state = std::make_shared<Int8State>();
       ddp.register_comm_hook(int8_quantize_hook(state));
       net->loss(gradients_in(large, r.rank, 0)).backward();
@@ -91,8 +91,8 @@ TEST(DdpInt8, WithErrorFeedbackErrorsDoNotAddUp) {
     const auto all = of_all(r.size, 0);
     double drift[2] = {0, 0};
     for (const bool feedback : {false, true}) {
-      auto net = std::make_shared<Given>(kShapes);
-      DistributedDataParallel<Given> ddp(net, each_alone(r));
+      auto net = std::make_shared<PrescribedGradients>(kShapes);
+      DistributedDataParallel<PrescribedGradients> ddp(net, each_alone(r));
       auto state = std::make_shared<Int8State>(Int8Options{.block_size = kBlock, .use_error_feedback = feedback});
       ddp.register_comm_hook(int8_quantize_hook(state));
       torch::Tensor sum = torch::zeros({10, 30}, torch::kFloat64);
@@ -118,16 +118,16 @@ TEST(DdpInt8, WithErrorFeedbackErrorsDoNotAddUp) {
 TEST(DdpInt8, ABlockThatIsNotFiniteIsNanOnAllRanks) {
   for (const bool feedback : {false, true}) {
     run_ranks({.n = 3}, [feedback](Rank& r) {
-      auto net = std::make_shared<Given>(kShapes);
-      DistributedDataParallel<Given> ddp(net, each_alone(r));
+      auto net = std::make_shared<PrescribedGradients>(kShapes);
+      DistributedDataParallel<PrescribedGradients> ddp(net, each_alone(r));
       ddp.register_comm_hook(int8_quantize_hook(
           std::make_shared<Int8State>(Int8Options{.block_size = kBlock, .use_error_feedback = feedback})));
       for (int step = 0; step < 3; ++step) {
-        Gradients wanted = gradients_in(kShapes, r.rank, step);
-        if (step == 1 && r.rank == 1) wanted["d"][20] = std::numeric_limits<double>::infinity();
-        if (step == 1 && r.rank == 2) wanted["d"][128] = std::numeric_limits<double>::quiet_NaN();
+        Gradients prescribed = gradients_in(kShapes, r.rank, step);
+        if (step == 1 && r.rank == 1) prescribed["d"][20] = std::numeric_limits<double>::infinity();
+        if (step == 1 && r.rank == 2) prescribed["d"][128] = std::numeric_limits<double>::quiet_NaN();
         net->zero_grad(true);
-        net->loss(wanted).backward();
+        net->loss(prescribed).backward();
         const torch::Tensor bad = torch::isnan(net->named_parameters()["d"].grad());
         torch::Tensor expected = torch::zeros({129}, torch::kBool);
         if (step == 1) expected.narrow(0, 16, 16).fill_(true);
@@ -167,8 +167,9 @@ TEST(DdpPostLocalSgd, FirstOverAllThenOverFew) {
     for (const bool near : {true, false}) {
       run_ranks({.n = n}, [near](Rank& r) {
         const auto pair = r.world->split(r.rank / 2);
-        auto net = std::make_shared<Given>(kShapes);
-        DistributedDataParallel<Given> ddp(net, each_alone(r, r.size == 3 ? Overlap::thread : Overlap::none));
+        auto net = std::make_shared<PrescribedGradients>(kShapes);
+        DistributedDataParallel<PrescribedGradients> ddp(net,
+                                                         each_alone(r, r.size == 3 ? Overlap::thread : Overlap::none));
         auto state = std::make_shared<PostLocalSGDState>(
             PostLocalSGDOptions{.subgroup = near ? pair : nullptr, .start_localSGD_iter = 2});
         ddp.register_comm_hook(post_localSGD_hook(state));

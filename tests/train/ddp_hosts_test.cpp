@@ -5,7 +5,6 @@
 #include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "train/given.h"
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 
@@ -96,10 +95,10 @@ TEST(DdpHosts, BucketsTravelWhileBackwardGoesOn) {
 // What hooks say they send is what the link carries.
 TEST(DdpHosts, HooksSendWhatTheySay) {
   run_ranks({.n = 2, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
-    const Given::Shapes shapes = {{"weight", {1024, 512}}, {"bias", {1024}}};
+    const PrescribedGradients::Shapes shapes = {{"weight", {1024, 512}}, {"bias", {1024}}};
     const auto measure = [&](const char* name, const CommHook& hook, const std::function<HookTraffic()>& traffic) {
-      auto net = std::make_shared<Given>(shapes);
-      DistributedDataParallel<Given> ddp(net, {.process_group = r.world});
+      auto net = std::make_shared<PrescribedGradients>(shapes);
+      DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
       ddp.register_comm_hook(hook);
       net->loss(gradients_in(shapes, r.rank, 0)).backward();  // connections are open after this
       r.phase(format_text("{} before", name));
@@ -153,7 +152,7 @@ TEST(DdpHosts, ARankWithoutBatchesIsNamed) {
   }
 }
 
-TEST(DdpHosts, UnevenBatchesAreJoined) {
+TEST(DdpHosts, UnevenBatchesAreShadowed) {
   run_ranks({.n = 4, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>(16, true);
     DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world});

@@ -3,15 +3,14 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/ddp/hooks/orthogonalize.h"
-#include "train/given.h"
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_power_sgd_test {
 namespace {
 
-const Given::Shapes kShapes = {{"matrix", {20, 16}}, {"tall", {24, 3, 4}}, {"image", {8, 4, 3, 3}},
-                               {"bias", {20}},       {"small", {3, 3}},    {"nothing", {0, 4}}};
+const PrescribedGradients::Shapes kShapes = {{"matrix", {20, 16}}, {"tall", {24, 3, 4}}, {"image", {8, 4, 3, 3}},
+                                             {"bias", {20}},       {"small", {3, 3}},    {"nothing", {0, 4}}};
 const std::vector<std::string> kCompressed = {"matrix", "tall", "image"};
 
 std::int64_t columns_of(const torch::Tensor& tensor) { return tensor.numel() / tensor.size(0); }
@@ -79,12 +78,12 @@ class PowerSgd : public testing::TestWithParam<Setting> {};
 TEST_P(PowerSgd, FollowsItsDefinition) {
   const Setting& setting = GetParam();
   run_ranks({.n = setting.n}, [&](Rank& r) {
-    auto net = std::make_shared<Given>(kShapes, setting.dtype);
-    DistributedDataParallel<Given> ddp(net, {.bucket_cap_mb = setting.bucket_mb,
-                                             .first_bucket_mb = setting.bucket_mb,
-                                             .gradient_as_bucket_view = setting.views,
-                                             .process_group = r.world,
-                                             .overlap = setting.overlap});
+    auto net = std::make_shared<PrescribedGradients>(kShapes, setting.dtype);
+    DistributedDataParallel<PrescribedGradients> ddp(net, {.bucket_cap_mb = setting.bucket_mb,
+                                                           .first_bucket_mb = setting.bucket_mb,
+                                                           .gradient_as_bucket_view = setting.views,
+                                                           .process_group = r.world,
+                                                           .overlap = setting.overlap});
     auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{
         .matrix_approximation_rank = 2, .start_powerSGD_iter = 1, .use_error_feedback = setting.feedback});
     Reference reference;
@@ -98,8 +97,8 @@ TEST_P(PowerSgd, FollowsItsDefinition) {
       net->zero_grad(step % 2 == 1);
       net->loss(gradients_in(kShapes, r.rank, step)).backward();
       // The first step is averaged as it is.
-      const Gradients wanted = step == 0 ? mean_of(of_all(r.size, 0)) : reference.step(of_all(r.size, step));
-      expect_close(gradients_of(*net), wanted,
+      const Gradients expected = step == 0 ? mean_of(of_all(r.size, 0)) : reference.step(of_all(r.size, step));
+      expect_close(gradients_of(*net), expected,
                    setting.dtype == torch::kBFloat16 ? 4e-2 : 20 * tolerance(setting.dtype));
       expect_same_everywhere(r, *net);
     }
@@ -127,7 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Ddp, PowerSgd, testing::ValuesIn(settings()),
 
 // Every rank's gradient is A times something of its own: the average has the rank of A.
 TEST(DdpPowerSgd, WhatHasLowRankComesOutExact) {
-  const Given::Shapes shapes = {{"two", {30, 20}}, {"one", {30, 20}}, {"zero", {30, 20}}, {"image", {10, 4, 3, 3}}};
+  const PrescribedGradients::Shapes shapes = {
+      {"two", {30, 20}}, {"one", {30, 20}}, {"zero", {30, 20}}, {"image", {10, 4, 3, 3}}};
   for (const bool warm : {true, false}) {
     for (const int n : {1, 2, 4}) {
       run_ranks({.n = n}, [&](Rank& r) {
@@ -141,8 +141,8 @@ TEST(DdpPowerSgd, WhatHasLowRankComesOutExact) {
           result["image"] = left.narrow(0, 0, 10).mm(right).view({10, 4, 3, 3});
           return result;
         };
-        auto net = std::make_shared<Given>(shapes);
-        DistributedDataParallel<Given> ddp(net, {.process_group = r.world});
+        auto net = std::make_shared<PrescribedGradients>(shapes);
+        DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
         auto state = std::make_shared<PowerSGDState>(
             PowerSGDOptions{.matrix_approximation_rank = 3, .start_powerSGD_iter = 0, .warm_start = warm});
         ddp.register_comm_hook(powerSGD_hook(state));
@@ -164,8 +164,8 @@ TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
     const std::string file = format_text("{}/power_sgd.{}", r.dir(), r.rank);
     // Steps [from, to) with a module and a wrapper of their own.
     const auto train = [&](int from, int to, const std::shared_ptr<PowerSGDState>& state, double bucket_mb) {
-      auto net = std::make_shared<Given>(kShapes);
-      DistributedDataParallel<Given> ddp(
+      auto net = std::make_shared<PrescribedGradients>(kShapes);
+      DistributedDataParallel<PrescribedGradients> ddp(
           net, {.bucket_cap_mb = bucket_mb, .first_bucket_mb = bucket_mb, .process_group = r.world});
       ddp.register_comm_hook(powerSGD_hook(state));
       for (int step = from; step < to; ++step) {
@@ -192,7 +192,7 @@ TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
     }
     expect_close(train(3, 6, before, 25), straight, 1e-4);
 
-    // What does not fit is told.
+    // What does not fit is an error.
     const auto expect_error = [](auto call, const char* text) {
       const Caught caught = catch_error(call);
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument) && contains(caught.text, text)) << caught;
@@ -212,15 +212,15 @@ TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
 
 TEST(DdpPowerSgd, AnInfiniteGradientIsSeenAndForgotten) {
   run_ranks({.n = 2}, [](Rank& r) {
-    auto net = std::make_shared<Given>(kShapes);
-    DistributedDataParallel<Given> ddp(net, {.process_group = r.world});
+    auto net = std::make_shared<PrescribedGradients>(kShapes);
+    DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
     auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.start_powerSGD_iter = 0});
     ddp.register_comm_hook(powerSGD_hook(state));
     for (int step = 0; step < 3; ++step) {
-      Gradients wanted = gradients_in(kShapes, r.rank, step);
-      if (step == 1 && r.rank == 1) wanted["matrix"][2][3] = std::numeric_limits<double>::infinity();
+      Gradients expected = gradients_in(kShapes, r.rank, step);
+      if (step == 1 && r.rank == 1) expected["matrix"][2][3] = std::numeric_limits<double>::infinity();
       net->zero_grad(true);
-      net->loss(wanted).backward();
+      net->loss(expected).backward();
       EXPECT_EQ(torch::isfinite(net->named_parameters()["matrix"].grad()).all().item<bool>(), step != 1);
       EXPECT_TRUE(torch::isfinite(net->named_parameters()["bias"].grad()).all().item<bool>());
       for (const auto& [name, tensor] : state->state_dict()) {

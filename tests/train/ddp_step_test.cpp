@@ -2,7 +2,6 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
-#include "train/stumble.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness::ddp_step_test {
@@ -68,10 +67,11 @@ TEST(DdpStep, InBackwardGivesTheBitsOfAStepAfterIt) {
   for (const int n : {1, 2, 3, 4}) {
     run_ranks({.n = n}, [n](Rank& r) {
       for (const auto& [name, make] : optimizers()) {
-        const auto wanted = trained(r, make, false, {});
+        const auto expected = trained(r, make, false, {});
         const auto expect_bits = [&, &name = name](const std::vector<torch::Tensor>& actual) {
-          ASSERT_EQ(actual.size(), wanted.size());
-          for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], wanted[i])) << name << i;
+          ASSERT_EQ(actual.size(), expected.size());
+          for (std::size_t i = 0; i < expected.size(); ++i)
+            EXPECT_TRUE(torch::equal(actual[i], expected[i])) << name << i;
         };
         const DdpOptions many{.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny};
         for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
@@ -140,10 +140,10 @@ TEST(DdpStep, ABackwardThatFailsHalfWayLeavesASoundWrapper) {
       ddp.apply_optimizer_in_backward(for_each_parameter(optimizers().at("Adam")));
       for (int step = 0; step < 8; ++step) {
         net->zero_grad();
-        const bool stumble = step % 2 == 1;
-        const torch::Tensor hidden = Stumble::apply(net->fc1->forward(numbers({4, 8}, r.rank)), stumble);
+        const bool fails = step % 2 == 1;
+        const torch::Tensor hidden = ThrowInBackward::apply(net->fc1->forward(numbers({4, 8}, r.rank)), fails);
         const torch::Tensor loss = loss_of(net->fc2->forward(hidden));
-        if (stumble) {
+        if (fails) {
           EXPECT_THROW(loss.backward(), std::runtime_error);
         } else if (step == 0 || overlap == Overlap::none) {
           EXPECT_NO_THROW(loss.backward());
@@ -159,7 +159,7 @@ TEST(DdpStep, ABackwardThatFailsHalfWayLeavesASoundWrapper) {
   }
 }
 
-TEST(DdpStep, MistakesAreTold) {
+TEST(DdpStep, InvalidUseThrows) {
   run_ranks({.n = 1}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
@@ -256,7 +256,7 @@ struct Checkpointed : torch::nn::Module {
   torch::Tensor shared, middle, first;
 };
 
-TEST(DdpDelay, AGradientMayComeInPieces) {
+TEST(DdpDelay, AGradientMayBeComputedInPieces) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 2}, [overlap](Rank& r) {
       auto whole = std::make_shared<Checkpointed>(), net = std::make_shared<Checkpointed>();
@@ -293,7 +293,7 @@ TEST(DdpDelay, AGradientMayComeInPieces) {
   }
 }
 
-TEST(DdpDelay, MistakesAreTold) {
+TEST(DdpDelay, InvalidUseThrows) {
   run_ranks({.n = 1}, [](Rank& r) {
     const auto expect_error = [&](DdpOptions options, const char* text) {
       options.process_group = r.world;

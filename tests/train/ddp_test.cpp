@@ -278,8 +278,8 @@ TEST(Ddp, FrozenAndSharedParametersAndMixedDtypes) {
       net->zero_grad(step == 2);
       loss_of(whole->forward(batch)).backward();
       loss_of(ddp->forward(shard(batch, r.rank, 2))).backward();
-      Gradients wanted = gradients_of(*whole);
-      expect_close(gradients_of(*net), wanted, 1e-5);
+      Gradients expected = gradients_of(*whole);
+      expect_close(gradients_of(*net), expected, 1e-5);
       EXPECT_FALSE(net->frozen.grad().defined());
       EXPECT_EQ(net->image.grad().strides(), net->image.strides()) << "the gradient has the strides of its parameter";
     }

@@ -52,7 +52,7 @@ void train_own(Rank& r, DistributedDataParallel<NetImpl>& ddp, torch::optim::Opt
   }
 }
 
-void expect_same_model(Rank& r, const NetImpl& net, const NetImpl& wanted, double tolerance = 1e-5) {
+void expect_same_model(Rank& r, const NetImpl& net, const NetImpl& expected, double tolerance = 1e-5) {
   expect_same_everywhere(r, net, false);
   const auto compare = [&](const auto& own, const auto& other) {
     for (const auto& item : other) {
@@ -60,8 +60,8 @@ void expect_same_model(Rank& r, const NetImpl& net, const NetImpl& wanted, doubl
       EXPECT_LE(difference.abs().max().template item<double>(), tolerance) << item.key();
     }
   };
-  compare(net.named_parameters(), wanted.named_parameters());
-  compare(net.named_buffers(), wanted.named_buffers());
+  compare(net.named_parameters(), expected.named_parameters());
+  compare(net.named_buffers(), expected.named_buffers());
 }
 
 struct Pattern {
@@ -107,7 +107,7 @@ TEST(DdpUnevenInputs, AllRanksEndWithTheModelOfOneProcess) {
       // Two epochs: in the second one other ranks have more.
       for (const Batches& batches : {pattern.batches, Batches(pattern.batches.rbegin(), pattern.batches.rend())}) {
         with_uneven_inputs(ddp, {.divide_by_initial_world_size = pattern.by_initial},
-                  [&] { train_own(r, ddp, &optimizer, batches); });
+                           [&] { train_own(r, ddp, &optimizer, batches); });
         train_alone(*alone, reference, batches, pattern.by_initial);
         expect_same_model(r, *net, *alone);
       }
@@ -228,7 +228,7 @@ TEST(DdpUnevenInputs, SeveralModulesInOneStep) {
     });
     expect_same_everywhere(r, *one, false);
     expect_same_everywhere(r, *two, false);
-    EXPECT_THROW(with_uneven_inputs(std::vector<DdpCore*>{}, {}, [] {}), InvalidArgument);
+    EXPECT_THROW(with_uneven_inputs(std::vector<detail::DdpBase*>{}, {}, [] {}), InvalidArgument);
   });
 }
 
@@ -255,13 +255,15 @@ TEST(DdpUnevenInputs, MayThrowOnEarlyTermination) {
   }
 }
 
-TEST(DdpUnevenInputs, MistakesAreTold) {
+TEST(DdpUnevenInputs, InvalidUseThrows) {
   run_ranks({.n = 2}, [](Rank& r) {
     const auto net = net_with_seed(3);
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
     with_uneven_inputs(ddp, [&] { EXPECT_THROW(with_uneven_inputs(ddp, [] {}), InvalidArgument) << "nested"; });
     const Caught caught = catch_error([&] {
-      with_uneven_inputs(ddp, {.shadow_step = [](const std::function<void()>&) {}}, [&] { train_own(r, ddp, nullptr, {0, 2}); });
+      with_uneven_inputs(ddp, {.shadow_step = [](const std::function<void()>&) {}}, [&] {
+        train_own(r, ddp, nullptr, {0, 2});
+      });
     });
     EXPECT_TRUE(contains(caught.text, "shadow_step did not call backward")) << caught;
   });
@@ -308,7 +310,7 @@ TEST(DdpWithoutUnevenInputs, ARankThatLeftIsNamed) {
   }
 }
 
-TEST(DdpWithoutUnevenInputs, ARankThatDoesNotComeIsNamedInTime) {
+TEST(DdpWithoutUnevenInputs, ARankThatDoesNotArriveIsNamedInTime) {
   run_ranks({.n = 2, .timeout = std::chrono::seconds(1)}, [](Rank& r) {
     const auto net = net_with_seed(3);
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});

@@ -35,9 +35,9 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
             {{"a"}, {"b"}, {"a", "b"}}, {{"b"}, {"b"}, {"a"}}, {{"c"}, {"c"}, {"c"}}, {{"a", "b", "c"}, {"a"}, {"c"}}};
         for (const auto& step : used) {
           net->zero_grad(true);
-          Gradients wanted;
+          Gradients expected;
           for (const std::string name : {"a", "b", "c"}) {
-            for (const std::string part : {"weight", "bias"}) wanted[name + "." + part] = torch::Tensor();
+            for (const std::string part : {"weight", "bias"}) expected[name + "." + part] = torch::Tensor();
           }
           for (int other = 0; other < r.size; ++other) {
             Branches alone;
@@ -45,16 +45,16 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
             loss_of(alone.forward(numbers({4, 8}, other), step[static_cast<std::size_t>(other)])).backward();
             for (const auto& [name, gradient] : gradients_of(alone)) {
               if (!gradient.defined()) continue;
-              wanted[name] = wanted[name].defined() ? wanted[name] + gradient / r.size : gradient / r.size;
+              expected[name] = expected[name].defined() ? expected[name] + gradient / r.size : gradient / r.size;
             }
           }
           loss_of(ddp->forward(numbers({4, 8}, r.rank), step[static_cast<std::size_t>(r.rank)])).backward();
-          expect_close(gradients_of(*net), wanted, 1e-5);
+          expect_close(gradients_of(*net), expected, 1e-5);
           expect_same_everywhere(r, *net);
         }
         // What nobody uses keeps the bits that it had.
         const torch::Tensor before = net->named_parameters()["c.weight"].grad().clone();
-        loss_of(ddp->forward(numbers({4, 8}), {"a"})).backward();
+        loss_of(ddp.module()->forward(numbers({4, 8}), {"a"})).backward();
         EXPECT_TRUE(torch::equal(net->named_parameters()["c.weight"].grad(), before));
       });
     }
@@ -77,7 +77,7 @@ TEST(Ddp, WhatOnlyNoSyncUsedIsAveraged) {
         const auto quiet = [](int rank) { return rank == 2 ? "a" : "b"; };  // rank 2 never uses b
         for (int step = 0; step < 3; ++step) {
           net->zero_grad(step == 1);
-          Gradients wanted;
+          Gradients expected;
           for (int other = 0; other < r.size; ++other) {
             Branches alone;
             fill(alone, 2);
@@ -86,25 +86,25 @@ TEST(Ddp, WhatOnlyNoSyncUsedIsAveraged) {
             loss_of(alone.forward(numbers({4, 8}, other), {"a"})).backward();
             for (const auto& [name, gradient] : gradients_of(alone)) {
               const torch::Tensor part = gradient.defined() ? gradient / r.size : torch::Tensor();
-              torch::Tensor& sum = wanted[name];
+              torch::Tensor& sum = expected[name];
               if (part.defined()) sum = sum.defined() ? sum + part : part;
             }
           }
           {
             const auto guard = ddp.no_sync();
-            loss_of(ddp->forward(numbers({4, 8}, r.rank + 10 * step), {quiet(r.rank)})).backward();
+            loss_of(ddp.module()->forward(numbers({4, 8}, r.rank + 10 * step), {quiet(r.rank)})).backward();
           }
-          loss_of(ddp->forward(numbers({4, 8}, r.rank), {"a"})).backward();
-          expect_close(gradients_of(*net), wanted, 1e-5);
+          loss_of(ddp.module()->forward(numbers({4, 8}, r.rank), {"a"})).backward();
+          expect_close(gradients_of(*net), expected, 1e-5);
           expect_same_everywhere(r, *net);
         }
         // What was added up and then thrown away is not used.
         {
           const auto guard = ddp.no_sync();
-          loss_of(ddp->forward(numbers({4, 8}, r.rank), {"c"})).backward();
+          loss_of(ddp.module()->forward(numbers({4, 8}, r.rank), {"c"})).backward();
         }
         net->zero_grad(true);
-        loss_of(ddp->forward(numbers({4, 8}, r.rank), {"a"})).backward();
+        loss_of(ddp.module()->forward(numbers({4, 8}, r.rank), {"a"})).backward();
         EXPECT_FALSE(net->named_parameters()["c.weight"].grad().defined());
       });
     }
@@ -118,13 +118,13 @@ TEST(Ddp, AStaticGraphHoldsUnderNoSyncToo) {
     DistributedDataParallel<Branches> ddp(net, {.static_graph = true, .process_group = r.world});
     {
       const auto guard = ddp.no_sync();
-      loss_of(ddp->forward(numbers({4, 8}, r.rank), {"b"})).backward();
+      loss_of(ddp.module()->forward(numbers({4, 8}, r.rank), {"b"})).backward();
     }
-    loss_of(ddp->forward(numbers({4, 8}, r.rank), {"a"})).backward();
+    loss_of(ddp.module()->forward(numbers({4, 8}, r.rank), {"a"})).backward();
     expect_same_everywhere(r, *net);
     r.phase("the promise is broken");
     const auto guard = ddp.no_sync();
-    const Caught caught = catch_error([&] { loss_of(ddp->forward(numbers({4, 8}), {"a", "c"})).backward(); });
+    const Caught caught = catch_error([&] { loss_of(ddp.module()->forward(numbers({4, 8}), {"a", "c"})).backward(); });
     EXPECT_TRUE(caught.any && contains(caught.text, "c.bias got a gradient under no_sync")) << caught;
   });
 }
@@ -149,7 +149,9 @@ TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
         expect_same_everywhere(r, *net);
       }
       r.phase("the promise is broken");
-      const Caught caught = catch_error([&] { loss_of(ddp->forward(numbers({4, 8}), {"a", "b", "c"})).backward(); });
+      const Caught caught = catch_error([&] {
+        loss_of(ddp.module()->forward(numbers({4, 8}), {"a", "b", "c"})).backward();
+      });
       EXPECT_TRUE(caught.any && contains(caught.text, "static")) << caught;
     });
   }

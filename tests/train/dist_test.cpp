@@ -1,4 +1,4 @@
-// The tensor verbs: every one against its definition, with tensors that are contiguous and that are not, now and later.
+// The operations on tensors: every one against its definition, with tensors that are contiguous and that are not, now and later.
 #include <atomic>
 #include <cstdlib>
 
@@ -29,7 +29,7 @@ struct Setting {
   torch::ScalarType dtype;
 };
 
-class Verbs : public testing::TestWithParam<Setting> {
+class DistOperations : public testing::TestWithParam<Setting> {
  protected:
   static constexpr std::int64_t kRows = 3, kColumns = 5;
 
@@ -53,11 +53,11 @@ class Verbs : public testing::TestWithParam<Setting> {
   static void run(const std::function<void(Rank&)>& body) { run_ranks({.n = GetParam().n}, body); }
 };
 
-void expect_equal(const torch::Tensor& actual, const torch::Tensor& wanted) {
-  EXPECT_TRUE(torch::equal(actual, wanted)) << actual << "\ninstead of\n" << wanted;
+void expect_equal(const torch::Tensor& actual, const torch::Tensor& expected) {
+  EXPECT_TRUE(torch::equal(actual, expected)) << actual << "\ninstead of\n" << expected;
 }
 
-TEST_P(Verbs, Broadcast) {
+TEST_P(DistOperations, Broadcast) {
   run([](Rank& r) {
     for (int root = 0; root < r.size; ++root) {
       const torch::Tensor x = from(r.rank);
@@ -67,7 +67,7 @@ TEST_P(Verbs, Broadcast) {
   });
 }
 
-TEST_P(Verbs, ReduceAndAllReduce) {
+TEST_P(DistOperations, ReduceAndAllReduce) {
   run([](Rank& r) {
     torch::Tensor sum = expected(0);
     torch::Tensor most = expected(0);
@@ -90,7 +90,7 @@ TEST_P(Verbs, ReduceAndAllReduce) {
   });
 }
 
-TEST_P(Verbs, GatherAndAllGather) {
+TEST_P(DistOperations, GatherAndAllGather) {
   run([](Rank& r) {
     const int root = r.size - 1;
     auto here = r.rank == root ? list(r.size) : std::vector<torch::Tensor>();
@@ -107,7 +107,7 @@ TEST_P(Verbs, GatherAndAllGather) {
   });
 }
 
-TEST_P(Verbs, AllGatherOfDifferentSizes) {
+TEST_P(DistOperations, AllGatherOfDifferentSizes) {
   run([](Rank& r) {
     std::vector<torch::Tensor> all;
     for (int i = 0; i < r.size; ++i) all.push_back(torch::zeros({i + 1}, torch::kInt32));
@@ -117,7 +117,7 @@ TEST_P(Verbs, AllGatherOfDifferentSizes) {
   });
 }
 
-TEST_P(Verbs, ScatterAndReduceScatter) {
+TEST_P(DistOperations, ScatterAndReduceScatter) {
   run([](Rank& r) {
     std::vector<torch::Tensor> parts;
     for (int i = 0; i < r.size; ++i) parts.push_back(from(i, 1));
@@ -140,7 +140,7 @@ TEST_P(Verbs, ScatterAndReduceScatter) {
   });
 }
 
-TEST_P(Verbs, AllToAll) {
+TEST_P(DistOperations, AllToAll) {
   run([](Rank& r) {
     std::vector<torch::Tensor> out = list(r.size), in;
     for (int i = 0; i < r.size; ++i) in.push_back(from(r.rank, i));
@@ -166,7 +166,7 @@ TEST_P(Verbs, AllToAll) {
   });
 }
 
-TEST_P(Verbs, SendAndReceive) {
+TEST_P(DistOperations, SendAndReceive) {
   run([](Rank& r) {
     if (r.size == 1) return;
     const int next = (r.rank + 1) % r.size, before = (r.rank + r.size - 1) % r.size;
@@ -211,7 +211,7 @@ std::string setting_name(const testing::TestParamInfo<Setting>& setting) {
   return format_text("{}Ranks{}{}{}", setting.param.n, forms[static_cast<int>(setting.param.form)],
                      setting.param.async_op ? "Async" : "Sync", c10::toString(setting.param.dtype));
 }
-INSTANTIATE_TEST_SUITE_P(Dist, Verbs, testing::ValuesIn(settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Dist, DistOperations, testing::ValuesIn(settings()), setting_name);
 
 TEST(Dist, ComplexTensorsAreAddedNotCompared) {
   run_ranks({.n = 2}, [](Rank& r) {
@@ -329,7 +329,7 @@ TEST(Dist, TheDefaultGroup) {
       EXPECT_EQ(get_global_rank(pair, 1), 0);
       EXPECT_THROW(get_group_rank(pair, 1), InvalidArgument);
       const torch::Tensor y = torch::full({2}, static_cast<float>(r.rank));
-      broadcast(y, 0, {.group = pair});
+      broadcast(y, 2, {.group = pair});
       expect_equal(y, torch::full({2}, 2.0f));
     }
     EXPECT_EQ(broadcast_object(r.rank == 1 ? "hello" : "", 1), "hello");

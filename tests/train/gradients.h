@@ -17,9 +17,9 @@ inline double tolerance(torch::ScalarType dtype) {
   return dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kBFloat16 ? 3e-2 : 2e-6;
 }
 
-inline void expect_close(const Gradients& actual, const Gradients& wanted, double tolerance) {
-  ASSERT_EQ(actual.size(), wanted.size());
-  for (const auto& [name, gradient] : wanted) {
+inline void expect_close(const Gradients& actual, const Gradients& expected, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, gradient] : expected) {
     const torch::Tensor& own = actual.at(name);
     ASSERT_EQ(own.defined(), gradient.defined()) << name;
     if (!gradient.defined() || gradient.numel() == 0) continue;
@@ -28,8 +28,8 @@ inline void expect_close(const Gradients& actual, const Gradients& wanted, doubl
   }
 }
 
-inline void expect_identical(const Gradients& actual, const Gradients& wanted) {
-  for (const auto& [name, gradient] : wanted) EXPECT_TRUE(torch::equal(actual.at(name), gradient)) << name;
+inline void expect_identical(const Gradients& actual, const Gradients& expected) {
+  for (const auto& [name, gradient] : expected) EXPECT_TRUE(torch::equal(actual.at(name), gradient)) << name;
 }
 
 /// All ranks hold the same bits.

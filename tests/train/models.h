@@ -2,7 +2,10 @@
 #pragma once
 
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -56,5 +59,62 @@ inline void fill(torch::nn::Module& module, int seed) {
 
 /// A mean over the rows, so that the mean over equal shards is the mean over all.
 inline torch::Tensor loss_of(const torch::Tensor& output) { return output.pow(2).sum(1).mean(); }
+
+/// A module whose gradients the test prescribes: the loss is the sum of parameter times prescribed gradient.
+struct PrescribedGradients : torch::nn::Module {
+  using Shapes = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
+
+  explicit PrescribedGradients(const Shapes& shapes, torch::ScalarType dtype = torch::kFloat32) {
+    for (const auto& [name, shape] : shapes) {
+      torch::Tensor values = torch::zeros(shape, dtype);
+      if (shape.size() == 4) values = values.contiguous(torch::MemoryFormat::ChannelsLast);
+      register_parameter(name, values);
+    }
+  }
+
+  /// After backward() of this the gradient of each parameter is the tensor of its name.
+  torch::Tensor loss(const Gradients& expected) {
+    torch::Tensor sum = torch::zeros({});
+    for (const auto& item : named_parameters()) {
+      sum = sum + (item.value() * expected.at(item.key()).to(item.value().scalar_type())).sum().to(torch::kFloat32);
+    }
+    return sum;
+  }
+};
+
+/// A rank's gradients in a step: full rank, different for all.
+inline Gradients gradients_in(const PrescribedGradients::Shapes& shapes, int rank, int step) {
+  Gradients result;
+  int seed = 1000 * rank + 10 * step;
+  for (const auto& [name, shape] : shapes) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : shape) count *= size;
+    const torch::Tensor at = torch::arange(count, torch::kFloat64);
+    result[name] = (torch::sin(at * at * 0.37 + ++seed) + 0.5 * torch::cos(at * 1.3)).view(shape);
+  }
+  return result;
+}
+
+inline Gradients mean_of(const std::vector<Gradients>& all) {
+  Gradients result;
+  for (const auto& [name, first] : all.front()) {
+    result[name] = torch::zeros_like(first);
+    for (const Gradients& one : all) result[name] += one.at(name) / static_cast<double>(all.size());
+  }
+  return result;
+}
+
+/// Passes a tensor on unchanged; its backward throws if `fails`, as the program's own code might.
+struct ThrowInBackward : torch::autograd::Function<ThrowInBackward> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, bool fails) {
+    context->saved_data["fails"] = fails;
+    return x.clone();
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               torch::autograd::tensor_list gradients) {
+    if (context->saved_data["fails"].toBool()) throw std::runtime_error("failed on purpose");
+    return {gradients[0], torch::Tensor()};
+  }
+};
 
 }  // namespace maniple::testing_models

@@ -19,7 +19,7 @@ esac
 
 # expect NAME STATUS TEXT... -- COMMAND...: wants the status ("0" or "bad"), and every TEXT somewhere in what is printed.
 expect() {
-  local name=$1 wanted=$2 texts=() status=0 text problem=
+  local name=$1 expected=$2 texts=() status=0 text problem=
   shift 2
   while [[ $1 != -- ]]; do
     texts+=("$1")
@@ -28,7 +28,7 @@ expect() {
   shift
   timeout 60 "$@" >"$scratch/output" 2>&1 || status=$?
   ((status != 124)) || problem="it hangs"
-  [[ $wanted == 0 && $status == 0 || $wanted == bad && $status != 0 ]] || problem+=" exit status $status;"
+  [[ $expected == 0 && $status == 0 || $expected == bad && $status != 0 ]] || problem+=" exit status $status;"
   for text in "${texts[@]}"; do grep -qF -- "$text" "$scratch/output" || problem+=" \"$text\" is missing;"; done
   if [[ -z $problem ]]; then
     echo "passed: $name"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# 05_ddp_mnist is killed in the middle of its first epoch and goes on with another number of ranks; then it is told to stop, and
+# 05_ddp_mnist is killed in the middle of its first epoch and goes on with another number of ranks; then it is asked to stop, and
 # goes on again, to the end: in all it makes as many steps as without. Usage: ... scripts/ranks.sh PROGRAM
 set -euo pipefail
 ranks=$1
@@ -37,10 +37,10 @@ killed_at=$(newest)
 
 start 3 $((killed_at + 10))
 kill -TERM $(pgrep -P "$job")
-wait "$job" || fail "it was told to stop and says that something is wrong:"
+wait "$job" || fail "it was asked to stop and says that something is wrong:"
 grep -qF "going on after step $killed_at: epoch 0, place $((killed_at * 60)) of 6000, shuffle 1, seed 7" "$scratch/output" ||
   fail "it did not go on after step $killed_at:"
-grep -q "epoch 2: accuracy" "$scratch/output" && fail "it was told to stop and went on:"
+grep -q "epoch 2: accuracy" "$scratch/output" && fail "it was asked to stop and went on:"
 stopped_at=$(newest)
 
 "$ranks" 1 "$program" "${options[@]}" --target 0.9 >"$scratch/output" 2>&1 || fail "it did not end well:"

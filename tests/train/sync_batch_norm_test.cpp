@@ -21,13 +21,13 @@ Tensor rows_of(const Tensor& batch, const Sizes& rows, int rank) {
   return batch.narrow(0, begin, rows[static_cast<std::size_t>(rank)]);
 }
 
-void expect_near(const Tensor& actual, const Tensor& wanted, double tolerance, const char* what) {
-  ASSERT_EQ(actual.defined(), wanted.defined()) << what;
-  if (!wanted.defined()) return;
-  ASSERT_EQ(actual.sizes(), wanted.sizes()) << what;
-  EXPECT_EQ(actual.scalar_type(), wanted.scalar_type()) << what;
-  if (wanted.numel() == 0) return;
-  const Tensor a = actual.detach().to(torch::kFloat64), b = wanted.detach().to(torch::kFloat64);
+void expect_near(const Tensor& actual, const Tensor& expected, double tolerance, const char* what) {
+  ASSERT_EQ(actual.defined(), expected.defined()) << what;
+  if (!expected.defined()) return;
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  EXPECT_EQ(actual.scalar_type(), expected.scalar_type()) << what;
+  if (expected.numel() == 0) return;
+  const Tensor a = actual.detach().to(torch::kFloat64), b = expected.detach().to(torch::kFloat64);
   EXPECT_LE((a - b).abs().max().item<double>(), tolerance * std::max(1.0, b.abs().max().item<double>())) << what;
 }
 
@@ -92,14 +92,14 @@ TEST_P(SyncBatchNormParity, IsBatchNormOfTheWholeBatch) {
       const Tensor seed = numbers(sizes, step + 50).to(given.dtype);
       Tensor x = batch.clone().requires_grad_();
       whole.module->zero_grad();
-      const Tensor wanted = whole.forward(x);
-      wanted.backward(seed);
+      const Tensor expected = whole.forward(x);
+      expected.backward(seed);
       for (auto& [forward, module] : tried) {
         Tensor part = rows_of(batch, given.rows, r.rank).clone().requires_grad_();
         module->zero_grad();
         const Tensor output = forward(part);
         output.backward(rows_of(seed, given.rows, r.rank));
-        expect_near(output, rows_of(wanted, given.rows, r.rank), allowed, "output");
+        expect_near(output, rows_of(expected, given.rows, r.rank), allowed, "output");
         expect_near(part.grad(), rows_of(x.grad(), given.rows, r.rank), allowed, "gradient of the input");
         for (const auto& item : module->named_parameters()) {
           const Tensor sum = item.value().grad().clone();
@@ -269,9 +269,9 @@ TEST(SyncBatchNorm, SynchronisesWithoutGradients) {
     nn::SyncBatchNorm own(3, r.world);
     const Tensor x = numbers({6, 3});
     const auto check = [&] {
-      const Tensor wanted = shard(whole->forward(x), r.rank, 2);
-      expect_near(converted->forward(shard(x, r.rank, 2)), wanted, 1e-6, "converted");
-      expect_near(own->forward(shard(x, r.rank, 2)), wanted, 1e-6, "own");
+      const Tensor expected = shard(whole->forward(x), r.rank, 2);
+      expect_near(converted->forward(shard(x, r.rank, 2)), expected, 1e-6, "converted");
+      expect_near(own->forward(shard(x, r.rank, 2)), expected, 1e-6, "own");
     };
     {
       const torch::NoGradGuard no_grad;
@@ -372,7 +372,7 @@ TEST(SyncBatchNorm, GroupsThatAreMissing) {
   EXPECT_TRUE(caught.is(ErrorKind::invalid_argument) && contains(caught.text, "does not exist any more")) << caught;
 }
 
-TEST(SyncBatchNorm, RanksThatDisagreeAreTold) {
+TEST(SyncBatchNorm, RanksThatDisagreeThrow) {
   run_ranks({.n = 2}, [](Rank& r) {
     nn::SyncBatchNorm norm(3 + r.rank, r.world);
     const Caught caught = catch_error([&] { norm->forward(numbers({4, 3 + r.rank})); });

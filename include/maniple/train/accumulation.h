@@ -47,9 +47,7 @@ class Accumulation {
   };
 
   /// `batches` small ones make a large one; at least 1. Throws InvalidArgument otherwise.
-  template <class Net>
-  Accumulation(DistributedDataParallel<Net>& ddp, int batches)
-      : Accumulation(&ddp, ddp.module()->parameters(), batches) {}
+  Accumulation(detail::DdpBase& ddp, int batches) : Accumulation(&ddp, ddp.parameters(), batches) {}
   /// Without DistributedDataParallel: one process.
   Accumulation(std::vector<torch::Tensor> parameters, int batches)
       : Accumulation(nullptr, std::move(parameters), batches) {}
@@ -71,9 +69,9 @@ class Accumulation {
   void reset() noexcept;
 
  private:
-  Accumulation(DdpCore* ddp, std::vector<torch::Tensor> parameters, int batches);
+  Accumulation(detail::DdpBase* ddp, std::vector<torch::Tensor> parameters, int batches);
 
-  DdpCore* ddp_;
+  detail::DdpBase* ddp_;
   std::vector<torch::Tensor> parameters_;
   int batches_;
   int count_ = 0;       ///< of the group, the one under way included

@@ -13,7 +13,7 @@
 // optimizer shall see as the gradient, the same on all ranks: normally the average over ranks. (Where ranks are
 // weighted, the buffer has been multiplied before, such that the plain average is the weighted one.)
 //
-// A hook calls the same collectives on all ranks. What it throws comes out of backward().
+// A hook calls the same collectives on all ranks. What it throws, backward() throws.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ class GradBucket {
   /// All gradients one after the other: one-dimensional, contiguous. Between two parameters there may be up to 63 bytes
   /// of zeros. In place changes are what the optimizer sees.
   const torch::Tensor& buffer() const noexcept { return buffer_; }
-  /// 0 is the bucket whose gradients come first in backward.
+  /// 0 is the bucket whose gradients are ready first in backward.
   int index() const noexcept { return index_; }
   bool is_last() const noexcept { return is_last_; }
   /// The parameters in the order of the buffer, and views of the buffer in their shapes.
@@ -63,8 +63,8 @@ class GradBucket {
   std::vector<std::string> names_;
 };
 
-/// A hook's means: the group, and verbs that run now or in the group's own thread, as DistributedDataParallel was told
-/// (see `Overlap`). A Work that they return may be invalid, which means done.
+/// What a hook communicates with: the group, and operations that run now or in the group's own thread, as the option
+/// `overlap` says. A Work that they return may be invalid, which means done.
 class CommContext {
  public:
   CommContext(std::shared_ptr<ProcessGroup> group, bool async) : group_(std::move(group)), async_(async) {}
@@ -103,5 +103,17 @@ struct NamedCommHook {
 };
 std::span<const NamedCommHook> comm_hooks() noexcept;
 CommHook comm_hook_named(std::string_view name);  ///< throws InvalidArgument, listing the names
+
+/// What this rank has sent to others by a hook, against what the plain average of the same gradients sends: an all_reduce
+/// of B bytes over n ranks costs each of them 2 (n-1)/n B. (Ranks of one host exchange the same bytes in shared memory.)
+struct HookTraffic {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t plain_bytes = 0;
+
+  /// 4 means: a quarter of the bytes. 1 where nothing was sent.
+  double compression_rate() const noexcept {
+    return sent_bytes == 0 ? 1 : static_cast<double>(plain_bytes) / static_cast<double>(sent_bytes);
+  }
+};
 
 }  // namespace maniple

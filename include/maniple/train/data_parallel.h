@@ -1,19 +1,22 @@
 // One process, several devices: a batch is cut into parts, each part goes through a replica of the module on a device of
-// its own, and the outputs are joined again. To the program it is one module on one batch.
+// its own, and the outputs are concatenated. To the program it is one module on one batch.
 //
 //   auto net = std::make_shared<Net>();                                  // or a TORCH_MODULE holder, or Sequential
 //   maniple::DataParallel dp(net, {.devices = {torch::kCPU, torch::kCPU}});
 //   torch::optim::SGD optimizer(net->parameters(), 0.1);
 //   for (auto& batch : *loader) {
 //     optimizer.zero_grad();
-//     auto loss = torch::nll_loss(dp->forward(batch.data), batch.target);
+//     auto loss = torch::nll_loss(dp(batch.data), batch.target);
 //     loss.backward();                                                   // the replicas' backwards run in parallel too
 //     optimizer.step();
 //   }
 //
 // A device may be named several times: {cpu, cpu} uses two cores, with a thread and an autograd graph for each replica.
-// With several processes (DistributedDataParallel) nothing is joined and nothing waits in one thread, so that scales
+// With several processes (DistributedDataParallel) no outputs are gathered and nothing waits in one thread, so that scales
 // further; this needs no launcher and no change of the program.
+//
+// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever a
+// module is expected. `dp.module()` is the wrapped module, for its other members.
 //
 // What happens in forward.
 //   Scatter  Every tensor among the arguments is cut along `dim` as torch::chunk does it: 5 rows on 4 devices are 2, 2
@@ -26,7 +29,7 @@
 //            were when the DataParallel was made.
 //   Apply    Each replica's forward runs in its own lasting thread, with the caller's grad mode, inference mode and
 //            autocast, and with its share of the caller's intra-op threads.
-//   Gather   The tensors of the results are joined along `dim` on `output_device`. A result without dimensions becomes
+//   Gather   The tensors of the results are concatenated along `dim` on `output_device`. A result without dimensions becomes
 //            an element of a vector with one element for each replica, as in PyTorch: a module that returns its loss
 //            gives you a vector of losses; take the mean. (It is the mean of means: with uneven parts not the same as
 //            that over all rows.)
@@ -43,11 +46,11 @@
 //   maniple::DataParallel dp(net, {.devices = devices}, [] { return std::make_shared<Net>(); });
 //
 // Errors. InvalidArgument for what can never work: no devices, a device that is not there, a module that is elsewhere
-// or cannot be copied, arguments with different numbers of rows. What a replica throws comes out as ReplicaError with the
+// or cannot be copied, arguments with different numbers of rows. What a replica throws becomes a ReplicaError with the
 // replica's number and device, once all replicas have ended; nothing is left behind, and the next forward is fine.
 // Unsupported for backward with create_graph, and for modules with synchronised batch norm.
 //
-// Random numbers: all replicas draw from LibTorch's one generator, in whatever order they come to it. So a module with
+// Random numbers: all replicas draw from LibTorch's one generator, in no fixed order. So a module with
 // dropout gives other masks in each run, whatever the seed.
 //
 // Threads: one forward or backward at a time; others wait. Destroying it ends its threads; graphs that are still held
@@ -58,7 +61,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -67,7 +69,8 @@
 
 #include <torch/torch.h>
 
-#include <maniple/train/ddp.h>
+#include <maniple/comm/error.h>
+#include <maniple/train/module_wrapper.h>
 #include <maniple/train/tensor_nest.h>
 
 namespace maniple {
@@ -75,7 +78,7 @@ namespace maniple {
 struct DataParallelOptions {
   /// One replica for each; the module must be on the first. A device may appear more than once.
   std::vector<torch::Device> devices = {};
-  /// Where the results are joined; default: the first device.
+  /// Where the results are concatenated; default: the first device.
   std::optional<torch::Device> output_device = {};
   /// The dimension of the batch, in arguments and results.
   std::int64_t dim = 0;
@@ -86,11 +89,12 @@ struct DataParallelOptions {
   bool share_parameters = true;
 };
 
-/// What a replica threw, in forward or backward. The exception itself is nested in it (std::rethrow_if_nested).
-class ReplicaError : public std::runtime_error {
+/// What a replica threw, in forward or backward. The exception itself is nested in it (std::rethrow_if_nested). Its kind is
+/// that of the exception if that is an Error, otherwise `aborted`.
+class ReplicaError : public Error {
  public:
-  ReplicaError(const std::string& text, std::size_t replica, torch::Device device)
-      : std::runtime_error(text), replica_(replica), device_(device) {}
+  ReplicaError(ErrorKind kind, const std::string& text, std::size_t replica, torch::Device device)
+      : Error(kind, text), replica_(replica), device_(device) {}
   std::size_t replica() const noexcept { return replica_; }
   torch::Device device() const noexcept { return device_; }
 
@@ -99,39 +103,31 @@ class ReplicaError : public std::runtime_error {
   torch::Device device_;
 };
 
+namespace detail {
+
 /// What DataParallel does, for any module.
-class DataParallelCore {
+class DataParallelBase : public ModuleWrapper {
  public:
   using Factory = std::function<std::shared_ptr<torch::nn::Module>()>;  ///< null: the module is cloned
 
-  DataParallelCore(std::shared_ptr<torch::nn::Module> module, DataParallelOptions options, const Factory& make);
-  ~DataParallelCore();
-  DataParallelCore(DataParallelCore&&) noexcept;
-  DataParallelCore& operator=(DataParallelCore&&) noexcept;
+  DataParallelBase(const std::shared_ptr<torch::nn::Module>& module, DataParallelOptions options, const Factory& make);
+  ~DataParallelBase() override;
+  DataParallelBase(DataParallelBase&&) noexcept;
+  DataParallelBase& operator=(DataParallelBase&&) noexcept;
 
   /// With the devices as they were understood: `cuda` has become `cuda:0`.
   const DataParallelOptions& options() const noexcept;
-
-  // Of the module, for `dp->train()` and the like.
-  void train(bool on = true);
-  void eval() { train(false); }
-  bool is_training() const noexcept;
-  void zero_grad(bool set_to_none = false);
-  std::vector<torch::Tensor> parameters() const;
-  torch::OrderedDict<std::string, torch::Tensor> named_parameters() const;
 
  protected:
   using Tensors = std::vector<torch::Tensor>;
   /// Runs a replica on its part of the tensors; the results' tensors.
   using Call = std::function<Tensors(torch::nn::Module& replica, std::size_t index, const Tensors& inputs)>;
-  Tensors apply(const Tensors& inputs, const Call& call) const;
+  Tensors run(const Tensors& inputs, const Call& call) const;
 
  private:
   class State;
   std::shared_ptr<State> state_;
 };
-
-namespace detail {
 
 // Where clone() was written: torch::nn::Module's own only throws.
 template <class Class, class Device>
@@ -143,12 +139,12 @@ constexpr bool kCloneable = !std::is_same_v<typename decltype(class_of(&Module::
 
 /// `Net` is a module class or a holder made with TORCH_MODULE; `maniple::DataParallel dp(net, options)` finds it out.
 template <class Net>
-class DataParallel : public DataParallelCore {
+class DataParallel : public detail::DataParallelBase {
  public:
   using Module = typename detail::ModuleOf<Net>::type;
 
   DataParallel(std::shared_ptr<Module> module, DataParallelOptions options)
-      : DataParallelCore(module, std::move(options), nullptr), module_(std::move(module)) {
+      : DataParallelBase(module, std::move(options), nullptr), module_(std::move(module)) {
     static_assert(
         detail::kCloneable<Module>,
         "DataParallel copies the module: derive it from torch::nn::Cloneable<Net> and make what it registers in "
@@ -163,7 +159,7 @@ class DataParallel : public DataParallelCore {
   template <class Make>
     requires std::is_invocable_v<Make> DataParallel(std::shared_ptr<Module> module, DataParallelOptions options,
                                                     Make make)
-        : DataParallelCore(module, std::move(options), factory(std::move(make))), module_(std::move(module)) {}
+        : DataParallelBase(module, std::move(options), factory(std::move(make))), module_(std::move(module)) {}
     template <class Make>
       requires std::is_invocable_v<Make> DataParallel(const torch::nn::ModuleHolder<Module>& holder,
                                                       DataParallelOptions options, Make make)
@@ -175,14 +171,14 @@ class DataParallel : public DataParallelCore {
         using Given = std::tuple<std::decay_t<Arguments>...>;
         using Output =
             std::decay_t<decltype(std::declval<Module&>().forward(std::declval<std::decay_t<Arguments>>()...))>;
-        static_assert(
-            detail::Nest<Output>::kOnlyTensors,
-            "DataParallel can join tensors, and tuples, pairs, arrays, vectors, maps and optionals of tensors; the "
-            "module's forward returns something else");
+        static_assert(detail::Nest<Output>::kOnlyTensors,
+                      "DataParallel can concatenate tensors, and tuples, pairs, arrays, vectors, maps and optionals of "
+                      "tensors; the "
+                      "module's forward returns something else");
         const Given given(std::forward<Arguments>(arguments)...);
         std::optional<Output> first;
-        const Tensors joined =
-            apply(detail::tensors_in(given), [&](torch::nn::Module& replica, std::size_t index, const Tensors& inputs) {
+        const Tensors gathered =
+            run(detail::tensors_in(given), [&](torch::nn::Module& replica, std::size_t index, const Tensors& inputs) {
               Output output =
                   std::apply([&](auto&&... part) { return dynamic_cast<Module&>(replica).forward(std::move(part)...); },
                              detail::with_tensors(given, inputs));
@@ -190,17 +186,17 @@ class DataParallel : public DataParallelCore {
               if (index == 0) first = std::move(output);
               return tensors;
             });
-        return detail::with_tensors(*first, joined);
+        return detail::with_tensors(*first, gathered);
       }
       template <class... Arguments>
       auto operator()(Arguments&&... arguments) const {
         return forward(std::forward<Arguments>(arguments)...);
       }
 
-      /// The DataParallel itself, so that `dp->forward(x)` is parallel. For other members of the module: `dp.module()`.
+      /// Itself, so that it is used as a holder is: dp->forward(x), dp->train(), dp->parameters().
       const DataParallel* operator->() const noexcept { return this; }
       DataParallel* operator->() noexcept { return this; }
-      const std::shared_ptr<Module>& module() const noexcept { return module_; }
+      const std::shared_ptr<Module>& module() const noexcept { return module_; }  ///< the wrapped module
 
      private:
       template <class Make>

@@ -7,7 +7,7 @@
 //   torch::optim::SGD optimizer(net->parameters(), 0.1);
 //   for (auto& batch : *loader) {
 //     optimizer.zero_grad();
-//     auto loss = torch::nll_loss(ddp->forward(batch.data), batch.target);
+//     auto loss = torch::nll_loss(ddp(batch.data), batch.target);
 //     loss.backward();                                        // gradients are averaged when this returns
 //     optimizer.step();
 //   }
@@ -15,12 +15,15 @@
 // What happens. The constructor compares the modules of all ranks (names, shapes, dtypes, strides, requires_grad) and
 // the options, and names the first difference; then it copies rank 0's parameters and buffers to all. Hooks on the
 // parameters notice each gradient as autograd finishes it. The first synchronised backward records the order in which
-// gradients come; at its end *buckets* are laid out in rank 0's order, and each later backward averages a bucket once
-// its gradients are complete. With gradient_as_bucket_view the gradients themselves live in the buckets, in memory that
+// gradients are ready; at its end *buckets* are laid out in rank 0's order, and each later backward averages a bucket once
+// all its gradients are ready. With gradient_as_bucket_view the gradients themselves live in the buckets, in memory that
 // all ranks of a host map: there is one copy of them, and they are averaged where they lie.
 //
-// forward is the module's own: nothing is intercepted, so `ddp->forward(x)`, `net->forward(x)` and any other method of
-// the module do the same. What must happen once in each step happens in backward, where all ranks are sure to be: at
+// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever a
+// module is expected. `ddp.module()` is the wrapped module, for its other members.
+//
+// forward is the wrapped module's own: nothing is intercepted, so `ddp(x)`, `ddp->forward(x)` and `net->forward(x)` do the
+// same, and none of them communicates. What must happen once in each step happens in backward, where all ranks are sure to be: at
 // the end of a synchronised backward, buffers (batch norm's running statistics) become rank 0's on all ranks. So
 // between steps all ranks hold the same module, and any rank may evaluate or save it.
 //
@@ -31,7 +34,7 @@
 //
 // Ranks with different numbers of batches: see uneven_inputs.h.
 //
-// Errors come out of backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
+// Errors are thrown by backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
 // (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`. A backward that throws
 // half-way, in code of the program's own, aborts the group if it has communicated, and is forgotten if it has not.
 //
@@ -43,7 +46,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,7 @@
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/ddp_statistics.h>
+#include <maniple/train/module_wrapper.h>
 
 namespace maniple {
 
@@ -60,9 +63,10 @@ enum class Overlap : std::uint8_t {
   /// Several hosts: thread. One host: thread when there are cores that no rank computes on (more than two for each computing
   /// thread) and at least 2 MiB of gradients, otherwise none.
   automatic,
-  /// At the end of backward, one after the other: one meeting of the ranks. Within a host there is little to hide.
+  /// At the end of backward, one after the other: ranks wait for each other once. Within a host there is little to hide.
   none,
-  /// As soon as a bucket is complete, in the thread of backward: fresh from the cache, but a meeting for every bucket.
+  /// As soon as a bucket is complete, in the thread of backward: fresh from the cache, but ranks wait for each other
+  /// at every bucket.
   inline_,
   /// As soon as a bucket is complete, in the group's own thread, while backward goes on. Hides the network; takes a core
   /// from the computation.
@@ -85,9 +89,9 @@ struct DdpOptions {
   /// The first bucket to be complete is kept small, so that communication begins early.
   double first_bucket_mb = 1;
 
-  /// Allows that some parameters get no gradient in a backward, not even the same ones on all ranks. They count as zero
-  /// where they are missing; what is missing on all ranks keeps its gradient as it was (none stays none). Costs one
-  /// small all_reduce at the end of each backward, and buckets with missing gradients are averaged at the end.
+  /// Allows that some parameters get no gradient in a backward, not even the same ones on all ranks. On a rank where one is
+  /// unused it counts as zero; one that is unused on all ranks keeps its gradient as it was (none stays none). Costs one
+  /// small all_reduce at the end of each backward, and buckets with unused parameters are averaged at the end.
   bool find_unused_parameters = false;
 
   /// Promises that every backward produces gradients for the same parameters as the first. Then parameters that got
@@ -113,41 +117,45 @@ struct DdpOptions {
   Average average = Average::ranks;
 
   /// Parameters, by their names in the module, whose gradients are averaged last, in buckets of their own, whatever the
-  /// order in which they come. Such a parameter may get its gradient in several pieces during one backward (a backward
+  /// order in which they are ready. Such a parameter may get its gradient in several pieces during one backward (a backward
   /// inside a backward, as re-computation of activations does), which is an error for others. At least one parameter is
   /// not delayed and gets a gradient in every backward.
   std::vector<std::string> delay_all_reduce_named_params = {};
   /// The parameter whose gradient says that those of the delayed ones are complete; their average begins then. Empty: at
-  /// the end of backward. A delayed gradient that comes later still is an error that names both.
+  /// the end of backward. A delayed gradient that is ready later still is an error that names both.
   std::string param_to_hook_all_reduce = {};
 };
 
-/// Makes the optimizer of one parameter: see DdpCore::apply_optimizer_in_backward.
+/// Makes the optimizer of one parameter: see DistributedDataParallel::apply_optimizer_in_backward.
 using OptimizerFactory =
     std::function<std::shared_ptr<torch::optim::Optimizer>(const std::string& name, const torch::Tensor& parameter)>;
 
-class Reducer;  // internal: src/train/ddp/reducer.h
+namespace detail {
+class Reducer;  // src/train/ddp/reducer.h
+}
 
 /// While it lives, backward does not communicate: gradients add up on each rank, and the first backward after it
 /// averages the sum.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(std::shared_ptr<Reducer> reducer);
+  explicit NoSync(std::shared_ptr<detail::Reducer> reducer);
   ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<detail::Reducer> reducer_;
 };
 
+namespace detail {
+
 /// What DistributedDataParallel does, for any module.
-class DdpCore {
+class DdpBase : public ModuleWrapper {
  public:
-  DdpCore(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
-  ~DdpCore();
-  DdpCore(DdpCore&&) noexcept;
-  DdpCore& operator=(DdpCore&&) noexcept;
+  DdpBase(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
+  ~DdpBase() override;
+  DdpBase(DdpBase&&) noexcept;
+  DdpBase& operator=(DdpBase&&) noexcept;
 
   /// See NoSync: `{ auto guard = ddp.no_sync(); loss.backward(); }`. May be nested.
   NoSync no_sync();
@@ -178,10 +186,13 @@ class DdpCore {
   void apply_optimizer_in_backward(const OptimizerFactory& make);
   /// Those optimizers, in the order of the module's parameters that require a gradient: for learning rates and
   /// checkpoints. Empty if there are none.
-  const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const noexcept;
+  std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers() const;
 
   /// Sizes and times; see ddp_statistics.h. Communicates nothing.
   DdpStatistics statistics() const;
+
+  /// Loads the wrapped module. Every rank loads the same archive: nothing is communicated.
+  void load(torch::serialize::InputArchive& archive) override;
 
   const DdpOptions& options() const noexcept;
   const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
@@ -195,52 +206,37 @@ class DdpCore {
   std::shared_ptr<Reducer> reducer_;
 };
 
-namespace detail {
-
-// A TORCH_MODULE holder stands for the module in it.
-template <class T, bool holder = torch::detail::is_module_holder<T>::value>
-struct ModuleOf {
-  using type = T;
-};
-template <class T>
-struct ModuleOf<T, true> {
-  using type = typename T::ContainedType;
-};
-
 }  // namespace detail
 
 /// `Net` is a module class or a holder made with TORCH_MODULE; `maniple::DistributedDataParallel ddp(net)` finds it
 /// out.
 template <class Net>
-class DistributedDataParallel : public DdpCore {
+class DistributedDataParallel : public detail::DdpBase {
  public:
   using Module = typename detail::ModuleOf<Net>::type;
 
   /// Collective over the group.
   explicit DistributedDataParallel(std::shared_ptr<Module> module, DdpOptions options = {})
-      : DdpCore(module, std::move(options)), module_(std::move(module)) {}
+      : DdpBase(module, std::move(options)), module_(std::move(module)) {}
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(options)) {}
 
-  /// The module itself: ddp->forward(x), ddp->train(), ddp->parameters(). Never communicates. Throws InvalidArgument if
-  /// a parameter was converted to another dtype or device since construction (LibTorch drops the hooks of such a
-  /// parameter), or if there are others now.
-  Module* operator->() const {
-    require_unchanged();
-    return module_.get();
-  }
-  Module& operator*() const { return *operator->(); }
-  const std::shared_ptr<Module>& module() const noexcept { return module_; }
-
-  /// The module's forward.
+  /// The wrapped module's forward. Never communicates. Throws InvalidArgument if a parameter was converted to another dtype
+  /// or device since construction (LibTorch drops the hooks of such a parameter), or if there are others now.
   template <class... Arguments>
   decltype(auto) forward(Arguments&&... arguments) const {
-    return operator->()->forward(std::forward<Arguments>(arguments)...);
+    require_unchanged();
+    return module_->forward(std::forward<Arguments>(arguments)...);
   }
   template <class... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) const {
     return forward(std::forward<Arguments>(arguments)...);
   }
+
+  /// Itself, so that it is used as a holder is: ddp->forward(x), ddp->train(), ddp->parameters().
+  const DistributedDataParallel* operator->() const noexcept { return this; }
+  DistributedDataParallel* operator->() noexcept { return this; }
+  const std::shared_ptr<Module>& module() const noexcept { return module_; }  ///< the wrapped module
 
  private:
   std::shared_ptr<Module> module_;

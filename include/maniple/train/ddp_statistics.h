@@ -13,7 +13,7 @@ struct DdpStatistics {
   struct Bucket {
     std::string dtype;                    ///< "float32"
     std::uint64_t bytes = 0;              ///< with the padding between parameters
-    std::vector<std::string> parameters;  ///< in the order in which their gradients come
+    std::vector<std::string> parameters;  ///< in the order in which their gradients are ready
   };
 
   int ranks = 1;

@@ -32,7 +32,6 @@
 
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
-#include <maniple/train/hook_traffic.h>
 
 namespace maniple {
 
@@ -55,10 +54,9 @@ class Int8State {
   std::map<std::string, torch::Tensor> state_dict() const;
   void load_state_dict(const std::map<std::string, torch::Tensor>& state);
 
-  struct Impl;  // internal
-  Impl& impl() noexcept { return *impl_; }
-
  private:
+  friend CommHook int8_quantize_hook(std::shared_ptr<Int8State> state);
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -123,7 +123,7 @@ class Metrics {
   void put(const std::string& name, MetricKind kind, double value, double count);
   void put(const std::string& name, MetricKind kind, const torch::Tensor& value, double count, double factor);
   static double value_of(const Entry& entry);
-  void settle();  ///< reads the tensors
+  void read_tensors();
   /// What the ranks of a group have agreed on: the same on all of them, whatever else a rank does meanwhile.
   struct Agreement {
     std::weak_ptr<ProcessGroup> group;

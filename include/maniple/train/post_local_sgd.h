@@ -24,7 +24,6 @@
 
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
-#include <maniple/train/hook_traffic.h>
 #include <maniple/train/model_averager.h>
 
 namespace maniple {
@@ -56,7 +55,7 @@ class PostLocalSGDState {
 
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state);
 
-/// An optimizer whose parameters are averaged after its step when their time has come.
+/// An optimizer whose parameters are averaged after its step, every so many steps.
 class PostLocalSGDOptimizer {
  public:
   /// `optimizer` must outlive this object.

@@ -36,7 +36,6 @@
 
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
-#include <maniple/train/hook_traffic.h>
 
 namespace maniple {
 
@@ -79,10 +78,9 @@ class PowerSGDState {
   void save(const std::string& path) const;
   void load(const std::string& path);
 
-  struct Impl;  // internal
-  Impl& impl() noexcept { return *impl_; }
-
  private:
+  friend CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -16,8 +16,8 @@
 // A terminal that is narrow, or is made narrower, gets a shorter line: the bar goes first. Labels and notes may be any UTF-8; they
 // cannot break the line.
 //
-// A loop that goes on in the middle, after a checkpoint, says so: {.start = 128}. The bar then begins there, and throughput and
-// time left are of this process's own steps.
+// A loop that is resumed in the middle, after a checkpoint, gives {.start = 128}. The bar then begins there, and throughput and
+// time left are of the steps since.
 //
 // One thread at a time. Nothing is thrown but for a stream that is null and a start
 // beyond the total (InvalidArgument).
@@ -43,8 +43,10 @@ struct ProgressOptions {
   std::string unit = "";  ///< of what step() counts; empty: no throughput
   ProgressStyle style = ProgressStyle::automatic;
   std::FILE* stream = stderr;
-  std::size_t start = 0;    ///< steps that an earlier process has done; steps() counts them
-  bool only_rank_0 = true;  ///< the rank in the default group; without one, every process prints
+  std::size_t start = 0;  ///< steps that an earlier process has done; steps() counts them
+  /// Rank 0 of the default group prints, for all: what it counts is multiplied by the number of ranks. False, or without a
+  /// default group: every process prints, for itself.
+  bool only_rank_0 = true;
 };
 
 class Progress {
@@ -57,7 +59,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// One step is done, with `amount` units in it. `note` (a loss, say) is shown at the end of the line.
+  /// One step is done, with `amount` units in it on this rank; the line shows those of all ranks, taking them to be equal. `note` (a loss, say) is shown at the end of the line.
   void step(std::size_t amount = 1, std::string_view note = {});
 
   /// Whether the note of the next step would be shown now: for notes that are expensive to make.
@@ -67,7 +69,7 @@ class Progress {
   void finish();
 
   std::size_t steps() const noexcept { return steps_; }
-  double units_per_second() const;  ///< up to now, or to finish()
+  double units_per_second() const;  ///< of all ranks, up to now, or to finish()
 
  private:
   double elapsed() const;
@@ -81,6 +83,7 @@ class Progress {
   std::size_t drawn_columns_ = 0;
   std::size_t steps_ = 0;
   std::size_t amount_ = 0;
+  std::size_t ranks_ = 1;      ///< for which this one counts
   std::size_t next_line_ = 0;  ///< lines: the step at which the next one is due
   std::string note_;
   bool finished_ = false;

@@ -33,7 +33,7 @@ namespace maniple {
 
 struct GracefulStopOptions {
   std::vector<int> signals = {SIGINT, SIGTERM};
-  /// The ranks compare notes in every so many calls of requested_anywhere; the calls between cost nothing and answer false.
+  /// The ranks communicate in every so many calls of requested_anywhere; the calls between cost nothing and return false.
   int every = 1;
 };
 

@@ -28,7 +28,7 @@ namespace maniple {
 
 struct SummaryWriterOptions {
   bool only_rank_0 = true;  ///< the rank in the default group; without one, every process writes
-  /// When a run is resumed at this step: tells TensorBoard to forget what earlier files hold for this step and later ones.
+  /// When a run is resumed at this step: has TensorBoard drop what earlier files hold for this step and later ones.
   std::optional<std::int64_t> purge_step = {};
   std::string filename_suffix = "";
 };

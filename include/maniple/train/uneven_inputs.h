@@ -3,7 +3,7 @@
 //   maniple::with_uneven_inputs(ddp, [&] {
 //     for (auto& batch : *loader) {                       // as many as this rank happens to have
 //       optimizer.zero_grad();
-//       loss_of(ddp->forward(batch.data)).backward();
+//       loss_of(ddp(batch.data)).backward();
 //       optimizer.step();
 //     }
 //   });
@@ -17,7 +17,7 @@
 // Meanwhile each synchronised backward begins with one all_reduce of a byte for each rank, which says who still trains.
 //
 // What is shadowed is what DistributedDataParallel communicates. Collectives of the program's own inside the function (the
-// average of a loss, say) are not: a rank that has run out does not come to them, and all get `Mismatch`. Do those after it.
+// average of a loss, say) are not: a rank without batches does not call them, and all get `Mismatch`. Do those after it.
 #pragma once
 
 #include <functional>
@@ -57,12 +57,13 @@ struct UnevenInputs : InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
 
-/// Collective: all ranks of ddp's group call it, with the same options. What `train` throws comes out, without any
-/// shadowing; the other ranks then learn it as they always do (see failure.md). May not be nested for one ddp.
-void with_uneven_inputs(DdpCore& ddp, const std::function<void()>& train);
-void with_uneven_inputs(DdpCore& ddp, const UnevenInputsOptions& options, const std::function<void()>& train);
+/// Collective: all ranks of ddp's group call it, with the same options. What `train` throws is thrown on, without any
+/// shadowing; the other ranks then fail as with any error (see failure.md). May not be nested for one ddp.
+void with_uneven_inputs(detail::DdpBase& ddp, const std::function<void()>& train);
+void with_uneven_inputs(detail::DdpBase& ddp, const UnevenInputsOptions& options, const std::function<void()>& train);
 
 /// Several wrapped modules, of which every step of `train` runs one synchronised backward each, in this order.
-void with_uneven_inputs(const std::vector<DdpCore*>& ddps, const UnevenInputsOptions& options, const std::function<void()>& train);
+void with_uneven_inputs(const std::vector<detail::DdpBase*>& ddps, const UnevenInputsOptions& options,
+                        const std::function<void()>& train);
 
 }  // namespace maniple

@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
-#include "train/checkpoint/optimizer_state.h"
 #include "train/checkpoint/pending_checkpoint.h"
 #include <maniple/dist.h>
 
@@ -49,8 +48,8 @@ void restore(torch::nn::Module& module, const NamedState& saved, bool strict) {
     if (here.tensors.count(name) == 0) surplus.push_back(name);
   }
   if (!missing.empty() || !surplus.empty()) {
-    const std::string text = format_text("not in the checkpoint: [{}]; not in the module: [{}]", joined(missing),
-                                         joined(surplus));
+    const std::string text =
+        format_text("not in the checkpoint: [{}]; not in the module: [{}]", joined(missing), joined(surplus));
     MANIPLE_REQUIRE(!strict, "{} (strict = false loads the rest)", text);
     log_warning("checkpoint: {}", text);
   }
@@ -96,7 +95,7 @@ void set_random_state(const torch::Tensor& state) {
   generator.set_state(state);
 }
 
-/// Only a mistake that no waiting mends; what cannot be read or made is told by load and save.
+/// Only what waiting cannot fix is an error here; what cannot be read or made is an error of load and save.
 void require_directory(const std::string& folder) {
   struct stat status {};
   const bool found = ::stat(folder.c_str(), &status) == 0;
@@ -141,7 +140,9 @@ struct Checkpoint::Impl {
                        std::all_of(part.name.begin(), part.name.end(), [](unsigned char c) {
                          return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
                        });
-    MANIPLE_REQUIRE(plain, "a part of a checkpoint is called \"{}\"; letters, digits, \"_\", \"-\" and \".\" may be used", part.name);
+    MANIPLE_REQUIRE(plain,
+                    "a part of a checkpoint is called \"{}\"; letters, digits, \"_\", \"-\" and \".\" may be used",
+                    part.name);
     MANIPLE_REQUIRE(names.insert(part.name).second, "a checkpoint has two parts called \"{}\"", part.name);
     parts.push_back(std::move(part));
   }
@@ -246,7 +247,8 @@ struct Checkpoint::Impl {
         throw ProtocolError(format_text("{}{}.safetensors: {}", path, part.name, failure.what()));
       }
     }
-    if (const auto mine = random.tensors.find(random_name(rank)); mine != random.tensors.end()) set_random_state(mine->second);
+    if (const auto mine = random.tensors.find(random_name(rank)); mine != random.tensors.end())
+      set_random_state(mine->second);
   }
 
   std::optional<std::int64_t> load(const LoadOptions& load) {
@@ -283,7 +285,8 @@ struct Checkpoint::Impl {
     ranks->all_reduce(buffer_of(first_failed), ReduceOp::min);
     if (failure) std::rethrow_exception(failure);
     if (first_failed < ranks->size()) {
-      throw ProtocolError(format_text("rank {} could not load the checkpoint from {}; its own error says why", first_failed, options.folder));
+      throw ProtocolError(format_text("rank {} could not load the checkpoint from {}; its own error says why",
+                                      first_failed, options.folder));
     }
     return loaded = step;
   }
@@ -321,8 +324,9 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::optim::LRScheduler& 
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, DistributedSampler sampler) {
-  return add(name, [sampler] { return sampler.cursor_text(); },
-             [sampler](const std::string& text) mutable { sampler.load_cursor(text); });
+  return add(
+      name, [sampler] { return sampler.cursor_text(); },
+      [sampler](const std::string& text) mutable { sampler.load_cursor(text); });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::Tensor& tensor) {
@@ -335,7 +339,7 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::Tensor& tensor) {
               [&tensor](const NamedState& state, const LoadOptions& load) {
                 const auto found = state.tensors.find(kValue);
                 if (found == state.tensors.end()) throw ProtocolError("it holds no value");
-                const torch::Device device = load.map_location ? *load.map_location
+                const torch::Device device = load.map_location  ? *load.map_location
                                              : tensor.defined() ? tensor.device()
                                                                 : torch::Device(torch::kCPU);
                 tensor = found->second.to(device).set_requires_grad(tensor.defined() && tensor.requires_grad());
@@ -344,15 +348,18 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::Tensor& tensor) {
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, std::int64_t& number) {
-  return add(name, [&number] { return text_of(number); }, [&number](const std::string& text) { number = integer_of(text); });
+  return add(
+      name, [&number] { return text_of(number); }, [&number](const std::string& text) { number = integer_of(text); });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, double& number) {
-  return add(name, [&number] { return text_of(number); }, [&number](const std::string& text) { number = real_of(text); });
+  return add(
+      name, [&number] { return text_of(number); }, [&number](const std::string& text) { number = real_of(text); });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, std::string& text) {
-  return add(name, [&text] { return text; }, [&text](const std::string& saved) { text = saved; });
+  return add(
+      name, [&text] { return text; }, [&text](const std::string& saved) { text = saved; });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, std::function<std::string()> save,

@@ -6,7 +6,7 @@
 //   FOLDER/.partial-...               one that is being written, or whose writer died
 //   FOLDER/.replaced-..., .removed-...   on their way out
 //
-// How a new one comes to be is in pending_checkpoint.h; a name step-... stands for a whole checkpoint. The hashes tell what a
+// How a new one is written is in pending_checkpoint.h; a name step-... stands for a whole checkpoint. The hashes tell what a
 // disk has done to it since.
 #pragma once
 

@@ -27,7 +27,16 @@ NamedState read_state(const std::string& path);
 // Numbers as text, exactly.
 std::string text_of(double value);
 std::string text_of(std::int64_t value);
-double real_of(const std::string& text);            ///< throws ProtocolError
+double real_of(const std::string& text);           ///< throws ProtocolError
 std::int64_t integer_of(const std::string& text);  ///< throws ProtocolError
+
+// An optimizer as tensors and numbers, and back: options of every parameter group, state of every parameter. A new kind of
+// optimizer is one visitor for its options, one for its state, and one line in the table of optimizer_state.cpp.
+
+/// Throws Unsupported for a kind that is not in the table, naming those that are.
+NamedState state_of(torch::optim::Optimizer& optimizer);
+
+/// Throws InvalidArgument naming what does not fit: another kind, other groups, other parameters.
+void restore(torch::optim::Optimizer& optimizer, const NamedState& state);
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-#include "train/checkpoint/optimizer_state.h"
+#include "train/checkpoint/named_state.h"
 
 #include <sstream>
 
@@ -28,7 +28,8 @@ void visit_adam_options(Options& o, V& v) {
 }
 template <class State, class V>
 void visit_adam_state(State& s, V& v) {
-  v("step", s.step()), v("exp_avg", s.exp_avg()), v("exp_avg_sq", s.exp_avg_sq()), v("max_exp_avg_sq", s.max_exp_avg_sq());
+  v("step", s.step()), v("exp_avg", s.exp_avg()), v("exp_avg_sq", s.exp_avg_sq()),
+      v("max_exp_avg_sq", s.max_exp_avg_sq());
 }
 template <class V>
 void visit(optim::AdamOptions& o, V& v) {
@@ -49,12 +50,14 @@ void visit(optim::AdamWParamState& s, V& v) {
 
 template <class V>
 void visit(optim::RMSpropOptions& o, V& v) {
-  v("lr", o.lr()), v("alpha", o.alpha()), v("eps", o.eps()), v("weight_decay", o.weight_decay()), v("momentum", o.momentum());
+  v("lr", o.lr()), v("alpha", o.alpha()), v("eps", o.eps()), v("weight_decay", o.weight_decay()),
+      v("momentum", o.momentum());
   v("centered", o.centered());
 }
 template <class V>
 void visit(optim::RMSpropParamState& s, V& v) {
-  v("step", s.step()), v("square_avg", s.square_avg()), v("momentum_buffer", s.momentum_buffer()), v("grad_avg", s.grad_avg());
+  v("step", s.step()), v("square_avg", s.square_avg()), v("momentum_buffer", s.momentum_buffer()),
+      v("grad_avg", s.grad_avg());
 }
 
 template <class V>
@@ -97,7 +100,8 @@ struct Loader {
   void operator()(const char* name, bool& value) { value = text(name) == "1"; }
   void operator()(const char* name, torch::Tensor& value) {
     const auto found = state.tensors.find(prefix + name);
-    value = found == state.tensors.end() ? torch::Tensor() : found->second.to(device, found->second.scalar_type(), false, true);
+    value = found == state.tensors.end() ? torch::Tensor()
+                                         : found->second.to(device, found->second.scalar_type(), false, true);
   }
 };
 
@@ -114,7 +118,9 @@ typename Map::key_type key_of(const Map&, const torch::Tensor& parameter) {
 }
 
 std::string group_prefix(std::size_t group) { return format_text("group.{}.", group); }
-std::string parameter_prefix(std::size_t group, std::size_t i) { return format_text("group.{}.parameter.{}.", group, i); }
+std::string parameter_prefix(std::size_t group, std::size_t i) {
+  return format_text("group.{}.parameter.{}.", group, i);
+}
 
 template <class Options, class State>
 NamedState save_as(optim::Optimizer& optimizer) {
@@ -150,8 +156,9 @@ void restore_as(optim::Optimizer& optimizer, const NamedState& state) {
                   count("groups"), groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::size_t saved = count(group_prefix(g) + "parameters");
-    MANIPLE_REQUIRE(saved == groups[g].params().size(), "group {} of the checkpoint's optimizer has {} parameters, here {}", g,
-                    saved, groups[g].params().size());
+    MANIPLE_REQUIRE(saved == groups[g].params().size(),
+                    "group {} of the checkpoint's optimizer has {} parameters, here {}", g, saved,
+                    groups[g].params().size());
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     Loader options{state, group_prefix(g)};
@@ -209,7 +216,8 @@ NamedState state_of(optim::Optimizer& optimizer) {
 void restore(optim::Optimizer& optimizer, const NamedState& state) {
   const Kind& found = kind_of(optimizer);
   const auto saved = state.texts.find("kind");
-  MANIPLE_REQUIRE(saved != state.texts.end() && saved->second == found.name, "the checkpoint's optimizer is {}, this one {}",
+  MANIPLE_REQUIRE(saved != state.texts.end() && saved->second == found.name,
+                  "the checkpoint's optimizer is {}, this one {}",
                   saved == state.texts.end() ? "of no kind" : saved->second, found.name);
   found.restore(optimizer, state);
 }

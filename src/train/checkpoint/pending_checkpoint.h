@@ -1,4 +1,4 @@
-// How a checkpoint comes to be.
+// How a checkpoint is written.
 //
 // It is written under another name, every file and the directory are synced, then it is renamed and the folder is synced. So whatever
 // happens, a name step-... stands for a whole checkpoint.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/system_error.h"
 
 namespace maniple {
 
@@ -36,7 +37,7 @@ GzipReader::GzipReader(std::string_view bytes, std::string name)
   stream_->rest = bytes;
   stream_->size = bytes.size();
   constexpr int kGzipOnly = 16 + MAX_WBITS;
-  if (::inflateInit2(&stream_->z, kGzipOnly) != Z_OK) throw std::bad_alloc();
+  if (::inflateInit2(&stream_->z, kGzipOnly) != Z_OK) throw_system_error("zlib cannot start reading " + name_, ENOMEM);
 }
 
 GzipReader::~GzipReader() { ::inflateEnd(&stream_->z); }
@@ -64,7 +65,7 @@ std::size_t GzipReader::read(std::uint8_t* to, std::size_t size) {
     }
     MANIPLE_REQUIRE(result != Z_BUF_ERROR,
                     "{}: ends at offset {}, in the middle of its gzip data: the file is truncated", name_, stream.size);
-    if (result == Z_MEM_ERROR) throw std::bad_alloc();
+    if (result == Z_MEM_ERROR) throw_system_error("zlib cannot read " + name_, ENOMEM);
     MANIPLE_REQUIRE(result == Z_OK, "{}: offset {}: damaged gzip data: {}", name_, stream.offset(),
                     stream.z.msg != nullptr ? stream.z.msg : "zlib gives no reason");
   }

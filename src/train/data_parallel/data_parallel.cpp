@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "train/data_parallel/gather.h"
 #include "train/data_parallel/replicas.h"
-#include "train/sync_batch_norm/converted.h"
+#include "train/sync_batch_norm/function.h"
 
 namespace maniple {
 namespace {
@@ -82,7 +82,9 @@ std::vector<Tensors> scatter(const Tensors& inputs, std::int64_t dim, std::size_
 
 }  // namespace
 
-class DataParallelCore::State {
+namespace detail {
+
+class DataParallelBase::State {
  public:
   State(std::shared_ptr<torch::nn::Module> module, DataParallelOptions given, const Factory& make)
       : options(std::move(given)), replicas(std::move(module), options, make) {
@@ -143,9 +145,9 @@ class DataParallelCore::State {
   std::shared_ptr<ReplicaThreads> threads;  // null with one device; graphs hold it too
 };
 
-DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, DataParallelOptions options,
-                                   const Factory& make) {
-  MANIPLE_REQUIRE(module != nullptr, "DataParallel: the module is null");
+DataParallelBase::DataParallelBase(const std::shared_ptr<torch::nn::Module>& module, DataParallelOptions options,
+                                   const Factory& make)
+    : ModuleWrapper("DataParallel", module) {
   const std::vector<std::string> synchronised = synchronised_in(*module);
   if (!synchronised.empty()) {
     throw Unsupported(
@@ -153,22 +155,17 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Da
                     "DistributedDataParallel, or plain batch norm here",
                     synchronised.front()));
   }
-  state_ = std::make_shared<State>(std::move(module), checked(std::move(options)), make);
+  state_ = std::make_shared<State>(module, checked(std::move(options)), make);
 }
-DataParallelCore::~DataParallelCore() = default;
-DataParallelCore::DataParallelCore(DataParallelCore&&) noexcept = default;
-DataParallelCore& DataParallelCore::operator=(DataParallelCore&&) noexcept = default;
+DataParallelBase::~DataParallelBase() = default;
+DataParallelBase::DataParallelBase(DataParallelBase&&) noexcept = default;
+DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = default;
 
-const DataParallelOptions& DataParallelCore::options() const noexcept { return state_->options; }
-void DataParallelCore::train(bool on) { state_->replicas.original().train(on); }
-bool DataParallelCore::is_training() const noexcept { return state_->replicas.original().is_training(); }
-void DataParallelCore::zero_grad(bool set_to_none) { state_->replicas.original().zero_grad(set_to_none); }
-std::vector<Tensor> DataParallelCore::parameters() const { return state_->replicas.original().parameters(); }
-torch::OrderedDict<std::string, Tensor> DataParallelCore::named_parameters() const {
-  return state_->replicas.original().named_parameters();
-}
-DataParallelCore::Tensors DataParallelCore::apply(const Tensors& inputs, const Call& call) const {
+const DataParallelOptions& DataParallelBase::options() const noexcept { return state_->options; }
+DataParallelBase::Tensors DataParallelBase::run(const Tensors& inputs, const Call& call) const {
   return state_->apply(inputs, call);
 }
+
+}  // namespace detail
 
 }  // namespace maniple

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "train/data_parallel/add_gradients.h"
+#include "tensor/torch_compat.h"
 
 namespace maniple {
 namespace {
@@ -21,7 +21,7 @@ Tensors across(const std::vector<ReplicaGraph>& graphs, std::size_t result) {
   return parts;
 }
 
-/// Where the parts of a joined result lie in it.
+/// Where the parts of a gathered result lie in it.
 struct Layout {
   bool scalars = false;  // one element for each replica
   std::int64_t dim = 0;
@@ -32,13 +32,13 @@ Layout layout_of(const Tensors& parts, std::size_t result, std::int64_t dim) {
   const std::int64_t dims = parts[0].dim();
   if (dims == 0) {
     warn_once(
-        "DataParallel joins results without dimensions to a vector, with one element for each replica; take its mean "
-        "if "
-        "they are losses");
+        "DataParallel gathers results without dimensions into a vector, with one element for each replica; take its "
+        "mean "
+        "if they are losses");
   }
   MANIPLE_REQUIRE(dims == 0 || (dim < dims && dim >= -dims),
-                  "DataParallel: result {} has {} dimensions and cannot be joined along dimension {}", result, dims,
-                  dim);
+                  "DataParallel: result {} has {} dimensions and cannot be concatenated along dimension {}", result,
+                  dims, dim);
   Layout layout{dims == 0, dims == 0 ? 0 : (dim + dims) % dims, {}};
   for (std::size_t i = 0; i < parts.size(); ++i) {
     bool fits = parts[i].dim() == dims;
@@ -54,14 +54,14 @@ Layout layout_of(const Tensors& parts, std::size_t result, std::int64_t dim) {
   return layout;
 }
 
-Tensor join(const Tensors& parts, const Layout& layout, torch::Device device) {
+Tensor concatenated(const Tensors& parts, const Layout& layout, torch::Device device) {
   const torch::NoGradGuard no_grad;
   Tensors here;
   for (const Tensor& part : parts) here.push_back(part.to(device, /*non_blocking=*/true));
   return layout.scalars ? torch::stack(here) : torch::cat(here, layout.dim);
 }
 
-/// The part of a joined result's gradient that is a replica's.
+/// The part of a gathered result's gradient that is a replica's.
 Tensor part_of(const Tensor& gradient, const Layout& layout, std::size_t replica, torch::Device device) {
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < replica; ++i) begin += layout.lengths[i];
@@ -69,6 +69,76 @@ Tensor part_of(const Tensor& gradient, const Layout& layout, std::size_t replica
       layout.scalars ? gradient.select(0, begin) : gradient.narrow(layout.dim, begin, layout.lengths[replica]);
   return part.to(device);
 }
+
+// ---- The sum of the replicas' gradients ------------------------------------------------------------------------------
+
+constexpr std::int64_t kLarge = 1 << 16;  // elements: some ten microseconds, more than it costs to wake the threads
+
+/// Nobody else looks at this memory: a gradient may be the same tensor as another's, or a view.
+bool is_ours_alone(const Tensor& tensor) {
+  return tensor.layout() == torch::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
+         is_dense(tensor);
+}
+
+bool can_be_sliced(const Tensor& sum, const std::vector<Tensor>& others) {
+  if (sum.numel() < kLarge || !sum.is_cpu()) return false;
+  for (const Tensor& other : others) {
+    if (other.layout() != torch::kStrided || other.strides() != sum.strides() ||
+        other.scalar_type() != sum.scalar_type()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Slice number `part` of so many, in the order of memory.
+Tensor slice(const Tensor& tensor, std::size_t part, std::size_t parts) {
+  const auto count = static_cast<std::int64_t>(parts), index = static_cast<std::int64_t>(part);
+  const std::int64_t begin = tensor.numel() * index / count, end = tensor.numel() * (index + 1) / count;
+  return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
+}
+
+struct Sum {
+  Tensor* total;
+  std::vector<Tensor> others;
+};
+
+/// For each parameter the sum of its addends, from the first to the last, on the parameter's device; undefined where there are
+/// none. Large ones are added by all replicas' threads, each a slice.
+std::vector<Tensor> add_gradients(ReplicaThreads& threads, std::vector<std::vector<Tensor>> addends,
+                                  const std::vector<Tensor>& parameters) {
+  std::vector<Tensor> sums(addends.size());
+  std::vector<Sum> large;
+  for (std::size_t k = 0; k < addends.size(); ++k) {
+    std::vector<Tensor>& own = addends[k];
+    if (own.empty()) continue;
+    const torch::Device device = parameters[k].device();
+    Tensor first = std::move(own[0]);
+    std::vector<Tensor> others;
+    for (std::size_t i = 1; i < own.size(); ++i) others.push_back(std::move(own[i]).to(device));
+    sums[k] = first.device() == device ? std::move(first) : first.to(device);
+    first.reset();
+    if (others.empty()) continue;
+    if (!is_ours_alone(sums[k])) {
+      for (const Tensor& other : others) sums[k] = sums[k] + other;
+    } else if (can_be_sliced(sums[k], others)) {
+      large.push_back({&sums[k], std::move(others)});
+    } else {
+      for (const Tensor& other : others) sums[k].add_(other);
+    }
+  }
+  if (large.empty()) return sums;
+  threads.run(threads.size(), "the addition of gradients", [&](std::size_t part) {
+    for (const Sum& sum : large) {
+      for (const Tensor& other : sum.others) {
+        slice(*sum.total, part, threads.size()).add_(slice(other, part, threads.size()));
+      }
+    }
+  });
+  return sums;
+}
+
+// ---- The node of the program's graph ---------------------------------------------------------------------------------
 
 struct GatherBackward : torch::autograd::Node {
   std::shared_ptr<ReplicaThreads> threads;
@@ -93,7 +163,7 @@ struct GatherBackward : torch::autograd::Node {
     std::vector<Tensors> found(graphs.size(), Tensors(num_outputs()));
     threads->run(graphs.size(), "backward", [&](std::size_t i) { walk(i, gradients, found[i]); });
     torch::autograd::variable_list sums(num_outputs());
-    for (std::size_t k = 0; k < targets.inputs.size(); ++k) sums[k] = joined_gradient(k, found);
+    for (std::size_t k = 0; k < targets.inputs.size(); ++k) sums[k] = gathered_gradient(k, found);
     std::vector<Tensors> addends(targets.parameters.size());
     for (std::size_t k = 0; k < addends.size(); ++k) {
       for (Tensors& one : found) {
@@ -118,17 +188,17 @@ struct GatherBackward : torch::autograd::Node {
       ends.push_back(end);
       seeds.push_back(part_of(gradients[k], layouts[k], replica, end.device()));
     }
-    const auto want = [&](const Tensor& leaf, std::size_t place) {
+    const auto add_leaf = [&](const Tensor& leaf, std::size_t place) {
       leaves.push_back(leaf);
       places.push_back(place);
     };
     for (std::size_t k = 0; k < graph.inputs.size(); ++k) {
-      if (task_should_compute_output(k)) want(graph.inputs[k], k);
+      if (task_should_compute_output(k)) add_leaf(graph.inputs[k], k);
     }
     for (std::size_t k = 0; k < graph.parameters.size(); ++k) {
       const std::size_t place = graph.inputs.size() + k;
       if (!task_should_compute_output(place)) continue;
-      for (const Tensor& leaf : graph.parameters[k]) want(leaf, place);
+      for (const Tensor& leaf : graph.parameters[k]) add_leaf(leaf, place);
     }
     if (ends.empty() || leaves.empty()) return;
     auto own = torch::autograd::grad(ends, leaves, seeds, /*retain_graph=*/!last_time, /*create_graph=*/false,
@@ -140,7 +210,7 @@ struct GatherBackward : torch::autograd::Node {
     }
   }
 
-  Tensor joined_gradient(std::size_t input, const std::vector<Tensors>& found) const {
+  Tensor gathered_gradient(std::size_t input, const std::vector<Tensors>& found) const {
     Tensors parts;
     bool any = false;
     for (std::size_t i = 0; i < graphs.size(); ++i) {
@@ -163,7 +233,7 @@ Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<Repli
                     graphs[i].outputs.size());
   }
   auto node = std::shared_ptr<GatherBackward>(new GatherBackward, torch::autograd::deleteNode);
-  Tensors joined(count);
+  Tensors gathered(count);
   for (std::size_t k = 0; k < count; ++k) {
     const Tensors parts = across(graphs, k);
     const auto defined = std::count_if(parts.begin(), parts.end(), [](const Tensor& part) { return part.defined(); });
@@ -171,22 +241,22 @@ Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<Repli
                     "DataParallel: result {} is undefined on some replicas and defined on others", k);
     if (defined == 0) continue;
     Layout layout = layout_of(parts, k, options.dim);
-    joined[k] = join(parts, layout, options.device);
+    gathered[k] = concatenated(parts, layout, options.device);
     if (std::any_of(parts.begin(), parts.end(), [](const Tensor& part) { return part.requires_grad(); })) {
       node->results.push_back(k);
       node->layouts.push_back(std::move(layout));
     }
   }
-  if (node->results.empty()) return joined;
+  if (node->results.empty()) return gathered;
   node->threads = threads;
   node->dim = options.dim;
   node->targets = targets;
   torch::autograd::edge_list edges = torch::autograd::collect_next_edges(targets.inputs);
   for (auto& edge : torch::autograd::collect_next_edges(targets.parameters)) edges.push_back(std::move(edge));
   node->set_next_edges(std::move(edges));
-  for (const std::size_t k : node->results) torch::autograd::set_history(joined[k], node);
+  for (const std::size_t k : node->results) torch::autograd::set_history(gathered[k], node);
   node->graphs = std::move(graphs);
-  return joined;
+  return gathered;
 }
 
 }  // namespace maniple

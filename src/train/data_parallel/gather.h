@@ -1,9 +1,9 @@
 // From the results of the replicas to one, and in backward the other way round.
 //
 // Each replica has a graph of its own, from leaves that stand for its part of the arguments and its parameters to its
-// results. The joined results hang on a single node of the program's graph, *not* on those graphs: autograd walks what is
+// results. The gathered results hang on a single node of the program's graph, *not* on those graphs: autograd walks what is
 // on the CPU in the one thread that called backward, so it would walk all replicas one after the other. The node instead
-// has each replica's thread walk that replica's graph, adds up what comes out, and hands it on to the module's parameters
+// has each replica's thread walk that replica's graph, adds up the gradients, and hands it on to the module's parameters
 // and the arguments.
 #pragma once
 
@@ -37,7 +37,7 @@ struct GatherOptions {
   torch::Device device;
 };
 
-/// Joins results of two replicas or more. With `targets`, those that require a gradient are connected to them.
+/// Concatenates results of two replicas or more. With `targets`, those that require a gradient are connected to them.
 Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<ReplicaGraph> graphs,
                const GatherOptions& options, const GatherTargets& targets);
 

@@ -1,5 +1,7 @@
 #include "train/data_parallel/replica_threads.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 #include <ATen/Parallel.h>
@@ -12,6 +14,8 @@
 namespace maniple {
 namespace {
 
+thread_local const Workers* owner = nullptr;  // whose thread this is
+
 std::string text_of(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -20,7 +24,17 @@ std::string text_of(const std::exception_ptr& thrown) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
+  }
+}
+
+ErrorKind kind_of(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return error.kind();
+  } catch (...) {
+    return ErrorKind::aborted;
   }
 }
 
@@ -33,6 +47,73 @@ std::string text_of(const std::exception_ptr& thrown) {
 }
 
 }  // namespace
+
+// ---- Workers ---------------------------------------------------------------------------------------------------------
+
+Workers::Workers(std::size_t count) {
+  threads_.reserve(count);
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      threads_.emplace_back([this, i] { work(i); });
+      ::pthread_setname_np(threads_.back().native_handle(), format_text("replica-{}", i).c_str());
+    }
+  } catch (...) {  // too many threads
+    close();
+    throw;
+  }
+}
+
+Workers::~Workers() { close(); }
+
+void Workers::close() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  begin_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool Workers::inside() const noexcept { return owner == this; }
+
+std::vector<std::exception_ptr> Workers::run(std::size_t parts, const Task& task) {
+  MANIPLE_ASSERT(!inside() && parts <= size());
+  const std::lock_guard turn(turn_);
+  std::unique_lock lock(mutex_);
+  task_ = &task;
+  parts_ = running_ = parts;
+  thrown_.assign(parts, nullptr);
+  ++round_;
+  begin_.notify_all();
+  end_.wait(lock, [&] { return running_ == 0; });
+  task_ = nullptr;
+  return std::move(thrown_);
+}
+
+void Workers::work(std::size_t index) {
+  owner = this;
+  std::uint64_t seen = 0;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    begin_.wait(lock, [&] { return closing_ || round_ != seen; });
+    if (closing_) return;
+    seen = round_;
+    if (index >= parts_) continue;
+    const Task& task = *task_;
+    lock.unlock();
+    std::exception_ptr thrown;
+    try {
+      task(index);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    lock.lock();
+    thrown_[index] = std::move(thrown);
+    if (--running_ == 0) end_.notify_one();
+  }
+}
+
+// ---- ReplicaThreads --------------------------------------------------------------------------------------------------
 
 ReplicaThreads::ReplicaThreads(std::vector<torch::Device> devices, int threads)
     : devices_(std::move(devices)), threads_(threads), workers_(devices_.size()) {}
@@ -62,7 +143,8 @@ void ReplicaThreads::run(std::size_t count, const char* what, const Workers::Tas
   if (first == thrown.end()) return;
   const auto index = static_cast<std::size_t>(first - thrown.begin());
   const auto more = std::count_if(first + 1, thrown.end(), failed);
-  throw_with_cause(*first, ReplicaError(format_text("DataParallel: replica {} of {}, on {}, failed in {}: {}{}", index,
+  throw_with_cause(*first, ReplicaError(kind_of(*first),
+                                        format_text("DataParallel: replica {} of {}, on {}, failed in {}: {}{}", index,
                                                     devices_.size(), devices_[index].str(), what, text_of(*first),
                                                     more > 0 ? format_text(" (and {} more)", more) : ""),
                                         index, devices_[index]));

@@ -1,13 +1,50 @@
-// The threads of the replicas, with the settings of whoever calls.
+// The threads of the replicas, with the settings of the thread that calls.
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include <torch/torch.h>
 
-#include "train/data_parallel/workers.h"
-
 namespace maniple {
+
+/// Threads that last: number i always runs part i of a task.
+class Workers {
+ public:
+  using Task = std::function<void(std::size_t part)>;
+
+  explicit Workers(std::size_t count);
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  std::size_t size() const noexcept { return threads_.size(); }
+  /// Whether the caller is one of the threads.
+  bool inside() const noexcept;
+
+  /// Runs the parts 0 .. parts-1 at the same time and returns when all have ended; what each threw, or null. Callers
+  /// take turns; a part must not be one.
+  std::vector<std::exception_ptr> run(std::size_t parts, const Task& task);
+
+ private:
+  void work(std::size_t index);
+  void close() noexcept;
+
+  std::mutex turn_;  // of the callers
+  std::mutex mutex_;
+  std::condition_variable begin_, end_;
+  std::uint64_t round_ = 0;
+  const Task* task_ = nullptr;
+  std::size_t parts_ = 0, running_ = 0;
+  bool closing_ = false;
+  std::vector<std::exception_ptr> thrown_;
+  std::vector<std::thread> threads_;  // the last member: they use all others
+};
 
 class ReplicaThreads {
  public:

@@ -32,7 +32,7 @@ void share(Tensor& mirror, const Tensor& original) {
   if (!same_memory(mirror, original)) mirror.set_data(original.variable_data());
 }
 
-/// `mirror` gets the values of `original`. Autograd does not hear of it: graphs of an earlier forward are still right,
+/// `mirror` gets the values of `original`. Autograd is not notified: graphs of an earlier forward are still right,
 /// since they hold the same values.
 void copy(Tensor& mirror, const Tensor& original, torch::Device device) {
   const bool fits =
@@ -47,7 +47,7 @@ void copy(Tensor& mirror, const Tensor& original, torch::Device device) {
 }  // namespace
 
 Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options,
-                   const DataParallelCore::Factory& make)
+                   const detail::DataParallelBase::Factory& make)
     : original_(std::move(module)),
       devices_(options.devices),
       modules_(original_->modules()),
@@ -78,7 +78,8 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallel
   refresh(copies_.size());
 }
 
-std::shared_ptr<torch::nn::Module> Replicas::make_one(std::size_t index, const DataParallelCore::Factory& make) const {
+std::shared_ptr<torch::nn::Module> Replicas::make_one(std::size_t index,
+                                                      const detail::DataParallelBase::Factory& make) const {
   std::shared_ptr<torch::nn::Module> one;
   if (make) {
     one = make();
@@ -99,15 +100,15 @@ std::shared_ptr<torch::nn::Module> Replicas::make_one(std::size_t index, const D
 
 void Replicas::require_alike(std::size_t index) const {
   const Copy& one = copies_[index];
-  const auto compare = [&](const char* kind, const std::vector<Tensor>& own, const std::vector<Tensor>& wanted,
+  const auto compare = [&](const char* kind, const std::vector<Tensor>& own, const std::vector<Tensor>& expected,
                            const auto& names) {
-    MANIPLE_REQUIRE(own.size() == wanted.size(), "DataParallel: replica {} has {} {}s, the module has {}", index,
-                    own.size(), kind, wanted.size());
+    MANIPLE_REQUIRE(own.size() == expected.size(), "DataParallel: replica {} has {} {}s, the module has {}", index,
+                    own.size(), kind, expected.size());
     for (std::size_t i = 0; i < own.size(); ++i) {
-      MANIPLE_REQUIRE(own[i].sizes() == wanted[i].sizes() && own[i].scalar_type() == wanted[i].scalar_type(),
+      MANIPLE_REQUIRE(own[i].sizes() == expected[i].sizes() && own[i].scalar_type() == expected[i].scalar_type(),
                       "DataParallel: {} {} is {} in the module, but {} in replica {}", kind, names[i].key(),
-                      shape_of(wanted[i]), shape_of(own[i]), index);
-      MANIPLE_REQUIRE(!own[i].is_same(wanted[i]),
+                      shape_of(expected[i]), shape_of(own[i]), index);
+      MANIPLE_REQUIRE(!own[i].is_same(expected[i]),
                       "DataParallel: {} {} of replica {} is the module's own tensor; what the module registers must be "
                       "created anew in reset(), or by the factory",
                       kind, names[i].key(), index);

@@ -1,6 +1,6 @@
 // Copies of a module on several devices, and how they follow the module.
 //
-// A replica's parameter on the module's own device is a tensor of its own (so that autograd can tell the replicas apart)
+// A replica's parameter on the module's own device is a tensor of its own (so that autograd can distinguish the replicas)
 // over the module's memory. The first replica's buffers are over the module's memory as well: what batch norm writes there
 // is what stays. All else is a copy, written anew by refresh().
 #pragma once
@@ -17,7 +17,7 @@ namespace maniple {
 class Replicas {
  public:
   Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options,
-           const DataParallelCore::Factory& make);
+           const detail::DataParallelBase::Factory& make);
 
   torch::nn::Module& original() const noexcept { return *original_; }
   torch::nn::Module& operator[](std::size_t replica) const { return *copies_[replica].module; }
@@ -39,7 +39,7 @@ class Replicas {
     std::vector<std::shared_ptr<torch::nn::Module>> modules;
     std::vector<torch::Tensor> parameters, buffers;
   };
-  std::shared_ptr<torch::nn::Module> make_one(std::size_t index, const DataParallelCore::Factory& make) const;
+  std::shared_ptr<torch::nn::Module> make_one(std::size_t index, const detail::DataParallelBase::Factory& make) const;
   void require_alike(std::size_t index) const;
 
   std::shared_ptr<torch::nn::Module> original_;

@@ -17,7 +17,7 @@ torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10:
 
 }  // namespace
 
-Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters,
+Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const Parameter> parameters,
                const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here)
     : index_(index), is_last_(is_last), gradients_live_here_(gradients_live_here), members_(plan.members) {
   for (const std::size_t member : members_) {
@@ -32,53 +32,53 @@ Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<con
     const std::size_t at = offset + plan.offsets[i] * like.element_size();
     const auto strides =
         is_dense(parameter) ? parameter.strides().vec() : torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
-    slots_.push_back(tensor_on(memory, at, parameter.sizes(), strides, like));
+    views_.push_back(tensor_on(memory, at, parameter.sizes(), strides, like));
   }
   const torch::Tensor reals = flat_.is_complex() ? torch::view_as_real(flat_) : flat_;
   buffer_ = {flat_.data_ptr(), static_cast<std::size_t>(reals.numel()),
              dtype_of(flat_, {"DistributedDataParallel", "gradient"})};
 }
 
-GradBucket Bucket::for_hook() const { return GradBucket(flat_, index_, is_last_, parameters_, slots_, names_); }
+GradBucket Bucket::for_hook() const { return GradBucket(flat_, index_, is_last_, parameters_, views_, names_); }
 
 bool Bucket::lives_here(const torch::Tensor& gradient, std::size_t i) const {
-  return gradient.data_ptr() == slots_[i].data_ptr() && gradient.strides() == slots_[i].strides();
+  return gradient.data_ptr() == views_[i].data_ptr() && gradient.strides() == views_[i].strides();
 }
 
-void Bucket::take(std::size_t i) {
+void Bucket::copy_in(std::size_t i) {
   torch::Tensor& gradient = parameters_[i].mutable_grad();
   if (!gradient.defined()) {
-    slots_[i].zero_();
+    views_[i].zero_();
     return;
   }
   MANIPLE_REQUIRE(gradient.layout() == torch::kStrided,
                   "DistributedDataParallel: the gradient of {} is sparse, which is not supported; make "
                   "its embedding with sparse(false)",
                   names_[i]);
-  MANIPLE_REQUIRE(gradient.scalar_type() == slots_[i].scalar_type() && gradient.sizes() == slots_[i].sizes() &&
+  MANIPLE_REQUIRE(gradient.scalar_type() == views_[i].scalar_type() && gradient.sizes() == views_[i].sizes() &&
                       gradient.device().is_cpu(),
                   "DistributedDataParallel: parameter {} has changed since the first backward (its gradient is {} [{}] "
                   "on {}, it was {} "
                   "[{}] on cpu); convert the module before wrapping it",
-                  names_[i], c10::toString(gradient.scalar_type()), joined(gradient.sizes()),
-                  gradient.device().str(), c10::toString(slots_[i].scalar_type()), joined(slots_[i].sizes()));
+                  names_[i], c10::toString(gradient.scalar_type()), joined(gradient.sizes()), gradient.device().str(),
+                  c10::toString(views_[i].scalar_type()), joined(views_[i].sizes()));
   if (lives_here(gradient, i)) return;
-  slots_[i].copy_(gradient);
-  if (gradients_live_here_) gradient = slots_[i];
+  views_[i].copy_(gradient);
+  if (gradients_live_here_) gradient = views_[i];
 }
 
-void Bucket::give_back(std::size_t i) const {
+void Bucket::copy_out(std::size_t i) const {
   torch::Tensor& gradient = parameters_[i].mutable_grad();
   if (gradients_live_here_) {
-    if (!gradient.defined() || !lives_here(gradient, i)) gradient = slots_[i];
+    if (!gradient.defined() || !lives_here(gradient, i)) gradient = views_[i];
   } else if (gradient.defined()) {
-    gradient.copy_(slots_[i]);
+    gradient.copy_(views_[i]);
   } else {
-    gradient = slots_[i].clone();
+    gradient = views_[i].clone();
   }
 }
 
-void Bucket::forget_gradients() {
+void Bucket::drop_gradients() {
   for (torch::Tensor& parameter : parameters_) parameter.mutable_grad() = torch::Tensor();
 }
 

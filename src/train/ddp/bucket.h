@@ -1,8 +1,7 @@
-// A bucket: one piece of memory that holds the gradients of some parameters, and how far they have come in this
-// backward.
+// A bucket: one piece of memory that holds the gradients of some parameters, and its state in the backward under way.
 //
-// Each gradient has a *slot*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's.
-// Slots are tensors of their own and not views in autograd's sense, so that zero_grad() may detach them.
+// Each gradient has a *view*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's. (It is a
+// tensor of its own and not a view in autograd's sense, so that zero_grad() may detach it.)
 #pragma once
 
 #include <atomic>
@@ -15,7 +14,7 @@
 #include <torch/types.h>
 
 #include "train/ddp/bucket_plan.h"
-#include "train/ddp/module_tensors.h"
+#include "train/ddp/parameter.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
 
@@ -24,33 +23,34 @@ namespace maniple {
 class Bucket {
  public:
   /// `memory` begins at `offset` bytes of the registered memory of all buckets.
-  Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const NamedTensor> parameters,
+  Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const Parameter> parameters,
          const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here);
 
   int index() const noexcept { return index_; }
   const std::vector<std::size_t>& members() const noexcept { return members_; }  ///< indices of parameters
   const torch::Tensor& parameter(std::size_t i) const noexcept { return parameters_[i]; }
   const torch::Tensor& flat() const noexcept { return flat_; }
-  const torch::Tensor& slot(std::size_t i) const noexcept { return slots_[i]; }
+  const torch::Tensor& view(std::size_t i) const noexcept { return views_[i]; }
   Buffer buffer() const noexcept { return buffer_; }
   GradBucket for_hook() const;
 
-  /// Puts the parameter's gradient into its slot: copies it there unless it lives there. One that is undefined counts
-  /// as zero. Throws for a gradient that cannot be put there.
-  void take(std::size_t i);
+  /// The parameter's gradient into its view: it is copied unless it lives there. One that is undefined counts as zero.
+  /// Throws for a gradient that does not fit.
+  void copy_in(std::size_t i);
 
-  /// After the average: the parameter's gradient is what is in the slot.
-  void give_back(std::size_t i) const;
+  /// After the average: the parameter's gradient is what the view holds.
+  void copy_out(std::size_t i) const;
 
-  /// A copy of the parameter's gradient if take() leaves none elsewhere, otherwise undefined.
+  /// A copy of the parameter's gradient if copy_in() leaves none elsewhere, otherwise undefined.
   torch::Tensor saved(std::size_t i) const;
 
-  /// The parameters have no gradients any more.
-  void forget_gradients();
+  /// Sets the gradients of its parameters to none.
+  void drop_gradients();
 
-  int pending = 0;        ///< gradients to come in this backward
+  int pending = 0;        ///< gradients that are not ready in this backward
   bool launched = false;  ///< its average is under way or done
-  bool settled = false;   ///< its gradients are given back, and the optimizer has taken its step where DDP does that
+  bool finalized =
+      false;  ///< its parameters have the averaged gradients, and have taken their step where DDP does that
   /// True once somebody has decided about the step that follows the average: whoever sets it takes it, or drops it.
   std::shared_ptr<std::atomic<bool>> claimed;
   Work work;  ///< invalid when done at once
@@ -66,7 +66,7 @@ class Bucket {
   std::vector<std::size_t> members_;
   std::vector<std::string> names_;
   std::vector<torch::Tensor> parameters_;
-  std::vector<torch::Tensor> slots_;
+  std::vector<torch::Tensor> views_;
   torch::Tensor flat_;
   Buffer buffer_;
 };

@@ -1,8 +1,8 @@
-// Which gradients travel together: a pure function of sizes, dtypes and the order in which gradients come.
+// Which gradients travel together: a pure function of sizes, dtypes and the order in which gradients are ready.
 //
 // Parameters are taken in that order and put into the open bucket of their dtype; a bucket that has reached its limit
 // is closed. The first bucket of each dtype has a limit of its own. Buckets are numbered by when their last gradient
-// comes, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or ends
+// is ready, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or ends
 // one.
 #pragma once
 
@@ -23,7 +23,7 @@ struct PlannedParameter {
 
 struct PlannedBucket {
   int kind = 0;
-  std::vector<std::size_t> members;  ///< parameters, in the order in which their gradients come
+  std::vector<std::size_t> members;  ///< parameters, in the order in which their gradients are ready
   std::vector<std::size_t> offsets;  ///< where they begin, in elements
   std::size_t elements = 0;          ///< with padding
   std::size_t bytes = 0;

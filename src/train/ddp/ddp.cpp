@@ -1,32 +1,37 @@
 #include <maniple/train/ddp.h>
 
-#include "base/check.h"
+#include "base/format.h"
 #include "train/ddp/reducer.h"
 
 namespace maniple {
 
-NoSync::NoSync(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) { reducer_->pause(); }
+NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) { reducer_->pause(); }
 NoSync::~NoSync() { reducer_->resume(); }
 
-DdpCore::DdpCore(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options) {
-  MANIPLE_REQUIRE(module != nullptr, "DistributedDataParallel: the module is null");
-  reducer_ = Reducer::make(module, std::move(options));
-}
-DdpCore::~DdpCore() = default;
-DdpCore::DdpCore(DdpCore&&) noexcept = default;
-DdpCore& DdpCore::operator=(DdpCore&&) noexcept = default;
+namespace detail {
 
-NoSync DdpCore::no_sync() { return NoSync(reducer_); }
-void DdpCore::set_weight(double weight) { reducer_->set_weight(weight); }
-void DdpCore::register_comm_hook(CommHook hook) { reducer_->register_hook(std::move(hook)); }
-void DdpCore::apply_optimizer_in_backward(const OptimizerFactory& make) { reducer_->make_optimizers(make); }
-const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DdpCore::optimizers() const noexcept {
-  return reducer_->optimizers();
+DdpBase::DdpBase(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options)
+    : ModuleWrapper("DistributedDataParallel", module), reducer_(Reducer::make(module, std::move(options))) {}
+DdpBase::~DdpBase() = default;
+DdpBase::DdpBase(DdpBase&&) noexcept = default;
+DdpBase& DdpBase::operator=(DdpBase&&) noexcept = default;
+
+NoSync DdpBase::no_sync() { return NoSync(reducer_); }
+void DdpBase::set_weight(double weight) { reducer_->set_weight(weight); }
+void DdpBase::register_comm_hook(CommHook hook) { reducer_->register_hook(std::move(hook)); }
+void DdpBase::apply_optimizer_in_backward(const OptimizerFactory& make) { reducer_->make_optimizers(make); }
+std::vector<std::shared_ptr<torch::optim::Optimizer>> DdpBase::optimizers() const { return reducer_->optimizers(); }
+// Loading gives parameters other memory, for which LibTorch drops their hooks.
+void DdpBase::load(torch::serialize::InputArchive& archive) {
+  ModuleWrapper::load(archive);
+  reducer_->attach_hooks();
 }
-void DdpCore::require_unchanged() const { reducer_->require_unchanged(); }
-DdpStatistics DdpCore::statistics() const { return reducer_->statistics(); }
-const DdpOptions& DdpCore::options() const noexcept { return reducer_->options(); }
-const std::shared_ptr<ProcessGroup>& DdpCore::process_group() const noexcept { return reducer_->group(); }
+void DdpBase::require_unchanged() const { reducer_->require_unchanged(); }
+DdpStatistics DdpBase::statistics() const { return reducer_->statistics(); }
+const DdpOptions& DdpBase::options() const noexcept { return reducer_->options(); }
+const std::shared_ptr<ProcessGroup>& DdpBase::process_group() const noexcept { return reducer_->group(); }
+
+}  // namespace detail
 
 std::string DdpStatistics::text() const {
   std::string result = format_text("{} ranks, {} parameters, {:.2f} MiB of gradients in {} bucket{}, overlap {}\n",

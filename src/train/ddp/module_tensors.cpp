@@ -37,9 +37,9 @@ std::vector<std::string> description(const DdpOptions& options, const ModuleTens
   add("param_to_hook_all_reduce", options.param_to_hook_all_reduce);
   const auto list = [&](const char* kind, const std::vector<NamedTensor>& named) {
     for (const auto& [name, tensor] : named) {
-      lines.push_back(format_text(
-          "{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
-          tensor.is_contiguous() ? "" : format_text(" strides [{}]", joined(tensor.strides()))));
+      lines.push_back(
+          format_text("{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
+                      tensor.is_contiguous() ? "" : format_text(" strides [{}]", joined(tensor.strides()))));
     }
   };
   list("parameter", tensors.trained);
@@ -81,8 +81,8 @@ std::string first_difference(const std::vector<std::string>& texts) {
     if (held.size() == 1) continue;
     std::string text;
     for (const auto& [line, who] : held) {
-      text += format_text("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks",
-                          joined(who), who.size() == 1 ? "has" : "have", line);
+      text += format_text("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", joined(who),
+                          who.size() == 1 ? "has" : "have", line);
     }
     return text;
   }
@@ -90,6 +90,10 @@ std::string first_difference(const std::vector<std::string>& texts) {
 }
 
 }  // namespace
+
+std::string ddp_prefix(const ProcessGroup& group) {
+  return format_text("[DistributedDataParallel {} rank {}/{}] ", group.name(), group.rank(), group.size());
+}
 
 ModuleTensors tensors_of(const torch::nn::Module& module) {
   std::set<const void*> seen;
@@ -118,10 +122,9 @@ void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, c
   for (const std::string& line : description(options, tensors)) text += line + "\n";
   const std::vector<std::string> texts = group.all_gather_objects(text);
   if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return;
-  throw InvalidArgument(format_text(
-      "[DistributedDataParallel {} rank {}/{}] the ranks do not agree: {}; build the same module with the same "
-      "options on every rank",
-      group.name(), group.rank(), group.size(), first_difference(texts)));
+  throw InvalidArgument(
+      format_text("{}the ranks do not agree: {}; build the same module with the same options on every rank",
+                  ddp_prefix(group), first_difference(texts)));
 }
 
 }  // namespace maniple

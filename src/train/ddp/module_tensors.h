@@ -22,6 +22,9 @@ struct ModuleTensors {
   std::vector<NamedTensor> buffers;
 };
 
+/// What messages begin with: "[DistributedDataParallel world rank 1/4] ".
+std::string ddp_prefix(const ProcessGroup& group);
+
 /// In the order of registration; a tensor that is registered twice appears once, under its first name.
 ModuleTensors tensors_of(const torch::nn::Module& module);
 

@@ -14,8 +14,8 @@ Overlap choose_overlap(const OverlapFacts& facts) noexcept {
   return spare_cores && facts.gradient_bytes >= kWorthWaking ? Overlap::thread : Overlap::none;
 }
 
-Overlap resolve_overlap(Overlap wished, ProcessGroup& group, std::size_t gradient_bytes) {
-  if (wished != Overlap::automatic) return wished;
+Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t gradient_bytes) {
+  if (requested != Overlap::automatic) return requested;
   OverlapFacts facts{.hosts = group.topology().node_count(), .gradient_bytes = gradient_bytes};
   if (facts.hosts == 1 && group.size() > 1) {
     // A launcher binds ranks to cores of their own: only together do they know how many there are.

@@ -21,7 +21,7 @@ struct OverlapFacts {
 /// and enough work that waking it does not matter.
 Overlap choose_overlap(const OverlapFacts& facts) noexcept;
 
-/// `wished`, unless that is automatic: then a choice on which all ranks agree, which is a collective call.
-Overlap resolve_overlap(Overlap wished, ProcessGroup& group, std::size_t gradient_bytes);
+/// `requested`, unless that is automatic: then a choice on which all ranks agree, which is a collective call.
+Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t gradient_bytes);
 
 }  // namespace maniple

@@ -2,7 +2,7 @@
 //
 // Tensors without gaps are moved as blocks of memory, in the order of their strides (which are the same on all ranks).
 // Large ones are broadcast where they lie; small ones are packed into one piece of registered memory, so that a hundred
-// running means cost one operation. Nothing is told to autograd: running statistics may change between forward and
+// running means cost one operation. Autograd is not notified: running statistics may change between forward and
 // backward without harm.
 #pragma once
 

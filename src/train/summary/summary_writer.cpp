@@ -60,7 +60,7 @@ class SummaryWriter::Impl {
   void write(const std::string& event) {
     const std::lock_guard lock(mutex_);
     if (!fd_) return;
-    // What a file begins with comes before all else, even if there was no room for it at first.
+    // What a file begins with is written before all else, even if there was no room for it at first.
     const std::string bytes = opening_ + event;
     if (append(bytes)) {
       opening_.clear();
@@ -97,7 +97,7 @@ class SummaryWriter::Impl {
       if (written <= 0) {
         const int code = written < 0 ? errno : ENOSPC;
         if (done > 0 && ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) {
-          failed("cannot mend", errno);
+          failed("cannot truncate", errno);
           fd_.reset();  // rather no more events than a file that cannot be read
           return false;
         }

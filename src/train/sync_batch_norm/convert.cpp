@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "base/check.h"
-#include "train/sync_batch_norm/converted.h"
 #include "train/sync_batch_norm/function.h"
 #include <maniple/dist.h>
 #include <maniple/train/sync_batch_norm.h>

@@ -38,7 +38,7 @@ Tensor as(const Tensor& tensor, const Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()) : tensor;
 }
 
-/// The other ranks wait for this one in a layer that it will not come to; its next forward would pair with it.
+/// The other ranks wait for this one in a layer that it will not reach; its next forward would be paired with it.
 void abort_if_backward_throws(const std::shared_ptr<ProcessGroup>& group) {
   IfBackwardThrows::call([group] {
     if (group->error()) return;

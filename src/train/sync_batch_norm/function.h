@@ -1,7 +1,9 @@
-// Batch norm in training, over the ranks of a group, with its backward.
+// Batch norm in training, over the ranks of a group, with its backward; and which modules have it.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -20,5 +22,8 @@ torch::Tensor sync_batch_norm(const torch::Tensor& input, const BatchNormTensors
 /// LibTorch's own.
 torch::Tensor plain_batch_norm(const torch::Tensor& input, const BatchNormTensors& own, bool training, double momentum,
                                double eps);
+
+/// Names of the SyncBatchNorm modules and the converted ones; "the module itself" for the root.
+std::vector<std::string> synchronised_in(const torch::nn::Module& module);
 
 }  // namespace maniple

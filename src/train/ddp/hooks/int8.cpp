@@ -2,8 +2,7 @@
 // and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole.
 #include "base/check.h"
 #include "train/ddp/hooks/block_quantize.h"
-#include "train/ddp/hooks/error_memory.h"
-#include "train/ddp/hooks/traffic.h"
+#include "train/ddp/hooks/hook_state.h"
 #include <maniple/train/int8_hook.h>
 
 namespace maniple {
@@ -45,7 +44,7 @@ struct Division {
 struct Int8State::Impl {
   Int8Options options;
   HookTraffic traffic;
-  ErrorMemory errors;
+  ErrorFeedback errors;
 
   Work average(GradBucket& bucket, CommContext& comm);
 };
@@ -119,16 +118,16 @@ void Int8State::average_errors(ProcessGroup& group) { impl_->errors.average(grou
 
 std::map<std::string, torch::Tensor> Int8State::state_dict() const {
   std::map<std::string, torch::Tensor> state;
-  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorMemory::kPrefix) + name] = tensor;
+  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorFeedback::kPrefix) + name] = tensor;
   return state;
 }
 
 void Int8State::load_state_dict(const std::map<std::string, torch::Tensor>& state) {
-  ErrorMemory::Named errors;
+  ErrorFeedback::Named errors;
   for (const auto& [name, tensor] : state) {
-    MANIPLE_REQUIRE(tensor.defined() && name.starts_with(ErrorMemory::kPrefix),
+    MANIPLE_REQUIRE(tensor.defined() && name.starts_with(ErrorFeedback::kPrefix),
                     "Int8State: entry {} is not an error/...; this is another state", name);
-    errors[name.substr(ErrorMemory::kPrefix.size())] = tensor.clone();
+    errors[name.substr(ErrorFeedback::kPrefix.size())] = tensor.clone();
   }
   impl_->errors.load(std::move(errors));
 }
@@ -136,7 +135,7 @@ void Int8State::load_state_dict(const std::map<std::string, torch::Tensor>& stat
 CommHook int8_quantize_hook(std::shared_ptr<Int8State> state) {
   MANIPLE_REQUIRE(state != nullptr, "int8_quantize_hook: the state is null");
   return
-      [state = std::move(state)](GradBucket& bucket, CommContext& comm) { return state->impl().average(bucket, comm); };
+      [state = std::move(state)](GradBucket& bucket, CommContext& comm) { return state->impl_->average(bucket, comm); };
 }
 
 }  // namespace maniple

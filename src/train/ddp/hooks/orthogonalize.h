@@ -2,7 +2,7 @@
 //
 // A column that depends on those before it (all of it but rounding lies in their span) is replaced by a random direction
 // that does not, as a QR decomposition would complete the basis: so the columns span what they spanned before, and are
-// orthonormal whatever comes in. The same input gives the same output on all ranks.
+// orthonormal whatever the input. The same input gives the same output on all ranks.
 #pragma once
 
 #include <cstdint>

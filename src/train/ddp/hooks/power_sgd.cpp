@@ -9,9 +9,8 @@
 #include "base/check.h"
 #include "train/checkpoint/named_state.h"
 #include "train/data/split_mix.h"
-#include "train/ddp/hooks/error_memory.h"
+#include "train/ddp/hooks/hook_state.h"
 #include "train/ddp/hooks/orthogonalize.h"
-#include "train/ddp/hooks/traffic.h"
 #include <maniple/dist.h>
 #include <maniple/train/power_sgd.h>
 
@@ -41,7 +40,7 @@ struct PowerSGDState::Impl {
   PowerSGDOptions options;
   std::int64_t iteration = 0;
   HookTraffic traffic;
-  ErrorMemory errors;
+  ErrorFeedback errors;
   std::map<std::string, torch::Tensor> qs;
 
   Work average(GradBucket& bucket, CommContext& comm);
@@ -194,14 +193,14 @@ void PowerSGDState::average_errors(ProcessGroup& group) { impl_->errors.average(
 
 std::map<std::string, torch::Tensor> PowerSGDState::state_dict() const {
   std::map<std::string, torch::Tensor> state;
-  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorMemory::kPrefix) + name] = tensor;
+  for (auto& [name, tensor] : impl_->errors.copies()) state[std::string(ErrorFeedback::kPrefix) + name] = tensor;
   for (const auto& [name, tensor] : impl_->qs) state[kQ + name] = tensor.clone();
   state[kIteration] = torch::tensor({impl_->iteration}, torch::TensorOptions(torch::kInt64));
   return state;
 }
 
 void PowerSGDState::load_state_dict(const std::map<std::string, torch::Tensor>& state) {
-  ErrorMemory::Named errors;
+  ErrorFeedback::Named errors;
   std::map<std::string, torch::Tensor> qs;
   std::int64_t iteration = -1;
   for (const auto& [name, tensor] : state) {
@@ -210,8 +209,8 @@ void PowerSGDState::load_state_dict(const std::map<std::string, torch::Tensor>& 
       MANIPLE_REQUIRE(tensor.numel() == 1 && tensor.item<std::int64_t>() >= 0,
                       "PowerSGDState: entry iteration is not a number of steps");
       iteration = tensor.item<std::int64_t>();
-    } else if (name.starts_with(ErrorMemory::kPrefix)) {
-      errors[name.substr(ErrorMemory::kPrefix.size())] = tensor.clone();
+    } else if (name.starts_with(ErrorFeedback::kPrefix)) {
+      errors[name.substr(ErrorFeedback::kPrefix.size())] = tensor.clone();
     } else if (name.starts_with(kQ)) {
       qs[name.substr(std::string(kQ).size())] = tensor.clone();
     } else {
@@ -231,7 +230,7 @@ void PowerSGDState::load(const std::string& path) { load_state_dict(read_state(p
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state) {
   MANIPLE_REQUIRE(state != nullptr, "powerSGD_hook: the state is null");
   return
-      [state = std::move(state)](GradBucket& bucket, CommContext& comm) { return state->impl().average(bucket, comm); };
+      [state = std::move(state)](GradBucket& bucket, CommContext& comm) { return state->impl_->average(bucket, comm); };
 }
 
 }  // namespace maniple

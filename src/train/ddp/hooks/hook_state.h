@@ -1,7 +1,4 @@
-// Error feedback: what a lossy hook left out of a gradient on this rank, to be added to the next one.
-//
-// One flat tensor for each bucket, laid out as the bucket is; by name each parameter's part can be taken out and put back,
-// so that it survives a restart in which buckets come out differently.
+// What the states of lossy hooks share: error feedback, and the count of bytes sent.
 #pragma once
 
 #include <map>
@@ -16,7 +13,10 @@
 
 namespace maniple {
 
-class ErrorMemory {
+/// Error feedback: what a hook left out of a gradient on this rank, to be added to the next one. One flat tensor for each
+/// bucket, laid out as the bucket is. Each parameter's part can be saved and loaded by name, so that it survives a restart with
+/// other buckets.
+class ErrorFeedback {
  public:
   using Named = std::map<std::string, torch::Tensor>;
   static constexpr std::string_view kPrefix = "error/";  ///< of the names in a hook's state
@@ -37,10 +37,23 @@ class ErrorMemory {
     std::vector<std::pair<std::string, torch::Tensor>> parts;  // views of it
   };
   std::map<int, One> buckets_;
-  Named loaded_;  // for buckets that have not come yet
+  Named loaded_;  // for buckets that no backward has used yet
 };
 
 /// A view of `flat`, which is laid out as the bucket's buffer, in the place and shape of its i-th gradient.
 torch::Tensor part_of(const torch::Tensor& flat, const GradBucket& bucket, std::size_t i);
+
+/// What a rank of n sends in an all_reduce of so many bytes.
+inline std::uint64_t all_reduce_sends(std::uint64_t bytes, int n) noexcept {
+  return 2 * bytes * static_cast<std::uint64_t>(n - 1) / static_cast<std::uint64_t>(n);
+}
+
+inline void count_plain(HookTraffic& traffic, std::uint64_t bytes, int n) noexcept {
+  traffic.plain_bytes += all_reduce_sends(bytes, n);
+}
+
+inline void count_all_reduce(HookTraffic& traffic, std::uint64_t bytes, int n) noexcept {
+  traffic.sent_bytes += all_reduce_sends(bytes, n);
+}
 
 }  // namespace maniple

@@ -1,9 +1,11 @@
-// The plan of buckets is arithmetic.
+// What is decided before a backward: which gradients share a bucket, and when buckets are averaged.
 #include "train/ddp/bucket_plan.h"
 
 #include <gtest/gtest.h>
 
-namespace maniple::ddp_bucket_plan_test {
+#include "train/ddp/overlap.h"
+
+namespace maniple::ddp_plan_test {
 namespace {
 
 std::vector<std::vector<std::size_t>> members(const std::vector<PlannedBucket>& plan) {
@@ -33,5 +35,24 @@ TEST(BucketPlan, KeepsKindsApartAndNumbersByTheLastGradient) {
   for (const PlannedBucket& bucket : plan) EXPECT_EQ(bucket.bytes % kGradientAlignment, 0u);
 }
 
+// ---- When buckets are averaged ---------------------------------------------------------------------------------------
+
+constexpr std::size_t kLarge = 100 << 20;
+
+TEST(ChooseOverlap, HidesTheNetworkBetweenHosts) {
+  EXPECT_EQ(choose_overlap({.hosts = 2, .cores = 1, .threads = 4, .gradient_bytes = 4}), Overlap::thread);
+}
+
+TEST(ChooseOverlap, TakesNoCoreFromTheComputation) {
+  EXPECT_EQ(choose_overlap({.cores = 2, .threads = 2, .gradient_bytes = kLarge}), Overlap::none);
+  EXPECT_EQ(choose_overlap({.cores = 16, .threads = 16, .gradient_bytes = kLarge}), Overlap::none);
+  EXPECT_EQ(choose_overlap({.cores = 16, .threads = 8, .gradient_bytes = kLarge}), Overlap::none);
+}
+
+TEST(ChooseOverlap, UsesSpareCoresForLargeGradients) {
+  EXPECT_EQ(choose_overlap({.cores = 16, .threads = 4, .gradient_bytes = kLarge}), Overlap::thread);
+  EXPECT_EQ(choose_overlap({.cores = 16, .threads = 4, .gradient_bytes = 200'000}), Overlap::none);
+}
+
 }  // namespace
-}  // namespace maniple::ddp_bucket_plan_test
+}  // namespace maniple::ddp_plan_test

@@ -1,4 +1,4 @@
-#include "train/ddp/hooks/error_memory.h"
+#include "train/ddp/hooks/hook_state.h"
 
 #include "base/check.h"
 #include <maniple/dist.h>
@@ -15,7 +15,7 @@ torch::Tensor part_of(const torch::Tensor& flat, const GradBucket& bucket, std::
                          flat.storage_offset() + bytes / static_cast<std::int64_t>(buffer.element_size()));
 }
 
-torch::Tensor& ErrorMemory::of(const GradBucket& bucket, torch::ScalarType dtype) {
+torch::Tensor& ErrorFeedback::of(const GradBucket& bucket, torch::ScalarType dtype) {
   One& one = buckets_[bucket.index()];
   if (one.flat.defined()) return one.flat;
   one.flat = torch::zeros({bucket.buffer().numel()}, torch::TensorOptions(dtype));
@@ -35,7 +35,7 @@ torch::Tensor& ErrorMemory::of(const GradBucket& bucket, torch::ScalarType dtype
   return one.flat;
 }
 
-void ErrorMemory::average(ProcessGroup& group) {
+void ErrorFeedback::average(ProcessGroup& group) {
   std::vector<torch::Tensor> all;
   for (auto& [index, one] : buckets_) all.push_back(one.flat);
   if (all.empty()) return;
@@ -46,7 +46,7 @@ void ErrorMemory::average(ProcessGroup& group) {
   }
 }
 
-ErrorMemory::Named ErrorMemory::copies() const {
+ErrorFeedback::Named ErrorFeedback::copies() const {
   Named result = loaded_;
   for (const auto& [index, one] : buckets_) {
     for (const auto& [name, part] : one.parts) result[name] = part.clone(torch::MemoryFormat::Contiguous);
@@ -54,7 +54,7 @@ ErrorMemory::Named ErrorMemory::copies() const {
   return result;
 }
 
-void ErrorMemory::load(Named named) {
+void ErrorFeedback::load(Named named) {
   buckets_.clear();
   loaded_ = std::move(named);
 }

@@ -3,34 +3,34 @@
 #include <limits>
 
 #include "base/check.h"
-#include "tensor/verb.h"
+#include "tensor/run_operation.h"
 
 namespace maniple {
 namespace {
 
-void require_reducible(const Staged& tensor, ReduceOp op, const char* verb) {
+void require_reducible(const Staged& tensor, ReduceOp op, const char* operation) {
   const bool linear = op.kind() == ReduceOp::sum || op.kind() == ReduceOp::avg || op.kind() == ReduceOp::premul_sum;
-  MANIPLE_REQUIRE(!tensor.complex() || linear, "{}: {} has no meaning for complex tensors; sum and avg have", verb,
+  MANIPLE_REQUIRE(!tensor.complex() || linear, "{}: {} has no meaning for complex tensors; sum and avg have", operation,
                   to_string(op.kind()));
 }
 
-void require_same_dtype(const Staged& a, const Staged& b, const char* verb, const char* names) {
+void require_same_dtype(const Staged& a, const Staged& b, const char* operation, const char* names) {
   MANIPLE_REQUIRE(a.buffer().dtype == b.buffer().dtype && a.complex() == b.complex(),
-                  "{}: {} have different dtypes ({} and {})", verb, names, to_string(a.buffer().dtype),
+                  "{}: {} have different dtypes ({} and {})", operation, names, to_string(a.buffer().dtype),
                   to_string(b.buffer().dtype));
 }
 
-void require_one_for_each(std::size_t given, const ProcessGroup& group, const char* verb, const char* name) {
-  MANIPLE_REQUIRE(given == static_cast<std::size_t>(group.size()), "{}: {} holds {} tensors for {} ranks", verb, name,
-                  given, group.size());
+void require_one_for_each(std::size_t given, const ProcessGroup& group, const char* operation, const char* name) {
+  MANIPLE_REQUIRE(given == static_cast<std::size_t>(group.size()), "{}: {} holds {} tensors for {} ranks", operation,
+                  name, given, group.size());
 }
 
 void require_none_elsewhere(const std::vector<torch::Tensor>& list, const ProcessGroup& group, int root,
-                            const char* verb, const char* name, const char* root_name) {
-  MANIPLE_REQUIRE(root >= 0 && root < group.size(), "{}: {} is {} in a group of {} ranks", verb, root_name, root,
+                            const char* operation, const char* name, const char* root_name) {
+  MANIPLE_REQUIRE(root >= 0 && root < group.size(), "{}: {} is {} in a group of {} ranks", operation, root_name, root,
                   group.size());
-  MANIPLE_REQUIRE(group.rank() == root || list.empty(), "{}: only {} (rank {}) passes a {}", verb, root_name, root,
-                  name);
+  MANIPLE_REQUIRE(group.rank() == root || list.empty(), "{}: only {} ({}) passes a {}", operation, root_name,
+                  rank_text(group, root), name);
 }
 
 bool all_equal(const std::vector<std::size_t>& counts) {
@@ -44,25 +44,25 @@ std::span<const std::size_t> uneven(const std::vector<std::size_t>& counts) {
 
 }  // namespace
 
-Work broadcast(const torch::Tensor& tensor, int src, const DistOptions& options) {
+Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options) {
   const auto group = group_of(options);
   if (!takes_part(*group, "broadcast")) return done_work();
-  const Staged staged(tensor, group->rank() == src ? Access::read : Access::write, {"broadcast", "tensor"});
-  return run_verb(
-      options, {staged}, [&] { group->broadcast(staged.buffer(), src, call_of(options)); },
-      [&] { return group->broadcast(staged.buffer(), src, call_of(options)); });
+  const int root = group_rank_of(*group, src, "broadcast", "src");
+  const Staged staged(tensor, group->rank() == root ? Access::read : Access::write, {"broadcast", "tensor"});
+  return run_operation(
+      options, {staged}, [&] { return group->broadcast(staged.buffer(), root, call_of(options)); });
 }
 
-Work reduce(const torch::Tensor& tensor, int dst, ReduceOp op, const DistOptions& options) {
+Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, const DistOptions& options) {
   const auto group = group_of(options);
   if (!takes_part(*group, "reduce")) return done_work();
-  const bool here = group->rank() == dst;
+  const int root = group_rank_of(*group, dst, "reduce", "dst");
+  const bool here = group->rank() == root;
   const Staged staged(tensor, here ? Access::read_write : Access::read, {"reduce", "tensor"});
   require_reducible(staged, op, "reduce");
   const Buffer out = here ? staged.buffer() : Buffer{nullptr, 0, staged.buffer().dtype};
-  return run_verb(
-      options, {staged}, [&] { group->reduce(staged.buffer(), out, dst, op, call_of(options)); },
-      [&] { return group->reduce(staged.buffer(), out, dst, op, call_of(options)); });
+  return run_operation(
+      options, {staged}, [&] { return group->reduce(staged.buffer(), out, root, op, call_of(options)); });
 }
 
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& options) {
@@ -70,9 +70,8 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& opt
   if (!takes_part(*group, "all_reduce")) return done_work();
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   require_reducible(staged, op, "all_reduce");
-  return run_verb(
-      options, {staged}, [&] { group->all_reduce(staged.buffer(), op, call_of(options)); },
-      [&] { return group->all_reduce(staged.buffer(), op, call_of(options)); });
+  return run_operation(
+      options, {staged}, [&] { return group->all_reduce(staged.buffer(), op, call_of(options)); });
 }
 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, const DistOptions& options) {
@@ -86,20 +85,20 @@ Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op
     require_reducible(staged.back(), op, "all_reduce_coalesced");
     buffers.push_back(staged.back().buffer());
   }
-  return run_verb(
-      options, std::move(staged), [&] { group->all_reduce_coalesced(buffers, op, call_of(options)); },
-      [&] { return group->all_reduce_coalesced(buffers, op, call_of(options)); });
+  return run_operation(
+      options, std::move(staged), [&] { return group->all_reduce_coalesced(buffers, op, call_of(options)); });
 }
 
-Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, int dst,
+Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst,
             const DistOptions& options) {
   const auto group = group_of(options);
   if (!takes_part(*group, "gather")) return done_work();
-  require_none_elsewhere(gather_list, *group, dst, "gather", "gather_list", "dst");
+  const int root = group_rank_of(*group, dst, "gather", "dst");
+  require_none_elsewhere(gather_list, *group, root, "gather", "gather_list", "dst");
   const Staged in(tensor, Access::read, {"gather", "tensor"});
   Staged out;
   Buffer to{nullptr, 0, in.buffer().dtype};
-  if (group->rank() == dst) {
+  if (group->rank() == root) {
     require_one_for_each(gather_list.size(), *group, "gather", "gather_list");
     out = Staged(gather_list, Access::write, {"gather", "gather_list"});
     require_same_dtype(in, out, "gather", "tensor and gather_list");
@@ -107,9 +106,8 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
                     "gather: the tensors of gather_list differ in size; all ranks send equally many elements");
     to = out.buffer();
   }
-  return run_verb(
-      options, {in, out}, [&] { group->gather(in.buffer(), to, dst, {}, call_of(options)); },
-      [&] { return group->gather(in.buffer(), to, dst, {}, call_of(options)); });
+  return run_operation(
+      options, {in, out}, [&] { return group->gather(in.buffer(), to, root, {}, call_of(options)); });
 }
 
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
@@ -120,9 +118,8 @@ Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tens
   const Staged in(tensor, Access::read, {"all_gather", "tensor"});
   const Staged out(tensor_list, Access::write, {"all_gather", "tensor_list"});
   require_same_dtype(in, out, "all_gather", "tensor and tensor_list");
-  return run_verb(
-      options, {in, out}, [&] { group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options)); },
-      [&] { return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options)); });
+  return run_operation(
+      options, {in, out}, [&] { return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options)); });
 }
 
 Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options) {
@@ -131,20 +128,20 @@ Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& in
   const Staged in(input, Access::read, {"all_gather_into_tensor", "input"});
   const Staged out(output, Access::write, {"all_gather_into_tensor", "output"});
   require_same_dtype(in, out, "all_gather_into_tensor", "input and output");
-  return run_verb(
-      options, {in, out}, [&] { group->all_gather(in.buffer(), out.buffer(), {}, call_of(options)); },
-      [&] { return group->all_gather(in.buffer(), out.buffer(), {}, call_of(options)); });
+  return run_operation(
+      options, {in, out}, [&] { return group->all_gather(in.buffer(), out.buffer(), {}, call_of(options)); });
 }
 
-Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, int src,
+Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src,
              const DistOptions& options) {
   const auto group = group_of(options);
   if (!takes_part(*group, "scatter")) return done_work();
-  require_none_elsewhere(scatter_list, *group, src, "scatter", "scatter_list", "src");
+  const int root = group_rank_of(*group, src, "scatter", "src");
+  require_none_elsewhere(scatter_list, *group, root, "scatter", "scatter_list", "src");
   const Staged out(tensor, Access::write, {"scatter", "tensor"});
   Staged in;
   Buffer from{nullptr, 0, out.buffer().dtype};
-  if (group->rank() == src) {
+  if (group->rank() == root) {
     require_one_for_each(scatter_list.size(), *group, "scatter", "scatter_list");
     in = Staged(scatter_list, Access::read, {"scatter", "scatter_list"});
     require_same_dtype(in, out, "scatter", "scatter_list and tensor");
@@ -152,9 +149,8 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
                     "scatter: the tensors of scatter_list differ in size; all ranks receive equally many elements");
     from = in.buffer();
   }
-  return run_verb(
-      options, {in, out}, [&] { group->scatter(from, out.buffer(), src, {}, call_of(options)); },
-      [&] { return group->scatter(from, out.buffer(), src, {}, call_of(options)); });
+  return run_operation(
+      options, {in, out}, [&] { return group->scatter(from, out.buffer(), root, {}, call_of(options)); });
 }
 
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
@@ -166,9 +162,8 @@ Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor
   const Staged out(output, Access::write, {"reduce_scatter", "output"});
   require_same_dtype(in, out, "reduce_scatter", "input_list and output");
   require_reducible(in, op, "reduce_scatter");
-  return run_verb(
+  return run_operation(
       options, {in, out},
-      [&] { group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call_of(options)); },
       [&] {
         return group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call_of(options));
       });
@@ -182,9 +177,8 @@ Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& inp
   const Staged out(output, Access::write, {"reduce_scatter_tensor", "output"});
   require_same_dtype(in, out, "reduce_scatter_tensor", "input and output");
   require_reducible(in, op, "reduce_scatter_tensor");
-  return run_verb(
-      options, {in, out}, [&] { group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call_of(options)); },
-      [&] { return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call_of(options)); });
+  return run_operation(
+      options, {in, out}, [&] { return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call_of(options)); });
 }
 
 namespace {
@@ -194,9 +188,8 @@ Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_
               std::vector<std::size_t> out_counts, const DistOptions& options) {
   const Buffer from = in.buffer();
   const Buffer to = out.buffer();
-  return run_verb(
+  return run_operation(
       options, {std::move(in), std::move(out)},
-      [&] { group.all_to_all(from, to, in_counts, out_counts, call_of(options)); },
       [&] { return group.all_to_all(from, to, in_counts, out_counts, call_of(options)); });
 }
 
@@ -211,7 +204,7 @@ std::vector<std::size_t> parts_of(const torch::Tensor& tensor, const std::vector
   for (const std::int64_t count : rows) {
     MANIPLE_REQUIRE(count >= 0, "all_to_all_single: a split size of {} is negative", name);
     MANIPLE_REQUIRE(count <= std::numeric_limits<std::int64_t>::max() - total,
-                    "all_to_all_single: the split sizes of {} sum up to more than there can be", name);
+                    "all_to_all_single: the split sizes of {} sum up to more than 2^63 - 1", name);
     total += count;
   }
   MANIPLE_REQUIRE(total == tensor.size(0), "all_to_all_single: the split sizes of {} sum up to {}, but it has {} rows",
@@ -273,17 +266,23 @@ void monitored_barrier(const DistOptions& options) {
   group_of(options)->monitored_barrier(options.timeout.value_or(std::chrono::seconds(30)), call_of(options));
 }
 
-std::string broadcast_object(std::string_view object, int src, const DistOptions& options) {
-  return group_of(options)->broadcast_object(object, src, call_of(options));
+std::string broadcast_object(std::string_view object, PeerRank src, const DistOptions& options) {
+  const auto group = group_of(options);
+  if (!takes_part(*group, "broadcast_object")) return {};
+  return group->broadcast_object(object, group_rank_of(*group, src, "broadcast_object", "src"), call_of(options));
 }
-std::vector<std::string> gather_object(std::string_view object, int dst, const DistOptions& options) {
-  return group_of(options)->gather_objects(object, dst, call_of(options));
+std::vector<std::string> gather_object(std::string_view object, PeerRank dst, const DistOptions& options) {
+  const auto group = group_of(options);
+  if (!takes_part(*group, "gather_object")) return {};
+  return group->gather_objects(object, group_rank_of(*group, dst, "gather_object", "dst"), call_of(options));
 }
 std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options) {
   return group_of(options)->all_gather_objects(object, call_of(options));
 }
-std::string scatter_object(const std::vector<std::string>& objects, int src, const DistOptions& options) {
-  return group_of(options)->scatter_objects(objects, src, call_of(options));
+std::string scatter_object(const std::vector<std::string>& objects, PeerRank src, const DistOptions& options) {
+  const auto group = group_of(options);
+  if (!takes_part(*group, "scatter_object")) return {};
+  return group->scatter_objects(objects, group_rank_of(*group, src, "scatter_object", "src"), call_of(options));
 }
 
 }  // namespace maniple

@@ -1,0 +1,48 @@
+// How an operation of dist.h runs: now, or as a Work that ends with the tensors written back.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "group/group_impl.h"
+#include "tensor/staged.h"
+#include <maniple/dist.h>
+
+namespace maniple {
+
+inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
+  return options.group ? options.group : get_default_group();
+}
+
+/// False for a rank that is not in the group: the operation does nothing, whatever its arguments. The first logs a warning.
+inline bool takes_part(ProcessGroup& group, const char* operation) { return group.impl().takes_part(operation); }
+
+/// The group's own number of a rank that was passed as `argument`. Throws InvalidArgument for a global rank that is not in the
+/// group; other mistakes are for the group to find.
+int group_rank_of(const ProcessGroup& group, PeerRank peer, const char* operation, const char* argument);
+
+/// "rank 1", or "rank 1 of the group (global rank 3)" where the two differ.
+std::string rank_text(const ProcessGroup& group, int group_rank);
+
+inline CallOptions call_of(const DistOptions& options) {
+  return {.timeout = options.timeout, .async_op = options.async_op, .where = options.where};
+}
+
+/// The tensors are kept alive and written back before the Work is done.
+inline Work finishing(const Work& work, std::vector<Staged> tensors) {
+  return work.then([tensors = std::move(tensors)] {
+    for (const Staged& tensor : tensors) tensor.write_back();
+  });
+}
+
+/// Calls `start`, which returns a Work: done already, unless the options ask for an asynchronous operation.
+template <class Start>
+Work run_operation(const DistOptions& options, std::vector<Staged> tensors, Start&& start) {
+  Work work = start();
+  if (options.async_op) return finishing(work, std::move(tensors));
+  for (const Staged& tensor : tensors) tensor.write_back();
+  return work;
+}
+
+}  // namespace maniple

@@ -1,0 +1,42 @@
+// The parameters of DdpOptions::delay_all_reduce_named_params: their gradients are averaged last, in buckets of their own.
+//
+// Such a parameter may get its gradient in several pieces, so the gradient stays where autograd puts it until all are known
+// to be complete: when the gradient of param_to_hook_all_reduce, the *trigger*, is ready, or at the end of backward.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/ddp/bucket.h"
+#include "train/ddp/parameter.h"
+
+namespace maniple {
+
+class DelayedGradients {
+ public:
+  /// Marks the parameters that the options name. Throws InvalidArgument for names that cannot be. The references must outlive
+  /// this object.
+  DelayedGradients(const DdpOptions& options, std::vector<Parameter>& parameters, std::vector<Bucket>& buckets);
+
+  /// A delayed gradient is ready before any other, perhaps of a backward inside the backward, whose end is not the one to
+  /// wait for: it counts in the backward that begins next.
+  static void ready_early(Parameter& parameter) { parameter.early = true; }
+  void begin_backward();
+
+  /// A delayed gradient is ready in the backward under way. Returns what is wrong with that on this rank, or nothing.
+  std::string ready(const Parameter& parameter, int rank);
+
+  bool is_trigger(std::size_t parameter) const noexcept { return parameter == trigger_; }
+  /// Copies all of them into their buckets, which are complete then. False, doing nothing, if one is still expected.
+  bool release();
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  std::vector<Parameter>& parameters_;
+  std::vector<Bucket>& buckets_;
+  std::vector<std::size_t> delayed_;
+  std::size_t trigger_ = kNone;
+};
+
+}  // namespace maniple

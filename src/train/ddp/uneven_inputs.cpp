@@ -1,0 +1,120 @@
+// with_uneven_inputs, and what an error says that uneven inputs without it cause.
+#include <regex>
+
+#include "base/check.h"
+#include "train/ddp/reducer.h"
+#include <maniple/train/uneven_inputs.h>
+
+namespace maniple {
+namespace {
+
+constexpr const char* kDdpSources = "train/ddp/";  // in the place of a call that DistributedDataParallel made
+
+std::string remedy(const std::string& who) {
+  return format_text(
+      "; {}no more batches? Give all ranks equally many (DistributedSampler does), or train inside with_uneven_inputs",
+      who);
+}
+
+/// From "rank 0: all_reduce ... at src/train/ddp/reducer.cpp:3; rank 1: barrier at main.cpp:12": the ranks that were not
+/// in a backward.
+std::string elsewhere(const std::string& text) {
+  static const std::regex call("rank ([0-9]+): [^;]* at ([^;]+)");
+  std::string ranks;
+  int count = 0;
+  for (std::sregex_iterator it(text.begin(), text.end(), call), end; it != end; ++it) {
+    if ((*it)[2].str().find(kDdpSources) != std::string::npos) continue;
+    ranks += format_text("{}{}", count == 0 ? "" : ", ", (*it)[1].str());
+    ++count;
+  }
+  if (count == 0) return "a rank has ";
+  return format_text("{} {} {} ", count == 1 ? "rank" : "ranks", ranks, count == 1 ? "has" : "have");
+}
+
+}  // namespace
+
+namespace detail {
+
+void Reducer::explained(const std::function<void()>& communicate) const {
+  try {
+    communicate();
+  } catch (const Mismatch& error) {
+    throw Mismatch(error.what() + remedy(elsewhere(error.what())));
+  } catch (const PeerLost& error) {
+    const std::string text = error.what();
+    const bool left = text.find("left the group") != std::string::npos;
+    // Over a network a rank that leaves and one that ends look alike.
+    const bool closed = text.find("connection closed by the peer") != std::string::npos;
+    if (!left && !closed) throw;  // it died: its own output says why
+    const std::string who = error.rank() < 0 ? "it has " : format_text("rank {} has ", error.rank());
+    throw PeerLost(text + remedy((left ? "" : "if it did not fail: ") + who), error.rank());
+  } catch (const Timeout& error) {
+    throw Timeout(error.what() + remedy("a rank that did not arrive has "));
+  }
+}
+
+}  // namespace detail
+
+namespace {
+
+struct UnevenInputsGuard {
+  UnevenInputsGuard(detail::Reducer& of, const ActiveRanks::Mode& mode) : reducer(&of) { of.start_uneven_inputs(mode); }
+  ~UnevenInputsGuard() {
+    if (reducer != nullptr) reducer->end_uneven_inputs();
+  }
+  UnevenInputsGuard(UnevenInputsGuard&& other) noexcept : reducer(std::exchange(other.reducer, nullptr)) {}
+  UnevenInputsGuard& operator=(UnevenInputsGuard&&) = delete;
+  detail::Reducer* reducer;
+};
+
+}  // namespace
+
+void with_uneven_inputs(const std::vector<detail::DdpBase*>& ddps, const UnevenInputsOptions& options,
+                        const std::function<void()>& train) {
+  MANIPLE_REQUIRE(!ddps.empty(), "with_uneven_inputs: no DistributedDataParallel was given");
+  for (const detail::DdpBase* ddp : ddps)
+    MANIPLE_REQUIRE(ddp != nullptr, "with_uneven_inputs: a DistributedDataParallel is null");
+  if (!options.enable) return train();
+  std::vector<UnevenInputsGuard> guards;
+  for (detail::DdpBase* ddp : ddps) {
+    guards.emplace_back(*ddp->reducer(),
+                        ActiveRanks::Mode{options.divide_by_initial_world_size, options.throw_on_early_termination});
+  }
+  train();
+
+  // The first module's exchange says whether there is another step; those of the others are part of it.
+  detail::Reducer& first = *guards.front().reducer;
+  for (;;) {
+    bool more = false;
+    first.explained([&] { more = first.active_ranks().exchange(false); });
+    if (!more) break;
+    bool done = false;
+    const auto backward = [&] {
+      if (std::exchange(done, true))
+        throw InvalidArgument("with_uneven_inputs: shadow_step called backward more than once");
+      first.shadow();
+      for (std::size_t i = 1; i < guards.size(); ++i) {
+        detail::Reducer& next = *guards[i].reducer;
+        next.explained([&] { more = next.active_ranks().exchange(false); });
+        if (more) next.shadow();
+      }
+    };
+    if (!options.shadow_step) {
+      backward();
+      continue;
+    }
+    options.shadow_step(backward);
+    if (!done) first.fail("with_uneven_inputs: shadow_step did not call backward, for which the other ranks wait");
+  }
+  for (const UnevenInputsGuard& guard : guards) guard.reducer->copy_final_model();
+}
+
+void with_uneven_inputs(detail::DdpBase& ddp, const UnevenInputsOptions& options, const std::function<void()>& train) {
+  with_uneven_inputs(std::vector<detail::DdpBase*>{&ddp}, options, train);
+}
+
+void with_uneven_inputs(detail::DdpBase& ddp, const std::function<void()>& train) {
+  with_uneven_inputs(ddp, {}, train);
+}
+
+}  // namespace maniple
