@@ -15,7 +15,10 @@ if ! command -v "$program" >/dev/null; then
 fi
 sources=("$@")
 if ((${#sources[@]} == 0)); then
-  mapfile -t sources < <(find src/{base,net,shm,store,rendezvous,topology,call,transport,session,collective,backend,group} -name '*.cpp' \
+  # Only what this build compiles: some files are for the other processor architecture.
+  while read -r source; do
+    if grep -qF "/$source\"" "$build/compile_commands.json"; then sources+=("$source"); fi
+  done < <(find src/{base,net,shm,store,rendezvous,topology,call,transport,session,collective,backend,group} -name '*.cpp' \
     -not -path 'src/backend/plugin/*/*' | sort)
 fi
 work=$(mktemp -d)

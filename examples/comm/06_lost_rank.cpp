@@ -14,7 +14,7 @@ int main() try {
   const int victim = world->size() - 1;
   float value = 1;
   world->all_reduce(maniple::buffer_of(value));
-  if (world->rank() == victim) ::_exit(0);  // no destructor, no farewell: to the others this looks like a crash
+  if (world->rank() == victim) ::_exit(0);  // no destructor, no leave notice: to the others this looks like a crash
 
   try {
     world->all_reduce(maniple::buffer_of(value));

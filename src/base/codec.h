@@ -58,7 +58,7 @@ class ByteReader {
   }
   std::string_view get_raw(std::size_t count) {
     if (count > bytes_.size())
-      throw ProtocolError("truncated: " + std::to_string(count) + " bytes wanted, " + std::to_string(bytes_.size()) +
+      throw ProtocolError("truncated: " + std::to_string(count) + " bytes expected, " + std::to_string(bytes_.size()) +
                           " left");
     const std::string_view result = bytes_.substr(0, count);
     bytes_.remove_prefix(count);

@@ -131,8 +131,8 @@ std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const 
 
 SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
                       int cancel) {
-  constexpr std::chrono::seconds kPatience{30};
-  const Deadline context = Deadline::sooner(deadline, Deadline::after(kPatience));
+  constexpr std::chrono::seconds kRetryLimit{30};
+  const Deadline retry_until = Deadline::sooner(deadline, Deadline::after(kRetryLimit));
   std::chrono::milliseconds pause{5};
   for (int attempt = 1;; ++attempt) {
     UniqueFd fd = connect_to(address, deadline, retry, cancel);
@@ -151,7 +151,7 @@ SecureConnection dial(const Address& address, const Identity& identity, const He
       const auto keys = shake_hands(fd.get(), address, identity, wire, deadline, cancel);
       return SecureConnection(std::move(fd), keys);
     } catch (const HungUp& hung_up) {
-      if (context.remaining() <= pause) {
+      if (retry_until.remaining() <= pause) {
         throw ProtocolError(fmt::format("{}: {} ({} tries); its log says why if it is a Maniple process",
                                         address.to_string(), hung_up.text, attempt));
       }

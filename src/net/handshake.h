@@ -75,7 +75,7 @@ struct HandshakeLimits {
   std::chrono::milliseconds grace{50};
 };
 
-/// Listens and authenticates. Strangers cost little: at most 64 unauthenticated connections at a time (the oldest goes
+/// Listens and authenticates. Unauthenticated peers cost little: at most 64 unauthenticated connections at a time (the oldest goes
 /// first), 5 s each, one rate-limited log line for each reason with the peer's address.
 class Acceptor {
  public:

@@ -52,7 +52,7 @@ class Raw {
     }
   }
   /// Until the other side has taken everything in, so that what follows is a segment of its own.
-  void settle() {
+  void wait_until_idle() {
     int unsent = 1;
     while (::ioctl(fd_.get(), SIOCOUTQ, &unsent) == 0 && unsent > 0) std::this_thread::yield();
   }

@@ -15,9 +15,9 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class BadStranger : public BadInput {};
+class BadUnauthenticatedPeer : public BadInput {};
 
-TEST_P(BadStranger, N01N02ScansAreSilent) {
+TEST_P(BadUnauthenticatedPeer, N01N02ScansAreSilent) {
   const auto before = descriptor_use().open;
   const std::string log = logged([&] {
     for (int i = 0; i < 100; ++i) Raw client(target.address());
@@ -29,7 +29,7 @@ TEST_P(BadStranger, N01N02ScansAreSilent) {
   EXPECT_LE(descriptor_use().open, before);
 }
 
-TEST_P(BadStranger, N03N07SilentAndSlowPeersAreClosedInTime) {
+TEST_P(BadUnauthenticatedPeer, N03N07SilentAndSlowPeersAreClosedInTime) {
   const auto start = Deadline::Clock::now();
   const std::string log = logged([&] {
     Raw silent(target.address());
@@ -48,7 +48,7 @@ TEST_P(BadStranger, N03N07SilentAndSlowPeersAreClosedInTime) {
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
-TEST_P(BadStranger, N04N05N06N09StrangersAreNamedAndClosed) {
+TEST_P(BadUnauthenticatedPeer, N04N05N06N09UnauthenticatedPeersAreNamedAndClosed) {
   std::string tls_hello("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
   tls_hello.append(500, 'r');
   const std::pair<std::string, const char*> clients[] = {
@@ -70,7 +70,7 @@ TEST_P(BadStranger, N04N05N06N09StrangersAreNamedAndClosed) {
   }
 }
 
-TEST_P(BadStranger, N04ManyStrangersAreOneLine) {
+TEST_P(BadUnauthenticatedPeer, N04ManyUnauthenticatedPeersAreOneLine) {
   const std::string log = logged([&] {
     for (int i = 0; i < 50; ++i) {
       Raw client(target.address());
@@ -81,7 +81,7 @@ TEST_P(BadStranger, N04ManyStrangersAreOneLine) {
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
-TEST_P(BadStranger, N28AFloodDoesNotReachTheMembers) {
+TEST_P(BadUnauthenticatedPeer, N28AFloodDoesNotReachTheMembers) {
   raise_descriptor_limit();
   const auto open_before = descriptor_use().open;
   const std::size_t memory_before = resident_kib();
@@ -136,7 +136,7 @@ TEST_P(BadStranger, N28AFloodDoesNotReachTheMembers) {
   EXPECT_LT(resident_kib(), memory_before + 16 * 1024);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, BadStranger, kListeners, kListenerName);
+INSTANTIATE_TEST_SUITE_P(All, BadUnauthenticatedPeer, kListeners, kListenerName);
 
 }  // namespace
 }  // namespace maniple

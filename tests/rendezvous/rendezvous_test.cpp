@@ -44,7 +44,7 @@ InitOptions options_for(const std::string& method, int rank, int world_size) {
 
 Deadline soon() { return Deadline::after(seconds(60)); }
 
-class Meet : public CleanEnvironment {
+class Rendezvous : public CleanEnvironment {
  protected:
   void SetUp() override {
     char name[] = "/tmp/maniple-meet-XXXXXX";
@@ -73,8 +73,8 @@ class Meet : public CleanEnvironment {
     ADD_FAILURE() << "accepted";
     return {};
   }
-  /// Joins as thread-ranks, lets each see the others' keys, and returns the meetings.
-  std::vector<RendezvousResult> join_all(const std::string& method, int world_size, bool assign = false) {
+  /// Joins as thread-ranks, lets each see the others' keys, and returns the results.
+  std::vector<RendezvousResult> init_all(const std::string& method, int world_size, bool assign = false) {
     std::vector<std::future<RendezvousResult>> joining;
     for (int rank = 0; rank < world_size; ++rank) {
       joining.push_back(std::async(std::launch::async, [=] {
@@ -87,18 +87,18 @@ class Meet : public CleanEnvironment {
         return result;
       }));
     }
-    std::vector<RendezvousResult> meetings;
-    for (auto& each : joining) meetings.push_back(each.get());
-    return meetings;
+    std::vector<RendezvousResult> results;
+    for (auto& each : joining) results.push_back(each.get());
+    return results;
   }
   std::string directory;
   std::string file_method;
 };
 
-TEST_F(Meet, TcpWithoutSecretStaysOnLoopback) {
-  const auto meetings = join_all("tcp://127.0.0.1:" + std::to_string(free_port()), 4);
+TEST_F(Rendezvous, TcpWithoutSecretStaysOnLoopback) {
+  const auto results = init_all("tcp://127.0.0.1:" + std::to_string(free_port()), 4);
   for (int rank = 0; rank < 4; ++rank) {
-    const RendezvousResult& result = meetings[static_cast<std::size_t>(rank)];
+    const RendezvousResult& result = results[static_cast<std::size_t>(rank)];
     EXPECT_EQ(result.identity.rank, rank);
     EXPECT_EQ(result.identity.world_size, 4);
     EXPECT_TRUE(result.identity.secret.is_none());
@@ -106,20 +106,20 @@ TEST_F(Meet, TcpWithoutSecretStaysOnLoopback) {
   }
 }
 
-TEST_F(Meet, WithoutSecretOtherAddressesNeedPermission) {
+TEST_F(Rendezvous, WithoutSecretOtherAddressesNeedPermission) {
   const std::string text = complaint(options_for("tcp://192.0.2.1:29500", 1, 2));
   EXPECT_THAT(text,
               AllOf(HasSubstr("192.0.2.1"), HasSubstr("MANIPLE_SECRET_FILE"), HasSubstr("MANIPLE_ALLOW_NO_SECRET=1")));
 }
 
-TEST_F(Meet, RankZeroMustBeAtTheMasterAddress) {
+TEST_F(Rendezvous, RankZeroMustBeAtTheMasterAddress) {
   give_secret();
   EXPECT_THAT(complaint(options_for("tcp://192.0.2.1:29500", 0, 2)),
               AllOf(HasSubstr("192.0.2.1"), HasSubstr("rank 0")));
   EXPECT_THAT(complaint(options_for("tcp://0.0.0.0:29500", 0, 2)), HasSubstr("0.0.0.0"));
 }
 
-TEST_F(Meet, UnknownInterfacesAreNamed) {
+TEST_F(Rendezvous, UnknownInterfacesAreNamed) {
   set("MANIPLE_INTERFACE", "nope9");
   const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
   EXPECT_THAT(complaint(options_for(method, 0, 1)), HasSubstr("MANIPLE_INTERFACE is \"nope9\""));
@@ -127,7 +127,7 @@ TEST_F(Meet, UnknownInterfacesAreNamed) {
   EXPECT_TRUE(rendezvous(options_for(method, 0, 1), soon()).data_address.is_loopback());
 }
 
-TEST_F(Meet, EnvWithSecretJobAndGeneration) {
+TEST_F(Rendezvous, EnvWithSecretJobAndGeneration) {
   give_secret();
   set("MASTER_ADDR", "localhost");
   set("MASTER_PORT", std::to_string(free_port()).c_str());
@@ -143,20 +143,20 @@ TEST_F(Meet, EnvWithSecretJobAndGeneration) {
   EXPECT_THAT(complaint({}), HasSubstr("MANIPLE_JOB"));
 }
 
-TEST_F(Meet, AStoreOfTheLauncherIsUsed) {
+TEST_F(Rendezvous, AStoreOfTheLauncherIsUsed) {
   Identity launcher;
   const TcpStoreServer server(Address::parse("127.0.0.1:0"), launcher);
   set("MANIPLE_STORE_HOSTED", "1");
   const std::string method = "tcp://" + server.address().to_string();
-  for (int round = 0; round < 3; ++round) join_all(method, 3);
+  for (int round = 0; round < 3; ++round) init_all(method, 3);
 }
 
-TEST_F(Meet, AgainAndAgainOnTheSamePort) {
+TEST_F(Rendezvous, AgainAndAgainOnTheSamePort) {
   const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
-  for (int round = 0; round < 10; ++round) join_all(method, 3);
+  for (int round = 0; round < 10; ++round) init_all(method, 3);
 }
 
-TEST_F(Meet, RanksRejoinAtTheirOwnPace) {
+TEST_F(Rendezvous, RanksRejoinAtTheirOwnPace) {
   const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 3; ++rank) {
@@ -173,15 +173,15 @@ TEST_F(Meet, RanksRejoinAtTheirOwnPace) {
   for (auto& rank : ranks) rank.join();
 }
 
-TEST_F(Meet, TheServerOutlivesRankZerosGroup) {
+TEST_F(Rendezvous, TheServerOutlivesRankZerosGroup) {
   const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
-  auto meetings = join_all(method, 2);
-  meetings[0].store->set("last", "value");
-  meetings[0].store.reset();
-  EXPECT_EQ(meetings[1].store->get("last", soon()), "value");
+  auto results = init_all(method, 2);
+  results[0].store->set("last", "value");
+  results[0].store.reset();
+  EXPECT_EQ(results[1].store->get("last", soon()), "value");
 }
 
-TEST_F(Meet, ATakenPortIsNamed) {
+TEST_F(Rendezvous, ATakenPortIsNamed) {
   const UniqueFd other = listen_on(Address::parse("127.0.0.1:0"));
   const Address taken = Address::of_socket(other.get());
   try {
@@ -192,13 +192,13 @@ TEST_F(Meet, ATakenPortIsNamed) {
   }
 }
 
-TEST_F(Meet, NobodyThereIsATimeout) {
+TEST_F(Rendezvous, NobodyThereIsATimeout) {
   EXPECT_THROW(
       rendezvous(options_for("tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2), Deadline::after(milliseconds(200))),
       Timeout);
 }
 
-TEST_F(Meet, AnotherWorldSizeIsRefused) {
+TEST_F(Rendezvous, AnotherWorldSizeIsRefused) {
   const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
   const RendezvousResult first = rendezvous(options_for(method, 0, 2), soon());
   try {
@@ -236,7 +236,7 @@ std::string in_another_process(Body body) {
   return text;
 }
 
-TEST_F(Meet, ADuplicateRankIsRefusedAndBothProcessesAreNamed) {
+TEST_F(Rendezvous, ADuplicateRankIsRefusedAndBothProcessesAreNamed) {
   const std::string first = in_another_process([&] {
     const RendezvousResult result = rendezvous(options_for(file_method, 1, 3), soon());
     ::_exit(0);  // as if killed: it never leaves
@@ -246,27 +246,27 @@ TEST_F(Meet, ADuplicateRankIsRefusedAndBothProcessesAreNamed) {
   EXPECT_THAT(text, AllOf(HasSubstr("rank 1 has been taken by host"), HasSubstr("pid " + std::to_string(::getpid()))));
 }
 
-TEST_F(Meet, FileGivesRanksInOrderOfArrivalAndASecret) {
-  const auto meetings = join_all(file_method, 4, true);
+TEST_F(Rendezvous, FileGivesRanksInOrderOfArrivalAndASecret) {
+  const auto results = init_all(file_method, 4, true);
   std::set<int> ranks;
-  for (const RendezvousResult& result : meetings) {
+  for (const RendezvousResult& result : results) {
     ranks.insert(result.identity.rank);
     EXPECT_FALSE(result.identity.secret.is_none());
-    EXPECT_EQ(result.identity.secret.bytes, meetings[0].identity.secret.bytes);
+    EXPECT_EQ(result.identity.secret.bytes, results[0].identity.secret.bytes);
     EXPECT_TRUE(result.data_address.is_loopback());
   }
   EXPECT_EQ(ranks, (std::set<int>{0, 1, 2, 3}));
 }
 
-TEST_F(Meet, TheLastToLeaveRemovesTheFile) {
-  auto meetings = join_all(file_method, 3);
+TEST_F(Rendezvous, TheLastToLeaveRemovesTheFile) {
+  auto results = init_all(file_method, 3);
   EXPECT_EQ(::access((directory + "/store").c_str(), F_OK), 0);
-  meetings.clear();
+  results.clear();
   EXPECT_NE(::access((directory + "/store").c_str(), F_OK), 0);
-  for (int round = 0; round < 5; ++round) join_all(file_method, 3, round % 2 == 0);
+  for (int round = 0; round < 5; ++round) init_all(file_method, 3, round % 2 == 0);
 }
 
-TEST_F(Meet, FileRanksRejoinAtTheirOwnPace) {
+TEST_F(Rendezvous, FileRanksRejoinAtTheirOwnPace) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([=, this] {
@@ -282,7 +282,7 @@ TEST_F(Meet, FileRanksRejoinAtTheirOwnPace) {
   for (auto& rank : ranks) rank.join();
 }
 
-TEST_F(Meet, AFileRemovedWhileItIsOpenedIsMadeAgain) {
+TEST_F(Rendezvous, AFileRemovedWhileItIsOpenedIsMadeAgain) {
   const std::string path = file_method.substr(std::strlen("file://"));
   const UniqueFd held(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_TRUE(held);
@@ -315,7 +315,7 @@ std::string refusal(const std::string& method, Seconds within = seconds(20)) {
   return text;
 }
 
-TEST_F(Meet, AFileThatCannotServeIsNamedAtOnce) {
+TEST_F(Rendezvous, AFileThatCannotServeIsNamedAtOnce) {
   const std::string path = directory + "/store";
   const auto put = [&](const std::string& bytes, mode_t mode) {
     ::unlink(path.c_str());
@@ -351,7 +351,7 @@ TEST_F(Meet, AFileThatCannotServeIsNamedAtOnce) {
 }
 
 // What another user would see: root opens everything, so a child becomes nobody.
-TEST_F(Meet, AFileOfAnotherUserIsNamedAtOnce) {
+TEST_F(Rendezvous, AFileOfAnotherUserIsNamedAtOnce) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to be another user";
   const std::string path = directory + "/store";
   ASSERT_EQ(::chmod(directory.c_str(), 0755), 0);
@@ -373,7 +373,7 @@ TEST_F(Meet, AFileOfAnotherUserIsNamedAtOnce) {
 }
 
 // Its last process was killed after it had closed the file and before it could remove it.
-TEST_F(Meet, AFileThatWasClosedAndNotRemovedIsNamedSoon) {
+TEST_F(Rendezvous, AFileThatWasClosedAndNotRemovedIsNamedSoon) {
   const auto store = make_file_store(directory + "/store");
   store->set("joins", "closed");
   EXPECT_THAT(refusal(file_method, seconds(40)), AllOf(HasSubstr(directory), HasSubstr("closed the file"), HasSubstr("remove the file")));
@@ -381,7 +381,7 @@ TEST_F(Meet, AFileThatWasClosedAndNotRemovedIsNamedSoon) {
   EXPECT_THAT(refusal(file_method), HasSubstr("no whole number"));
 }
 
-TEST_F(Meet, FileComplaints) {
+TEST_F(Rendezvous, FileComplaints) {
   EXPECT_THAT(complaint(options_for("file://relative/path", 0, 2)), HasSubstr("three slashes"));
   EXPECT_THAT(complaint(options_for(file_method, 0, -1)), HasSubstr("world size"));
   EXPECT_THAT(complaint(options_for(file_method, 2, 2)), HasSubstr("0 to 1"));

@@ -10,7 +10,7 @@
 //                  MANIPLE_MKLDNN=on or off decides by hand; measure times them on any machine. The two ways round differently,
 //                  so where results must agree to the last bit between runs, and one way is not clearly faster, decide by hand.
 //   BLAS           Nothing is changed, but the reference BLAS, twenty times slower than OpenBLAS, gets a warning that says which
-//                  package mends it.
+//                  package fixes it.
 //   Threads        Left as they are: LibTorch reads OMP_NUM_THREADS, and takes all cores without it. With several ranks on a host that
 //                  is too many; `threads` > 0 sets the number where OMP_NUM_THREADS does not.
 #pragma once
