@@ -8,8 +8,8 @@
 
 namespace maniple {
 namespace {
-// The receiver of a message mostly sleeps. The header of one that is too long to be read with it is sent ahead (the checksum is in
-// the header of the piece), so that the receiver wakes up while the checksum is computed and the payload copied.
+// The header of a message that is too long to be read with it is sent ahead (the checksum is in
+// the header of the piece), so that the receiver wakes up, and finds its receive, while the checksum is computed and the payload copied.
 constexpr std::size_t kEarlyHeaderBytes = kReadAheadBytes - kFrameHeaderBytes;
 }  // namespace
 
@@ -126,7 +126,7 @@ void FrameSender::load_segment(std::size_t index) {
                              .pieced = transfer.pieced};
     encode(header, std::span(stream.headers).first<kFrameHeaderBytes>());
     stream.headers_size = kFrameHeaderBytes;
-    if (kind_ == FrameKind::message && transfer.pieced && transfer.checked) {
+    if (kind_ == FrameKind::message && transfer.size > kEarlyHeaderBytes && !stream.sink->authenticates()) {
       const iovec part{stream.headers.data(), stream.headers_size};
       stream.headers_done = write(stream, {&part, 1});
     }

@@ -16,6 +16,12 @@ std::string remedy(const std::string& who) {
       who);
 }
 
+ErrorInfo with_remedy(const Error& error, const std::string& who) {
+  ErrorInfo info = error.info();
+  info.reason += remedy(who);
+  return info;
+}
+
 /// From "rank 0: all_reduce ... at src/train/ddp/reducer.cpp:3; rank 1: barrier at main.cpp:12": the ranks that were not
 /// in a backward.
 std::string elsewhere(const std::string& text) {
@@ -39,17 +45,17 @@ void Reducer::explained(const std::function<void()>& communicate) const {
   try {
     communicate();
   } catch (const Mismatch& error) {
-    throw Mismatch(error.what() + remedy(elsewhere(error.what())));
+    throw Mismatch(with_remedy(error, elsewhere(error.what())));
   } catch (const PeerLost& error) {
-    const std::string text = error.what();
+    const std::string& text = error.info().reason;
     const bool left = text.find("left the group") != std::string::npos;
     // Over a network a rank that leaves and one that ends look alike.
     const bool closed = text.find("connection closed by the peer") != std::string::npos;
     if (!left && !closed) throw;  // it died: its own output says why
     const std::string who = error.rank() < 0 ? "it has " : format_text("rank {} has ", error.rank());
-    throw PeerLost(text + remedy((left ? "" : "if it did not fail: ") + who), error.rank());
+    throw PeerLost(with_remedy(error, (left ? "" : "if it did not fail: ") + who));
   } catch (const Timeout& error) {
-    throw Timeout(error.what() + remedy("a rank that did not arrive has "));
+    throw Timeout(with_remedy(error, "a rank that did not arrive has "));
   }
 }
 
