@@ -9,13 +9,7 @@ cmake --preset release --log-level=WARNING
 cmake --build --preset release --target examples maniple
 
 # launch RANKS PROGRAM [ARGUMENTS]
-launch() {
-  if build/bin/maniple run --help >/dev/null 2>&1; then
-    build/bin/maniple run -n "$1" "${@:2}"
-  else
-    scripts/ranks.sh "$@"
-  fi
-}
+launch() { build/bin/maniple run -n "$1" "${@:2}"; }
 title() { printf '\n==== %s\n' "$1"; }
 
 examples=build/bin/examples

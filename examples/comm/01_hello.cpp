@@ -1,6 +1,6 @@
 // Initialises the world and says hello, in the order of the ranks.
 //
-//   scripts/ranks.sh 4 build/bin/examples/comm/01_hello
+//   build/bin/maniple run -n 4 build/bin/examples/comm/01_hello
 #include <unistd.h>
 
 #include <cstdio>

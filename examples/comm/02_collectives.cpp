@@ -1,7 +1,7 @@
 // Every collective as a picture: what each rank held before, and what it holds after. Rank r starts with numbers that
 // begin with r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
 //
-//   scripts/ranks.sh 4 build/bin/examples/comm/02_collectives
+//   build/bin/maniple run -n 4 build/bin/examples/comm/02_collectives
 #include <algorithm>
 #include <cstdio>
 #include <exception>

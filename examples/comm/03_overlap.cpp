@@ -1,6 +1,6 @@
 // Communication that runs while the program computes: asynchronous calls and what can be done with their `Work`.
 //
-//   scripts/ranks.sh 2 build/bin/examples/comm/03_overlap
+//   build/bin/maniple run -n 2 build/bin/examples/comm/03_overlap
 #include <cmath>
 #include <cstdio>
 #include <exception>

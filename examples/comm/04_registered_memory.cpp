@@ -1,7 +1,7 @@
 // The same sum twice: on ordinary memory, and on memory that every rank of the host maps, which is reduced where it
 // lies, without a copy.
 //
-//   scripts/ranks.sh 2 build/bin/examples/comm/04_registered_memory
+//   build/bin/maniple run -n 2 build/bin/examples/comm/04_registered_memory
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

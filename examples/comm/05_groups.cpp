@@ -1,6 +1,6 @@
 // Ranks as a grid of two columns: sums along the rows, then a ring of messages down each column.
 //
-//   scripts/ranks.sh 4 build/bin/examples/comm/05_groups
+//   build/bin/maniple run -n 4 build/bin/examples/comm/05_groups
 #include <cstdio>
 #include <exception>
 

@@ -1,7 +1,7 @@
 // The last rank dies without a word in the middle of the job. The others learn of it at once, by name, with the list of
 // what they did last: what one would want to find in a log.
 //
-//   scripts/ranks.sh 3 build/bin/examples/comm/06_lost_rank
+//   build/bin/maniple run -n 3 build/bin/examples/comm/06_lost_rank
 #include <unistd.h>
 
 #include <cstdio>

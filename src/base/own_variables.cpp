@@ -62,23 +62,6 @@ std::string upper_case(std::string_view text) {
   return result;
 }
 
-// How many letters must be added, removed or exchanged.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0]++;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j - 1] + 1, row[j] + 1, replaced});
-    }
-  }
-  return row.back();
-}
-
-std::string_view first_word(std::string_view name) { return name.substr(0, name.find('_')); }
-
 std::set<std::string, std::less<>> warned_of() {
   std::set<std::string, std::less<>> names;
   const std::string list = environment_text(kWarned).value_or("");
@@ -95,6 +78,20 @@ void warn(const std::vector<std::string>& unknown) {
 }
 
 }  // namespace
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j - 1] + 1, row[j] + 1, replaced});
+    }
+  }
+  return row.back();
+}
 
 std::span<const OwnVariable> own_variables() noexcept { return kOwnVariables; }
 
@@ -115,32 +112,19 @@ std::vector<std::string> unknown_variables() {
 }
 
 std::string_view nearest_variable(std::string_view name) {
-  const std::string meant = upper_case(name.substr(std::min(name.size(), kPrefix.size())));
-  if (meant.empty()) return {};
-  std::vector<std::string_view> candidates;
-  for (const KnobInfo& knob : knobs()) candidates.emplace_back(knob.name);
+  const std::string meant = upper_case(name);
+  std::string_view nearest;
+  std::size_t least = kFarthest + 1;
+  const auto consider = [&](std::string_view candidate) {
+    const std::size_t distance = edit_distance(meant, candidate);
+    if (distance < least) nearest = candidate;
+    least = std::min(least, distance);
+  };
+  for (const KnobInfo& knob : knobs()) consider(knob.name);
   for (const OwnVariable& variable : kOwnVariables) {
-    if (variable.for_users) candidates.emplace_back(variable.name);
+    if (variable.for_users) consider(variable.name);
   }
-  const auto rest = [](std::string_view candidate) { return candidate.substr(kPrefix.size()); };
-  const auto nearest = std::min_element(candidates.begin(), candidates.end(), [&](auto a, auto b) {
-    return distance(meant, rest(a)) < distance(meant, rest(b));
-  });
-  if (distance(meant, rest(*nearest)) <= 1 + meant.size() / 5) return *nearest;
-  // Another ending: HEARTBEAT_SECONDS, LOGLEVEL, TCP_BUFFER; of several the longest beginning, then the first.
-  std::string_view best;
-  for (const std::string_view candidate : candidates) {
-    if (rest(candidate).size() > 2 && meant.starts_with(rest(candidate)) && candidate.size() > best.size()) best = candidate;
-  }
-  if (!best.empty()) return best;
-  for (const std::string_view candidate : candidates) {
-    if (meant.size() > 2 && rest(candidate).starts_with(meant)) return candidate;
-  }
-  // STAGE_BYTES: one only begins with that word.
-  const auto begins_alike = [&](std::string_view candidate) { return first_word(rest(candidate)) == first_word(meant); };
-  const auto alike = std::find_if(candidates.begin(), candidates.end(), begins_alike);
-  if (std::count_if(candidates.begin(), candidates.end(), begins_alike) == 1) return *alike;
-  return {};
+  return nearest;
 }
 
 std::string describe_unknown(std::span<const std::string> names) {

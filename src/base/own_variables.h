@@ -23,7 +23,12 @@ std::vector<std::string> unknown_variables(std::span<const std::string> environm
 /// Those of this process.
 std::vector<std::string> unknown_variables();
 
-/// The known name that is probably meant; empty when none is close.
+/// How many letters must be added, removed or exchanged to make one of the other.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+/// Names that are farther apart are not taken for misspellings of each other.
+inline constexpr std::size_t kFarthest = 2;
+
+/// The known name that is nearest; empty when all are farther than kFarthest.
 std::string_view nearest_variable(std::string_view name);
 
 /// A line about all of them, a sentence for each.

@@ -17,7 +17,7 @@
 #include "bench/worker.h"
 #include "cli/command.h"
 #include "group/environment_check.h"
-#include "launch/coordinate/job_settings.h"
+#include "process/rank_environment.h"
 
 namespace maniple::cli {
 namespace {

@@ -1,4 +1,4 @@
-// `maniple doctor`: looks for what usually goes wrong, and says how to mend it.
+// `maniple doctor`: looks for what usually goes wrong, and says how to fix it.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "doctor/checks.h"
 #include "doctor/hosts.h"
+#include "launch/option_values.h"
 
 namespace maniple::cli {
 namespace {
@@ -22,7 +23,7 @@ struct DoctorOptions {
   std::string hosts;
   doctor::HostOptions reach;
   bool json = false;
-  std::string answer, call_back, word;  // the other side of --hosts
+  std::string answer, connect_back, token;  // the other side of --hosts
 };
 
 const char* colour_of(Verdict verdict) {
@@ -38,19 +39,19 @@ void print_findings(const std::string& check, const Findings& findings, bool col
   for (const doctor::Finding& finding : findings) {
     fmt::print("{}{:<4}{}  {:<10}  {}\n", colour ? colour_of(finding.verdict) : "", to_string(finding.verdict),
                colour ? "\033[0m" : "", check, finding.found);
-    if (!finding.mend.empty()) fmt::print("{:18}-> {}\n", "", finding.mend);
+    if (!finding.fix.empty()) fmt::print("{:18}-> {}\n", "", finding.fix);
   }
 }
 
 nlohmann::json json_of(const std::string& check, const doctor::Finding& finding) {
   nlohmann::json entry = {{"check", check}, {"verdict", to_string(finding.verdict)}, {"found", finding.found}};
-  if (!finding.mend.empty()) entry["mend"] = finding.mend;
+  if (!finding.fix.empty()) entry["fix"] = finding.fix;
   return entry;
 }
 
 int examine(const DoctorOptions& options) {
-  std::vector<std::string> hosts;
-  if (!options.hosts.empty()) hosts = doctor::parse_hosts(options.hosts);  // before anything is printed
+  std::vector<launch::HostSlots> hosts;
+  if (!options.hosts.empty()) hosts = launch::parse_hosts(options.hosts);  // before anything is printed
   const bool colour = ::isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
   auto list = nlohmann::json::array();
   int counts[3] = {};
@@ -62,14 +63,14 @@ int examine(const DoctorOptions& options) {
     if (!options.json) print_findings(check, findings, colour);
   };
   for (const doctor::Check& check : doctor::checks()) take(check.name, check.run());
-  for (const std::string& host : hosts) {
+  for (const launch::HostSlots& each : hosts) {
     std::fflush(stdout);
-    take("hosts", doctor::judge(doctor::look_at_host(host, options.reach), MANIPLE_VERSION));
+    take("hosts", doctor::judge(doctor::inspect_host(each.host, options.reach), MANIPLE_VERSION));
   }
   if (options.json) {
     fmt::print("{}\n", list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   } else {
-    fmt::print("{} ok, {} to look at, {} to mend\n", counts[0], counts[1], counts[2]);
+    fmt::print("{} ok, {} to look at, {} to fix\n", counts[0], counts[1], counts[2]);
   }
   return counts[2] == 0 ? 0 : kFailed;
 }
@@ -83,11 +84,11 @@ std::function<int()> declare_doctor(CLI::App& app) {
   app.add_option("--remote-program", options->reach.program, "maniple on the other machines [the path of this one]");
   app.add_flag("--json", options->json, "a list for programs");
   app.add_option("--answer", options->answer)->group("");
-  app.add_option("--call-back", options->call_back)->group("");
-  app.add_option("--word", options->word)->group("");
+  app.add_option("--connect-back", options->connect_back)->group("");
+  app.add_option("--token", options->token)->group("");
   return [options] {
     if (!options->answer.empty())
-      return doctor::answer_doctor(options->answer, options->call_back, options->word, MANIPLE_VERSION);
+      return doctor::answer_doctor(options->answer, options->connect_back, options->token, MANIPLE_VERSION);
     return examine(*options);
   };
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 #include "cli/command.h"
@@ -32,9 +33,22 @@ int refuse_unknown(std::string_view name) {
 void refuse_empty_values(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& value : option->results()) {
-      MANIPLE_REQUIRE(!value.empty(), "{} is empty; expected a value, or the option left out (a shell variable that is not set?)",
+      MANIPLE_REQUIRE(!value.empty(),
+                      "{} is empty; expected a value, or the option left out (a shell variable that is not set?)",
                       option->get_name());
     }
+  }
+}
+
+/// mpirun's -np means -n; the parser would read it as -n with the value "p". What follows the program is left as it is.
+void replace_np(const CLI::App& command, std::vector<const char*>& arguments) {
+  if (command.get_option_no_throw("-n") == nullptr) return;
+  for (std::size_t i = 2; i < arguments.size() && arguments[i][0] == '-'; ++i) {
+    const std::string_view word = arguments[i];
+    if (word == "--") return;
+    if (word == "-np" || word == "--np") arguments[i] = "-n";
+    const CLI::Option* option = command.get_option_no_throw(arguments[i]);
+    if (option != nullptr && option->get_type_size() != 0) ++i;  // its value
   }
 }
 
@@ -53,7 +67,9 @@ int run(int argc, char** argv) {
   app.footer("`maniple COMMAND --help` explains a command.");  // after the commands, which would inherit it
   if (argc > 1 && argv[1][0] != '-' && find_command(argv[1]) == nullptr) return refuse_unknown(argv[1]);
   try {
-    app.parse(argc, argv);
+    std::vector<const char*> arguments(argv, argv + argc);
+    if (meant != nullptr) replace_np(*app.get_subcommand(meant->name), arguments);
+    app.parse(argc, arguments.data());
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {

@@ -12,7 +12,6 @@
 #include "base/environment.h"
 #include "cli/command.h"
 #include "jobs/job_list.h"
-#include "jobs/job_list_table.h"
 
 namespace maniple::cli {
 namespace {

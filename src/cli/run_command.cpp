@@ -2,12 +2,14 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "base/check.h"
+#include "base/own_variables.h"
 #include "cli/command.h"
-#include "launch/placement/binding.h"
 #include "launch/launch_options.h"
+#include "launch/placement/binding.h"
 #include "process/program.h"
 #include "process/rank_environment.h"
 
@@ -16,8 +18,8 @@ namespace {
 
 using namespace maniple::launch;
 
-/// As written, before anything is made of it.
-struct Words {
+/// The options as written, before they are checked.
+struct Arguments {
   std::string processes;
   std::optional<int> devices_per_node_given, devices_per_process_given, cores_per_process;
   int devices_per_node = 0;  // 0: not said
@@ -27,79 +29,82 @@ struct Words {
   std::string master, master_addr;
   int master_port = -1;
   std::string hosts, hostfile;
-  std::string bind = "cores";
+  std::string bind;
   std::string colour = "auto";
   std::string standard_output = "terminal";
   bool explain = false, no_prefix = false, standalone = false;
+  std::string ignored;
   std::vector<std::string> environment;
   double join_timeout = 300, join_window = 5, heartbeat = 1, silence_limit = 10, grace = 0.8, interrupt_grace = 30,
          restart_delay = 1;
   LaunchOptions options;
 };
 
-void read_devices(const Words& words, LaunchOptions& options) {
+void read_devices(const Arguments& arguments, LaunchOptions& options) {
   Environment own;
   if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES"))
     own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
   const int gpus = static_cast<int>(visible_devices(own).size());
   // With devices, -n alone is the number of devices of a node, as in the arithmetic of the manual.
-  const int devices = words.devices_per_node > 0 ? words.devices_per_node : gpus;
-  if (words.devices_per_process > 0) {
-    if (words.processes.empty() || words.devices_per_node > 0) {
+  const int devices = arguments.devices_per_node > 0 ? arguments.devices_per_node : gpus;
+  if (arguments.devices_per_process > 0) {
+    if (arguments.processes.empty() || arguments.devices_per_node > 0) {
       MANIPLE_REQUIRE(devices > 0, "--devices-per-process {} needs --devices-per-node, as no GPU is seen here",
-                      words.devices_per_process);
-      options.processes = processes_for(devices, words.devices_per_process);
-      if (!words.processes.empty()) {
-        const int wanted = parse_process_count(words.processes, gpus, allowed_cpu_count());
+                      arguments.devices_per_process);
+      options.processes = processes_for(devices, arguments.devices_per_process);
+      if (!arguments.processes.empty()) {
+        const int wanted = parse_process_count(arguments.processes, gpus, allowed_cpu_count());
         MANIPLE_REQUIRE(wanted == options.processes,
                         "-n is {}, but {} devices per node with {} devices per process make {} processes", wanted,
-                        devices, words.devices_per_process, options.processes);
+                        devices, arguments.devices_per_process, options.processes);
       }
     } else {
-      options.processes = parse_process_count(words.processes, gpus, allowed_cpu_count());
+      options.processes = parse_process_count(arguments.processes, gpus, allowed_cpu_count());
     }
-    options.devices_per_process = words.devices_per_process;
+    options.devices_per_process = arguments.devices_per_process;
     return;
   }
-  if (!words.processes.empty()) {
-    options.processes = parse_process_count(words.processes, gpus, allowed_cpu_count());
-  } else if (words.devices_per_node > 0) {
-    options.processes = words.devices_per_node;
+  if (!arguments.processes.empty()) {
+    options.processes = parse_process_count(arguments.processes, gpus, allowed_cpu_count());
+  } else if (arguments.devices_per_node > 0) {
+    options.processes = arguments.devices_per_node;
   }
-  const int available = words.devices_per_node > 0 ? words.devices_per_node : gpus;
+  const int available = arguments.devices_per_node > 0 ? arguments.devices_per_node : gpus;
   if (available >= options.processes && available > 0) {
     options.devices_per_process = available % options.processes == 0 ? available / options.processes : 1;
   }
 }
 
-void read_nodes(const Words& words, LaunchOptions& options) {
-  options.nodes = parse_node_range(words.nodes);
-  MANIPLE_REQUIRE(words.node_rank >= -1, "--node-rank is {}; expected 0 to {}", words.node_rank, options.nodes.max - 1);
-  options.node_rank = words.node_rank;
-  MANIPLE_REQUIRE(words.master.empty() || words.master_addr.empty(),
+void read_nodes(const Arguments& arguments, LaunchOptions& options) {
+  options.nodes = parse_node_range(arguments.nodes);
+  MANIPLE_REQUIRE(arguments.node_rank >= -1, "--node-rank is {}; expected 0 to {}", arguments.node_rank,
+                  options.nodes.max - 1);
+  options.node_rank = arguments.node_rank;
+  MANIPLE_REQUIRE(arguments.master.empty() || arguments.master_addr.empty(),
                   "--master and --master-addr say the same: give one");
-  if (!words.master.empty()) options.master = parse_master(words.master);
-  if (!words.master_addr.empty()) {
+  if (!arguments.master.empty()) options.master = parse_master(arguments.master);
+  if (!arguments.master_addr.empty()) {
     const bool bare_v6 =
-        words.master_addr.find(':') != words.master_addr.rfind(':') && words.master_addr.front() != '[';
-    options.master = parse_master(bare_v6 ? "[" + words.master_addr + "]" : words.master_addr);
+        arguments.master_addr.find(':') != arguments.master_addr.rfind(':') && arguments.master_addr.front() != '[';
+    options.master = parse_master(bare_v6 ? "[" + arguments.master_addr + "]" : arguments.master_addr);
   }
-  if (words.master_port != -1) {
-    MANIPLE_REQUIRE(words.master_port >= 0 && words.master_port <= 65535, "--master-port is {}; expected 0 to 65535",
-                    words.master_port);
+  if (arguments.master_port != -1) {
+    MANIPLE_REQUIRE(arguments.master_port >= 0 && arguments.master_port <= 65535,
+                    "--master-port is {}; expected 0 to 65535", arguments.master_port);
     if (!options.master) options.master = MasterAddress{.host = "127.0.0.1", .port = 0};
-    options.master->port = static_cast<std::uint16_t>(words.master_port);
+    options.master->port = static_cast<std::uint16_t>(arguments.master_port);
   }
   MANIPLE_REQUIRE(!options.master || options.nodes.max == 1 || options.master->port != 0,
                   "--master needs a port that all nodes know; 0 means any");
-  MANIPLE_REQUIRE(words.hosts.empty() || words.hostfile.empty(), "--hosts and --hostfile say the same: give one");
-  if (!words.hosts.empty()) options.hosts = parse_hosts(words.hosts);
-  if (!words.hostfile.empty()) options.hosts = read_hostfile(words.hostfile);
+  MANIPLE_REQUIRE(arguments.hosts.empty() || arguments.hostfile.empty(),
+                  "--hosts and --hostfile say the same: give one");
+  if (!arguments.hosts.empty()) options.hosts = parse_hosts(arguments.hosts);
+  if (!arguments.hostfile.empty()) options.hosts = read_hostfile(arguments.hostfile);
   if (!options.hosts.empty()) {
     const int count = static_cast<int>(options.hosts.size());
-    MANIPLE_REQUIRE(words.nodes == "1" || (options.nodes.min <= count && options.nodes.max >= count),
-                    "--nnodes is {}, but {} hosts are named", words.nodes, count);
-    MANIPLE_REQUIRE(!options.master && words.node_rank < 0,
+    MANIPLE_REQUIRE(arguments.nodes == "1" || (options.nodes.min <= count && options.nodes.max >= count),
+                    "--nnodes is {}, but {} hosts are named", arguments.nodes, count);
+    MANIPLE_REQUIRE(!options.master && arguments.node_rank < 0,
                     "with --hosts there is no need of --master and --node-rank");
     options.nodes = {.min = count, .max = count};
   }
@@ -119,42 +124,45 @@ int at_least_1(const char* option, const std::optional<int>& value) {
 /// Nodes that start by themselves may have different numbers of processes: then any rank is possible.
 void check_only_ranks(const LaunchOptions& options) {
   const bool known = !options.hosts.empty() || options.nodes.max == 1;
-  const int size = known ? static_cast<int>(plan_ranks(planned_nodes(options)).size()) : kMaxNodes * kMaxProcessesPerNode;
+  const int size =
+      known ? static_cast<int>(plan_ranks(planned_nodes(options)).size()) : kMaxNodes * kMaxProcessesPerNode;
   for (const int rank : options.only_ranks) {
-    MANIPLE_REQUIRE(rank >= 0 && rank < size, "--only-rank is {}; expected 0 to {}, as the job has {} ranks", rank, size - 1,
-                    size);
+    MANIPLE_REQUIRE(rank >= 0 && rank < size, "--only-rank is {}; expected 0 to {}, as the job has {} ranks", rank,
+                    size - 1, size);
   }
 }
 
-int run(Words& words) {
-  LaunchOptions& options = words.options;
-  words.devices_per_node = at_least_1("--devices-per-node", words.devices_per_node_given);
-  words.devices_per_process = at_least_1("--devices-per-process", words.devices_per_process_given);
-  read_devices(words, options);
-  read_nodes(words, options);
-  for (const std::string& text : words.environment) options.environment.push_back(parse_assignment(text));
-  options.bind = words.bind == "cores";
-  options.console.prefix = !words.no_prefix;
-  options.terminal_output = words.standard_output == "terminal";
-  options.console.colour = words.colour == "always"  ? ColourChoice::always
-                           : words.colour == "never" ? ColourChoice::never
-                                                     : ColourChoice::automatic;
+int run(Arguments& arguments) {
+  LaunchOptions& options = arguments.options;
+  arguments.devices_per_node = at_least_1("--devices-per-node", arguments.devices_per_node_given);
+  arguments.devices_per_process = at_least_1("--devices-per-process", arguments.devices_per_process_given);
+  read_devices(arguments, options);
+  read_nodes(arguments, options);
+  for (const std::string& text : arguments.environment) options.environment.push_back(parse_assignment(text));
+  options.bind = arguments.bind == "cores"  ? BindPolicy::cores
+                 : arguments.bind == "none" ? BindPolicy::none
+                                            : BindPolicy::automatic;
+  options.console.prefix = !arguments.no_prefix;
+  options.terminal_output = arguments.standard_output == "terminal";
+  options.console.colour = arguments.colour == "always"  ? ColourChoice::always
+                           : arguments.colour == "never" ? ColourChoice::never
+                                                         : ColourChoice::automatic;
   MANIPLE_REQUIRE(options.restarts.max_restarts >= 0, "--max-restarts is {}; expected 0 or more",
                   options.restarts.max_restarts);
-  options.cores_per_process = at_least_1("--cores-per-process", words.cores_per_process);
+  options.cores_per_process = at_least_1("--cores-per-process", arguments.cores_per_process);
   check_only_ranks(options);
-  options.restarts.first_delay = seconds("--restart-delay", words.restart_delay);
-  options.join_timeout = seconds("--join-timeout", words.join_timeout);
-  options.join_window = seconds("--join-window", words.join_window);
-  options.heartbeat = {.interval = seconds("--heartbeat", words.heartbeat),
-                       .silence_limit = seconds("--silence-limit", words.silence_limit)};
-  MANIPLE_REQUIRE(words.heartbeat >= 0.01, "--heartbeat is {}; expected at least 0.01 s", words.heartbeat);
-  MANIPLE_REQUIRE(words.silence_limit >= kLeastMissedBeats * words.heartbeat,
+  options.restarts.first_delay = seconds("--restart-delay", arguments.restart_delay);
+  options.join_timeout = seconds("--join-timeout", arguments.join_timeout);
+  options.join_window = seconds("--join-window", arguments.join_window);
+  options.heartbeat = {.interval = seconds("--heartbeat", arguments.heartbeat),
+                       .silence_limit = seconds("--silence-limit", arguments.silence_limit)};
+  MANIPLE_REQUIRE(arguments.heartbeat >= 0.01, "--heartbeat is {}; expected at least 0.01 s", arguments.heartbeat);
+  MANIPLE_REQUIRE(arguments.silence_limit >= kLeastMissedBeats * arguments.heartbeat,
                   "--silence-limit is {} s, but there is a --heartbeat every {} s only; expected at least {} s",
-                  words.silence_limit, words.heartbeat, kLeastMissedBeats * words.heartbeat);
-  options.grace = seconds("--grace", words.grace);
-  options.interrupt_grace = seconds("--grace-interrupt", words.interrupt_grace);
-  if (words.explain) {
+                  arguments.silence_limit, arguments.heartbeat, kLeastMissedBeats * arguments.heartbeat);
+  options.grace = seconds("--grace", arguments.grace);
+  options.interrupt_grace = seconds("--grace-interrupt", arguments.interrupt_grace);
+  if (arguments.explain) {
     fmt::print("{}", explain_plan(planned_nodes(options)));
     return 0;
   }
@@ -164,6 +172,55 @@ int run(Words& words) {
     fmt::print(stderr, "maniple: {}\n", error.what());
     return error.exit_code;
   }
+}
+
+/// Options of mpirun and torchrun that have no alias here.
+struct ForeignOption {
+  const char* name;
+  const char* answer;
+};
+constexpr ForeignOption kForeign[] = {
+    {"-H", "use --hosts a:4,b:4"},
+    {"--host", "use --hosts a:4,b:4"},
+    {"--machinefile", "use --hostfile FILE"},
+    {"-x", "use --env NAME or --env NAME=VALUE"},
+    {"--wdir", "use --cwd FOLDER"},
+    {"--bind-to", "use --bind cores or --bind none"},
+    {"--map-by", "ranks are placed node by node; see --explain"},
+    {"--oversubscribe", "leave it out: any number of ranks may share the cores"},
+    {"--allow-run-as-root", "leave it out: root may run jobs"},
+    {"--tag-output", "leave it out: lines are tagged unless --no-prefix is given"},
+    {"-m", "name the interpreter: maniple run -n 2 python3 -m MODULE"},
+    {"--module", "name the interpreter: maniple run -n 2 python3 -m MODULE"},
+    {"--no-python", "leave it out: programs run as they are"},
+    {"-r", "use --log-dir FOLDER"},
+    {"--redirects", "use --log-dir FOLDER"},
+    {"-t", "use --log-dir FOLDER"},
+    {"--tee", "use --log-dir FOLDER"},
+    {"--local-ranks-filter", "use --only-rank R"},
+    {"--monitor-interval", "leave it out: the end of a rank is noticed at once"},
+    {"--rdzv-conf", "use --join-timeout SECONDS"},
+};
+
+std::string unknown_option(const CLI::App& app, const std::string& given) {
+  std::string name = given.substr(0, given.find('='));
+  std::replace(name.begin(), name.end(), '_', '-');
+  for (const ForeignOption& foreign : kForeign) {
+    if (name == foreign.name) return fmt::format("no option {}: {}", given, foreign.answer);
+  }
+  std::string nearest;
+  std::size_t least = kFarthest + 1;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& known : option->get_lnames()) {
+      const std::size_t distance = edit_distance(name, "--" + known);
+      if (distance >= least) continue;
+      least = distance;
+      nearest = known;
+    }
+  }
+  return nearest.empty()
+             ? fmt::format("no option {} (see maniple run --help); a program of that name: -- {}", given, given)
+             : fmt::format("no option {}; did you mean --{}? (see maniple run --help)", given, nearest);
 }
 
 /// Says that a program is expected, which is no option to the parser.
@@ -177,8 +234,8 @@ struct RunHelp : CLI::Formatter {
 }  // namespace
 
 std::function<int()> declare_run(CLI::App& app) {
-  auto words = std::make_shared<Words>();
-  LaunchOptions& options = words->options;
+  auto arguments = std::make_shared<Arguments>();
+  LaunchOptions& options = arguments->options;
   app.prefix_command();
   app.formatter(std::make_shared<RunHelp>());
   app.footer(
@@ -190,63 +247,73 @@ std::function<int()> declare_run(CLI::App& app) {
       "Exit codes, signals and what workers find in their environment: docs/launch.md");
 
   const char* ranks = "Ranks";
-  app.add_option("-n,--nproc-per-node,--nproc_per_node", words->processes,
+  app.add_option("-n,--nproc-per-node,--nproc_per_node", arguments->processes,
                  "processes on each node: a number, auto, gpu, cpu")
       ->type_name("N")
       ->group(ranks);
-  app.add_option("--devices-per-node", words->devices_per_node_given, "GPUs of each node; default: those seen here")
+  app.add_option("--devices-per-node", arguments->devices_per_node_given, "GPUs of each node; default: those seen here")
       ->type_name("G")
       ->group(ranks);
-  app.add_option("--devices-per-process", words->devices_per_process_given, "GPUs for each process")
+  app.add_option("--devices-per-process", arguments->devices_per_process_given, "GPUs for each process")
       ->type_name("D")
       ->group(ranks);
-  app.add_option("--bind", words->bind, "cores: each rank has cores of its own; none: any core")
+  app.add_option("--bind", arguments->bind,
+                 "cores: each rank has cores of its own; none: any core. Default: cores, unless another job of this "
+                 "user runs here")
       ->check(CLI::IsMember({"cores", "none"}))
       ->group(ranks);
-  app.add_option("--cores-per-process", words->cores_per_process,
+  app.add_option("--cores-per-process", arguments->cores_per_process,
                  "so many cores for each process, not all of the machine's")
       ->type_name("C")
       ->group(ranks);
-  app.add_flag("--explain", words->explain, "print the table of ranks, start nothing")->group(ranks);
+  app.add_flag("--explain", arguments->explain, "print the table of ranks, start nothing")->group(ranks);
 
   const char* nodes = "Several nodes";
-  app.add_option("--nnodes", words->nodes, "number of nodes, or a range: 2:4")
+  app.add_option("--nnodes", arguments->nodes, "number of nodes, or a range: 2:4")
       ->type_name("N|MIN:MAX")
       ->capture_default_str()
       ->group(nodes);
-  app.add_option("--node-rank,--node_rank", words->node_rank, "rank of this node; default: by arrival")
+  app.add_option("--node-rank,--node_rank", arguments->node_rank, "rank of this node; default: by arrival")
       ->type_name("R")
       ->group(nodes);
-  app.add_option("--master", words->master, "HOST:PORT of node 0, the same on every node")
+  app.add_option("--master,--rdzv-endpoint,--rdzv_endpoint", arguments->master,
+                 "HOST:PORT of node 0, the same on every node")
       ->type_name("HOST:PORT")
       ->group(nodes);
-  app.add_option("--master-addr,--master_addr", words->master_addr, "HOST of node 0")->type_name("HOST")->group(nodes);
-  app.add_option("--master-port,--master_port", words->master_port, "PORT of node 0")->type_name("PORT")->group(nodes);
-  app.add_flag("--standalone", words->standalone, "one node (the default)")->group(nodes);
+  app.add_option("--master-addr,--master_addr", arguments->master_addr, "HOST of node 0")
+      ->type_name("HOST")
+      ->group(nodes);
+  app.add_option("--master-port,--master_port", arguments->master_port, "PORT of node 0")
+      ->type_name("PORT")
+      ->group(nodes);
+  app.add_flag("--standalone", arguments->standalone, "one node (the default)")->group(nodes);
+  // torchrun's, which say nothing that matters here.
+  app.add_option("--rdzv-backend,--rdzv_backend", arguments->ignored)->group("");
+  app.add_option("--rdzv-id,--rdzv_id", arguments->ignored)->group("");
   app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")
       ->type_name("FILE")
       ->group(nodes);
-  app.add_option("--join-timeout", words->join_timeout, "seconds to wait for all nodes")
+  app.add_option("--join-timeout", arguments->join_timeout, "seconds to wait for all nodes")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(nodes);
-  app.add_option("--join-window", words->join_window, "seconds to wait for more than the least number")
+  app.add_option("--join-window", arguments->join_window, "seconds to wait for more than the least number")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(nodes);
-  app.add_option("--heartbeat", words->heartbeat,
+  app.add_option("--heartbeat", arguments->heartbeat,
                  "seconds between signs of life of the launchers (the master's counts)")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(nodes);
-  app.add_option("--silence-limit", words->silence_limit, "seconds without any after which a node is lost")
+  app.add_option("--silence-limit", arguments->silence_limit, "seconds without any after which a node is lost")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(nodes);
-  app.add_option("--hosts", words->hosts, "start the ranks on these hosts, over ssh")
+  app.add_option("--hosts", arguments->hosts, "start the ranks on these hosts, over ssh")
       ->type_name("a:4,b:4")
       ->group(nodes);
-  app.add_option("--hostfile", words->hostfile, "the same from a file, a host on each line")
+  app.add_option("--hostfile", arguments->hostfile, "the same from a file, a host on each line")
       ->type_name("FILE")
       ->group(nodes);
   app.add_option("--rsh", options.rsh, "the remote shell")->type_name("COMMAND")->capture_default_str()->group(nodes);
@@ -255,7 +322,7 @@ std::function<int()> declare_run(CLI::App& app) {
       ->group(nodes);
 
   const char* worker = "Workers";
-  app.add_option("--env", words->environment, "NAME=VALUE for the workers, or NAME to pass it on to other hosts")
+  app.add_option("--env", arguments->environment, "NAME=VALUE for the workers, or NAME to pass it on to other hosts")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false)
       ->group(worker);
@@ -271,13 +338,13 @@ std::function<int()> declare_run(CLI::App& app) {
       ->group(logs);
   app.add_flag("-q,--quiet", options.console.quiet, "show no lines of workers, no status")->group(logs);
   app.add_flag("-v,--verbose", options.verbose, "say which pid and cores each rank has")->group(logs);
-  app.add_flag("--no-prefix", words->no_prefix, "no [rank N] before the lines")->group(logs);
-  app.add_option("--stdout", words->standard_output,
+  app.add_flag("--no-prefix", arguments->no_prefix, "no [rank N] before the lines")->group(logs);
+  app.add_option("--stdout", arguments->standard_output,
                  "what workers see as standard output. terminal: lines are written as they are printed; pipe: the C "
                  "library collects some KiB")
       ->check(CLI::IsMember({"terminal", "pipe"}))
       ->group(logs);
-  app.add_option("--color", words->colour, "auto, always, never")
+  app.add_option("--color", arguments->colour, "auto, always, never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->group(logs);
 
@@ -286,30 +353,28 @@ std::function<int()> declare_run(CLI::App& app) {
       ->type_name("K")
       ->capture_default_str()
       ->group(failure);
-  app.add_option("--restart-delay", words->restart_delay, "seconds before the first restart, doubled up to 30 s")
+  app.add_option("--restart-delay", arguments->restart_delay, "seconds before the first restart, doubled up to 30 s")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(failure);
-  app.add_option("--grace", words->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
+  app.add_option("--grace", arguments->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(failure);
-  app.add_option("--grace-interrupt", words->interrupt_grace, "seconds that workers have after Ctrl-C")
+  app.add_option("--grace-interrupt", arguments->interrupt_grace, "seconds that workers have after Ctrl-C")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group(failure);
 
-  return [words, &app] {
-    words->options.command = app.remaining();
-    std::vector<std::string>& command = words->options.command;
+  return [arguments, &app] {
+    arguments->options.command = app.remaining();
+    std::vector<std::string>& command = arguments->options.command;
     if (!command.empty() && command.front() == "--") {
       command.erase(command.begin());
-    } else if (!command.empty()) {
-      MANIPLE_REQUIRE(!command.front().starts_with('-'),
-                      "no option {} (see maniple run --help); a program of that name: -- {}", command.front(),
-                      command.front());
+    } else if (!command.empty() && command.front().starts_with('-')) {
+      throw InvalidArgument(unknown_option(app, command.front()));
     }
-    return run(*words);
+    return run(*arguments);
   };
 }
 

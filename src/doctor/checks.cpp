@@ -4,15 +4,10 @@
 
 #include <fmt/format.h>
 
-#include "doctor/blas.h"
-#include "doctor/clock.h"
-#include "doctor/disk.h"
-#include "doctor/backends.h"
-#include "doctor/gpus.h"
-#include "doctor/limits.h"
+#include "doctor/kernel.h"
 #include "doctor/network.h"
-#include "doctor/processors.h"
-#include "doctor/sharing.h"
+#include "doctor/resources.h"
+#include "doctor/software.h"
 
 namespace maniple::doctor {
 
@@ -37,11 +32,15 @@ std::string size_text(double bytes) {
 
 std::span<const Check> checks() noexcept {
   static constexpr Check kChecks[] = {
-      {"network", [] { return judge(look_at_network()); }}, {"sharing", [] { return judge(look_at_sharing()); }},
-      {"limits", [] { return judge(look_at_limits()); }},   {"processors", [] { return judge(look_at_processors()); }},
-      {"blas", [] { return judge(look_at_blas()); }},       {"gpus", [] { return judge(look_at_gpus()); }},
-      {"engines", [] { return judge(look_at_backends()); }}, {"clock", [] { return judge(look_at_clock()); }},
-      {"disk", [] { return judge(look_at_disk()); }},
+      {"network", [] { return judge(inspect_network()); }},
+      {"sharing", [] { return judge(inspect_sharing()); }},
+      {"limits", [] { return judge(inspect_limits()); }},
+      {"processors", [] { return judge(inspect_processors()); }},
+      {"blas", [] { return judge(inspect_blas()); }},
+      {"gpus", [] { return judge(inspect_gpus()); }},
+      {"backends", [] { return judge(inspect_backends()); }},
+      {"clock", [] { return judge(inspect_clock()); }},
+      {"disk", [] { return judge(inspect_disk()); }},
   };
   return kChecks;
 }

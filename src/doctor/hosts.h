@@ -1,18 +1,16 @@
 // Whether other machines can be reached, and can reach this one: what a job on several needs.
 //
-// For each host, over the remote shell:  maniple doctor --answer ITS_ADDRESS --call-back OUR_ADDRESS:PORT --word WORD
-// The other side listens, says where, calls back and waits for our call:
+// For each host, over the remote shell:  maniple doctor --answer ITS_ADDRESS --connect-back OUR_ADDRESS:PORT --token TOKEN
+// The other side listens, says where, connects back and waits for our connection:
 //
-//   listening VERSION PORT        our side then connects there and sends the word
-//   called-back                   or: cannot-call-back REASON
-//   heard                         or: heard-nothing REASON
+//   listening VERSION PORT        our side then connects there and sends the token
+//   connected-back                or: cannot-connect-back REASON
+//   received                      or: received-nothing REASON
 #pragma once
 
 #include <string>
-#include <string_view>
-#include <vector>
 
-#include "doctor/finding.h"
+#include "doctor/checks.h"
 
 namespace maniple::doctor {
 
@@ -35,13 +33,10 @@ struct HostOptions {
   std::string remote_shell = "ssh -o BatchMode=yes -o ConnectTimeout=10";
   std::string program;  ///< on the other machine; empty: the path of this one
 };
-HostFacts look_at_host(const std::string& host, const HostOptions& options);
+HostFacts inspect_host(const std::string& host, const HostOptions& options);
 
 /// The other side. The result is the exit code.
-int answer_doctor(const std::string& own_address, const std::string& call_back, const std::string& word,
+int answer_doctor(const std::string& own_address, const std::string& connect_back, const std::string& token,
                   const std::string& version);
-
-/// "a,b:4,c" -> a, b, c (slots are left out).
-std::vector<std::string> parse_hosts(std::string_view text);
 
 }  // namespace maniple::doctor

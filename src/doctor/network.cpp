@@ -12,33 +12,14 @@
 #include <fmt/ranges.h>
 
 #include "base/environment.h"
-#include "doctor/problem_in.h"
 #include "net/address.h"
 
 namespace maniple::doctor {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kTimeout = std::chrono::seconds(5);
 
 bool is_loopback_text(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
-
-std::vector<Interface> list_interfaces() {
-  std::vector<Interface> interfaces;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return interfaces;
-  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr) continue;
-    const int family = each->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    interfaces.push_back({.name = each->ifa_name,
-                          .address = Address::from_raw(each->ifa_addr, length).host(),
-                          .up = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_RUNNING) != 0,
-                          .loopback = (each->ifa_flags & IFF_LOOPBACK) != 0});
-  }
-  ::freeifaddrs(list);
-  return interfaces;
-}
 
 void judge_interfaces(const NetworkFacts& facts, Findings& findings) {
   std::vector<std::string> usable;
@@ -75,13 +56,31 @@ void judge_hostname(const NetworkFacts& facts, Findings& findings) {
     findings.push_back({Verdict::warn,
                         fmt::format("the name of this machine, {}, means {} here: others cannot reach that",
                                     facts.hostname, addresses),
-                        "for jobs on several machines give MASTER_ADDR as a number, or mend /etc/hosts"});
+                        "for jobs on several machines give MASTER_ADDR as a number, or fix /etc/hosts"});
     return;
   }
   findings.push_back({Verdict::ok, fmt::format("{} is {}", facts.hostname, addresses)});
 }
 
 }  // namespace
+
+std::vector<Interface> list_interfaces() {
+  std::vector<Interface> interfaces;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return interfaces;
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr) continue;
+    const int family = each->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    interfaces.push_back({.name = each->ifa_name,
+                          .address = Address::from_raw(each->ifa_addr, length).host(),
+                          .up = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_RUNNING) != 0,
+                          .loopback = (each->ifa_flags & IFF_LOOPBACK) != 0});
+  }
+  ::freeifaddrs(list);
+  return interfaces;
+}
 
 Findings judge(const NetworkFacts& facts) {
   Findings findings;
@@ -106,7 +105,7 @@ Findings judge(const NetworkFacts& facts) {
   return findings;
 }
 
-NetworkFacts look_at_network() {
+NetworkFacts inspect_network() {
   NetworkFacts facts;
   facts.interfaces = list_interfaces();
   if (const auto chosen = environment_text("MANIPLE_INTERFACE")) {
@@ -119,7 +118,7 @@ NetworkFacts look_at_network() {
   ::gethostname(name, sizeof name - 1);
   facts.hostname = name;
   problem_in([&] {
-    for (const Address& address : Address::resolve(name, 0, Deadline::after(kPatience))) {
+    for (const Address& address : Address::resolve(name, 0, Deadline::after(kTimeout))) {
       if (std::find(facts.hostname_addresses.begin(), facts.hostname_addresses.end(), address.host()) ==
           facts.hostname_addresses.end()) {
         facts.hostname_addresses.push_back(address.host());
@@ -130,7 +129,7 @@ NetworkFacts look_at_network() {
   facts.port_problem = problem_in([&] { listener = listen_on(Address::parse("127.0.0.1:0")); });
   if (facts.port_problem.empty()) {
     facts.loopback_problem =
-        problem_in([&] { connect_to(Address::of_socket(listener.get()), Deadline::after(kPatience)); });
+        problem_in([&] { connect_to(Address::of_socket(listener.get()), Deadline::after(kTimeout)); });
   }
   return facts;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "doctor/finding.h"
+#include "doctor/checks.h"
 
 namespace maniple::doctor {
 
@@ -15,6 +15,8 @@ struct Interface {
   bool up = false;
   bool loopback = false;
 };
+
+std::vector<Interface> list_interfaces();  ///< an entry for each address
 
 struct NetworkFacts {
   std::vector<Interface> interfaces;
@@ -28,6 +30,6 @@ struct NetworkFacts {
 };
 
 Findings judge(const NetworkFacts& facts);
-NetworkFacts look_at_network();
+NetworkFacts inspect_network();
 
 }  // namespace maniple::doctor

@@ -1,6 +1,7 @@
 #include "jobs/job_record.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -9,10 +10,11 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
+#include "base/environment.h"
 #include "base/log.h"
 #include "base/system_error.h"
-#include "jobs/job_directory.h"
-#include "process/process_clock.h"
+#include "process/process_table.h"
 
 namespace maniple::launch {
 namespace {
@@ -107,6 +109,26 @@ void write_all(int fd, std::string_view bytes, const std::string& what) {
 
 }  // namespace
 
+std::vector<std::string> job_directories() {
+  std::vector<std::string> paths;
+  const auto runtime = environment_text("XDG_RUNTIME_DIR");
+  if (runtime && runtime->front() == '/') paths.push_back(*runtime + "/maniple");
+  paths.push_back(fmt::format("/tmp/maniple-{}", ::geteuid()));
+  return paths;
+}
+
+UniqueFd open_job_directory(const std::string& path, bool create) {
+  if (create && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) throw_system_error("mkdir " + path);
+  UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!directory) throw_system_error("open " + path);
+  struct stat status {};
+  if (::fstat(directory.get(), &status) != 0) throw_system_error("stat " + path);
+  MANIPLE_REQUIRE(status.st_uid == ::geteuid(), "{} belongs to user {}, not to {}", path, status.st_uid, ::geteuid());
+  MANIPLE_REQUIRE((status.st_mode & 077) == 0, "{} has mode {:03o}, which lets others in; expected 700", path,
+                  status.st_mode & 0777);
+  return directory;
+}
+
 std::string encode_job(const JobInfo& info) {
   std::string text = fmt::format(
       "{}\nid {}\npid {}\npid_started {}\npid_space {}\nstarted {}\nworld_size {}\nranks_up {}\nrestarts {}\nstate {}\n"
@@ -145,7 +167,7 @@ JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)), writer_(::
   try {
     if (info_.pid == 0) info_.pid = ::getpid();
     if (info_.pid_started == 0) info_.pid_started = start_of_process(info_.pid).value_or(0);
-    if (info_.pid_space.empty()) info_.pid_space = own_pid_space();
+    if (info_.pid_space.empty()) info_.pid_space = own_pid_namespace();
     if (info_.started == 0) info_.started = std::time(nullptr);
     name_ = fmt::format("job-{}-{}", info_.pid, info_.pid_started);
   } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-// What a running job tells `maniple ps`: one small file, there as long as its launcher lives.
+// The record of a running job, for `maniple ps`: one small file, there as long as its launcher lives.
 //
 // The files lie in $XDG_RUNTIME_DIR/maniple, or /tmp/maniple-<uid> where there is no such directory: mode 0700, ours
 // alone, no symbolic link, or it is not used. A record is written beside its name and renamed, so a reader never sees
@@ -15,7 +15,16 @@
 #include <string_view>
 #include <vector>
 
+#include "base/unique_fd.h"
+
 namespace maniple::launch {
+
+/// Directories that may hold records of this user, the preferred one first.
+std::vector<std::string> job_directories();
+
+/// Opens a directory that is ours alone; makes it when `create` is set. Throws SystemError or InvalidArgument (a link,
+/// another owner, a mode that lets others in).
+UniqueFd open_job_directory(const std::string& path, bool create);
 
 struct JobInfo {
   std::string id;
@@ -23,8 +32,8 @@ struct JobInfo {
   int world_size = 0;
   std::vector<std::string> hosts = {};
   pid_t pid = 0;  ///< of the launcher, as the user sees it and may signal it; 0: this process
-  std::uint64_t pid_started =
-      0;  ///< its start in clock ticks after boot, which tells it from a later process of that number
+  /// Its start in clock ticks after boot, which tells it from a later process of that number.
+  std::uint64_t pid_started = 0;
   std::string pid_space = {};  ///< the pid name space the number belongs to
   std::int64_t started = 0;    ///< seconds after 1970; 0: now
   int ranks_up = 0;

@@ -11,13 +11,13 @@
 #include "base/system_error.h"
 #include "group/environment_check.h"
 #include "launch/coordinate/agents.h"
-#include "launch/workers/supervisor.h"
 #include "launch/coordinate/job_settings.h"
-#include "launch/launch_options.h"
 #include "launch/coordinate/launcher_listener.h"
-#include "process/program.h"
 #include "launch/coordinate/remote_start.h"
+#include "launch/launch_options.h"
+#include "launch/workers/supervisor.h"
 #include "net/port_holder.h"
+#include "process/program.h"
 #include "rendezvous/secret_source.h"
 
 namespace maniple::launch {
@@ -62,16 +62,16 @@ void check(const LaunchOptions& options) {
   check_variables(options);
 }
 
-/// Where this launcher stands in the job: found out before anything is started.
-struct Standing {
-  UniqueFd listener = {};      // none: it follows, or the job has one node
-  Address master = {};         // one node: where rank 0 listens
+/// The role of this launcher in the job: found out before anything is started.
+struct LauncherRole {
+  UniqueFd listener = {};  // none: it is a member, or the job has one node
+  Address master = {};     // one node: where rank 0 listens
   Secret secret = {};
-  bool follows = false;
-  bool taken = false;          // somebody else listens at the master's place, on this host
+  bool member = false;
+  bool taken = false;  // another process listens at the master's address, on this host
 };
 
-Standing find_standing(const LaunchOptions& options, int cancel) {
+LauncherRole find_role(const LaunchOptions& options, int cancel) {
   if (!options.hosts.empty()) {
     return {.listener = listen_on(address_towards(options.hosts, cancel)), .secret = Secret::random()};
   }
@@ -80,7 +80,7 @@ Standing find_standing(const LaunchOptions& options, int cancel) {
             .secret = Secret::random()};
   }
   const Secret secret = shared_secret(options);
-  if (options.node_rank > 0) return {.secret = secret, .follows = true};
+  if (options.node_rank > 0) return {.secret = secret, .member = true};
   const bool anyone = options.node_rank < 0;
   try {
     MasterListener place =
@@ -88,29 +88,29 @@ Standing find_standing(const LaunchOptions& options, int cancel) {
     MANIPLE_REQUIRE(place.fd || anyone,
                     "--master is {}, which is not an address of this host; --node-rank 0 belongs on that host",
                     options.master->host);
-    const bool follows = !place.fd;
-    return {.listener = std::move(place.fd), .secret = secret, .follows = follows, .taken = place.taken};
+    const bool member = !place.fd;
+    return {.listener = std::move(place.fd), .secret = secret, .member = member, .taken = place.taken};
   } catch (const SystemError& error) {
     throw InvalidArgument(fmt::format("--master {}: {}", to_string(*options.master), error.what()));
   }
 }
 
 int run_agent(const LaunchOptions& options, UniqueFd control) {
-  Standing standing;
+  LauncherRole role;
   try {
-    standing = find_standing(options, control.get());
+    role = find_role(options, control.get());
   } catch (const Aborted&) {
     unsigned char signal = SIGTERM;
     const ssize_t got = ::read(control.get(), &signal, 1);
     return 128 + (got == 1 ? signal : SIGTERM);
   }
-  if (!standing.follows) {
-    return run_coordinator(options, std::move(control), std::move(standing.listener), standing.master, standing.secret);
+  if (!role.member) {
+    return run_coordinator(options, std::move(control), std::move(role.listener), role.master, role.secret);
   }
   try {
-    return run_member(options, std::move(control), standing.secret);
+    return run_member(options, std::move(control), role.secret);
   } catch (const Error& error) {
-    if (!standing.taken) throw;
+    if (!role.taken) throw;
     const auto holder = describe_port_holder(options.master->port);
     throw InvalidArgument(fmt::format("--master {}: the port is taken{}: {}", to_string(*options.master),
                                       holder ? " by " + *holder : "", error.what()));
@@ -145,7 +145,8 @@ int serve_as_agent(const std::string& coordinator, int node_rank) {
   while (line.size() < 128 && ::read(STDIN_FILENO, &byte, 1) == 1 && byte != '\n') line.push_back(byte);
   const auto secret = parse_secret(line);
   if (!secret) {
-    fmt::print(stderr, "maniple: run-agent is started by `maniple run --hosts`, which passes the secret on its input\n");
+    fmt::print(stderr,
+               "maniple: run-agent is started by `maniple run --hosts`, which passes the secret on its input\n");
     return kUsage;
   }
   return run_supervised(

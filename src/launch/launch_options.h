@@ -1,4 +1,4 @@
-// What `maniple run` was asked for, checked and without any command-line library in it.
+// The options of `maniple run`, checked and without any command-line library in it.
 #pragma once
 
 #include <chrono>
@@ -6,38 +6,38 @@
 #include <string>
 #include <vector>
 
-#include "launch/output/console.h"
-#include "launch/coordinate/heartbeat.h"
+#include "launch/coordinate/policies.h"
 #include "launch/option_values.h"
+#include "launch/output/console.h"
+#include "launch/placement/binding.h"
 #include "launch/placement/rank_plan.h"
-#include "launch/coordinate/restart_policy.h"
 
 namespace maniple::launch {
 
 struct LaunchOptions {
   std::vector<std::string> command;
-  std::string folder;                  ///< where workers start; empty: here
-  std::vector<Assignment> environment; ///< --env
+  std::string folder;                   ///< where workers start; empty: here
+  std::vector<Assignment> environment;  ///< --env
 
-  int processes = 1;                   ///< on this node
-  int devices_per_process = 0;         ///< 0: devices are not shared out
+  int processes = 1;            ///< on this node
+  int devices_per_process = 0;  ///< 0: devices are not shared out
 
   NodeRange nodes;
-  int node_rank = -1;                  ///< -1: by arrival
+  int node_rank = -1;  ///< -1: by arrival
   std::optional<MasterAddress> master;
   std::string secret_file;
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};
-  Heartbeat heartbeat;                 ///< that of the coordinator counts for all nodes
+  Heartbeat heartbeat;  ///< that of the coordinator counts for all nodes
 
-  std::vector<HostSlots> hosts;        ///< not empty: agents are started there
+  std::vector<HostSlots> hosts;  ///< not empty: agents are started there
   std::string rsh = "ssh";
-  std::string remote_maniple;          ///< empty: the path of this program
+  std::string remote_maniple;  ///< empty: the path of this program
 
-  bool bind = true;
-  int cores_per_process = 0;           ///< 0: all cores are shared out
+  BindPolicy bind = BindPolicy::automatic;
+  int cores_per_process = 0;  ///< 0: all cores are shared out
   bool verbose = false;
-  bool terminal_output = true;         ///< the standard output of workers is a pseudo-terminal, see WorkerOrder
+  bool terminal_output = true;  ///< the standard output of workers is a pseudo-terminal, see StartOutput
   std::string log_folder;
   std::vector<int> only_ranks;
   ConsoleOptions console;
@@ -55,7 +55,7 @@ std::vector<NodeShape> planned_nodes(const LaunchOptions& options);
 int launch(const LaunchOptions& options);
 
 /// What the coordinator of --hosts starts on another host: reads the secret from standard input, connects to `coordinator`
-/// ("address:port") and does what it is told.
+/// ("address:port") and carries out its messages.
 int serve_as_agent(const std::string& coordinator, int node_rank);
 
 }  // namespace maniple::launch

@@ -1,30 +1,32 @@
-// Why the job ended: which rank failed first, and how that is shown. Pure.
+// Why a job ended: which rank failed first, and how that is shown. Pure.
 //
-// When one rank dies the others soon fail as well, because they wait for it. What a user needs is the first: the one
-// that does not blame another rank.
+// When one rank dies the others soon fail as well, because they wait for it. What a user needs is the first: the one whose
+// failure did not begin on another rank.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include <maniple/comm/error.h>
 
 namespace maniple::launch {
 
-/// How a worker ended, and what it said last.
+/// How a worker ended, and what is known of the reason.
 struct RankExit {
   int rank = 0;
   int node_rank = 0;
   std::string host = {};
-  int pid = 0;        ///< negative: it could not even be started; `error` says why
-  int code = 0;       ///< exit code; meaningless when `signal` is set
-  int signal = 0;     ///< 0: it exited by itself
-  /// What is known about the end: "by the kernel's out-of-memory killer: ..." after a signal, "before it joined ..." after
-  /// exit code 0, which is a failure then. May be empty.
+  int pid = 0;     ///< negative: it could not even be started; `error` says why
+  int code = 0;    ///< exit code; meaningless when `signal` is set
+  int signal = 0;  ///< 0: it exited by itself
+  /// What is known about the end: "by the kernel's out-of-memory killer: ..." after a signal, "before init() ..." after exit code
+  /// 0, which is a failure then. May be empty.
   std::string cause = {};
-  std::string error = {};  ///< its last error message; may be empty
+  std::string error = {};  ///< what it reported, or the last line of its output that looks like an error; may be empty
+  bool consequence = false;            ///< what it reported began on another rank
   std::vector<std::string> tail = {};  ///< the last lines of its log
-  std::int64_t at_us = 0;         ///< when, since the group was started on its node
+  std::int64_t at_us = 0;              ///< when, since the group was started on its node
 
   bool failed() const noexcept { return signal != 0 || code != 0 || !cause.empty(); }
   /// The launcher's exit code after a failure: that of the rank, 128 + signal for signals; 1 where the rank's was 0.
@@ -32,16 +34,16 @@ struct RankExit {
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 
-/// The rank that this message says is lost; -1 if it blames none: "[barrier #1 world rank 0/2] rank 1 (...) is lost".
-int blamed_rank(std::string_view error);
+/// Whether what `rank` (of the world) reports began on another rank.
+bool is_consequence(const ErrorInfo& error, int rank);
 
 /// Index of the exit that was the cause of the others. `exits` must not be empty.
 ///
-/// A rank that blames nobody comes before one that blames another; among equals one killed by a signal comes before one
-/// that exited, if they ended within 20 ms of each other; then the earlier one.
+/// One that is no consequence comes before those that are; among equals one killed by a signal comes before one that exited,
+/// if they ended within 20 ms of each other; then the earlier one.
 std::size_t first_cause(const std::vector<RankExit>& exits);
 
-/// True if it is worth waiting a little for another exit: the only failures so far blame a rank that still runs.
+/// True if it is worth waiting a little for another exit: the only failures so far are consequences.
 bool cause_may_follow(const std::vector<RankExit>& exits);
 
 /// Several lines, the last without a line break.
@@ -52,8 +54,5 @@ std::string describe_end(const RankExit& exit);
 
 /// "SIGSEGV"; "signal 40" for those without a name.
 std::string signal_name(int signal);
-
-/// How much a line looks like the reason of a failure: 0 not at all. The last line with the highest rating is shown.
-int rate_error_line(std::string_view line);
 
 }  // namespace maniple::launch

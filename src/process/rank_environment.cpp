@@ -1,13 +1,12 @@
 #include "process/rank_environment.h"
 
 #include <dirent.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
-
-#include "base/check.h"
 
 namespace maniple::launch {
 namespace {
@@ -53,44 +52,50 @@ const std::string* find_variable(const Environment& environment, const std::stri
   return found == environment.end() ? nullptr : &*found;
 }
 
-Environment worker_environment(const Environment& own, const NodeEnvironment& node, const WorkerAssignment& assignment) {
+Environment own_environment() {
   Environment result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);
+  return result;
+}
+
+Environment rank_environment(const Environment& own, const NodeEnvironment& node, const WorkerAssignment& assignment) {
+  Environment result = own;
   result.reserve(own.size() + 24);
   // Left over from a launcher around this one, they would contradict what is set below.
-  static constexpr const char* kOurs[] = {
-      "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-      "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MANIPLE_RESTART_COUNT", "MANIPLE_GENERATION", "MANIPLE_JOB",
-      "MANIPLE_SECRET_FD", "MANIPLE_INIT_FD", "MANIPLE_SPAWNED", "MANIPLE_SECRET_FILE", "MANIPLE_STORE_HOSTED", "TORCHELASTIC_RESTART_COUNT",
-      "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
-  for (const std::string& entry : own) {
-    const bool replaced = std::any_of(std::begin(kOurs), std::end(kOurs),
-                                      [&](const char* name) { return is_assignment_of(entry, name); });
-    if (!replaced) result.push_back(entry);
+  for (const char* name :
+       {"MANIPLE_GENERATION", "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_INIT_FD", "MANIPLE_REPORT_FD",
+        "MANIPLE_SPAWNED", "MANIPLE_STORE_HOSTED", "TORCHELASTIC_USE_AGENT_STORE"}) {
+    unset_variable(result, name);
   }
-  const auto set = [&](const char* name, const auto& value) { result.push_back(fmt::format("{}={}", name, value)); };
+  const auto set = [&](const char* name, const auto& value) { set_variable(result, name, fmt::format("{}", value)); };
   set("RANK", assignment.rank);
   set("WORLD_SIZE", assignment.world_size);
   set("LOCAL_RANK", assignment.local_rank);
   set("LOCAL_WORLD_SIZE", assignment.local_size);
   set("NODE_RANK", assignment.node_rank);
-  set("GROUP_RANK", assignment.node_rank);
-  set("GROUP_WORLD_SIZE", node.node_count);
-  set("ROLE_RANK", assignment.rank);
-  set("ROLE_WORLD_SIZE", assignment.world_size);
   set("MASTER_ADDR", node.master_addr);
   set("MASTER_PORT", node.master_port);
-  set("MANIPLE_JOB", node.job);
-  set("MANIPLE_GENERATION", node.generation);
-  set("MANIPLE_RESTART_COUNT", node.restarts);
-  set("TORCHELASTIC_RESTART_COUNT", node.restarts);
-  set("TORCHELASTIC_MAX_RESTARTS", node.max_restarts);
-  set("TORCHELASTIC_RUN_ID", node.job);
+  if (node.job.empty()) {
+    set("MANIPLE_SPAWNED", 1);
+  } else {
+    set("GROUP_RANK", assignment.node_rank);
+    set("GROUP_WORLD_SIZE", node.node_count);
+    set("ROLE_RANK", assignment.rank);
+    set("ROLE_WORLD_SIZE", assignment.world_size);
+    set("MANIPLE_JOB", node.job);
+    set("MANIPLE_GENERATION", node.generation);
+    set("MANIPLE_RESTART_COUNT", node.restarts);
+    set("TORCHELASTIC_RESTART_COUNT", node.restarts);
+    set("TORCHELASTIC_MAX_RESTARTS", node.max_restarts);
+    set("TORCHELASTIC_RUN_ID", node.job);
+  }
   if (node.secret_fd >= 0) set("MANIPLE_SECRET_FD", node.secret_fd);
   if (node.init_fd >= 0) set("MANIPLE_INIT_FD", node.init_fd);
+  if (node.report_fd >= 0) set("MANIPLE_REPORT_FD", node.report_fd);
   if (find_variable(result, "OMP_NUM_THREADS") == nullptr) {
     set("OMP_NUM_THREADS", std::max(1, node.cores / std::max(1, assignment.local_size)));
   }
-  if (assignment.device_count > 0) set_variable(result, "CUDA_VISIBLE_DEVICES", devices_of(node, assignment));
+  if (assignment.device_count > 0) set("CUDA_VISIBLE_DEVICES", devices_of(node, assignment));
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include "process/start.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -19,6 +20,7 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
+#include "process/descriptors.h"
 
 namespace maniple::launch {
 namespace {
@@ -31,11 +33,10 @@ struct Pipe {
   UniqueFd write;
 };
 
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw_system_error("a pipe for a worker");
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+Pipe make_output_pipe() {
+  auto [read, write] = make_pipe();
+  ::fcntl(read.get(), F_SETFL, O_NONBLOCK);
+  return {std::move(read), std::move(write)};
 }
 
 /// Nothing when there is no pseudo-terminal to be had.
@@ -47,7 +48,7 @@ Pipe make_terminal() {
   if (!write || ::tcgetattr(write.get(), &mode) != 0) return {};
   ::cfmakeraw(&mode);
   if (::tcsetattr(write.get(), TCSANOW, &mode) != 0) return {};
-  return {std::move(read), std::move(write)};
+  return {above_standard(std::move(read)), above_standard(std::move(write))};
 }
 
 /// Everything the child needs, prepared by the parent.
@@ -58,7 +59,7 @@ struct Recipe {
   char* const* envp;
   const char* folder;
   int input;
-  int out;
+  int out;  // -1: as here
   int err;
   const int* inherited;
   std::size_t inherited_count;
@@ -66,6 +67,10 @@ struct Recipe {
   std::size_t cpu_bytes;
   pid_t parent;
   const rlimit* limit;
+  bool own_session;
+  int death_signal;
+  bool new_network;
+  int network;
 };
 
 /// What went wrong in the child, in memory that it shares with the parent.
@@ -75,11 +80,16 @@ struct Failure {
 };
 
 [[noreturn]] void become(const Recipe& recipe, volatile Failure* failure) {
-  ::setsid();
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != recipe.parent) ::_exit(127);  // it died before the line above
+  if (recipe.own_session) {
+    ::setsid();
+    ::prctl(PR_SET_PDEATHSIG, recipe.death_signal);
+    if (::getppid() != recipe.parent) ::_exit(127);  // it died before the line above
+  }
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
+    const bool ignored = ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+    if (ignored && !recipe.own_session && signal != SIGTERM) continue;
+    action = {};
     action.sa_handler = SIG_DFL;
     ::sigaction(signal, &action, nullptr);
   }
@@ -88,7 +98,10 @@ struct Failure {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   if (recipe.limit != nullptr) ::setrlimit(RLIMIT_NOFILE, recipe.limit);
   if (recipe.cpus != nullptr) ::sched_setaffinity(0, recipe.cpu_bytes, recipe.cpus);
-  bool fine = ::dup2(recipe.input, 0) == 0 && ::dup2(recipe.out, 1) == 1 && ::dup2(recipe.err, 2) == 2;
+  bool fine = !recipe.new_network || ::unshare(CLONE_NEWNET) == 0;
+  fine = fine && (recipe.network < 0 || ::setns(recipe.network, CLONE_NEWNET) == 0);
+  fine = fine && ::dup2(recipe.input, 0) == 0;
+  if (recipe.out >= 0) fine = fine && ::dup2(recipe.out, 1) == 1 && ::dup2(recipe.err, 2) == 2;
   for (std::size_t i = 0; fine && i < recipe.inherited_count; ++i) {
     fine = recipe.inherited[i] < 0 || ::fcntl(recipe.inherited[i], F_SETFD, 0) == 0;
   }
@@ -103,9 +116,16 @@ struct Failure {
   ::_exit(127);
 }
 
+/// Signals are held back meanwhile: a handler must not run in the child, which has this process's memory.
 [[gnu::noinline]] pid_t vfork_and_become(const Recipe& recipe, volatile Failure* failure) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);
   const pid_t pid = ::vfork();
   if (pid == 0) become(recipe, failure);
+  const int code = errno;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  errno = code;
   return pid;
 }
 
@@ -117,68 +137,66 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return list;
 }
 
-/// dup2 onto 0, 1 and 2 must not run over a descriptor that is still needed.
-UniqueFd above_standard(UniqueFd fd) {
-  if (fd.get() > STDERR_FILENO) return fd;
-  UniqueFd moved(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-  if (!moved) throw_system_error("a descriptor for a worker");
-  return moved;
-}
-
 }  // namespace
 
-StartedWorker start_worker(const WorkerOrder& order) {
-  Pipe out;
-  if (order.terminal) out = make_terminal();
-  if (!out.write) out = make_pipe();
-  Pipe err = make_pipe();
-  out.write = above_standard(std::move(out.write));
-  err.write = above_standard(std::move(err.write));
-  UniqueFd nothing;
-  if (order.input < 0) {
-    nothing = above_standard(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
-  } else if (order.input != STDIN_FILENO) {
-    nothing = above_standard(UniqueFd(::fcntl(order.input, F_DUPFD_CLOEXEC, STDERR_FILENO + 1)));
+StartedProcess start_process(const StartOptions& options) {
+  Pipe out, err;
+  if (options.output == StartOutput::terminal) out = make_terminal();
+  if (options.output != StartOutput::inherited) {
+    if (!out.write) out = make_output_pipe();
+    err = make_output_pipe();
+  }
+  UniqueFd input;  // dup2 onto 0 must not run over a descriptor that is still needed
+  if (options.input < 0) {
+    input = above_standard(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
+  } else if (options.input != STDIN_FILENO) {
+    input.reset(::fcntl(options.input, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   }
 
   std::vector<cpu_set_t> cpus;
-  if (order.cpus != nullptr && !order.cpus->empty()) {
-    const auto highest = static_cast<std::size_t>(order.cpus->back());
+  if (options.cpus != nullptr && !options.cpus->empty()) {
+    const auto highest = static_cast<std::size_t>(options.cpus->back());
     cpus.resize(highest / CPU_SETSIZE + 1);
-    for (const int cpu : *order.cpus) CPU_SET_S(static_cast<std::size_t>(cpu), cpus.size() * sizeof(cpu_set_t), cpus.data());
+    for (const int cpu : *options.cpus)
+      CPU_SET_S(static_cast<std::size_t>(cpu), cpus.size() * sizeof(cpu_set_t), cpus.data());
   }
-  const std::vector<char*> argv = pointers(order.program->argv);
+  const std::vector<char*> argv = pointers(options.program->argv);
   std::vector<char*> shell_argv = argv;
   const std::string shell = "/bin/sh";
   shell_argv.front() = const_cast<char*>(shell.c_str());
-  shell_argv.insert(shell_argv.begin() + 1, const_cast<char*>(order.program->path.c_str()));
-  const std::vector<char*> envp = pointers(*order.environment);
+  shell_argv.insert(shell_argv.begin() + 1, const_cast<char*>(options.program->path.c_str()));
+  const std::vector<char*> envp = pointers(*options.environment);
 
-  const Recipe recipe{.path = order.program->path.c_str(),
+  const Recipe recipe{.path = options.program->path.c_str(),
                       .argv = argv.data(),
-                      .shell_argv = is_for_shell(order.program->path) ? shell_argv.data() : nullptr,
+                      .shell_argv = is_for_shell(options.program->path) ? shell_argv.data() : nullptr,
                       .envp = envp.data(),
-                      .folder = order.folder.empty() ? nullptr : order.folder.c_str(),
-                      .input = nothing ? nothing.get() : STDIN_FILENO,
+                      .folder = options.folder.empty() ? nullptr : options.folder.c_str(),
+                      .input = input ? input.get() : STDIN_FILENO,
                       .out = out.write.get(),
                       .err = err.write.get(),
-                      .inherited = order.inherited.data(),
-                      .inherited_count = order.inherited.size(),
+                      .inherited = options.inherited.data(),
+                      .inherited_count = options.inherited.size(),
                       .cpus = cpus.empty() ? nullptr : cpus.data(),
                       .cpu_bytes = cpus.size() * sizeof(cpu_set_t),
                       .parent = ::getpid(),
-                      .limit = limit_raised ? &original_limit : nullptr};
+                      .limit = limit_raised ? &original_limit : nullptr,
+                      .own_session = options.own_session,
+                      .death_signal = options.death_signal,
+                      .new_network = options.new_network,
+                      .network = options.network};
   volatile Failure failure;
   const pid_t pid = vfork_and_become(recipe, &failure);
   const int vfork_code = errno;
-  const std::string& path = order.program->path;
-  if (pid < 0) throw SystemError(fmt::format("starting {}: {}", path, start_error_text(vfork_code)), vfork_code);
+  const std::string& path = options.program->path;
+  const std::string& name = options.name.empty() ? path : options.name;
+  if (pid < 0) throw SystemError(fmt::format("starting {}: {}", name, start_error_text(vfork_code)), vfork_code);
   if (failure.code != 0) {
     const int code = failure.code;
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
-    const std::string where = order.folder.empty() ? "" : fmt::format(" in {}", order.folder);
-    const std::string what = fmt::format("starting {}{}", path, where);
+    const std::string where = options.folder.empty() ? "" : fmt::format(" in {}", options.folder);
+    const std::string what = fmt::format("starting {}{}", name, where);
     if (!failure.in_exec) throw_system_error(what, code);
     const std::string text = fmt::format("{}: {}", what, exec_error_text(path, code));
     if (code == EAGAIN || code == ENOMEM) throw SystemError(text, code);
@@ -187,16 +205,16 @@ StartedWorker start_worker(const WorkerOrder& order) {
   return {.pid = pid, .out = std::move(out.read), .err = std::move(err.read)};
 }
 
-void make_room_for_workers(int workers) {
+void make_room_for_pipes(int count) {
   constexpr rlim_t kOwn = 64;
-  const rlim_t wanted = kOwn + 4 * static_cast<rlim_t>(workers);
+  const rlim_t needed = kOwn + 4 * static_cast<rlim_t>(count);
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (!limit_raised) original_limit = limit;
-  limit.rlim_cur = std::min(wanted, limit.rlim_max);
-  MANIPLE_REQUIRE(limit.rlim_cur >= kOwn + 3 * static_cast<rlim_t>(workers),
-                  "{} workers need {} descriptors, but the limit is {} (ulimit -Hn); start fewer or raise it", workers,
-                  wanted, limit.rlim_max);
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  MANIPLE_REQUIRE(limit.rlim_cur >= kOwn + 3 * static_cast<rlim_t>(count),
+                  "{} workers need {} descriptors, but the limit is {} (ulimit -Hn); start fewer or raise it", count,
+                  needed, limit.rlim_max);
   limit_raised = ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 

@@ -1,9 +1,9 @@
-// Starting one process. It leads a session of its own, dies with its parent, and its outputs are pipes, or its standard
-// output is a terminal: see WorkerOrder.
+// Starting one process: the one way for workers, remote shells, spawned functions and other programs.
 #pragma once
 
 #include <sys/types.h>
 
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -13,30 +13,42 @@
 
 namespace maniple::launch {
 
-struct WorkerOrder {
-  const Program* program = nullptr;
-  const Environment* environment = nullptr;
-  std::string folder = {};            ///< where it starts; empty: here
-  int input = -1;                     ///< its standard input; -1: nothing to read
-  std::vector<int> inherited = {};    ///< more descriptors that it gets, under the same numbers; negative ones are none
-  const std::vector<int>* cpus = nullptr;  ///< null or empty: any
-  /// Its standard output is a pseudo-terminal: the C library then writes each line as it is printed, where it would keep
-  /// some KiB for a pipe and lose them when the program aborts. Bytes pass unchanged (no echo, no CR LF); it is nobody's
-  /// controlling terminal. A pipe all the same where there are no pseudo-terminals to be had.
-  bool terminal = false;
+enum class StartOutput {
+  pipes,  ///< standard output and error are pipes
+  /// Standard output is a pseudo-terminal, standard error a pipe: the C library then writes each line as it is printed, where
+  /// it would keep some KiB for a pipe and lose them when the program aborts. Bytes pass unchanged (no echo, no CR LF); it is
+  /// nobody's controlling terminal. A pipe all the same where there are no pseudo-terminals to be had.
+  terminal,
+  inherited,  ///< those of this process
 };
 
-struct StartedWorker {
+struct StartOptions {
+  const Program* program = nullptr;
+  const Environment* environment = nullptr;
+  std::string name = {};    ///< for messages: "process 3 of 8"; empty: the program's path
+  std::string folder = {};  ///< where it starts; empty: here
+  int input = -1;           ///< its standard input; -1: nothing to read
+  StartOutput output = StartOutput::pipes;
+  std::vector<int> inherited = {};  ///< more descriptors that it gets, under the same numbers; negative ones are none
+  const std::vector<int>* cpus = nullptr;  ///< null or empty: any
+  /// It leads a session of its own, all signals have their default actions, and the kernel sends it `death_signal` when the
+  /// *thread* that starts it ends. False: it stays in this process group, ignores what this process ignores, and outlives it.
+  bool own_session = true;
+  int death_signal = SIGKILL;
+  bool new_network = false;  ///< starts in a network namespace of its own
+  int network = -1;          ///< starts in the network namespace of this descriptor (/proc/PID/ns/net)
+};
+
+struct StartedProcess {
   pid_t pid = -1;
-  UniqueFd out;  ///< non-blocking, close-on-exec; so is `err`
+  UniqueFd out;  ///< non-blocking, close-on-exec; so is `err`. None if they are inherited.
   UniqueFd err;
 };
 
-/// Throws SystemError naming the program, ProgramError when it cannot be executed. To be called by a thread that lives as long as the worker: the worker gets
-/// SIGKILL when that thread ends.
-StartedWorker start_worker(const WorkerOrder& order);
+/// Throws SystemError naming the program, ProgramError when it cannot be executed.
+StartedProcess start_process(const StartOptions& options);
 
-/// The soft limit of descriptors is raised for `workers` pipes; workers get the original one back.
-void make_room_for_workers(int workers);
+/// Raises the soft limit of descriptors for the pipes of `count` processes; those get the original limit back.
+void make_room_for_pipes(int count);
 
 }  // namespace maniple::launch

@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -22,11 +23,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/codec.h"
 #include "base/system_error.h"
-#include "spawn/child_function.h"
-#include "spawn/lifeline.h"
 #include "spawn/child_report.h"
+#include "spawn/parent_pipe.h"
 
 namespace maniple::launch {
 namespace {
@@ -37,6 +38,32 @@ constexpr int kBadStart = 2;
 
 bool taken_over = false;  // before any static object is made
 
+/// The main program as it lies in memory.
+struct LoadedProgram {
+  std::uintptr_t base = 0;
+  std::uintptr_t address = 0;
+  bool holds_address = false;
+};
+
+// The first object that is listed is the program itself.
+int look_at_first(dl_phdr_info* object, std::size_t, void* data) {
+  auto& program = *static_cast<LoadedProgram*>(data);
+  program.base = object->dlpi_addr;
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0) continue;
+    const std::uintptr_t begin = program.base + part.p_vaddr;
+    if (program.address >= begin && program.address - begin < part.p_memsz) program.holds_address = true;
+  }
+  return 1;
+}
+
+LoadedProgram look_for(std::uintptr_t address) {
+  LoadedProgram program{.address = address};
+  ::dl_iterate_phdr(look_at_first, &program);
+  return program;
+}
+
 void write_report(int fd, const SpawnReport& report) noexcept {
   try {
     const std::string bytes = encode_report(report);
@@ -44,7 +71,7 @@ void write_report(int fd, const SpawnReport& report) noexcept {
     while (done < bytes.size()) {
       const ssize_t wrote = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
       if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) return;  // nobody is interested any more
+      if (wrote < 0) return;  // the parent has gone
       done += static_cast<std::size_t>(wrote);
     }
   } catch (...) {
@@ -81,10 +108,10 @@ int spawned_main(int, char** argv, char**) {
     const auto assignment = parse_spawn_assignment(text != nullptr ? text : "");
     if (!assignment) throw ProtocolError("it is for maniple::spawn alone and must not be set by hand");
     ::unsetenv(kSpawnVariable);
-    for (const int fd : {assignment->payload, assignment->report, assignment->lifeline}) {
+    for (const int fd : {assignment->payload, assignment->report, assignment->parent_pipe}) {
       if (fd >= 0 && ::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error("an inherited descriptor");
     }
-    if (assignment->lifeline >= 0) hold_on_to(assignment->lifeline);
+    if (assignment->parent_pipe >= 0) die_with_parent(assignment->parent_pipe);
     take_name_of(argv[0]);
 
     const std::string payload = read_payload(assignment->payload);
@@ -104,7 +131,30 @@ int spawned_main(int, char** argv, char**) {
 
 }  // namespace
 
-std::string to_text(const SpawnAssignment& a) { return fmt::format("{},{},{},{}", a.payload, a.report, a.lifeline, a.index); }
+std::uint64_t offset_in_program(void (*function)()) {
+  MANIPLE_REQUIRE(function != nullptr, "spawn: the function is a null pointer");
+  const auto address = reinterpret_cast<std::uintptr_t>(function);
+  const LoadedProgram program = look_for(address);
+  if (program.holds_address) return address - program.base;
+  Dl_info found{};
+  const bool known = ::dladdr(reinterpret_cast<void*>(address), &found) != 0 && found.dli_fname != nullptr;
+  throw InvalidArgument(
+      fmt::format("spawn: the function lies in {}, not in the main program, so a new process cannot find it; call it "
+                  "from a function of "
+                  "the main program and spawn that",
+                  known ? found.dli_fname : "memory of no library"));
+}
+
+void (*function_at_offset(std::uint64_t offset))() {
+  const std::uintptr_t address = look_for(0).base + static_cast<std::uintptr_t>(offset);
+  if (!look_for(address).holds_address)
+    throw ProtocolError(fmt::format("spawn: no function lies at {:#x} of this program", offset));
+  return reinterpret_cast<void (*)()>(address);
+}
+
+std::string to_text(const SpawnAssignment& a) {
+  return fmt::format("{},{},{},{}", a.payload, a.report, a.parent_pipe, a.index);
+}
 
 std::optional<SpawnAssignment> parse_spawn_assignment(std::string_view text) {
   int numbers[4];
@@ -118,7 +168,7 @@ std::optional<SpawnAssignment> parse_spawn_assignment(std::string_view text) {
     }
   }
   if (!text.empty() || numbers[0] < 0 || numbers[1] < 0 || numbers[2] < -1 || numbers[3] < 0) return std::nullopt;
-  return SpawnAssignment{.payload = numbers[0], .report = numbers[1], .lifeline = numbers[2], .index = numbers[3]};
+  return SpawnAssignment{.payload = numbers[0], .report = numbers[1], .parent_pipe = numbers[2], .index = numbers[3]};
 }
 
 std::string encode_payload(detail::SpawnEntry entry, void (*function)(), std::string_view arguments) {

@@ -9,15 +9,15 @@
 #include <typeinfo>
 
 #include "base/codec.h"
+#include "base/error_codec.h"
 
 namespace maniple::launch {
 namespace {
 
 constexpr std::uint8_t kFinished = 1;
 constexpr std::uint8_t kThrew = 2;
-constexpr std::uint8_t kNoKind = 255;
 constexpr std::size_t kMostType = 4 * 1024;
-constexpr std::size_t kMostText = 24 * 1024;
+constexpr std::size_t kMostText = 12 * 1024;  // of the text, and of the error
 
 struct Free {
   void operator()(char* text) const noexcept { std::free(text); }
@@ -41,7 +41,7 @@ SpawnReport report_of_current_exception() noexcept {
     report.type = name_of_current_type();
     throw;
   } catch (const Error& error) {
-    report.kind = error.kind();
+    report.error = error.info();
     report.text = error.what();
   } catch (const std::exception& error) {
     report.text = error.what();
@@ -58,9 +58,9 @@ std::string encode_report(const SpawnReport& report) {
   ByteWriter out;
   out.put(report.finished ? kFinished : kThrew);
   out.put(report.when_ns);
-  out.put(report.kind ? static_cast<std::uint8_t>(*report.kind) : kNoKind);
   out.put_string(std::string_view(report.type).substr(0, kMostType));
   out.put_string(std::string_view(report.text).substr(0, kMostText));
+  if (report.error) out.put_raw(encode_error(*report.error, kMostText));
   return out.take();
 }
 
@@ -72,12 +72,9 @@ std::optional<SpawnReport> decode_report(std::string_view bytes) {
     if (what != kFinished && what != kThrew) return std::nullopt;
     report.finished = what == kFinished;
     report.when_ns = in.get<std::int64_t>();
-    const auto kind = in.get<std::uint8_t>();
-    if (kind != kNoKind && kind > static_cast<std::uint8_t>(ErrorKind::unsupported)) return std::nullopt;
-    if (kind != kNoKind) report.kind = static_cast<ErrorKind>(kind);
     report.type = in.get_string(kMostType);
     report.text = in.get_string(kMostText);
-    in.expect_end();
+    if (in.left() > 0) report.error = decode_error(in.get_raw(in.left()));
     return report;
   } catch (const ProtocolError&) {
     return std::nullopt;

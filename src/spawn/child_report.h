@@ -1,4 +1,4 @@
-// What a spawned process says about its end, through a socket to its parent: that it has finished, or what it threw.
+// The report of a spawned process about its end, through a socket to its parent: that it has finished, or what it threw.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 namespace maniple::launch {
 
 struct SpawnReport {
-  bool finished = false;                         ///< the function returned; the rest is empty
-  std::int64_t when_ns = 0;                      ///< of the failure, on the clock that all processes share
-  std::string type = {};                         ///< "std::runtime_error"
-  std::string text = {};                         ///< what()
-  std::optional<ErrorKind> kind = std::nullopt;  ///< if it was one of Maniple's
+  bool finished = false;                          ///< the function returned; the rest is empty
+  std::int64_t when_ns = 0;                       ///< of the failure, on the clock that all processes share
+  std::string type = {};                          ///< "std::runtime_error"
+  std::string text = {};                          ///< what()
+  std::optional<ErrorInfo> error = std::nullopt;  ///< if it was one of Maniple's
 };
 
 /// The exception that is being handled.

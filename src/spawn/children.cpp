@@ -26,19 +26,10 @@ UniqueFd open_pidfd(pid_t pid) {
 #endif
 }
 
-std::string name_of_signal(int number) {
-  const char* name = ::sigabbrev_np(number);
-  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
-}
-
-bool is_consequence(const SpawnReport& report) {
-  return report.kind == ErrorKind::peer_lost || report.kind == ErrorKind::aborted;
-}
-
 }  // namespace
 
-void SpawnWatch::listen_for_init(int first_rank) {
-  joins_.open();
+void SpawnWatch::open_messages(int first_rank) {
+  messages_.open();
   first_rank_ = first_rank;
 }
 
@@ -74,7 +65,7 @@ void SpawnWatch::look_at(Process& process) {
   process.status_known = got == process.pid;
   process.status = status;
   read_report(process);
-  process.said = decode_report(process.received);
+  process.answer = decode_report(process.received);
   process.report.reset();
   process.pidfd.reset();
 }
@@ -84,21 +75,21 @@ void SpawnWatch::look_at_all() {
   look_for_absent();
 }
 
-// One that has ended will not join any more: who waits for it would do so until the join time-out.
+// One that has ended will not call init() any more: the others would wait for it until the time-out of init().
 void SpawnWatch::look_for_absent() {
-  if (joins_.own_end() >= 0 && !joins_.read()) joins_.close();
-  if (!joins_.waiting()) return;
+  if (messages_.own_end() >= 0 && !messages_.receive()) messages_.close();
+  if (!messages_.waiting()) return;
   for (std::size_t i = 0; i < processes_.size(); ++i) {
     Process& process = processes_[i];
     const bool ended_well = process.ended && !process.ended_by_us && !has_failed(process);
-    if (ended_well && !joins_.has_joined(first_rank_ + static_cast<int>(i))) process.absent = true;
+    if (ended_well && !messages_.is_initialised(first_rank_ + static_cast<int>(i))) process.absent = true;
   }
 }
 
 bool SpawnWatch::has_failed(const Process& process) {
   if (!process.ended || process.ended_by_us) return false;
   if (process.absent) return true;
-  if (!process.status_known) return !process.said || !process.said->finished;
+  if (!process.status_known) return !process.answer || !process.answer->finished;
   return process.status != 0;
 }
 
@@ -114,7 +105,7 @@ bool SpawnWatch::wait(std::optional<Clock::time_point> until) {
 bool SpawnWatch::wait_for_cause(Clock::time_point until) {
   for (;;) {
     look_at_all();
-    if (!only_consequences() || all_ended()) return true;
+    if (!cause_may_follow(failures()) || all_ended()) return true;
     if (Clock::now() >= until) return false;
     sleep_until_change(until);
   }
@@ -128,7 +119,7 @@ void SpawnWatch::sleep_until_change(std::optional<Clock::time_point> until) {
     blind = blind || !process.pidfd;
     if (process.pidfd) changes.push_back({process.pidfd.get(), POLLIN, 0});
   }
-  if (joins_.own_end() >= 0) changes.push_back({joins_.own_end(), POLLIN, 0});
+  if (messages_.own_end() >= 0) changes.push_back({messages_.own_end(), POLLIN, 0});
   int limit = blind ? kLookMs : -1;
   if (until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now()).count();
@@ -138,24 +129,25 @@ void SpawnWatch::sleep_until_change(std::optional<Clock::time_point> until) {
   ::poll(changes.data(), changes.size(), limit);
 }
 
-bool SpawnWatch::only_consequences() const {
-  return std::all_of(processes_.begin(), processes_.end(), [](const Process& process) {
-    return !has_failed(process) || (process.said && is_consequence(*process.said));
-  });
+std::vector<RankExit> SpawnWatch::failures() const {
+  std::vector<RankExit> exits;
+  for (std::size_t i = 0; i < processes_.size(); ++i) {
+    const Process& process = processes_[i];
+    if (!has_failed(process)) continue;
+    const int rank = first_rank_ + static_cast<int>(i);
+    RankExit exit{.rank = static_cast<int>(i)};
+    // One without a report crashed or exited: it comes before what the others then threw.
+    if (process.answer) exit.at_us = process.answer->when_ns / 1000;
+    exit.consequence = process.answer && process.answer->error && is_consequence(*process.answer->error, rank);
+    exits.push_back(std::move(exit));
+  }
+  return exits;
 }
 
 std::optional<SpawnError> SpawnWatch::first_failure() const {
-  // A crash or an exit comes before what the others then threw; exceptions come in the order in which they were thrown.
-  const Process* first = nullptr;
-  const auto order = [](const Process& process) {
-    const bool consequence = process.said && is_consequence(*process.said);
-    return std::pair(consequence, process.said ? process.said->when_ns : 0);
-  };
-  for (const Process& process : processes_) {
-    if (has_failed(process) && (first == nullptr || order(process) < order(*first))) first = &process;
-  }
-  if (first == nullptr) return std::nullopt;
-  return error_of(static_cast<std::size_t>(first - processes_.data()));
+  const std::vector<RankExit> exits = failures();
+  if (exits.empty()) return std::nullopt;
+  return error_of(static_cast<std::size_t>(exits[first_cause(exits)].rank));
 }
 
 SpawnError SpawnWatch::error_of(std::size_t rank) const {
@@ -164,17 +156,17 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
   std::string what;
   if (process.absent) {
     cause.exit_code = 0;
-    what = fmt::format("ended before it joined the group, and rank {} waits for it in init()",
-                       joins_.waiting().value_or(first_rank_));
+    what = fmt::format("ended before it called init(), where rank {} waits for it",
+                       messages_.waiting().value_or(first_rank_));
   } else if (process.status_known && WIFSIGNALED(process.status)) {
     cause.signal = WTERMSIG(process.status);
-    what = fmt::format("was ended by signal {} ({}, {})", cause.signal, name_of_signal(cause.signal),
+    what = fmt::format("was ended by signal {} ({}, {})", cause.signal, signal_name(cause.signal),
                        ::strsignal(cause.signal));
-  } else if (process.said && !process.said->finished) {
+  } else if (process.answer && !process.answer->finished) {
     if (process.status_known) cause.exit_code = WEXITSTATUS(process.status);
-    cause.type = process.said->type;
-    cause.text = process.said->text;
-    cause.kind = process.said->kind.value_or(ErrorKind::peer_lost);
+    cause.type = process.answer->type;
+    cause.text = process.answer->text;
+    if (process.answer->error) cause.kind = process.answer->error->kind;
     // LibTorch's exceptions carry their stack behind the message: text() has all of it.
     const std::string message = cause.text.substr(0, cause.text.find("\nException raised from "));
     what = fmt::format("threw {}{}{}", cause.type, message.empty() ? "" : ": ", message);

@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "process/init_notices.h"
+#include "process/failure_report.h"
+#include "process/worker_messages.h"
 #include "spawn/child_report.h"
 #include <maniple/launch/spawn.h>
 
@@ -24,9 +25,10 @@ class SpawnWatch {
   SpawnWatch(const SpawnWatch&) = delete;
   SpawnWatch& operator=(const SpawnWatch&) = delete;
 
-  /// To be called first: the processes may tell on joins().rank_end() that they join. `first_rank` is that of the first.
-  void listen_for_init(int first_rank);
-  InitNotices& joins() noexcept { return joins_; }
+  /// To be called first: the processes then say on messages().rank_end() that they are in init(). `first_rank` is that of the
+  /// first process.
+  void open_messages(int first_rank);
+  WorkerMessages& messages() noexcept { return messages_; }
 
   /// A process just started, and the end of the socket on which its report arrives.
   void add(pid_t pid, UniqueFd report);
@@ -39,9 +41,7 @@ class SpawnWatch {
 
   /// The failure that came first of those that are known; nullopt: none.
   std::optional<SpawnError> first_failure() const;
-  /// The known failures are all of the kind that follows from another process's end ("peer lost").
-  bool only_consequences() const;
-  /// Like wait, but looks past failures.
+  /// Waits on while the known failures are all consequences of another process's ("peer lost").
   bool wait_for_cause(Clock::time_point until);
 
   /// SIGTERM, after the grace time SIGKILL. What they die of from now on is no failure.
@@ -59,8 +59,8 @@ class SpawnWatch {
     bool status_known = false;
     int status = 0;
     bool ended_by_us = false;
-    bool absent = false;  // ended well, but another waits for it in init()
-    std::optional<SpawnReport> said = std::nullopt;
+    bool absent = false;  // exited with 0, but another waits for it in init()
+    std::optional<SpawnReport> answer = std::nullopt;
   };
 
   static void look_at(Process& process);
@@ -68,13 +68,14 @@ class SpawnWatch {
   void look_at_all();
   void look_for_absent();
   static bool has_failed(const Process& process);
+  std::vector<RankExit> failures() const;
   SpawnError error_of(std::size_t rank) const;
   void sleep_until_change(std::optional<Clock::time_point> until);
   void signal_all(int signal) noexcept;
 
   std::vector<Process> processes_;
   std::vector<int> pids_;
-  InitNotices joins_;
+  WorkerMessages messages_;
   int first_rank_ = 0;
 };
 

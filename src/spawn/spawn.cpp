@@ -1,12 +1,12 @@
 #include <maniple/launch/spawn.h>
 
-#include <spawn.h>
-#include <sys/wait.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <iterator>
@@ -17,13 +17,11 @@
 #include "base/log.h"
 #include "base/system_error.h"
 #include "process/descriptors.h"
-#include "spawn/spawn_options.h"
-#include "spawn/children.h"
-#include "spawn/child_environment.h"
-#include "spawn/lifeline.h"
+#include "process/start.h"
 #include "spawn/child_main.h"
-
-extern char** environ;
+#include "spawn/children.h"
+#include "spawn/parent_pipe.h"
+#include "spawn/spawn_options.h"
 
 namespace maniple {
 namespace {
@@ -32,13 +30,6 @@ using namespace launch;
 
 // For the cause of what a process reports to end, too: it unwinds its stack while the others notice already.
 constexpr auto kTimeForCause = std::chrono::seconds(1);
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> list;
-  for (std::string& text : strings) list.push_back(text.data());
-  list.push_back(nullptr);
-  return list;
-}
 
 // As this process was called, so that `ps` shows it.
 std::vector<std::string> own_arguments() {
@@ -49,41 +40,10 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-class SpawnActions {
- public:
-  SpawnActions() {
-    if (::posix_spawn_file_actions_init(&actions_) != 0) throw std::bad_alloc();
-    ::posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    ::posix_spawnattr_init(&attributes_);
-    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    sigset_t signals;
-    sigemptyset(&signals);
-    ::posix_spawnattr_setsigmask(&attributes_, &signals);
-    sigaddset(&signals, SIGTERM);  // by which they are ended
-    ::posix_spawnattr_setsigdefault(&attributes_, &signals);
-  }
-  ~SpawnActions() {
-    ::posix_spawn_file_actions_destroy(&actions_);
-    ::posix_spawnattr_destroy(&attributes_);
-  }
-  SpawnActions(const SpawnActions&) = delete;
-  SpawnActions& operator=(const SpawnActions&) = delete;
-
-  void keep(int fd) {  // onto itself: clears close-on-exec, in the child only
-    if (fd >= 0) ::posix_spawn_file_actions_adddup2(&actions_, fd, fd);
-  }
-  const posix_spawn_file_actions_t* actions() const { return &actions_; }
-  const posix_spawnattr_t* attributes() const { return &attributes_; }
-
- private:
-  posix_spawn_file_actions_t actions_;
-  posix_spawnattr_t attributes_;
-};
-
 }  // namespace
 
 struct SpawnContext::Impl {
-  explicit Impl(const SpawnOptions& wanted) : options(wanted) {}
+  explicit Impl(const SpawnOptions& given) : options(given) {}
   ~Impl() {
     // A child of fork() has a copy of the handle, but they are not its children.
     if (::getpid() != owner) return;
@@ -99,64 +59,64 @@ struct SpawnContext::Impl {
           "StartMethod::fork");
     UniqueFd payload;
     if (!by_fork) payload = sealed_memory("maniple-spawn", encode_payload(entry, function, arguments));
-    if (options.daemon) lifeline.emplace();
-    if (options.set_environment) endpoint = prepare_rendezvous(options);
+    if (options.daemon) parent_pipe.emplace();
     if (options.set_environment) {
-      watch.listen_for_init(options.node_rank * options.nprocs);
-      endpoint.point.joins = watch.joins().rank_end();
+      rendezvous = prepare_rendezvous(options);
+      watch.open_messages(options.node_rank * options.nprocs);
+      rendezvous.node.init_fd = watch.messages().rank_end();
     }
-    const int threads = options.set_environment ? threads_for_each(options.nprocs) : 0;
+    const Environment own = own_environment();
     for (int index = 0; index < options.nprocs; ++index) {
       auto [ours, theirs] = make_socket_pair();
       const SpawnAssignment assignment{.payload = payload.get(),
-                           .report = theirs.get(),
-                           .lifeline = lifeline ? lifeline->child_end() : -1,
-                           .index = index};
-      Variables variables;
-      if (options.set_environment) variables = spawned_variables(options, index, endpoint.point, threads);
-      const pid_t pid =
-          by_fork ? start_fork(assignment, variables, entry, function, arguments) : start_reexec(assignment, variables);
+                                       .report = theirs.get(),
+                                       .parent_pipe = parent_pipe ? parent_pipe->child_end() : -1,
+                                       .index = index};
+      Environment environment = own;
+      if (options.set_environment) environment = rank_environment(own, rendezvous.node, assignment_of(options, index));
+      const pid_t pid = by_fork ? start_fork(assignment, environment, entry, function, arguments)
+                                : start_reexec(assignment, environment);
       watch.add(pid, std::move(ours));
     }
-    if (lifeline) lifeline->close_child_end();
-    watch.joins().close_rank_end();
+    if (parent_pipe) parent_pipe->close_child_end();
+    watch.messages().close_rank_end();
   }
 
-  pid_t start_reexec(const SpawnAssignment& assignment, Variables variables) {
-    SpawnActions actions;
-    for (const int fd : {assignment.payload, assignment.report, assignment.lifeline, endpoint.point.secret, endpoint.point.joins}) actions.keep(fd);
-    variables.emplace_back(kSpawnVariable, to_text(assignment));
-    std::vector<std::string> words = own_arguments();
-    std::vector<std::string> environment = changed_environment(environ, variables);
-    pid_t pid = -1;
-    const int code = ::posix_spawn(&pid, "/proc/self/exe", actions.actions(), actions.attributes(),
-                                   pointers(words).data(), pointers(environment).data());
-    if (code != 0)
-      throw SystemError(fmt::format("spawn: starting process {} of {}: {}", assignment.index, options.nprocs, start_error_text(code)),
-                        code);
-    return pid;
+  std::string name_of(int index) const { return fmt::format("spawn: process {} of {}", index, options.nprocs); }
+
+  pid_t start_reexec(const SpawnAssignment& assignment, Environment& environment) {
+    set_variable(environment, kSpawnVariable, to_text(assignment));
+    const Program program{.path = "/proc/self/exe", .argv = own_arguments()};
+    return start_process({.program = &program,
+                          .environment = &environment,
+                          .name = name_of(assignment.index),
+                          .output = StartOutput::inherited,
+                          .inherited = {assignment.payload, assignment.report, assignment.parent_pipe,
+                                        rendezvous.node.secret_fd, rendezvous.node.init_fd},
+                          .own_session = false})
+        .pid;
   }
 
-  pid_t start_fork(const SpawnAssignment& assignment, const Variables& variables, detail::SpawnEntry entry, void (*function)(),
-                   const std::string& arguments) {
+  pid_t start_fork(const SpawnAssignment& assignment, const Environment& environment, detail::SpawnEntry entry,
+                   void (*function)(), const std::string& arguments) {
     std::fflush(nullptr);  // or the copies would write it again
     const pid_t pid = ::fork();
     const int error_code = errno;
     if (pid < 0)
-      throw SystemError(fmt::format("spawn: fork of process {} of {}: {}", assignment.index, options.nprocs, start_error_text(error_code)),
+      throw SystemError(fmt::format("starting {}: {}", name_of(assignment.index), start_error_text(error_code)),
                         error_code);
     if (pid > 0) return pid;
     int code = 1;
     try {
-      for (const auto& [name, value] : variables)
-        value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
+      ::clearenv();
+      for (const std::string& entry_text : environment) ::putenv(::strdup(entry_text.c_str()));
       ::signal(SIGTERM, SIG_DFL);
       sigset_t none;
       sigemptyset(&none);
       ::sigprocmask(SIG_SETMASK, &none, nullptr);
       const UniqueFd empty(::open("/dev/null", O_RDONLY | O_CLOEXEC));
       ::dup2(empty.get(), STDIN_FILENO);
-      if (assignment.lifeline >= 0) hold_on_to(assignment.lifeline);
+      if (assignment.parent_pipe >= 0) die_with_parent(assignment.parent_pipe);
       code = run_spawned(entry, function, arguments, assignment.index, assignment.report);
     } catch (const std::exception& failure) {
       std::fprintf(stderr, "maniple: spawn: %s\n", failure.what());
@@ -174,7 +134,7 @@ struct SpawnContext::Impl {
     if (!watch.wait(until)) return false;
     if (!error) {
       if (!watch.first_failure()) return true;
-      if (watch.only_consequences()) watch.wait_for_cause(SpawnWatch::Clock::now() + kTimeForCause);
+      watch.wait_for_cause(SpawnWatch::Clock::now() + kTimeForCause);
       error = watch.first_failure();
       watch.end_all(options.grace);
       throw *error;
@@ -184,8 +144,8 @@ struct SpawnContext::Impl {
 
   const SpawnOptions options;
   const pid_t owner = ::getpid();
-  std::optional<Lifeline> lifeline;
-  SpawnRendezvous endpoint;
+  std::optional<ParentPipe> parent_pipe;
+  SpawnRendezvous rendezvous;
   SpawnWatch watch;
   std::optional<SpawnError> error;
 };

@@ -1,20 +1,15 @@
 #include "spawn/spawn_options.h"
 
 #include <dirent.h>
-#include <netinet/in.h>
-#include <sched.h>
-#include <sys/socket.h>
-
-#include <algorithm>
-#include <random>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
-#include "process/descriptors.h"
+#include "launch/placement/binding.h"
 #include "net/handshake.h"
+#include "process/descriptors.h"
 #include "rendezvous/secret_source.h"
 
 namespace maniple::launch {
@@ -35,39 +30,17 @@ int count_threads() {
   return count;
 }
 
-// Bound but not listening: rank 0 can listen there, nobody else is given the port by chance. Below the range from
-// which the kernel takes ports by itself.
-UniqueFd reserve_loopback_port(int& port) {
-  std::random_device random;
-  for (int attempt = 0; attempt < 200; ++attempt) {
-    UniqueFd socket = above_standard(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!socket) throw_system_error("spawn: socket");
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    port = 20000 + static_cast<int>(random() % 12000);
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    // First without SO_REUSEADDR, so that a port which someone else has reserved in this way is not taken.
-    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) continue;
-    const int on = 1;
-    if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
-      throw_system_error("spawn: SO_REUSEADDR");
-    return socket;
-  }
-  throw SystemError("spawn: no free port on 127.0.0.1 among 200 tried", EADDRINUSE);
-}
-
-/// What the environment says about a endpoint place is about another job: this process is one of its ranks.
+/// MASTER_ADDR and MASTER_PORT of the environment are those of another job: this process is one of its ranks.
 bool is_a_rank() { return environment_text("LOCAL_RANK").has_value(); }
 
 /// One machine as far as the options tell; but a program may do the arithmetic of several by itself and give init() the
-/// rank and the world size, as PyTorch's tutorials do: then the place that the environment names is the one.
-void take_place_of_environment(MasterEndpoint& point) {
+/// rank and the world size, as PyTorch's tutorials do: then the environment names the master.
+void take_master_of_environment(NodeEnvironment& node) {
   const auto address = environment_text("MASTER_ADDR");
   const auto port = environment_integer("MASTER_PORT", 1, 65535);
   if (!address || !port) return;
-  point.address = *address;
-  point.port = static_cast<int>(*port);
+  node.master_addr = *address;
+  node.master_port = static_cast<int>(*port);
 }
 
 /// The one that the user gave to all machines of the job, if there is one; else, on one machine, one of its own.
@@ -113,38 +86,42 @@ void check_fork_is_safe() {
 }
 
 SpawnRendezvous prepare_rendezvous(const SpawnOptions& options) {
-  SpawnRendezvous endpoint;
+  SpawnRendezvous rendezvous;
+  NodeEnvironment& node = rendezvous.node;
   const bool several = is_on_several_machines(options);
-  endpoint.point.address = options.master_addr;
-  endpoint.point.port = options.master_port;
+  node.master_addr = options.master_addr;
+  node.master_port = options.master_port;
   if (several) {
-    if (endpoint.point.address.empty()) endpoint.point.address = environment_text("MASTER_ADDR").value_or("");
-    if (endpoint.point.port == 0)
-      endpoint.point.port = static_cast<int>(environment_integer("MASTER_PORT", 1, 65535).value_or(0));
+    if (node.master_addr.empty()) node.master_addr = environment_text("MASTER_ADDR").value_or("");
+    if (node.master_port == 0)
+      node.master_port = static_cast<int>(environment_integer("MASTER_PORT", 1, 65535).value_or(0));
     MANIPLE_REQUIRE(
-        !endpoint.point.address.empty() && endpoint.point.port != 0,
+        !node.master_addr.empty() && node.master_port != 0,
         "spawn: on several machines master_addr and master_port (or MASTER_ADDR and MASTER_PORT) say where machine 0 "
         "is; {} is missing",
-        endpoint.point.address.empty() ? "the address" : "the port");
+        node.master_addr.empty() ? "the address" : "the port");
   } else {
-    if (endpoint.point.address.empty() && endpoint.point.port == 0 && !is_a_rank()) take_place_of_environment(endpoint.point);
-    if (endpoint.point.address.empty()) endpoint.point.address = "127.0.0.1";
-    if (endpoint.point.port == 0) endpoint.reservation = reserve_loopback_port(endpoint.point.port);
+    if (node.master_addr.empty() && node.master_port == 0 && !is_a_rank()) take_master_of_environment(node);
+    if (node.master_addr.empty()) node.master_addr = "127.0.0.1";
+    if (node.master_port == 0) {
+      rendezvous.reservation = reserve_port(Address::parse("127.0.0.1:0"));
+      node.master_port = Address::of_socket(rendezvous.reservation.get()).port();
+    }
   }
   if (const auto secret = secret_for(several)) {
-    endpoint.secret = sealed_memory("maniple-secret", hex_of(*secret));
-    endpoint.point.secret = endpoint.secret.get();
+    rendezvous.secret = sealed_memory("maniple-secret", hex_of(*secret));
+    node.secret_fd = rendezvous.secret.get();
   }
-  return endpoint;
+  node.cores = allowed_cpu_count();
+  return rendezvous;
 }
 
-int threads_for_each(int nprocs) {
-  if (environment_text("OMP_NUM_THREADS")) return 0;
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  const int cores = ::sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine)
-                                                                    : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, cores / nprocs);
+WorkerAssignment assignment_of(const SpawnOptions& options, int index) {
+  return {.rank = options.node_rank * options.nprocs + index,
+          .node_rank = options.node_rank,
+          .local_rank = index,
+          .local_size = options.nprocs,
+          .world_size = options.world_size > 0 ? options.world_size : options.nodes * options.nprocs};
 }
 
 }  // namespace maniple::launch

@@ -29,9 +29,9 @@ expect 2 'no operation given' bench
 export MANIPLE_TCP_STREAMS=17
 expect 2 'MANIPLE_TCP_STREAMS is "17"; expected a whole number from 1 to 16' bench all_reduce
 unset MANIPLE_TCP_STREAMS
-export MANIPLE_STAGE_BYTES=1
-expect 0 'MANIPLE_STAGE_BYTES is not known; did you mean MANIPLE_STAGE_KIB?' knobs
-unset MANIPLE_STAGE_BYTES
+export MANIPLE_STAGE_KB=1
+expect 0 'MANIPLE_STAGE_KB is not known; did you mean MANIPLE_STAGE_KIB?' knobs
+unset MANIPLE_STAGE_KB
 expect 2 'unknown operation "all_redoos"' bench all_redoos
 expect 2 '"12Q" is not a size' bench all_reduce --sizes 12Q
 expect 2 '"two" *; *expected numbers\|"two"; expected' bench all_reduce --ranks two

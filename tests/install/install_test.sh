@@ -34,7 +34,7 @@ grep -q 'no component "absent"; installed are: .*comm' "$work/absent.log" || { c
 
 consumer "$work/build"
 "$cmake" --build "$work/build"
-"$here/../../scripts/ranks.sh" 2 "$work/build/consumer" "file://$work/rendezvous"
+"$work/moved/bin/maniple" run --no-prefix -n 2 "$work/build/consumer" "file://$work/rendezvous"
 
 # The plugins are in the package, and a program that was built with it finds them there.
 unset MANIPLE_PLUGINS MANIPLE_MPI
@@ -50,7 +50,7 @@ run_with() {
   for rank in 0 1; do grep -qx "rank $rank of 2 over $backend: 3" "$work/output"; done
 }
 if has_plugin gloo; then
-  run_with gloo "$here/../../scripts/ranks.sh" 2 "$work/build/consumer" "file://$work/gloo_rendezvous" gloo
+  run_with gloo "$work/moved/bin/maniple" run --no-prefix -n 2 "$work/build/consumer" "file://$work/gloo_rendezvous" gloo
 fi
 if has_plugin openmpi; then
   as_root=()
@@ -62,5 +62,5 @@ fi
 if [[ -n $(find "$work/moved" -name Maniple-train-targets.cmake) ]]; then
   consumer "$work/train" -DCOMPONENT=train -DSOURCE=train_consumer.cpp
   "$cmake" --build "$work/train"
-  "$here/../../scripts/ranks.sh" 2 "$work/train/consumer" "file://$work/train_rendezvous"
+  "$work/moved/bin/maniple" run --no-prefix -n 2 "$work/train/consumer" "file://$work/train_rendezvous"
 fi

@@ -12,10 +12,8 @@
 #include "base/files.h"
 #include "base/unique_fd.h"
 #include "harness/temporary_directory.h"
-#include "jobs/job_directory.h"
 #include "jobs/job_list.h"
 #include "jobs/job_record.h"
-#include "process/process_clock.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::launch {
@@ -159,16 +157,6 @@ TEST_F(JobRecords, LongValuesStillFit) {
   const auto back = decode_job(text);
   ASSERT_TRUE(back);
   EXPECT_GT(back->hosts.size(), 1000u);
-}
-
-TEST(ProcessClock, ReadsTheLineOfTheKernel) {
-  const std::string line =
-      "42 (a) b (c) R 1 42 42 0 -1 4194304 100 0 0 0 1 2 3 4 20 0 1 0 987654 1000 200 18446744073709551615";
-  EXPECT_EQ(start_in_stat(line), 987654u);
-  EXPECT_FALSE(start_in_stat("42 (a) Z 1 42 42 0 -1 4194304 100 0 0 0 1 2 3 4 20 0 1 0 987654 1000 200"));
-  for (const char* bad : {"", "42", "42 (a", "42 (a)", "42 (a) R 1 2 3"}) EXPECT_FALSE(start_in_stat(bad)) << bad;
-  EXPECT_TRUE(start_of_process(::getpid()));
-  EXPECT_FALSE(start_of_process(999'999'999));
 }
 
 }  // namespace

@@ -13,23 +13,26 @@ using Kind = AgentMessage::Kind;
 
 struct Stage {
   explicit Stage(CoordinatorOptions options)
-      : coordinator(options, {.send = [this](int node, const AgentMessage& message) { sent[node].push_back(message); },
-                            .set_timer = [this](Coordinator::Timer clock, auto delay) { clocks[clock] = delay.count(); },
-                            .stop_timer = [this](Coordinator::Timer clock) { clocks.erase(clock); },
-                            .say = [this](const std::string& text) { said += text + "\n"; },
-                            .done = [this](int code) { result = code; }}) {
+      : coordinator(options,
+                    {.send = [this](int node, const AgentMessage& message) { sent[node].push_back(message); },
+                     .set_timer = [this](Coordinator::Timer clock, auto delay) { clocks[clock] = delay.count(); },
+                     .stop_timer = [this](Coordinator::Timer clock) { clocks.erase(clock); },
+                     .print = [this](const std::string& text) { said += text + "\n"; },
+                     .done = [this](int code) { result = code; }}) {
     coordinator.begin();
   }
 
   void join(int node, int rank = -1, int processes = 2) {
-    AgentMessage message{.kind = Kind::join, .node_rank = rank, .processes = processes, .host = "host" + std::to_string(node)};
+    AgentMessage message{
+        .kind = Kind::join, .node_rank = rank, .processes = processes, .host = "host" + std::to_string(node)};
     coordinator.joined(node, message);
   }
   void report(int node, Kind kind, int generation, RankExit exit = {}) {
-    coordinator.received(node, {.kind = kind, .generation = generation, .port = 99, .host = "h", .exit = std::move(exit)});
+    coordinator.received(node,
+                         {.kind = kind, .generation = generation, .port = 99, .host = "h", .exit = std::move(exit)});
   }
-  void ring(Coordinator::Timer clock) {
-    ASSERT_EQ(clocks.count(clock), 1u) << "the clock is not set";
+  void expire(Coordinator::Timer clock) {
+    ASSERT_EQ(clocks.count(clock), 1u) << "the timer is not set";
     clocks.erase(clock);
     coordinator.on_timer(clock);
   }
@@ -65,9 +68,10 @@ TEST(Coordinator, NamesWhoIsMissing) {
   Stage stage({.nodes = {3, 3}});
   stage.join(0, 0);
   stage.join(1, 2);
-  stage.ring(Coordinator::Timer::join_timeout);
+  stage.expire(Coordinator::Timer::join_timeout);
   EXPECT_EQ(stage.result, 1);
-  EXPECT_NE(stage.said.find("2 of 3 nodes joined within 300 s; missing node rank 1"), std::string::npos) << stage.said;
+  EXPECT_NE(stage.said.find("timed out after 300 s: 2 of 3 nodes joined; missing node rank 1"), std::string::npos)
+      << stage.said;
 }
 
 TEST(Coordinator, RefusesWhatDoesNotFit) {
@@ -91,10 +95,10 @@ TEST(Coordinator, FirstCauseEndsAll) {
   stage.join(0, 0);
   stage.join(1, 1);
   start(stage, 0);
-  stage.report(1, Kind::failed, 0, {.rank = 2, .code = 1, .error = "[barrier #1 world rank 2/4] rank 0 (pid 1 on x) is lost: ended"});
-  EXPECT_GT(stage.clocks[Coordinator::Timer::verdict], 0.1) << "it blames another, who may run_member";
+  stage.report(1, Kind::failed, 0, {.rank = 2, .code = 1, .error = "rank 0 is lost", .consequence = true});
+  EXPECT_GT(stage.clocks[Coordinator::Timer::verdict], 0.1) << "it reports another as lost, whose exit may follow";
   stage.report(0, Kind::failed, 0, {.rank = 0, .signal = SIGKILL});
-  stage.ring(Coordinator::Timer::verdict);
+  stage.expire(Coordinator::Timer::verdict);
   EXPECT_NE(stage.said.find("rank 0 of 4 failed first"), std::string::npos) << stage.said;
   EXPECT_EQ(stage.last(1).kind, Kind::stop);
   EXPECT_EQ(stage.last(1).signal, SIGTERM);
@@ -112,11 +116,11 @@ TEST(Coordinator, RestartsWithLongerPauses) {
     EXPECT_EQ(stage.last(0).generation, generation);
     stage.report(0, Kind::failed, generation, {.rank = 1, .code = 9});
     stage.report(0, Kind::failed, generation - 1, {.rank = 0, .code = 8});  // of a time gone by
-    stage.ring(Coordinator::Timer::verdict);
+    stage.expire(Coordinator::Timer::verdict);
     stage.report(0, Kind::stopped, generation);
     if (generation == 2) break;
-    EXPECT_DOUBLE_EQ(stage.clocks[Coordinator::Timer::pause], generation + 1);
-    stage.ring(Coordinator::Timer::pause);
+    EXPECT_DOUBLE_EQ(stage.clocks[Coordinator::Timer::restart], generation + 1);
+    stage.expire(Coordinator::Timer::restart);
   }
   EXPECT_EQ(stage.result, 9);
 }
@@ -124,7 +128,7 @@ TEST(Coordinator, RestartsWithLongerPauses) {
 TEST(Coordinator, MembershipChangesReFormWithoutCost) {
   Stage stage({.nodes = {1, 3}});
   stage.join(0, 0);
-  stage.ring(Coordinator::Timer::join_window);
+  stage.expire(Coordinator::Timer::join_window);
   start(stage, 0);
   EXPECT_EQ(stage.last(0).world_size, 2);
   stage.join(1);
@@ -138,13 +142,13 @@ TEST(Coordinator, MembershipChangesReFormWithoutCost) {
   stage.report(0, Kind::stopped, 1);
   start(stage, 2);
   EXPECT_EQ(stage.last(0).world_size, 2);
-  EXPECT_EQ(stage.coordinator.restarts(), 0) << "the group was formed anew, but nothing had failed";
+  EXPECT_EQ(stage.coordinator.restarts(), 0) << "the group was re-formed, but nothing had failed";
   EXPECT_EQ(stage.last(0).restarts, 0);
   stage.report(0, Kind::finished, 2);
   EXPECT_EQ(stage.result, 0);
 }
 
-TEST(Coordinator, ANodeThatIsToldToGoLeavesIfEnoughRemain) {
+TEST(Coordinator, ANodeThatGetsSigtermLeavesIfEnoughRemain) {
   Stage stage({.nodes = {1, 2}});
   stage.join(0, 0);
   stage.join(1, 1);
@@ -152,7 +156,9 @@ TEST(Coordinator, ANodeThatIsToldToGoLeavesIfEnoughRemain) {
   // Its workers got the signal as well; that is no failure.
   stage.report(1, Kind::failed, 0, {.rank = 2, .signal = SIGTERM});
   stage.coordinator.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
-  EXPECT_NE(stage.said.find("host host1 leaves the job (SIGTERM to its launcher); the group is formed anew with 1"), std::string::npos) << stage.said;
+  EXPECT_NE(stage.said.find("host host1 leaves the job (SIGTERM to its launcher); the group is re-formed with 1"),
+            std::string::npos)
+      << stage.said;
   for (const int node : {0, 1}) EXPECT_EQ(stage.last(node).kind, Kind::stop);
   EXPECT_EQ(stage.last(0).grace_ms, 30'000) << "all may save";
   stage.report(1, Kind::stopped, 0);
@@ -177,23 +183,25 @@ TEST(Coordinator, WhoEndsTheJobIsSaidOnAllNodes) {
   stage.coordinator.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
   const std::string text = "maniple: SIGTERM on host host1 ends the job on all nodes";
   EXPECT_NE(stage.said.find(text), std::string::npos) << stage.said;
-  EXPECT_TRUE(std::any_of(stage.sent[1].begin(), stage.sent[1].end(), [&](const auto& message) { return message.text == text; }));
+  EXPECT_TRUE(std::any_of(stage.sent[1].begin(), stage.sent[1].end(),
+                          [&](const auto& message) { return message.text == text; }));
   EXPECT_EQ(stage.last(0).kind, Kind::stop);
 }
 
-// The rank that will not come, and those that wait for it, are told of in any order.
-TEST(Coordinator, ARankThatEndedBeforeItJoinedIsAFailure) {
-  for (const bool left_first : {true, false}) {
+// The rank that will not call init(), and those that wait for it, are reported in any order.
+TEST(Coordinator, ARankThatExitsBeforeInitIsAFailure) {
+  for (const bool absent_first : {true, false}) {
     Stage stage({.nodes = {2, 2}});
     stage.join(0, 0);
     stage.join(1, 1);
     start(stage, 0);
-    const auto left = [&] { stage.report(1, Kind::left, 0, {.rank = 3, .pid = 7}); };
-    if (left_first) left();
+    const auto absent = [&] { stage.report(1, Kind::absent, 0, {.rank = 3, .pid = 7}); };
+    if (absent_first) absent();
     EXPECT_EQ(stage.coordinator.state(), Coordinator::State::running);
-    stage.report(0, Kind::waits, 0, {.rank = 0});
-    if (!left_first) left();
-    EXPECT_NE(stage.said.find("rank 3 of 4 failed first, on host host1 (pid 7): exit code 0 before it joined the group, and rank 0 waits for it"),
+    stage.report(0, Kind::waiting, 0, {.rank = 0});
+    if (!absent_first) absent();
+    EXPECT_NE(stage.said.find("rank 3 of 4 failed first, on host host1 (pid 7): exit code 0 before it called init(), "
+                              "where rank 0 waits for it"),
               std::string::npos)
         << stage.said;
     for (const int node : {0, 1}) stage.report(node, Kind::stopped, 0);
@@ -236,7 +244,8 @@ TEST(Coordinator, APortThatCannotBeHadIsTheUsersMistake) {
 TEST(Coordinator, NodesOfOneMachineShareItsCores) {
   Stage stage({.nodes = {3, 3}});
   const auto join = [&](int node, int processes, const char* place) {
-    stage.coordinator.joined(node, {.kind = Kind::join, .node_rank = node, .processes = processes, .host = "h", .text = place});
+    stage.coordinator.joined(
+        node, {.kind = Kind::join, .node_rank = node, .processes = processes, .host = "h", .text = place});
   };
   join(0, 2, "boot 0-7");
   join(1, 4, "other 0-7");

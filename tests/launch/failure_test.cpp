@@ -1,4 +1,4 @@
-// What happens when something ends that should not: ranks, the launcher, the user's tolerance.
+// What happens when something ends that should not: ranks, the launcher, the job at Ctrl-C.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -19,8 +19,9 @@ using harness::TemporaryDirectory;
 
 TEST(Failure, ExitCodeOfTheFirst) {
   const std::string mark = new_mark();
-  const Result result = maniple({"run", "-n", "3", "--env", mark, "sh", "-c",
-                                 "if [ $RANK = 1 ]; then echo one; echo 'ValueError: wrong' >&2; exit 7; fi; sleep 1000"});
+  const Result result =
+      maniple({"run", "-n", "3", "--env", mark, "sh", "-c",
+               "if [ $RANK = 1 ]; then echo one; echo 'ValueError: wrong' >&2; exit 7; fi; sleep 1000"});
   EXPECT_EQ(result.code, 7);
   EXPECT_NE(result.err.find("maniple: rank 1 of 3 failed first, on host "), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("exit code 7"), std::string::npos) << result.err;
@@ -48,13 +49,29 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
 }
 
-// The others would wait for it in init() until the join time-out of half an hour.
-TEST(Failure, ARankThatEndsBeforeItJoinedIsNamedAtOnce) {
+// What ranks report through their descriptor decides; what they print is shown once.
+TEST(Failure, ReportedLossesAreConsequences) {
+  const Result result = maniple({"run", "-n", "4", worker_program(), "report", "2"});
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_NE(result.err.find("maniple: rank 2 of 4 failed first"), std::string::npos) << result.err;
+  const auto lost = result.err.find("rank 2 is lost: its process ended");
+  EXPECT_NE(lost, std::string::npos) << result.err;
+  EXPECT_EQ(lost, result.err.rfind("rank 2 is lost: its process ended")) << "shown once: " << result.err;
+  EXPECT_NE(result.err.find("reported the same loss of rank 2"), std::string::npos) << result.err;
+  // Nobody has died: then the first of them is shown, with what it reported.
+  const Result none = maniple({"run", "-n", "2", worker_program(), "report", "7"});
+  EXPECT_EQ(none.code, 1) << none.err;
+  EXPECT_NE(none.err.find("/2] rank 7 is lost: its process ended\n"), std::string::npos) << none.err;
+  EXPECT_NE(none.err.find("maniple:   error: [barrier #1 world rank "), std::string::npos) << none.err;
+}
+
+// The others would wait for it in init() until the time-out of half an hour.
+TEST(Failure, ARankThatExitsBeforeInitIsNamedAtOnce) {
   const Result result = maniple({"run", "-n", "3", worker_program(), "leave", "1"});
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_NE(result.err.find("maniple: rank 1 of 3 failed first, on host "), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("exit code 0 before it joined the group, and rank "), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find(" waits for it in init()"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("exit code 0 before it called init(), where rank "), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(" waits for it: every rank must call init()"), std::string::npos) << result.err;
   const Result smaller = maniple({"run", "-n", "3", "--env", "JOIN_WORLD_SIZE=2", worker_program(), "leave", "2"});
   EXPECT_EQ(smaller.code, 0) << smaller.err << "the two do not need the third";
 }
@@ -69,15 +86,18 @@ TEST(Failure, RanksThatIgnoreSigtermAreKilled) {
 
 // What started the launcher may ignore the ends of its own children, and that is inherited.
 TEST(Failure, EndsAreSeenWhereTheyWereIgnored) {
-  Launched launched({"-c", "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])", maniple_program(), "run",
-                     "sh", "-c", "exit 3"},
-                    {.program = "/usr/bin/python3"});
+  Launched launched(
+      {"-c",
+       "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])",
+       maniple_program(), "run", "sh", "-c", "exit 3"},
+      {.program = "/usr/bin/python3"});
   EXPECT_EQ(launched.wait(), 3) << launched.err();
 }
 
 TEST(Failure, NothingIsLeftBehindWhenAllGoesWell) {
   const std::string mark = new_mark();
-  const Result result = maniple({"run", "-n", "2", "--env", mark, "sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0"});
+  const Result result =
+      maniple({"run", "-n", "2", "--env", mark, "sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0"});
   EXPECT_EQ(result.code, 0);
   EXPECT_TRUE(processes_with(mark).empty());
 }
@@ -93,12 +113,12 @@ TEST(Failure, TheLauncherIsKilled) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20)) << processes_with(mark).size();
 }
 
-TEST(Failure, TheAgentOrTheKeeperIsKilled) {
-  for (const bool keeper : {false, true}) {
+TEST(Failure, TheAgentOrTheReaperIsKilled) {
+  for (const bool reaper : {false, true}) {
     const std::string mark = new_mark();
     Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
     ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
-    ::kill(keeper ? launched.keeper() : launched.agent(), SIGKILL);
+    ::kill(reaper ? launched.reaper() : launched.agent(), SIGKILL);
     EXPECT_EQ(launched.wait(), 137);
     EXPECT_NE(launched.err().find("agent"), std::string::npos) << launched.err();
     EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }, 20));
@@ -116,7 +136,7 @@ TEST(Failure, TwoOfTheLaunchersProcessesAreKilledTogether) {
     const std::string mark = new_mark();
     Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", kFamily});
     ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 10; }));
-    const pid_t all[] = {launched.pid(), launched.keeper(), launched.agent()};
+    const pid_t all[] = {launched.pid(), launched.reaper(), launched.agent()};
     for (const pid_t pid : all) ::kill(pid, SIGSTOP);  // so that none can act on the end of another
     for (const pid_t pid : all) ASSERT_TRUE(becomes_true([&] { return state_of(pid) == 'T'; }));
     for (int i = 0; i < 3; ++i) ::kill(all[i], i == spared ? SIGCONT : SIGKILL);
@@ -125,42 +145,45 @@ TEST(Failure, TwoOfTheLaunchersProcessesAreKilledTogether) {
   }
 }
 
-// `pkill -KILL maniple`, also with -f, is for the launcher and spares the keeper, which then ends everything.
-TEST(Failure, TheKeeperHasAnotherName) {
+// `pkill -KILL maniple`, also with -f, is for the launcher and spares the reaper, which then ends everything.
+TEST(Failure, TheReaperHasAnotherName) {
   const std::string mark = new_mark();
   Launched launched({"run", "-n", "2", "--env", mark, "sleep", "1000"});
   ASSERT_TRUE(becomes_true([&] { return processes_with(mark).size() >= 2; }));
-  const pid_t keeper = launched.keeper();
-  const auto text = [&](const char* name) { return text_of(fmt::format("/proc/{}/{}", keeper, name)); };
-  EXPECT_TRUE(becomes_true([&] { return text("comm") == "rank-keeper\n"; })) << text("comm");
+  const pid_t reaper = launched.reaper();
+  const auto text = [&](const char* name) { return text_of(fmt::format("/proc/{}/{}", reaper, name)); };
+  EXPECT_TRUE(becomes_true([&] { return text("comm") == "rank-reaper\n"; })) << text("comm");
   EXPECT_TRUE(becomes_true([&] { return text("cmdline").find("maniple") == std::string::npos; })) << text("cmdline");
   launched.signal(SIGTERM);
   EXPECT_EQ(launched.wait(), 143);
-  EXPECT_EQ(state_of(keeper), '\0');
+  EXPECT_EQ(state_of(reaper), '\0');
 }
 
 TEST(Interrupt, WorkersCanSave) {
-  Launched launched({"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done"});
+  Launched launched(
+      {"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done"});
   ASSERT_TRUE(becomes_true([&] { return launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"); }));
   launched.signal(SIGINT);
   EXPECT_EQ(launched.wait(), 130);
   EXPECT_EQ(launched.count("saved"), 2) << launched.out();
-  EXPECT_NE(launched.err().find("press Ctrl-C again"), std::string::npos) << launched.err();
+  EXPECT_NE(launched.err().find("Ctrl-C again ends them"), std::string::npos) << launched.err();
 }
 
 TEST(Interrupt, ASecondOneEndsAtOnce) {
   const std::string mark = new_mark();
-  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", "trap '' INT TERM; echo up; while :; do sleep 0.05; done"});
+  Launched launched(
+      {"run", "-n", "2", "--env", mark, "sh", "-c", "trap '' INT TERM; echo up; while :; do sleep 0.05; done"});
   ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
   launched.signal(SIGINT);
-  ASSERT_TRUE(launched.wait_for("press Ctrl-C again"));
+  ASSERT_TRUE(launched.wait_for("Ctrl-C again ends them"));
   launched.signal(SIGINT);
   EXPECT_EQ(launched.wait(25), 130) << "well before the 30 s of grace are over";
   EXPECT_TRUE(processes_with(mark).empty());
 }
 
 TEST(Interrupt, SigtermIsPassedOn) {
-  Launched launched({"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
+  Launched launched(
+      {"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
   ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
   launched.signal(SIGTERM);
   EXPECT_EQ(launched.wait(), 143);
@@ -168,7 +191,8 @@ TEST(Interrupt, SigtermIsPassedOn) {
 }
 
 TEST(Interrupt, UserSignalsReachTheWorkers) {
-  Launched launched({"run", "-n", "2", "sh", "-c", "trap 'echo told; exit 0' USR1; echo up; while :; do sleep 0.05; done"});
+  Launched launched(
+      {"run", "-n", "2", "sh", "-c", "trap 'echo told; exit 0' USR1; echo up; while :; do sleep 0.05; done"});
   ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
   launched.signal(SIGUSR1);
   EXPECT_EQ(launched.wait(), 0);
@@ -177,12 +201,13 @@ TEST(Interrupt, UserSignalsReachTheWorkers) {
 
 TEST(Restarts, WholeGroupWithANewGeneration) {
   const TemporaryDirectory folder;
-  const Result result =
-      maniple({"run", "-n", "2", "--max-restarts", "2", "--restart-delay", "0.05", "--log-dir", folder.path(), "sh", "-c",
-               "echo try $MANIPLE_RESTART_COUNT $MANIPLE_GENERATION; [ $RANK = 0 ] || sleep 1000 & pid=$!; "
-               "[ $RANK = 1 ] && [ $MANIPLE_RESTART_COUNT -lt 2 ] && exit 5; kill $pid; exit 0"});
+  const Result result = maniple(
+      {"run", "-n", "2", "--max-restarts", "2", "--restart-delay", "0.05", "--log-dir", folder.path(), "sh", "-c",
+       "echo try $MANIPLE_RESTART_COUNT $MANIPLE_GENERATION; [ $RANK = 0 ] || sleep 1000 & pid=$!; "
+       "[ $RANK = 1 ] && [ $MANIPLE_RESTART_COUNT -lt 2 ] && exit 5; kill $pid; exit 0"});
   EXPECT_EQ(result.code, 0) << result.err;
-  for (int i = 0; i < 3; ++i) EXPECT_NE(result.out.find(fmt::format("[rank 0] try {} {}\n", i, i)), std::string::npos) << result.out;
+  for (int i = 0; i < 3; ++i)
+    EXPECT_NE(result.out.find(fmt::format("[rank 0] try {} {}\n", i, i)), std::string::npos) << result.out;
   EXPECT_NE(result.err.find("(restart 2 of 2)"), std::string::npos) << result.err;
   std::ifstream file(folder.path() + "/rank_0.log");
   const std::string log{std::istreambuf_iterator<char>(file), {}};
@@ -190,13 +215,15 @@ TEST(Restarts, WholeGroupWithANewGeneration) {
 }
 
 TEST(Restarts, EndWithTheLastFailure) {
-  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c", "exit $((4 + MANIPLE_RESTART_COUNT))"});
+  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
+                                 "exit $((4 + MANIPLE_RESTART_COUNT))"});
   EXPECT_EQ(result.code, 5);
 }
 
 TEST(Restarts, RanksJoinAgain) {
-  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
-                                 "if [ $MANIPLE_RESTART_COUNT = 0 ]; then exec \"$0\" die 1; fi; exec \"$0\" join", worker_program()});
+  const Result result =
+      maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
+               "if [ $MANIPLE_RESTART_COUNT = 0 ]; then exec \"$0\" die 1; fi; exec \"$0\" join", worker_program()});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_NE(result.out.find("[rank 1] sum 1 of 2 restart 1\n"), std::string::npos) << result.out;
 }
@@ -204,16 +231,19 @@ TEST(Restarts, RanksJoinAgain) {
 // So a process of the first that outlives it is refused by the second (InitFault.ZombieOfAnEarlierGeneration...).
 TEST(Restarts, EachGenerationHasASecretOfItsOwn) {
   const TemporaryDirectory folder;
-  const Result result = maniple({"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
-                                 "if [ $MANIPLE_RESTART_COUNT = 0 ]; then od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/s$RANK; exit 1; fi; "
-                                 "od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/t$RANK; ! cmp -s $DIR/s$RANK $DIR/t$RANK"},
-                                {.env = {{"DIR", folder.path()}}});
+  const Result result = maniple(
+      {"run", "-n", "2", "--max-restarts", "1", "--restart-delay", "0.05", "sh", "-c",
+       "if [ $MANIPLE_RESTART_COUNT = 0 ]; then od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' "
+       ">$DIR/s$RANK; exit 1; fi; "
+       "od -An -v -tx1 /proc/self/fd/$MANIPLE_SECRET_FD | tr -d ' \\n' >$DIR/t$RANK; ! cmp -s $DIR/s$RANK $DIR/t$RANK"},
+      {.env = {{"DIR", folder.path()}}});
   EXPECT_EQ(result.code, 0) << result.err;
 }
 
 /// A control group of version 1 that goes with its owner.
 struct ControlGroup {
-  explicit ControlGroup(const std::string& controller) : path(fmt::format("/sys/fs/cgroup/{}/maniple-test-{}", controller, ::getpid())) {
+  explicit ControlGroup(const std::string& controller)
+      : path(fmt::format("/sys/fs/cgroup/{}/maniple-test-{}", controller, ::getpid())) {
     made = ::mkdir(path.c_str(), 0755) == 0;
   }
   ~ControlGroup() {
@@ -231,13 +261,18 @@ struct ControlGroup {
 
 TEST(Memory, TheKernelsKillIsToldApart) {
   const ControlGroup group("memory");
-  if (!group.made || !group.set("memory.limit_in_bytes", "67108864")) GTEST_SKIP() << "no control group of version 1 here";
+  if (!group.made || !group.set("memory.limit_in_bytes", "67108864"))
+    GTEST_SKIP() << "no control group of version 1 here";
   // The job runs inside the group: a launcher in a launcher.
-  const Result result = maniple({"run", "sh", "-c", "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() +
-                                                        " run -n 2 sh -c '[ $RANK = 0 ] && exec sleep 1000; exec " + worker_program() + " eat'"});
+  const Result result =
+      maniple({"run", "sh", "-c",
+               "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() +
+                   " run -n 2 sh -c '[ $RANK = 0 ] && exec sleep 1000; exec " + worker_program() + " eat'"});
   EXPECT_EQ(result.code, 137) << result.err;
   EXPECT_NE(result.err.find("rank 1 of 2 failed first"), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("by the kernel's out-of-memory killer: the limit of its control group is 64 MiB, the peak was"), std::string::npos)
+  EXPECT_NE(
+      result.err.find("by the kernel's out-of-memory killer: the limit of its control group is 64 MiB, the peak was"),
+      std::string::npos)
       << result.err;
 }
 
@@ -247,7 +282,8 @@ TEST(Failure, ALimitOfProcessesIsNamed) {
   if (!group.made) GTEST_SKIP() << "no control group of version 1 here";
   for (const char* limit : {"2", "3"}) {  // the launcher is three processes
     ASSERT_TRUE(group.set("pids.max", limit));
-    const Result result = maniple({"run", "sh", "-c", "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() + " run true"});
+    const Result result = maniple(
+        {"run", "sh", "-c", "echo $$ >" + group.path + "/cgroup.procs; exec " + maniple_program() + " run true"});
     EXPECT_EQ(result.code, 1) << result.err;
     EXPECT_NE(result.err.find("the limit of processes and threads is reached"), std::string::npos) << result.err;
   }
@@ -267,7 +303,9 @@ TEST(Failure, AProcessThatTheKernelHoldsIsLeftBehind) {
   const int code = launched.wait(40);
   group.set("freezer.state", "THAWED");
   EXPECT_EQ(code, 130) << launched.err();
-  EXPECT_TRUE(launched.err().find("does not end even with SIGKILL") != std::string::npos || processes_with(mark).empty()) << launched.err();
+  EXPECT_TRUE(launched.err().find("does not end even with SIGKILL") != std::string::npos ||
+              processes_with(mark).empty())
+      << launched.err();
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 

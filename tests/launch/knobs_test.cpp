@@ -32,21 +32,23 @@ TEST(RunKnobs, AWrongValueEndsItBeforeAnythingIsStarted) {
 }
 
 TEST(RunKnobs, SeveralAreNamedInOneLine) {
-  const Result result = maniple({"run", "-n", "2", "--env", "MANIPLE_STAGE_KIB=8", "--env", "MANIPLE_ALGORITHM=magic", "true"},
-                                {.env = {{"MANIPLE_CHECKS", "yes"}, {"MANIPLE_INTERFACE", "nope9"}, {"MANIPLE_LOG", "a\nb"}}});
+  const Result result =
+      maniple({"run", "-n", "2", "--env", "MANIPLE_STAGE_KIB=8", "--env", "MANIPLE_ALGORITHM=magic", "true"},
+              {.env = {{"MANIPLE_CHECKS", "yes"}, {"MANIPLE_INTERFACE", "nope9"}, {"MANIPLE_LOG", "a\nb"}}});
   EXPECT_EQ(result.code, 2);
   EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
   for (const char* part : {"MANIPLE_LOG is \"a\\x0ab\"; expected one of", "MANIPLE_CHECKS is \"yes\"; expected 0 or 1",
-                           "MANIPLE_STAGE_KIB is \"8\"; expected 0 or a whole number from 16", "MANIPLE_ALGORITHM is \"magic\"",
-                           "MANIPLE_INTERFACE is \"nope9\""}) {
+                           "MANIPLE_STAGE_KIB is \"8\"; expected 0 or a whole number from 16",
+                           "MANIPLE_ALGORITHM is \"magic\"", "MANIPLE_INTERFACE is \"nope9\""}) {
     EXPECT_NE(result.err.find(part), std::string::npos) << part << " is missing: " << result.err;
   }
 }
 
 // What the workers get counts, not what the launcher has.
 TEST(RunKnobs, AnOptionReplacesAWrongValue) {
-  const Result result = maniple({"run", "-n", "2", "--env", "MANIPLE_TCP_STREAMS=4", "sh", "-c", "echo $MANIPLE_TCP_STREAMS"},
-                                {.env = {{"MANIPLE_TCP_STREAMS", "17"}}});
+  const Result result =
+      maniple({"run", "-n", "2", "--env", "MANIPLE_TCP_STREAMS=4", "sh", "-c", "echo $MANIPLE_TCP_STREAMS"},
+              {.env = {{"MANIPLE_TCP_STREAMS", "17"}}});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "] 4\n"), 2) << result.out;
   EXPECT_EQ(maniple({"run", "--env", "MANIPLE_TCP_STREAMS=", "true"}, {.env = {{"MANIPLE_TCP_STREAMS", "17"}}}).code, 0)
@@ -65,13 +67,13 @@ TEST(RunKnobs, OtherHostsAreNotCalledEither) {
 }
 
 TEST(RunKnobs, UnknownNamesAreSpokenOfOnce) {
-  const Result result = maniple({"run", "-n", "4", "--env", "MANIPLE_STAGE_BYTES=1", worker_program(), "join"},
+  const Result result = maniple({"run", "-n", "4", "--env", "MANIPLE_STAGE_KB=1", worker_program(), "join"},
                                 {.env = {{"MANIPLE_HEARTBEATS", "1"}, {"MANIPLE_FROBNICATE", "1"}}});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(result.err,
             "maniple: warning: MANIPLE_FROBNICATE is not known. "
             "MANIPLE_HEARTBEATS is not known; did you mean MANIPLE_HEARTBEAT? "
-            "MANIPLE_STAGE_BYTES is not known; did you mean MANIPLE_STAGE_KIB? `maniple knobs` lists what can be set\n");
+            "MANIPLE_STAGE_KB is not known; did you mean MANIPLE_STAGE_KIB? `maniple knobs` lists what can be set\n");
 }
 
 TEST(RunKnobs, UnknownNamesAreNoMatterForThoseWhoWantSilence) {
@@ -87,8 +89,9 @@ TEST(RunKnobs, WithoutALauncherThatKnowsTheFirstRankSpeaks) {
       maniple({"run", "-n", "4", "sh", "-c", "MANIPLE_HEARTBEATS=1 exec \"$0\" join", worker_program()});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.err, "MANIPLE_HEARTBEATS is not known"), 1) << result.err;
-  EXPECT_NE(result.err.find("[rank 0] maniple: warning: MANIPLE_HEARTBEATS is not known; did you mean MANIPLE_HEARTBEAT?"),
-            std::string::npos)
+  EXPECT_NE(
+      result.err.find("[rank 0] maniple: warning: MANIPLE_HEARTBEATS is not known; did you mean MANIPLE_HEARTBEAT?"),
+      std::string::npos)
       << result.err;
 }
 

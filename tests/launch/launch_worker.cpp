@@ -2,6 +2,7 @@
 //   join           joins, passes a barrier, adds up the ranks
 //   leave R        rank R ends with exit code 0 before it joins; the others join
 //   die R          joins; rank R kills itself, the others wait for it
+//   report R       rank R kills itself; the others report that they lost it, print that and end with exit code 1
 //   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
 //   print FILE     prints lines without flushing; when the file is there, one more, and aborts
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error_codec.h"
 #include <maniple/comm.h>
 
 int main(int argc, char** argv) try {
@@ -24,11 +26,13 @@ int main(int argc, char** argv) try {
   if (word == "flood") {
     const char* rank = std::getenv("RANK");
     long written = 0;
-    for (long i = 0; written < argument; ++i) written += std::printf("%s:%ld:%s\n", rank, i, "0123456789abcdefghijklmnopqrstuvwxyz");
+    for (long i = 0; written < argument; ++i)
+      written += std::printf("%s:%ld:%s\n", rank, i, "0123456789abcdefghijklmnopqrstuvwxyz");
     return 0;
   }
   if (word == "print") {
-    std::printf("terminal %d colour %s term %s\nfirst\n", ::isatty(STDOUT_FILENO), std::getenv("NO_COLOR"), std::getenv("TERM"));
+    std::printf("terminal %d colour %s term %s\nfirst\n", ::isatty(STDOUT_FILENO), std::getenv("NO_COLOR"),
+                std::getenv("TERM"));
     while (::access(argv[2], F_OK) != 0) ::usleep(10'000);  // sleep: between two looks for the file
     std::printf("last\nof them");
     std::abort();
@@ -41,6 +45,19 @@ int main(int argc, char** argv) try {
       std::memset(pieces.back(), 1, kPiece);
     }
     return 0;
+  }
+  if (word == "report") {
+    const int rank = std::atoi(std::getenv("RANK"));
+    if (rank == argument) ::kill(::getpid(), SIGKILL);
+    const maniple::PeerLost lost({.operation = "barrier",
+                                  .sequence = 1,
+                                  .group = "world",
+                                  .rank = rank,
+                                  .size = std::atoi(std::getenv("WORLD_SIZE")),
+                                  .ranks = {static_cast<int>(argument)},
+                                  .reason = "rank " + std::to_string(argument) + " is lost: its process ended"});
+    maniple::report_failure(lost.info());
+    throw lost;
   }
   maniple::InitOptions options;
   if (word == "leave" && std::atol(std::getenv("RANK")) == argument) return 0;
@@ -66,7 +83,8 @@ int main(int argc, char** argv) try {
     }
   }
   world->barrier();
-  std::printf("sum %g of %d restart %s\n", static_cast<double>(sum), world->size(), std::getenv("MANIPLE_RESTART_COUNT"));
+  std::printf("sum %g of %d restart %s\n", static_cast<double>(sum), world->size(),
+              std::getenv("MANIPLE_RESTART_COUNT"));
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -20,6 +20,8 @@
 
 #include <fmt/format.h>
 
+#include "harness/temporary_directory.h"
+
 extern char** environ;
 
 namespace maniple::launched {
@@ -80,10 +82,16 @@ Launched::Launched(const std::vector<std::string>& arguments, const Setting& set
   std::vector<std::string> env;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string name = std::string(*entry).substr(0, std::string(*entry).find('='));
-    const bool replaced = std::any_of(setting.env.begin(), setting.env.end(), [&](const auto& p) { return p.first == name; });
+    const bool replaced =
+        std::any_of(setting.env.begin(), setting.env.end(), [&](const auto& p) { return p.first == name; });
     if (!replaced) env.emplace_back(*entry);
   }
   for (const auto& [name, value] : setting.env) env.push_back(name + "=" + value);
+  // A job sees the records of this test's jobs and of no others.
+  static const harness::TemporaryDirectory records;
+  const bool own_records =
+      std::any_of(setting.env.begin(), setting.env.end(), [](const auto& p) { return p.first == "XDG_RUNTIME_DIR"; });
+  if (!own_records) env.insert(env.begin(), "XDG_RUNTIME_DIR=" + records.path());
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -96,7 +104,8 @@ Launched::Launched(const std::vector<std::string>& arguments, const Setting& set
   ::sigfillset(&all);
   posix_spawnattr_setsigdefault(&attributes, &all);  // a test in the background of a shell ignores SIGINT
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
-  const int error = ::posix_spawn(&pid_, argv.front().c_str(), &actions, &attributes, pointers(argv).data(), pointers(env).data());
+  const int error =
+      ::posix_spawn(&pid_, argv.front().c_str(), &actions, &attributes, pointers(argv).data(), pointers(env).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) throw std::runtime_error(fmt::format("starting {}: {}", argv.front(), std::strerror(error)));
@@ -110,7 +119,8 @@ Launched::~Launched() {
 
 /// False once both outputs have ended, or nothing came in time.
 bool Launched::read_some(double seconds) {
-  pollfd fds[2] = {{.fd = out_fd_.get(), .events = POLLIN, .revents = 0}, {.fd = err_fd_.get(), .events = POLLIN, .revents = 0}};
+  pollfd fds[2] = {{.fd = out_fd_.get(), .events = POLLIN, .revents = 0},
+                   {.fd = err_fd_.get(), .events = POLLIN, .revents = 0}};
   if (!out_fd_ && !err_fd_) return false;
   if (::poll(fds, 2, static_cast<int>(seconds * 1000)) <= 0) return false;
   for (int i = 0; i < 2; ++i) {
@@ -185,8 +195,8 @@ std::vector<pid_t> processes_with(const std::string& mark) {
   return found;
 }
 
-pid_t Launched::keeper() const { return first_child_of(pid_); }
-pid_t Launched::agent() const { return first_child_of(keeper()); }
+pid_t Launched::reaper() const { return first_child_of(pid_); }
+pid_t Launched::agent() const { return first_child_of(reaper()); }
 
 char state_of(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));

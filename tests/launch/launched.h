@@ -15,7 +15,7 @@ namespace maniple::launched {
 struct Setting {
   std::vector<std::pair<std::string, std::string>> env = {};
   std::string input = {};
-  bool terminal = false;  ///< its outputs are one terminal (all of it in out())
+  bool terminal = false;     ///< its outputs are one terminal (all of it in out())
   std::string program = {};  ///< another program instead of maniple
 };
 
@@ -36,9 +36,9 @@ class Launched {
   /// How many times the text has come so far.
   int count(const std::string& text) const;
   void signal(int number) const;
-  /// The process that has the workers, and the one between it and the one in front, which ends what they leave.
+  /// The process that has the workers, and the one between it and the supervisor, which ends what they leave.
   pid_t agent() const;
-  pid_t keeper() const;
+  pid_t reaper() const;
   /// Nobody reads its standard output any more.
   void close_output() { out_fd_.reset(); }
   /// Reads to the end and waits. The exit code, 128 + signal; -1 if it does not end within `seconds`.

@@ -1,10 +1,9 @@
 // The arithmetic of ranks, and everything else about a start that can be computed without starting anything.
 #include <gtest/gtest.h>
 
-#include "launch/placement/binding.h"
 #include "launch/option_values.h"
+#include "launch/placement/binding.h"
 #include "launch/placement/rank_plan.h"
-#include "process/rank_environment.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::launch {
@@ -13,7 +12,8 @@ namespace {
 // 2 nodes with 4 devices each, one device per process: rank = node x 4 + device.
 TEST(RankPlan, TwoNodesOfFourDevicesOneEach) {
   EXPECT_EQ(processes_for(4, 1), 4);
-  const auto assignments = plan_ranks({{.processes = 4, .devices_per_process = 1}, {.processes = 4, .devices_per_process = 1}});
+  const auto assignments =
+      plan_ranks({{.processes = 4, .devices_per_process = 1}, {.processes = 4, .devices_per_process = 1}});
   ASSERT_EQ(assignments.size(), 8u);
   const int expected[8][4] = {{0, 0, 0, 0}, {1, 0, 1, 1}, {2, 0, 2, 2}, {3, 0, 3, 3},
                               {4, 1, 0, 0}, {5, 1, 1, 1}, {6, 1, 2, 2}, {7, 1, 3, 3}};
@@ -31,7 +31,8 @@ TEST(RankPlan, TwoNodesOfFourDevicesOneEach) {
 // The same nodes, two devices per process: two processes per node, four in all.
 TEST(RankPlan, TwoNodesOfFourDevicesTwoEach) {
   EXPECT_EQ(processes_for(4, 2), 2);
-  const auto assignments = plan_ranks({{.processes = 2, .devices_per_process = 2}, {.processes = 2, .devices_per_process = 2}});
+  const auto assignments =
+      plan_ranks({{.processes = 2, .devices_per_process = 2}, {.processes = 2, .devices_per_process = 2}});
   ASSERT_EQ(assignments.size(), 4u);
   const int expected[4][4] = {{0, 0, 0, 0}, {1, 0, 1, 2}, {2, 1, 0, 0}, {3, 1, 1, 2}};
   for (std::size_t i = 0; i < 4; ++i) {
@@ -48,8 +49,10 @@ TEST(RankPlan, TwoNodesOfFourDevicesTwoEach) {
 TEST(RankPlan, UnevenNodes) {
   const auto assignments = plan_ranks({{.processes = 3}, {.processes = 1}, {.processes = 2}});
   ASSERT_EQ(assignments.size(), 6u);
-  EXPECT_EQ(assignments[3], (WorkerAssignment{.rank = 3, .node_rank = 1, .local_rank = 0, .local_size = 1, .world_size = 6}));
-  EXPECT_EQ(assignments[5], (WorkerAssignment{.rank = 5, .node_rank = 2, .local_rank = 1, .local_size = 2, .world_size = 6}));
+  EXPECT_EQ(assignments[3],
+            (WorkerAssignment{.rank = 3, .node_rank = 1, .local_rank = 0, .local_size = 1, .world_size = 6}));
+  EXPECT_EQ(assignments[5],
+            (WorkerAssignment{.rank = 5, .node_rank = 2, .local_rank = 1, .local_size = 2, .world_size = 6}));
 }
 
 TEST(RankPlan, SaysWhatDoesNotDivide) {
@@ -85,9 +88,11 @@ TEST(RankPlan, Ranges) {
 
 TEST(OptionValues, Hosts) {
   EXPECT_EQ(parse_hosts("a:4,b:2"), (std::vector<HostSlots>{{"a", 4}, {"b", 2}}));
-  EXPECT_EQ(parse_hosts("fd00::1,[fd00::2],[fd00::3]:2"), (std::vector<HostSlots>{{"fd00::1", 0}, {"fd00::2", 0}, {"fd00::3", 2}}));
+  EXPECT_EQ(parse_hosts("fd00::1,[fd00::2],[fd00::3]:2"),
+            (std::vector<HostSlots>{{"fd00::1", 0}, {"fd00::2", 0}, {"fd00::3", 2}}));
   EXPECT_EQ(parse_hosts("user@a, [fe80::1]:3"), (std::vector<HostSlots>{{"user@a", 0}, {"fe80::1", 3}}));
-  for (const char* bad : {"", "a:0", "a:-1", "a:x", "a,,b", "a:4,a:2", "-oProxyCommand=x", "a b", "[::1", "a;b", "a:99999"}) {
+  for (const char* bad :
+       {"", "a:0", "a:-1", "a:x", "a,,b", "a:4,a:2", "-oProxyCommand=x", "a b", "[::1", "a;b", "a:99999"}) {
     EXPECT_THROW(parse_hosts(bad), InvalidArgument) << bad;
   }
 }
@@ -99,7 +104,8 @@ TEST(OptionValues, Hostfile) {
     parse_hostfile("a\nb slots=none\n", "hosts.txt");
     FAIL();
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("hosts.txt:2: \"b slots=none\" is no host"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("hosts.txt:2: \"b slots=none\" is no host"), std::string::npos)
+        << error.what();
   }
   EXPECT_THROW(parse_hostfile("", "f"), InvalidArgument);
   EXPECT_THROW(parse_hostfile("a:2 4", "f"), InvalidArgument);
@@ -112,7 +118,8 @@ TEST(OptionValues, Others) {
   EXPECT_EQ(parse_master("[::1]:80"), (MasterAddress{"::1", 80}));
   EXPECT_EQ(to_string(parse_master("[::1]:80")), "[::1]:80");
   EXPECT_EQ(to_string(parse_master("a:80")), "a:80");
-  for (const char* bad : {"", ":80", "a:", "a:65536", "a:-1", "a:b", "a:1:2", "::1", "::1:80", "[::1", "[::1]80"}) EXPECT_THROW(parse_master(bad), InvalidArgument) << bad;
+  for (const char* bad : {"", ":80", "a:", "a:65536", "a:-1", "a:b", "a:1:2", "::1", "::1:80", "[::1", "[::1]80"})
+    EXPECT_THROW(parse_master(bad), InvalidArgument) << bad;
   EXPECT_EQ(parse_process_count("auto", 0, 6), 6);
   EXPECT_EQ(parse_process_count("auto", 4, 6), 4);
   EXPECT_EQ(parse_process_count("gpu", 4, 6), 4);
@@ -122,42 +129,6 @@ TEST(OptionValues, Others) {
   EXPECT_EQ(parse_assignment("A=b=c"), (Assignment{"A", "b=c", false}));
   EXPECT_EQ(parse_assignment("A"), (Assignment{"A", "", true}));
   EXPECT_THROW(parse_assignment("=x"), InvalidArgument);
-}
-
-std::string value(const Environment& environment, const std::string& name) {
-  const std::string* entry = find_variable(environment, name);
-  return entry == nullptr ? "(unset)" : entry->substr(name.size() + 1);
-}
-
-TEST(WorkerEnvironment, IsWhatThePyTorchWorldSets) {
-  const NodeEnvironment node{.master_addr = "10.0.0.1", .master_port = 4711, .node_count = 2, .job = "run-1", .generation = 2,
-                             .restarts = 2, .max_restarts = 3, .secret_fd = 9, .cores = 8, .devices = {"GPU-a", "GPU-b", "GPU-c", "GPU-d"}};
-  const WorkerAssignment assignment{.rank = 3, .node_rank = 1, .local_rank = 1, .local_size = 2, .world_size = 4, .first_device = 2, .device_count = 2};
-  const Environment result = worker_environment({"HOME=/h", "RANK=77", "MANIPLE_SECRET_FILE=/x", "CUDA_VISIBLE_DEVICES=all"}, node, assignment);
-  EXPECT_EQ(value(result, "HOME"), "/h");
-  EXPECT_EQ(value(result, "RANK"), "3");
-  EXPECT_EQ(value(result, "WORLD_SIZE"), "4");
-  EXPECT_EQ(value(result, "LOCAL_RANK"), "1");
-  EXPECT_EQ(value(result, "LOCAL_WORLD_SIZE"), "2");
-  EXPECT_EQ(value(result, "NODE_RANK"), "1");
-  EXPECT_EQ(value(result, "GROUP_RANK"), "1");
-  EXPECT_EQ(value(result, "MASTER_ADDR"), "10.0.0.1");
-  EXPECT_EQ(value(result, "MASTER_PORT"), "4711");
-  EXPECT_EQ(value(result, "MANIPLE_RESTART_COUNT"), "2");
-  EXPECT_EQ(value(result, "TORCHELASTIC_RESTART_COUNT"), "2");
-  EXPECT_EQ(value(result, "TORCHELASTIC_RUN_ID"), "run-1");
-  EXPECT_EQ(value(result, "MANIPLE_SECRET_FD"), "9");
-  EXPECT_EQ(value(result, "MANIPLE_SECRET_FILE"), "(unset)");
-  EXPECT_EQ(value(result, "OMP_NUM_THREADS"), "4");
-  EXPECT_EQ(value(result, "CUDA_VISIBLE_DEVICES"), "GPU-c,GPU-d");
-  EXPECT_EQ(value(worker_environment({"OMP_NUM_THREADS=3"}, node, assignment), "OMP_NUM_THREADS"), "3");
-  EXPECT_EQ(value(worker_environment({}, {.cores = 2}, {.local_size = 5}), "OMP_NUM_THREADS"), "1");
-  EXPECT_EQ(value(worker_environment({}, {.cores = 2}, {}), "CUDA_VISIBLE_DEVICES"), "(unset)");
-}
-
-TEST(WorkerEnvironment, DevicesAreThoseThatMayBeSeen) {
-  EXPECT_EQ(visible_devices({"CUDA_VISIBLE_DEVICES=3,5"}), (std::vector<std::string>{"3", "5"}));
-  EXPECT_TRUE(visible_devices({"CUDA_VISIBLE_DEVICES="}).empty());
 }
 
 TEST(Binding, BlocksOfWholeCores) {

@@ -19,19 +19,22 @@ namespace {
 using harness::TemporaryDirectory;
 
 TEST(Run, WorkersGetTheirPlace) {
-  const Result result = maniple({"run", "-n", "3", "sh", "-c",
-                                 "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR $MANIPLE_RESTART_COUNT; "
-                                 "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ]"});
+  const Result result =
+      maniple({"run", "-n", "3", "sh", "-c",
+               "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR $MANIPLE_RESTART_COUNT; "
+               "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ]"});
   EXPECT_EQ(result.code, 0) << result.err;
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_NE(result.out.find(fmt::format("[rank {}] {} 3 {} 3 0 127.0.0.1 0\n", rank, rank, rank)), std::string::npos) << result.out;
+    EXPECT_NE(result.out.find(fmt::format("[rank {}] {} 3 {} 3 0 127.0.0.1 0\n", rank, rank, rank)), std::string::npos)
+        << result.out;
   }
 }
 
 TEST(Run, RanksJoin) {
   const Result result = maniple({"run", "-n", "4", worker_program(), "join"});
   EXPECT_EQ(result.code, 0) << result.err;
-  for (int rank = 0; rank < 4; ++rank) EXPECT_NE(result.out.find(fmt::format("[rank {}] sum 6 of 4", rank)), std::string::npos);
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_NE(result.out.find(fmt::format("[rank {}] sum 6 of 4", rank)), std::string::npos);
   EXPECT_EQ(result.err, "") << "no warning about a secret";
 }
 
@@ -43,10 +46,12 @@ TEST(Run, ManyRanksJoin) {
 
 // The secret is in no argument and no variable; the descriptor holds 32 bytes that cannot be changed.
 TEST(Run, TheSecretIsInADescriptorOnly) {
-  const Result result = maniple({"run", "-n", "2", "sh", "-c",
-                                 "f=/proc/self/fd/$MANIPLE_SECRET_FD; hex=$(od -An -v -tx1 $f | tr -d ' \\n'); echo ${#hex}; "
-                                 "case \"$(cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n')\" in *$hex*) echo seen;; *) echo unseen;; esac; "
-                                 "(echo x >>$f) 2>/dev/null || echo sealed"});
+  const Result result =
+      maniple({"run", "-n", "2", "sh", "-c",
+               "f=/proc/self/fd/$MANIPLE_SECRET_FD; hex=$(od -An -v -tx1 $f | tr -d ' \\n'); echo ${#hex}; "
+               "case \"$(cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n')\" in *$hex*) echo "
+               "seen;; *) echo unseen;; esac; "
+               "(echo x >>$f) 2>/dev/null || echo sealed"});
   EXPECT_EQ(result.out.find("[rank 0] 64\n") != std::string::npos, true) << result.out << result.err;
   EXPECT_NE(result.out.find("[rank 1] unseen\n"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("[rank 1] sealed\n"), std::string::npos) << result.out;
@@ -57,7 +62,8 @@ TEST(Run, InputEnvironmentAndFolder) {
   const Result result = maniple({"run", "-n", "2", "--env", "COLOUR=deep blue", "--cwd", folder.path(), "sh", "-c",
                                  "read line; echo \"$line|$COLOUR|$(pwd)\""},
                                 {.input = "hello\n"});
-  EXPECT_NE(result.out.find(fmt::format("[rank 0] hello|deep blue|{}\n", folder.path())), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find(fmt::format("[rank 0] hello|deep blue|{}\n", folder.path())), std::string::npos)
+      << result.out;
   EXPECT_NE(result.out.find(fmt::format("[rank 1] |deep blue|{}\n", folder.path())), std::string::npos) << result.out;
 }
 
@@ -74,7 +80,8 @@ TEST(Run, ScriptsRun) {
 }
 
 TEST(Run, ExplainsAndStartsNothing) {
-  const Result result = maniple({"run", "--explain", "--nnodes", "2", "--devices-per-node", "4", "--devices-per-process", "2", "/no/such"});
+  const Result result = maniple(
+      {"run", "--explain", "--nnodes", "2", "--devices-per-node", "4", "--devices-per-process", "2", "/no/such"});
   EXPECT_EQ(result.code, 0);
   EXPECT_NE(result.out.find("4 ranks on 2 nodes"), std::string::npos);
   EXPECT_NE(result.out.find("     3      1           1  2,3\n"), std::string::npos) << result.out;
@@ -86,6 +93,23 @@ TEST(Run, DevicesAreSharedOut) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_NE(result.out.find("[rank 0] 4,5\n"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("[rank 1] 6,7\n"), std::string::npos) << result.out;
+}
+
+// What people type who come from mpirun and torchrun.
+TEST(Run, TakesTheOptionsOfOtherLaunchers) {
+  const std::vector<std::vector<std::string>> options = {
+      {"-np", "2"},
+      {"-q", "--no-prefix", "--color", "never", "-np", "2"},
+      {"--standalone", "--nproc_per_node=2"},
+      {"--nnodes=1", "--nproc-per-node", "2", "--node_rank=0", "--master_addr", "127.0.0.1", "--master_port=0",
+       "--max_restarts=1"},
+      {"--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv_id", "7"}};
+  for (std::vector<std::string> arguments : options) {
+    arguments.insert(arguments.begin(), "run");
+    arguments.insert(arguments.end(), {"sh", "-c", "[ $WORLD_SIZE = 2 ] && [ \"$0\" = -np ]", "-np", "9"});
+    const Result result = maniple(arguments);
+    EXPECT_EQ(result.code, 0) << fmt::format("{}", fmt::join(arguments, " ")) << result.err;
+  }
 }
 
 struct Mistake {
@@ -105,7 +129,8 @@ TEST(Run, MistakesCostOneLine) {
   std::string part(40, '\0');
   whole.read(part.data(), 40);
   const std::string file = program("file", "text"), cut = program("cut", part), empty = program("empty", "");
-  const std::string interpreter = program("interpreter", "#!/no/such/python -u\n"), windows = program("windows", "#!/bin/sh\r\n");
+  const std::string interpreter = program("interpreter", "#!/no/such/python -u\n"),
+                    windows = program("windows", "#!/bin/sh\r\n");
   const Mistake mistakes[] = {
       {{"run"}, 2, "no program given"},
       {{"run", ""}, 2, "no program given"},
@@ -138,7 +163,9 @@ TEST(Run, MistakesCostOneLine) {
       {{"doctor", "--hosts", ""}, 2, "--hosts is empty"},
       {{"run", "--log-dir", file, "true"}, 2, "--log-dir"},
       {{"run", "--log-dir", "/proc/none", "true"}, 2, "--log-dir /proc/none: /proc/none: "},
-      {{"run", "--nnodes", "2", "--master", "127.0.0.1:1", "--secret-file", "/no/such", "true"}, 2, "--secret-file is \"/no/such\": "},
+      {{"run", "--nnodes", "2", "--master", "127.0.0.1:1", "--secret-file", "/no/such", "true"},
+       2,
+       "--secret-file is \"/no/such\": "},
       {{"run", "--nnodes", "2", "--master", "127.0.0.1:1", "--secret-file", file, "true"}, 2, "--secret-file is \""},
       {{"run", cut}, 126, "rank 0 of 1 could not be started on host "},
       {{"run", cut}, 126, "it is no program for this machine, or only a part of one"},
@@ -146,7 +173,12 @@ TEST(Run, MistakesCostOneLine) {
       {{"run", "-n", "2", interpreter}, 126, "its interpreter /no/such/python, named in its first line, is not there"},
       {{"run", windows}, 126, "CR LF"},
       {{"run", "--bind", "sockets", "true"}, 2, "--bind"},
-      {{"run", "--unknown", "true"}, 2, "--unknown"},
+      {{"run", "--unknown", "true"},
+       2,
+       "no option --unknown (see maniple run --help); a program of that name: -- --unknown"},
+      {{"run", "--max-restart", "1", "true"}, 2, "no option --max-restart; did you mean --max-restarts?"},
+      {{"run", "-H", "a,b", "true"}, 2, "no option -H: use --hosts a:4,b:4"},
+      {{"run", "--monitor_interval=5", "true"}, 2, "no option --monitor_interval=5: leave it out"},
       {{"run", "--nnodes", "2", "true"}, 2, "needs --master"},
       {{"run", "--nnodes", "4:2", "true"}, 2, "--nnodes"},
       {{"run", "--nnodes", "2", "--node-rank", "2", "--master", "127.0.0.1:1", "true"}, 2, "--node-rank is 2"},
@@ -178,10 +210,13 @@ TEST(Run, ATakenPortIsNamed) {
   // Another job cannot have the port that this one holds for its rank 0, except by name.
   const Result first = maniple({"run", "python3", "-c",
                                 "import socket,subprocess,sys\ns=socket.socket(); s.bind(('127.0.0.1',0)); s.listen()\n"
-                                "r=subprocess.run([sys.argv[1],'run','--master-port',str(s.getsockname()[1]),'true'],capture_output=True,text=True)\n"
-                                "print(r.returncode, r.stderr)", maniple_program()});
+                                "r=subprocess.run([sys.argv[1],'run','--master-port',str(s.getsockname()[1]),'true'],"
+                                "capture_output=True,text=True)\n"
+                                "print(r.returncode, r.stderr)",
+                                maniple_program()});
   EXPECT_NE(first.out.find("is held by pid"), std::string::npos) << first.out << first.err;
-  EXPECT_NE(first.out.find("[rank 0] 2 maniple: rank 0 cannot listen on 127.0.0.1:"), std::string::npos) << "exit code 2: " << first.out;
+  EXPECT_NE(first.out.find("[rank 0] 2 maniple: rank 0 cannot listen on 127.0.0.1:"), std::string::npos)
+      << "exit code 2: " << first.out;
   EXPECT_EQ(holder.wait(), 1) << "read fails at the end of its input";
 }
 

@@ -3,12 +3,10 @@
 
 #include <dlfcn.h>
 
-#include "launch/workers/foreground.h"
-#include "spawn/spawn_options.h"
-#include "spawn/child_environment.h"
-#include "spawn/child_function.h"
+#include "launch/workers/supervisor.h"
 #include "spawn/child_main.h"
 #include "spawn/child_report.h"
+#include "spawn/spawn_options.h"
 
 namespace maniple::launch {
 namespace {
@@ -39,13 +37,13 @@ TEST(SpawnParts, AFunctionOfALibraryIsRefused) {
   EXPECT_NE(text.find("not in the main program"), std::string::npos) << text;
 }
 
-TEST(SpawnParts, Seats) {
-  const SpawnAssignment one{.payload = 5, .report = 7, .lifeline = -1, .index = 31};
+TEST(SpawnParts, Assignments) {
+  const SpawnAssignment one{.payload = 5, .report = 7, .parent_pipe = -1, .index = 31};
   const auto back = parse_spawn_assignment(to_text(one));
   ASSERT_TRUE(back);
   EXPECT_EQ(back->payload, 5);
   EXPECT_EQ(back->report, 7);
-  EXPECT_EQ(back->lifeline, -1);
+  EXPECT_EQ(back->parent_pipe, -1);
   EXPECT_EQ(back->index, 31);
   for (const char* bad : {"", "1", "1,2", "1,2,3", "1,2,3,", "1,2,3,4,", "1,2,3,-1", "-1,2,3,4", "1,2,-2,4", "a,2,3,4",
                           "1,2,3,4x", "1,2,3,99999999999", " 1,2,3,4"}) {
@@ -65,10 +63,11 @@ TEST(SpawnParts, ReportsOfExceptions) {
   const SpawnReport plain = report_of([] { throw std::out_of_range("too far"); });
   EXPECT_EQ(plain.type, "std::out_of_range");
   EXPECT_EQ(plain.text, "too far");
-  EXPECT_FALSE(plain.kind);
+  EXPECT_FALSE(plain.error);
   const SpawnReport ours = report_of([] { throw Mismatch("rank 2 called barrier"); });
   EXPECT_EQ(ours.type, "maniple::Mismatch");
-  EXPECT_EQ(ours.kind, ErrorKind::mismatch);
+  ASSERT_TRUE(ours.error);
+  EXPECT_EQ(ours.error->kind, ErrorKind::mismatch);
   EXPECT_EQ(report_of([] { throw 5; }).type, "int");
   EXPECT_EQ(report_of([] { throw std::string("text"); }).text, "text");
   EXPECT_EQ(report_of([] { throw "text"; }).text, "text");
@@ -77,17 +76,24 @@ TEST(SpawnParts, ReportsOfExceptions) {
   ASSERT_TRUE(back);
   EXPECT_EQ(back->type, ours.type);
   EXPECT_EQ(back->text, ours.text);
-  EXPECT_EQ(back->kind, ours.kind);
+  ASSERT_TRUE(back->error);
+  EXPECT_EQ(back->error->kind, ErrorKind::mismatch);
   EXPECT_EQ(back->when_ns, ours.when_ns);
   EXPECT_TRUE(decode_report(encode_report({.finished = true}))->finished);
 }
 
 TEST(SpawnParts, ReportsThatAreCutOrTooLong) {
-  const std::string whole = encode_report({.type = "T", .text = "text", .kind = ErrorKind::timeout});
-  for (std::size_t length = 0; length < whole.size(); ++length) EXPECT_FALSE(decode_report(whole.substr(0, length)));
+  const std::string bare = encode_report({.type = "T", .text = "text"});
+  const std::string whole =
+      encode_report({.type = "T", .text = "text", .error = ErrorInfo{.kind = ErrorKind::timeout}});
+  for (std::size_t length = 0; length < whole.size(); ++length) {
+    EXPECT_TRUE(length == bare.size() || !decode_report(whole.substr(0, length))) << length;
+  }
   EXPECT_FALSE(decode_report(whole + "x"));
   EXPECT_FALSE(decode_report(std::string(40, '\xfe')));
-  const std::string large = encode_report({.type = std::string(100'000, 't'), .text = std::string(1'000'000, 'x')});
+  const std::string large = encode_report({.type = std::string(100'000, 't'),
+                                           .text = std::string(1'000'000, 'x'),
+                                           .error = ErrorInfo{.reason = std::string(1'000'000, 'x')}});
   EXPECT_LE(large.size(), kMostReportBytes);
   ASSERT_TRUE(decode_report(large));
   EXPECT_EQ(decode_report(large)->text.substr(0, 3), "xxx");
@@ -96,31 +102,17 @@ TEST(SpawnParts, ReportsThatAreCutOrTooLong) {
 // Two machines with four devices each: ranks 0-3 and 4-7.
 TEST(SpawnParts, RanksOfTheSecondMachine) {
   SpawnOptions options{.nprocs = 4, .nodes = 2, .node_rank = 1};
-  std::map<std::string, std::string> found;
-  for (const auto& [name, value] :
-       spawned_variables(options, 2, {.address = "10.0.0.1", .port = 8888, .secret = 9}, 3)) {
-    found[name] = value;
-  }
-  EXPECT_EQ(found["RANK"], "6");
-  EXPECT_EQ(found["WORLD_SIZE"], "8");
-  EXPECT_EQ(found["LOCAL_RANK"], "2");
-  EXPECT_EQ(found["LOCAL_WORLD_SIZE"], "4");
-  EXPECT_EQ(found["NODE_RANK"], "1");
-  EXPECT_EQ(found["MASTER_ADDR"], "10.0.0.1");
-  EXPECT_EQ(found["MASTER_PORT"], "8888");
-  EXPECT_EQ(found["MANIPLE_SECRET_FD"], "9");
-  EXPECT_EQ(found["OMP_NUM_THREADS"], "3");
+  const NodeEnvironment node{.master_addr = "10.0.0.1", .master_port = 8888, .secret_fd = 9, .cores = 12};
+  Environment environment = rank_environment(
+      {"HOME=/home", "RANK=7", "RANKS=1", "MANIPLE_STORE_HOSTED=1", "MANIPLE_GENERATION=3", "MANIPLE_JOB=j"}, node,
+      assignment_of(options, 2));
+  std::sort(environment.begin(), environment.end());
+  EXPECT_EQ(environment,
+            (Environment{"HOME=/home", "LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4", "MANIPLE_JOB=j", "MANIPLE_SECRET_FD=9",
+                         "MANIPLE_SPAWNED=1", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=8888", "NODE_RANK=1",
+                         "OMP_NUM_THREADS=3", "RANK=6", "RANKS=1", "WORLD_SIZE=8"}));
   options.world_size = 12;
-  for (const auto& [name, value] : spawned_variables(options, 2, {}, 0)) found[name] = value;
-  EXPECT_EQ(found["WORLD_SIZE"], "12");
-}
-
-TEST(SpawnParts, EnvironmentWithChanges) {
-  std::string kept = "HOME=/home", replaced = "RANK=7", removed = "MANIPLE_STORE_HOSTED=1", alike = "RANKS=1";
-  char* environment[] = {kept.data(), replaced.data(), removed.data(), alike.data(), nullptr};
-  const std::vector<std::string> changed =
-      changed_environment(environment, {{"RANK", "0"}, {"MANIPLE_STORE_HOSTED", ""}});
-  EXPECT_EQ(changed, (std::vector<std::string>{"HOME=/home", "RANKS=1", "RANK=0"}));
+  EXPECT_EQ(assignment_of(options, 2).world_size, 12);
 }
 
 TEST(SpawnParts, ImpossibleOptions) {
@@ -138,11 +130,11 @@ TEST(SpawnParts, ImpossibleOptions) {
   EXPECT_NE(refusal({.grace = Seconds(-1)}).find("grace"), std::string::npos);
 }
 
-TEST(Foreground, IsReadFromTheProcessInFront) {
-  EXPECT_TRUE(has_terminal("7 (a b) c) S 1 50 40 34816 50 0"));
-  EXPECT_FALSE(has_terminal("7 (maniple) S 1 50 40 34816 40 0")) << "the shell has it";
-  EXPECT_TRUE(has_terminal("7 (maniple) S 1 50 40 0 -1 0")) << "no terminal, no shell";
-  EXPECT_TRUE(has_terminal("")) << "nothing is known";
+TEST(Foreground, IsReadFromTheSupervisor) {
+  EXPECT_TRUE(has_terminal(parse_process_stat("7 (a b) c) S 1 50 40 34816 50 0")));
+  EXPECT_FALSE(has_terminal(parse_process_stat("7 (maniple) S 1 50 40 34816 40 0"))) << "the shell has it";
+  EXPECT_TRUE(has_terminal(parse_process_stat("7 (maniple) S 1 50 40 0 -1 0"))) << "no terminal, no shell";
+  EXPECT_TRUE(has_terminal(parse_process_stat(""))) << "nothing is known";
 }
 
 }  // namespace

@@ -53,12 +53,17 @@ TEST_P(SpawnFailure, ExceptionsKeepTypeAndText) {
             fmt::format("[spawn process 1/3 pid {}] threw std::out_of_range: no cheese left", error.pid()));
 }
 
-// The others would wait for the join time-out of half an hour.
-TEST_P(SpawnFailure, OneThatEndsBeforeItJoinedIsNamedAtOnce) {
-  const SpawnError error = spawn_error([](int rank) { if (rank != 1) init(); }, options(3));
+// The others would wait for the time-out of half an hour.
+TEST_P(SpawnFailure, OneThatExitsBeforeInitIsNamedAtOnce) {
+  const SpawnError error = spawn_error(
+      [](int rank) {
+        if (rank != 1) init();
+      },
+      options(3));
   EXPECT_EQ(error.rank(), 1);
   EXPECT_EQ(error.exit_code(), 0);
-  EXPECT_NE(std::string(error.what()).find("ended before it joined the group, and rank "), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("ended before it called init(), where rank "), std::string::npos)
+      << error.what();
   // A smaller world does not need it.
   spawn(
       [](int rank) {
@@ -70,9 +75,13 @@ TEST_P(SpawnFailure, OneThatEndsBeforeItJoinedIsNamedAtOnce) {
 
 TEST_P(SpawnFailure, TheStackThatLibTorchAppendsIsNotInTheLine) {
   const SpawnError error = spawn_error(
-      [](int) { throw std::runtime_error("sizes differ\nException raised from f at g.cpp:1 (most recent call first):\nframe #0: f"); },
+      [](int) {
+        throw std::runtime_error(
+            "sizes differ\nException raised from f at g.cpp:1 (most recent call first):\nframe #0: f");
+      },
       options(1));
-  EXPECT_EQ(std::string(error.what()), fmt::format("[spawn process 0/1 pid {}] threw std::runtime_error: sizes differ", error.pid()));
+  EXPECT_EQ(std::string(error.what()),
+            fmt::format("[spawn process 0/1 pid {}] threw std::runtime_error: sizes differ", error.pid()));
   EXPECT_NE(error.text().find("frame #0"), std::string::npos);
 }
 
@@ -157,9 +166,9 @@ TEST_P(SpawnFailure, OthersMayTidyUpOnSigterm) {
     require(eventually([&] { return asked.load(); }), "asked to end");
     append_line(path, "tidy");
   };
-  SpawnOptions patient = options(3);
-  patient.grace = Seconds(60);
-  EXPECT_EQ(spawn_error(worker, patient, file("tidy")).text(), "first");
+  SpawnOptions lenient = options(3);
+  lenient.grace = Seconds(60);
+  EXPECT_EQ(spawn_error(worker, lenient, file("tidy")).text(), "first");
   EXPECT_EQ(count_lines(file("tidy")), 2u);
 }
 

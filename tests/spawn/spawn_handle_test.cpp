@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Spawn, SpawnDaemons, testing::Values(StartMethod::reexe
                          [](const auto& each) { return each.param == StartMethod::fork ? "fork" : "reexec"; });
 
 void parent_of_daemons(int, const std::string& path, StartMethod method) {
-  // Both kinds at a time: a forked process must not hold the lifeline of the others.
+  // Both kinds at a time: a forked process must not hold the parent_pipe of the others.
   const SpawnContext bystanders =
       spawn(report_and_stay, {.nprocs = 1, .join = false, .daemon = true, .start_method = StartMethod::reexec}, path);
   const SpawnContext daemons =

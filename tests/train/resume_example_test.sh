@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# 05_ddp_mnist is killed in the middle of its first epoch and goes on with another number of ranks; then it is asked to stop, and
-# goes on again, to the end: in all it makes as many steps as without. Usage: ... scripts/ranks.sh PROGRAM
+# 05_ddp_mnist is killed in the middle of its first epoch and goes on with another number of ranks; then it is told to stop, and
+# goes on again, to the end: in all it makes as many steps as without. Usage: ... MANIPLE PROGRAM
 set -euo pipefail
-ranks=$1
+maniple=$1
 program=$2
 scratch=$(mktemp -d)
 job=""
@@ -20,7 +20,7 @@ newest() { ls "$scratch/run" 2>/dev/null | sed -n 's/^step-0*\([0-9][0-9]*\)$/\1
 
 # start RANKS: in the background, until a checkpoint of step $2 or later is there.
 start() {
-  "$ranks" "$1" "$program" "${options[@]}" >"$scratch/output" 2>&1 &
+  "$maniple" run -n "$1" "$program" "${options[@]}" >"$scratch/output" 2>&1 &
   job=$!
   until [[ $(newest) -ge $2 ]]; do
     kill -0 "$job" 2>/dev/null || fail "it ended before step $2:"
@@ -29,27 +29,30 @@ start() {
 }
 
 start 2 30
-kill -KILL $(pgrep -P "$job")
+kill -KILL "$job"
 wait "$job" && fail "it was killed and says that all is well:"
+while pgrep -f -- "--checkpoint $scratch/run" >/dev/null; do sleep 0.05; done  # sleep: until its ranks have ended
 killed_at=$(newest)
 ((killed_at < 100)) || fail "it was too quick to be killed in its first epoch:"
 
-
 start 3 $((killed_at + 10))
-kill -TERM $(pgrep -P "$job")
-wait "$job" || fail "it was asked to stop and says that something is wrong:"
+kill -TERM "$job"
+code=0
+wait "$job" || code=$?
+((code == 143)) || fail "it was told to stop and ended with exit code $code:"
+grep -q "failed first" "$scratch/output" && fail "it was told to stop and says that something is wrong:"
 grep -qF "going on after step $killed_at: epoch 0, place $((killed_at * 60)) of 6000, shuffle 1, seed 7" "$scratch/output" ||
   fail "it did not go on after step $killed_at:"
 grep -q "epoch 2: accuracy" "$scratch/output" && fail "it was asked to stop and went on:"
 stopped_at=$(newest)
 
-"$ranks" 1 "$program" "${options[@]}" --target 0.9 >"$scratch/output" 2>&1 || fail "it did not end well:"
+"$maniple" run -n 1 "$program" "${options[@]}" --target 0.9 >"$scratch/output" 2>&1 || fail "it did not end well:"
 grep -q "going on after step $stopped_at:" "$scratch/output" || fail "it did not go on after step $stopped_at:"
 grep -q "epoch 2: accuracy" "$scratch/output" || fail "it did not reach its end:"
 (($(newest) == 200)) || fail "it made $(newest) steps, not 200:"
 
 # Started once more it is at its end already, and does nothing of the last epoch again.
-"$ranks" 2 "$program" "${options[@]}" --target 0.9 >"$scratch/output" 2>&1 || fail "it did not end well when it had nothing left to do:"
+"$maniple" run -n 2 "$program" "${options[@]}" --target 0.9 >"$scratch/output" 2>&1 || fail "it did not end well when it had nothing left to do:"
 grep -qF "going on after step 200: epoch 2, place 0 of 6000, shuffle 1, seed 7" "$scratch/output" || fail "it is not at its end:"
 grep -q "epoch 2: accuracy" "$scratch/output" && fail "it did the end of the last epoch again:"
 exit 0

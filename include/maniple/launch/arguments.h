@@ -188,7 +188,7 @@ class ArgumentReader {
 
   const char* get_bytes(std::size_t count) {
     if (count > bytes_.size())
-      throw ProtocolError("arguments of spawn: truncated: " + std::to_string(count) + " bytes wanted, " +
+      throw ProtocolError("arguments of spawn: truncated: " + std::to_string(count) + " bytes expected, " +
                           std::to_string(bytes_.size()) + " left");
     const char* bytes = bytes_.data();
     bytes_.remove_prefix(count);

@@ -99,7 +99,7 @@ class SpawnError : public Error {
 };
 
 /// The processes of one spawn. The destructor waits for them, as Python does at its end; daemons it ends, and so it
-/// does with all when it runs because of an exception. A failure that nobody asked for becomes a warning.
+/// does with all when it runs because of an exception. A failure that join() has not thrown becomes a warning.
 class SpawnContext {
  public:
   struct Impl;
@@ -168,8 +168,8 @@ struct Parameters {
   }
 };
 
-/// What a function wants after the rank. Void where that cannot be told (a generic lambda): then what it is given
-/// decides.
+/// The parameters of a function after the rank. Void where they are not known (a generic lambda): then the arguments
+/// decide.
 template <class Fn>
 struct ParametersOf {
   using Type = void;
@@ -198,17 +198,17 @@ template <class Fn>
   requires requires { &Fn::operator(); }
 struct ParametersOf<Fn> : ParametersOf<decltype(&Fn::operator())> {};
 
-template <class Fn, class Wanted>
+template <class Fn, class Expected>
 struct SpawnCall {
   static void run(void (*function)(), ArgumentReader& arguments, int rank) {
-    auto values = arguments.get<typename Wanted::Values>();
+    auto values = arguments.get<typename Expected::Values>();
     arguments.expect_end();
     if constexpr (std::is_pointer_v<Fn>) {
       auto fn = reinterpret_cast<Fn>(function);
-      Wanted::call(fn, rank, values);
+      Expected::call(fn, rank, values);
     } else {
       Fn fn{};
-      Wanted::call(fn, rank, values);
+      Expected::call(fn, rank, values);
     }
   }
 };
@@ -220,23 +220,23 @@ struct SpawnCall {
 template <class Function, class... Args>
 SpawnContext spawn(Function&& function, const SpawnOptions& options = {}, Args&&... args) {
   using Fn = std::decay_t<Function>;
-  using Told = typename detail::ParametersOf<Fn>::Type;
-  using Wanted = std::conditional_t<std::is_void_v<Told>, detail::Parameters<std::decay_t<Args>&...>, Told>;
+  using Known = typename detail::ParametersOf<Fn>::Type;
+  using Expected = std::conditional_t<std::is_void_v<Known>, detail::Parameters<std::decay_t<Args>&...>, Known>;
   constexpr bool kIsPointer = std::is_pointer_v<Fn> && std::is_function_v<std::remove_pointer_t<Fn>>;
   static_assert(
       kIsPointer || (std::is_empty_v<Fn> && std::is_default_constructible_v<Fn>),
-      "maniple::spawn wants a function or a lambda that captures nothing: another process does not see what is "
+      "maniple::spawn takes a function or a lambda that captures nothing: another process does not see what is "
       "captured; pass it as an argument");
-  static_assert(Wanted::kCount == sizeof...(Args),
+  static_assert(Expected::kCount == sizeof...(Args),
                 "maniple::spawn(fn, options, args...) calls fn(rank, args...): the numbers of arguments differ");
   ArgumentWriter arguments;
-  arguments.put(typename Wanted::Values(std::forward<Args>(args)...));
+  arguments.put(typename Expected::Values(std::forward<Args>(args)...));
   void (*address)() = nullptr;
   if constexpr (kIsPointer) {
     address = reinterpret_cast<void (*)()>(static_cast<Fn>(function));
     if (address == nullptr) throw InvalidArgument("spawn: the function is a null pointer");
   }
-  return detail::start_spawn(options, &detail::SpawnCall<Fn, Wanted>::run, address, arguments.take());
+  return detail::start_spawn(options, &detail::SpawnCall<Fn, Expected>::run, address, arguments.take());
 }
 
 }  // namespace maniple

@@ -54,7 +54,7 @@ struct AgentLink::Wire {
     }
   }
 
-  static void keep_beating(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
+  static void send_heartbeats(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
     const std::lock_guard lock(wire->mutex);
     if (!wire->fd) return;
     wire->flush();
@@ -63,21 +63,21 @@ struct AgentLink::Wire {
       wire->flush();
     }
     // The loop is not kept alive by its own timer, but it is there whenever the timer fires.
-    loop.call_at(Deadline::after(wire->interval), [wire, &loop] { keep_beating(wire, loop); });
+    loop.call_at(Deadline::after(wire->interval), [wire, &loop] { send_heartbeats(wire, loop); });
   }
 };
 
 AgentLink::AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events)
     : poller_(poller),
-      pulse_(EventLoop::shared()),
+      heartbeats_(EventLoop::shared()),
       wire_(std::make_shared<Wire>(std::move(connection.fd), connection.keys.value())),
       events_(std::move(events)),
       adopt_(options.adopt),
-      patience_(options.tolerance),
+      tolerance_(options.tolerance),
       opener_(connection.keys->cipher, connection.keys->receive) {
   poller_.watch(wire_->fd.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
   set_heartbeat(options.heartbeat);
-  pulse_->post([wire = wire_, loop = pulse_.get()] { Wire::keep_beating(wire, *loop); });
+  heartbeats_->post([wire = wire_, loop = heartbeats_.get()] { Wire::send_heartbeats(wire, *loop); });
 }
 
 AgentLink::~AgentLink() {
@@ -137,7 +137,7 @@ void AgentLink::read_some() {
     std::span<char> bytes(buffer, static_cast<std::size_t>(got));
     while (const auto plain = opener_.next(bytes)) in_.append(*plain);
     heard_ = Poller::Clock::now();  // only what is authentic is a sign of life
-    told_of_silence_ = false;
+    silence_reported_ = false;
     while (in_.size() >= kLengthBytes) {
       const auto length = ByteReader(in_).get<std::uint32_t>();
       if (length > kMaxAgentMessage) throw ProtocolError("a message of " + std::to_string(length) + " bytes");
@@ -153,9 +153,9 @@ void AgentLink::read_some() {
 }
 
 void AgentLink::take(const AgentMessage& message) {
-  if (message.kind == Kind::given_up) {
+  if (message.kind == Kind::dropped) {
     return lose(
-        fmt::format("it has given this launcher up, which was silent for {:.1f} s (was it stopped, or the network "
+        fmt::format("it has dropped this launcher, which was silent for {:.1f} s (was it stopped, or the network "
                     "cut?)",
                     message.silence_ms / 1000.0));
   }
@@ -179,13 +179,13 @@ void AgentLink::look_for_silence() {
     if (held_up) heard_ = now;
   }
   const Seconds silence = now - heard_;
-  if (silence > heartbeat_.silence_limit && events_.silent && !std::exchange(told_of_silence_, true)) {
+  if (silence > heartbeat_.silence_limit && events_.silent && !std::exchange(silence_reported_, true)) {
     events_.silent(silence);
   }
-  if (silence > heartbeat_.silence_limit + patience_) {
-    AgentMessage farewell{.kind = Kind::given_up};
-    farewell.silence_ms = milliseconds(silence);
-    send(farewell);
+  if (silence > heartbeat_.silence_limit + tolerance_) {
+    AgentMessage notice{.kind = Kind::dropped};
+    notice.silence_ms = milliseconds(silence);
+    send(notice);
     return lose(silence_text(silence));
   }
   timer_ = poller_.call_after(period, [this] { look_for_silence(); });

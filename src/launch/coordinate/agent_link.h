@@ -1,9 +1,9 @@
 // A connection between two launchers of a job: messages with their length before them, in records (see net/records.h), so
 // that nobody on the way can change what is executed.
 //
-// Both ends say "alive" every so often, from a thread of its own: a launcher that is busy with logs, or waits for a slow
-// disk, is not silent. Who hears nothing at all for longer than the limit tells the other that it is given up (it may be
-// stopped, and read this when it goes on), and closes.
+// Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is not
+// silent. One that receives nothing at all for longer than the limit sends that it drops the other (which may be stopped, and
+// read this when it goes on), and closes.
 #pragma once
 
 #include <functional>
@@ -11,15 +11,15 @@
 #include <string>
 
 #include "launch/coordinate/agent_message.h"
-#include "launch/coordinate/heartbeat.h"
-#include "process/poller.h"
+#include "launch/coordinate/policies.h"
 #include "net/event_loop.h"
 #include "net/secure_connection.h"
+#include "process/poller.h"
 
 namespace maniple::launch {
 
 /// Why a link is lost when the process at its other end has ended, or closed it.
-inline constexpr const char* kLauncherGone = "its launcher has gone";
+inline constexpr const char* kLauncherGone = "its launcher has ended";
 
 class AgentLink {
  public:
@@ -32,7 +32,7 @@ class AgentLink {
   struct Options {
     Heartbeat heartbeat = {};
     std::chrono::duration<double> tolerance{0};  ///< how long to go on waiting for one that is silent
-    bool adopt = false;  ///< take over the other's heartbeat: that of the coordinator counts
+    bool adopt = false;                          ///< take over the other's heartbeat: that of the coordinator counts
   };
   AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events);
   ~AgentLink();
@@ -51,13 +51,13 @@ class AgentLink {
   void lose(const std::string& reason);
 
   Poller& poller_;
-  std::shared_ptr<EventLoop> pulse_;
+  std::shared_ptr<EventLoop> heartbeats_;
   std::shared_ptr<Wire> wire_;
   Events events_;
   Heartbeat heartbeat_;
   bool adopt_;
-  std::chrono::duration<double> patience_;
-  bool told_of_silence_ = false;
+  std::chrono::duration<double> tolerance_;
+  bool silence_reported_ = false;
   RecordOpener opener_;
   std::string in_;
   Poller::Clock::time_point heard_ = Poller::Clock::now();

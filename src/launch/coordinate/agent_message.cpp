@@ -6,8 +6,8 @@ namespace maniple::launch {
 namespace {
 
 constexpr std::size_t kMaxText = std::size_t{64} << 10;
-constexpr std::size_t kMaxWord = std::size_t{256} << 10;
-constexpr std::uint32_t kMaxWords = 65536;
+constexpr std::size_t kMaxSetting = std::size_t{256} << 10;
+constexpr std::uint32_t kMaxSettings = 65536;
 constexpr std::uint32_t kMaxTail = 64;
 
 void put_list(ByteWriter& out, const std::vector<std::string>& list) {
@@ -58,9 +58,10 @@ std::string encode(const AgentMessage& message) {
   out.put(message.kind);
   each_number(message, [&](int value) { out.put(static_cast<std::int32_t>(value)); });
   out.put(message.exit.at_us);
+  out.put(static_cast<std::uint8_t>(message.exit.consequence));
   out.put_string(message.host);
   out.put_string(std::string_view(message.text).substr(0, kMaxText));
-  put_list(out, message.words);
+  put_list(out, message.settings);
   out.put_string(message.exit.host);
   out.put_string(message.exit.cause);
   out.put_string(message.exit.error);
@@ -72,14 +73,17 @@ AgentMessage decode_agent_message(std::string_view bytes) {
   ByteReader in(bytes);
   AgentMessage message;
   message.kind = in.get<AgentMessage::Kind>();
-  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::waits) {
+  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::waiting) {
     throw ProtocolError("a message of unknown kind " + std::to_string(static_cast<int>(message.kind)));
   }
   each_number(message, [&](int& value) { value = in.get<std::int32_t>(); });
   message.exit.at_us = in.get<std::int64_t>();
+  const auto consequence = in.get<std::uint8_t>();
+  if (consequence > 1) throw ProtocolError("a flag that is " + std::to_string(consequence));
+  message.exit.consequence = consequence == 1;
   message.host = in.get_string(kMaxText);
   message.text = in.get_string(kMaxText);
-  message.words = get_list(in, kMaxWords, kMaxWord);
+  message.settings = get_list(in, kMaxSettings, kMaxSetting);
   message.exit.host = in.get_string(kMaxText);
   message.exit.cause = in.get_string(kMaxText);
   message.exit.error = in.get_string(kMaxText);

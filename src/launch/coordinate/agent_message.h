@@ -1,5 +1,5 @@
-// What launchers of one job say to each other. One of them coordinates (see coordinator.h); each node, the coordinator's own
-// too, does what it is told and reports.
+// The messages between the launchers of one job. One of them coordinates (see coordinator.h); each node, the coordinator's own
+// too, carries out what it is sent and reports.
 //
 //   node       join                                     coordinator
 //                                             job       what to run (only for nodes that were started by the coordinator)
@@ -7,14 +7,14 @@
 //              reserved
 //                                           start       your assignments
 //              failed, finished
-//              waits, left                              a rank waits in init(); one ended well without having joined
-//              interrupt                                somebody pressed Ctrl-C here
-//                                     verdict, stop       what to tell the user; end your workers
+//              waiting, absent                          a rank waits in init(); one exited with 0 without having called it
+//              interrupt                                a signal (Ctrl-C) ended the job here
+//                                     verdict, stop       what to show the user; end your workers
 //              stopped
 //              signal                     signal       pass it on to your workers (Ctrl-Z on one node stops all)
 //                                            quit       exit with this code
 //              alive                       alive       every so often, see agent_link.h
-//              given_up                 given_up       you were silent for too long: you no longer belong to the job
+//              dropped                   dropped       you were silent for too long: you no longer belong to the job
 #pragma once
 
 #include <cstdint>
@@ -42,35 +42,36 @@ struct AgentMessage {
     quit,
     signal,
     alive,
-    given_up,
-    left,
-    waits,
+    dropped,
+    absent,
+    waiting,
   };
   Kind kind = Kind::join;
   int generation = 0;
-  int restarts = 0;     ///< start: how often the group was started again after a failure
-  int node_rank = -1;   ///< join: the wanted one, -1 for any
+  int restarts = 0;    ///< start: how often the group was started again after a failure
+  int node_rank = -1;  ///< join: the requested one, -1 for any
   int node_count = 0;
-  int processes = 0;    ///< join: how many this node takes, 0 for what the job says
+  int processes = 0;  ///< join: how many this node takes, 0 for what the job says
   int devices_per_process = 0;
-  int first_rank = 0;   ///< start: global rank of the node's first process
+  int first_rank = 0;  ///< start: global rank of the node's first process
   int world_size = 0;
-  int core_first = 0;   ///< start: the node's first among the ranks that share the cores of its machine
-  int core_total = 0;   ///< start: how many ranks do
-  int min_nodes = 0;    ///< join: what the node was told about the job, to be compared
+  int core_first = 0;  ///< start: the node's first among the ranks that share the cores of its machine
+  int core_total = 0;  ///< start: how many ranks do
+  int min_nodes = 0;   ///< join: --nnodes of the node, to be compared
   int max_nodes = 0;
-  int signal = 0;       ///< stop, interrupt, signal
-  int grace_ms = 0;     ///< stop
-  int code = 0;         ///< quit
-  int port = 0;         ///< reserved, start
-  int heartbeat_ms = 0; ///< alive: between two of them
-  int silence_ms = 0;   ///< alive: how long none may come; given_up: how long none came
-  std::string host = {};     ///< join: the name of the host; reserved, start: address for rank 0
-  std::string text = {};     ///< verdict, quit, signal: for people; may be empty. job, start: the name of the job.
-                             ///< join: core_place()
-  std::vector<std::string> words = {};  ///< job: settings, see job_settings.h. join: a name of the launcher's process, by
-                                        ///< which one that connects again is recognised
-  RankExit exit = {};        ///< failed, left; waits: its rank
+  int signal = 0;         ///< stop, interrupt, signal
+  int grace_ms = 0;       ///< stop
+  int code = 0;           ///< quit
+  int port = 0;           ///< reserved, start
+  int heartbeat_ms = 0;   ///< alive: between two of them
+  int silence_ms = 0;     ///< alive: the longest silence; dropped: how long it was
+  std::string host = {};  ///< join: the name of the host; reserved, start: address for rank 0
+  std::string text = {};  ///< verdict, quit, signal: for people; may be empty. job, start: the name of the job.
+                          ///< join: core_set_id()
+  std::vector<std::string> settings =
+      {};              ///< job: settings, see job_settings.h. join: a name of the launcher's process, by
+                       ///< which one that connects again is recognised
+  RankExit exit = {};  ///< failed, absent; waiting: its rank
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

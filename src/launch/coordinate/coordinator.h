@@ -4,7 +4,7 @@
 //       ^                                                         |
 //       |                             a rank failed, a node was lost or joined, Ctrl-C
 //       |                                                         v
-//       +----- pausing <---- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
+//       +-- restart_delay <- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
 //
 // A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM leaves
 // the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
@@ -18,14 +18,14 @@
 #include <vector>
 
 #include "launch/coordinate/agent_message.h"
+#include "launch/coordinate/policies.h"
 #include "launch/placement/rank_plan.h"
-#include "launch/coordinate/restart_policy.h"
 
 namespace maniple::launch {
 
 struct CoordinatorOptions {
   NodeRange nodes = {};
-  bool summons = false;  ///< nodes are agents that this launcher starts, see Effects::summon
+  bool starts_agents = false;  ///< nodes are agents that this launcher starts, see Effects::start_agents
   RestartPolicy restarts = {};
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more than the least number of nodes
@@ -36,17 +36,17 @@ struct CoordinatorOptions {
 class Coordinator {
  public:
   using Node = int;  ///< a name for a node, chosen by the caller; not its rank
-  enum class Timer { join_timeout, join_window, reminder, verdict, pause };
+  enum class Timer { join_timeout, join_window, reminder, verdict, restart };
 
   struct Effects {
     std::function<void(Node, const AgentMessage&)> send;
     std::function<void(Timer, std::chrono::duration<double>)> set_timer;
     std::function<void(Timer)> stop_timer;
-    std::function<void(const std::string&)> say;  ///< to the user of this launcher
-    std::function<void()> summon = {};            ///< nodes are missing: start their agents again. May be empty
-    std::function<void(int code)> done;           ///< after everything was sent
+    std::function<void(const std::string&)> print;  ///< to the user of this launcher
+    std::function<void()> start_agents = {};        ///< nodes are missing: start their agents again. May be empty
+    std::function<void(int code)> done;             ///< after everything was sent
   };
-  enum class State { gathering, reserving, running, stopping, pausing, done };
+  enum class State { gathering, reserving, running, stopping, restart_delay, done };
 
   Coordinator(CoordinatorOptions options, Effects effects);
   void begin();
@@ -57,7 +57,7 @@ class Coordinator {
   void on_timer(Timer timer);
   /// Ends the job; `host` is where the signal came, for people (may be empty).
   void interrupt(int signal, const std::string& host = {});
-  /// A signal for all workers of the job; `from` needs no words about it.
+  /// A signal for all workers of the job; the user of `from` is not told.
   void pass_on(Node from, int signal, const std::string& host);
   /// Ends the job because of the launcher itself (its output was closed, for instance).
   void fail(const std::string& text, int code);
@@ -71,28 +71,28 @@ class Coordinator {
  private:
   struct NodeInfo {
     std::string host;
-    std::string core_place;  // nodes of the same place share its cores
-    int wanted_rank = -1;
+    std::string core_set;  // nodes with the same set share its cores
+    int requested_rank = -1;
     int processes = 1;
     int devices_per_process = 0;
-    int node_rank = -1;   // of the present generation; -1: not in it
+    int node_rank = -1;  // of the present generation; -1: not in it
     bool finished = false;
     bool stopped = true;
-    int leaving = 0;      // the signal by which its launcher was told to go
+    int leaving = 0;  // the signal that its launcher got
   };
 
   std::string refusal(const AgentMessage& join) const;
   std::string missing() const;
-  void consider_start();
-  void form();
+  void check_start();
+  void form_group();
   void start_all(const AgentMessage& reserved);
   void decide();
-  void consider_absent();
+  void check_absent();
   bool leave(Node node, int signal);
-  void dismiss_leaving();
-  void tell_all(const std::string& text);
+  void release_leaving();
+  void show_on_all(const std::string& text);
   void stop_all(int signal, std::chrono::duration<double> grace);
-  void consider_stopped();
+  void check_stopped();
   void quit(int code, const std::string& text);
   std::vector<Node> in_order() const;
 
@@ -104,11 +104,11 @@ class Coordinator {
   int world_size_ = 0;
   int failures_ = 0;
   int restarts_ = 0;
-  std::vector<RankExit> exits_;        // of the present generation
-  std::optional<RankExit> left_;       // ended well without having joined
-  std::optional<int> waiting_;         // a rank that waits in init() for all
-  std::optional<int> failure_code_;    // why it is being stopped; none: membership
-  int interrupted_ = 0;                // the signal
+  std::vector<RankExit> exits_;      // of the present generation
+  std::optional<RankExit> absent_;   // exited with 0 without having called init()
+  std::optional<int> waiting_;       // a rank that waits in init() for all
+  std::optional<int> failure_code_;  // why it is being stopped; none: membership
+  int interrupted_ = 0;              // the signal
 };
 
 }  // namespace maniple::launch

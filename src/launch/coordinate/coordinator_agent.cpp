@@ -9,16 +9,16 @@
 #include <fmt/ranges.h>  // join
 
 #include "base/check.h"
-#include "launch/coordinate/agent_link.h"
-#include "launch/workers/agent_process.h"
-#include "launch/placement/binding.h"
-#include "launch/coordinate/coordinator.h"
-#include "launch/workers/supervisor.h"
 #include "jobs/job_record.h"
+#include "launch/coordinate/agent_link.h"
+#include "launch/coordinate/coordinator.h"
 #include "launch/coordinate/job_settings.h"
 #include "launch/coordinate/launcher_listener.h"
 #include "launch/coordinate/node_agent.h"
 #include "launch/coordinate/remote_start.h"
+#include "launch/placement/binding.h"
+#include "launch/workers/agent_process.h"
+#include "launch/workers/supervisor.h"
 
 namespace maniple::launch {
 namespace {
@@ -29,38 +29,40 @@ constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
 class CoordinatorAgent {
  public:
-  CoordinatorAgent(const LaunchOptions& options, UniqueFd control, UniqueFd listener, Address master, const Secret& secret)
+  CoordinatorAgent(const LaunchOptions& options, UniqueFd control, UniqueFd listener, Address master,
+                   const Secret& secret)
       : options_(options),
         process_(std::move(control), options.console),
         job_(new_job_name()),
         coordinator_({.nodes = options.nodes,
-                    .summons = !options.hosts.empty(),
-                    .restarts = options.restarts,
-                    .join_timeout = options.join_timeout,
-                    .join_window = options.join_window,
-                    .grace = options.grace,
-                    .interrupt_grace = options.interrupt_grace},
-                   effects()) {
+                      .starts_agents = !options.hosts.empty(),
+                      .restarts = options.restarts,
+                      .join_timeout = options.join_timeout,
+                      .join_window = options.join_window,
+                      .grace = options.grace,
+                      .interrupt_grace = options.interrupt_grace},
+                     effects()) {
     if (listener) master = Address::of_socket(listener.get()).with_port(0);
     if (options.hosts.empty()) {
-      node_ = std::make_unique<NodeAgent>(process_.poller(), process_.console(),
-                                          NodeSettings{.worker_group = worker_group_settings(options),
-                                                       .job = job_,
-                                                       .max_restarts = options.restarts.max_restarts,
-                                                       .secret = secret,
-                                                       .own_secrets = !listener,
-                                                       .master_address = master},
-                                          [this](const AgentMessage& message) { coordinator_.received(kOwnNode, message); });
+      node_ = std::make_unique<NodeAgent>(
+          process_.poller(), process_.console(),
+          NodeSettings{.worker_group = worker_group_settings(options),
+                       .job = job_,
+                       .max_restarts = options.restarts.max_restarts,
+                       .secret = secret,
+                       .own_secrets = !listener,
+                       .master_address = master},
+          [this](const AgentMessage& message) { coordinator_.received(kOwnNode, message); });
     }
     if (listener) {
-      meeting_ = std::make_unique<LauncherListener>(
-          process_.poller(), std::move(listener), launcher_identity(secret),
-          [this](SecureConnection connection, const Address& peer) { welcome(std::move(connection), peer); });
+      listener_ =
+          std::make_unique<LauncherListener>(process_.poller(), std::move(listener), launcher_identity(secret),
+                                             [this](SecureConnection connection) { accept(std::move(connection)); });
     }
     if (!options.hosts.empty()) {
-      remote_ = std::make_unique<RemoteStart>(
-          process_.poller(), process_.console(), options, meeting_->address(), secret,
-          [this](int host, const std::string& why) { on_remote_end(host, why); });
+      remote_ =
+          std::make_unique<RemoteStart>(process_.poller(), process_.console(), options, listener_->address(), secret,
+                                        [this](int host, const std::string& why) { on_remote_end(host, why); });
     }
   }
 
@@ -72,15 +74,14 @@ class CoordinatorAgent {
       join.processes = options_.processes;
       join.devices_per_process = options_.devices_per_process;
       join.host = own_host_name();
-      join.text = core_place();
+      join.text = core_set_id();
       coordinator_.joined(kOwnNode, join);
     }
     process_.console().set_status([this] { return status(); });
     record();
     const int code = process_.run({
         .interrupted = [this](int signal) { coordinator_.interrupt(signal, own_host_name()); },
-        .passed_on =
-            [this](int signal) { pass_on(signal); },
+        .passed_on = [this](int signal) { pass_on(signal); },
         .child_ended =
             [this](pid_t pid, int how, int status) {
               if (node_ && node_->worker_group().child_ended(pid, how, status)) return;
@@ -88,7 +89,7 @@ class CoordinatorAgent {
             },
         .children_reaped =
             [this] {
-              if (node_) node_->worker_group().look_around();
+              if (node_) node_->worker_group().children_reaped();
             },
         .output_closed = [this] { coordinator_.fail({}, kOutputClosed); },
         .drained = [this] { return drained(); },
@@ -104,7 +105,8 @@ class CoordinatorAgent {
         .send =
             [this](Coordinator::Node node, const AgentMessage& message) {
               if (node == kOwnNode && node_) {
-                if (message.kind == AgentMessage::Kind::signal && !message.text.empty()) process_.console().say(message.text);
+                if (message.kind == AgentMessage::Kind::signal && !message.text.empty())
+                  process_.console().say(message.text);
                 return node_->handle(message);
               }
               const auto found = links_.find(node);
@@ -123,8 +125,8 @@ class CoordinatorAgent {
               });
             },
         .stop_timer = [this](Coordinator::Timer clock) { process_.poller().cancel(timers_[clock]); },
-        .say = [this](const std::string& text) { process_.console().say(text); },
-        .summon =
+        .print = [this](const std::string& text) { process_.console().say(text); },
+        .start_agents =
             [this] {
               if (!remote_) return;
               remote_->start_missing([this] { return coordinator_.state() == Coordinator::State::gathering; });
@@ -133,13 +135,12 @@ class CoordinatorAgent {
     };
   }
 
-  void welcome(SecureConnection connection, const Address& peer) {
+  void accept(SecureConnection connection) {
     const Coordinator::Node node = next_node_++;
     links_[node] = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection), AgentLink::Options{.heartbeat = options_.heartbeat},
         AgentLink::Events{.received = [this, node](const AgentMessage& message) { on_message(node, message); },
                           .lost = [this, node](const std::string& reason) { on_lost(node, reason); }});
-    (void)peer;
   }
 
   void on_lost(Coordinator::Node node, const std::string& reason) {
@@ -152,7 +153,7 @@ class CoordinatorAgent {
   }
 
   /// A launcher that lost its connection and is back before this side has noticed.
-  void forget_earlier(const std::string& id) {
+  void drop_earlier(const std::string& id) {
     for (const auto& [node, agent] : agents_) {
       if (agent.id == id) return on_lost(node, "its connection broke, and it has connected again");
     }
@@ -168,7 +169,7 @@ class CoordinatorAgent {
   void on_message(Coordinator::Node node, const AgentMessage& message) {
     if (message.kind != AgentMessage::Kind::join) return coordinator_.received(node, message);
     AgentMessage join = message;
-    if (!message.words.empty()) forget_earlier(message.words.front());
+    if (!message.settings.empty()) drop_earlier(message.settings.front());
     if (remote_) {
       if (!remote_->joined(join.node_rank)) return refuse(node, "maniple: this host has an agent already");
       const HostSlots& host = options_.hosts[static_cast<std::size_t>(join.node_rank)];
@@ -177,10 +178,10 @@ class CoordinatorAgent {
       join.devices_per_process = options_.devices_per_process;
       AgentMessage job{.kind = AgentMessage::Kind::job};
       job.text = job_;
-      job.words = to_words(options_, process_.console());
+      job.settings = encode_settings(options_, process_.console());
       links_.at(node)->send(job);
     }
-    agents_[node] = {.id = message.words.empty() ? std::string() : message.words.front(), .host = join.node_rank};
+    agents_[node] = {.id = message.settings.empty() ? std::string() : message.settings.front(), .host = join.node_rank};
     coordinator_.joined(node, join);
   }
 
@@ -188,7 +189,8 @@ class CoordinatorAgent {
   /// half, and take it for dead. SIGUSR1 and SIGUSR2 go to the workers that this launcher has started.
   void pass_on(int signal) {
     if (signal == SIGSTOP || signal == SIGCONT) process_.console().pause(signal == SIGSTOP);
-    if (signal == SIGSTOP || signal == SIGCONT || remote_) return coordinator_.pass_on(kOwnNode, signal, own_host_name());
+    if (signal == SIGSTOP || signal == SIGCONT || remote_)
+      return coordinator_.pass_on(kOwnNode, signal, own_host_name());
     if (node_) node_->worker_group().signal_all(signal);
   }
 
@@ -206,9 +208,10 @@ class CoordinatorAgent {
   /// For `maniple ps`: written when the ranks are up, then kept true about once a second.
   void record() {
     if (!record_ && coordinator_.state() == Coordinator::State::running) {
-      JobInfo info{.id = job_, .command = fmt::format("{}", fmt::join(options_.command, " ")),
+      JobInfo info{.id = job_,
+                   .command = fmt::format("{}", fmt::join(options_.command, " ")),
                    .world_size = coordinator_.world_size(),
-                   .pid = supervisor_pid()};  // the process in front, which takes signals
+                   .pid = supervisor_pid()};  // the one that takes signals
       for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
       if (info.hosts.empty()) info.hosts.push_back(own_host_name());
       record_ = std::make_unique<JobRecord>(std::move(info));
@@ -216,15 +219,16 @@ class CoordinatorAgent {
     if (record_) {
       const bool own = node_ && coordinator_.node_count() == 1;
       const bool running = coordinator_.state() == Coordinator::State::running;
-      record_->update(own ? node_->worker_group().running() : running ? coordinator_.world_size() : 0, coordinator_.restarts(),
-                      running ? "running" : "restarting", coordinator_.world_size());
+      record_->update(own       ? node_->worker_group().running()
+                      : running ? coordinator_.world_size()
+                                : 0,
+                      coordinator_.restarts(), running ? "running" : "restarting", coordinator_.world_size());
     }
     process_.poller().call_after(kRecordPeriod, [this] { record(); });
   }
 
   std::string status() const {
-    const auto seconds =
-        std::chrono::duration_cast<std::chrono::seconds>(Poller::Clock::now() - began_).count();
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Poller::Clock::now() - began_).count();
     std::string text = "maniple: ";
     if (coordinator_.state() == Coordinator::State::gathering) {
       text += fmt::format("{} of {} nodes joined", coordinator_.node_count(), options_.nodes.min);
@@ -245,7 +249,7 @@ class CoordinatorAgent {
   std::map<Coordinator::Timer, Poller::Timer> timers_;
   Coordinator coordinator_;
   std::unique_ptr<NodeAgent> node_;
-  std::unique_ptr<LauncherListener> meeting_;
+  std::unique_ptr<LauncherListener> listener_;
   std::map<Coordinator::Node, std::unique_ptr<AgentLink>> links_;
   struct Agent {
     std::string id;  // of its process
@@ -261,9 +265,9 @@ class CoordinatorAgent {
 }  // namespace
 
 int run_coordinator(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Address& master,
-            const Secret& secret) {
-  CoordinatorAgent conducting(options, std::move(control), std::move(listener), master, secret);
-  return conducting.run();
+                    const Secret& secret) {
+  CoordinatorAgent agent(options, std::move(control), std::move(listener), master, secret);
+  return agent.run();
 }
 
 }  // namespace maniple::launch

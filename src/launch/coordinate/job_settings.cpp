@@ -13,8 +13,6 @@
 #include "base/check.h"
 #include "net/handshake_wire.h"
 
-extern char** environ;
-
 namespace maniple::launch {
 namespace {
 
@@ -24,13 +22,15 @@ std::string present_folder() {
 }
 
 bool shows_colours(const ConsoleOptions& console) {
-  return console.colour == ColourChoice::automatic ? ::isatty(STDOUT_FILENO) == 1 : console.colour == ColourChoice::always;
+  return console.colour == ColourChoice::automatic ? ::isatty(STDOUT_FILENO) == 1
+                                                   : console.colour == ColourChoice::always;
 }
 
 int number_in(const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) throw ProtocolError("a setting that is no number: " + text);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw ProtocolError("a setting that is no number: " + text);
   return value;
 }
 
@@ -48,24 +48,18 @@ std::string new_job_name() {
   return fmt::format("run-{:02x}", fmt::join(bytes, ""));
 }
 
-Environment own_environment() {
-  Environment result;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);
-  return result;
-}
-
 WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
   WorkerGroupSettings settings{.command = options.command,
-                        .folder = options.folder,
-                        .environment = own_environment(),
-                        .host = own_host_name(),
-                        .log_folder = options.log_folder,
-                        .only_ranks = options.only_ranks,
-                        .quiet = options.console.quiet,
-                        .bind = options.bind,
-                        .cores_per_process = options.cores_per_process,
-                        .verbose = options.verbose,
-                        .terminal_output = options.terminal_output};
+                               .folder = options.folder,
+                               .environment = own_environment(),
+                               .host = own_host_name(),
+                               .log_folder = options.log_folder,
+                               .only_ranks = options.only_ranks,
+                               .quiet = options.console.quiet,
+                               .bind = options.bind,
+                               .cores_per_process = options.cores_per_process,
+                               .verbose = options.verbose,
+                               .terminal_output = options.terminal_output};
   if (options.terminal_output && !shows_colours(options.console)) {
     // What the workers see as a terminal ends in a file or a pipe.
     set_variable(settings.environment, "TERM", "dumb");
@@ -77,9 +71,9 @@ WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
   return settings;
 }
 
-std::vector<std::string> to_words(const LaunchOptions& options, Console& console) {
-  std::vector<std::string> words;
-  const auto add = [&](const char* name, const std::string& value) { words.push_back(std::string(name) + "=" + value); };
+std::vector<std::string> encode_settings(const LaunchOptions& options, Console& console) {
+  std::vector<std::string> list;
+  const auto add = [&](const char* name, const std::string& value) { list.push_back(std::string(name) + "=" + value); };
   for (const std::string& argument : options.command) add("argument", argument);
   add("folder", options.folder.empty() ? present_folder() : options.folder);
   for (const std::string& entry : own_environment()) {
@@ -95,39 +89,54 @@ std::vector<std::string> to_words(const LaunchOptions& options, Console& console
   if (options.console.quiet) add("quiet", "1");
   if (!options.console.prefix) add("no_prefix", "1");
   if (console.prefix_for(0, false).starts_with("\x1b")) add("colour", "1");
-  if (!options.bind) add("no_bind", "1");
+  if (options.bind != BindPolicy::automatic) add("bind", options.bind == BindPolicy::cores ? "cores" : "none");
   if (options.verbose) add("verbose", "1");
   if (!options.terminal_output) add("pipe_output", "1");
   add("cores_per_process", std::to_string(options.cores_per_process));
   add("join_timeout", std::to_string(static_cast<int>(std::ceil(options.join_timeout.count()))));
   add("max_restarts", std::to_string(options.restarts.max_restarts));
-  return words;
+  return list;
 }
 
-LaunchOptions from_words(const std::vector<std::string>& words) {
+LaunchOptions decode_settings(const std::vector<std::string>& settings) {
   LaunchOptions options;
   options.console.colour = ColourChoice::never;
   options.console.status = false;
-  for (const std::string& word : words) {
-    const auto equals = word.find('=');
+  for (const std::string& setting : settings) {
+    const auto equals = setting.find('=');
     if (equals == std::string::npos) throw ProtocolError("a setting without a value");
-    const std::string name = word.substr(0, equals);
-    const std::string value = word.substr(equals + 1);
-    if (name == "argument") options.command.push_back(value);
-    else if (name == "folder") options.folder = value;
-    else if (name == "variable") options.environment.push_back(parse_assignment(value));
-    else if (name == "log_folder") options.log_folder = value;
-    else if (name == "only_rank") options.only_ranks.push_back(number_in(value));
-    else if (name == "quiet") options.console.quiet = true;
-    else if (name == "no_prefix") options.console.prefix = false;
-    else if (name == "colour") options.console.colour = ColourChoice::always;
-    else if (name == "no_bind") options.bind = false;
-    else if (name == "verbose") options.verbose = true;
-    else if (name == "pipe_output") options.terminal_output = false;
-    else if (name == "cores_per_process") options.cores_per_process = number_in(value);
-    else if (name == "join_timeout") options.join_timeout = std::chrono::seconds(number_in(value));
-    else if (name == "max_restarts") options.restarts.max_restarts = number_in(value);
-    else throw ProtocolError("an unknown setting: " + name);
+    const std::string name = setting.substr(0, equals);
+    const std::string value = setting.substr(equals + 1);
+    if (name == "argument")
+      options.command.push_back(value);
+    else if (name == "folder")
+      options.folder = value;
+    else if (name == "variable")
+      options.environment.push_back(parse_assignment(value));
+    else if (name == "log_folder")
+      options.log_folder = value;
+    else if (name == "only_rank")
+      options.only_ranks.push_back(number_in(value));
+    else if (name == "quiet")
+      options.console.quiet = true;
+    else if (name == "no_prefix")
+      options.console.prefix = false;
+    else if (name == "colour")
+      options.console.colour = ColourChoice::always;
+    else if (name == "bind")
+      options.bind = value == "cores" ? BindPolicy::cores : BindPolicy::none;
+    else if (name == "verbose")
+      options.verbose = true;
+    else if (name == "pipe_output")
+      options.terminal_output = false;
+    else if (name == "cores_per_process")
+      options.cores_per_process = number_in(value);
+    else if (name == "join_timeout")
+      options.join_timeout = std::chrono::seconds(number_in(value));
+    else if (name == "max_restarts")
+      options.restarts.max_restarts = number_in(value);
+    else
+      throw ProtocolError("an unknown setting: " + name);
   }
   if (options.command.empty()) throw ProtocolError("a job without a program");
   return options;

@@ -39,11 +39,11 @@ std::vector<Address> addresses_of(const MasterAddress& place, const Secret& secr
       try {
         require_secret_off_loopback(secret, address, fmt::format("--master {}", place.host));
       } catch (const InvalidArgument&) {
-        throw InvalidArgument(
-            fmt::format("--master {} is not loopback, and the job has no secret, so anyone on the network could join it: "
-                        "give every node the same --secret-file (mode 0600, 64 hexadecimal digits), or on a trusted "
-                        "network set MANIPLE_ALLOW_NO_SECRET=1",
-                        place.host));
+        throw InvalidArgument(fmt::format(
+            "--master {} is not loopback, and the job has no secret, so anyone on the network could join it: "
+            "give every node the same --secret-file (mode 0600, 64 hexadecimal digits), or on a trusted "
+            "network set MANIPLE_ALLOW_NO_SECRET=1",
+            place.host));
       }
     }
   }
@@ -54,43 +54,44 @@ std::vector<Address> addresses_of(const MasterAddress& place, const Secret& secr
 
 struct LauncherListener::Queue {
   std::mutex mutex;
-  std::deque<std::pair<SecureConnection, Address>> arrived;
-  UniqueFd bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::deque<SecureConnection> arrived;
+  UniqueFd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 };
 
 LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
-                                   std::function<void(SecureConnection, const Address&)> arrived)
+                                   std::function<void(SecureConnection)> arrived)
     : poller_(poller), address_(Address::of_socket(listener.get())), queue_(std::make_shared<Queue>()) {
-  poller_.watch(queue_->bell.get(), EPOLLIN, [queue = queue_, arrived = std::move(arrived)](std::uint32_t) {
+  poller_.watch(queue_->event.get(), EPOLLIN, [queue = queue_, arrived = std::move(arrived)](std::uint32_t) {
     std::uint64_t count = 0;
-    if (::read(queue->bell.get(), &count, sizeof count) < 0) return;
-    std::deque<std::pair<SecureConnection, Address>> all;
+    if (::read(queue->event.get(), &count, sizeof count) < 0) return;
+    std::deque<SecureConnection> all;
     {
       const std::lock_guard lock(queue->mutex);
       all.swap(queue->arrived);
     }
-    for (auto& [connection, peer] : all) arrived(std::move(connection), peer);
+    for (SecureConnection& connection : all) arrived(std::move(connection));
   });
   acceptor_ = std::make_unique<Acceptor>(
       EventLoop::shared(), std::move(listener), identity,
-      Acceptor::Owner{
-          .refusal = [](const Hello& hello, const Address&) -> std::string {
-            return hello.role == Role::control && hello.topic == kTopic ? "" : "this is a launcher, not a rank";
-          },
-          .accept = [queue = queue_](SecureConnection connection, const Hello&, const Address& peer) {
-            {
-              const std::lock_guard lock(queue->mutex);
-              queue->arrived.emplace_back(std::move(connection), peer);
-            }
-            const std::uint64_t one = 1;
-            const ssize_t rung = ::write(queue->bell.get(), &one, sizeof one);
-            (void)rung;  // it only fails when it is ringing already
-          }});
+      Acceptor::Owner{.refusal = [](const Hello& hello, const Address&) -> std::string {
+                        return hello.role == Role::control && hello.topic == kTopic ? ""
+                                                                                    : "this is a launcher, not a rank";
+                      },
+                      .accept =
+                          [queue = queue_](SecureConnection connection, const Hello&, const Address&) {
+                            {
+                              const std::lock_guard lock(queue->mutex);
+                              queue->arrived.push_back(std::move(connection));
+                            }
+                            const std::uint64_t one = 1;
+                            const ssize_t written = ::write(queue->event.get(), &one, sizeof one);
+                            (void)written;  // it only fails when the event is set already
+                          }});
 }
 
 LauncherListener::~LauncherListener() {
   acceptor_.reset();
-  poller_.forget(queue_->bell.get());
+  poller_.forget(queue_->event.get());
 }
 
 Identity launcher_identity(const Secret& secret) {
@@ -102,7 +103,7 @@ Identity launcher_identity(const Secret& secret) {
 
 namespace {
 
-bool somebody_listens(const Address& address) {
+bool is_listened_on(const Address& address) {
   try {
     connect_to(address, Deadline::after(std::chrono::seconds(1)), false, -1);
     return true;
@@ -111,13 +112,14 @@ bool somebody_listens(const Address& address) {
   }
 }
 
-/// Two launchers that ask for the port in the same instant may both be told that it is taken. So that is only believed once
-/// somebody answers there; otherwise it is tried again, each time after another short while.
-UniqueFd listen_or_see_another(const Address& address, Deadline deadline) {
+/// Two launchers that ask for the port in the same instant may both get EADDRINUSE. So that only counts once somebody
+/// listens there; otherwise it is tried again, each time after another short while.
+UniqueFd listen_or_find_listener(const Address& address, Deadline deadline) {
   const Deadline tolerance = Deadline::sooner(deadline, Deadline::after(std::chrono::seconds(10)));
   std::minstd_rand random(static_cast<unsigned>(::getpid()));
-  while (!tolerance.expired() && !somebody_listens(address)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1 + random() % 20));  // sleep: so that the two do not meet again
+  while (!tolerance.expired() && !is_listened_on(address)) {
+    // sleep: so that the two do not collide again
+    std::this_thread::sleep_for(std::chrono::milliseconds(1 + random() % 20));
     try {
       return listen_on(address);
     } catch (const SystemError& error) {
@@ -129,15 +131,15 @@ UniqueFd listen_or_see_another(const Address& address, Deadline deadline) {
 
 }  // namespace
 
-MasterListener listen_as_master(const MasterAddress& place, const Secret& secret, bool port_may_be_taken, Deadline deadline,
-                                int cancel) {
+MasterListener listen_as_master(const MasterAddress& place, const Secret& secret, bool port_may_be_taken,
+                                Deadline deadline, int cancel) {
   for (const Address& address : addresses_of(place, secret, deadline, cancel)) {
     try {
       return {.fd = listen_on(address)};
     } catch (const SystemError& error) {
       if (error.code() == EADDRNOTAVAIL) continue;
       if (error.code() != EADDRINUSE || !port_may_be_taken) throw;
-      if (UniqueFd mine = listen_or_see_another(address, deadline)) return {.fd = std::move(mine)};
+      if (UniqueFd mine = listen_or_find_listener(address, deadline)) return {.fd = std::move(mine)};
       return {.taken = true};
     }
   }
@@ -159,7 +161,7 @@ SecureConnection dial_master(const MasterAddress& place, const Secret& secret, D
   const std::vector<Address> addresses = addresses_of(place, secret, deadline, cancel);
   const Hello hello{.role = Role::control, .rank = -1, .topic = kTopic};
   const auto start = Deadline::Clock::now();
-  bool told = false;
+  bool reported = false;
   std::string reason;
   for (;;) {
     for (const Address& address : addresses) {
@@ -174,12 +176,13 @@ SecureConnection dial_master(const MasterAddress& place, const Secret& secret, D
     }
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
     if (deadline.expired()) {
-      throw Timeout(fmt::format("no master at {} within {:.0f} s: {}; start `maniple run` with --node-rank 0 there",
-                                to_string(place), waited.count(), reason));
+      throw Timeout(
+          fmt::format("timed out after {:.0f} s: no master at {}: {}; start `maniple run` with --node-rank 0 there",
+                      waited.count(), to_string(place), reason));
     }
-    if (!told && waited.count() > 3) {
+    if (!reported && waited.count() > 3) {
       waiting(fmt::format("maniple: waiting for the master at {}: {}", to_string(place), reason));
-      told = true;
+      reported = true;
     }
     pollfd state{.fd = cancel, .events = POLLIN, .revents = 0};
     if (::poll(&state, 1, static_cast<int>(std::min<long>(deadline.poll_ms(100), 100))) > 0) {

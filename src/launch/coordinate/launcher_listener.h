@@ -1,4 +1,5 @@
-// Where the launchers of a job meet: the coordinator listens, the others dial. Everyone proves that it holds the secret.
+// The connections between the launchers of a job: the coordinator listens, the others connect. Each proves that it holds the
+// secret.
 #pragma once
 
 #include <deque>
@@ -9,9 +10,9 @@
 #include <string>
 
 #include "launch/option_values.h"
-#include "process/poller.h"
 #include "net/address.h"
 #include "net/handshake.h"
+#include "process/poller.h"
 
 namespace maniple::launch {
 
@@ -19,7 +20,7 @@ namespace maniple::launch {
 class LauncherListener {
  public:
   LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
-                   std::function<void(SecureConnection connection, const Address& peer)> arrived);
+                   std::function<void(SecureConnection)> arrived);
   ~LauncherListener();
   const Address& address() const noexcept { return address_; }
 
@@ -31,18 +32,18 @@ class LauncherListener {
   std::unique_ptr<Acceptor> acceptor_;
 };
 
-/// Who launchers say they are.
+/// What launchers present in the handshake.
 Identity launcher_identity(const Secret& secret);
 
 struct MasterListener {
   UniqueFd fd = {};
-  bool taken = false;  ///< the address is this host's, but somebody listens there already
+  bool taken = false;  ///< the address is this host's, but another process listens there already
 };
 /// Listens at the one of the master's addresses that is this host's; nothing if none is, or if `port_may_be_taken` and
 /// another process, most likely a launcher, listens there. Throws SystemError when the port is taken otherwise, Aborted
 /// when `cancel` is readable while a name is being resolved.
-MasterListener listen_as_master(const MasterAddress& place, const Secret& secret, bool port_may_be_taken, Deadline deadline,
-                                int cancel);
+MasterListener listen_as_master(const MasterAddress& place, const Secret& secret, bool port_may_be_taken,
+                                Deadline deadline, int cancel);
 
 /// For a job of one node: the address that --master names. Throws InvalidArgument naming the host, Aborted.
 Address own_address(const MasterAddress& place, int cancel);

@@ -1,4 +1,4 @@
-// A node that does what a coordinator on another node says.
+// The agent of a node whose coordinator is on another node.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -8,15 +8,15 @@
 #include <fmt/ranges.h>  // join
 
 #include "base/check.h"
-#include "launch/coordinate/agent_link.h"
-#include "launch/workers/agent_process.h"
-#include "launch/placement/binding.h"
-#include "launch/coordinate/agents.h"
-#include "launch/workers/supervisor.h"
 #include "jobs/job_record.h"
+#include "launch/coordinate/agent_link.h"
+#include "launch/coordinate/agents.h"
 #include "launch/coordinate/job_settings.h"
 #include "launch/coordinate/launcher_listener.h"
 #include "launch/coordinate/node_agent.h"
+#include "launch/placement/binding.h"
+#include "launch/workers/agent_process.h"
+#include "launch/workers/supervisor.h"
 
 namespace maniple::launch {
 namespace {
@@ -27,13 +27,13 @@ constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
 class MemberAgent {
  public:
-  /// `options` is null for an agent that is told by the coordinator what to run.
+  /// `options` is null for an agent that the coordinator has started, and to which it sends them.
   MemberAgent(const LaunchOptions* options, const MasterAddress& place, UniqueFd control, const Secret& secret)
       : place_(place),
         secret_(secret),
         process_(std::move(control), options != nullptr ? options->console : agent_console()) {
     if (options != nullptr) options_ = *options;
-    told_ = options == nullptr;
+    remote_ = options == nullptr;
   }
 
   int run(int node_rank) {
@@ -45,13 +45,13 @@ class MemberAgent {
       const ssize_t got = ::read(process_.control(), &signal, 1);
       return kInterruptedBase + (got == 1 ? signal : SIGTERM);
     }
-    if (told_) {
-      // The other end of standard input is the coordinator's; it has nothing more to say on it but that it is gone.
+    if (remote_) {
+      // The other end of standard input is the coordinator's; nothing more comes but its end.
       process_.poller().watch(STDIN_FILENO, EPOLLIN, [this](std::uint32_t) {
         char ignored[256];
         if (::read(STDIN_FILENO, ignored, sizeof ignored) > 0) return;
         process_.poller().forget(STDIN_FILENO);
-        shell_gone_ = true;
+        shell_ended_ = true;
         on_lost("the connection of the remote shell has ended");
       });
     } else {
@@ -59,15 +59,14 @@ class MemberAgent {
     }
     return process_.run({
         .interrupted = [this](int signal) { on_interrupt(signal); },
-        .passed_on =
-            [this](int signal) { pass_on(signal); },
+        .passed_on = [this](int signal) { pass_on(signal); },
         .child_ended =
             [this](pid_t pid, int how, int status) {
               if (node_) node_->worker_group().child_ended(pid, how, status);
             },
         .children_reaped =
             [this] {
-              if (node_) node_->worker_group().look_around();
+              if (node_) node_->worker_group().children_reaped();
             },
         .output_closed = [this] { on_interrupt(SIGPIPE); },
         .drained = [this] { return !link_ || link_->drained(); },
@@ -75,12 +74,12 @@ class MemberAgent {
   }
 
  private:
-  /// Throws Aborted when a signal has come, or the remote shell is gone.
+  /// Throws Aborted when a signal arrives, or the remote shell ends.
   void connect() {
-    const UniqueFd cancel = either(process_.control(), told_ && !first_ ? STDIN_FILENO : -1);
-    first_ = false;
+    const UniqueFd cancel = either(process_.control(), remote_ && !first_connection_ ? STDIN_FILENO : -1);
+    first_connection_ = false;
     SecureConnection connection = dial_master(place_, secret_, Deadline::after(options_.join_timeout), cancel.get(),
-                                      [this](const std::string& text) { process_.console().say(text); });
+                                              [this](const std::string& text) { process_.console().say(text); });
     here_ = Address::of_socket(connection.fd.get()).with_port(0);
     link_ = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection),
@@ -91,9 +90,9 @@ class MemberAgent {
     AgentMessage join{.kind = AgentMessage::Kind::join};
     join.node_rank = node_rank_;
     join.host = own_host_name();
-    join.text = core_place();
-    join.words = {id_};
-    if (!told_) {
+    join.text = core_set_id();
+    join.settings = {id_};
+    if (!remote_) {
       join.processes = options_.processes;
       join.devices_per_process = options_.devices_per_process;
       join.min_nodes = options_.nodes.min;
@@ -131,30 +130,30 @@ class MemberAgent {
     if (link_) link_->send(message);
     if (message.kind != AgentMessage::Kind::stopped) return;
     if (leaving_) return process_.stop(*leaving_);
-    if (returning_) come_back();
+    if (returning_) reconnect();
   }
 
   void on_message(const AgentMessage& message) {
     switch (message.kind) {
       case AgentMessage::Kind::job:
         if (node_) return;
-        options_ = from_words(message.words);
+        options_ = decode_settings(message.settings);
         process_.console().set_options(options_.console);
         make_node(message.text);
         return;
       case AgentMessage::Kind::verdict:
-        if (!told_) process_.console().say(message.text);
+        if (!remote_) process_.console().say(message.text);
         return;
       case AgentMessage::Kind::quit:
-        if (!message.text.empty() && !told_) process_.console().say(message.text);
+        if (!message.text.empty() && !remote_) process_.console().say(message.text);
         return leave(message.code);
       case AgentMessage::Kind::start:
         if (!node_) return;
         node_->handle(message);
-        if (!told_) keep_record(message);
+        if (!remote_) keep_record(message);
         return;
       case AgentMessage::Kind::signal:
-        if (!message.text.empty() && !told_) process_.console().say(message.text);
+        if (!message.text.empty() && !remote_) process_.console().say(message.text);
         [[fallthrough]];
       default:
         if (node_) node_->handle(message);
@@ -181,32 +180,33 @@ class MemberAgent {
     recording_ = process_.poller().call_after(kRecordPeriod, [this] { update_record(); });
   }
 
-  /// Its ranks may be well all the same, and the job is theirs. It is lost when its connection breaks, or at the end of the
-  /// link's tolerance.
+  /// The master's ranks may run all the same. It is lost when its connection breaks, or at the end of the link's tolerance.
   void on_silence(std::chrono::duration<double> silence) {
-    process_.console().say(fmt::format(
-        "maniple: the master at {} has been silent for {:.1f} s (stopped, overloaded or cut off); the ranks of this node go on",
-        to_string(place_), silence.count()));
+    process_.console().say(
+        fmt::format("maniple: the master at {} has been silent for {:.1f} s (stopped, overloaded or cut off); the "
+                    "ranks of this node go on",
+                    to_string(place_), silence.count()));
   }
 
   void on_lost(const std::string& reason) {
     link_.reset();
     if (leaving_ || process_.stopped()) return;
     // A master whose process has ended does not come back; one that was cut off may start the group again.
-    const bool may_return = !shell_gone_ && !interrupted_ && reason != kLauncherGone && options_.restarts.max_restarts > 0;
+    const bool may_return =
+        !shell_ended_ && !interrupted_ && reason != kLauncherGone && options_.restarts.max_restarts > 0;
     process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers{}",
-                                       to_string(place_), reason, may_return ? " and tries to come back" : ""));
+                                       to_string(place_), reason, may_return ? " and tries to reconnect" : ""));
     if (!may_return) return leave(1);
     if (std::exchange(returning_, true)) return;
     if (node_ && node_->worker_group().busy()) return node_->worker_group().end(SIGTERM, kGraceAfterLoss);
-    come_back();
+    reconnect();
   }
 
-  void come_back() {
+  void reconnect() {
     returning_ = false;
     try {
       connect();
-    } catch (const Aborted&) {  // what has come is read next, by the poller
+    } catch (const Aborted&) {  // the signal is read next, by the poller
     } catch (const Error& error) {
       process_.console().say(fmt::format("maniple: {}", error.what()));
       process_.stop(1);
@@ -244,15 +244,15 @@ class MemberAgent {
   MasterAddress place_;
   Secret secret_;
   LaunchOptions options_;
-  bool told_ = false;
+  bool remote_ = false;
   AgentProcess process_;
   Address here_;
   std::unique_ptr<AgentLink> link_;
   std::unique_ptr<NodeAgent> node_;
   const std::string id_ = new_job_name();  // tells the master that it is the same process that connects again
   int node_rank_ = -1;
-  bool first_ = true;
-  bool shell_gone_ = false;
+  bool first_connection_ = true;
+  bool shell_ended_ = false;
   bool returning_ = false;  // connects again once the workers have ended
   std::optional<int> leaving_;
   bool interrupted_ = false;
@@ -264,13 +264,13 @@ class MemberAgent {
 }  // namespace
 
 int run_member(const LaunchOptions& options, UniqueFd control, const Secret& secret) {
-  MemberAgent following(&options, *options.master, std::move(control), secret);
-  return following.run(options.node_rank);
+  MemberAgent agent(&options, *options.master, std::move(control), secret);
+  return agent.run(options.node_rank);
 }
 
 int run_started_member(const MasterAddress& coordinator, int node_rank, UniqueFd control, const Secret& secret) {
-  MemberAgent following(nullptr, coordinator, std::move(control), secret);
-  return following.run(node_rank);
+  MemberAgent agent(nullptr, coordinator, std::move(control), secret);
+  return agent.run(node_rank);
 }
 
 }  // namespace maniple::launch

@@ -1,4 +1,4 @@
-// A node of the job: carries out what the coordinator says with the workers of this host.
+// A node of the job: carries out the coordinator's messages with the workers of this host.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,10 @@ struct NodeSettings {
   WorkerGroupSettings worker_group;
   std::string job;
   int max_restarts = 0;
-  Secret secret;            ///< of the job; each generation of workers gets one derived from it
-  bool own_secrets = false; ///< one node: each generation gets a random secret (deriving one costs OpenSSL's start, 2 ms)
-  Address master_address;   ///< where rank 0 may listen, if it is on this node; its port may be 0
+  Secret secret;  ///< of the job; each generation of workers gets one derived from it
+  bool own_secrets =
+      false;  ///< one node: each generation gets a random secret (deriving one costs OpenSSL's start, 2 ms)
+  Address master_address;  ///< where rank 0 may listen, if it is on this node; its port may be 0
 };
 
 class NodeAgent {
@@ -33,9 +34,11 @@ class NodeAgent {
   WorkerGroup& worker_group() noexcept { return worker_group_; }
 
  private:
+  using Kind = AgentMessage::Kind;
   void reserve(int generation);
-  void start(const AgentMessage& order);
-  void report_failed_start(const AgentMessage& order, const std::string& text, int code);
+  void start(const AgentMessage& start);
+  void report(Kind kind, const RankExit& exit = {});
+  void report_failed_start(const AgentMessage& start, const std::string& text, int code);
 
   NodeSettings settings_;
   Reply reply_;
@@ -47,11 +50,5 @@ class NodeAgent {
 
 /// The secret of one generation of workers. Pure.
 Secret secret_of_generation(const Secret& job, int generation);
-
-/// Binds a port without listening on it: nobody else gets it, but rank 0, which sets SO_REUSEADDR as well, can listen.
-UniqueFd reserve_port(const Address& address);
-
-/// A sealed file in memory that holds the secret; close-on-exec.
-UniqueFd secret_in_memory(const Secret& secret);
 
 }  // namespace maniple::launch

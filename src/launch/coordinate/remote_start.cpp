@@ -1,6 +1,5 @@
 #include "launch/coordinate/remote_start.h"
 
-#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,8 +13,9 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
-#include "process/failure_report.h"
 #include "launch/coordinate/job_settings.h"
+#include "process/descriptors.h"
+#include "process/failure_report.h"
 #include "process/start.h"
 #include "rendezvous/secret_source.h"
 
@@ -89,7 +89,7 @@ RemoteStart::RemoteStart(Poller& poller, Console& console, const LaunchOptions& 
       secret_(secret),
       failed_(std::move(failed)),
       hosts_(options.hosts.size()) {
-  make_room_for_workers(static_cast<int>(options.hosts.size()));
+  make_room_for_pipes(static_cast<int>(options.hosts.size()));
   for (std::size_t host = 0; host < options.hosts.size(); ++host) start(host);
 }
 
@@ -121,26 +121,22 @@ void RemoteStart::start(std::size_t host) {
   const Program program = find_program(command, path != nullptr ? path : "/usr/bin:/bin");
   const Environment environment = own_environment();
 
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw_system_error("a pipe for a remote shell");
-  const UniqueFd read_end(ends[0]);
+  auto [read_end, write_end] = make_pipe();
   auto shell = std::make_unique<Shell>();
-  shell->input.reset(ends[1]);
+  shell->input = std::move(write_end);
   const std::string line = hex_of(secret_) + "\n";
   if (::write(shell->input.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     throw_system_error("passing the secret on");
   }
-  StartedWorker started = start_worker(
-      {.program = &program, .environment = &environment, .folder = {}, .input = read_end.get()});
+  StartedProcess started = start_process({.program = &program, .environment = &environment, .input = read_end.get()});
   shell->host = host;
   shell->pid = started.pid;
   hosts_[host].starting = true;
-  shell->words = std::make_shared<LastWords>();
   Shell& placed = *shells_.emplace_back(std::move(shell));
   const auto attach = [&](Output& output, UniqueFd fd, bool to_err) {
     output.fd = std::move(fd);
     output.pump = std::make_unique<LogPump>(console_, LogPump::Route{.to_err = to_err, .shown = true, .prefix = {}},
-                                            placed.words, nullptr);
+                                            std::make_shared<OutputTail>(), nullptr);
     watch(output);
   };
   attach(placed.out, std::move(started.out), false);
@@ -170,23 +166,24 @@ void RemoteStart::read_from(Output& output) {
 bool RemoteStart::joined(int host) {
   if (host < 0 || static_cast<std::size_t>(host) >= hosts_.size()) return false;
   Host& entry = hosts_[static_cast<std::size_t>(host)];
-  entry.starting = entry.complained = false;
+  entry.starting = entry.warned = false;
   return !std::exchange(entry.joined, true);
 }
 
 void RemoteStart::lost(int host) { hosts_[static_cast<std::size_t>(host)].joined = false; }
 
-void RemoteStart::start_missing(std::function<bool()> wanted) {
-  wanted_ = std::move(wanted);
+void RemoteStart::start_missing(std::function<bool()> keep_trying) {
+  keep_trying_ = std::move(keep_trying);
   for (std::size_t host = 0; host < hosts_.size(); ++host) start_again(host);
 }
 
 void RemoteStart::start_again(std::size_t host) {
   Host& entry = hosts_[host];
-  if (entry.joined || entry.starting || !wanted_()) return;
+  if (entry.joined || entry.starting || !keep_trying_()) return;
   try {
     start(host);
-    if (!entry.complained) console_.say(fmt::format("maniple: host {}: its agent is started again", options_.hosts[host].host));
+    if (!entry.warned)
+      console_.say(fmt::format("maniple: host {}: its agent is started again", options_.hosts[host].host));
   } catch (const Error& error) {
     console_.say(fmt::format("maniple: host {}: {}", options_.hosts[host].host, error.what()));
     poller_.call_after(kAgain, [this, host] { start_again(host); });
@@ -209,12 +206,13 @@ bool RemoteStart::child_ended(pid_t pid, int code, int status) {
     }
     RankExit exit;
     (code == CLD_EXITED ? exit.code : exit.signal) = status;
-    const std::string why = fmt::format("its agent could not be started: the remote shell ended with {}", describe_end(exit));
-    if (!wanted_) {
+    const std::string why =
+        fmt::format("its agent could not be started: the remote shell ended with {}", describe_end(exit));
+    if (!keep_trying_) {
       failed_(static_cast<int>(shell.host), why);
     } else {
-      if (!std::exchange(host.complained, true)) {
-        console_.say(fmt::format("maniple: host {}: {}; it is tried again", options_.hosts[shell.host].host, why));
+      if (!std::exchange(host.warned, true)) {
+        console_.say(fmt::format("maniple: host {}: {}; trying again", options_.hosts[shell.host].host, why));
       }
       poller_.call_after(kAgain, [this, number = shell.host] { start_again(number); });
     }

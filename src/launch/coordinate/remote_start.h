@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "launch/output/console.h"
 #include "launch/launch_options.h"
+#include "launch/output/console.h"
 #include "launch/output/log_pump.h"
-#include "process/poller.h"
 #include "net/address.h"
 #include "net/handshake.h"
+#include "process/poller.h"
 
 namespace maniple::launch {
 
@@ -30,11 +30,11 @@ class RemoteStart {
 
   /// False if there is no such host, or it is there already.
   bool joined(int host);
-  /// The agent of the host is no longer with us.
+  /// The agent of the host is lost.
   void lost(int host);
-  /// Starts agents again where there is none. One that cannot be started is tried again, and spoken of once, for as long
-  /// as `wanted`.
-  void start_missing(std::function<bool()> wanted);
+  /// Starts agents again where there is none. One that cannot be started is tried again, with one warning, for as long
+  /// as `keep_trying`.
+  void start_missing(std::function<bool()> keep_trying);
   bool child_ended(pid_t pid, int code, int status);
   bool gone() const noexcept;
 
@@ -49,12 +49,11 @@ class RemoteStart {
     UniqueFd input;
     Output out;
     Output err;
-    std::shared_ptr<LastWords> words;
   };
   struct Host {
     bool joined = false;
-    bool starting = false;   // a shell is under way
-    bool complained = false;
+    bool starting = false;  // a shell is under way
+    bool warned = false;
   };
   void start(std::size_t host);
   void start_again(std::size_t host);
@@ -67,7 +66,7 @@ class RemoteStart {
   Address coordinator_;
   Secret secret_;
   std::function<void(int, const std::string&)> failed_;
-  std::function<bool()> wanted_;  // set once agents are started again
+  std::function<bool()> keep_trying_;  // set once agents are started again
   std::vector<Host> hosts_;
   std::vector<std::unique_ptr<Shell>> shells_;  // of all starts
 };

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "launch/workers/foreground.h"
+#include "launch/workers/supervisor.h"
 
 namespace maniple::launch {
 namespace {

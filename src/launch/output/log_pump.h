@@ -1,12 +1,10 @@
-// One output of one worker, on its way to the launcher's own: cut into lines, each with a prefix, never two lines mixed;
-// copied byte for byte into the rank's file; the last lines and the last error kept for the report. What other ranks have
-// said already (repeated_losses.h) is not shown again.
+// One output of one worker, copied to the launcher's own: cut into lines, each with a prefix, never two lines mixed; byte for
+// byte into the rank's file; its end kept for the report. What other ranks have reported already is not shown again.
 //
 // A line of more than 64 KiB is shown in pieces of that size. A last line without a line break is shown when the worker
 // has ended. The file gets what the worker wrote and nothing else.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,31 +13,9 @@
 
 #include "base/unique_fd.h"
 #include "launch/output/console.h"
+#include "launch/output/output_tail.h"
 
 namespace maniple::launch {
-
-/// What is remembered of a worker's words, for both of its outputs together.
-class LastWords {
- public:
-  static constexpr std::size_t kLines = 10;
-  static constexpr std::size_t kLineBytes = 400;
-
-  /// Complete lines; only the last few are looked at closely. Errors are looked for in every line if `errors`.
-  void take(std::string_view lines, bool errors);
-
-  /// Without the error, which is shown before them, without stack frames and empty lines.
-  std::vector<std::string> tail() const;
-  const std::string& error() const noexcept { return error_; }
-
- private:
-  void look_for_error(std::string_view line);
-
-  std::deque<std::string> lines_;
-  std::string before_;   // the line of errors before the present one
-  std::string opening_;  // "what():  ...", the first line of an exception that ended the program
-  std::string error_;
-  int rating_ = 0;
-};
 
 /// The file of a rank. A disk that is full costs one warning; the job goes on.
 class LogFile {
@@ -59,9 +35,10 @@ class LogPump {
     bool to_err = false;
     bool shown = true;
     std::string prefix;
-    std::function<bool(std::string_view line)> repeated = {};  ///< lines for which it is true are not shown; may be empty
+    std::function<bool(std::string_view line)> repeated =
+        {};  ///< lines for which it is true are not shown; may be empty
   };
-  LogPump(Console& console, Route route, std::shared_ptr<LastWords> words, std::shared_ptr<LogFile> file);
+  LogPump(Console& console, Route route, std::shared_ptr<OutputTail> tail, std::shared_ptr<LogFile> file);
 
   /// Bytes as they came from the worker.
   void take(std::string_view bytes);
@@ -78,7 +55,7 @@ class LogPump {
 
   Console& console_;
   Route route_;
-  std::shared_ptr<LastWords> words_;
+  std::shared_ptr<OutputTail> tail_;
   std::shared_ptr<LogFile> file_;
   std::string partial_;
 };

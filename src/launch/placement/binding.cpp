@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <iterator>
+#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -64,14 +66,11 @@ void append(std::vector<int>& cpus, const std::vector<Core>& cores, std::size_t 
   std::sort(cpus.begin(), cpus.end());
 }
 
-}  // namespace
-
-namespace {
-
 using Cores = std::vector<Core>;
 
 /// As many whole cores for each as it asks for; NUMA nodes are filled one after the other if all fit in that way.
-std::vector<std::vector<int>> pack(const Cores& cores, const std::vector<Cores>& by_numa, int ranks, int cores_per_rank) {
+std::vector<std::vector<int>> pack(const Cores& cores, const std::vector<Cores>& by_numa, int ranks,
+                                   int cores_per_rank) {
   const auto each = static_cast<std::size_t>(cores_per_rank);
   const auto wanted = static_cast<std::size_t>(ranks);
   std::vector<std::vector<int>> bound;
@@ -124,14 +123,41 @@ std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks, int c
   if (cores.size() < count) return threads.size() < count ? std::vector<std::vector<int>>() : slices(threads, ranks);
 
   const std::size_t per_node = count / by_numa.size();
-  const bool even = count % by_numa.size() == 0 && std::all_of(by_numa.begin(), by_numa.end(),
-                                                               [&](const Cores& own) { return own.size() >= per_node; });
+  const bool even = count % by_numa.size() == 0 && std::all_of(by_numa.begin(), by_numa.end(), [&](const Cores& own) {
+                      return own.size() >= per_node;
+                    });
   if (!even) return slices(cores, ranks);
   std::vector<std::vector<int>> bound;
   for (const Cores& own : by_numa) {
     for (std::vector<int>& block : slices(own, static_cast<int>(per_node))) bound.push_back(std::move(block));
   }
   return bound;
+}
+
+CoreBinding bind_part(const CoreRequest& request, const std::vector<Cpu>& allowed) {
+  const auto count_cores = [&](const auto& counts) {
+    std::set<std::tuple<int, int, int>> cores;
+    for (const Cpu& cpu : allowed) {
+      if (counts(cpu)) cores.emplace(cpu.package, cpu.numa, cpu.core);
+    }
+    return static_cast<int>(cores.size());
+  };
+  const int cores = count_cores([](const Cpu&) { return true; });
+  CoreBinding binding;
+  binding.threads =
+      request.cores_per_rank > 0 ? request.cores_per_rank : std::max(1, cores / std::max(1, request.total));
+  auto bound = bind_ranks(allowed, request.total, request.cores_per_rank);
+  if (bound.empty()) {
+    binding.why_not = fmt::format(
+        "{} rank{}{} on {} cores", request.total, request.total == 1 ? "" : "s",
+        request.cores_per_rank > 0 ? fmt::format(" with {} cores each", request.cores_per_rank) : "", cores);
+    return binding;
+  }
+  const auto first = bound.begin() + request.first;
+  binding.cpus.assign(std::make_move_iterator(first), std::make_move_iterator(first + request.count));
+  const std::vector<int>& own = binding.cpus.front();
+  binding.threads = count_cores([&](const Cpu& cpu) { return std::find(own.begin(), own.end(), cpu.id) != own.end(); });
+  return binding;
 }
 
 std::vector<Cpu> describe_ids(const std::vector<int>& ids, const std::string& folder) {
@@ -149,7 +175,7 @@ std::vector<Cpu> describe_ids(const std::vector<int>& ids, const std::string& fo
 
 std::vector<Cpu> allowed_cpus() { return describe_ids(allowed_ids(), "/sys/devices/system/cpu"); }
 
-std::string core_place() {
+std::string core_set_id() {
   std::string boot = file_text("/proc/sys/kernel/random/boot_id");
   while (!boot.empty() && boot.back() == '\n') boot.pop_back();
   return boot + " " + describe_cpus(allowed_ids());

@@ -8,7 +8,7 @@
 #include <csignal>
 
 #include "base/system_error.h"
-#include "process/descendants.h"
+#include "process/process_table.h"
 
 namespace maniple::launch {
 namespace {
@@ -23,13 +23,16 @@ UniqueFd open_signals() {
   return fd;
 }
 
-constexpr std::chrono::duration<double> kFarewell{2.0};  // for last messages to other nodes
-constexpr int kEndLimit_ms = 1500;
+constexpr std::chrono::duration<double> kDrainTimeout{2.0};  // for last messages to other nodes
+constexpr std::chrono::milliseconds kEndLimit{1500};
 
 }  // namespace
 
 AgentProcess::AgentProcess(UniqueFd control, const ConsoleOptions& console)
-    : control_(std::move(control)), signals_(open_signals()), console_(poller_, console), had_output_(!console_.out().broken()) {
+    : control_(std::move(control)),
+      signals_(open_signals()),
+      console_(poller_, console),
+      had_output_(!console_.out().broken()) {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
@@ -42,17 +45,17 @@ int AgentProcess::run(Events events) {
   poller_.watch(control_.get(), EPOLLIN, [this](std::uint32_t) { on_control(); });
   poller_.watch(signals_.get(), EPOLLIN, [this](std::uint32_t) { on_signal(); });
   reap();  // what ended before anyone looked
-  bool told = false;
+  bool reported = false;
   while (!result_) {
     poller_.turn();
-    if (had_output_ && !told && console_.out().broken()) {
-      told = true;
+    if (had_output_ && !reported && console_.out().broken()) {
+      reported = true;
       events_.output_closed();
     }
   }
   console_.finish();
   bool late = false;
-  Poller::Timer timer = poller_.call_after(kFarewell, [&] { late = true; });
+  Poller::Timer timer = poller_.call_after(kDrainTimeout, [&] { late = true; });
   while ((!console_.drained() || !(late || events_.drained())) && interrupts_after_stop_ == 0) poller_.turn();
   poller_.cancel(timer);
   poller_.forget(control_.get());
@@ -65,14 +68,15 @@ void AgentProcess::on_control() {
   const ssize_t got = ::read(control_.get(), bytes, sizeof bytes);
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got <= 0) {
-    end_descendants(kEndLimit_ms);
+    end_descendants(kEndLimit);
     ::_exit(128 + SIGKILL);
   }
   for (ssize_t i = 0; i < got; ++i) take_signal(bytes[i]);
 }
 
 void AgentProcess::take_signal(int signal) {
-  if (signal == SIGSTOP || signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) return events_.passed_on(signal);
+  if (signal == SIGSTOP || signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2)
+    return events_.passed_on(signal);
   if (result_) {
     ++interrupts_after_stop_;
     return;

@@ -1,9 +1,4 @@
-// The process that has the workers as children.
-//
-// `maniple run` is three processes. The first stays in the foreground: it takes the terminal's signals and effects out the
-// exit code. The last, the agent, leads a session of its own and does the work. The keeper between them only waits
-// (supervisor.h). Each notices when another is killed and then ends every descendant; all adopt orphans, so nothing is left
-// whichever of them are shot, as long as one is not.
+// The agent: the process of the launcher that has the workers as children (see supervisor.h).
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +23,7 @@ class AgentProcess {
     std::function<bool()> drained;        ///< may the process end now? (asked after stop)
   };
 
-  /// `control` is the agent's end of the line to the front process.
+  /// `control` is the agent's end of the socket to the supervisor.
   AgentProcess(UniqueFd control, const ConsoleOptions& console);
 
   Poller& poller() noexcept { return poller_; }
@@ -39,7 +34,7 @@ class AgentProcess {
   void stop(int code);
   bool stopped() const noexcept { return result_.has_value(); }
 
-  /// Until stop. When the front process is gone: kills all descendants and ends this process.
+  /// Until stop. When the supervisor is gone: kills all descendants and ends this process.
   int run(Events events);
 
  private:

@@ -1,29 +1,15 @@
 #include "launch/workers/out_of_memory.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <charconv>
 #include <csignal>
 
 #include <fmt/format.h>
 
-#include "base/unique_fd.h"
+#include "base/files.h"
+#include "process/process_table.h"
 
 namespace maniple::launch {
 namespace {
-
-std::string slurp(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text;
-  char buffer[4096];
-  while (file) {
-    const ssize_t got = ::read(file.get(), buffer, sizeof buffer);
-    if (got <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(got));
-  }
-  return text;
-}
 
 std::optional<long long> number(std::string_view text) {
   long long value = 0;
@@ -57,40 +43,24 @@ std::optional<long long> counter_in(std::string_view text, std::string_view name
   return std::nullopt;
 }
 
-std::string memory_group_folder(std::string_view proc_cgroup) {
-  std::string unified;
-  while (!proc_cgroup.empty()) {
-    const auto end = std::min(proc_cgroup.find('\n'), proc_cgroup.size());
-    const std::string_view line = proc_cgroup.substr(0, end);
-    proc_cgroup.remove_prefix(std::min(end + 1, proc_cgroup.size()));
-    const auto first = line.find(':');
-    const auto second = first == std::string_view::npos ? first : line.find(':', first + 1);
-    if (second == std::string_view::npos) continue;
-    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const std::string path(line.substr(second + 1));
-    if (controllers.find(",memory,") != std::string::npos) return fmt::format("/sys/fs/cgroup/memory{}", path);
-    if (line.starts_with("0::")) unified = fmt::format("/sys/fs/cgroup{}", path);
-  }
-  return unified;
-}
-
 OomCounters read_oom_counters(int pid, const std::string& group) {
   OomCounters counters;
-  counters.group = memory_group_folder(slurp(fmt::format("/proc/{}/cgroup", pid)));
-  if (!group.empty() && (counters.group.empty() || counters.group == "/sys/fs/cgroup/memory/")) counters.group = group;
+  const ControlGroups groups = control_groups(pid);
+  counters.group = groups.memory.empty() ? groups.unified : groups.memory;
+  if (!group.empty() && (counters.group.empty() || counters.group == "/sys/fs/cgroup/memory")) counters.group = group;
   if (!counters.group.empty()) {
-    counters.kills = counter_in(slurp(counters.group + "/memory.events"), "oom_kill");
-    counters.limit = number(slurp(counters.group + "/memory.max"));
-    counters.peak = number(slurp(counters.group + "/memory.peak"));
+    counters.kills = counter_in(file_text(counters.group + "/memory.events"), "oom_kill");
+    counters.limit = number(file_text(counters.group + "/memory.max"));
+    counters.peak = number(file_text(counters.group + "/memory.peak"));
     if (!counters.kills) {
       constexpr long long kNoLimit = 1LL << 60;  // version 1 says so with a number near 2^63
-      counters.kills = counter_in(slurp(counters.group + "/memory.oom_control"), "oom_kill");
-      counters.limit = number(slurp(counters.group + "/memory.limit_in_bytes"));
-      counters.peak = number(slurp(counters.group + "/memory.max_usage_in_bytes"));
+      counters.kills = counter_in(file_text(counters.group + "/memory.oom_control"), "oom_kill");
+      counters.limit = number(file_text(counters.group + "/memory.limit_in_bytes"));
+      counters.peak = number(file_text(counters.group + "/memory.max_usage_in_bytes"));
       if (counters.limit && *counters.limit > kNoLimit) counters.limit.reset();
     }
   }
-  counters.machine_kills = counter_in(slurp("/proc/vmstat"), "oom_kill");
+  counters.machine_kills = counter_in(file_text("/proc/vmstat"), "oom_kill");
   return counters;
 }
 

@@ -11,10 +11,10 @@
 namespace maniple::launch {
 
 struct OomCounters {
-  std::string group = {};           ///< path of the control group's folder; empty: unknown
-  std::optional<long long> kills = {};   ///< in the group
-  std::optional<long long> limit = {};   ///< bytes; none: no limit
-  std::optional<long long> peak = {};    ///< bytes
+  std::string group = {};               ///< path of the control group's folder; empty: unknown
+  std::optional<long long> kills = {};  ///< in the group
+  std::optional<long long> limit = {};  ///< bytes; none: no limit
+  std::optional<long long> peak = {};   ///< bytes
   std::optional<long long> machine_kills = {};
 };
 
@@ -28,8 +28,5 @@ std::string judge_kill(int signal, bool sent_by_launcher, const OomCounters& bef
 
 /// The number after `name` at the beginning of a line. Pure.
 std::optional<long long> counter_in(std::string_view text, std::string_view name);
-
-/// The folder of the memory controller's group, from the text of /proc/PID/cgroup. Pure.
-std::string memory_group_folder(std::string_view proc_cgroup);
 
 }  // namespace maniple::launch

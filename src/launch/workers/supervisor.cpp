@@ -11,22 +11,20 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <sstream>
 
 #include <fmt/format.h>
 
-#include "base/files.h"
 #include "base/system_error.h"
-#include "process/descendants.h"
+#include "process/descriptors.h"
 #include "process/failure_report.h"
 
 namespace maniple::launch {
 namespace {
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2};
-pid_t front = 0;
+pid_t supervisor = 0;
 
-/// Signals that were ignored when we came (nohup, a shell's background job) stay ignored.
+/// Signals that were ignored at the start (nohup, a shell's background job) stay ignored.
 sigset_t signals_to_take() {
   sigset_t set;
   ::sigemptyset(&set);
@@ -45,8 +43,8 @@ void pass_on(int control, int signal) {
 }
 
 int code_of(pid_t agent, int status) {
-  constexpr int kLimit_ms = 3000;
-  end_descendants(kLimit_ms);  // none, unless the agent was killed
+  constexpr std::chrono::seconds kLimit{3};
+  end_descendants(kLimit);  // none, unless the agent was killed
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   const int signal = WTERMSIG(status);
   fmt::print(stderr, "maniple: the launcher's agent (pid {}) was ended by {}; all workers were ended\n", agent,
@@ -54,7 +52,7 @@ int code_of(pid_t agent, int status) {
   return 128 + signal;
 }
 
-int stay_in_front(pid_t keeper, int control, const sigset_t& signals) {
+int supervise(pid_t reaper, int control, const sigset_t& signals) {
   for (;;) {
     siginfo_t info{};
     const int signal = ::sigwaitinfo(&signals, &info);
@@ -63,7 +61,7 @@ int stay_in_front(pid_t keeper, int control, const sigset_t& signals) {
       int status = 0;
       pid_t pid = 0;
       while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
-        if (pid == keeper) return code_of(keeper, status);
+        if (pid == reaper) return code_of(reaper, status);
       }
       continue;
     }
@@ -73,7 +71,7 @@ int stay_in_front(pid_t keeper, int control, const sigset_t& signals) {
 }
 
 /// A child that leads a session of its own and adopts orphans.
-pid_t fork_leader() {
+pid_t fork_session() {
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   const int code = errno;
@@ -100,31 +98,28 @@ pid_t fork_leader() {
 }
 
 /// Another name and another command line than the launcher's: `pkill -KILL maniple` is for the launcher.
-void rename_keeper() {
-  ::prctl(PR_SET_NAME, "rank-keeper");
-  const std::string stat = file_text("/proc/self/stat");
-  std::istringstream fields(stat.substr(std::min(stat.rfind(')'), stat.size() - 1) + 1));
-  constexpr int kFieldsBefore = 45;  // from the third field, the state, to arg_start, the 48th
-  std::string skipped;
-  for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
-  std::uintptr_t begin = 0, end = 0;
-  if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
-  const std::string line = fmt::format("rank-keeper: ends the ranks when their launcher, pid {}, is killed", front);
-  auto* place = reinterpret_cast<char*>(begin);
-  std::memset(place, 0, end - begin);
-  std::memcpy(place, line.data(), std::min(line.size(), end - begin - 1));
+void rename_reaper() {
+  ::prctl(PR_SET_NAME, "rank-reaper");
+  const auto stat = process_stat(::getpid());
+  if (!stat || stat->arg_begin == 0 || stat->arg_end <= stat->arg_begin) return;
+  const std::string line =
+      fmt::format("rank-reaper: ends the ranks when their launcher, pid {}, is killed", supervisor);
+  auto* begin = reinterpret_cast<char*>(stat->arg_begin);
+  const std::size_t size = stat->arg_end - stat->arg_begin;
+  std::memset(begin, 0, size);
+  std::memcpy(begin, line.data(), std::min(line.size(), size - 1));
 }
 
-[[noreturn]] void keep(const std::function<int(UniqueFd)>& agent, UniqueFd control) {
+[[noreturn]] void reap(const std::function<int(UniqueFd)>& agent, UniqueFd control) {
   int code = 1;
   try {
-    const pid_t pid = fork_leader();
+    const pid_t pid = fork_session();
     if (pid == 0) be_agent(agent, std::move(control));
     control.reset();
     sigset_t all;
     ::sigfillset(&all);
-    ::sigprocmask(SIG_SETMASK, &all, nullptr);  // signals are for the process in front
-    rename_keeper();
+    ::sigprocmask(SIG_SETMASK, &all, nullptr);  // signals are for the supervisor
+    rename_reaper();
     int status = 0;
     for (pid_t ended = 0; ended != pid && (ended >= 0 || errno != ECHILD);) ended = ::waitpid(-1, &status, 0);
     code = code_of(pid, status);
@@ -137,26 +132,29 @@ void rename_keeper() {
 
 }  // namespace
 
-pid_t supervisor_pid() noexcept { return front != 0 ? front : ::getppid(); }
+pid_t supervisor_pid() noexcept { return supervisor != 0 ? supervisor : ::getppid(); }
+
+bool has_terminal(const std::optional<ProcessStat>& stat) {
+  return !stat || stat->terminal == 0 || stat->foreground_group == stat->group;
+}
+
+bool in_foreground() { return has_terminal(process_stat(supervisor_pid())); }
 
 int run_supervised(const std::function<int(UniqueFd)>& agent) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw_system_error("socketpair");
-  UniqueFd here(ends[0]);
-  UniqueFd there(ends[1]);
+  auto [here, there] = make_socket_pair();
   const sigset_t signals = signals_to_take();
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, &signals, &before);
-  front = ::getpid();
+  supervisor = ::getpid();
   ::signal(SIGCHLD, SIG_DFL);  // ignored, it would leave nothing to wait for
   adopt_orphans();
-  const pid_t pid = fork_leader();
+  const pid_t pid = fork_session();
   if (pid == 0) {
     here.reset();
-    keep(agent, std::move(there));
+    reap(agent, std::move(there));
   }
   there.reset();
-  const int code = stay_in_front(pid, here.get(), signals);
+  const int code = supervise(pid, here.get(), signals);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   return code;
 }

@@ -13,9 +13,9 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
-#include "launch/placement/binding.h"
-#include "process/descendants.h"
-#include "launch/workers/foreground.h"
+#include "jobs/job_list.h"
+#include "launch/workers/supervisor.h"
+#include "process/process_table.h"
 #include "process/start.h"
 
 namespace maniple::launch {
@@ -23,8 +23,9 @@ namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
-constexpr std::chrono::duration<double> kLossesTold{0.3};     // time for all ranks to say that one is lost
-constexpr std::chrono::duration<double> kUnkillable{4.0};     // after SIGKILL: then it is the kernel that holds it
+constexpr std::chrono::duration<double> kLossWindow{0.3};     // time for all ranks to report that one is lost
+constexpr std::chrono::seconds kDestructorLimit{2};
+constexpr std::chrono::duration<double> kUnkillable{4.0};  // after SIGKILL: then it is the kernel that holds it
 
 std::string search_path_of(const Environment& environment) {
   const std::string* entry = find_variable(environment, "PATH");
@@ -62,50 +63,47 @@ WorkerGroup::WorkerGroup(Poller& poller, Console& console, WorkerGroupSettings s
 WorkerGroup::~WorkerGroup() {
   poller_.cancel(timer_);
   poller_.cancel(losses_timer_);
-  if (state_ != State::idle) end_descendants(2000);
+  if (state_ != State::idle) end_descendants(kDestructorLimit);
   close_outputs();
-  if (joins_.own_end() >= 0) poller_.forget(joins_.own_end());
+  if (messages_.own_end() >= 0) poller_.forget(messages_.own_end());
 }
 
-std::vector<std::vector<int>> WorkerGroup::choose(CoreWish wish, NodeEnvironment& node) {
-  const std::vector<Cpu> allowed = allowed_cpus();
-  CoreChoice choice;
-  claim_.release();
-  // More ranks than hardware threads are not bound whatever others do.
-  if (settings_.bind && static_cast<std::size_t>(wish.total) <= allowed.size()) {
-    claim_ = CoreClaim::take(wish.job, wish.generation, [&](const std::vector<HeldCores>& others) {
-      choice = choose_cores(wish, allowed, others);
-      std::vector<int> mine;
-      for (const std::vector<int>& cpus : choice.cpus) mine.insert(mine.end(), cpus.begin(), cpus.end());
-      return mine;
-    });
-  } else {
-    choice = choose_cores(wish, allowed, {});
-    choice.cpus.clear();
-    if (!settings_.bind) choice.why_not = "--bind none";
+std::vector<std::vector<int>> WorkerGroup::choose_cores(const CoreRequest& request, NodeEnvironment& node) {
+  CoreBinding binding = bind_part(request, allowed_cpus());
+  bool report = settings_.verbose || request.cores_per_rank > 0;
+  if (settings_.bind == BindPolicy::none) {
+    binding.why_not = "--bind none";
+    report = settings_.verbose;
+  } else if (settings_.bind == BindPolicy::automatic && !binding.cpus.empty()) {
+    if (const auto other = another_job(node.job)) {
+      binding.why_not = fmt::format(
+          "job {} (pid {}) of this user runs on this machine (--bind cores binds all the same)", other->id, other->pid);
+      report = !settings_.quiet;
+    }
   }
-  node.cores = choice.threads * wish.count;
-  const bool asked = settings_.verbose || (settings_.bind && wish.cores_per_rank > 0);
-  if (choice.cpus.empty() && asked) console_.say(fmt::format("maniple: ranks are not bound to cores: {}", choice.why_not));
-  return std::move(choice.cpus);
+  if (!binding.why_not.empty()) binding.cpus.clear();
+  node.cores = binding.threads * request.count;
+  if (binding.cpus.empty() && report) {
+    console_.say(fmt::format("maniple: ranks are not bound to cores: {}", binding.why_not));
+  }
+  return std::move(binding.cpus);
 }
 
-void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total) {
+void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first,
+                        int cores_total) {
   MANIPLE_ASSERT(state_ == State::idle);
   const Program program = find_program(settings_.command, search_path_of(settings_.environment));
-  make_room_for_workers(static_cast<int>(assignments.size()));
+  make_room_for_pipes(static_cast<int>(assignments.size()));
   if (!settings_.log_folder.empty()) make_log_folder(settings_.log_folder);
   const int count = static_cast<int>(assignments.size());
-  const std::vector<std::vector<int>> bound = choose({.job = node.job,
-                                                      .generation = node.generation,
-                                                      .first = cores_first,
-                                                      .count = count,
-                                                      .total = std::max(cores_total, cores_first + count),
-                                                      .cores_per_rank = settings_.cores_per_process},
-                                                     node);
+  const std::vector<std::vector<int>> bound = choose_cores({.first = cores_first,
+                                                            .count = count,
+                                                            .total = std::max(cores_total, cores_first + count),
+                                                            .cores_per_rank = settings_.cores_per_process},
+                                                           node);
   members_.clear();
-  listen_for_init();
-  node.init_fd = joins_.rank_end();
+  open_messages();
+  node.init_fd = node.report_fd = messages_.rank_end();
   killed_ = false;
   stopped_ = false;
   running_ = 0;
@@ -120,53 +118,53 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
       }
     }
   } catch (...) {
-    end_descendants(2000);
+    end_descendants(kDestructorLimit);
     become_idle();
     throw;
   }
-  joins_.close_rank_end();
+  messages_.close_rank_end();
 }
 
-void WorkerGroup::listen_for_init() {
-  joins_.open();
-  told_of_waiting_ = told_of_leaving_ = false;
-  poller_.watch(joins_.own_end(), EPOLLIN, [this](std::uint32_t) { read_notices(); });
+void WorkerGroup::open_messages() {
+  messages_.open();
+  waiting_reported_ = absent_reported_ = false;
+  poller_.watch(messages_.own_end(), EPOLLIN, [this](std::uint32_t) { receive_messages(); });
 }
 
-void WorkerGroup::read_notices() {
-  if (joins_.own_end() < 0) return;
-  const bool more = joins_.read();
-  if (!more) {
-    poller_.forget(joins_.own_end());
-    joins_.close();
+void WorkerGroup::receive_messages() {
+  if (messages_.own_end() < 0) return;
+  if (!messages_.receive()) {
+    poller_.forget(messages_.own_end());
+    messages_.close();
   }
-  if (state_ == State::working && joins_.waiting() && !std::exchange(told_of_waiting_, true)) {
-    events_.waits(*joins_.waiting());
+  if (state_ == State::working && messages_.waiting() && !std::exchange(waiting_reported_, true)) {
+    events_.waiting(*messages_.waiting());
   }
 }
 
 void WorkerGroup::start_member(const WorkerAssignment& assignment, const NodeEnvironment& node, const Program& program,
-                        const std::vector<int>* cpus) {
-  const Environment environment = worker_environment(settings_.environment, node, assignment);
+                               const std::vector<int>* cpus) {
+  const Environment environment = rank_environment(settings_.environment, node, assignment);
   const bool input = settings_.input && assignment.rank == 0 && may_read_input();
-  StartedWorker started = start_worker({.program = &program,
-                                        .environment = &environment,
-                                        .folder = settings_.folder,
-                                        .input = input ? STDIN_FILENO : -1,
-                                        .inherited = {node.secret_fd, node.init_fd},
-                                        .cpus = cpus,
-                                        .terminal = settings_.terminal_output});
+  StartedProcess started =
+      start_process({.program = &program,
+                     .environment = &environment,
+                     .folder = settings_.folder,
+                     .input = input ? STDIN_FILENO : -1,
+                     .output = settings_.terminal_output ? StartOutput::terminal : StartOutput::pipes,
+                     .inherited = {node.secret_fd, node.init_fd},
+                     .cpus = cpus});
   auto member = std::make_unique<Member>();
   member->assignment = assignment;
   member->pid = started.pid;
   member->running = true;
-  member->words = std::make_shared<LastWords>();
+  member->tail = std::make_shared<OutputTail>();
   // All start in the launcher's own control group.
   member->counters = members_.empty() ? read_oom_counters(::getpid()) : members_.front()->counters;
   std::shared_ptr<LogFile> file;
   if (!settings_.log_folder.empty()) {
-    file = std::make_shared<LogFile>(fmt::format("{}/rank_{}.log", settings_.log_folder, assignment.rank), node.generation > 0,
-                                     [this](const std::string& text) {
+    file = std::make_shared<LogFile>(fmt::format("{}/rank_{}.log", settings_.log_folder, assignment.rank),
+                                     node.generation > 0, [this](const std::string& text) {
                                        if (!std::exchange(warned_about_files_, true)) console_.say(text);
                                      });
     if (node.generation > 0) file->write(fmt::format("--- start {} ---\n", node.generation + 1));
@@ -183,8 +181,9 @@ void WorkerGroup::attach(Output& output, UniqueFd fd, Member& member, bool to_er
       !settings_.quiet && (only.empty() || std::find(only.begin(), only.end(), member.assignment.rank) != only.end());
   output.fd = std::move(fd);
   LogPump::Route route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.assignment.rank, to_err)};
-  if (to_err) route.repeated = [this, rank = member.assignment.rank](std::string_view line) { return is_repeated(rank, line); };
-  output.pump = std::make_unique<LogPump>(console_, std::move(route), member.words, std::move(file));
+  if (to_err)
+    route.repeated = [this, rank = member.assignment.rank](std::string_view line) { return is_repeated(rank, line); };
+  output.pump = std::make_unique<LogPump>(console_, std::move(route), member.tail, std::move(file));
   poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
 }
 
@@ -197,10 +196,11 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
       output.pump->finish();
       poller_.forget(output.fd.get());
       output.fd.reset();
-      output.paused = false;  // the end of a pipe is told even to those who pause, and nothing will resume this one
-      if (state_ == State::leaving || state_ == State::ending) settle();
+      output.paused = false;  // the end of a pipe is reported while it is paused, too, and nothing will resume this one
+      if (state_ == State::finishing || state_ == State::ending) check_finished();
       return;
     }
+    receive_messages();  // a rank reports its failure before it prints it
     output.pump->take(std::string_view(buffer_.data(), static_cast<std::size_t>(got)));
     if (until_empty && !output.pump->congested()) continue;
     pause_if_congested(output);
@@ -209,12 +209,13 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
 }
 
 bool WorkerGroup::is_repeated(int rank, std::string_view line) {
-  if (!losses_.take(rank, line)) return false;
-  if (losses_timer_ == 0) losses_timer_ = poller_.call_after(kLossesTold, [this] { tell_of_losses(); });
+  if (const ErrorInfo* failure = messages_.failure_of(rank)) losses_.report(rank, *failure);
+  if (!losses_.is_repeated(rank, line)) return false;
+  if (losses_timer_ == 0) losses_timer_ = poller_.call_after(kLossWindow, [this] { show_losses(); });
   return true;
 }
 
-void WorkerGroup::tell_of_losses() {
+void WorkerGroup::show_losses() {
   poller_.cancel(losses_timer_);
   if (const std::string text = losses_.summary(); !text.empty()) console_.say(text);
 }
@@ -239,42 +240,44 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
                                   [&](const auto& member) { return member->running && member->pid == pid; });
   if (found == members_.end()) return false;
   Member& member = **found;
-  const bool unasked = state_ == State::working;
-  RankExit exit{.rank = member.assignment.rank, .node_rank = member.assignment.node_rank, .host = settings_.host, .pid = pid};
+  const bool on_its_own = state_ == State::working;
+  RankExit exit{
+      .rank = member.assignment.rank, .node_rank = member.assignment.node_rank, .host = settings_.host, .pid = pid};
   if (code == CLD_EXITED) {
     exit.code = status;
   } else {
     exit.signal = status;
-    exit.cause = judge_kill(status, !unasked, member.counters, read_oom_counters(pid, member.counters.group));
+    exit.cause = judge_kill(status, !on_its_own, member.counters, read_oom_counters(pid, member.counters.group));
   }
-  exit.at_us =
-      std::chrono::duration_cast<std::chrono::microseconds>(Poller::Clock::now() - started_).count();
+  exit.at_us = std::chrono::duration_cast<std::chrono::microseconds>(Poller::Clock::now() - started_).count();
   member.running = false;
   member.ok = !exit.failed();
   --running_;
-  if (!unasked) return true;
-  read_notices();
-  const bool left = !exit.failed() && !joins_.has_joined(exit.rank) && !std::exchange(told_of_leaving_, true);
-  if (exit.failed() || left) {
+  if (!on_its_own) return true;
+  receive_messages();
+  const bool absent = !exit.failed() && !messages_.is_initialised(exit.rank) && !std::exchange(absent_reported_, true);
+  if (exit.failed() || absent) {
     read_from(member.out, true);
     read_from(member.err, true);
-    exit.error = member.words->error();
-    exit.tail = member.words->tail();
-    (left ? events_.left : events_.failed)(exit);
+    const ErrorInfo* failure = messages_.failure_of(exit.rank);
+    exit.error = failure != nullptr ? describe(*failure) : member.tail->error();
+    exit.consequence = failure != nullptr && is_consequence(*failure, exit.rank);
+    exit.tail = member.tail->lines(exit.error);
+    (absent ? events_.absent : events_.failed)(exit);
   }
   return true;
 }
 
-void WorkerGroup::look_around() {
+void WorkerGroup::children_reaped() {
   if (state_ == State::working && running_ == 0) {
     const bool all_well = std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->ok; });
-    if (!all_well) return;  // whoever was told of the failure will call end()
-    state_ = State::leaving;
+    if (!all_well) return;  // who handles Events::failed calls end()
+    state_ = State::finishing;
     // Background processes of the workers, if there are any, end with the job.
     if (!descendants().empty()) signal_descendants(SIGTERM);
     timer_ = poller_.call_after(kLeftoverGrace, [this] { kill_rest(); });
   }
-  if (state_ == State::leaving || state_ == State::ending) settle();
+  if (state_ == State::finishing || state_ == State::ending) check_finished();
 }
 
 void WorkerGroup::end(int signal, std::chrono::duration<double> grace) {
@@ -296,7 +299,7 @@ void WorkerGroup::end(int signal, std::chrono::duration<double> grace) {
     if (stopped_) signal_all(SIGCONT);  // so that they can act on it
     timer_ = poller_.call_after(grace, [this] { kill_rest(); });
   }
-  settle();
+  check_finished();
 }
 
 void WorkerGroup::signal_all(int signal) {
@@ -320,19 +323,20 @@ void WorkerGroup::give_up() {
   const std::vector<pid_t> stuck = descendants();
   if (stuck.empty()) return;  // only output is left, whose reader is slow
   for (const pid_t pid : stuck) {
-    const auto found = std::find_if(members_.begin(), members_.end(), [&](const auto& member) { return member->pid == pid; });
+    const auto found =
+        std::find_if(members_.begin(), members_.end(), [&](const auto& member) { return member->pid == pid; });
     const std::string whose = found == members_.end() ? "" : fmt::format("rank {}, ", (*found)->assignment.rank);
-    console_.say(fmt::format("maniple: {}{} does not end even with SIGKILL: the kernel holds it; it is left behind", whose,
-                             describe_process(pid)));
+    console_.say(fmt::format("maniple: {}{} does not end even with SIGKILL: the kernel holds it; it is left behind",
+                             whose, describe_process(pid)));
   }
   const State was = state_;
   become_idle();
-  was == State::leaving ? events_.finished() : events_.ended();
+  was == State::finishing ? events_.finished() : events_.ended();
 }
 
 /// Nothing left? All children gone, all pipes empty.
-void WorkerGroup::settle() {
-  if (state_ != State::leaving && state_ != State::ending) return;
+void WorkerGroup::check_finished() {
+  if (state_ != State::finishing && state_ != State::ending) return;
   if (running_ > 0) return;
   siginfo_t info{};
   const bool alone = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
@@ -354,17 +358,16 @@ void WorkerGroup::settle() {
   }
   const State was = state_;
   become_idle();
-  was == State::leaving ? events_.finished() : events_.ended();
+  was == State::finishing ? events_.finished() : events_.ended();
 }
 
 void WorkerGroup::become_idle() {
   poller_.cancel(timer_);
   close_outputs();
-  tell_of_losses();
+  show_losses();
   losses_ = {};
-  if (joins_.own_end() >= 0) poller_.forget(joins_.own_end());
-  joins_.close();
-  claim_.release();
+  if (messages_.own_end() >= 0) poller_.forget(messages_.own_end());
+  messages_.close();
   state_ = State::idle;
 }
 

@@ -1,4 +1,4 @@
-// The workers of this host in one generation of the group: starts them, pumps their logs, notices how they end, ends them.
+// The workers of this host in one generation of the group: starts them, copies their output, notices how they end, ends them.
 #pragma once
 
 #include <chrono>
@@ -9,33 +9,32 @@
 #include <vector>
 
 #include "launch/output/console.h"
-#include "launch/placement/core_claim.h"
-#include "process/failure_report.h"
-#include "process/init_notices.h"
 #include "launch/output/log_pump.h"
+#include "launch/placement/binding.h"
+#include "launch/placement/rank_plan.h"
 #include "launch/workers/out_of_memory.h"
+#include "process/failure_report.h"
 #include "process/poller.h"
 #include "process/program.h"
-#include "launch/placement/rank_plan.h"
-#include "launch/workers/repeated_losses.h"
 #include "process/rank_environment.h"
+#include "process/worker_messages.h"
 
 namespace maniple::launch {
 
 /// What the workers of a host have in common through all generations.
 struct WorkerGroupSettings {
   std::vector<std::string> command;
-  std::string folder = {};        ///< where they start; empty: here
-  Environment environment;        ///< the launcher's own, with what --env added
-  std::string host;               ///< for reports
-  std::string log_folder = {};    ///< empty: no files
-  std::vector<int> only_ranks = {};///< whose lines are shown; empty: all
+  std::string folder = {};           ///< where they start; empty: here
+  Environment environment;           ///< the launcher's own, with what --env added
+  std::string host;                  ///< for reports
+  std::string log_folder = {};       ///< empty: no files
+  std::vector<int> only_ranks = {};  ///< whose lines are shown; empty: all
   bool quiet = false;
-  bool bind = true;
-  int cores_per_process = 0;      ///< 0: all cores are shared out
-  bool verbose = false;           ///< says which cores each rank has
-  bool terminal_output = false;   ///< see WorkerOrder
-  bool input = true;              ///< rank 0 gets the launcher's standard input
+  BindPolicy bind = BindPolicy::automatic;
+  int cores_per_process = 0;     ///< 0: all cores are shared out
+  bool verbose = false;          ///< says which cores each rank has
+  bool terminal_output = false;  ///< see StartOutput
+  bool input = true;             ///< rank 0 gets the launcher's standard input
 };
 
 /// Makes the folder and those above it. Throws InvalidArgument when that is not possible or it cannot be written to.
@@ -45,9 +44,9 @@ class WorkerGroup {
  public:
   struct Events {
     std::function<void(const RankExit&)> failed;  ///< a worker failed although nobody ended it
-    std::function<void(const RankExit&)> left;    ///< a worker ended well, but had not joined (or never would); told once
-    std::function<void(int rank)> waits;          ///< a worker waits in init() for all others; told once
-    std::function<void()> finished;               ///< all have ended well, and nothing is left of them
+    std::function<void(const RankExit&)> absent;  ///< a worker exited with 0 before init() was done; the first only
+    std::function<void(int rank)> waiting;        ///< a worker waits in init() for all others; the first only
+    std::function<void()> finished;               ///< all have exited with 0, and nothing is left of them
     std::function<void()> ended;                  ///< after end(): nothing is left
   };
 
@@ -64,16 +63,16 @@ class WorkerGroup {
   /// Passes a signal on (SIGSTOP, SIGCONT).
   void signal_all(int signal);
 
-  /// To be called when a child of this process has ended, before it is waited for; false if it is none of the worker_group.
+  /// To be called when a child of this process has ended, before it is waited for; false if it is not of this group.
   bool child_ended(pid_t pid, int code, int status);
   /// To be called after children were waited for.
-  void look_around();
+  void children_reaped();
 
   int running() const noexcept { return running_; }
   bool busy() const noexcept { return state_ != State::idle; }
 
  private:
-  enum class State { idle, working, leaving, ending };
+  enum class State { idle, working, finishing, ending };
   struct Output {
     UniqueFd fd;
     std::unique_ptr<LogPump> pump;
@@ -86,24 +85,25 @@ class WorkerGroup {
     bool ok = false;
     Output out;
     Output err;
-    std::shared_ptr<LastWords> words;
+    std::shared_ptr<OutputTail> tail;
     OomCounters counters;
   };
 
-  std::vector<std::vector<int>> choose(CoreWish wish, NodeEnvironment& node);
-  void start_member(const WorkerAssignment& assignment, const NodeEnvironment& node, const Program& program, const std::vector<int>* cpus);
+  std::vector<std::vector<int>> choose_cores(const CoreRequest& request, NodeEnvironment& node);
+  void start_member(const WorkerAssignment& assignment, const NodeEnvironment& node, const Program& program,
+                    const std::vector<int>* cpus);
   void attach(Output& output, UniqueFd fd, Member& member, bool to_err, std::shared_ptr<LogFile> file);
   void read_from(Output& output, bool until_empty);
   void pause_if_congested(Output& output);
   void resume_all(bool to_err);
   bool is_repeated(int rank, std::string_view line);
-  void tell_of_losses();
-  void listen_for_init();
-  void read_notices();
+  void show_losses();
+  void open_messages();
+  void receive_messages();
   void close_outputs();
   void kill_rest();
   void give_up();
-  void settle();
+  void check_finished();
   void become_idle();
 
   Poller& poller_;
@@ -111,20 +111,19 @@ class WorkerGroup {
   WorkerGroupSettings settings_;
   Events events_;
   State state_ = State::idle;
-  bool stopped_ = false; // by SIGSTOP, for the time being
-  bool killed_ = false;  // SIGKILL was sent to all
+  bool stopped_ = false;  // by SIGSTOP, for the time being
+  bool killed_ = false;   // SIGKILL was sent to all
   bool warned_about_files_ = false;
   std::vector<std::unique_ptr<Member>> members_;
   int running_ = 0;
   Poller::Clock::time_point started_{};
   Poller::Timer timer_ = 0;
   std::string buffer_;
-  CoreClaim claim_;
   RepeatedLosses losses_;
   Poller::Timer losses_timer_ = 0;
-  InitNotices joins_;
-  bool told_of_waiting_ = false;
-  bool told_of_leaving_ = false;
+  WorkerMessages messages_;
+  bool waiting_reported_ = false;
+  bool absent_reported_ = false;
 };
 
 }  // namespace maniple::launch

@@ -1,0 +1,226 @@
+// The coordinator while the group runs: failures, signals, and how the job is stopped.
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launch/coordinate/coordinator.h"
+
+namespace maniple::launch {
+namespace {
+
+using Kind = AgentMessage::Kind;
+using Seconds = std::chrono::duration<double>;
+
+// Ranks that wait for a dead one fail milliseconds after it: time for the cause itself to be seen.
+constexpr Seconds kVerdictForCause{0.15};
+constexpr Seconds kVerdictSoon{0.01};
+constexpr Seconds kVerdictNodes{0.05};
+constexpr int kUsage = 2;  // exit code: a port that cannot be used
+
+}  // namespace
+
+void Coordinator::received(Node node, const AgentMessage& message) {
+  if (message.kind == Kind::interrupt) {
+    if (leave(node, message.signal)) return;
+    return interrupt(message.signal, nodes_.count(node) != 0 ? nodes_.at(node).host : std::string());
+  }
+  if (message.kind == Kind::signal) return pass_on(node, message.signal, message.host);
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || message.generation != generation_) return;
+  switch (message.kind) {
+    case Kind::reserved:
+      if (state_ != State::reserving) return;
+      if (message.port == 0) return quit(kUsage, message.text);
+      start_all(message);
+      return;
+    case Kind::failed:
+      if (state_ != State::running) return;
+      exits_.push_back(message.exit);
+      exits_.back().host = found->second.host;
+      if (exits_.size() == 1 || !cause_may_follow(exits_)) {
+        effects_.set_timer(Timer::verdict, cause_may_follow(exits_) ? kVerdictForCause
+                                           : nodes_.size() > 1      ? kVerdictNodes
+                                                                    : kVerdictSoon);
+      }
+      return;
+    case Kind::absent:
+      if (!absent_) {
+        absent_ = message.exit;
+        absent_->host = found->second.host;
+      }
+      return check_absent();
+    case Kind::waiting: waiting_ = message.exit.rank; return check_absent();
+    case Kind::finished:
+      found->second.finished = true;
+      if (state_ == State::running &&
+          std::all_of(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.finished; })) {
+        quit(0, {});
+      }
+      return;
+    case Kind::stopped:
+      found->second.stopped = true;
+      if (state_ == State::stopping) check_stopped();
+      return;
+    default: return;
+  }
+}
+
+/// A rank that has exited will not call init() any more: the others would wait for it until the time-out of init().
+void Coordinator::check_absent() {
+  if (state_ != State::running || !absent_ || !waiting_) return;
+  absent_->cause = fmt::format(
+      "before it called init(), where rank {} waits for it: every rank must call init(), or the job have fewer ranks",
+      *waiting_);
+  exits_.push_back(*std::exchange(absent_, std::nullopt));
+  decide();
+}
+
+void Coordinator::decide() {
+  if (state_ != State::running || exits_.empty()) return;
+  const RankExit& cause = exits_[first_cause(exits_)];
+  failure_code_ = cause.exit_code();
+  ++failures_;
+  std::string text = describe_failure(cause, world_size_);
+  if (options_.restarts.max_restarts > 0 && options_.restarts.allows(failures_)) {
+    text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
+                        options_.restarts.max_restarts);
+  }
+  effects_.print(text);
+  show_on_all(text);
+  stop_all(SIGTERM, options_.grace);
+}
+
+/// Shows the text to the users of the other launchers.
+void Coordinator::show_on_all(const std::string& text) {
+  AgentMessage verdict{.kind = Kind::verdict};
+  verdict.text = text;
+  for (const auto& [node, info] : nodes_) effects_.send(node, verdict);
+}
+
+void Coordinator::stop_all(int signal, std::chrono::duration<double> grace) {
+  effects_.stop_timer(Timer::verdict);
+  state_ = State::stopping;
+  AgentMessage stop{.kind = Kind::stop};
+  stop.generation = generation_;
+  stop.signal = signal;
+  stop.grace_ms = static_cast<int>(std::min(grace.count(), 1e6) * 1000);
+  std::vector<Node> running;
+  for (const auto& [node, info] : nodes_) {
+    if (info.node_rank >= 0 && !info.stopped) running.push_back(node);
+  }
+  for (const Node node : running) effects_.send(node, stop);
+  check_stopped();
+}
+
+void Coordinator::check_stopped() {
+  if (state_ != State::stopping) return;
+  for (const auto& [node, info] : nodes_) {
+    if (info.node_rank >= 0 && !info.stopped) return;
+  }
+  for (auto& [node, info] : nodes_) info.node_rank = -1;
+  release_leaving();
+  if (interrupted_ != 0) return quit(128 + interrupted_, {});
+  if (!failure_code_) {
+    state_ = State::gathering;
+    return check_start();
+  }
+  if (!options_.restarts.allows(failures_)) return quit(*failure_code_, {});
+  state_ = State::restart_delay;
+  effects_.set_timer(Timer::restart, options_.restarts.delay_before(failures_));
+}
+
+/// A scheduler that takes a machine away sends SIGTERM to its launcher. False: the job needs the node.
+bool Coordinator::leave(Node node, int signal) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || state_ == State::done || signal != SIGTERM || interrupted_ != 0) return false;
+  NodeInfo& info = found->second;
+  if (info.leaving != 0) return true;
+  const auto staying =
+      std::count_if(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.leaving == 0; }) - 1;
+  if (!options_.nodes.elastic() || staying < options_.nodes.min) return false;
+  info.leaving = signal;
+  const bool forms = state_ == State::running || state_ == State::reserving;
+  effects_.print(fmt::format("maniple: host {} leaves the job ({} to its launcher){}", info.host, signal_name(signal),
+                             forms ? fmt::format("; the group is re-formed with {}", staying) : ""));
+  if (forms) {
+    stop_all(SIGTERM, options_.interrupt_grace);
+  } else if (state_ != State::stopping) {
+    release_leaving();
+  }
+  return true;
+}
+
+void Coordinator::release_leaving() {
+  for (auto entry = nodes_.begin(); entry != nodes_.end();) {
+    const auto [node, info] = *entry++;
+    if (info.leaving == 0) continue;
+    AgentMessage quit{.kind = Kind::quit};
+    quit.code = 128 + info.leaving;
+    quit.text =
+        fmt::format("maniple: {}: this node has left the job, which goes on without it", signal_name(info.leaving));
+    nodes_.erase(node);
+    effects_.send(node, quit);
+  }
+}
+
+void Coordinator::interrupt(int signal, const std::string& host) {
+  if (state_ == State::done) return;
+  const bool again = interrupted_ != 0;
+  if (!again) interrupted_ = signal;
+  if (!again && nodes_.size() > 1) {
+    const std::string text = fmt::format("maniple: {}{} ends the job on all nodes", signal_name(signal),
+                                         host.empty() ? "" : fmt::format(" on host {}", host));
+    effects_.print(text);
+    show_on_all(text);
+  }
+  if (state_ == State::gathering || state_ == State::restart_delay) return quit(128 + interrupted_, {});
+  if (again) return stop_all(SIGKILL, Seconds(0));
+  if (signal == SIGINT) {
+    effects_.print(fmt::format("maniple: interrupted; workers have {:.0f} s to finish (Ctrl-C again ends them at once)",
+                               options_.interrupt_grace.count()));
+  }
+  if (state_ != State::stopping) stop_all(signal, options_.interrupt_grace);
+}
+
+void Coordinator::pass_on(Node from, int signal, const std::string& host) {
+  AgentMessage message{.kind = Kind::signal};
+  message.signal = signal;
+  std::vector<Node> all;
+  for (const auto& [node, info] : nodes_) all.push_back(node);
+  const std::string notice = signal == SIGSTOP
+                                 ? fmt::format("maniple: suspended on host {}; `fg` there continues the job", host)
+                             : signal == SIGCONT ? fmt::format("maniple: continued on host {}", host)
+                                                 : std::string();
+  const bool several = all.size() > 1;
+  for (const Node node : all) {
+    message.text = node == from || !several ? std::string() : notice;
+    effects_.send(node, message);
+  }
+}
+
+void Coordinator::fail(const std::string& text, int code) {
+  if (state_ == State::done || interrupted_ != 0) return;
+  if (!text.empty()) effects_.print(text);
+  interrupted_ = code - 128;  // ends like an interruption: no restart, this code
+  if (state_ == State::running || state_ == State::reserving) return stop_all(SIGTERM, options_.grace);
+  if (state_ != State::stopping) quit(code, {});
+}
+
+void Coordinator::quit(int code, const std::string& text) {
+  state_ = State::done;
+  for (const Timer timer : {Timer::join_timeout, Timer::join_window, Timer::reminder, Timer::verdict, Timer::restart}) {
+    effects_.stop_timer(timer);
+  }
+  AgentMessage message{.kind = Kind::quit};
+  message.code = code;
+  message.text = text;
+  if (!text.empty()) effects_.print(text);
+  std::vector<Node> all;
+  for (const auto& [node, info] : nodes_) all.push_back(node);
+  for (const Node node : all) effects_.send(node, message);
+  effects_.done(code);
+}
+
+}  // namespace maniple::launch

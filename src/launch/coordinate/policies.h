@@ -1,0 +1,34 @@
+// When a node counts as lost, and when a failed group is started again. Pure.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace maniple::launch {
+
+/// How launchers of a job notice that one of them is stopped or cut off although its connection stands.
+struct Heartbeat {
+  std::chrono::duration<double> interval{1.0};        ///< between two heartbeats, in both directions
+  std::chrono::duration<double> silence_limit{10.0};  ///< without any message for so long, the other counts as lost
+};
+
+/// The least number of heartbeats that must be missed: one that is late by a busy machine is no silence.
+inline constexpr double kLeastMissedBeats = 3;
+
+/// A failed group is started again at most so many times, after a longer pause each time.
+struct RestartPolicy {
+  int max_restarts = 0;
+  std::chrono::duration<double> first_delay{1.0};
+  std::chrono::duration<double> longest_delay{30.0};
+
+  bool allows(int failures_so_far) const noexcept { return failures_so_far <= max_restarts; }
+
+  /// Before the n-th restart, n from 1: the first delay, doubled each time up to the longest.
+  std::chrono::duration<double> delay_before(int restart) const noexcept {
+    double seconds = first_delay.count();
+    for (int i = 1; i < restart && seconds < longest_delay.count(); ++i) seconds *= 2;
+    return std::chrono::duration<double>(std::min(seconds, longest_delay.count()));
+  }
+};
+
+}  // namespace maniple::launch

@@ -1,0 +1,124 @@
+#include "launch/output/output_tail.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
+namespace maniple::launch {
+namespace {
+
+/// For a report on a terminal: no control characters, not too long.
+std::string readable(std::string_view line) {
+  std::string text(line.substr(0, OutputTail::kLineBytes));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ' && c != '\t') c = ' ';
+  }
+  if (line.size() > text.size()) text += " ...";
+  return text;
+}
+
+constexpr std::string_view kWhat = "  what():  ";  // what the C++ library says of an exception that nobody caught
+
+std::string_view without_what(std::string_view line) {
+  return line.starts_with(kWhat) ? line.substr(kWhat.size()) : line;
+}
+
+/// LibTorch's exceptions carry the stack in their text, after the message.
+bool begins_stack(std::string_view line) { return line.starts_with("Exception raised from "); }
+
+/// "frame #3: c10::Error::Error(...)", "#3 c10::Error::Error(...)", "C++ CapturedTraceback:"
+bool is_frame(std::string_view line) {
+  if (line.starts_with("frame #") || line.starts_with("C++ CapturedTraceback:")) return true;
+  const bool numbered = line.size() > 1 && line[0] == '#' && line[1] >= '0' && line[1] <= '9';
+  return numbered && line.find("::") != std::string_view::npos;
+}
+
+// How much a line looks like the reason of a failure; the last line with the highest rating is shown.
+constexpr int kNone = 0, kLine = 1, kWhatLine = 2, kMessage = 3;
+
+int rate_error_line(std::string_view line) {
+  if (line.starts_with(kWhat)) return kWhatLine;
+  // "ValueError: ...", "torch.cuda.OutOfMemoryError: ...", "error: ..."
+  const auto colon = line.find(": ");
+  if (colon == std::string_view::npos) return kNone;
+  const std::string_view word = line.substr(0, colon);
+  if (word.find(' ') != std::string_view::npos) return kNone;
+  for (const std::string_view ending : {"Error", "Exception", "error", "fatal", "FATAL", "ERROR"}) {
+    if (word.ends_with(ending)) return kLine;
+  }
+  return kNone;
+}
+
+}  // namespace
+
+void OutputTail::look_for_error(std::string_view line) {
+  if (begins_stack(line)) {
+    const std::string& first = opening_.empty() ? before_ : opening_;
+    if (!first.empty()) error_ = first;
+    if (!first.empty()) rating_ = kMessage;
+    opening_.clear();
+  } else if (const int rating = rate_error_line(line); rating > kNone && rating >= rating_) {
+    rating_ = rating;
+    error_ = readable(without_what(line));
+  }
+  if (line.starts_with(kWhat)) opening_ = readable(without_what(line));
+  before_ = readable(line);
+}
+
+void OutputTail::take(std::string_view lines, bool errors) {
+  for (std::string_view rest = errors ? lines : std::string_view(); !rest.empty();) {
+    const auto end = std::min(rest.find('\n'), rest.size());
+    look_for_error(rest.substr(0, std::min(end, 4 * kLineBytes)));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  // Backwards: of a flood only the end matters.
+  std::deque<std::string> last;
+  while (!lines.empty() && last.size() < kLines) {
+    if (lines.back() == '\n') lines.remove_suffix(1);
+    const auto before = lines.rfind('\n');
+    const std::size_t begin = before == std::string_view::npos ? 0 : before + 1;
+    const std::string_view line = lines.substr(begin);
+    if (!line.empty() && !begins_stack(line) && !is_frame(line)) last.push_front(readable(line));
+    lines = lines.substr(0, begin);
+  }
+  for (std::string& line : last) lines_.push_back(std::move(line));
+  while (lines_.size() > kLines) lines_.pop_front();
+}
+
+std::vector<std::string> OutputTail::lines(const std::string& error) const {
+  std::vector<std::string> lines;
+  for (const std::string& line : lines_) {
+    if (error.empty() || without_what(line) != error) lines.push_back(line);
+  }
+  return lines;
+}
+
+void RepeatedLosses::report(int by, const ErrorInfo& error) {
+  if (error.kind != ErrorKind::peer_lost || error.ranks.empty()) return;
+  const std::string text = describe(error);
+  reports_[by] = {.lost = error.ranks.front(), .text = text.substr(0, text.find('\n'))};
+  losses_.try_emplace(error.ranks.front(), Loss{.first = by, .others = {}});
+}
+
+bool RepeatedLosses::is_repeated(int by, std::string_view line) {
+  const auto report = reports_.find(by);
+  if (report == reports_.end() || line.find(report->second.text) == std::string_view::npos) return false;
+  Loss& loss = losses_.at(report->second.lost);
+  if (loss.first == by) return false;
+  loss.others.insert(by);
+  return true;
+}
+
+std::string RepeatedLosses::summary() {
+  std::string text;
+  for (auto& [lost, loss] : losses_) {
+    if (loss.others.empty()) continue;
+    text += fmt::format("{}maniple: rank{} {} reported the same loss of rank {}", text.empty() ? "" : "\n",
+                        loss.others.size() == 1 ? "" : "s", fmt::join(loss.others, ", "), lost);
+    loss.others.clear();
+  }
+  return text;
+}
+
+}  // namespace maniple::launch
