@@ -45,7 +45,7 @@ struct alignas(64) Flag {
 
 class FlagBarrier {
  public:
-  explicit FlagBarrier(int ranks) : ranks_(ranks), flags_(new (shared_memory(sizeof(Flag) * ranks)) Flag[ranks]) {}
+  explicit FlagBarrier(int ranks) : ranks_(ranks), flags_(new(shared_memory(sizeof(Flag) * ranks)) Flag[ranks]) {}
 
   void pass(int rank) noexcept {
     ++epoch_;
@@ -63,7 +63,7 @@ class FlagBarrier {
 class SharedLargest {
  public:
   explicit SharedLargest(int ranks)
-      : ranks_(ranks), barrier_(ranks), slots_(new (shared_memory(sizeof(Flag) * ranks)) Flag[ranks]) {}
+      : ranks_(ranks), barrier_(ranks), slots_(new(shared_memory(sizeof(Flag) * ranks)) Flag[ranks]) {}
 
   std::uint64_t of(int rank, std::uint64_t value) {
     slots_[rank].publish(value);

@@ -24,8 +24,8 @@ struct Stage {
   explicit Stage(int count)
       : ranks(count),
         slots(shared_memory(kChunk * kSlots * count)),
-        filled(new (shared_memory(sizeof(Flag) * count)) Flag[count]),
-        consumed(new (shared_memory(sizeof(Flag) * count)) Flag[count]) {}
+        filled(new(shared_memory(sizeof(Flag) * count)) Flag[count]),
+        consumed(new(shared_memory(sizeof(Flag) * count)) Flag[count]) {}
 
   std::byte* slot(int rank, std::uint64_t chunk) const {
     return slots + (static_cast<std::size_t>(rank) * kSlots + chunk % kSlots) * kChunk;

@@ -34,7 +34,8 @@ void show(const char* title, const std::string& before, const Tensors& after) {
   for (const auto& text : befores) width = std::max(width, text.size());
   if (maniple::get_rank() == 0) std::printf("\n%s\n", title);
   for (std::size_t rank = 0; rank < befores.size(); ++rank) {
-    std::printf("  rank %zu  %-*s  ->  %s\n", rank, static_cast<int>(width), befores[rank].c_str(), afters[rank].c_str());
+    std::printf("  rank %zu  %-*s  ->  %s\n", rank, static_cast<int>(width), befores[rank].c_str(),
+                afters[rank].c_str());
   }
 }
 

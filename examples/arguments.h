@@ -12,7 +12,8 @@ inline void read_arguments(int argc, char** argv, const std::map<std::string, Pl
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];
     const auto place = places.find(name);
-    if (place == places.end()) throw std::invalid_argument("no option " + name + "; the head of the source file lists them");
+    if (place == places.end())
+      throw std::invalid_argument("no option " + name + "; the head of the source file lists them");
     if (i + 1 == argc) throw std::invalid_argument(name + " needs a value");
     const std::string value = argv[i + 1];
     std::size_t end = value.size();

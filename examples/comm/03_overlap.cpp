@@ -19,7 +19,8 @@ int main() try {
     for (std::size_t i = 0; i < gradients[layer].size(); ++i) {
       gradients[layer][i] = std::sqrt(static_cast<float>(layer + 1)) * static_cast<float>(world->rank() + 1);
     }
-    pending.push_back(world->all_reduce(maniple::buffer_of(gradients[layer]), maniple::ReduceOp::avg, {.async_op = true}));
+    pending.push_back(
+        world->all_reduce(maniple::buffer_of(gradients[layer]), maniple::ReduceOp::avg, {.async_op = true}));
   }
   for (const maniple::Work& work : pending) work.wait();  // throws what went wrong, if anything did
 

@@ -33,7 +33,8 @@ class AbortSignal {
   /// Throws the cause itself.
   [[noreturn]] void rethrow() const;
   void check() const {
-    if (raised()) [[unlikely]] rethrow();
+    if (raised()) [[unlikely]]
+      rethrow();
   }
 
   /// Run in the thread that raises (at once if raised already); must not block, nor call this object's methods other than

@@ -10,14 +10,14 @@ namespace maniple {
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line) noexcept;
 }  // namespace maniple
 
-#define MANIPLE_REQUIRE(condition, ...) \
-  do {                                  \
-    if (!(condition)) [[unlikely]]      \
+#define MANIPLE_REQUIRE(condition, ...)                                      \
+  do {                                                                       \
+    if (!(condition)) [[unlikely]]                                           \
       throw ::maniple::InvalidArgument(::maniple::format_text(__VA_ARGS__)); \
   } while (false)
 
-#define MANIPLE_ASSERT(condition)                                   \
-  do {                                                              \
-    if (!(condition)) [[unlikely]]                                  \
-      ::maniple::assertion_failed(#condition, __FILE__, __LINE__);  \
+#define MANIPLE_ASSERT(condition)                                  \
+  do {                                                             \
+    if (!(condition)) [[unlikely]]                                 \
+      ::maniple::assertion_failed(#condition, __FILE__, __LINE__); \
   } while (false)

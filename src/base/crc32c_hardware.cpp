@@ -25,9 +25,7 @@ namespace {
 [[gnu::always_inline]] inline std::uint32_t take8(std::uint32_t crc, std::uint64_t word) {
   return __crc32cd(crc, word);
 }
-[[gnu::always_inline]] inline std::uint32_t take1(std::uint32_t crc, std::uint8_t byte) {
-  return __crc32cb(crc, byte);
-}
+[[gnu::always_inline]] inline std::uint32_t take1(std::uint32_t crc, std::uint8_t byte) { return __crc32cb(crc, byte); }
 #else
 [[gnu::always_inline]] inline std::uint32_t take8(std::uint32_t crc, std::uint64_t word) {
   return static_cast<std::uint32_t>(_mm_crc32_u64(crc, word));

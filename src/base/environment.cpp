@@ -39,7 +39,8 @@ constexpr Permitted text(const char* what, std::size_t most_bytes = 0) {
 
 // tests/style/check.sh compares it with docs/failure.md, and reads the numbers and words as they stand here.
 constexpr KnobInfo kKnobs[] = {
-    {Knob::log, "MANIPLE_LOG", "warning", one_of("debug", "info", "warning", "error", "off"), "least important lines shown"},
+    {Knob::log, "MANIPLE_LOG", "warning", one_of("debug", "info", "warning", "error", "off"),
+     "least important lines shown"},
     {Knob::transport, "MANIPLE_TRANSPORT", "auto", one_of("auto", "loopback", "shm", "tcp"), "overrides the transport"},
     {Knob::algorithm, "MANIPLE_ALGORITHM", "", text("an algorithm"),
      "overrides the algorithm, by the name `maniple bench --list` shows"},
@@ -50,10 +51,12 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::heartbeat_s, "MANIPLE_HEARTBEAT", "2.5", number(0, 1000000),
      "seconds of silence after which a rank counts as lost; 0: never"},
     {Knob::tcp_streams, "MANIPLE_TCP_STREAMS", "2", whole(1, 16), "connections between two ranks"},
-    {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0", whole(0, 1048576), "socket buffer size; 0: the kernel's own tuning"},
+    {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0", whole(0, 1048576),
+     "socket buffer size; 0: the kernel's own tuning"},
     {Knob::tcp_congestion, "MANIPLE_TCP_CONGESTION", "", text("a name"),
      "congestion control, such as cubic; default: the system's"},
-    {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(), "1: encrypt and authenticate data between ranks over TCP; alike on all ranks"},
+    {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(),
+     "1: encrypt and authenticate data between ranks over TCP; alike on all ranks"},
     {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", whole_or(0, 16, 1048576),
      "shared staging memory per rank; 0: by ranks and caches. The first rank of a host decides"},
     {Knob::spin_us, "MANIPLE_SPIN_US", "-1", number_or(-1, 0, 1000000),
@@ -72,8 +75,7 @@ constexpr KnobInfo kKnobs[] = {
      "which MPI the backend mpi is; auto: that of the mpirun"},
     {Knob::mpi_piece, "MANIPLE_MPI_PIECE", "268435456", whole(1, 268435456),
      "most elements (bytes of a broadcast) in one call of MPI, which counts in int"},
-    {Knob::plugins, "MANIPLE_PLUGINS", "", text("a folder"),
-     "folder with the plugins; default: libexec/maniple"},
+    {Knob::plugins, "MANIPLE_PLUGINS", "", text("a folder"), "folder with the plugins; default: libexec/maniple"},
 };
 
 // All of the text is the number, in the notation of C whatever the locale: no blanks, no plus sign, no hexadecimal.
@@ -100,13 +102,14 @@ std::string wrong(const KnobInfo& entry, std::string_view value) {
   switch (permitted.kind) {
     case Kind::flag: return fmt::format("{} is \"{}\"; expected 0 or 1", entry.name, shown(value));
     case Kind::whole:
-      return fmt::format("{} is \"{}\"; expected {}a whole number from {:.0f} to {:.0f}", entry.name, shown(value), besides,
-                         permitted.low, permitted.high);
+      return fmt::format("{} is \"{}\"; expected {}a whole number from {:.0f} to {:.0f}", entry.name, shown(value),
+                         besides, permitted.low, permitted.high);
     case Kind::number:
       return fmt::format("{} is \"{}\"; expected {}a number from {:.0f} to {:.0f}", entry.name, shown(value), besides,
                          permitted.low, permitted.high);
     case Kind::word:
-      return fmt::format("{} is \"{}\"; expected one of {}", entry.name, shown(value), fmt::join(words_of(permitted), ", "));
+      return fmt::format("{} is \"{}\"; expected one of {}", entry.name, shown(value),
+                         fmt::join(words_of(permitted), ", "));
     case Kind::text: break;
   }
   return fmt::format("{} is \"{}\", {} bytes; expected at most {}", entry.name, shown(value), value.size(),

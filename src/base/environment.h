@@ -51,7 +51,7 @@ struct Permitted {
   Kind kind = Kind::text;
   double low = 0;  ///< of whole and number
   double high = 0;
-  std::optional<double> besides = {};  ///< a number outside of low to high with a meaning of its own
+  std::optional<double> besides = {};          ///< a number outside of low to high with a meaning of its own
   std::array<std::string_view, 5> words = {};  ///< of word; those after the last are empty
   const char* what = "";                       ///< of text: "a folder"
   std::size_t most_bytes = 0;                  ///< of text; 0: any number

@@ -42,7 +42,7 @@ std::vector<std::string> paths_below(const std::string& directory) {
   for (const std::string& name : names_in(directory)) {
     const std::string path = directory + "/" + name;
     paths.push_back(path);
-    struct stat status {};
+    struct stat status{};
     if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) continue;
     for (std::string& below : paths_below(path)) paths.push_back(std::move(below));
   }

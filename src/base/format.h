@@ -94,8 +94,10 @@ class FormatPattern {
       if (i >= text_.size()) throw "a { without }";
       const bool of_real = type == 'f' || type == 'e' || type == 'g';
       const bool of_whole = type == 'd' || type == 'x' || type == 'X' || type == 'b' || type == 'o';
-      if (of_real && kind != FormatValue::Kind::real32 && kind != FormatValue::Kind::real64) throw "a format of reals for another value";
-      if (of_whole && kind != FormatValue::Kind::integer && kind != FormatValue::Kind::natural) throw "a format of whole numbers";
+      if (of_real && kind != FormatValue::Kind::real32 && kind != FormatValue::Kind::real64)
+        throw "a format of reals for another value";
+      if (of_whole && kind != FormatValue::Kind::integer && kind != FormatValue::Kind::natural)
+        throw "a format of whole numbers";
     }
     if (used != sizeof...(Values)) throw "more values than {}";
   }

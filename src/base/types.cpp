@@ -12,13 +12,13 @@
 namespace maniple {
 namespace {
 
-constexpr std::array<std::string_view, kDTypeCount> kDTypes = {
-    "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64", "bool8"};
-constexpr std::array<std::string_view, ReduceOp::kKindCount> kReduceOps = {
-    "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
-constexpr std::array<std::string_view, kOpCount> kOps = {
-    "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier", "send", "recv", "allocate"};
+constexpr std::array<std::string_view, kDTypeCount> kDTypes = {"int8",    "int16",    "int32",   "int64",   "uint8",
+                                                               "float16", "bfloat16", "float32", "float64", "bool8"};
+constexpr std::array<std::string_view, ReduceOp::kKindCount> kReduceOps = {"sum",  "avg", "product", "min",       "max",
+                                                                           "band", "bor", "bxor",    "premul_sum"};
+constexpr std::array<std::string_view, kOpCount> kOps = {"broadcast",  "reduce",  "all_reduce",     "gather",
+                                                         "all_gather", "scatter", "reduce_scatter", "all_to_all",
+                                                         "barrier",    "send",    "recv",           "allocate"};
 constexpr std::array<std::string_view, 4> kTransports = {"auto", "loopback", "shm", "tcp"};
 
 template <class Enum, std::size_t N>

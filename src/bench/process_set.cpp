@@ -271,8 +271,7 @@ void run_process_set(const std::vector<ChildSpec>& specs, const LineSink& on_lin
 
 void run_tool(ChildSpec spec, const SignalWatch& watch) {
   if (spec.name.empty()) spec.name = fmt::format("`{}`", fmt::join(spec.argv, " "));
-  run_process_set(
-      {std::move(spec)}, [](std::string_view) {}, Deadline::after(std::chrono::seconds(20)), watch);
+  run_process_set({std::move(spec)}, [](std::string_view) {}, Deadline::after(std::chrono::seconds(20)), watch);
 }
 
 }  // namespace maniple::bench

@@ -23,7 +23,8 @@ std::vector<Row> rows_of(const ReadVariable& read) {
     std::string meaning = knob.meaning;
     if (const auto set = read(knob.name))
       meaning += fmt::format(" [now {}{}]", shown(*set), is_permitted(knob.permitted, *set) ? "" : ": not permitted");
-    rows.push_back({knob.name, *knob.default_text == '\0' ? "-" : knob.default_text, to_string(knob.permitted), meaning});
+    rows.push_back(
+        {knob.name, *knob.default_text == '\0' ? "-" : knob.default_text, to_string(knob.permitted), meaning});
   }
   return rows;
 }

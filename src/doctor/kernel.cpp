@@ -89,7 +89,7 @@ SharingFacts inspect_sharing() {
   SharingFacts facts;
   const UniqueFd file = try_memfd(facts.memfd_problem);
   if (facts.memfd_problem.empty()) facts.pass_problem = try_passing(file.get());
-  struct statvfs space {};
+  struct statvfs space{};
   if (::statvfs("/dev/shm", &space) == 0) facts.dev_shm_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
   return facts;
 }

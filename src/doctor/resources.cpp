@@ -211,7 +211,7 @@ DiskFacts inspect_disk() {
     return facts;
   }
   ::unlink(probe.c_str());
-  struct statvfs space {};
+  struct statvfs space{};
   if (::fstatvfs(file.get(), &space) == 0) facts.free_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
   return facts;
 }

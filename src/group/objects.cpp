@@ -25,7 +25,8 @@ std::vector<std::string> cut(const std::string& all, std::span<const std::size_t
 // Several operations that must not be interleaved with others' calls.
 class Objects {
  public:
-  Objects(detail::GroupImpl& group, const CallOptions& call, OperationContext& context) : group_(group), call_(call), context_(context) {}
+  Objects(detail::GroupImpl& group, const CallOptions& call, OperationContext& context)
+      : group_(group), call_(call), context_(context) {}
 
   std::vector<std::size_t> lengths(std::size_t mine) {
     std::vector<std::int64_t> all(static_cast<std::size_t>(group_.size()));
@@ -63,7 +64,9 @@ class Objects {
   OperationContext& context_;
 };
 
-void require_root(int root, int size) { MANIPLE_REQUIRE(root >= 0 && root < size, "root {} in a group of {} ranks", root, size); }
+void require_root(int root, int size) {
+  MANIPLE_REQUIRE(root >= 0 && root < size, "root {} in a group of {} ranks", root, size);
+}
 
 }  // namespace
 

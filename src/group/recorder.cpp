@@ -15,7 +15,8 @@ Recorder::Recorder(std::size_t entries) {
 }
 
 std::string Recorder::describe(const Entry& entry, std::uint64_t seq) const {
-  const Signature signature{seq, entry.words[0].load(std::memory_order_relaxed), entry.words[1].load(std::memory_order_relaxed),
+  const Signature signature{seq, entry.words[0].load(std::memory_order_relaxed),
+                            entry.words[1].load(std::memory_order_relaxed),
                             entry.words[2].load(std::memory_order_relaxed)};
   const std::string_view file = entry.file.load(std::memory_order_relaxed);
   if (file.empty()) return signature.describe();  // no call of the program: the barrier of init()
@@ -62,7 +63,8 @@ std::vector<std::string> Recorder::lines() const {
     if (seq == 0) continue;
     const std::uint64_t began = entry.began.load(std::memory_order_relaxed);
     const std::uint64_t ended = entry.ended.load(std::memory_order_acquire);
-    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq), static_cast<double>(now - std::min(now, began)) / second);
+    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq),
+                                   static_cast<double>(now - std::min(now, began)) / second);
     if (ended == 0) {
       text += "still running";
     } else {

@@ -23,13 +23,21 @@ void require_limit(const char* what, Seconds limit);
 void require_transport(TransportKind kind);
 
 Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const CallOptions& call);
-Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op, const CallOptions& call);
-Operation all_reduce_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, const CallOptions& call);
-Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const CallOptions& call);
-Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts, const CallOptions& call);
-Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, const CallOptions& call);
-Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op, std::span<const std::size_t> counts, const CallOptions& call);
-Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts, std::span<const std::size_t> output_counts, const CallOptions& call);
+Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, int root, ReduceOp op,
+                           const CallOptions& call);
+Operation all_reduce_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op,
+                               const CallOptions& call);
+Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root,
+                           std::span<const std::size_t> counts, const CallOptions& call);
+Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts,
+                               const CallOptions& call);
+Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root,
+                            std::span<const std::size_t> counts, const CallOptions& call);
+Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer output, ReduceOp op,
+                                   std::span<const std::size_t> counts, const CallOptions& call);
+Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer output,
+                               std::span<const std::size_t> input_counts, std::span<const std::size_t> output_counts,
+                               const CallOptions& call);
 Operation barrier_operation(const CallOptions& call);
 
 }  // namespace maniple

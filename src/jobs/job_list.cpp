@@ -41,7 +41,7 @@ std::vector<std::string> names_in(int directory) {
 std::optional<std::string> contents(int directory, const std::string& name) {
   // Without O_NONBLOCK a named pipe would hold us up.
   const UniqueFd file(::openat(directory, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat status {};
+  struct stat status{};
   if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
     return std::nullopt;
   }

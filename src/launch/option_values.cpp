@@ -101,8 +101,8 @@ std::vector<HostSlots> parse_hosts(std::string_view text) {
     const auto end = std::min(text.find(',', begin), text.size());
     const std::string_view word = trimmed(text.substr(begin, end - begin));
     auto host = host_of(word);
-    MANIPLE_REQUIRE(host.has_value(), "--hosts: \"{}\" is no host; expected NAME or NAME:PROCESSES, separated by commas",
-                    word);
+    MANIPLE_REQUIRE(host.has_value(),
+                    "--hosts: \"{}\" is no host; expected NAME or NAME:PROCESSES, separated by commas", word);
     add_host(hosts, std::move(*host), "--hosts");
     begin = end + 1;
   }
@@ -139,7 +139,7 @@ std::vector<HostSlots> parse_hostfile(std::string_view text, std::string_view na
 std::vector<HostSlots> read_hostfile(const std::string& path) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   MANIPLE_REQUIRE(static_cast<bool>(file), "--hostfile {}: {}", path, errno_text(errno));
-  struct stat status {};
+  struct stat status{};
   MANIPLE_REQUIRE(::fstat(file.get(), &status) == 0 && !S_ISDIR(status.st_mode), "--hostfile {} is not a file", path);
   std::string text;
   char buffer[4096];
@@ -177,14 +177,15 @@ int parse_process_count(std::string_view text, int gpus, int cores) {
   if (text == "cpu") return cores;
   if (text == "auto") return gpus > 0 ? gpus : cores;
   const auto count = number(text, 1, kMaxProcessesPerNode);
-  MANIPLE_REQUIRE(count.has_value(), "-n is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu", text,
-                  kMaxProcessesPerNode);
+  MANIPLE_REQUIRE(count.has_value(), "-n is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu",
+                  text, kMaxProcessesPerNode);
   return *count;
 }
 
 Assignment parse_assignment(std::string_view text) {
   const auto equals = text.find('=');
-  Assignment result{.name = std::string(text.substr(0, equals)), .value = {}, .inherit = equals == std::string_view::npos};
+  Assignment result{
+      .name = std::string(text.substr(0, equals)), .value = {}, .inherit = equals == std::string_view::npos};
   if (!result.inherit) result.value = text.substr(equals + 1);
   MANIPLE_REQUIRE(!result.name.empty() && text.find('\0') == std::string_view::npos,
                   "--env \"{}\": expected NAME=VALUE or NAME", text);

@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
+#include "net/admission.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
-#include "net/admission.h"
 
 namespace maniple {
 namespace {
@@ -66,7 +66,8 @@ class Conversation {
     pollfd waiting[2] = {{.fd = fd_, .events = events, .revents = 0},
                          {.fd = may_break ? cancel_ : -1, .events = POLLIN, .revents = 0}};
     const int ready = ::poll(waiting, 2, (may_break ? deadline_ : Deadline::sooner(deadline_, unbroken)).poll_ms());
-    if (ready > 0 && waiting[0].revents == 0) throw Aborted(fmt::format("handshake with {}: given up", peer_.to_string()));
+    if (ready > 0 && waiting[0].revents == 0)
+      throw Aborted(fmt::format("handshake with {}: given up", peer_.to_string()));
     if (ready == 0 && deadline_.expired()) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
       throw Timeout(fmt::format("handshake with {}: connected, but no answer within {:.1f} s", peer_.to_string(),
@@ -121,7 +122,8 @@ std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const 
   Mac mac;
   std::ranges::copy(peer.receive(kMacBytes), mac.begin());
   if (!same_mac(mac, prove(identity.secret, Direction::verdict, hello_bytes, prefix, verdict))) {
-    throw ProtocolError(fmt::format("{}: its answer is not authentic: something between the two processes changed it", where));
+    throw ProtocolError(
+        fmt::format("{}: its answer is not authentic: something between the two processes changed it", where));
   }
   if (length) throw ProtocolError(fmt::format("refused by {}: {}", where, verdict.substr(kVerdictHeaderBytes)));
   return keys_of(identity.secret, true, hello, challenge.cipher, hello_bytes, prefix);
@@ -129,8 +131,8 @@ std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const 
 
 }  // namespace
 
-SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline, bool retry,
-                      int cancel) {
+SecureConnection dial(const Address& address, const Identity& identity, const Hello& hello, Deadline deadline,
+                      bool retry, int cancel) {
   constexpr std::chrono::seconds kRetryLimit{30};
   const Deadline retry_until = Deadline::sooner(deadline, Deadline::after(kRetryLimit));
   std::chrono::milliseconds pause{5};
@@ -156,8 +158,9 @@ SecureConnection dial(const Address& address, const Identity& identity, const He
                                         address.to_string(), hung_up.text, attempt));
       }
     }
-    // Between half and all of the pause, so that those who were turned away together do not come back together.
-    std::this_thread::sleep_for(pause * (256 + wire.nonce[0]) / 512);  // sleep: until the next try: the acceptor was full
+    // Between half and all of the pause, so that those who were refused together do not return together.
+    // sleep: until the next attempt, as the acceptor was full
+    std::this_thread::sleep_for(pause * (256 + wire.nonce[0]) / 512);
     pause = std::min(pause * 2, std::chrono::milliseconds(500));
   }
 }

@@ -129,7 +129,8 @@ struct EventLoop::Impl {
   }
 
   void run_ready(std::unique_lock<std::mutex>& lock, const epoll_event& event) {
-    const std::uint64_t key = event.data.u64;  // a copy: the struct is packed on x86-64, so its fields cannot be referred to
+    const std::uint64_t key =
+        event.data.u64;  // a copy: the struct is packed on x86-64, so its fields cannot be referred to
     if (key == kWake) {
       std::uint64_t count = 0;
       const auto got = ::read(wake.get(), &count, sizeof(count));

@@ -35,10 +35,10 @@ class EventLoop {
   Timer call_at(Deadline when, std::function<void()> callback);
   void cancel(Timer timer);  ///< afterwards the callback is not running and will not run
 
-  void post(std::function<void()> callback);           ///< runs it soon, in the loop's thread
+  void post(std::function<void()> callback);  ///< runs it soon, in the loop's thread
   void post_and_wait(
       std::function<void()> callback);  ///< the same, waits, throws what it threw; inline inside the loop
-  bool inside() const noexcept;                        ///< called from the loop's thread?
+  bool inside() const noexcept;         ///< called from the loop's thread?
 
  private:
   struct Impl;

@@ -55,7 +55,7 @@ struct Identity {
 struct Hello {
   Role role = Role::store;
   std::int32_t rank = -1;
-  std::string topic;  ///< at most 128 bytes: group and lane of a data connection, key of a segment, ...
+  std::string topic;     ///< at most 128 bytes: group and lane of a data connection, key of a segment, ...
   std::int32_t to = -1;  ///< the rank that is meant; another one refuses. -1: whoever listens there
   bool encrypt = false;  ///< data: in records. Store and control connections always are.
 };

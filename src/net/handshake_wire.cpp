@@ -1,9 +1,9 @@
 #include "net/handshake_wire.h"
 
+#include <sys/random.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -166,7 +166,8 @@ Mac prove(const Secret& secret, Direction direction, std::string_view hello, std
 std::optional<ConnectionKeys> keys_of(const Secret& secret, bool dialler, const WireHello& hello, Cipher cipher,
                                       std::string_view hello_bytes, std::string_view challenge_prefix) {
   if (hello.role == Role::segment || (hello.role == Role::data && !hello.encrypt)) return std::nullopt;
-  return derive_keys(cipher, secret.bytes, transcript_of("maniple records", hello_bytes, challenge_prefix, {}), dialler);
+  return derive_keys(cipher, secret.bytes, transcript_of("maniple records", hello_bytes, challenge_prefix, {}),
+                     dialler);
 }
 
 bool same_mac(const Mac& a, const Mac& b) noexcept { return ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }

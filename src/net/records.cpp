@@ -1,11 +1,11 @@
 #include "net/records.h"
 
+#include <sys/auxv.h>
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
 #include <openssl/params.h>
-#include <sys/auxv.h>
 
 #include <algorithm>
 #include <utility>
@@ -78,11 +78,13 @@ Cipher preferred_cipher() noexcept {
   return fast ? Cipher::aes_256_gcm : Cipher::chacha20_poly1305;
 }
 
-ConnectionKeys derive_keys(Cipher cipher, std::span<const std::uint8_t> secret, std::string_view transcript, bool dialler) {
+ConnectionKeys derive_keys(Cipher cipher, std::span<const std::uint8_t> secret, std::string_view transcript,
+                           bool dialler) {
   prepare_crypto();
   std::array<std::uint8_t, kDigestBytes> digest;
   unsigned size = 0;
-  const int digested = ::EVP_Digest(transcript.data(), transcript.size(), digest.data(), &size, ::EVP_sha256(), nullptr);
+  const int digested =
+      ::EVP_Digest(transcript.data(), transcript.size(), digest.data(), &size, ::EVP_sha256(), nullptr);
   MANIPLE_ASSERT(digested == 1 && size == digest.size());
   std::array<std::uint8_t, 2 * sizeof(TrafficSecret)> both;
   hkdf(secret, digest, "maniple records, dialler then acceptor", both);
@@ -131,8 +133,8 @@ void RecordCipher::set_key() {
   hkdf(state_->secret, kNoSalt, "maniple records, key", derived);
   std::copy_n(derived.begin() + kKeyBytes, kIvBytes, state_->iv.begin());
   std::copy_n(derived.begin() + kKeyBytes + kIvBytes, state_->secret.size(), state_->secret.begin());
-  const int set = ::EVP_CipherInit_ex(state_->context.get(), evp_cipher(state_->cipher), nullptr, derived.data(), nullptr,
-                                      state_->seals ? 1 : 0);
+  const int set = ::EVP_CipherInit_ex(state_->context.get(), evp_cipher(state_->cipher), nullptr, derived.data(),
+                                      nullptr, state_->seals ? 1 : 0);
   MANIPLE_ASSERT(set == 1);
   ::OPENSSL_cleanse(derived.data(), derived.size());
   state_->number = 0;
@@ -224,8 +226,8 @@ std::size_t RecordOpener::size_of(const char* header) {
   const std::size_t size = length_in(header);
   if (size > 0 && size <= kMaxRecordBytes) return size;
   failed_ = true;
-  throw ProtocolError(
-      fmt::format("a record of {} bytes where 1 to {} are possible: the bytes are not authentic", size, kMaxRecordBytes));
+  throw ProtocolError(fmt::format("a record of {} bytes where 1 to {} are possible: the bytes are not authentic", size,
+                                  kMaxRecordBytes));
 }
 
 void RecordOpener::end_record(const char* tag) {

@@ -36,7 +36,8 @@ struct ConnectionKeys {
 };
 
 /// Of both directions, from the job's secret and everything that was said in the handshake (HKDF-SHA256).
-ConnectionKeys derive_keys(Cipher cipher, std::span<const std::uint8_t> secret, std::string_view transcript, bool dialler);
+ConnectionKeys derive_keys(Cipher cipher, std::span<const std::uint8_t> secret, std::string_view transcript,
+                           bool dialler);
 
 inline constexpr std::size_t kRecordHeaderBytes = 4;
 inline constexpr std::size_t kRecordTagBytes = 16;
@@ -55,7 +56,7 @@ class RecordCipher {
   /// Begins the next record, whose header is `header`; then all of its bytes, in as many steps as you like.
   void begin(const std::uint8_t* header);
   void step(const std::uint8_t* from, std::size_t size, std::uint8_t* to);
-  void seal(std::uint8_t* tag);        ///< ends a record that is sealed
+  void seal(std::uint8_t* tag);         ///< ends a record that is sealed
   bool opens(const std::uint8_t* tag);  ///< ends a record that is opened: whether it is authentic
 
  private:

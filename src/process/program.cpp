@@ -19,7 +19,7 @@ namespace {
 enum class Found { no, unreadable, directory, not_executable, yes };
 
 Found look_at(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? Found::unreadable : Found::no;
   if (S_ISDIR(status.st_mode)) return Found::directory;
   // access(2) lets root execute anything that anyone may execute, and nothing else: what execve does.
@@ -87,16 +87,18 @@ Program find_program(const std::vector<std::string>& command, const std::string&
   if (script && found == Found::not_executable) {
     Found python = Found::no;
     const auto interpreter = on_path("python3", search_path, python);
-    if (python != Found::yes) throw ProgramError(fmt::format("{} needs python3, which is not on PATH", name), kNotFound);
+    if (python != Found::yes)
+      throw ProgramError(fmt::format("{} needs python3, which is not on PATH", name), kNotFound);
     Program program{.path = *interpreter, .argv = command};
     program.argv.insert(program.argv.begin(), "python3");
     return program;
   }
   switch (found) {
     case Found::no:
-      throw ProgramError(fmt::format("program \"{}\" was not found{}", name,
-                                     name.find('/') == std::string::npos ? " on PATH (a program of this folder: ./" + name + ")" : ""),
-                         kNotFound);
+      throw ProgramError(
+          fmt::format("program \"{}\" was not found{}", name,
+                      name.find('/') == std::string::npos ? " on PATH (a program of this folder: ./" + name + ")" : ""),
+          kNotFound);
     case Found::unreadable: throw ProgramError(fmt::format("program \"{}\": permission denied", name), kNotExecutable);
     case Found::directory: throw ProgramError(fmt::format("program \"{}\" is a folder", name), kNotExecutable);
     case Found::not_executable:

@@ -86,7 +86,7 @@ struct Failure {
     if (::getppid() != recipe.parent) ::_exit(127);  // it died before the line above
   }
   for (int signal = 1; signal < NSIG; ++signal) {
-    struct sigaction action {};
+    struct sigaction action{};
     const bool ignored = ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
     if (ignored && !recipe.own_session && signal != SIGTERM) continue;
     action = {};

@@ -48,7 +48,7 @@ std::optional<std::int64_t> count_join(const std::string& path, std::shared_ptr<
 // Of a file that cannot be made for want of its folder the system says the same as of one that was just removed.
 void require_folder(const std::string& path, const std::string& init_method) {
   const std::string folder = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
-  struct stat status {};
+  struct stat status{};
   MANIPLE_REQUIRE(::stat(folder.c_str(), &status) == 0, "{}: there is no folder {}: {}", init_method, folder,
                   errno_text(errno));
 }

@@ -31,7 +31,8 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
 Address choose_data_address(const Address& master);
 /// Throws unless the job has a secret, the address is loopback, or MANIPLE_ALLOW_NO_SECRET=1. `what` names the address.
 /// `warns`: logs, once, that there is no secret; one rank of a job does.
-void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what, bool warns = true);
+void require_secret_off_loopback(const Secret& secret, const Address& address, const std::string& what,
+                                 bool warns = true);
 
 /// Job, generation and secret from the environment; rank and world size from the arguments.
 Identity identity_from_environment(int rank, int world_size);

@@ -79,7 +79,8 @@ std::optional<SchedulerAssignment> detect_scheduler(const Lookup& lookup) {
   if (!assignment) assignment = slurm(lookup);
   if (!assignment) return std::nullopt;
   require_rank_in_world(assignment->rank, assignment->rank_name, assignment->world_size, assignment->world_size_name);
-  if (!assignment->master_addr && assignment->local_world_size == assignment->world_size) assignment->master_addr = "127.0.0.1";
+  if (!assignment->master_addr && assignment->local_world_size == assignment->world_size)
+    assignment->master_addr = "127.0.0.1";
   return assignment;
 }
 

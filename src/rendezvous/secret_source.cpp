@@ -61,7 +61,7 @@ Secret from_descriptor(int fd) {
   static std::map<int, Secret> known;
   const std::string what = fmt::format("MANIPLE_SECRET_FD is {}", fd);
   const std::lock_guard lock(mutex);
-  struct stat status {};
+  struct stat status{};
   const bool pipe = ::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode);
   if (const auto found = known.find(fd); found != known.end()) return found->second;
   const Secret secret = parse_or_throw(read_from(fd, what), what);
@@ -95,7 +95,7 @@ std::string hex_of(const Secret& secret) { return fmt::format("{:02x}", fmt::joi
 Secret secret_from_file(const std::string& path, const std::string& what) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   MANIPLE_REQUIRE(static_cast<bool>(fd), "{}: it cannot be opened: {}", what, errno_text(errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd.get(), &status) != 0) throw_system_error(what);
   MANIPLE_REQUIRE(S_ISREG(status.st_mode), "{}, which is not a regular file", what);
   MANIPLE_REQUIRE((status.st_mode & 077) == 0, "{}, whose mode {:03o} lets others read it; expected 600", what,

@@ -47,7 +47,8 @@ ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel)
     }
     if (got < 0) throw_system_error("receiving shared memory");
     if (got == 0) throw SystemError("the peer closed the connection before handing over shared memory", ECONNRESET);
-    if ((message.msg_flags & MSG_CTRUNC) != 0) throw_system_error("receiving shared memory", EMFILE);  // no number was free
+    if ((message.msg_flags & MSG_CTRUNC) != 0)
+      throw_system_error("receiving shared memory", EMFILE);  // no number was free
     const cmsghdr* header = CMSG_FIRSTHDR(&message);
     if (got != static_cast<ssize_t>(sizeof result.about) || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
       throw ProtocolError("a message without a descriptor where shared memory was expected");

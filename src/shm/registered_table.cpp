@@ -27,9 +27,11 @@ std::size_t RegisteredTable::segment_bytes(std::span<const std::size_t> sizes) {
   return total;
 }
 
-RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::span<const std::size_t> sizes, int local_rank) {
+RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::span<const std::size_t> sizes,
+                                      int local_rank) {
   if (segment->size() != segment_bytes(sizes)) {
-    throw ProtocolError(fmt::format("registered memory of {} bytes expected, got {}", segment_bytes(sizes), segment->size()));
+    throw ProtocolError(
+        fmt::format("registered memory of {} bytes expected, got {}", segment_bytes(sizes), segment->size()));
   }
   std::size_t offset = kPage;
   for (int r = 0; r < local_rank; ++r) offset += part_bytes(sizes[static_cast<std::size_t>(r)]);
@@ -86,7 +88,8 @@ std::byte* RegisteredTable::resolve(const SharedRef& ref, std::size_t bytes) con
       return entry.segment->data() + ref.offset;
     }
   }
-  throw ProtocolError(fmt::format("a peer named registered memory {} at {} that this rank does not have", ref.segment, ref.offset));
+  throw ProtocolError(
+      fmt::format("a peer named registered memory {} at {} that this rank does not have", ref.segment, ref.offset));
 }
 
 }  // namespace maniple

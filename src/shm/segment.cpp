@@ -23,7 +23,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
 }
 
 std::shared_ptr<Segment> Segment::adopt(UniqueFd fd, std::size_t bytes) {
-  struct stat facts {};
+  struct stat facts{};
   if (::fstat(fd.get(), &facts) != 0) throw_system_error("fstat of shared memory");
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (static_cast<std::size_t>(facts.st_size) < bytes || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {

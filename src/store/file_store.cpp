@@ -70,12 +70,13 @@ class FileStore final : public Store {
     fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd_) throw_not_opened(errno);
     const struct stat status = look();
-    MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is {}, not a regular file", path, kind_of(status.st_mode));
+    MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is {}, not a regular file", path,
+                    kind_of(status.st_mode));
     MANIPLE_REQUIRE(status.st_uid == ::geteuid(), "file store {}: it belongs to user {}, not to user {}", path,
                     status.st_uid, ::geteuid());
     MANIPLE_REQUIRE((status.st_mode & 077) == 0,
-                    "file store {}: its mode is {:03o}, which lets others at it; expected 600: remove it, or chmod 600", path,
-                    status.st_mode & 0777);
+                    "file store {}: its mode is {:03o}, which lets others at it; expected 600: remove it, or chmod 600",
+                    path, status.st_mode & 0777);
     const FileLock lock(fd_.get(), LOCK_EX, path_);
     begin();
   }
@@ -157,17 +158,18 @@ class FileStore final : public Store {
 
   /// Says what is there, so that nobody has to go and look.
   [[noreturn]] void throw_not_opened(int code) const {
-    struct stat status {};
+    struct stat status{};
     std::string there;
     if (::lstat(path_.c_str(), &status) == 0) {
-      there = fmt::format(" (it is {} of user {} with mode {:03o}; expected a regular file of user {} with mode 600, or none)",
-                          kind_of(status.st_mode), status.st_uid, status.st_mode & 0777, ::geteuid());
+      there = fmt::format(
+          " (it is {} of user {} with mode {:03o}; expected a regular file of user {} with mode 600, or none)",
+          kind_of(status.st_mode), status.st_uid, status.st_mode & 0777, ::geteuid());
     }
     throw_system_error(fmt::format("open file store {}{}", path_, there), code);
   }
 
   struct stat look() const {
-    struct stat status {};
+    struct stat status{};
     if (::fstat(fd_.get(), &status) != 0) throw_system_error(fmt::format("stat file store {}", path_));
     return status;
   }
@@ -193,7 +195,8 @@ class FileStore final : public Store {
 
   [[noreturn]] void throw_no_store() const {
     throw InvalidArgument(
-        fmt::format("file store {}: the file holds something else; give a path that does not exist yet (it begins with {}, expected {})",
+        fmt::format("file store {}: the file holds something else; give a path that does not exist yet (it begins with "
+                    "{}, expected {})",
                     path_, printable(read_range(0, kFileStoreMagic.size())), printable(kFileStoreMagic)));
   }
 
@@ -204,7 +207,8 @@ class FileStore final : public Store {
       throw ProtocolError(fmt::format(
           "file store {}: it shrank from {} to {} bytes; another job may be using the same path", path_, seen_, size));
     }
-    MANIPLE_REQUIRE(size <= kMaxFileBytes, "file store {}: it has grown to {} bytes; at most {} are read", path_, size, kMaxFileBytes);
+    MANIPLE_REQUIRE(size <= kMaxFileBytes, "file store {}: it has grown to {} bytes; at most {} are read", path_, size,
+                    kMaxFileBytes);
     const std::string bytes = read_range(seen_, size - seen_);
     std::string_view rest = bytes;
     try {

@@ -45,7 +45,8 @@ std::string missing_keys_text(std::span<const std::string> keys, const std::vect
     if (present[i]) continue;
     if (++missing <= kNamed) named.push_back(printable(keys[i]));
   }
-  if (missing == 0) return fmt::format("waited {:.1f} s; the last of {} keys was set just too late", seconds, keys.size());
+  if (missing == 0)
+    return fmt::format("waited {:.1f} s; the last of {} keys was set just too late", seconds, keys.size());
   return fmt::format("waited {:.1f} s; {} of {} keys missing: {}{}", seconds, missing, keys.size(),
                      fmt::join(named, ", "), missing > kNamed ? fmt::format(" and {} more", missing - kNamed) : "");
 }

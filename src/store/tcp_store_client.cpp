@@ -326,7 +326,8 @@ void TcpStoreClient::read_available() {
       // A reply to nobody is one whose caller gave up.
       if (const auto found = calls_.find(frame.id); found != calls_.end()) {
         found->second->reply = std::move(frame);
-      } else if (frame.code == static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server hangs up, whoever asked
+      } else if (frame.code ==
+                 static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server hangs up, whoever asked
         failure = std::move(frame.body);
         forged = true;
       }

@@ -48,7 +48,7 @@ struct Connection {
   std::size_t sealed_offset = 0;
   std::deque<Value> out;
   std::size_t out_offset = 0;  // into the front piece
-  std::size_t out_bytes = 0;  // not in a record yet
+  std::size_t out_bytes = 0;   // not in a record yet
   std::uint32_t events = EPOLLIN;
   bool closing = false;  // once everything is written
   std::string doomed;    // why it is to be dropped; empty: it is not
@@ -149,8 +149,8 @@ struct TcpStoreServer::Impl {
     }
     const bool written = connection.sealed.empty();
     if (connection.closing && written) return doom(client, connection, "hung up on");
-    const std::uint32_t events = (written ? 0u : EPOLLOUT) |
-                                 (connection.closing || connection.out_bytes > kPauseReadingBytes ? 0u : EPOLLIN);
+    const std::uint32_t events =
+        (written ? 0u : EPOLLOUT) | (connection.closing || connection.out_bytes > kPauseReadingBytes ? 0u : EPOLLIN);
     if (events == connection.events) return;
     connection.events = events;
     loop->modify(connection.fd.get(), events);
@@ -243,9 +243,8 @@ TcpStoreServer::TcpStoreServer(const Address& address, const Identity& identity)
       Acceptor::Owner{.refusal = [](const Hello& hello, const Address&) -> std::string {
                         return hello.role == Role::store ? "" : "this is the store, not a data listener";
                       },
-                      .accept = [impl](SecureConnection link, const Hello& hello, const Address& peer) {
-                        impl->admit(std::move(link), hello, peer);
-                      }});
+                      .accept = [impl](SecureConnection link, const Hello& hello,
+                                       const Address& peer) { impl->admit(std::move(link), hello, peer); }});
 }
 
 TcpStoreServer::~TcpStoreServer() = default;

@@ -19,7 +19,8 @@ constexpr std::size_t kWordBits = 64;
 
 CoreSet CoreSet::of_this_process() {
   const auto bytes = CPU_ALLOC_SIZE(kMostCores);
-  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(CPU_ALLOC(kMostCores), [](cpu_set_t* set) { CPU_FREE(set); });
+  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(CPU_ALLOC(kMostCores),
+                                                              [](cpu_set_t* set) { CPU_FREE(set); });
   if (!mask) return {};
   CPU_ZERO_S(bytes, mask.get());
   if (::sched_getaffinity(0, bytes, mask.get()) != 0) return {};

@@ -30,7 +30,7 @@ std::vector<unsigned char> random_bytes(std::size_t size) {
 TEST(Crc32c, KnownValues) {
   EXPECT_EQ(crc32c(0, "123456789", 9), 0xe3069283u);
   EXPECT_EQ(crc32c(0, nullptr, 0), 0u);
-  EXPECT_EQ(crc32c(0, std::string(32, '\0').data(), 32), 0x8a9136aau);     // RFC 3720, B.4
+  EXPECT_EQ(crc32c(0, std::string(32, '\0').data(), 32), 0x8a9136aau);    // RFC 3720, B.4
   EXPECT_EQ(crc32c(0, std::string(32, '\xff').data(), 32), 0x62a8ab43u);  // RFC 3720, B.4
 }
 

@@ -29,7 +29,8 @@ TEST(Deadline, ZeroAndLessHaveExpired) {
 }
 
 TEST(Deadline, NanAndWhatIsFarBelowZeroHaveExpired) {
-  for (const double seconds : {std::numeric_limits<double>::quiet_NaN(), -1e300, -std::numeric_limits<double>::infinity()}) {
+  for (const double seconds :
+       {std::numeric_limits<double>::quiet_NaN(), -1e300, -std::numeric_limits<double>::infinity()}) {
     const auto deadline = Deadline::after(std::chrono::duration<double>(seconds));
     EXPECT_TRUE(deadline.expired()) << seconds;
     EXPECT_EQ(deadline.remaining(), Deadline::Duration::zero()) << seconds;

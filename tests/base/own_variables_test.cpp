@@ -30,9 +30,19 @@ TEST_F(OwnVariables, NoNameIsInBothTables) {
 }
 
 TEST_F(OwnVariables, UnknownOnesAreFound) {
-  const Names environment = {"MANIPLE_ZZZ=1", "HOME=/h", "MANIPLE_TCP_STREAMS=2", "MANIPLE_HEARTBEATS=", "MANIPLE_JOB=a",
-                             "MANIPLE_WARNED=", "MANIPLE_=1", "MANIPLE=1", "XMANIPLE_LOG=1", "MANIPLE_TEST_AS=threads",
-                             "MANIPLE_log=1", "MANIPLE_ROOT", "no assignment"};
+  const Names environment = {"MANIPLE_ZZZ=1",
+                             "HOME=/h",
+                             "MANIPLE_TCP_STREAMS=2",
+                             "MANIPLE_HEARTBEATS=",
+                             "MANIPLE_JOB=a",
+                             "MANIPLE_WARNED=",
+                             "MANIPLE_=1",
+                             "MANIPLE=1",
+                             "XMANIPLE_LOG=1",
+                             "MANIPLE_TEST_AS=threads",
+                             "MANIPLE_log=1",
+                             "MANIPLE_ROOT",
+                             "no assignment"};
   EXPECT_EQ(unknown_variables(environment), (Names{"MANIPLE_", "MANIPLE_HEARTBEATS", "MANIPLE_ZZZ", "MANIPLE_log"}));
   Names all;
   for (const KnobInfo& knob : knobs()) all.push_back(std::string(knob.name) + "=1");

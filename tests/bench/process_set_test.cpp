@@ -21,8 +21,7 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 std::string failure_of(const std::vector<ChildSpec>& specs, Deadline deadline = soon()) {
   const SignalWatch watch;
   try {
-    run_process_set(
-        specs, [](std::string_view) {}, deadline, watch);
+    run_process_set(specs, [](std::string_view) {}, deadline, watch);
   } catch (const ProcessSetFailed& failure) {
     return failure.what();
   }
@@ -65,9 +64,7 @@ TEST(ProcessSet, AProgramThatIsNotThereIsASystemError) {
   ChildSpec spec = shell("");
   spec.argv = {"/nonexistent/program"};
   const SignalWatch watch;
-  EXPECT_THROW(run_process_set(
-                   {spec}, [](std::string_view) {}, soon(), watch),
-               SystemError);
+  EXPECT_THROW(run_process_set({spec}, [](std::string_view) {}, soon(), watch), SystemError);
 }
 
 TEST(ProcessSet, ASignalInterruptsAndLeavesNothing) {
@@ -87,8 +84,7 @@ TEST(ProcessSet, ChildrenSeeTheirEnvironmentAndNoBlockedSignals) {
   std::string out;
   ChildSpec spec = shell("echo $TEST_WORD; grep SigBlk /proc/self/status");
   spec.environment = {{"TEST_WORD", "hello"}};
-  run_process_set(
-      {spec}, [&](std::string_view line) { out += std::string(line) + "\n"; }, soon(), watch);
+  run_process_set({spec}, [&](std::string_view line) { out += std::string(line) + "\n"; }, soon(), watch);
   EXPECT_EQ(out, "hello\nSigBlk:\t0000000000000000\n");
 }
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "harness/sanitizers.h"
 #include "collective/reduce/kernels.h"
 #include "collective/reduce_reference.h"
+#include "harness/sanitizers.h"
 
 namespace maniple {
 namespace {
@@ -23,7 +23,9 @@ constexpr const char* kAliasNames[] = {"nothing aliased", "destination is first 
 class Arena {
  public:
   Arena(std::size_t buffers, std::size_t bytes, bool misaligned)
-      : bytes_(bytes), stride_((bytes + 2 * kGuard + 63) / 64 * 64), shift_(misaligned ? 1 : 0),
+      : bytes_(bytes),
+        stride_((bytes + 2 * kGuard + 63) / 64 * 64),
+        shift_(misaligned ? 1 : 0),
         memory_(buffers * stride_ + 64, kPattern) {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
     base_ = memory_.data() + (64 - address % 64) % 64;
@@ -122,8 +124,8 @@ class ReduceMatrix : public testing::TestWithParam<DType> {};
 
 TEST_P(ReduceMatrix, EqualsTheReference) {
   const DType dtype = GetParam();
-  const std::vector<std::size_t> counts =
-      harness::kSanitized ? std::vector<std::size_t>{0, 1, 7, 70} : std::vector<std::size_t>{0, 1, 3, 7, 64, 1000, 5003};
+  const std::vector<std::size_t> counts = harness::kSanitized ? std::vector<std::size_t>{0, 1, 7, 70}
+                                                              : std::vector<std::size_t>{0, 1, 3, 7, 64, 1000, 5003};
   for (const std::size_t count : counts) {
     std::vector<Bytes> inputs;
     for (std::size_t s = 0; s < 16; ++s) inputs.push_back(test::random_elements(dtype, count, 100 * count + s));

@@ -47,8 +47,16 @@ template <class T>
 T special(std::uint64_t choice) {
   using Float = std::conditional_t<kHalf<T>, float, T>;
   using Limits = std::numeric_limits<Float>;
-  const Float values[] = {Float(0), -Float(0), Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(),
-                          Limits::max(), Limits::denorm_min(), -Limits::min(), Float(65504), Float(6e-8)};
+  const Float values[] = {Float(0),
+                          -Float(0),
+                          Limits::infinity(),
+                          -Limits::infinity(),
+                          Limits::quiet_NaN(),
+                          Limits::max(),
+                          Limits::denorm_min(),
+                          -Limits::min(),
+                          Float(65504),
+                          Float(6e-8)};
   return T(values[choice % std::size(values)]);
 }
 

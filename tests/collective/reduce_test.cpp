@@ -48,7 +48,7 @@ void expect_everywhere(Reduction reduction, const std::vector<float>& values, fl
 
 TEST(Reduce, HalvesAreAccumulatedInFloat32AndRoundedOnce) {
   const Reduction sum{.op = ReduceOp::sum};
-  expect_everywhere<float16>(sum, {2048, 1, 1}, 2050);           // rounding after each addition would stay at 2048
+  expect_everywhere<float16>(sum, {2048, 1, 1}, 2050);             // rounding after each addition would stay at 2048
   expect_everywhere<float16>(sum, {60000, 60000, -60000}, 60000);  // and here it would reach infinity
   expect_everywhere<bfloat16>(sum, {256, 1, 1}, 258);
   expect_everywhere<float16>({.op = ReduceOp::avg, .divide_by = 2}, {65504, 65504}, 65504);

@@ -157,7 +157,7 @@ TEST(Doctor, Hosts) {
   EXPECT_EQ(worst(judge(good, "0.1.0")), Verdict::ok);
   EXPECT_TRUE(says(judge(good, "0.1.0"), "b (10.0.0.2) from 10.0.0.1 on eth0"));
   EXPECT_EQ(worst(judge(good, "0.2.0")), Verdict::fail);
-  for (std::string HostFacts::*problem :
+  for (std::string HostFacts::* problem :
        {&HostFacts::resolve_problem, &HostFacts::shell_problem, &HostFacts::there_problem, &HostFacts::back_problem}) {
     HostFacts bad = good;
     bad.*problem = "it went wrong";

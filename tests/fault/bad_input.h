@@ -103,7 +103,8 @@ struct Target {
     if (is_store) {
       server = std::make_unique<TcpStoreServer>(Address::parse("127.0.0.1:0"), identity);
     } else {
-      const Acceptor::Owner owner{.refusal = {}, .accept = [this](SecureConnection, const Hello&, const Address&) { ++accepted; }};
+      const Acceptor::Owner owner{.refusal = {},
+                                  .accept = [this](SecureConnection, const Hello&, const Address&) { ++accepted; }};
       acceptor = std::make_unique<Acceptor>(loop, listen_on(Address::parse("127.0.0.1:0")), identity, owner,
                                             HandshakeLimits{.handshake = std::chrono::milliseconds(400)});
     }

@@ -111,15 +111,16 @@ TEST_P(DeadlineTest, GroupHasALimitOfItsOwn) {
 
 TEST_P(DeadlineTest, LateButInTimeIsNoFault) {
   const Place place = GetParam();
-  run_ranks({.n = place.n, .as = place.as, .transport = place.transport, .fault = delay_at(place.n - 1, 2, Seconds(0.5))},
-            [](Rank& r) {
-              for (int i = 0; i < 4; ++i) {
-                r.step();
-                int x = 1;
-                r.world->all_reduce(buffer_of(x));
-                EXPECT_EQ(x, r.size);
-              }
-            });
+  run_ranks(
+      {.n = place.n, .as = place.as, .transport = place.transport, .fault = delay_at(place.n - 1, 2, Seconds(0.5))},
+      [](Rank& r) {
+        for (int i = 0; i < 4; ++i) {
+          r.step();
+          int x = 1;
+          r.world->all_reduce(buffer_of(x));
+          EXPECT_EQ(x, r.size);
+        }
+      });
 }
 
 }  // namespace

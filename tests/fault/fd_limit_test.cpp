@@ -43,8 +43,8 @@ TEST_P(FdLimit, FourRanksLiveWith64) {
 }
 
 TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
-  const RunResult result =
-      run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .init = false, .timeout = Seconds(10)}, [](Rank& r) {
+  const RunResult result = run_ranks(
+      {.n = 4, .as = As::processes, .transport = GetParam(), .init = false, .timeout = Seconds(10)}, [](Rank& r) {
         if (r.rank == 1) set_limit(8, 8);
         const Caught caught = catch_error([&] {
           r.init();
@@ -56,7 +56,8 @@ TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
       });
   if (!result) return;
   EXPECT_EQ(result.numbers("is system error").at(1), 1) << result.texts("error").at(1);
-  EXPECT_TRUE(contains(result.texts("error").at(1), "open files") || contains(result.texts("error").at(1), "descriptor"))
+  EXPECT_TRUE(contains(result.texts("error").at(1), "open files") ||
+              contains(result.texts("error").at(1), "descriptor"))
       << result.texts("error").at(1);
 }
 

@@ -40,7 +40,8 @@ TEST_P(Fork, EveryCallOfTheChildThrows) {
       EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kThrew) << what << ": status " << status;
     };
     expect_throw("all_reduce", [&] { world.all_reduce(buffer_of(value)); });
-    expect_throw("all_reduce with async_op", [&] { world.all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true}).wait(); });
+    expect_throw("all_reduce with async_op",
+                 [&] { world.all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true}).wait(); });
     expect_throw("barrier", [&] { world.barrier(); });
     expect_throw("send", [&] { world.send(buffer_of(value), 1 - r.rank); });
     expect_throw("recv", [&] { world.recv(buffer_of(value), 1 - r.rank); });

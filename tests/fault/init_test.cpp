@@ -54,13 +54,17 @@ void join_without_3_and_5(Rank& r) {
   EXPECT_TRUE(contains(caught.text, "waiting for ranks 3, 5")) << caught;
 }
 
-TEST(InitFault, MissingRanksAreNamedByFile) { run_ranks({.n = 6, .as = As::processes, .init = false}, join_without_3_and_5); }
+TEST(InitFault, MissingRanksAreNamedByFile) {
+  run_ranks({.n = 6, .as = As::processes, .init = false}, join_without_3_and_5);
+}
 
 TEST(InitFault, MissingRanksAreNamedByTcp) {
   run_ranks({.n = 6, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_without_3_and_5);
 }
 
-TEST(InitFault, MissingRanksAreNamedToThreads) { run_ranks({.n = 6, .as = As::threads, .init = false}, join_without_3_and_5); }
+TEST(InitFault, MissingRanksAreNamedToThreads) {
+  run_ranks({.n = 6, .as = As::threads, .init = false}, join_without_3_and_5);
+}
 
 TEST(InitFault, ZombieOfAnEarlierGenerationIsRefusedAndTheNewJobStarts) {  // fault 17
   run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, [](Rank& r) {
@@ -95,38 +99,39 @@ TEST(InitFault, ZombieOfAnEarlierGenerationIsRefusedAndTheNewJobStarts) {  // fa
 }
 
 TEST(InitFault, ARankThatIsAliveOrWasCannotBeTakenAgain) {  // bad inputs 18, 19, 20
-  run_ranks({.n = 4, .as = As::processes, .init = false, .rendezvous_by_tcp = true, .fault = kill_at(1, 1)}, [](Rank& r) {
-    InitOptions options = r.init_options();
-    options.world_size = 3;
-    options.rank = r.rank == 3 ? 1 : r.rank;
-    options.init_timeout = Seconds(20) * kSlowdown;
-    const auto come_late = [&](const std::string& whose) {
-      const Caught caught = catch_error([&] { r.init(options); });
-      EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
-      EXPECT_TRUE(contains(caught.text, "rank 1 has been taken by host")) << caught;
-      EXPECT_TRUE(contains(caught.text, fmt::format("pid {}", r.pid_of(1)))) << whose << ": " << caught;
-      EXPECT_TRUE(contains(caught.text, fmt::format("pid {}", ::getpid()))) << "both are named: " << caught;
-      EXPECT_TRUE(contains(caught.text, "MANIPLE_GENERATION")) << "what to do: " << caught;
-    };
-    if (r.rank != 3) r.init(options);
-    r.phase("three have joined");
-    if (r.rank == 3) come_late("the first is alive");
-    r.phase("the fourth was refused");
-    if (r.rank != 3) {
-      int value = 1;
-      r.world->all_reduce(buffer_of(value));
-      EXPECT_EQ(value, 3) << "the job goes on as if nothing had happened";
-    }
-    r.phase("done");
-    if (r.rank == 1) r.step();
-    if (r.rank == 3) {
-      come_late("the first is dead: in this generation nobody else can be rank 1");
-    } else {
-      EXPECT_THROW(r.world->barrier(), PeerLost);
-    }
-    // Rank 0 serves the store, so it stays until the fourth has its answer.
-    r.phase("refused again");
-  });
+  run_ranks({.n = 4, .as = As::processes, .init = false, .rendezvous_by_tcp = true, .fault = kill_at(1, 1)},
+            [](Rank& r) {
+              InitOptions options = r.init_options();
+              options.world_size = 3;
+              options.rank = r.rank == 3 ? 1 : r.rank;
+              options.init_timeout = Seconds(20) * kSlowdown;
+              const auto come_late = [&](const std::string& whose) {
+                const Caught caught = catch_error([&] { r.init(options); });
+                EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+                EXPECT_TRUE(contains(caught.text, "rank 1 has been taken by host")) << caught;
+                EXPECT_TRUE(contains(caught.text, fmt::format("pid {}", r.pid_of(1)))) << whose << ": " << caught;
+                EXPECT_TRUE(contains(caught.text, fmt::format("pid {}", ::getpid()))) << "both are named: " << caught;
+                EXPECT_TRUE(contains(caught.text, "MANIPLE_GENERATION")) << "what to do: " << caught;
+              };
+              if (r.rank != 3) r.init(options);
+              r.phase("three have joined");
+              if (r.rank == 3) come_late("the first is alive");
+              r.phase("the fourth was refused");
+              if (r.rank != 3) {
+                int value = 1;
+                r.world->all_reduce(buffer_of(value));
+                EXPECT_EQ(value, 3) << "the job goes on as if nothing had happened";
+              }
+              r.phase("done");
+              if (r.rank == 1) r.step();
+              if (r.rank == 3) {
+                come_late("the first is dead: in this generation nobody else can be rank 1");
+              } else {
+                EXPECT_THROW(r.world->barrier(), PeerLost);
+              }
+              // Rank 0 serves the store, so it stays until the fourth has its answer.
+              r.phase("refused again");
+            });
 }
 
 TEST(InitFault, InANewGenerationTheRankOfADeadProcessIsFree) {  // bad input 19

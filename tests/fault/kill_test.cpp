@@ -30,8 +30,8 @@ class Kill : public EveryTransport {
     std::sort(times_.begin(), times_.end());
     const auto percentile = [this](double p) { return times_[static_cast<std::size_t>(p * (times_.size() - 1))]; };
     std::printf("%s over %s: noticed after p50 %.1f ms, p99 %.1f ms, max %.1f ms (%zu survivors)\n  %s\n", name,
-                std::string(to_string(GetParam())).c_str(), percentile(0.5) * 1e3, percentile(0.99) * 1e3, times_.back() * 1e3,
-                times_.size(), example_.c_str());
+                std::string(to_string(GetParam())).c_str(), percentile(0.5) * 1e3, percentile(0.99) * 1e3,
+                times_.back() * 1e3, times_.size(), example_.c_str());
     EXPECT_LT(percentile(0.5), 0.25);
     EXPECT_LT(times_.back(), 1.0) << "a machine with little time to spare may be late, but not by so much";
   }
@@ -61,17 +61,17 @@ void expect_loss_of(Rank& r, int victim, const Caught& caught) {
 TEST_P(Kill, BeforeItsTurnOfAnAllReduce) {
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
     const int victim = (3 * repetition + 2) % kRanks;
-    const auto result = run_ranks({.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 20)},
-                                  [victim](Rank& r) {
-                                    std::vector<float> values(100'000, 1.0f);
-                                    const Caught caught = catch_error([&] {
-                                      for (;;) {
-                                        r.step();
-                                        r.world->all_reduce(buffer_of(values), ReduceOp::max);
-                                      }
-                                    });
-                                    expect_loss_of(r, victim, caught);
-                                  });
+    const auto result = run_ranks(
+        {.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 20)}, [victim](Rank& r) {
+          std::vector<float> values(100'000, 1.0f);
+          const Caught caught = catch_error([&] {
+            for (;;) {
+              r.step();
+              r.world->all_reduce(buffer_of(values), ReduceOp::max);
+            }
+          });
+          expect_loss_of(r, victim, caught);
+        });
     note(result, victim);
   }
   judge("killed before");
@@ -80,18 +80,18 @@ TEST_P(Kill, BeforeItsTurnOfAnAllReduce) {
 TEST_P(Kill, InTheMiddleOfAnAllReduce) {
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
     const int victim = (3 * repetition + 1) % kRanks;
-    const auto result = run_ranks({.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 1)},
-                                  [victim](Rank& r) {
-                                    std::vector<float> values(8'000'000, 1.0f);
-                                    const Caught caught = catch_error([&] {
-                                      const Work work = r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
-                                      r.step();
-                                      work.wait();
-                                      // It may have got through in time; then the next one cannot.
-                                      r.world->all_reduce(buffer_of(values));
-                                    });
-                                    expect_loss_of(r, victim, caught);
-                                  });
+    const auto result = run_ranks(
+        {.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 1)}, [victim](Rank& r) {
+          std::vector<float> values(8'000'000, 1.0f);
+          const Caught caught = catch_error([&] {
+            const Work work = r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
+            r.step();
+            work.wait();
+            // It may have got through in time; then the next one cannot.
+            r.world->all_reduce(buffer_of(values));
+          });
+          expect_loss_of(r, victim, caught);
+        });
     note(result, victim);
   }
   judge("killed inside");

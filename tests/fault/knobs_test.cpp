@@ -84,12 +84,12 @@ void expect_refused(std::initializer_list<std::string> parts) {
 
 TEST(KnobFault, EveryKindIsRefusedBeforeAnyoneMeets) {
   const std::pair<const char*, const char*> kWrong[] = {
-      {"MANIPLE_LOG", "loud"},          {"MANIPLE_TRANSPORT", "udp"},     {"MANIPLE_ALLOW_NO_SECRET", "yes"},
-      {"MANIPLE_HEARTBEAT", "nan"},     {"MANIPLE_TCP_STREAMS", "17"},    {"MANIPLE_TCP_BUFFER_KIB", "1M"},
-      {"MANIPLE_STAGE_KIB", "8"},       {"MANIPLE_SPIN_US", "-0.5"},      {"MANIPLE_CHECKS", " 1"},
-      {"MANIPLE_RECORDER", "-1"},       {"MANIPLE_UNEXPECTED_MIB", "0"},  {"MANIPLE_MKLDNN", "perhaps"},
-      {"MANIPLE_MPI", "intel"},         {"MANIPLE_MPI_PIECE", "1e6"},     {"MANIPLE_ALGORITHM", "magic"},
-      {"MANIPLE_INTERFACE", "nope9"},   {"MANIPLE_TCP_CONGESTION", "pigeon"},
+      {"MANIPLE_LOG", "loud"},        {"MANIPLE_TRANSPORT", "udp"},         {"MANIPLE_ALLOW_NO_SECRET", "yes"},
+      {"MANIPLE_HEARTBEAT", "nan"},   {"MANIPLE_TCP_STREAMS", "17"},        {"MANIPLE_TCP_BUFFER_KIB", "1M"},
+      {"MANIPLE_STAGE_KIB", "8"},     {"MANIPLE_SPIN_US", "-0.5"},          {"MANIPLE_CHECKS", " 1"},
+      {"MANIPLE_RECORDER", "-1"},     {"MANIPLE_UNEXPECTED_MIB", "0"},      {"MANIPLE_MKLDNN", "perhaps"},
+      {"MANIPLE_MPI", "intel"},       {"MANIPLE_MPI_PIECE", "1e6"},         {"MANIPLE_ALGORITHM", "magic"},
+      {"MANIPLE_INTERFACE", "nope9"}, {"MANIPLE_TCP_CONGESTION", "pigeon"},
   };
   for (const auto& [name, value] : kWrong) {
     const Set set(name, value);
@@ -162,7 +162,8 @@ void join_with_encryption_on_rank_1(Rank& r) {
   const Caught caught = catch_error([&] { r.init(r.init_options()); });
   EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
   EXPECT_TRUE(contains(caught.text, "; it must be alike on all ranks")) << caught;
-  EXPECT_TRUE(contains(caught.text, "MANIPLE_ENCRYPT is 1 on rank 1") || contains(caught.text, "but 1 on rank 1")) << caught;
+  EXPECT_TRUE(contains(caught.text, "MANIPLE_ENCRYPT is 1 on rank 1") || contains(caught.text, "but 1 on rank 1"))
+      << caught;
 }
 
 TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByFile) {

@@ -16,7 +16,8 @@ class MismatchTest : public Operations {
         r.world->barrier();
         const Caught caught = catch_error([&] { call(r, r.rank == odd); });
         EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << "odd rank " << odd << ": " << caught;
-        for (const std::string& word : words) EXPECT_TRUE(contains(caught.text, word)) << '"' << word << "\" is not in: " << caught;
+        for (const std::string& word : words)
+          EXPECT_TRUE(contains(caught.text, word)) << '"' << word << "\" is not in: " << caught;
         EXPECT_TRUE(names_rank(caught.text, odd)) << caught;
         EXPECT_LT(caught.took, 2.0 * kSlowdown);
         expect_aborted_from_now_on(r);
@@ -109,10 +110,12 @@ TEST_P(MismatchTest, Order) {
 TEST_P(MismatchTest, OrderOfAsynchronousCalls) {
   expect_mismatch({"all_reduce", "broadcast"}, [](Rank& r, bool odd) {
     std::vector<float> x(100), y(100);
-    const Work first = odd ? r.world->broadcast(buffer_of(y), 0, {.async_op = true}) : r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true});
+    const Work first = odd ? r.world->broadcast(buffer_of(y), 0, {.async_op = true})
+                           : r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true});
     Work second;
     try {
-      second = odd ? r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true}) : r.world->broadcast(buffer_of(y), 0, {.async_op = true});
+      second = odd ? r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true})
+                   : r.world->broadcast(buffer_of(y), 0, {.async_op = true});
     } catch (const Aborted&) {
       // The first has failed already; its Work says how.
     }
@@ -163,14 +166,14 @@ TEST_P(MismatchTest, AllToAllWithCountsAndWithout) {
 }
 
 TEST_P(MismatchTest, ListsOfNewGroups) {
-  expect_mismatch({"new_group", "list"}, [](Rank& r, bool odd) {
-    r.world->new_group(odd ? std::vector<int>{0, 1} : std::vector<int>{1, 0});
-  });
+  expect_mismatch({"new_group", "list"},
+                  [](Rank& r, bool odd) { r.world->new_group(odd ? std::vector<int>{0, 1} : std::vector<int>{1, 0}); });
 }
 
 // Also what only one rank would refuse: the others do not wait for it.
 TEST_P(MismatchTest, ListOfAGroupThatCannotBe) {
-  expect_mismatch({"new_group", "list"}, [](Rank& r, bool odd) { r.world->new_group(std::vector<int>{0, odd ? 99 : 1}); });
+  expect_mismatch({"new_group", "list"},
+                  [](Rank& r, bool odd) { r.world->new_group(std::vector<int>{0, odd ? 99 : 1}); });
 }
 
 TEST_P(MismatchTest, OptionsOfAGroup) {
@@ -182,7 +185,8 @@ TEST_P(MismatchTest, OptionsOfAGroup) {
 
 TEST_P(MismatchTest, AlgorithmOfAGroup) {
   expect_mismatch({"new_group", "options"}, [](Rank& r, bool odd) {
-    r.world->new_group(std::vector<int>{0, 1}, {.timeout = {}, .transport = {}, .algorithm = odd ? "fastest" : "direct"});
+    r.world->new_group(std::vector<int>{0, 1},
+                       {.timeout = {}, .transport = {}, .algorithm = odd ? "fastest" : "direct"});
   });
 }
 

@@ -117,8 +117,8 @@ void give_up_on_the_last(Rank& r) {
   r.world->barrier();
   std::vector<float> x(10'000);
   if (r.rank != r.size - 1) {
-    const Caught caught = catch_error(
-        [&] { r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.timeout = Seconds(0.5)}); });
+    const Caught caught =
+        catch_error([&] { r.world->all_reduce(buffer_of(x), ReduceOp::sum, {.timeout = Seconds(0.5)}); });
     EXPECT_TRUE(caught.is_one_of({ErrorKind::timeout, ErrorKind::aborted})) << caught;
     EXPECT_TRUE(names_call(caught.text, "all_reduce", r)) << caught;
     EXPECT_LT(caught.took, kSoon);

@@ -24,7 +24,8 @@ using testing::HasSubstr;
 
 Identity identity_of(int rank) {
   Identity identity;
-  for (std::size_t i = 0; i < identity.secret.bytes.size(); ++i) identity.secret.bytes[i] = static_cast<std::uint8_t>(i);
+  for (std::size_t i = 0; i < identity.secret.bytes.size(); ++i)
+    identity.secret.bytes[i] = static_cast<std::uint8_t>(i);
   identity.world_size = 4;
   identity.rank = rank;
   return identity;
@@ -178,7 +179,8 @@ TEST_F(RelayedStore, RequestsThatAreLeftOutExchangedOrReflectedAreNotDone) {
 TEST(RelayedRank, ADialThatIsLedToAnotherRankIsRefused) {
   auto loop = std::make_shared<EventLoop>("test");
   std::atomic<int> accepted{0};
-  const Acceptor::Owner owner{.refusal = {}, .accept = [&](SecureConnection, const Hello&, const Address&) { ++accepted; }};
+  const Acceptor::Owner owner{.refusal = {},
+                              .accept = [&](SecureConnection, const Hello&, const Address&) { ++accepted; }};
   const Acceptor third(loop, listen_on(Address::parse("127.0.0.1:0")), identity_of(3), owner);
   const Relay relay(third.address(), Relay::honest);
   const Hello hello{.role = Role::data, .rank = 1, .topic = "lane", .to = 2};
@@ -210,14 +212,15 @@ Order give_order(const launch::AgentMessage& order, const Relay::Tamper& meddle)
   std::unique_ptr<AgentLink> node;
   // Often, as a length that was made larger is noticed when more bytes come.
   const AgentLink::Options options{.heartbeat = {.interval = milliseconds(10), .silence_limit = seconds(20)}};
-  LauncherListener listener(poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
-                       [&](SecureConnection connection, const Address&) {
-                         coordinator = std::make_unique<AgentLink>(
-                             poller, std::move(connection), options,
-                             AgentLink::Events{.received = [](const AgentMessage&) {},
-                                               .lost = [&](const std::string& why) { outcome.lost_by_coordinator = why; }});
-                         coordinator->send(order);
-                       });
+  LauncherListener listener(
+      poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
+      [&](SecureConnection connection, const Address&) {
+        coordinator = std::make_unique<AgentLink>(
+            poller, std::move(connection), options,
+            AgentLink::Events{.received = [](const AgentMessage&) {},
+                              .lost = [&](const std::string& why) { outcome.lost_by_coordinator = why; }});
+        coordinator->send(order);
+      });
   const Relay relay(listener.address(), meddle);
   bool late = false;
   Poller::Timer limit = poller.call_after(seconds(30), [&] { late = true; });
@@ -233,7 +236,8 @@ Order give_order(const launch::AgentMessage& order, const Relay::Tamper& meddle)
     outcome.lost_by_node = error.what();
     return outcome;
   }
-  while (!late && outcome.received.empty() && outcome.lost_by_node.empty() && outcome.lost_by_coordinator.empty()) poller.turn();
+  while (!late && outcome.received.empty() && outcome.lost_by_node.empty() && outcome.lost_by_coordinator.empty())
+    poller.turn();
   EXPECT_FALSE(late) << "neither the message nor the loss";
   poller.cancel(limit);
   return outcome;

@@ -37,7 +37,8 @@ TEST_P(Stop, IsNoticedByHeartbeat) {
   if (!result) return;
   const double fault_at_s = result.numbers("fault_at").at(kVictim);
   EXPECT_EQ(result.numbers("noticed_at").size(), 3u);
-  for (const auto& [rank, when] : result.numbers("noticed_at")) EXPECT_LT(when - fault_at_s, 3.0 + 1.5) << "rank " << rank;
+  for (const auto& [rank, when] : result.numbers("noticed_at"))
+    EXPECT_LT(when - fault_at_s, 3.0 + 1.5) << "rank " << rank;
 }
 
 TEST_P(Stop, OfASecondIsNoFault) {

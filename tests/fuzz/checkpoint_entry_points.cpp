@@ -21,7 +21,8 @@ void safetensors(std::string_view bytes) {
 std::vector<std::string> safetensors_seeds() {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}, {"kind", "Adam"}};
-  header.entries = {{"first.weight", "F32", {2, 3}}, {"first.bias", "BF16", {3}}, {"empty", "I64", {0, 7}}, {"scalar", "BOOL", {}}};
+  header.entries = {
+      {"first.weight", "F32", {2, 3}}, {"first.bias", "BF16", {3}}, {"empty", "I64", {0, 7}}, {"scalar", "BOOL", {}}};
   place_safetensors(header);
   const std::string whole = encode_safetensors(header) + std::string(header.data_bytes(), '\7');
   return {whole, encode_safetensors({}), ""};

@@ -18,7 +18,8 @@ void peer_table(std::string_view bytes) {
 std::vector<std::string> control_seeds() {
   using Kind = DetectorMessage::Kind;
   std::vector<std::string> seeds = {""};
-  for (const Kind kind : {Kind::heartbeat, Kind::leaving, Kind::lost, Kind::abort, Kind::query_call, Kind::call_reply}) {
+  for (const Kind kind :
+       {Kind::heartbeat, Kind::leaving, Kind::lost, Kind::abort, Kind::query_call, Kind::call_reply}) {
     DetectorMessage message{.kind = kind, .error = {}, .rank = 3, .seq = 12, .group = "world/1.0"};
     if (kind != Kind::abort) message.text = "why";
     if (kind == Kind::abort) message.error = {.kind = ErrorKind::mismatch, .ranks = {3}, .reason = "why"};

@@ -21,8 +21,8 @@ enum class Memory {
   skewed,      ///< registered, at another offset on every rank
   mixed,       ///< registered (and one byte off) on even ranks, ordinary on odd ones
 };
-inline constexpr std::array<Memory, 5> kAllMemory = {Memory::ordinary, Memory::misaligned, Memory::registered, Memory::skewed,
-                                                     Memory::mixed};
+inline constexpr std::array<Memory, 5> kAllMemory = {Memory::ordinary, Memory::misaligned, Memory::registered,
+                                                     Memory::skewed, Memory::mixed};
 
 inline const char* to_string(Memory memory) {
   constexpr const char* kNames[] = {"ordinary", "misaligned", "registered", "skewed", "mixed"};
@@ -46,8 +46,14 @@ class Arena {
       case Memory::ordinary: break;
       case Memory::misaligned: offset += 1; break;
       case Memory::registered: registered = true; break;
-      case Memory::skewed: registered = true; offset += 192 * static_cast<std::size_t>(rank_ + 1); break;
-      case Memory::mixed: registered = rank_ % 2 == 0; offset += registered ? 1 : 0; break;
+      case Memory::skewed:
+        registered = true;
+        offset += 192 * static_cast<std::size_t>(rank_ + 1);
+        break;
+      case Memory::mixed:
+        registered = rank_ % 2 == 0;
+        offset += registered ? 1 : 0;
+        break;
     }
     std::byte* base = (registered ? static_cast<std::byte*>(registered_.data()) : ordinary_.get()) + slot * slot_;
     std::byte* data = base + offset;
@@ -64,7 +70,8 @@ class Arena {
   testing::AssertionResult guards_intact() const {
     for (const auto& [data, bytes] : taken_) {
       for (std::size_t i = 0; data != nullptr && i < kGuard; ++i) {
-        if (data[bytes + i] != std::byte{kGuardByte}) return testing::AssertionFailure() << "written " << i << " bytes behind the end";
+        if (data[bytes + i] != std::byte{kGuardByte})
+          return testing::AssertionFailure() << "written " << i << " bytes behind the end";
         if (data[-1 - static_cast<std::ptrdiff_t>(i)] != std::byte{kGuardByte}) {
           return testing::AssertionFailure() << "written " << i + 1 << " bytes before the start";
         }

@@ -102,7 +102,8 @@ TEST_P(Arguments, CountsWhoseSumWrapsAround) {
     counts[0] = static_cast<std::size_t>(-1);
     std::vector<float> x(2), y(2 * r.size);
     const std::size_t total = counts[0] + 2 * static_cast<std::size_t>(r.size - 1);
-    r.world->all_gather(ConstBuffer{x.data(), counts[r.rank], DType::float32}, Buffer{y.data(), total, DType::float32}, counts);
+    r.world->all_gather(ConstBuffer{x.data(), counts[r.rank], DType::float32}, Buffer{y.data(), total, DType::float32},
+                        counts);
   });
 }
 
@@ -162,7 +163,8 @@ TEST_P(Arguments, MoreElementsThanThereCanBe) {
     for (int d = 0; d < kDTypeCount; ++d) {
       for (const std::size_t count : kTooMany) {
         const Buffer many{memory, count, static_cast<DType>(d)};
-        const Buffer all{memory, count * static_cast<std::size_t>(r.size), static_cast<DType>(d)};  // as a caller would reckon it
+        const Buffer all{memory, count * static_cast<std::size_t>(r.size),
+                         static_cast<DType>(d)};  // as a caller would reckon it
         const auto op = many.dtype == DType::bool8 ? ReduceOp::max : ReduceOp::sum;
         const PointToPoint batch[] = {PointToPoint::send(many, 0)};
         const CallOptions later{.async_op = true};
@@ -193,7 +195,8 @@ TEST_P(Arguments, MoreElementsThanThereCanBe) {
             [&] { w.batch_isend_irecv(batch); },
         };
         for (std::size_t i = 0; i < std::size(calls); ++i) {
-          EXPECT_THROW(calls[i](), InvalidArgument) << "call " << i << " of " << count << " x " << to_string(many.dtype);
+          EXPECT_THROW(calls[i](), InvalidArgument)
+              << "call " << i << " of " << count << " x " << to_string(many.dtype);
         }
       }
     }
@@ -207,7 +210,8 @@ TEST_P(Arguments, PartsThatAreTogetherMoreThanThereCanBe) {
   run_mistake([](Rank& r) {
     const std::size_t each = (std::size_t{1} << 48) / static_cast<std::size_t>(r.size) + 1;
     std::byte memory[8] = {};
-    r.world->gather({memory, each, DType::uint8}, Buffer{memory, each * static_cast<std::size_t>(r.size), DType::uint8}, 0);
+    r.world->gather({memory, each, DType::uint8}, Buffer{memory, each * static_cast<std::size_t>(r.size), DType::uint8},
+                    0);
   });
 }
 

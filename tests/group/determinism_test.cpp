@@ -34,7 +34,8 @@ std::uint64_t hash_of(const void* data, std::size_t bytes, std::uint64_t hash = 
 template <class T>
 std::uint64_t hash_of_sums(Rank& r, Arena& arena, Memory memory) {
   std::uint64_t hash = 0;
-  for (const std::size_t count : {std::size_t{1}, std::size_t{37}, std::size_t{1000}, std::min<std::size_t>(largest_count(), 50021)}) {
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{37}, std::size_t{1000}, std::min<std::size_t>(largest_count(), 50021)}) {
     const auto values = random_values<T>(r.rank, count);
     const Buffer buffer = arena.take(0, memory, dtype_of<T>(), count);
     std::memcpy(buffer.data, values.data(), buffer.bytes());
@@ -51,16 +52,17 @@ TEST_P(Determinism, SameBitsOnAllRanksAndFromRunToRun) {
       Arena arena(r, largest_count() * 8);
       for (const Memory memory : kAllMemory) {
         for (int again = 0; again < 2; ++again) {
-          const std::string hashes =
-              fmt::format("{:x} {:x} {:x} {:x}", hash_of_sums<float>(r, arena, memory), hash_of_sums<double>(r, arena, memory),
-                          hash_of_sums<float16>(r, arena, memory), hash_of_sums<bfloat16>(r, arena, memory));
+          const std::string hashes = fmt::format(
+              "{:x} {:x} {:x} {:x}", hash_of_sums<float>(r, arena, memory), hash_of_sums<double>(r, arena, memory),
+              hash_of_sums<float16>(r, arena, memory), hash_of_sums<bfloat16>(r, arena, memory));
           r.report(fmt::format("{}/{}", to_string(memory), again), hashes);
         }
       }
     });
     if (!result) continue;
     for (const auto& [key, by_rank] : result.reports) {
-      for (const auto& [rank, hashes] : by_rank) EXPECT_EQ(hashes, by_rank.at(0)) << key << ": rank " << rank << " differs from rank 0";
+      for (const auto& [rank, hashes] : by_rank)
+        EXPECT_EQ(hashes, by_rank.at(0)) << key << ": rank " << rank << " differs from rank 0";
       const auto [seen, is_new] = first_run.emplace(key, by_rank.at(0));
       if (!is_new) {
         EXPECT_EQ(by_rank.at(0), seen->second) << key << ": differs from run to run";
@@ -79,7 +81,8 @@ TEST_P(Determinism, OrderOfArrivalDoesNotMatter) {
     for (int late = 0; late < r.size; ++late) {
       auto values = random_values<float>(r.rank, 3000);
       // Everyone but `late` is inside the operation before `late` starts it.
-      const Work work = r.rank == late ? Work() : r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
+      const Work work =
+          r.rank == late ? Work() : r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
       r.phase("all but one are there");
       r.rank == late ? r.world->all_reduce(buffer_of(values)).wait() : work.wait();
       const std::uint64_t hash = hash_of(values.data(), values.size() * sizeof(float));

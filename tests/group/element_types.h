@@ -54,7 +54,8 @@ double widen(T value) {
 /// Whether the reduction has a meaning for the dtype.
 inline bool applies(ReduceOp::Kind op, DType dtype) {
   const bool bits = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
-  const bool floating = dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
+  const bool floating =
+      dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
   if (bits) return !floating;
   if (dtype == DType::bool8) return op != ReduceOp::avg && op != ReduceOp::premul_sum;
   return true;

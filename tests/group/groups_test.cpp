@@ -130,11 +130,12 @@ TEST_P(Groups, OutsideEveryOperationDoesNothing) {
     EXPECT_EQ(works.size(), 2u);
     const ReduceOp op = ReduceOp::sum;
     const CallOptions later{.async_op = true};
-    for (const Work& work : {group->broadcast(x, 0, later), group->reduce(x, x, 1, op, later), group->all_reduce(x, op, later),
-                             group->all_reduce(ConstBuffer(x), x, op, later), group->all_reduce_coalesced(std::span(&x, 1), op, later),
-                             group->gather(x, x, 0, {}, later), group->all_gather(x, x, {}, later), group->scatter(x, x, 0, {}, later),
-                             group->reduce_scatter(x, x, op, {}, later), group->all_to_all(x, x, {}, {}, later), group->barrier(later),
-                             group->isend(x, 0), group->irecv(x, 0, 0, &source)}) {
+    for (const Work& work :
+         {group->broadcast(x, 0, later), group->reduce(x, x, 1, op, later), group->all_reduce(x, op, later),
+          group->all_reduce(ConstBuffer(x), x, op, later), group->all_reduce_coalesced(std::span(&x, 1), op, later),
+          group->gather(x, x, 0, {}, later), group->all_gather(x, x, {}, later), group->scatter(x, x, 0, {}, later),
+          group->reduce_scatter(x, x, op, {}, later), group->all_to_all(x, x, {}, {}, later), group->barrier(later),
+          group->isend(x, 0), group->irecv(x, 0, 0, &source)}) {
       works.push_back(work);
     }
     for (const Work& work : works) {
@@ -183,8 +184,10 @@ TEST_P(Groups, OptionsThatCannotBeAreRefusedByAll) {
     const std::vector<int> first = {0};
     const double nan = std::numeric_limits<double>::quiet_NaN();
     for (const GroupOptions& options :
-         {GroupOptions{.timeout = Seconds(-1), .transport = {}, .algorithm = {}}, GroupOptions{.timeout = Seconds(0), .transport = {}, .algorithm = {}},
-          GroupOptions{.timeout = Seconds(nan), .transport = {}, .algorithm = {}}, GroupOptions{.timeout = {}, .transport = {}, .algorithm = "fastest"},
+         {GroupOptions{.timeout = Seconds(-1), .transport = {}, .algorithm = {}},
+          GroupOptions{.timeout = Seconds(0), .transport = {}, .algorithm = {}},
+          GroupOptions{.timeout = Seconds(nan), .transport = {}, .algorithm = {}},
+          GroupOptions{.timeout = {}, .transport = {}, .algorithm = "fastest"},
           GroupOptions{.timeout = {}, .transport = static_cast<TransportKind>(99), .algorithm = {}}}) {
       EXPECT_THROW(r.world->new_group(first, options), InvalidArgument);
       EXPECT_THROW(r.world->split(r.rank == 0 ? 0 : -1, 0, options), InvalidArgument);

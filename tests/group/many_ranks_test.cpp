@@ -1,8 +1,8 @@
 // A thousand ranks meet and pass a barrier; hundreds of them, or a thousand, without shared memory.
 #include <cstdio>
 
-#include "harness/run_ranks.h"
 #include <gtest/gtest.h>
+#include "harness/run_ranks.h"
 
 namespace maniple::harness {
 namespace {
@@ -25,19 +25,24 @@ TEST(ManyRanks, AThousandThreadsJoinAndPassABarrier) {
 }
 
 void reduce_over_tcp(int n) {
-  const RunResult result = run_ranks(
-      {.n = n, .as = As::processes, .transport = TransportKind::tcp, .init = false, .timeout = Seconds(200), .limit = Seconds(400)}, [](Rank& r) {
-        r.phase("all have started");
-        const double start = now_s();
-        r.init();
-        r.report("joined", now_s() - start);
-        for (int round = 0; round < 3; ++round) {
-          std::vector<std::int64_t> ranks(100, r.rank);
-          r.world->all_reduce(buffer_of(ranks));
-          EXPECT_EQ(ranks.back(), std::int64_t{r.size} * (r.size - 1) / 2);
-        }
-        r.report("reduced", now_s() - start);
-      });
+  const RunResult result = run_ranks({.n = n,
+                                      .as = As::processes,
+                                      .transport = TransportKind::tcp,
+                                      .init = false,
+                                      .timeout = Seconds(200),
+                                      .limit = Seconds(400)},
+                                     [](Rank& r) {
+                                       r.phase("all have started");
+                                       const double start = now_s();
+                                       r.init();
+                                       r.report("joined", now_s() - start);
+                                       for (int round = 0; round < 3; ++round) {
+                                         std::vector<std::int64_t> ranks(100, r.rank);
+                                         r.world->all_reduce(buffer_of(ranks));
+                                         EXPECT_EQ(ranks.back(), std::int64_t{r.size} * (r.size - 1) / 2);
+                                       }
+                                       r.report("reduced", now_s() - start);
+                                     });
   if (!result) return;
   double joined = 0, reduced = 0;
   for (const auto& [rank, seconds] : result.numbers("joined")) joined = std::max(joined, seconds);

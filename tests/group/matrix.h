@@ -12,9 +12,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "group/arena.h"
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"
-#include "group/arena.h"
 
 namespace maniple::harness {
 
@@ -41,7 +41,8 @@ inline std::vector<Place> places(std::vector<int> sizes) {
     if (as == As::netns) return {{as, TransportKind::automatic, 3, 2}};
     std::vector<Place> few;
     for (const int n : sizes) {
-      if (n == 2 || n == 5 || (n == 1 && chosen_backend() != "mpi")) few.push_back({as, TransportKind::automatic, n, 1});
+      if (n == 2 || n == 5 || (n == 1 && chosen_backend() != "mpi"))
+        few.push_back({as, TransportKind::automatic, n, 1});
     }
     return few;
   }
@@ -100,7 +101,8 @@ struct Manner {
   CallOptions call() const { return {.async_op = async}; }
 
   static Manner of(int number) {
-    return {kAllMemory[number % kAllMemory.size()], (number / 5 + number) % 2 == 1, (number / 10 + number / 3) % 2 == 1};
+    return {kAllMemory[number % kAllMemory.size()], (number / 5 + number) % 2 == 1,
+            (number / 10 + number / 3) % 2 == 1};
   }
   static constexpr int kAll = 20;
   /// The combination with this number, each exactly once in 0 .. kAll-1.

@@ -29,7 +29,8 @@ std::byte* element_at(const Buffer& buffer, std::size_t index) {
 void for_each_case(Rank& r, const char* name, const std::function<void(const Case&)>& visit) {
   int number = 0;
   const auto run_case = [&](const Case& c) {
-    SCOPED_TRACE(fmt::format("{} {} count {} root {} {}", name, maniple::to_string(c.dtype), c.count, c.root, c.manner.describe()));
+    SCOPED_TRACE(fmt::format("{} {} count {} root {} {}", name, maniple::to_string(c.dtype), c.count, c.root,
+                             c.manner.describe()));
     visit(c);
   };
   for (std::size_t count : counts()) {
@@ -72,7 +73,8 @@ Buffer gather_input(Rank& r, Arena& arena, const Case& c, const Buffer& all, boo
 
 void expect_gathered(Rank& r, const Case& c, const Buffer& all) {
   for (int rank = 0; rank < r.size; ++rank) {
-    EXPECT_TRUE(Pattern::noise(c.dtype, rank).matches(element_at(all, c.count * rank), c.count)) << "part of rank " << rank;
+    EXPECT_TRUE(Pattern::noise(c.dtype, rank).matches(element_at(all, c.count * rank), c.count))
+        << "part of rank " << rank;
   }
 }
 
@@ -130,7 +132,9 @@ TEST_P(Movement, AllToAll) {
     for_each_case(r, "all_to_all", [&](const Case& c) {
       const Buffer in = arena.take(0, c.manner.memory, c.dtype, c.count * r.size);
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.count * r.size);
-      const auto sent = [&](int from, int to) -> const Pattern& { return Pattern::noise(c.dtype, 1000 + 64 * from + to); };
+      const auto sent = [&](int from, int to) -> const Pattern& {
+        return Pattern::noise(c.dtype, 1000 + 64 * from + to);
+      };
       for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, c.count * to), c.count);
       r.world->all_to_all(in, out, {}, {}, c.manner.call()).wait();
       for (int from = 0; from < r.size; ++from) {

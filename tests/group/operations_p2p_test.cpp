@@ -199,7 +199,8 @@ TEST_P(PointToPointTest, ReceiveFromOneselfMayComeBeforeTheSend) { run(receive_f
 
 TEST(PointToPointOfOne, ReceiveFromOneselfMayComeBeforeTheSend) {
   for (const auto transport : {TransportKind::automatic, TransportKind::tcp}) {
-    run_ranks({.n = 1, .as = chosen_as() == As::netns ? As::processes : chosen_as(), .transport = transport}, receive_from_oneself);
+    run_ranks({.n = 1, .as = chosen_as() == As::netns ? As::processes : chosen_as(), .transport = transport},
+              receive_from_oneself);
   }
 }
 

@@ -21,8 +21,8 @@ struct Case {
   int root = 0;
 
   std::string describe() const {
-    return fmt::format("{} {} count {} root {} {}", maniple::to_string(dtype), maniple::to_string(op.kind()), count, root,
-                       manner.describe());
+    return fmt::format("{} {} count {} root {} {}", maniple::to_string(dtype), maniple::to_string(op.kind()), count,
+                       root, manner.describe());
   }
 };
 
@@ -151,7 +151,8 @@ void check_nan_spreads(Rank& r) {
       if (r.rank == culprit) values[5] = T(std::numeric_limits<float>::quiet_NaN());
       r.world->all_reduce(buffer_of(values), op);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        EXPECT_EQ(std::isnan(widen(values[i])), i == 5) << maniple::to_string(op) << " element " << i << " culprit " << culprit;
+        EXPECT_EQ(std::isnan(widen(values[i])), i == 5)
+            << maniple::to_string(op) << " element " << i << " culprit " << culprit;
       }
     }
   }
@@ -174,12 +175,15 @@ TEST_P(Reductions, Coalesced) {
       std::vector<Buffer> buffers;
       for (int i = 0; i < 60; ++i) {
         const DType dtype = kAllDTypes[i % kDTypeCount];
-        const std::size_t count = i % 7 == 0 ? 0 : i % 13 == 1 ? std::min<std::size_t>(largest_count(), 20011) : 3 * i + 1;
+        const std::size_t count = i % 7 == 0    ? 0
+                                  : i % 13 == 1 ? std::min<std::size_t>(largest_count(), 20011)
+                                                : 3 * i + 1;
         memory.emplace_back(count * size_of(dtype) + 1);
         buffers.push_back({memory.back().data(), count, dtype});
       }
       buffers.push_back({registered.data(), 1000, DType::float64});
-      for (const Buffer& buffer : buffers) input_of(buffer.dtype, ReduceOp::sum, r.rank).fill(buffer.data, buffer.count);
+      for (const Buffer& buffer : buffers)
+        input_of(buffer.dtype, ReduceOp::sum, r.rank).fill(buffer.data, buffer.count);
       if (async) {
         r.world->all_reduce_coalesced(buffers, ReduceOp::sum, {.async_op = true}).wait();
       } else {
@@ -209,7 +213,8 @@ TEST_P(Reductions, SomeRanksHaveRegisteredMemoryAndSomeHaveNot) {
           void* const source = in_place ? output : apart.data();
           input.fill(source, count);
           r.world->all_reduce({source, count, DType::float32}, {output, count, DType::float32});
-          EXPECT_TRUE(expected.matches(output, count)) << count << " elements, " << with << " ranks, in place " << in_place;
+          EXPECT_TRUE(expected.matches(output, count))
+              << count << " elements, " << with << " ranks, in place " << in_place;
         }
       }
     }

@@ -65,7 +65,8 @@ void for_each_case(Rank& r, const std::function<void(Arena&, const Case&)>& visi
 
 void expect_all_parts(const Case& c, const Buffer& all) {
   for (std::size_t rank = 0; rank < c.counts.size(); ++rank) {
-    EXPECT_TRUE(Pattern::noise(c.dtype, static_cast<unsigned>(rank)).matches(element_at(all, c.starts[rank]), c.counts[rank]))
+    EXPECT_TRUE(
+        Pattern::noise(c.dtype, static_cast<unsigned>(rank)).matches(element_at(all, c.starts[rank]), c.counts[rank]))
         << "part of rank " << rank;
   }
 }
@@ -149,7 +150,9 @@ TEST_P(Uneven, AllToAll) {
         const auto out_starts = offsets(receives);
         const Buffer in = arena.take(0, manner.memory, dtype, in_starts.back());
         const Buffer out = arena.take(1, manner.memory, dtype, out_starts.back());
-        const auto sent = [&](int from, int to) -> const Pattern& { return Pattern::noise(dtype, 1000 + 64 * from + to); };
+        const auto sent = [&](int from, int to) -> const Pattern& {
+          return Pattern::noise(dtype, 1000 + 64 * from + to);
+        };
         for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, in_starts[to]), sends[to]);
         r.world->all_to_all(in, out, sends, receives, manner.call()).wait();
         for (int from = 0; from < r.size; ++from) {

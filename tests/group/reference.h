@@ -17,7 +17,8 @@ inline constexpr double kIntegerFactor = 3;
 
 inline ReduceOp make_op(ReduceOp::Kind kind, DType dtype) {
   if (kind != ReduceOp::premul_sum) return kind;
-  const bool floating = dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
+  const bool floating =
+      dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
   return ReduceOp::premultiplied(floating ? kFloatFactor : kIntegerFactor);
 }
 
@@ -37,8 +38,7 @@ T element(ReduceOp::Kind kind, int rank, std::size_t i) {
         return narrow<T>(sign * ((r + i) % 4 == 0 ? 2 : 1));
       }
       case ReduceOp::min:
-      case ReduceOp::max:
-        return narrow<T>(static_cast<double>((r * 31 + i * 17) % 101) - (kSigned ? 50 : 0));
+      case ReduceOp::max: return narrow<T>(static_cast<double>((r * 31 + i * 17) % 101) - (kSigned ? 50 : 0));
       case ReduceOp::band:
       case ReduceOp::bor:
       case ReduceOp::bxor:

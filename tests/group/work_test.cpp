@@ -69,7 +69,9 @@ TEST_P(WorkTest, ManyInFlightFinishInOrder) {
     std::vector<int> finished;  // written by `then` in the order of the operations, read after the last
     for (int i = 0; i < kOperations; ++i) {
       values[i].assign(1 + i * 7 % 500, i + r.rank);
-      works.push_back(r.world->all_reduce(buffer_of(values[i]), ReduceOp::sum, {.async_op = true}).then([&finished, i] { finished.push_back(i); }));
+      works.push_back(r.world->all_reduce(buffer_of(values[i]), ReduceOp::sum, {.async_op = true}).then([&finished, i] {
+        finished.push_back(i);
+      }));
     }
     for (const Work& work : works) work.wait();
     const int ranks_sum = r.size * (r.size - 1) / 2;

@@ -58,7 +58,7 @@ TEST_F(JobRecords, LiveAsLongAsTheJob) {
 
 TEST_F(JobRecords, ArePrivate) {
   const JobRecord record({.id = "j", .command = "x"});
-  struct stat status {};
+  struct stat status{};
   ASSERT_EQ(::stat(directory().c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0700u);
   ASSERT_EQ(::stat(own_file().c_str(), &status), 0);

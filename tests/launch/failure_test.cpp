@@ -192,11 +192,11 @@ TEST(Interrupt, SigtermIsPassedOn) {
 
 TEST(Interrupt, UserSignalsReachTheWorkers) {
   Launched launched(
-      {"run", "-n", "2", "sh", "-c", "trap 'echo told; exit 0' USR1; echo up; while :; do sleep 0.05; done"});
+      {"run", "-n", "2", "sh", "-c", "trap 'echo signalled; exit 0' USR1; echo up; while :; do sleep 0.05; done"});
   ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
   launched.signal(SIGUSR1);
   EXPECT_EQ(launched.wait(), 0);
-  EXPECT_EQ(launched.count("told"), 2);
+  EXPECT_EQ(launched.count("signalled"), 2);
 }
 
 TEST(Restarts, WholeGroupWithANewGeneration) {

@@ -18,7 +18,8 @@ struct RendezvousSpot {
   RendezvousSpot() { harness::write_secret(secret); }
 
   std::unique_ptr<Launched> node(const std::string& nodes, int rank, std::vector<std::string> more) const {
-    std::vector<std::string> arguments = {"run", "--nnodes", nodes, "--master", place, "--secret-file", secret, "-n", "2"};
+    std::vector<std::string> arguments = {"run",           "--nnodes", nodes, "--master", place,
+                                          "--secret-file", secret,     "-n",  "2"};
     if (rank >= 0) arguments.insert(arguments.end(), {"--node-rank", std::to_string(rank)});
     arguments.insert(arguments.end(), more.begin(), more.end());
     return std::make_unique<Launched>(arguments);

@@ -26,7 +26,8 @@ std::string contents(const std::string& path) {
 
 void expect_flood(int ranks, long bytes) {
   const TemporaryDirectory folder;
-  Launched launched({"run", "-n", std::to_string(ranks), "--log-dir", folder.path() + "/deep/logs", worker_program(), "flood", std::to_string(bytes)});
+  Launched launched({"run", "-n", std::to_string(ranks), "--log-dir", folder.path() + "/deep/logs", worker_program(),
+                     "flood", std::to_string(bytes)});
   ASSERT_EQ(launched.wait(240), 0);
   std::vector<long> next(static_cast<std::size_t>(ranks), 0);
   std::istringstream in(launched.out());
@@ -50,9 +51,7 @@ void expect_flood(int ranks, long bytes) {
 TEST(Logs, AFloodArrivesWhole) { expect_flood(4, 2 << 20); }
 
 // Run by the entry launch_flood_test, in the long mode of the tests.
-TEST(Logs, DISABLED_AHundredMegabytesFromEachOfFourRanks) {
-  expect_flood(4, 100 << 20);
-}
+TEST(Logs, DISABLED_AHundredMegabytesFromEachOfFourRanks) { expect_flood(4, 100 << 20); }
 
 TEST(Logs, LastLineWithoutABreakAndOddBytes) {
   const Result result = maniple({"run", "sh", "-c", "printf 'a\\0b\\377\\nlast'"});
@@ -63,7 +62,8 @@ TEST(Logs, LastLineWithoutABreakAndOddBytes) {
 TEST(Logs, LinesComeAsTheyArePrintedAndSurviveAnAbort) {
   const TemporaryDirectory folder;
   const std::string go = folder.path() + "/go";
-  Launched launched({"run", "-n", "2", "--log-dir", folder.path(), worker_program(), "print", go}, {.env = {{"TERM", "xterm"}, {"NO_COLOR", ""}}});
+  Launched launched({"run", "-n", "2", "--log-dir", folder.path(), worker_program(), "print", go},
+                    {.env = {{"TERM", "xterm"}, {"NO_COLOR", ""}}});
   ASSERT_TRUE(launched.wait_for("first", 60, 2)) << launched.out() << launched.err();
   EXPECT_EQ(launched.count("terminal 1 colour 1 term dumb\n"), 2) << launched.out() << "it ends in a pipe: no colours";
   std::ofstream(go) << "now";
@@ -76,10 +76,13 @@ TEST(Logs, StandardOutputMayBeAPipe) {
   const TemporaryDirectory folder;
   const std::string go = folder.path() + "/go";
   std::ofstream(go) << "now";
-  const Result result = maniple({"run", "--stdout", "pipe", worker_program(), "print", go}, {.env = {{"TERM", "xterm"}, {"NO_COLOR", "no"}}});
+  const Result result = maniple({"run", "--stdout", "pipe", worker_program(), "print", go},
+                                {.env = {{"TERM", "xterm"}, {"NO_COLOR", "no"}}});
   EXPECT_EQ(result.code, 134) << result.err;
   EXPECT_EQ(result.out, "") << "the C library keeps lines for a pipe, and an abort loses them";
-  EXPECT_EQ(maniple({"run", "--stdout", "pipe", "sh", "-c", "test -t 1 || echo $TERM"}, {.env = {{"TERM", "xterm"}}}).out, "[rank 0] xterm\n");
+  EXPECT_EQ(
+      maniple({"run", "--stdout", "pipe", "sh", "-c", "test -t 1 || echo $TERM"}, {.env = {{"TERM", "xterm"}}}).out,
+      "[rank 0] xterm\n");
   EXPECT_EQ(maniple({"run", "--env", "TERM=vt100", "sh", "-c", "test -t 1 && echo $TERM"}).out, "[rank 0] vt100\n");
   EXPECT_EQ(maniple({"run", "--stdout", "file", "true"}).code, 2);
 }
@@ -88,7 +91,8 @@ TEST(Logs, StandardOutputMayBeAPipe) {
 TEST(Logs, AGrandchildKeepsTheOutputOpen) {
   const TemporaryDirectory folder;
   const Result result = maniple({"run", "--cwd", folder.path(), "sh", "-c",
-                                 "(trap 'echo still here; exit' TERM; touch ready; while :; do sleep 0.05; done) & while [ ! -e ready ]; do sleep 0.05; done; echo done"});
+                                 "(trap 'echo still here; exit' TERM; touch ready; while :; do sleep 0.05; done) & "
+                                 "while [ ! -e ready ]; do sleep 0.05; done; echo done"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_NE(result.out.find("[rank 0] done\n"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("[rank 0] still here\n"), std::string::npos) << result.out;
@@ -120,8 +124,9 @@ TEST(Logs, WhatIsShown) {
 
 TEST(Logs, ATerminalHasColoursAndAStatusLine) {
   const TemporaryDirectory folder;
-  Launched launched({"run", "-n", "2", "sh", "-c", "echo hello; while ! [ -e $STOP ]; do sleep 0.05; done"},
-                    {.env = {{"STOP", folder.path() + "/stop"}, {"TERM", "xterm"}, {"NO_COLOR", ""}}, .terminal = true});
+  Launched launched(
+      {"run", "-n", "2", "sh", "-c", "echo hello; while ! [ -e $STOP ]; do sleep 0.05; done"},
+      {.env = {{"STOP", folder.path() + "/stop"}, {"TERM", "xterm"}, {"NO_COLOR", ""}}, .terminal = true});
   EXPECT_TRUE(launched.wait_for("maniple: 2 of 2 ranks up, 0:00:0"));
   std::ofstream(folder.path() + "/stop") << "now";
   EXPECT_EQ(launched.wait(), 0);
@@ -135,14 +140,17 @@ TEST(Logs, ATerminalHasColoursAndAStatusLine) {
 
 TEST(Logs, AClosedOutputEndsTheJob) {
   const std::string mark = new_mark();
-  const Result result = maniple({"run", "sh", "-c", "\"$0\" run -n 2 --env " + mark + " yes | head -n 2; echo ${PIPESTATUS:-done}", maniple_program()});
+  const Result result =
+      maniple({"run", "sh", "-c", "\"$0\" run -n 2 --env " + mark + " yes | head -n 2; echo ${PIPESTATUS:-done}",
+               maniple_program()});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
 /// A shell with job control and a terminal of its own runs this.
 Result in_a_terminal(const std::string& commands) {
-  Launched shell({"-qec", fmt::format("bash -c 'set -m; {}'", commands), "/dev/null"}, {.env = {{"TERM", "xterm"}, {"M", maniple_program()}}, .program = "/usr/bin/script"});
+  Launched shell({"-qec", fmt::format("bash -c 'set -m; {}'", commands), "/dev/null"},
+                 {.env = {{"TERM", "xterm"}, {"M", maniple_program()}}, .program = "/usr/bin/script"});
   const int code = shell.wait();
   return {.code = code, .out = shell.out(), .err = shell.err()};
 }
@@ -177,7 +185,8 @@ TEST(Logs, AReaderThatGoesCostsNoProcessorTime) {
   const TemporaryDirectory folder;
   const std::string mark = new_mark(), go = folder.path() + "/go";
   Launched launched({"run", "-n", "2", "--grace", "3", "--env", mark, "sh", "-c",
-                     "trap '' TERM PIPE; echo first; while [ ! -e " + go + " ]; do sleep 0.05; done; seq 1 100000; while :; do sleep 0.5; done"});
+                     "trap '' TERM PIPE; echo first; while [ ! -e " + go +
+                         " ]; do sleep 0.05; done; seq 1 100000; while :; do sleep 0.5; done"});
   ASSERT_TRUE(launched.wait_for("first", 60, 2)) << launched.err();
   const pid_t agent = launched.agent();
   launched.close_output();
@@ -198,7 +207,8 @@ TEST(Logs, AWorkerThatWritesForEverEndsWithItsReader) {
 
 TEST(Logs, AFullDiskCostsOneWarning) {
   const TemporaryDirectory folder;
-  if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "needs root to mount a small file system";
+  if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0)
+    GTEST_SKIP() << "needs root to mount a small file system";
   const Result result = maniple({"run", "-n", "2", "--log-dir", folder.path(), worker_program(), "flood", "300000"});
   ::umount2(folder.path().c_str(), MNT_DETACH);
   EXPECT_EQ(result.code, 0) << result.err;

@@ -26,7 +26,8 @@ constexpr const char* kServer = "127.53.77.1";
 /// Hears every question and answers after `delay` with 127.0.0.1; a negative delay: never.
 class NameServer {
  public:
-  explicit NameServer(std::chrono::milliseconds delay) : delay_(delay), fd_(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+  explicit NameServer(std::chrono::milliseconds delay)
+      : delay_(delay), fd_(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in place{};
     place.sin_family = AF_INET;
     place.sin_port = htons(53);
@@ -53,7 +54,8 @@ class NameServer {
         const ssize_t got = ::recvfrom(fd_.get(), bytes, sizeof bytes, 0, reinterpret_cast<sockaddr*>(&from), &length);
         if (got < 12) continue;
         ++questions_;
-        if (delay_.count() >= 0) due.push_back({Clock::now() + delay_, {answer(std::string(bytes, static_cast<std::size_t>(got))), from}});
+        if (delay_.count() >= 0)
+          due.push_back({Clock::now() + delay_, {answer(std::string(bytes, static_cast<std::size_t>(got))), from}});
       }
       for (auto it = due.begin(); it != due.end();) {
         if (it->first > Clock::now()) {
@@ -93,25 +95,32 @@ std::unique_ptr<Launched> start_with_slow_names(const std::vector<std::string>& 
   const harness::TemporaryDirectory folder;
   std::ofstream(folder.path() + "/resolv.conf") << "nameserver " << kServer << "\noptions timeout:30 attempts:1\n";
   std::ofstream(folder.path() + "/nsswitch.conf") << "hosts: files dns\n";
-  return std::async(std::launch::async, [&]() -> std::unique_ptr<Launched> {
-           if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return nullptr;
-           for (const char* name : {"resolv.conf", "nsswitch.conf"}) {
-             const std::string from = folder.path() + "/" + name, to = std::string("/etc/") + name;
-             if (::mount(from.c_str(), to.c_str(), nullptr, MS_BIND, nullptr) != 0) return nullptr;
-           }
-           return std::make_unique<Launched>(arguments, setting);
-         })
+  return std::async(
+             std::launch::async,
+             [&]() -> std::unique_ptr<Launched> {
+               if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+                 return nullptr;
+               for (const char* name : {"resolv.conf", "nsswitch.conf"}) {
+                 const std::string from = folder.path() + "/" + name, to = std::string("/etc/") + name;
+                 if (::mount(from.c_str(), to.c_str(), nullptr, MS_BIND, nullptr) != 0) return nullptr;
+               }
+               return std::make_unique<Launched>(arguments, setting);
+             })
       .get();
 }
 
 Setting rank_alone(const std::string& join_timeout) {
-  return {.env = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "slow.test"}, {"MASTER_PORT", "29511"}, {"JOIN_TIMEOUT", join_timeout}},
+  return {.env = {{"RANK", "1"},
+                  {"WORLD_SIZE", "2"},
+                  {"MASTER_ADDR", "slow.test"},
+                  {"MASTER_PORT", "29511"},
+                  {"JOIN_TIMEOUT", join_timeout}},
           .program = worker_program()};
 }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-#define NEED(server, launched)                                      \
+#define NEED(server, launched) \
   if (!(server).works() || !(launched)) GTEST_SKIP() << "needs root, to listen on port 53 and to mount"
 
 TEST(Names, ASilentServerCostsTheLauncherNoMoreThanTenSeconds) {
@@ -123,7 +132,9 @@ TEST(Names, ASilentServerCostsTheLauncherNoMoreThanTenSeconds) {
   NEED(server, hosts && master && single);
   for (const auto* launched : {&hosts, &master, &single}) {
     EXPECT_EQ((*launched)->wait(), 2) << (*launched)->err();
-    EXPECT_NE((*launched)->err().find("resolving host \"slow.test\": no answer from the resolver within 10.0 s"), std::string::npos) << (*launched)->err();
+    EXPECT_NE((*launched)->err().find("resolving host \"slow.test\": no answer from the resolver within 10.0 s"),
+              std::string::npos)
+        << (*launched)->err();
   }
   EXPECT_LT(seconds_since(began), 25) << "they waited side by side; the resolver alone would take 30 s and more";
   EXPECT_GE(server.questions(), 3);
@@ -142,14 +153,17 @@ TEST(Names, CtrlCIsHeardWhileANameIsLookedUp) {
 
 TEST(Names, AShorterDeadlineIsKept) {
   const NameServer server(std::chrono::milliseconds(-1));
-  const auto launched = start_with_slow_names({"run", "--nnodes", "2", "--join-timeout", "1", "--master", "slow.test:29500", "true"});
+  const auto launched =
+      start_with_slow_names({"run", "--nnodes", "2", "--join-timeout", "1", "--master", "slow.test:29500", "true"});
   // A rank without a launcher: its own deadline for joining.
   const auto rank = start_with_slow_names({"join"}, rank_alone("1"));
   NEED(server, launched && rank);
   EXPECT_EQ(launched->wait(), 2) << launched->err();
   EXPECT_NE(launched->err().find("no answer from the resolver within 1.0 s"), std::string::npos) << launched->err();
   EXPECT_EQ(rank->wait(), 1) << rank->err();
-  EXPECT_NE(rank->err().find("resolving host \"slow.test\": no answer from the resolver within 1.0 s"), std::string::npos) << rank->err();
+  EXPECT_NE(rank->err().find("resolving host \"slow.test\": no answer from the resolver within 1.0 s"),
+            std::string::npos)
+      << rank->err();
 }
 
 // Slow is not wrong.

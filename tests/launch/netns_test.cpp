@@ -32,8 +32,10 @@ TEST(Machines, ThreeMeetAndComputeAcross) {
   harness::write_secret(folder.path() + "/secret");
   std::vector<std::unique_ptr<Launched>> nodes;
   for (const int host : {2, 0, 1}) {
-    nodes.push_back(inside(network, host, {"run", "--nnodes", "3", "--node-rank", std::to_string(host), "--master", Network::address(0) + ":29500", "--secret-file",
-                                           folder.path() + "/secret", "-n", "2", worker_program(), "join"}));
+    nodes.push_back(
+        inside(network, host,
+               {"run", "--nnodes", "3", "--node-rank", std::to_string(host), "--master", Network::address(0) + ":29500",
+                "--secret-file", folder.path() + "/secret", "-n", "2", worker_program(), "join"}));
   }
   for (const auto& node : nodes) EXPECT_EQ(node->wait(), 0) << node->err();
   EXPECT_NE(nodes[0]->out().find("[rank 5] sum 15 of 6"), std::string::npos) << nodes[0]->out();
@@ -52,12 +54,16 @@ TEST(Machines, HostsByAStandInForSsh) {
   }
   ::chmod(path.c_str(), 0755);
   const std::string mark = new_mark();
-  const auto launched = inside(network, 0, {"run", "--hosts", Network::address(1) + ":2," + Network::address(2) + ":2", "--rsh", path, worker_program(), "join"});
+  const auto launched = inside(network, 0,
+                               {"run", "--hosts", Network::address(1) + ":2," + Network::address(2) + ":2", "--rsh",
+                                path, worker_program(), "join"});
   EXPECT_EQ(launched->wait(), 0) << launched->err();
   EXPECT_NE(launched->out().find("[rank 3] sum 6 of 4"), std::string::npos) << launched->out() << launched->err();
 
   // The launcher is killed: the agents on the other machines end everything.
-  const auto cut = inside(network, 0, {"run", "--hosts", Network::address(1) + ":1," + Network::address(2) + ":1", "--rsh", path, "--env", mark, "sh", "-c", "echo up; sleep 1000"});
+  const auto cut = inside(network, 0,
+                          {"run", "--hosts", Network::address(1) + ":1," + Network::address(2) + ":1", "--rsh", path,
+                           "--env", mark, "sh", "-c", "echo up; sleep 1000"});
   ASSERT_TRUE(cut->wait_for("[rank 0] up") && cut->wait_for("[rank 1] up")) << cut->err();
   cut->signal(SIGKILL);
   EXPECT_EQ(cut->wait(), 137);
@@ -73,8 +79,10 @@ TEST(Machines, ACutNetworkIsNoticedOnBothSides) {
   const std::string mark = new_mark();
   std::vector<std::unique_ptr<Launched>> nodes;
   for (const int host : {0, 1}) {
-    nodes.push_back(inside(network, host, {"run", "--nnodes", "2", "--node-rank", std::to_string(host), "--master", Network::address(0) + ":29500", "--secret-file",
-                                           folder.path() + "/secret", "--heartbeat", "0.1", "--silence-limit", "2", "--env", mark, "sh", "-c", "echo up; exec sleep 1000"}));
+    nodes.push_back(inside(network, host,
+                           {"run", "--nnodes", "2", "--node-rank", std::to_string(host), "--master",
+                            Network::address(0) + ":29500", "--secret-file", folder.path() + "/secret", "--heartbeat",
+                            "0.1", "--silence-limit", "2", "--env", mark, "sh", "-c", "echo up; exec sleep 1000"}));
   }
   for (const auto& node : nodes) ASSERT_TRUE(node->wait_for("] up")) << node->err();
   network.set_link(1, "nomaster");
@@ -90,7 +98,8 @@ std::string stand_in(const Network& network, const std::string& folder) {
   const std::string path = folder + "/ssh";
   std::ofstream script(path);
   script << "#!/bin/sh\ncase $1 in\n";
-  for (int host = 1; host < network.hosts(); ++host) script << Network::address(host) << ") name=" << network.path(host) << ";;\n";
+  for (int host = 1; host < network.hosts(); ++host)
+    script << Network::address(host) << ") name=" << network.path(host) << ";;\n";
   script << "esac\nshift\nexec nsenter --net=$name sh -c \"$*\"\n";
   script.close();
   ::chmod(path.c_str(), 0755);
@@ -103,14 +112,17 @@ TEST(Machines, AHostThatWasCutOffComesBack) {
   Network network(3);
   const harness::TemporaryDirectory folder;
   const std::string mark = new_mark();
-  const auto launched = inside(network, 0, {"run", "--hosts", Network::address(1) + ":1," + Network::address(2) + ":1", "--rsh", stand_in(network, folder.path()),
-                                            "--max-restarts", "3", "--restart-delay", "0.1", "--heartbeat", "0.1", "--silence-limit", "2", "--env", mark, "sh", "-c",
-                                            "echo up $MANIPLE_RESTART_COUNT; exec sleep 1000"});
+  const auto launched =
+      inside(network, 0,
+             {"run", "--hosts", Network::address(1) + ":1," + Network::address(2) + ":1", "--rsh",
+              stand_in(network, folder.path()), "--max-restarts", "3", "--restart-delay", "0.1", "--heartbeat", "0.1",
+              "--silence-limit", "2", "--env", mark, "sh", "-c", "echo up $MANIPLE_RESTART_COUNT; exec sleep 1000"});
   ASSERT_TRUE(launched->wait_for("up 0", 60, 2)) << launched->err();
   network.set_link(2, "nomaster");
   ASSERT_TRUE(launched->wait_for("its agent is started again")) << launched->err();
   network.set_link(2, "master bridge");
-  ASSERT_TRUE(launched->wait_for("[rank 0] up 1") && launched->wait_for("[rank 1] up 1")) << launched->out() << launched->err();
+  ASSERT_TRUE(launched->wait_for("[rank 0] up 1") && launched->wait_for("[rank 1] up 1"))
+      << launched->out() << launched->err();
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).size() == 2; })) << "one start is left of each rank";
   launched->signal(SIGTERM);
   EXPECT_EQ(launched->wait(), 143) << launched->err();
@@ -120,7 +132,9 @@ TEST(Machines, AHostThatWasCutOffComesBack) {
 /// Gives the machines addresses of IPv6 only.
 void make_version_six(const Network& network) {
   for (int host = 0; host < network.hosts(); ++host) {
-    for (const std::string& words : {std::string("flush dev eth0"), fmt::format("add fd77::{}/64 dev eth0 nodad", host + 1), std::string("del 127.0.0.1/8 dev lo")}) {
+    for (const std::string& words :
+         {std::string("flush dev eth0"), fmt::format("add fd77::{}/64 dev eth0 nodad", host + 1),
+          std::string("del 127.0.0.1/8 dev lo")}) {
       ASSERT_EQ(std::system(fmt::format("nsenter --net={} ip addr {}", network.path(host), words).c_str()), 0);
     }
   }
@@ -134,8 +148,9 @@ TEST(Machines, VersionSixOnly) {
   harness::write_secret(folder.path() + "/secret");
   std::vector<std::unique_ptr<Launched>> nodes;
   for (const int host : {1, 0}) {
-    nodes.push_back(inside(network, host, {"run", "--nnodes", "2", "--node-rank", std::to_string(host), "--master", "[fd77::1]:29500", "--secret-file",
-                                           folder.path() + "/secret", "-n", "2", worker_program(), "join"}));
+    nodes.push_back(inside(network, host,
+                           {"run", "--nnodes", "2", "--node-rank", std::to_string(host), "--master", "[fd77::1]:29500",
+                            "--secret-file", folder.path() + "/secret", "-n", "2", worker_program(), "join"}));
   }
   for (const auto& node : nodes) EXPECT_EQ(node->wait(), 0) << node->err();
   EXPECT_NE(nodes[0]->out().find("[rank 3] sum 6 of 4"), std::string::npos) << nodes[0]->out();
@@ -144,7 +159,8 @@ TEST(Machines, VersionSixOnly) {
   const auto alone = inside(network, 0, {"run", "-n", "2", "--master", "[::1]:0", worker_program(), "join"});
   EXPECT_EQ(alone->wait(), 0) << alone->err();
   const std::string shell = folder.path() + "/ssh", hosts = folder.path() + "/hosts";
-  std::ofstream(shell) << "#!/bin/sh\n[ $1 = fd77::2 ] || exit 1\nshift\nexec nsenter --net=" << network.path(1) << " sh -c \"$*\"\n";
+  std::ofstream(shell) << "#!/bin/sh\n[ $1 = fd77::2 ] || exit 1\nshift\nexec nsenter --net=" << network.path(1)
+                       << " sh -c \"$*\"\n";
   ::chmod(shell.c_str(), 0755);
   for (const char* line : {"fd77::2 slots=2\n", "[fd77::2]:2\n", "[fd77::2] 2 # a comment\n"}) {
     std::ofstream(hosts) << "localhost 1\n" << line;

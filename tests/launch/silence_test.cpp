@@ -45,7 +45,7 @@ TEST(Silence, AStoppedLauncherIsNamedAndRefusedWhenItGoesOn) {
   EXPECT_EQ(first->wait(), 1) << first->err();
   EXPECT_NE(first->err().find("maniple: node 1 (host "), std::string::npos) << first->err();
   EXPECT_NE(first->err().find("is lost: its launcher was silent for "), std::string::npos) << first->err();
-  EXPECT_EQ(processes_with(mark).size(), 2u) << "nobody has told them yet";
+  EXPECT_EQ(processes_with(mark).size(), 2u) << "they have not heard of it yet";
   ::kill(agent, SIGCONT);
   EXPECT_EQ(second->wait(), 1) << second->err();
   EXPECT_NE(second->err().find("it has dropped this launcher, which was silent for "), std::string::npos)

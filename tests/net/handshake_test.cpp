@@ -33,18 +33,17 @@ Identity sample_identity() {
 struct Host {
   explicit Host(const Identity& identity, const Address& address = Address::parse("127.0.0.1:0"),
                 HandshakeLimits limits = {})
-      : acceptor(
-            loop, listen_on(address), identity,
-            {.refusal = [](const Hello& hello, const Address&) -> std::string {
-               return hello.topic == "unwanted" ? "nobody asked for that" : "";
-             },
-             .accept =
-                 [this](SecureConnection fd, const Hello& hello, const Address&) {
-                   const std::lock_guard lock(mutex);
-                   accepted.push_back(std::move(fd));
-                   hellos.push_back(hello);
-                 }},
-            limits) {}
+      : acceptor(loop, listen_on(address), identity,
+                 {.refusal = [](const Hello& hello, const Address&) -> std::string {
+                    return hello.topic == "unwanted" ? "nobody asked for that" : "";
+                  },
+                  .accept =
+                      [this](SecureConnection fd, const Hello& hello, const Address&) {
+                        const std::lock_guard lock(mutex);
+                        accepted.push_back(std::move(fd));
+                        hellos.push_back(hello);
+                      }},
+                 limits) {}
   /// The dialler has the verdict before the owner has the connection; after this the owner has it.
   void finish_turn() {
     loop->post_and_wait([] {});
@@ -69,8 +68,8 @@ std::string refusal(const Host& host, const Identity& identity, const Hello& hel
 TEST(Handshake, AcceptsItsOwnAndPassesTheHello) {
   const Identity identity = sample_identity();
   Host host(identity);
-  const SecureConnection fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = 5, .topic = "lane 1"},
-                           Deadline::after(seconds(20)));
+  const SecureConnection fd = dial(host.acceptor.address(), identity,
+                                   {.role = Role::data, .rank = 5, .topic = "lane 1"}, Deadline::after(seconds(20)));
   host.finish_turn();
   const std::lock_guard lock(host.mutex);
   ASSERT_EQ(host.hellos.size(), 1u);
@@ -100,8 +99,8 @@ TEST(Handshake, TakesTheRankFromTheIdentity) {
 TEST(Handshake, WorksOverUnixSockets) {
   const Identity identity = sample_identity();
   Host host(identity, Address::unix_abstract("maniple-handshake-" + std::to_string(::getpid())));
-  const SecureConnection fd = dial(host.acceptor.address(), identity, {.role = Role::segment, .rank = 1, .topic = "key"},
-                           Deadline::after(seconds(20)));
+  const SecureConnection fd = dial(host.acceptor.address(), identity,
+                                   {.role = Role::segment, .rank = 1, .topic = "key"}, Deadline::after(seconds(20)));
   EXPECT_TRUE(static_cast<bool>(fd));
 }
 
@@ -167,8 +166,8 @@ TEST(Handshake, ManyDialAtOnceWithFewPlaces) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 64; ++i) {
     threads.emplace_back([&, i] {
-      const SecureConnection fd = dial(host.acceptor.address(), identity, {.role = Role::data, .rank = i % 8, .topic = "x"},
-                               Deadline::after(seconds(60)));
+      const SecureConnection fd = dial(host.acceptor.address(), identity,
+                                       {.role = Role::data, .rank = i % 8, .topic = "x"}, Deadline::after(seconds(60)));
       if (fd) ++done;
     });
   }
@@ -185,7 +184,7 @@ TEST(Handshake, TheWelcomeGoesOutBeforeAnythingTheOwnerSends) {
                        EXPECT_EQ(::send(fd.get(), "first words", 11, MSG_NOSIGNAL), 11);
                      }});
   const SecureConnection connection = dial(acceptor.address(), identity, {.role = Role::data, .rank = 1, .topic = "x"},
-                                   Deadline::after(std::chrono::seconds(30)));
+                                           Deadline::after(std::chrono::seconds(30)));
   pollfd ready{connection.get(), POLLIN, 0};
   ASSERT_EQ(::poll(&ready, 1, 30'000), 1);
   char words[12] = {};

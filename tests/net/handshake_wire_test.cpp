@@ -9,9 +9,16 @@ namespace maniple {
 namespace {
 
 WireHello sample() {
-  WireHello hello{
-      .role = Role::data, .generation = 7, .world_size = 8, .rank = 3, .nonce = {}, .job = "job", .topic = "lane",
-      .to = 5, .cipher = Cipher::chacha20_poly1305, .encrypt = true};
+  WireHello hello{.role = Role::data,
+                  .generation = 7,
+                  .world_size = 8,
+                  .rank = 3,
+                  .nonce = {},
+                  .job = "job",
+                  .topic = "lane",
+                  .to = 5,
+                  .cipher = Cipher::chacha20_poly1305,
+                  .encrypt = true};
   fill_random(hello.nonce);
   return hello;
 }

@@ -50,8 +50,8 @@ class Records : public testing::TestWithParam<Cipher> {
 };
 
 TEST_P(Records, EverySizeSurvivesTheTripInPiecesOfAnySize) {
-  for (const std::size_t size : {std::size_t{1}, std::size_t{15}, std::size_t{16}, std::size_t{1000}, kMaxRecordBytes - 1,
-                                 kMaxRecordBytes, kMaxRecordBytes + 1, 3 * kMaxRecordBytes + 7}) {
+  for (const std::size_t size : {std::size_t{1}, std::size_t{15}, std::size_t{16}, std::size_t{1000},
+                                 kMaxRecordBytes - 1, kMaxRecordBytes, kMaxRecordBytes + 1, 3 * kMaxRecordBytes + 7}) {
     const std::string plain = pattern(size);
     for (const std::size_t step : {std::size_t{7}, std::size_t{4096}, std::size_t(-1)}) {
       RecordSealer out = sealer();

@@ -15,10 +15,10 @@
 
 #include "base/files.h"
 #include "net/handshake.h"
+#include "rendezvous/clean_environment.h"
 #include "rendezvous/rendezvous.h"
 #include "rendezvous/secret_source.h"
 #include "store/tcp_store.h"
-#include "rendezvous/clean_environment.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {
@@ -193,9 +193,9 @@ TEST_F(Rendezvous, ATakenPortIsNamed) {
 }
 
 TEST_F(Rendezvous, NobodyThereIsATimeout) {
-  EXPECT_THROW(
-      rendezvous(options_for("tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2), Deadline::after(milliseconds(200))),
-      Timeout);
+  EXPECT_THROW(rendezvous(options_for("tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2),
+                          Deadline::after(milliseconds(200))),
+               Timeout);
 }
 
 TEST_F(Rendezvous, AnotherWorldSizeIsRefused) {
@@ -290,9 +290,8 @@ TEST_F(Rendezvous, AFileRemovedWhileItIsOpenedIsMadeAgain) {
   std::thread joins([&] { EXPECT_NO_THROW(rendezvous(options_for(file_method, 0, 1), soon())); });
   const auto opened_twice = [&] {
     const std::vector<std::string> names = names_in("/proc/self/fd");
-    return std::count_if(names.begin(), names.end(), [&](const std::string& name) {
-             return link_target("/proc/self/fd/" + name) == path;
-           }) == 2;
+    return std::count_if(names.begin(), names.end(),
+                         [&](const std::string& name) { return link_target("/proc/self/fd/" + name) == path; }) == 2;
   };
   const Deadline deadline = soon();
   while (!opened_twice() && !deadline.expired()) std::this_thread::yield();
@@ -328,7 +327,8 @@ TEST_F(Rendezvous, AFileThatCannotServeIsNamedAtOnce) {
   put("maniple file store 1\n", 0620);
   EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("mode is 620")));
   put("epoch 7 loss 0.25, and so on", 0600);
-  EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("begins with \"epoch 7 loss"), HasSubstr("maniple file store 1")));
+  EXPECT_THAT(refusal(file_method),
+              AllOf(HasSubstr(path), HasSubstr("begins with \"epoch 7 loss"), HasSubstr("maniple file store 1")));
   put("x", 0600);
   EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("begins with \"x\"")));
   put("maniple file store 1\n" + std::string(100, 'z'), 0600);
@@ -347,7 +347,8 @@ TEST_F(Rendezvous, AFileThatCannotServeIsNamedAtOnce) {
   EXPECT_EQ(::symlink("/nowhere", path.c_str()), 0);
   EXPECT_THAT(refusal(file_method), AllOf(HasSubstr(path), HasSubstr("a symbolic link")));
   ::unlink(path.c_str());
-  EXPECT_THAT(refusal(file_method + "/deeper/store"), AllOf(HasSubstr("there is no folder"), HasSubstr(path + "/deeper")));
+  EXPECT_THAT(refusal(file_method + "/deeper/store"),
+              AllOf(HasSubstr("there is no folder"), HasSubstr(path + "/deeper")));
 }
 
 // What another user would see: root opens everything, so a child becomes nobody.
@@ -362,11 +363,12 @@ TEST_F(Rendezvous, AFileOfAnotherUserIsNamedAtOnce) {
       throw Unsupported(refusal(file_method));
     });
   };
-  EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("of user 0 with mode 600"), HasSubstr("expected a regular file of user 65534"),
-                                 HasSubstr("Permission denied")));
+  EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("of user 0 with mode 600"),
+                                 HasSubstr("expected a regular file of user 65534"), HasSubstr("Permission denied")));
   ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
   ASSERT_EQ(::chmod(path.c_str(), 0400), 0);
-  EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("of user 65534 with mode 400"), HasSubstr("Permission denied")));
+  EXPECT_THAT(as_nobody(),
+              AllOf(HasSubstr(path), HasSubstr("of user 65534 with mode 400"), HasSubstr("Permission denied")));
   ASSERT_EQ(::chmod(path.c_str(), 0666), 0);
   ASSERT_EQ(::chown(path.c_str(), 0, 0), 0);
   EXPECT_THAT(as_nobody(), AllOf(HasSubstr(path), HasSubstr("belongs to user 0, not to user 65534")));
@@ -376,7 +378,8 @@ TEST_F(Rendezvous, AFileOfAnotherUserIsNamedAtOnce) {
 TEST_F(Rendezvous, AFileThatWasClosedAndNotRemovedIsNamedSoon) {
   const auto store = make_file_store(directory + "/store");
   store->set("joins", "closed");
-  EXPECT_THAT(refusal(file_method, seconds(40)), AllOf(HasSubstr(directory), HasSubstr("closed the file"), HasSubstr("remove the file")));
+  EXPECT_THAT(refusal(file_method, seconds(40)),
+              AllOf(HasSubstr(directory), HasSubstr("closed the file"), HasSubstr("remove the file")));
   store->set("joins", "nonsense");
   EXPECT_THAT(refusal(file_method), HasSubstr("no whole number"));
 }

@@ -23,10 +23,10 @@ TEST(Schedulers, NothingIsNobody) { EXPECT_FALSE(detect({{"SLURM_JOB_ID", "7"}})
 
 TEST(Schedulers, OpenMpiOnOneHostNeedsNoMaster) {
   const auto assignment = detect({{"OMPI_COMM_WORLD_RANK", "3"},
-                            {"OMPI_COMM_WORLD_SIZE", "4"},
-                            {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
-                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
-                            {"PMIX_NAMESPACE", "prterun-host-17@1"}});
+                                  {"OMPI_COMM_WORLD_SIZE", "4"},
+                                  {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                  {"PMIX_NAMESPACE", "prterun-host-17@1"}});
   ASSERT_TRUE(assignment.has_value());
   EXPECT_EQ(assignment->rank, 3);
   EXPECT_EQ(assignment->world_size, 4);
@@ -43,11 +43,11 @@ TEST(Schedulers, OpenMpiOnSeveralHostsDoesNotGuess) {
 
 TEST(Schedulers, Slurm) {
   const auto assignment = detect({{"SLURM_PROCID", "5"},
-                            {"SLURM_NTASKS", "8"},
-                            {"SLURM_LOCALID", "1"},
-                            {"SLURM_NODEID", "2"},
-                            {"SLURM_JOB_NODELIST", "gpu[07-09,12],cpu1"},
-                            {"SLURM_JOB_ID", "123456"}});
+                                  {"SLURM_NTASKS", "8"},
+                                  {"SLURM_LOCALID", "1"},
+                                  {"SLURM_NODEID", "2"},
+                                  {"SLURM_JOB_NODELIST", "gpu[07-09,12],cpu1"},
+                                  {"SLURM_JOB_ID", "123456"}});
   ASSERT_TRUE(assignment.has_value());
   EXPECT_STREQ(assignment->scheduler, "Slurm");
   EXPECT_EQ(assignment->rank, 5);
@@ -60,10 +60,10 @@ TEST(Schedulers, Slurm) {
 
 TEST(Schedulers, ASlurmStepMayBeSmallerThanItsJob) {
   const auto assignment = detect({{"SLURM_PROCID", "1"},
-                            {"SLURM_NTASKS", "8"},
-                            {"SLURM_STEP_NUM_TASKS", "2"},
-                            {"SLURM_JOB_NODELIST", "a[1-4]"},
-                            {"SLURM_STEP_NODELIST", "a3"}});
+                                  {"SLURM_NTASKS", "8"},
+                                  {"SLURM_STEP_NUM_TASKS", "2"},
+                                  {"SLURM_JOB_NODELIST", "a[1-4]"},
+                                  {"SLURM_STEP_NODELIST", "a3"}});
   EXPECT_EQ(assignment->world_size, 2);
   EXPECT_EQ(assignment->master_addr, "a3");
 }

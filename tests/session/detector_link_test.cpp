@@ -33,7 +33,8 @@ struct Pair {
     other = UniqueFd(fds[1]);
     link = std::make_shared<DetectorLink>(loop, SecureConnection(UniqueFd(fds[0]), kHere));
     in_loop([&] {
-      link->open({.message = std::move(on_message), .closed = [this](const std::string& why) { closed.set_value(why); }});
+      link->open(
+          {.message = std::move(on_message), .closed = [this](const std::string& why) { closed.set_value(why); }});
     });
   }
   ~Pair() {
@@ -135,26 +136,34 @@ TEST(DetectorLink, WhatIsNotAuthenticClosesItAndIsNotBelieved) {
   };
   const std::string beat = encode({});
   for (std::size_t i = kRecordHeaderBytes; i < beat.size() + kRecordOverhead; ++i) {
-    expect_closed([&](Pair& pair) {
-      std::string record = pair.sealed(beat);
-      record[i] = static_cast<char>(record[i] ^ 1);
-      return record;
-    }, 0);
+    expect_closed(
+        [&](Pair& pair) {
+          std::string record = pair.sealed(beat);
+          record[i] = static_cast<char>(record[i] ^ 1);
+          return record;
+        },
+        0);
   }
-  expect_closed([&](Pair& pair) {
-    const std::string record = pair.sealed(beat);
-    return record + record;
-  }, 1);
-  expect_closed([&](Pair& pair) {
-    pair.sealed(beat);  // left out
-    return pair.sealed(beat);
-  }, 0);
-  expect_closed([&](Pair& pair) {
-    pair.in_loop([&] { pair.link->send({}); });
-    std::string own(beat.size() + kRecordOverhead, '\0');
-    EXPECT_EQ(::recv(pair.other.get(), own.data(), own.size(), MSG_WAITALL), static_cast<ssize_t>(own.size()));
-    return own;
-  }, 0);
+  expect_closed(
+      [&](Pair& pair) {
+        const std::string record = pair.sealed(beat);
+        return record + record;
+      },
+      1);
+  expect_closed(
+      [&](Pair& pair) {
+        pair.sealed(beat);  // left out
+        return pair.sealed(beat);
+      },
+      0);
+  expect_closed(
+      [&](Pair& pair) {
+        pair.in_loop([&] { pair.link->send({}); });
+        std::string own(beat.size() + kRecordOverhead, '\0');
+        EXPECT_EQ(::recv(pair.other.get(), own.data(), own.size(), MSG_WAITALL), static_cast<ssize_t>(own.size()));
+        return own;
+      },
+      0);
   expect_closed([&](Pair&) { return std::string(64, '\x01'); }, 0);
   expect_closed([&](Pair&) { return beat + std::string(4096, '\x01'); }, 0);
 }

@@ -26,7 +26,7 @@ class DescriptorPassing : public testing::Test {
   }
   static Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
   static std::pair<dev_t, ino_t> file_of(int fd) {
-    struct stat facts {};
+    struct stat facts{};
     EXPECT_EQ(::fstat(fd, &facts), 0);
     return {facts.st_dev, facts.st_ino};
   }

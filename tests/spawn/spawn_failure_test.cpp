@@ -91,7 +91,7 @@ TEST_P(SpawnFailure, ExceptionsOfManyTypes) {
       case 0: throw Custom();
       case 1: throw 42;
       case 2: throw std::string("a string");
-      case 3: throw Timeout("rank 3 did not come");
+      case 3: throw Timeout("rank 3 did not arrive");
       case 4: throw PeerLost("rank 2 is gone", 2);
       case 5: throw std::runtime_error(std::string(100'000, 'x'));
       default: throw std::runtime_error("");
@@ -105,7 +105,7 @@ TEST_P(SpawnFailure, ExceptionsOfManyTypes) {
   const SpawnError timeout = spawn_error(thrower, options(1), 3);
   EXPECT_EQ(timeout.kind(), ErrorKind::timeout);
   EXPECT_EQ(timeout.type(), "maniple::Timeout");
-  EXPECT_EQ(timeout.text(), "rank 3 did not come");
+  EXPECT_EQ(timeout.text(), "rank 3 did not arrive");
   EXPECT_EQ(spawn_error(thrower, options(1), 4).kind(), ErrorKind::peer_lost);
   EXPECT_EQ(spawn_error(thrower, options(1), 5).text().substr(0, 10), "xxxxxxxxxx");
   EXPECT_EQ(spawn_error(thrower, options(1), 6).type(), "std::runtime_error");

@@ -26,7 +26,8 @@ class SpawnTest : public testing::Test {
     int status = 0;
     EXPECT_EQ(::waitpid(-1, &status, WNOHANG), -1) << "a process is left";
     EXPECT_EQ(errno, ECHILD);
-    for (const std::string& leak : harness::ProcessResources::leaked_since(before_)) ADD_FAILURE() << "leaked: " << leak;
+    for (const std::string& leak : harness::ProcessResources::leaked_since(before_))
+      ADD_FAILURE() << "leaked: " << leak;
   }
 
   std::string file(const std::string& name) const { return scratch_.path() + "/" + name; }

@@ -160,8 +160,10 @@ TEST_F(SpawnTest, TheProgramMayDoTheArithmeticOfTwoMachines) {
     EXPECT_TRUE(first.join());
   }
   // The ranks' own variables are not those of a job inside of them.
-  spawn([](int) { spawn([](int, const std::string& outer) { require(variable("MASTER_PORT") != outer, "a port of its own"); },
-                        {}, variable("MASTER_PORT")); });
+  spawn([](int) {
+    spawn([](int, const std::string& outer) { require(variable("MASTER_PORT") != outer, "a port of its own"); }, {},
+          variable("MASTER_PORT"));
+  });
   for (const char* name : {"MANIPLE_SECRET_FILE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
 }
 
@@ -249,7 +251,7 @@ TEST_F(SpawnTest, FromAThreadThatEnds) {
   std::thread([&] {
     context = spawn(
         [](int rank, const std::string& go) {
-          require(eventually([&] { return !contents(go).empty(); }), "told to go on");
+          require(eventually([&] { return !contents(go).empty(); }), "the file that lets it go on");
           require(rank < 2, "rank");
         },
         {.nprocs = 2, .join = false, .daemon = true}, file("go"));

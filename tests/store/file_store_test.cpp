@@ -49,7 +49,7 @@ class FileStoreTest : public testing::Test {
 
 TEST_F(FileStoreTest, IsCreatedForItsOwnerOnly) {
   make_file_store(path)->set("k", "v");
-  struct stat status {};
+  struct stat status{};
   ASSERT_EQ(::stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
 }

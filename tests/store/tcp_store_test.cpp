@@ -105,7 +105,8 @@ TEST_F(TcpStore, ARetiredServerServesItsLastClients) {
 
 TEST_F(TcpStore, WhoeverIsAdmittedWhileTheServerIsLeavingIsServed) {
   for (int round = 0; round < 50; ++round) {
-    auto host = std::make_shared<TcpStoreServer>(Address::resolve("127.0.0.1", 0, Deadline::after(seconds(20))).front(), identity);
+    auto host = std::make_shared<TcpStoreServer>(Address::resolve("127.0.0.1", 0, Deadline::after(seconds(20))).front(),
+                                                 identity);
     const std::uint16_t port = host->address().port();
     auto last = connect_tcp_store("127.0.0.1", port, identity, Deadline::after(seconds(20)));
     TcpStoreServer::retire(std::move(host));

@@ -1,7 +1,7 @@
 #include "topology/core_set.h"
 
-#include <gtest/gtest.h>
 #include <sched.h>
+#include <gtest/gtest.h>
 
 #include <maniple/comm/error.h>
 

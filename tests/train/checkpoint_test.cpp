@@ -207,7 +207,8 @@ TEST(Checkpoint, AFullDiskLeavesThePreviousOne) {  // fault 20; the limit of a f
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(run.checkpoint->last_error().find("step 2"), std::string::npos) << run.checkpoint->last_error();
   EXPECT_EQ(list_checkpoints(folder.path()), (std::vector<std::int64_t>{1}));
-  EXPECT_EQ(::system(("test $(ls -A " + folder.path() + " | wc -l) -eq 1").c_str()), 0) << "nothing is left of the failed one";
+  EXPECT_EQ(::system(("test $(ls -A " + folder.path() + " | wc -l) -eq 1").c_str()), 0)
+      << "nothing is left of the failed one";
   run.checkpoint->save(3);
   EXPECT_EQ(run.checkpoint->last_error(), "");
   EXPECT_EQ(run.checkpoint->load(), std::optional<std::int64_t>(3));
@@ -232,13 +233,18 @@ TEST(Checkpoint, WhatDoesNotFitIsNamedAndChangesNothing) {
   };
   Net wide(16);
   const auto before = wide->parameters()[0].clone();
-  EXPECT_NE(trouble([&](Checkpoint& c) { c.add("model", *wide); }).find("first.bias has shape [8] in the checkpoint and [16] here"), std::string::npos);
+  EXPECT_NE(trouble([&](Checkpoint& c) {
+              c.add("model", *wide);
+            }).find("first.bias has shape [8] in the checkpoint and [16] here"),
+            std::string::npos);
   EXPECT_TRUE(wide->parameters()[0].equal(before));
   torch::nn::Linear other(4, 8);
-  EXPECT_NE(trouble([&](Checkpoint& c) { c.add("model", *other); }).find("not in the checkpoint: [bias, weight]"), std::string::npos);
+  EXPECT_NE(trouble([&](Checkpoint& c) { c.add("model", *other); }).find("not in the checkpoint: [bias, weight]"),
+            std::string::npos);
   Net net;
   torch::optim::SGD sgd(net->parameters(), 0.1);
-  EXPECT_NE(trouble([&](Checkpoint& c) { c.add("optimizer", sgd); }).find("optimizer is Adam, this one SGD"), std::string::npos);
+  EXPECT_NE(trouble([&](Checkpoint& c) { c.add("optimizer", sgd); }).find("optimizer is Adam, this one SGD"),
+            std::string::npos);
   torch::optim::Adam few(std::vector<torch::Tensor>{net->parameters()[0]}, 0.1);
   EXPECT_NE(trouble([&](Checkpoint& c) { c.add("optimizer", few); }).find("parameters, here 1"), std::string::npos);
   std::int64_t number = 0;

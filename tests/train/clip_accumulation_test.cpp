@@ -233,13 +233,19 @@ TEST(Accumulation, WithoutRanks) {
   EXPECT_TRUE(accumulation.ready());
   expect_close(gradients_of(*net), reference_of(data), 3e-6);
   // A loop that broke off: what it left is dropped, and the next group is whole.
-  { const auto scope = accumulation.step(); }
+  {
+    const auto scope = accumulation.step();
+  }
   EXPECT_EQ(accumulation.pending(), 1);
   accumulation.reset();
   EXPECT_EQ(accumulation.pending(), 0);
-  { const auto scope = accumulation.step(); }
+  {
+    const auto scope = accumulation.step();
+  }
   EXPECT_FALSE(accumulation.ready());
-  { const auto scope = accumulation.step(); }
+  {
+    const auto scope = accumulation.step();
+  }
   EXPECT_TRUE(accumulation.ready());
   EXPECT_THROW(Accumulation(net->parameters(), 0), InvalidArgument);
   Accumulation one(net->parameters(), 1);

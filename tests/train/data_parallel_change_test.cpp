@@ -134,9 +134,7 @@ TEST(DataParallel, BadArguments) {
   EXPECT_TRUE(contains(invalid([&] { along.forward(numbers({4, 8})); }), "no dimension 2"));
   Scripted odd([](ScriptedImpl&, const Tensor& x) { return torch::zeros({x.size(0), x.size(0)}); });
   const DataParallel uneven(odd, {.devices = cpus(2)});
-  EXPECT_TRUE(contains(invalid([&] {
-                         uneven.forward(numbers({3, 1}));
-                       }),
+  EXPECT_TRUE(contains(invalid([&] { uneven.forward(numbers({3, 1})); }),
                        "result 0 is [2, 2] on replica 0 and [1, 1] on replica 1"));
 }
 

@@ -68,9 +68,8 @@ TEST(DdpChange, AConvertedModuleUnderNoSync) {
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
     net->to(torch::kFloat64);
     const auto guard = ddp.no_sync();
-    const Caught caught = catch_error([&] {
-      loss_of(net->forward(numbers({4, 8}, r.rank).to(torch::kFloat64))).backward();
-    });
+    const Caught caught =
+        catch_error([&] { loss_of(net->forward(numbers({4, 8}, r.rank).to(torch::kFloat64))).backward(); });
     EXPECT_TRUE(caught.any && contains(caught.text, "was converted")) << caught;
   });
 }
@@ -79,7 +78,9 @@ TEST(DdpChange, AConvertedModuleUnderNoSync) {
 TEST(DdpChange, AModuleThatIsNoLongerWrapped) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
-    { const DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world}); }
+    {
+      const DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    }
     net->to(torch::kFloat64);
     EXPECT_NO_THROW(loss_of(net->forward(numbers({4, 8}, r.rank).to(torch::kFloat64))).backward());
     net->zero_grad(true);

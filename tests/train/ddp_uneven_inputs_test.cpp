@@ -261,9 +261,8 @@ TEST(DdpUnevenInputs, InvalidUseThrows) {
     DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
     with_uneven_inputs(ddp, [&] { EXPECT_THROW(with_uneven_inputs(ddp, [] {}), InvalidArgument) << "nested"; });
     const Caught caught = catch_error([&] {
-      with_uneven_inputs(ddp, {.shadow_step = [](const std::function<void()>&) {}}, [&] {
-        train_own(r, ddp, nullptr, {0, 2});
-      });
+      with_uneven_inputs(ddp, {.shadow_step = [](const std::function<void()>&) {}},
+                         [&] { train_own(r, ddp, nullptr, {0, 2}); });
     });
     EXPECT_TRUE(contains(caught.text, "shadow_step did not call backward")) << caught;
   });

@@ -149,9 +149,8 @@ TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
         expect_same_everywhere(r, *net);
       }
       r.phase("the promise is broken");
-      const Caught caught = catch_error([&] {
-        loss_of(ddp.module()->forward(numbers({4, 8}), {"a", "b", "c"})).backward();
-      });
+      const Caught caught =
+          catch_error([&] { loss_of(ddp.module()->forward(numbers({4, 8}), {"a", "b", "c"})).backward(); });
       EXPECT_TRUE(caught.any && contains(caught.text, "static")) << caught;
     });
   }

@@ -45,7 +45,8 @@ TEST(Safetensors, ReadsWhatOtherToolsWrite) {
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/x.safetensors";
   const float values[] = {1.5f, -2.0f};
-  std::string bytes = prefixed(R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})");
+  std::string bytes =
+      prefixed(R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})");
   bytes.append(reinterpret_cast<const char*>(values), sizeof values);
   write_file(path, bytes);
   const NamedState state = read_state(path);
@@ -56,8 +57,8 @@ TEST(Safetensors, ReadsWhatOtherToolsWrite) {
 TEST(Safetensors, EveryDtypeAndShapeComesBack) {
   const TemporaryDirectory folder;
   NamedState state;
-  for (const auto type : {torch::kBool, torch::kUInt8, torch::kInt8, torch::kInt16, torch::kInt32, torch::kInt64, torch::kFloat16,
-                          torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
+  for (const auto type : {torch::kBool, torch::kUInt8, torch::kInt8, torch::kInt16, torch::kInt32, torch::kInt64,
+                          torch::kFloat16, torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
     const std::string name = toString(type);
     state.tensors[name] = torch::arange(12).to(type).view({3, 4});
     state.tensors[name + ".strided"] = torch::arange(12).to(type).view({3, 4}).t();
@@ -105,13 +106,16 @@ TEST(Safetensors, HostileHeadersAreNamed) {
       {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})"), 4, "truncated"},
       {entry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), 8, "belong to no tensor"},
       {entry(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), 8, "belong to none"},
-      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12, "overlap"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "twice"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+       12, "overlap"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+       1, "twice"},
       {R"({"__metadata__":{"a":1}})", 0, "no text"},
       {R"({"__metadata__":[]})", 0, "no object"},
   };
   for (const auto& [header, data, says] : cases) {
-    EXPECT_NE(trouble_with(header, data).find(says), std::string::npos) << header.substr(0, 120) << "\n -> " << trouble_with(header, data);
+    EXPECT_NE(trouble_with(header, data).find(says), std::string::npos)
+        << header.substr(0, 120) << "\n -> " << trouble_with(header, data);
   }
   EXPECT_EQ(trouble_with("{}   ", 0), "accepted") << "padding, and no tensor at all";
 }
@@ -140,12 +144,16 @@ TEST(Safetensors, WhatCannotBeSavedIsRefused) {
 
 TEST(CheckpointFolder, ManifestsThatLie) {
   const std::string hash(64, 'a');
-  EXPECT_EQ(parse_manifest(encode({.step = 7, .files = {{"m.safetensors", {3, hash}}}})).files.at("m.safetensors").bytes, 3u);
+  EXPECT_EQ(
+      parse_manifest(encode({.step = 7, .files = {{"m.safetensors", {3, hash}}}})).files.at("m.safetensors").bytes, 3u);
   for (const std::string& text : {
-           std::string("{"), std::string("[]"), std::string(R"({"format":"other","step":1,"files":{}})"),
+           std::string("{"),
+           std::string("[]"),
+           std::string(R"({"format":"other","step":1,"files":{}})"),
            std::string(R"({"format":"maniple-checkpoint-1","step":-1,"files":{}})"),
            std::string(R"({"format":"maniple-checkpoint-1","step":1})"),
-           R"({"format":"maniple-checkpoint-1","step":1,"files":{"../../etc/passwd":{"bytes":1,"sha256":")" + hash + "\"}}}",
+           R"({"format":"maniple-checkpoint-1","step":1,"files":{"../../etc/passwd":{"bytes":1,"sha256":")" + hash +
+               "\"}}}",
            std::string(R"({"format":"maniple-checkpoint-1","step":1,"files":{"a":{"bytes":1,"sha256":"b"}}})"),
            std::string(R"({"format":"maniple-checkpoint-1","step":1,"files":{"a":7}})"),
        }) {
@@ -201,7 +209,8 @@ TEST(CheckpointFolder, KilledAtAnyMomentTheNewestCompleteOneLoads) {  // faults 
     const auto steps = list_checkpoints(folder.path());
     ASSERT_FALSE(steps.empty()) << "killed at stop " << stop;
     ASSERT_TRUE(steps.front() == newest || steps.front() == step) << steps.front();
-    for (const std::int64_t found : steps) ASSERT_NO_THROW(verify_checkpoint(folder.path(), found)) << "killed at stop " << stop;
+    for (const std::int64_t found : steps)
+      ASSERT_NO_THROW(verify_checkpoint(folder.path(), found)) << "killed at stop " << stop;
     const auto state = read_state(folder.path() + "/" + checkpoint_name(steps.front()) + "/part11.safetensors");
     ASSERT_TRUE(state.tensors.at("x").equal(torch::full({100}, static_cast<double>(steps.front()))));
     newest = steps.front();
@@ -213,7 +222,8 @@ TEST(CheckpointFolder, KilledAtAnyMomentTheNewestCompleteOneLoads) {  // faults 
   int entries = 0;
   for (const std::int64_t step : list_checkpoints(folder.path())) entries += step > 0 ? 1 : 0;
   EXPECT_EQ(entries, 2);
-  EXPECT_EQ(::system(("test $(ls -A " + folder.path() + " | wc -l) -eq 2").c_str()), 0) << "only the two checkpoints are left";
+  EXPECT_EQ(::system(("test $(ls -A " + folder.path() + " | wc -l) -eq 2").c_str()), 0)
+      << "only the two checkpoints are left";
 }
 
 TEST(CheckpointFolder, KilledWhileItReplacesTheOnlyOneOfTheTwoLoads) {

@@ -66,7 +66,8 @@ constexpr DType dtype_of() noexcept {
     return DType::float16;
   } else if constexpr (std::is_same_v<U, bfloat16>) {
     return DType::bfloat16;
-  } else if constexpr (std::is_same_v<U, std::byte> || (std::is_integral_v<U> && sizeof(U) == 1 && std::is_unsigned_v<U>)) {
+  } else if constexpr (std::is_same_v<U, std::byte> ||
+                       (std::is_integral_v<U> && sizeof(U) == 1 && std::is_unsigned_v<U>)) {
     return DType::uint8;
   } else {
     static_assert(std::is_integral_v<U> && std::is_signed_v<U>, "Maniple has no dtype for this C++ type");

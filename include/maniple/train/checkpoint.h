@@ -41,14 +41,15 @@ namespace maniple {
 struct CheckpointOptions {
   std::string folder = {};  ///< made if need be; something else than a directory is an error
   int keep_last = 3;        ///< older ones are removed after each save; at least 1. Damaged ones do not count
-  bool background = true;  ///< false: save() returns when the checkpoint is on the disk
+  bool background = true;   ///< false: save() returns when the checkpoint is on the disk
   /// Whose ranks save and load together. Null: the default group if there is one, otherwise this process alone.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
 
 struct LoadOptions {
-  std::optional<std::int64_t> step = {};           ///< this one and no other; otherwise the newest that is whole
-  std::optional<torch::Device> map_location = {};  ///< where tensors are put that were added as plain tensors; default: where they are now
+  std::optional<std::int64_t> step = {};  ///< this one and no other; otherwise the newest that is whole
+  std::optional<torch::Device> map_location =
+      {};              ///< where tensors are put that were added as plain tensors; default: where they are now
   bool strict = true;  ///< false: parameters the file has not, or has too many, are left alone (with a warning)
 };
 
@@ -71,7 +72,8 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, double& number);
   Checkpoint& add(const std::string& name, std::string& text);
   /// Anything that can be written as text.
-  Checkpoint& add(const std::string& name, std::function<std::string()> save, std::function<void(const std::string&)> load);
+  Checkpoint& add(const std::string& name, std::function<std::string()> save,
+                  std::function<void(const std::string&)> load);
 
   /// Takes a copy of everything, and writes it. Waits for an earlier save that is still being written. Throws for mistakes
   /// (a negative step) and lost ranks, not for a disk that is full or not writable: see last_error().

@@ -157,66 +157,65 @@ class DataParallel : public detail::DataParallelBase {
   /// `make` is called once for each device and returns a std::shared_ptr<Module>, or a holder, with the same parameters
   /// and buffers in the same order. Their values do not matter.
   template <class Make>
-    requires std::is_invocable_v<Make> DataParallel(std::shared_ptr<Module> module, DataParallelOptions options,
-                                                    Make make)
-        : DataParallelBase(module, std::move(options), factory(std::move(make))), module_(std::move(module)) {}
-    template <class Make>
-      requires std::is_invocable_v<Make> DataParallel(const torch::nn::ModuleHolder<Module>& holder,
-                                                      DataParallelOptions options, Make make)
-          : DataParallel(holder.ptr(), std::move(options), std::move(make)) {}
+    requires std::is_invocable_v<Make>
+  DataParallel(std::shared_ptr<Module> module, DataParallelOptions options, Make make)
+      : DataParallelBase(module, std::move(options), factory(std::move(make))), module_(std::move(module)) {}
+  template <class Make>
+    requires std::is_invocable_v<Make>
+  DataParallel(const torch::nn::ModuleHolder<Module>& holder, DataParallelOptions options, Make make)
+      : DataParallel(holder.ptr(), std::move(options), std::move(make)) {}
 
-      /// The module's forward, in parallel; see above. Results: a tensor, or tuples, vectors, maps ... of tensors.
-      template <class... Arguments>
-      auto forward(Arguments&&... arguments) const {
-        using Given = std::tuple<std::decay_t<Arguments>...>;
-        using Output =
-            std::decay_t<decltype(std::declval<Module&>().forward(std::declval<std::decay_t<Arguments>>()...))>;
-        static_assert(detail::Nest<Output>::kOnlyTensors,
-                      "DataParallel can concatenate tensors, and tuples, pairs, arrays, vectors, maps and optionals of "
-                      "tensors; the "
-                      "module's forward returns something else");
-        const Given given(std::forward<Arguments>(arguments)...);
-        std::optional<Output> first;
-        const Tensors gathered =
-            run(detail::tensors_in(given), [&](torch::nn::Module& replica, std::size_t index, const Tensors& inputs) {
-              Output output =
-                  std::apply([&](auto&&... part) { return dynamic_cast<Module&>(replica).forward(std::move(part)...); },
-                             detail::with_tensors(given, inputs));
-              Tensors tensors = detail::tensors_in(output);
-              if (index == 0) first = std::move(output);
-              return tensors;
-            });
-        return detail::with_tensors(*first, gathered);
+  /// The module's forward, in parallel; see above. Results: a tensor, or tuples, vectors, maps ... of tensors.
+  template <class... Arguments>
+  auto forward(Arguments&&... arguments) const {
+    using Given = std::tuple<std::decay_t<Arguments>...>;
+    using Output = std::decay_t<decltype(std::declval<Module&>().forward(std::declval<std::decay_t<Arguments>>()...))>;
+    static_assert(detail::Nest<Output>::kOnlyTensors,
+                  "DataParallel can concatenate tensors, and tuples, pairs, arrays, vectors, maps and optionals of "
+                  "tensors; the "
+                  "module's forward returns something else");
+    const Given given(std::forward<Arguments>(arguments)...);
+    std::optional<Output> first;
+    const Tensors gathered =
+        run(detail::tensors_in(given), [&](torch::nn::Module& replica, std::size_t index, const Tensors& inputs) {
+          Output output =
+              std::apply([&](auto&&... part) { return dynamic_cast<Module&>(replica).forward(std::move(part)...); },
+                         detail::with_tensors(given, inputs));
+          Tensors tensors = detail::tensors_in(output);
+          if (index == 0) first = std::move(output);
+          return tensors;
+        });
+    return detail::with_tensors(*first, gathered);
+  }
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) const {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  /// Itself, so that it is used as a holder is: dp->forward(x), dp->train(), dp->parameters().
+  const DataParallel* operator->() const noexcept { return this; }
+  DataParallel* operator->() noexcept { return this; }
+  const std::shared_ptr<Module>& module() const noexcept { return module_; }  ///< the wrapped module
+
+ private:
+  template <class Make>
+  static Factory factory(Make make) {
+    return [make = std::move(make)]() -> std::shared_ptr<torch::nn::Module> {
+      if constexpr (std::is_convertible_v<std::invoke_result_t<const Make&>, std::shared_ptr<Module>>) {
+        return make();
+      } else {
+        return make().ptr();
       }
-      template <class... Arguments>
-      auto operator()(Arguments&&... arguments) const {
-        return forward(std::forward<Arguments>(arguments)...);
-      }
+    };
+  }
 
-      /// Itself, so that it is used as a holder is: dp->forward(x), dp->train(), dp->parameters().
-      const DataParallel* operator->() const noexcept { return this; }
-      DataParallel* operator->() noexcept { return this; }
-      const std::shared_ptr<Module>& module() const noexcept { return module_; }  ///< the wrapped module
-
-     private:
-      template <class Make>
-      static Factory factory(Make make) {
-        return [make = std::move(make)]() -> std::shared_ptr<torch::nn::Module> {
-          if constexpr (std::is_convertible_v<std::invoke_result_t<const Make&>, std::shared_ptr<Module>>) {
-            return make();
-          } else {
-            return make().ptr();
-          }
-        };
-      }
-
-      std::shared_ptr<Module> module_;
+  std::shared_ptr<Module> module_;
 };
 
 template <class Module, class... More>
 DataParallel(std::shared_ptr<Module>, DataParallelOptions, More...) -> DataParallel<Module>;
 template <class Holder, class... More>
-  requires torch::detail::is_module_holder<Holder>::value DataParallel(Holder, DataParallelOptions, More...)
-->DataParallel<Holder>;
+  requires torch::detail::is_module_holder<Holder>::value
+DataParallel(Holder, DataParallelOptions, More...) -> DataParallel<Holder>;
 
 }  // namespace maniple

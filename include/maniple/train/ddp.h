@@ -247,10 +247,10 @@ DistributedDataParallel(std::shared_ptr<Module>) -> DistributedDataParallel<Modu
 template <class Module>
 DistributedDataParallel(std::shared_ptr<Module>, DdpOptions) -> DistributedDataParallel<Module>;
 template <class Holder>
-  requires torch::detail::is_module_holder<Holder>::value DistributedDataParallel(Holder)
-->DistributedDataParallel<Holder>;
+  requires torch::detail::is_module_holder<Holder>::value
+DistributedDataParallel(Holder) -> DistributedDataParallel<Holder>;
 template <class Holder>
-  requires torch::detail::is_module_holder<Holder>::value DistributedDataParallel(Holder, DdpOptions)
-->DistributedDataParallel<Holder>;
+  requires torch::detail::is_module_holder<Holder>::value
+DistributedDataParallel(Holder, DdpOptions) -> DistributedDataParallel<Holder>;
 
 }  // namespace maniple

@@ -120,11 +120,9 @@ template <class T>
 using TorchOptional = std::optional<T>;
 #endif
 template <class T>
-concept OptionalOf = requires {
-  typename T::value_type;
-}
-&&(std::is_same_v<T, std::optional<typename T::value_type>> ||
-   std::is_same_v<T, TorchOptional<typename T::value_type>>);
+concept OptionalOf =
+    requires { typename T::value_type; } && (std::is_same_v<T, std::optional<typename T::value_type>> ||
+                                             std::is_same_v<T, TorchOptional<typename T::value_type>>);
 template <OptionalOf T>
 struct Nest<T> {
   using Value = typename T::value_type;

@@ -86,9 +86,7 @@ struct Bfloat16 {
   static void store(std::byte* to, const Vector& value) {
     store_bytes(to, (rounded(value.even) >> 16u) | (rounded(value.odd) & 0xffff0000u));
   }
-  static Value load_one(const std::byte* from) {
-    return half::float_from_bfloat16(load_bytes<std::uint16_t>(from));
-  }
+  static Value load_one(const std::byte* from) { return half::float_from_bfloat16(load_bytes<std::uint16_t>(from)); }
   static void store_one(std::byte* to, Value value) { store_bytes(to, half::bfloat16_from_float(value)); }
 
  private:

@@ -16,9 +16,9 @@ namespace maniple::launch {
 enum class ColourChoice { automatic, always, never };
 
 struct ConsoleOptions {
-  bool quiet = false;      ///< no lines of workers, no status
-  bool prefix = true;      ///< "[rank 3] "
-  bool status = true;      ///< a status line, if standard error is a terminal
+  bool quiet = false;  ///< no lines of workers, no status
+  bool prefix = true;  ///< "[rank 3] "
+  bool status = true;  ///< a status line, if standard error is a terminal
   ColourChoice colour = ColourChoice::automatic;
 };
 

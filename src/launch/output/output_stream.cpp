@@ -14,7 +14,7 @@
 namespace maniple::launch {
 
 OutputStream::OutputStream(Poller& poller, int fd) : poller_(poller), fd_(fd) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd, &status) != 0) {
     broken_ = true;
     return;

@@ -54,12 +54,12 @@ std::vector<WorkerAssignment> plan_ranks(const std::vector<NodeShape>& nodes) {
     const int share = nodes[node].devices_per_process;
     for (int local = 0; local < nodes[node].processes; ++local) {
       assignments.push_back({.rank = static_cast<int>(assignments.size()),
-                       .node_rank = static_cast<int>(node),
-                       .local_rank = local,
-                       .local_size = nodes[node].processes,
-                       .world_size = world_size,
-                       .first_device = local * share,
-                       .device_count = share});
+                             .node_rank = static_cast<int>(node),
+                             .local_rank = local,
+                             .local_size = nodes[node].processes,
+                             .world_size = world_size,
+                             .first_device = local * share,
+                             .device_count = share});
     }
   }
   return assignments;
@@ -76,8 +76,8 @@ NodeRange parse_node_range(std::string_view text) {
 
 std::string explain_plan(const std::vector<NodeShape>& nodes) {
   const std::vector<WorkerAssignment> assignments = plan_ranks(nodes);
-  std::string text = fmt::format("{} on {}\n\n", counted(assignments.size(), "rank", "ranks"),
-                                 counted(nodes.size(), "node", "nodes"));
+  std::string text =
+      fmt::format("{} on {}\n\n", counted(assignments.size(), "rank", "ranks"), counted(nodes.size(), "node", "nodes"));
   bool hosts = false;
   for (const NodeShape& node : nodes) hosts = hosts || !node.host.empty();
   std::size_t width = 4;

@@ -30,7 +30,7 @@ sigset_t signals_to_take() {
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGCHLD);
   for (const int signal : kPassedOn) {
-    struct sigaction action {};
+    struct sigaction action{};
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
   return set;

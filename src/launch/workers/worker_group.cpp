@@ -46,7 +46,7 @@ void make_log_folder(const std::string& path) {
     const std::string part = path.substr(0, at);
     require(::mkdir(part.c_str(), 0777) == 0 || errno == EEXIST, part);
   }
-  struct stat status {};
+  struct stat status{};
   require(::stat(path.c_str(), &status) == 0, path);
   errno = ENOTDIR;
   require(S_ISDIR(status.st_mode), path);

@@ -97,7 +97,7 @@ void set_random_state(const torch::Tensor& state) {
 
 /// Only what waiting cannot fix is an error here; what cannot be read or made is an error of load and save.
 void require_directory(const std::string& folder) {
-  struct stat status {};
+  struct stat status{};
   const bool found = ::stat(folder.c_str(), &status) == 0;
   MANIPLE_REQUIRE(found ? S_ISDIR(status.st_mode) : errno != ENOTDIR,
                   "checkpoints cannot be kept in {}: it is not a directory, or lies below something that is none",
@@ -358,8 +358,7 @@ Checkpoint& Checkpoint::add(const std::string& name, double& number) {
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, std::string& text) {
-  return add(
-      name, [&text] { return text; }, [&text](const std::string& saved) { text = saved; });
+  return add(name, [&text] { return text; }, [&text](const std::string& saved) { text = saved; });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, std::function<std::string()> save,

@@ -27,7 +27,7 @@ constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostFiles = 4096;
 
 bool exists(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   return ::lstat(path.c_str(), &status) == 0;
 }
 
@@ -54,7 +54,8 @@ CheckpointManifest parse_manifest(std::string_view text) {
   if (step == json.end() || !step->is_number_unsigned() || step->get<std::uint64_t>() > INT64_MAX) {
     throw ProtocolError("the manifest has no step");
   }
-  if (files == json.end() || !files->is_object() || files->size() > kMostFiles) throw ProtocolError("the manifest has no files");
+  if (files == json.end() || !files->is_object() || files->size() > kMostFiles)
+    throw ProtocolError("the manifest has no files");
   CheckpointManifest manifest;
   manifest.step = step->get<std::int64_t>();
   for (const auto& [name, value] : files->items()) {
@@ -81,7 +82,8 @@ std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
     if (!name.starts_with(kStep)) continue;
     std::int64_t step = 0;
     const auto [end, error] = std::from_chars(name.data() + kStep.size(), name.data() + name.size(), step);
-    if (error == std::errc() && end == name.data() + name.size() && name == checkpoint_name(step)) steps.push_back(step);
+    if (error == std::errc() && end == name.data() + name.size() && name == checkpoint_name(step))
+      steps.push_back(step);
   }
   std::sort(steps.rbegin(), steps.rend());
   return steps;

@@ -1,9 +1,9 @@
 #include "train/checkpoint/durable_file.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <openssl/evp.h>
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,9 @@ class Sha256 {
     context_.reset(::EVP_MD_CTX_new());
     MANIPLE_ASSERT(context_ != nullptr && ::EVP_DigestInit_ex(context_.get(), ::EVP_sha256(), nullptr) == 1);
   }
-  void add(const void* data, std::size_t bytes) { MANIPLE_ASSERT(::EVP_DigestUpdate(context_.get(), data, bytes) == 1); }
+  void add(const void* data, std::size_t bytes) {
+    MANIPLE_ASSERT(::EVP_DigestUpdate(context_.get(), data, bytes) == 1);
+  }
   std::string take() {
     std::array<unsigned char, EVP_MAX_MD_SIZE> bytes;
     unsigned length = 0;

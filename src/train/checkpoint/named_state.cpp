@@ -18,9 +18,9 @@ struct DtypeName {
   const char* name;
 };
 constexpr DtypeName kDtypes[] = {
-    {torch::kBool, "BOOL"},    {torch::kUInt8, "U8"},    {torch::kInt8, "I8"},      {torch::kInt16, "I16"},
-    {torch::kInt32, "I32"},    {torch::kInt64, "I64"},   {torch::kFloat16, "F16"},  {torch::kBFloat16, "BF16"},
-    {torch::kFloat32, "F32"},  {torch::kFloat64, "F64"},
+    {torch::kBool, "BOOL"},   {torch::kUInt8, "U8"},    {torch::kInt8, "I8"},     {torch::kInt16, "I16"},
+    {torch::kInt32, "I32"},   {torch::kInt64, "I64"},   {torch::kFloat16, "F16"}, {torch::kBFloat16, "BF16"},
+    {torch::kFloat32, "F32"}, {torch::kFloat64, "F64"},
 };
 
 std::string name_of(torch::ScalarType type) {
@@ -62,7 +62,8 @@ NamedState snapshot_of(const NamedState& state) {
   NamedState copy;
   copy.texts = state.texts;
   for (const auto& [name, tensor] : state.tensors) {
-    MANIPLE_REQUIRE(tensor.defined() && tensor.layout() == torch::kStrided, "\"{}\" cannot be saved: it is undefined or sparse", name);
+    MANIPLE_REQUIRE(tensor.defined() && tensor.layout() == torch::kStrided,
+                    "\"{}\" cannot be saved: it is undefined or sparse", name);
     auto mine = torch::empty(tensor.sizes(), torch::TensorOptions().dtype(tensor.dtype()));
     mine.copy_(tensor);
     copy.tensors[name] = std::move(mine);
@@ -105,7 +106,8 @@ double real_of(const std::string& text) {
 std::int64_t integer_of(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) throw ProtocolError(format_text("\"{}\" is no whole number", text));
+  if (error != std::errc() || end != text.data() + text.size())
+    throw ProtocolError(format_text("\"{}\" is no whole number", text));
   return value;
 }
 

@@ -25,9 +25,10 @@ struct ElementType {
   std::uint64_t bytes;
 };
 constexpr std::array kElementTypes = {
-    ElementType{"BOOL", 1}, ElementType{"U8", 1},  ElementType{"I8", 1},  ElementType{"F8_E5M2", 1}, ElementType{"F8_E4M3", 1},
-    ElementType{"I16", 2},  ElementType{"U16", 2}, ElementType{"F16", 2}, ElementType{"BF16", 2},    ElementType{"I32", 4},
-    ElementType{"U32", 4},  ElementType{"F32", 4}, ElementType{"F64", 8}, ElementType{"I64", 8},     ElementType{"U64", 8},
+    ElementType{"BOOL", 1},    ElementType{"U8", 1},  ElementType{"I8", 1},  ElementType{"F8_E5M2", 1},
+    ElementType{"F8_E4M3", 1}, ElementType{"I16", 2}, ElementType{"U16", 2}, ElementType{"F16", 2},
+    ElementType{"BF16", 2},    ElementType{"I32", 4}, ElementType{"U32", 4}, ElementType{"F32", 4},
+    ElementType{"F64", 8},     ElementType{"I64", 8}, ElementType{"U64", 8},
 };
 
 /// Bytes of a tensor, or nullopt when that is no number of bytes a file could have.
@@ -53,7 +54,8 @@ std::string shown(std::string_view name) {
 
 std::uint64_t get_offset(const Json& value, const std::string& name) {
   // Negative numbers and fractions are other types to the parser.
-  if (!value.is_number_unsigned()) throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown(name)));
+  if (!value.is_number_unsigned())
+    throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown(name)));
   return value.get<std::uint64_t>();
 }
 
@@ -63,7 +65,8 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   };
   if (!value.is_object()) throw wrong("its description is no object");
   for (const auto& [key, unused] : value.items()) {
-    if (key != "dtype" && key != "shape" && key != "data_offsets") throw wrong(format_text("unknown field \"{}\"", shown(key)));
+    if (key != "dtype" && key != "shape" && key != "data_offsets")
+      throw wrong(format_text("unknown field \"{}\"", shown(key)));
   }
   if (value.size() != 3) throw wrong("it needs dtype, shape and data_offsets");
   SafetensorsEntry entry;
@@ -107,7 +110,8 @@ void check_places(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
       throw ProtocolError(format_text("tensors \"{}\" and \"{}\" overlap", shown(before->name), shown(entry.name)));
     }
     if (entry.begin > at) {
-      throw ProtocolError(format_text("{} bytes before tensor \"{}\" belong to none", entry.begin - at, shown(entry.name)));
+      throw ProtocolError(
+          format_text("{} bytes before tensor \"{}\" belong to none", entry.begin - at, shown(entry.name)));
     }
     at = entry.end;
     before = &entry;
@@ -132,7 +136,8 @@ void place_safetensors(SafetensorsHeader& header) {
                     "a tensor cannot be saved under the name \"{}\"", shown(entry.name));
     MANIPLE_REQUIRE(names.insert(entry.name).second, "two tensors are called \"{}\"", shown(entry.name));
     const auto element = safetensors_element_bytes(entry.dtype);
-    MANIPLE_REQUIRE(element, "tensor \"{}\" has dtype {}, which safetensors files cannot hold", shown(entry.name), entry.dtype);
+    MANIPLE_REQUIRE(element, "tensor \"{}\" has dtype {}, which safetensors files cannot hold", shown(entry.name),
+                    entry.dtype);
     const auto bytes = tensor_bytes(entry.shape, *element);
     MANIPLE_REQUIRE(bytes && *bytes <= std::numeric_limits<std::int64_t>::max() - at, "tensor \"{}\" is too large",
                     shown(entry.name));
@@ -157,7 +162,8 @@ std::string encode_safetensors(const SafetensorsHeader& header) {
   MANIPLE_REQUIRE(body.size() <= kMaxSafetensorsHeaderBytes, "the names of these tensors fill {} bytes; at most {} fit",
                   body.size(), kMaxSafetensorsHeaderBytes);
   std::string bytes;
-  for (std::size_t i = 0; i < kSafetensorsPrefixBytes; ++i) bytes += static_cast<char>(std::uint64_t{body.size()} >> (8 * i));
+  for (std::size_t i = 0; i < kSafetensorsPrefixBytes; ++i)
+    bytes += static_cast<char>(std::uint64_t{body.size()} >> (8 * i));
   return bytes + body;
 }
 
@@ -170,10 +176,12 @@ std::uint64_t safetensors_header_bytes(std::string_view prefix, std::uint64_t fi
     length |= std::uint64_t{static_cast<unsigned char>(prefix[i])} << (8 * i);
   }
   if (length > kMaxSafetensorsHeaderBytes) {
-    throw ProtocolError(format_text("it claims a header of {} bytes; at most {} are allowed", length, kMaxSafetensorsHeaderBytes));
+    throw ProtocolError(
+        format_text("it claims a header of {} bytes; at most {} are allowed", length, kMaxSafetensorsHeaderBytes));
   }
   if (length > file_bytes - kSafetensorsPrefixBytes) {
-    throw ProtocolError(format_text("it claims a header of {} bytes, but has only {} bytes: truncated?", length, file_bytes));
+    throw ProtocolError(
+        format_text("it claims a header of {} bytes, but has only {} bytes: truncated?", length, file_bytes));
   }
   return length;
 }

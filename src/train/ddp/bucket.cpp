@@ -11,8 +11,7 @@ namespace {
 torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides, const torch::Tensor& like) {
   void* data = static_cast<std::byte*>(memory.data()) + offset;
-  return torch::from_blob(
-      data, sizes, strides, [memory](void*) {}, like.options().requires_grad(false));
+  return torch::from_blob(data, sizes, strides, [memory](void*) {}, like.options().requires_grad(false));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ std::string mapped_segment(const std::string& local_rank) {
     ino_t inode = 0;
     words >> range >> rights >> offset >> device >> inode >> path;
     if (path.find("/vader_segment.") == std::string::npos || !path.ends_with("." + local_rank)) continue;
-    struct stat file {};
+    struct stat file{};
     if (::stat(path.c_str(), &file) == 0 && file.st_ino == inode && file.st_uid == ::geteuid()) return path;
   }
   return {};

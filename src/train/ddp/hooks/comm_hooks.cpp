@@ -10,7 +10,8 @@ namespace maniple {
 
 Work CommContext::all_reduce(const torch::Tensor& tensor, ReduceOp op) const {
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
-  if (async_) return group_->all_reduce(staged.buffer(), op, {.async_op = true}).then([staged] { staged.write_back(); });
+  if (async_)
+    return group_->all_reduce(staged.buffer(), op, {.async_op = true}).then([staged] { staged.write_back(); });
   group_->all_reduce(staged.buffer(), op);
   staged.write_back();
   return {};
