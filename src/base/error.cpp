@@ -11,28 +11,6 @@
 
 namespace maniple {
 
-const char* to_string(ErrorKind kind) noexcept {
-  switch (kind) {
-    case ErrorKind::invalid_argument: return "InvalidArgument";
-    case ErrorKind::timeout: return "Timeout";
-    case ErrorKind::peer_lost: return "PeerLost";
-    case ErrorKind::aborted: return "Aborted";
-    case ErrorKind::mismatch: return "Mismatch";
-    case ErrorKind::protocol: return "ProtocolError";
-    case ErrorKind::system: return "SystemError";
-    case ErrorKind::unsupported: return "Unsupported";
-  }
-  return "Error";
-}
-
-std::string describe(const ErrorInfo& info) {
-  if (info.operation.empty()) return info.reason;
-  std::string text = "[" + info.operation;
-  if (info.sequence != 0) text += fmt::format(" #{}", info.sequence);
-  if (!info.arguments.empty()) text += " " + info.arguments;
-  return text + fmt::format(" {} rank {}/{}] {}", info.group, info.rank, info.size, info.reason);
-}
-
 std::string errno_text(int code) { return std::system_category().message(code); }
 
 std::string start_error_text(int code) {

@@ -213,8 +213,7 @@ Order give_order(const launch::AgentMessage& order, const Relay::Tamper& meddle)
   // Often, as a length that was made larger is noticed when more bytes come.
   const AgentLink::Options options{.heartbeat = {.interval = milliseconds(10), .silence_limit = seconds(20)}};
   LauncherListener listener(
-      poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret),
-      [&](SecureConnection connection, const Address&) {
+      poller, listen_on(Address::parse("127.0.0.1:0")), launcher_identity(secret), [&](SecureConnection connection) {
         coordinator = std::make_unique<AgentLink>(
             poller, std::move(connection), options,
             AgentLink::Events{.received = [](const AgentMessage&) {},
@@ -246,7 +245,7 @@ Order give_order(const launch::AgentMessage& order, const Relay::Tamper& meddle)
 TEST(RelayedLauncher, AnOrderThatIsChangedIsNotExecuted) {
   launch::AgentMessage order{.kind = launch::AgentMessage::Kind::job};
   order.text = "training";
-  order.words = {"/usr/bin/train", "--steps", "1000"};
+  order.settings = {"/usr/bin/train", "--steps", "1000"};
   std::atomic<std::size_t> said{0};
   const Order honest = give_order(order, [&](Relay::Way way, std::size_t offset, std::string bytes) {
     if (way == Relay::to_dialler) said = offset + bytes.size();
