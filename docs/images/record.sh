@@ -7,14 +7,15 @@ export PATH=$PWD/build/bin:$PATH OMP_NUM_THREADS=1
 columns=112
 data=${1:-drawn}
 work=$(mktemp -d)
-server=maniple-record-$$
-trap 'tmux -L $server kill-server 2>/dev/null || true; rm -rf "$work"' EXIT
+server=""
+trap 'tmux -L "$server" kill-server 2>/dev/null || true; rm -rf "$work"' EXIT
 ln -s "$PWD/build/bin/examples/05_ddp_mnist" "$work/train"
 [[ $data == drawn ]] || ln -s "$(realpath "$data")" "$work/mnist"
 [[ $data == drawn ]] || data=mnist
 
 # record NAME SHOWN COMMAND: the screen after COMMAND has ended on a terminal, below the line SHOWN that a user would type.
 record() {
+  server=maniple-record-$1-$$  # of its own, as one that is being ended takes no new session
   tmux -L $server -f /dev/null new-session -d -x $columns -y 40 -c "$work" \
     "unshare --uts sh -c 'hostname node1; printf \"\\033[1m\$ %s\\033[0m\\n\" \"$2\"; $3; tmux -L $server wait-for -S done; sleep 60'"
   tmux -L $server wait-for done
