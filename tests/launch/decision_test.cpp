@@ -11,20 +11,10 @@
 #include "launch/coordinate/remote_start.h"
 #include "launch/output/output_tail.h"
 #include "launch/workers/out_of_memory.h"
+#include "process/lost_by.h"
 
 namespace maniple::launch {
 namespace {
-
-ErrorInfo lost_by(int by, int rank) {
-  return PeerLost({.operation = "barrier",
-                   .sequence = 3,
-                   .group = "world",
-                   .rank = by,
-                   .size = 8,
-                   .ranks = {rank},
-                   .reason = fmt::format("rank {} (pid 7 on vm) is lost: it ended", rank)})
-      .info();
-}
 
 TEST(RepeatedLosses, AreShownOnce) {
   RepeatedLosses losses;

@@ -13,6 +13,7 @@
 #include "process/child_process.h"
 #include "process/descriptors.h"
 #include "process/failure_report.h"
+#include "process/lost_by.h"
 #include "process/process_table.h"
 #include "process/program.h"
 #include "process/rank_environment.h"
@@ -20,17 +21,6 @@
 
 namespace maniple::launch {
 namespace {
-
-ErrorInfo lost_by(int by, int rank) {
-  return PeerLost({.operation = "barrier",
-                   .sequence = 3,
-                   .group = "world",
-                   .rank = by,
-                   .size = 8,
-                   .ranks = {rank},
-                   .reason = fmt::format("rank {} (pid 7 on vm) is lost: it ended", rank)})
-      .info();
-}
 
 TEST(FailureReport, TellsConsequencesFromCauses) {
   EXPECT_TRUE(is_consequence(lost_by(0, 2), 0));
