@@ -6,7 +6,6 @@
 #include <functional>
 
 #include "bench/measure.h"
-#include "bench/row.h"
 #include "bench/work_item.h"
 
 namespace maniple::bench {

@@ -13,7 +13,6 @@
 #include <maniple/train/int8_hook.h>
 #include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
-#include <maniple/train/model_averager.h>
 #include <maniple/train/post_local_sgd.h>
 #include <maniple/train/power_sgd.h>
 #include <maniple/train/progress.h>

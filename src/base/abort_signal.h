@@ -9,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -54,5 +55,19 @@ class AbortSignal {
 
 /// The text of an exception, for messages built from causes.
 std::string text_of(const std::exception_ptr& cause);
+
+/// A listener of an AbortSignal for as long as this object lives: also when the constructor of whoever holds it throws.
+class AbortListener {
+ public:
+  AbortListener(AbortSignal& signal, std::function<void()> listener)
+      : signal_(signal), ticket_(signal.on_raise(std::move(listener))) {}
+  ~AbortListener() { signal_.forget(ticket_); }
+  AbortListener(const AbortListener&) = delete;
+  AbortListener& operator=(const AbortListener&) = delete;
+
+ private:
+  AbortSignal& signal_;
+  int ticket_;
+};
 
 }  // namespace maniple

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "base/crc32c_polynomial.h"
-
 namespace maniple {
 namespace {
 

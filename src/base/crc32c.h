@@ -1,6 +1,7 @@
 // CRC-32C (Castagnoli), the check of data that crosses a network.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,3 +19,46 @@ std::uint32_t crc32c_wide(std::uint32_t seed, const void* data, std::size_t size
 bool crc32c_has_wide() noexcept;
 
 }  // namespace maniple
+
+// Arithmetic of CRC-32C at compile time. A 32-bit value is a polynomial over GF(2) with its bits reversed: the highest
+// bit is the coefficient of x^0, the lowest that of x^31. Constants only, no code ends up in the program.
+namespace maniple::crc32c_polynomial {
+
+inline constexpr std::uint32_t kPolynomial = 0x82f63b78u;
+inline constexpr std::uint32_t kOne = 0x80000000u;
+
+constexpr std::uint32_t times_x(std::uint32_t a) { return (a >> 1) ^ ((a & 1u) != 0 ? kPolynomial : 0u); }
+
+constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = kOne; bit != 0; bit >>= 1) {
+    if ((a & bit) != 0) product ^= b;
+    b = times_x(b);
+  }
+  return product;
+}
+
+constexpr std::uint32_t power_of_x(std::size_t exponent) {
+  std::uint32_t power = times_x(kOne);
+  std::uint32_t result = kOne;
+  for (; exponent != 0; exponent >>= 1) {
+    if ((exponent & 1) != 0) result = multiply(result, power);
+    power = multiply(power, power);
+  }
+  return result;
+}
+
+/// Multiplying by it is what following a value with that many zero bytes does.
+constexpr std::uint32_t zero_bytes(std::size_t bytes) { return power_of_x(8 * bytes); }
+
+/// table[b] = factor * (the polynomial with byte b at bits 8 * place and up), for every b.
+constexpr std::array<std::uint32_t, 256> byte_table(std::uint32_t factor, int place) {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t bit = 1; bit < 256; bit <<= 1) {
+    const std::uint32_t value = multiply(bit << (8 * place), factor);
+    for (std::uint32_t below = 0; below < bit; ++below) table[bit | below] = value ^ table[below];
+  }
+  return table;
+}
+
+}  // namespace maniple::crc32c_polynomial

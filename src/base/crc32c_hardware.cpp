@@ -6,8 +6,6 @@
 // those after it by a multiplication, which four table lookups do.
 #include "base/crc32c.h"
 
-#include "base/crc32c_polynomial.h"
-
 #if defined(__aarch64__)
 #include <arm_acle.h>
 #include <sys/auxv.h>

@@ -10,8 +10,6 @@
 // have one power less.
 #include "base/crc32c.h"
 
-#include "base/crc32c_polynomial.h"
-
 #if defined(__x86_64__)
 
 #include <immintrin.h>

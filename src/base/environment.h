@@ -93,6 +93,8 @@ std::optional<std::string> environment_text(const char* name);
 /// Throws InvalidArgument for a variable that is set to nothing, as `export NAME=$UNSET` does. For those whose absence means
 /// something else than a mistake.
 void require_not_empty(const char* name);
+/// What WORLD_SIZE may be at most.
+inline constexpr int kMaxWorldSize = 1 << 20;
 /// A plain whole number; nullopt when unset or empty; throws InvalidArgument naming the variable, its value and the range.
 std::optional<std::int64_t> environment_integer(const char* name, std::int64_t low, std::int64_t high);
 

@@ -3,10 +3,11 @@
 // The patterns are those of the fmt library, but no template of fmt is instantiated here: LibTorch brings headers of a fmt of its
 // own, of another version than the system's, and which of the two a source would get depends on the order of include folders.
 // Values are handed over by kind to format.cpp, the one place that calls fmt. The number of values, and whether a number is asked
-// for where a text is given, is checked when the program is compiled.
+// for where a text is given, is checked when the program is compiled. Further down: texts made fit for terminals.
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -130,5 +131,19 @@ std::string joined(const Range& range, std::string_view separator = ", ") {
   }
   return all;
 }
+
+// Texts for terminals and for formats that insist on UTF-8.
+
+/// The text with every byte that belongs to no UTF-8 character replaced by "?".
+std::string valid_utf8(std::string_view text);
+
+/// The same, with control characters (line ends, escapes) replaced by spaces: it cannot move the cursor.
+std::string one_line(std::string_view text);
+
+/// How many columns of a terminal a text from one_line takes: East Asian characters and emoji take two, combining marks none.
+std::size_t columns_of(std::string_view text);
+
+/// As much of its beginning as fits; a text that does not fit ends with "~", where there is a column.
+std::string cut_to_columns(std::string_view text, std::size_t columns);
 
 }  // namespace maniple

@@ -22,8 +22,27 @@ inline std::uint64_t ticks() noexcept {
 #endif
 }
 
-/// Ticks of one second (measured once where the processor does not say).
-double ticks_per_second() noexcept;
+/// Ticks of one second: what the processor says, or measured, which takes two milliseconds.
+inline double measure_ticks_per_second() noexcept {
+#if defined(__aarch64__)
+  std::uint64_t frequency = 0;
+  asm volatile("mrs %0, cntfrq_el0" : "=r"(frequency));
+  return static_cast<double>(frequency);
+#else
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const std::uint64_t first = ticks();
+  while (Clock::now() - start < std::chrono::milliseconds(2)) {
+  }
+  const std::chrono::duration<double> passed = Clock::now() - start;
+  return static_cast<double>(ticks() - first) / passed.count();
+#endif
+}
+/// The same, asked for once.
+inline double ticks_per_second() noexcept {
+  static const double kFrequency = measure_ticks_per_second();
+  return kFrequency;
+}
 
 /// Tells the processor that this is a waiting loop.
 inline void relax() noexcept {

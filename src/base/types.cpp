@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>  // join
 
 #include "base/check.h"
+#include "base/half.h"
 #include <maniple/comm/options.h>
 
 namespace maniple {
@@ -46,5 +47,11 @@ DType parse_dtype(std::string_view name) { return parse<DType>(kDTypes, name, "d
 ReduceOp::Kind parse_reduce_op(std::string_view name) { return parse<ReduceOp::Kind>(kReduceOps, name, "reduce op"); }
 Op parse_op(std::string_view name) { return parse<Op>(kOps, name, "operation"); }
 TransportKind parse_transport(std::string_view name) { return parse<TransportKind>(kTransports, name, "transport"); }
+
+float16::float16(float value) noexcept : bits(half::float16_from_float(value)) {}
+float16::operator float() const noexcept { return half::float_from_float16(bits); }
+
+bfloat16::bfloat16(float value) noexcept : bits(half::bfloat16_from_float(value)) {}
+bfloat16::operator float() const noexcept { return half::float_from_bfloat16(bits); }
 
 }  // namespace maniple

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "collective/selection.h"
+#include "collective/algorithms.h"
 #include <maniple/comm/options.h>
 
 namespace maniple::bench {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bench/process_set.h"
-#include "bench/row.h"
 #include "bench/system.h"
 #include "bench/virtual_network.h"
 #include "bench/work_item.h"

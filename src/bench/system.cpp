@@ -12,9 +12,9 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/host.h"
 #include "base/system_error.h"
-#include "collective/selection.h"
-#include "topology/core_set.h"
+#include "collective/algorithms.h"
 
 namespace maniple::bench {
 namespace {

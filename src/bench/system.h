@@ -103,4 +103,10 @@ bool on_path(const std::string& program);
 /// What `maniple bench --list` prints.
 std::string listing(const Testbed& testbed);
 
+// What a `bench-worker` process does: one rank of a measurement of Maniple itself.
+
+/// Initialises as `rank` with the init_method `rendezvous`, measures, and prints rows on rank 0. With the transport loopback
+/// it runs all ranks as threads instead and needs neither.
+void run_worker(const WorkItem& item, int rank, const std::string& rendezvous);
+
 }  // namespace maniple::bench

@@ -1,14 +1,20 @@
 // What a measuring process is asked to do: one operation at several sizes (WorkItem), and each of those sizes as the buffers of
-// every rank (Case).
+// every rank (Case); and what it answers, a Row for each size.
 //
 // A work item is passed as one JSON argument, so that our own workers, the peers' programs and the limit programs all read it the same
 // way.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include <maniple/comm/types.h>
 
@@ -71,5 +77,62 @@ struct WorkItem {
 
 std::string to_json_text(const WorkItem& item);
 WorkItem parse_work_item(const std::string& json_text);  ///< throws InvalidArgument
+
+/// One line of results, and its JSON: the schema that every measured system prints and `--json` writes.
+struct Row {
+  std::string op;
+  std::string backend;
+  std::string transport;
+  std::string buffer;
+  int ranks = 0;
+  std::uint64_t bytes = 0;
+  double median_us = 0;
+  double p99_us = 0;
+  double algbw_gbps = 0;  ///< bytes / median, 1e9 bytes a second
+  double busbw_gbps = 0;
+  std::string dtype;
+  std::string algorithm;
+  std::uint64_t iterations = 0;
+  int hosts = 1;
+  std::string link;   ///< rate of a host's link when shaped, "1gbit"
+  std::string error;  ///< not empty: the figures mean nothing
+};
+
+void to_json(nlohmann::json& json, const Row& row);
+void from_json(const nlohmann::json& json, Row& row);
+
+std::string to_line(const Row& row);                       ///< JSON without a newline
+std::optional<Row> parse_row_line(std::string_view line);  ///< nullopt: not a row (programs also print other things)
+
+/// Order statistics of timings: the smallest sample that at least `fraction` of all samples do not exceed (nearest rank); 0 of no samples.
+inline double percentile(std::vector<double> samples, double fraction) {
+  if (samples.empty()) return 0;
+  const double rank = std::ceil(fraction * static_cast<double>(samples.size()));
+  const auto index = std::min(samples.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)));
+  std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(index), samples.end());
+  return samples[index];
+}
+
+inline double median(std::vector<double> samples) { return percentile(std::move(samples), 0.5); }
+
+/// Sets the bandwidths from bytes and median.
+void set_bandwidth(Row& row);
+
+/// Repetitions of the same measurement as one: the median of medians and of p99s; an error of any is kept.
+Row merge(const std::vector<Row>& repetitions);
+
+// Sizes and quantities, as people write and read them.
+
+/// "4,1K,64K..16M": bytes with K, M, G for KiB, MiB, GiB; a range goes up by factors of 4 and includes its end.
+/// Throws InvalidArgument naming the part that is wrong.
+std::vector<std::uint64_t> parse_sizes(std::string_view text);
+
+std::string format_bytes(std::uint64_t bytes);              ///< "4 B", "1 KiB", "256 MiB"; not whole: "1.5 MiB"
+std::string format_time(double microseconds);               ///< "0.41 us", "13.2 ms", "1.20 s": three digits
+std::string format_bandwidth(double gigabytes_per_second);  ///< "38.1 GB/s", "8.70 MB/s"
+std::string three_digits(double value);                     ///< "0.41", "13.2", "812"
+
+/// "a,b" as its parts, without empty ones.
+std::vector<std::string> split_list(std::string_view text);
 
 }  // namespace maniple::bench

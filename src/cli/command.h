@@ -1,9 +1,13 @@
-// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands(). Those without options are in
+// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands(). The small ones are in
 // commands.cpp.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <span>
+#include <string>
+
+#include "base/environment.h"
 
 namespace CLI {
 class App;
@@ -31,5 +35,11 @@ std::function<int()> declare_doctor(CLI::App& app);
 std::function<int()> declare_run(CLI::App& app);
 std::function<int()> declare_run_agent(CLI::App& app);
 std::function<int()> declare_ps(CLI::App& app);
+
+// The table of `maniple knobs`, for a terminal of any width. Pure: environment and width are arguments.
+
+/// Narrow terminals get the meaning below the values, wide ones beside them; `width` 0: every knob is one line, for grep.
+/// What `read` finds set is shown behind the meaning.
+std::string knobs_table(const ReadVariable& read, std::size_t width);
 
 }  // namespace maniple::cli

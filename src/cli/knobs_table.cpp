@@ -1,4 +1,4 @@
-#include "cli/knobs_table.h"
+#include "cli/command.h"
 
 #include <fmt/format.h>
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "collective/algorithms.h"
 #include "collective/reduce/reduce.h"
-#include "collective/selection.h"
 #include "topology/rank_arithmetic.h"
 
 namespace maniple {

@@ -4,9 +4,12 @@
 // the file of its matter, and one line in the table.
 #pragma once
 
+#include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace maniple::doctor {
@@ -44,5 +47,166 @@ std::string problem_in(Attempt attempt) {
     return error.what();
   }
 }
+
+// Checks of what the kernel does for a job: shared memory and clocks.
+
+// --- Memory that ranks of one host share, and the way it is handed over.
+
+struct SharingFacts {
+  std::string memfd_problem = {};  ///< making, mapping and writing shared memory; empty: it works
+  std::string pass_problem = {};   ///< a descriptor over a Unix socket (SCM_RIGHTS)
+  std::optional<std::uint64_t> dev_shm_bytes = std::nullopt;  ///< free in /dev/shm
+};
+
+Findings judge(const SharingFacts& facts);
+SharingFacts inspect_sharing();
+
+// --- Clocks. Deadlines use the monotonic one only; a wrong date spoils logs and certificates, not training.
+
+struct ClockFacts {
+  std::int64_t now = 0;       ///< seconds after 1970
+  bool synchronised = false;  ///< the kernel thinks so
+  std::string source = {};    ///< "tsc"; empty: not known
+  double read_ns = 0;         ///< time that reading the monotonic clock takes
+  bool goes_forward = true;
+};
+
+Findings judge(const ClockFacts& facts);
+ClockFacts inspect_clock();
+
+/// Interfaces, the one that data would use, loopback, and whether a port can be listened on.
+struct Interface {
+  std::string name;
+  std::string address;
+  bool up = false;
+  bool loopback = false;
+};
+
+std::vector<Interface> list_interfaces();  ///< an entry for each address
+
+struct NetworkFacts {
+  std::vector<Interface> interfaces;
+  std::string chosen = {};          ///< MANIPLE_INTERFACE; empty: not set
+  std::string chosen_problem = {};  ///< why it cannot be used
+  std::string route = {};           ///< the address towards other networks; empty: no route
+  std::string hostname = {};
+  std::vector<std::string> hostname_addresses = {};
+  std::string loopback_problem = {};  ///< connecting to 127.0.0.1; empty: it works
+  std::string port_problem = {};      ///< listening on a free port; empty: it works
+};
+
+Findings judge(const NetworkFacts& facts);
+NetworkFacts inspect_network();
+
+// Checks of what this machine lets a job have: limits of the user and the container, cores, room on disk.
+
+// --- What the system allows this user and this container: open files, memory, processes.
+
+inline constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
+struct LimitFacts {
+  std::uint64_t files_soft = kUnlimited;
+  std::uint64_t files_hard = kUnlimited;
+  std::uint64_t locked_bytes = kUnlimited;
+  std::uint64_t address_bytes = kUnlimited;
+  std::uint64_t processes = kUnlimited;
+  std::optional<std::uint64_t> memory_limit = std::nullopt;  ///< of the control group
+  std::uint64_t memory_used = 0;
+};
+
+Findings judge(const LimitFacts& facts);
+LimitFacts inspect_limits();
+
+/// "max", a number, or nonsense (nullopt). The first version of control groups writes a huge number for no limit.
+std::optional<std::uint64_t> parse_group_limit(std::string_view text);
+
+// --- Cores that are there, cores that may be used, and what makes them slow.
+
+struct ProcessorFacts {
+  int online = 1;                              ///< of the machine
+  int allowed = 1;                             ///< by the affinity of this process
+  std::optional<double> quota = std::nullopt;  ///< cores' worth of time that the control group may use
+  std::string huge_pages = {};                 ///< "always", "madvise", "never"; empty: not known
+  std::string omp_threads = {};                ///< OMP_NUM_THREADS
+};
+
+Findings judge(const ProcessorFacts& facts);
+ProcessorFacts inspect_processors();
+
+/// "200000 100000" (version 2) -> 2; "max 100000" -> nullopt.
+std::optional<double> parse_cpu_max(std::string_view text);
+/// "always [madvise] never" -> "madvise"
+std::string parse_choice(std::string_view text);
+
+// --- Room for temporary files.
+
+struct DiskFacts {
+  std::string path;          ///< TMPDIR or /tmp
+  std::string problem = {};  ///< why nothing can be written there
+  std::uint64_t free_bytes = 0;
+};
+
+Findings judge(const DiskFacts& facts);
+DiskFacts inspect_disk();
+
+// Checks of what is installed: BLAS, GPUs and their driver, plugin backends and other launchers.
+
+// --- Which library multiplies matrices for a LibTorch that brings none of its own (Debian's).
+
+struct BlasFacts {
+  std::string path;  ///< where libblas.so.3 leads to; empty: it is not there
+};
+
+Findings judge(const BlasFacts& facts);
+BlasFacts inspect_blas();
+
+// --- NVIDIA GPUs: devices, driver, permission. Without CUDA: the kernel's files say enough.
+
+struct GpuFacts {
+  int devices = 0;           ///< /dev/nvidia0, 1, ...
+  int refused = 0;           ///< of these, not to be opened by this user
+  std::string driver = {};   ///< "535.104.05"; empty: not loaded
+  bool has_cuda = false;     ///< libcuda.so.1 is there
+  std::string visible = {};  ///< CUDA_VISIBLE_DEVICES
+  bool visible_is_set = false;
+};
+
+Findings judge(const GpuFacts& facts);
+GpuFacts inspect_gpus();
+
+/// From /proc/driver/nvidia/version: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug ..."
+std::string parse_driver_version(const std::string& text);
+
+// --- Other engines that are installed: launchers and libraries. All of them are optional.
+
+struct InstalledBackend {
+  std::string name;   ///< "Open MPI"
+  std::string found;  ///< path; empty: not there
+  std::string install;
+};
+using BackendFacts = std::vector<InstalledBackend>;
+
+Findings judge(const BackendFacts& facts);
+BackendFacts inspect_backends();
+
+// Small files of the kernel, names in directories, programs and libraries: where the checks find their facts.
+
+/// The first 4 KiB, without the line break at the end; nullopt when it cannot be read.
+std::optional<std::string> read_small_file(const std::string& path);
+
+std::vector<std::string> names_in(const std::string& directory);
+
+/// Where the way through links ends; empty when it leads nowhere.
+std::string real_path(const std::string& path);
+
+std::vector<std::string> split(std::string_view text, char at);
+
+/// Where the dynamic linker looks, in its order.
+std::vector<std::string> library_directories();
+
+/// The file that a library's name leads to; empty when there is none.
+std::string find_library(const std::string& name);
+
+std::string find_program(const std::string& name);
 
 }  // namespace maniple::doctor

@@ -12,11 +12,10 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
-#include "doctor/network.h"
-#include "doctor/system_files.h"
+#include "doctor/checks.h"
 #include "launch/coordinate/remote_start.h"
 #include "net/address.h"
-#include "process/child_process.h"
+#include "process/start.h"
 
 namespace maniple::doctor {
 namespace {

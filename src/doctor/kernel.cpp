@@ -1,4 +1,4 @@
-#include "doctor/kernel.h"
+#include "doctor/checks.h"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -15,8 +15,7 @@
 
 #include "base/system_error.h"
 #include "base/unique_fd.h"
-#include "doctor/system_files.h"
-#include "shm/descriptor_passing.h"
+#include "shm/segment.h"
 
 namespace maniple::doctor {
 namespace {

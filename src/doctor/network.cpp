@@ -1,4 +1,4 @@
-#include "doctor/network.h"
+#include "doctor/checks.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>

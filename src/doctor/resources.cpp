@@ -1,4 +1,4 @@
-#include "doctor/resources.h"
+#include "doctor/checks.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -16,7 +16,6 @@
 #include "base/environment.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
-#include "doctor/system_files.h"
 #include "process/process_table.h"
 
 namespace maniple::doctor {

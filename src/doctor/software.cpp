@@ -1,12 +1,10 @@
-#include "doctor/software.h"
+#include "doctor/checks.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 
 #include <fmt/format.h>
-
-#include "doctor/system_files.h"
 
 namespace maniple::doctor {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/own_variables.h"
-#include "collective/selection.h"
+#include "collective/algorithms.h"
 #include "net/address.h"
 #include "rendezvous/schedulers.h"
 #include "transport/tcp_channel.h"

@@ -10,7 +10,7 @@
 #include "base/environment.h"
 #include "base/error_codec.h"
 #include "base/log.h"
-#include "collective/selection.h"
+#include "collective/algorithms.h"
 #include "group/validate.h"
 
 namespace maniple {
@@ -43,9 +43,9 @@ detail::GroupImpl::GroupImpl(GroupFacts facts)
   facts_.session.reset();
 }
 
-void detail::GroupImpl::warn_not_member(std::string_view verb) {
+void detail::GroupImpl::warn_not_member(std::string_view operation) {
   if (thrown_.exchange(true)) return;
-  log_warning("{} on group {}: rank {} of the world is not in it, so this and later calls do nothing", verb,
+  log_warning("{} on group {}: rank {} of the world is not in it, so this and later calls do nothing", operation,
               facts_.name, global_rank_);
 }
 

@@ -13,7 +13,6 @@
 #include "backend/backend.h"
 #include "base/fork_guard.h"
 #include "group/recorder.h"
-#include "group/task_queue.h"
 #include "group/work_state.h"
 #include <maniple/comm/process_group.h>
 
@@ -51,10 +50,10 @@ class detail::GroupImpl {
   Seconds limit(const CallOptions& call) const;
 
   /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle logs a warning.
-  bool takes_part(std::string_view verb) {
+  bool takes_part(std::string_view operation) {
     if (is_member()) [[likely]]
       return true;
-    warn_not_member(verb);
+    warn_not_member(operation);
     return false;
   }
   /// Throws InvalidArgument for a rank that is not in the group.
@@ -120,7 +119,7 @@ class detail::GroupImpl {
     ~Release() { busy.store(false, std::memory_order_release); }
   };
   void set_up(Deadline deadline);
-  void warn_not_member(std::string_view verb);
+  void warn_not_member(std::string_view operation);
   [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
   /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that is
   /// something else: a connection that closes may only be the echo of what happened elsewhere.

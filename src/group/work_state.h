@@ -1,12 +1,14 @@
-// What a Work points to.
+// What a Work points to, and the queue that runs asynchronous operations.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/fork_guard.h"
@@ -36,5 +38,21 @@ inline Work done_work() {
   }();
   return Work(std::shared_ptr<detail::WorkState>(std::shared_ptr<void>(), state));
 }
+
+/// A thread that runs tasks in order; started when the first task comes.
+class TaskQueue {
+ public:
+  TaskQueue() = default;
+  ~TaskQueue();  ///< runs what is queued (which fails fast once the group is aborted), then ends
+  void push(std::function<void()> task);
+
+ private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
 
 }  // namespace maniple

@@ -16,11 +16,9 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/system_error.h"
-#include "net/admission.h"
-#include "net/descriptor_limit.h"
+#include "net/address.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
-#include "net/throttled_log.h"
 
 namespace maniple {
 namespace {

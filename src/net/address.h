@@ -73,4 +73,22 @@ void set_liveness(int fd, double heartbeat_s);
 /// The local address that the kernel would use to reach `peer` (its route), without the port.
 Address route_to(const Address& peer);
 
+/// When descriptors run out the soft limit is raised once; if that does not help, SystemError says `purpose`, how many
+/// there are and how many are allowed.
+UniqueFd open_stream_socket(int family, const std::string& purpose);
+
+// The limit of open files of this process.
+
+/// Raises the soft limit to the hard one. True if that gave more descriptors.
+bool raise_descriptor_limit() noexcept;
+
+struct DescriptorUse {
+  std::uint64_t open = 0;
+  std::uint64_t limit = 0;
+};
+DescriptorUse descriptor_use() noexcept;
+
+/// For the error after raising did not help: "1024 descriptors are open and the limit is 1024; ...".
+std::string descriptor_shortage(std::uint64_t needed_more = 1);
+
 }  // namespace maniple

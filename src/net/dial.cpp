@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
-#include "net/admission.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
 

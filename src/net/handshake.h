@@ -5,7 +5,7 @@
 // works. At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is in constant
 // time.
 //
-// Whoever relays this between two processes of the job gains nothing: the keys of the records that follow (records.h) are
+// Whoever relays this between two processes of the job gains nothing: the keys of the records that follow (secure_connection.h) are
 // derived from the secret and the same transcript.
 //
 //   dialler                                   acceptor
@@ -55,7 +55,7 @@ struct Identity {
 struct Hello {
   Role role = Role::store;
   std::int32_t rank = -1;
-  std::string topic;     ///< at most 128 bytes: group and lane of a data connection, key of a segment, ...
+  std::string topic;     ///< at most 128 bytes: group, use and number of a data connection, key of a segment, ...
   std::int32_t to = -1;  ///< the rank that is meant; another one refuses. -1: whoever listens there
   bool encrypt = false;  ///< data: in records. Store and control connections always are.
 };

@@ -1,5 +1,5 @@
 // What the ranks of this host tell the launcher, through a socket that they inherit: that they wait in init(), that all ranks
-// are connected (rendezvous/init_notice.h), and why they failed (base/error_codec.h). Programs that do not use Maniple say
+// are connected (rendezvous/rendezvous.h), and why they failed (base/error_codec.h). Programs that do not use Maniple say
 // nothing.
 #pragma once
 

@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
-#include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/secret_source.h"
 

@@ -3,7 +3,7 @@
 #include <charconv>
 
 #include "base/check.h"
-#include "rendezvous/init_method.h"
+#include "rendezvous/methods.h"
 
 namespace maniple {
 namespace {

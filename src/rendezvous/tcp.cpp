@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"
-#include "rendezvous/init_method.h"
 #include "rendezvous/methods.h"
 #include "store/tcp_store.h"
 

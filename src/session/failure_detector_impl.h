@@ -8,7 +8,7 @@
 #include <optional>
 #include <set>
 
-#include "session/detector_link.h"
+#include "session/detector_wire.h"
 #include "session/failure_detector.h"
 #include "session/mismatch_report.h"
 #include "session/peer_dialer.h"

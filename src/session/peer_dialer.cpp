@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/system_error.h"
-#include "net/open_socket.h"
+#include "net/address.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "topology/core_set.h"
+#include "base/host.h"
 #include <maniple/comm/deadline.h>
 #include <maniple/comm/store.h>
 

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "shm/descriptor_passing.h"
+#include "shm/segment.h"
 
 namespace maniple {
 namespace {

@@ -14,10 +14,10 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/error_codec.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "base/system_error.h"
-#include "shm/descriptor_passing.h"
-#include "topology/host_identity.h"
+#include "shm/segment.h"
 
 namespace maniple {
 namespace {

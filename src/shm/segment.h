@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "base/unique_fd.h"
+#include <maniple/comm/deadline.h>
 
 namespace maniple {
 
@@ -37,5 +39,18 @@ class Segment {
 
 /// Rounds up to whole pages of the largest kind we map (2 MiB), so that huge pages can be used where the system gives them.
 std::size_t round_to_huge_page(std::size_t bytes) noexcept;
+
+// Handing an open file to another process over a Unix socket.
+
+/// One message: the descriptor and eight bytes about it. The socket's buffer is empty at that point, so this does not block.
+void send_descriptor(int socket, int fd, std::uint64_t about);
+
+struct ReceivedDescriptor {
+  UniqueFd fd;
+  std::uint64_t about = 0;
+};
+/// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor, Aborted as
+/// soon as `cancel` (a descriptor; -1: none) is readable.
+ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel = -1);
 
 }  // namespace maniple

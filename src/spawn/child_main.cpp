@@ -8,26 +8,37 @@
 // (takeover_is_possible) and says so.
 #include "spawn/child_main.h"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <typeinfo>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/codec.h"
+#include "base/error_codec.h"
 #include "base/system_error.h"
-#include "spawn/child_report.h"
-#include "spawn/parent_pipe.h"
+#include "process/descriptors.h"
 
 namespace maniple::launch {
 namespace {
@@ -194,6 +205,134 @@ int run_spawned(detail::SpawnEntry entry, void (*function)(), std::string_view a
   }
   write_report(report, {.finished = true});
   return 0;
+}
+
+namespace {
+
+constexpr std::uint8_t kFinished = 1;
+constexpr std::uint8_t kThrew = 2;
+constexpr std::size_t kMostType = 4 * 1024;
+constexpr std::size_t kMostText = 12 * 1024;  // of the text, and of the error
+
+struct Free {
+  void operator()(char* text) const noexcept { std::free(text); }
+};
+
+// "std::runtime_error", not "St13runtime_error".
+std::string name_of_current_type() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "an exception of another language";
+  int status = 0;
+  const std::unique_ptr<char, Free> plain(abi::__cxa_demangle(type->name(), nullptr, nullptr, &status));
+  return plain ? plain.get() : type->name();
+}
+
+}  // namespace
+
+SpawnReport report_of_current_exception() noexcept {
+  SpawnReport report;
+  report.when_ns = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  try {
+    report.type = name_of_current_type();
+    throw;
+  } catch (const Error& error) {
+    report.error = error.info();
+    report.text = error.what();
+  } catch (const std::exception& error) {
+    report.text = error.what();
+  } catch (const std::string& text) {
+    report.text = text;
+  } catch (const char* text) {
+    report.text = text != nullptr ? text : "";
+  } catch (...) {
+  }
+  return report;
+}
+
+std::string encode_report(const SpawnReport& report) {
+  ByteWriter out;
+  out.put(report.finished ? kFinished : kThrew);
+  out.put(report.when_ns);
+  out.put_string(std::string_view(report.type).substr(0, kMostType));
+  out.put_string(std::string_view(report.text).substr(0, kMostText));
+  if (report.error) out.put_raw(encode_error(*report.error, kMostText));
+  return out.take();
+}
+
+std::optional<SpawnReport> decode_report(std::string_view bytes) {
+  try {
+    ByteReader in(bytes);
+    SpawnReport report;
+    const auto what = in.get<std::uint8_t>();
+    if (what != kFinished && what != kThrew) return std::nullopt;
+    report.finished = what == kFinished;
+    report.when_ns = in.get<std::int64_t>();
+    report.type = in.get_string(kMostType);
+    report.text = in.get_string(kMostText);
+    if (in.left() > 0) report.error = decode_error(in.get_raw(in.left()));
+    return report;
+  } catch (const ProtocolError&) {
+    return std::nullopt;
+  }
+}
+
+namespace {
+
+struct Open {
+  std::mutex mutex;
+  std::vector<int> writing;
+};
+
+// Never destroyed: handles may live as long as the process.
+Open& open_parent_pipes() {
+  static Open& open = *new Open;
+  return open;
+}
+
+void close_in_forked_child() {
+  Open& open = open_parent_pipes();
+  for (const int fd : open.writing) ::close(fd);
+  open.writing.clear();
+  open.mutex.unlock();
+}
+
+void watch_forks() {
+  static const int watched = ::pthread_atfork([] { open_parent_pipes().mutex.lock(); },
+                                              [] { open_parent_pipes().mutex.unlock(); }, close_in_forked_child);
+  (void)watched;
+}
+
+}  // namespace
+
+ParentPipe::ParentPipe() {
+  watch_forks();
+  Open& open = open_parent_pipes();
+  const std::lock_guard lock(open.mutex);
+  auto [reading, writing] = make_pipe();
+  open.writing.push_back(writing.get());
+  writing_ = writing.release();
+  reading_ = std::move(reading);
+}
+
+ParentPipe::~ParentPipe() {
+  Open& open = open_parent_pipes();
+  const std::lock_guard lock(open.mutex);
+  const auto found = std::find(open.writing.begin(), open.writing.end(), writing_);
+  if (found == open.writing.end()) return;  // in a child of fork(): closed already
+  open.writing.erase(found);
+  ::close(writing_);
+}
+
+void die_with_parent(int parent_pipe) {
+  // Opened anew: who gets the signal belongs to the open file, and that is shared with the other children.
+  const int own = ::open(fmt::format("/proc/self/fd/{}", parent_pipe).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const bool asked = own >= 0 && ::fcntl(own, F_SETOWN, ::getpid()) == 0 && ::fcntl(own, F_SETSIG, SIGKILL) == 0 &&
+                     ::fcntl(own, F_SETFL, O_ASYNC | O_NONBLOCK) == 0;
+  if (!asked) throw_system_error("spawn: asking to be killed with the parent");
+  ::close(parent_pipe);
+  // The parent may have ended before.
+  pollfd state{own, POLLIN, 0};
+  if (::poll(&state, 1, 0) > 0) ::raise(SIGKILL);
 }
 
 }  // namespace maniple::launch

@@ -1,4 +1,4 @@
-// The parent's view of its spawned processes: which have ended and how, which failure was the first, and how to end
+// The parent's side of spawn: what it derives from its options, and its processes: which have ended and how, which failure was the first, and how to end
 // the rest.
 #pragma once
 
@@ -11,8 +11,9 @@
 
 #include "base/unique_fd.h"
 #include "process/failure_report.h"
+#include "process/rank_environment.h"
 #include "process/worker_messages.h"
-#include "spawn/child_report.h"
+#include "spawn/child_main.h"
 #include <maniple/launch/spawn.h>
 
 namespace maniple::launch {
@@ -78,5 +79,23 @@ class SpawnWatch {
   WorkerMessages messages_;
   int first_rank_ = 0;
 };
+
+// What spawn refuses before it starts anything, and what it derives from its options.
+
+void check_spawn_options(const SpawnOptions& options);
+
+/// Throws Unsupported when this process has threads: fork would copy their locks but not them.
+void check_fork_is_safe();
+
+/// The address of rank 0, a port that stays reserved as long as `reservation` is open, and the secret of the job.
+struct SpawnRendezvous {
+  NodeEnvironment node;
+  UniqueFd reservation;
+  UniqueFd secret;
+};
+SpawnRendezvous prepare_rendezvous(const SpawnOptions& options);
+
+/// The place of process `index` in the job. Pure.
+WorkerAssignment assignment_of(const SpawnOptions& options, int index);
 
 }  // namespace maniple::launch

@@ -20,8 +20,6 @@
 #include "process/start.h"
 #include "spawn/child_main.h"
 #include "spawn/children.h"
-#include "spawn/parent_pipe.h"
-#include "spawn/spawn_options.h"
 
 namespace maniple {
 namespace {

@@ -1,15 +1,34 @@
-// The keys and values of a store in memory, with the rules of Store and its quotas. Not thread-safe; no waiting.
+// The keys and values of a store in memory, with the rules of Store, its limits and quotas. Not thread-safe; no waiting.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-
-#include "store/limits.h"
+#include <vector>
 
 namespace maniple {
+
+// Limits of keys and values, the same for all kinds of stores. Beyond them: InvalidArgument to the caller, and nothing is changed.
+
+inline constexpr std::size_t kMaxKeyBytes = 1024;
+inline constexpr std::size_t kMaxValueBytes = std::size_t{64} << 20;
+inline constexpr std::size_t kMaxKeysPerRequest = 100'000;
+inline constexpr std::size_t kMaxStoreKeys = 1'000'000;
+inline constexpr std::size_t kMaxStoreBytes = std::size_t{1} << 30;
+
+void require_key(std::string_view key);
+void require_value(std::string_view value);
+void require_keys(std::span<const std::string> keys);
+
+/// A key for messages: quoted, other bytes than printable ASCII as \xNN, cut when long.
+std::string printable(std::string_view key);
+
+/// "waited 3.0 s; 2 of 8 keys are missing: "a", "b"" for a Timeout.
+std::string missing_keys_text(std::span<const std::string> keys, const std::vector<bool>& present, double seconds);
 
 /// Values are immutable and shared, so that a thousand readers of a large one do not copy it.
 using Value = std::shared_ptr<const std::string>;

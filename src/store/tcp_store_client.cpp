@@ -1,22 +1,25 @@
-#include "store/tcp_store_client.h"
+#include "store/tcp_store.h"
 
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 #include "base/check.h"
 #include "base/codec.h"
+#include "base/environment.h"
 #include "base/system_error.h"
 
 namespace maniple {
 namespace {
 
-// For requests that the server answers at once, and for asking what is missing after a deadline.
+// For requests that the server replies to at once, and for asking which keys are missing after a deadline.
 constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
 
@@ -130,7 +133,7 @@ std::string TcpStoreClient::await_keys(StoreOp op, std::span<const std::string> 
     throw Timeout(
         fmt::format("{}: waited {:.1f} s for {} keys; the server does not answer", describe(), waited, keys.size()));
   if (std::find(present->begin(), present->end(), false) == present->end()) {
-    // They are there, only the deadline was shorter than the way to the server.
+    // They are there, only the deadline was shorter than the round trip to the server.
     if (auto body = call(op, head, {}, Deadline::after(kReportLimit))) return std::move(*body);
   }
   throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, *present, waited)));
@@ -238,7 +241,7 @@ void TcpStoreClient::lose(const std::string& reason, bool forged) {
   changed_.notify_all();
 }
 
-/// The server stops reading from a client that does not read: so while the socket is full, replies are taken in.
+/// The server stops reading from a client that does not read: so while the socket is full, replies are read.
 void TcpStoreClient::await_room(Deadline deadline) {
   constexpr int kLookAgainMs = 50;
   std::unique_lock lock(mutex_);
@@ -276,7 +279,7 @@ std::optional<Frame> TcpStoreClient::await_reply(std::uint32_t id, Call& call, D
       return std::nullopt;
     }
     if (!reading_) {
-      read_as_leader(lock, deadline);
+      read_for_all(lock, deadline);
     } else if (deadline.is_never()) {
       changed_.wait(lock);
     } else {
@@ -285,14 +288,14 @@ std::optional<Frame> TcpStoreClient::await_reply(std::uint32_t id, Call& call, D
   }
 }
 
-void TcpStoreClient::read_as_leader(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+void TcpStoreClient::read_for_all(std::unique_lock<std::mutex>& lock, Deadline deadline) {
   reading_ = true;
   lock.unlock();
   pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
   if (::poll(&waiting, 1, deadline.poll_ms()) > 0) read_available();
   lock.lock();
   reading_ = false;
-  changed_.notify_all();  // somebody else may have to lead now
+  changed_.notify_all();  // another thread may have to read now
 }
 
 /// Only by the thread that has set `reading_`.
@@ -323,17 +326,67 @@ void TcpStoreClient::read_available() {
   {
     const std::lock_guard lock(mutex_);
     for (Frame& frame : frames) {
-      // A reply to nobody is one whose caller gave up.
+      // A reply without a caller is one whose caller gave up.
       if (const auto found = calls_.find(frame.id); found != calls_.end()) {
         found->second->reply = std::move(frame);
       } else if (frame.code ==
-                 static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server hangs up, whoever asked
+                 static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server closes the connection, whoever asked
         failure = std::move(frame.body);
         forged = true;
       }
     }
   }
   if (!failure.empty()) lose(failure, forged);
+}
+
+namespace {
+
+// The store has no heartbeats of its own, and only the caller of a request that gets no reply may be waiting for it.
+constexpr double kLeastSilence = 30;
+
+SecureConnection dial_any(const std::vector<Address>& addresses, const std::string& name, const Identity& identity,
+                          Deadline deadline, Address& reached) {
+  const Hello hello{.role = Role::store, .rank = identity.rank, .topic = "store"};
+  if (addresses.size() == 1) {
+    reached = addresses.front();
+    return dial(reached, identity, hello, deadline, true);
+  }
+  // Several addresses: one try each in turn, as the server listens on one of them only.
+  constexpr std::chrono::seconds kTryLimit{5};
+  std::chrono::milliseconds pause{1};
+  const auto start = Deadline::Clock::now();
+  for (;;) {
+    std::vector<std::string> reasons;
+    for (const Address& address : addresses) {
+      try {
+        reached = address;
+        return dial(address, identity, hello, Deadline::sooner(deadline, Deadline::after(kTryLimit)), false);
+      } catch (const Timeout& error) {
+        reasons.emplace_back(error.what());
+      } catch (const SystemError& error) {
+        reasons.emplace_back(error.what());
+      }
+    }
+    if (deadline.remaining() <= pause) {
+      const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
+      throw Timeout(fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(),
+                                fmt::join(reasons, "; ")));
+    }
+    std::this_thread::sleep_for(pause);  // sleep: until the next round: nobody can tell us when a port opens
+    pause = std::min(pause * 2, std::chrono::milliseconds(100));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Store> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
+                                         Deadline deadline, std::shared_ptr<void> keep) {
+  const std::string name = fmt::format("{}:{}", host, port);
+  Address reached;
+  SecureConnection connection = dial_any(Address::resolve(host, port, deadline), name, identity, deadline, reached);
+  const double heartbeat = knob_number(Knob::heartbeat_s);
+  if (heartbeat > 0) set_keepalive(connection.get(), std::max(kLeastSilence, heartbeat));
+  return std::make_shared<TcpStoreClient>(std::move(connection), reached, std::move(keep));
 }
 
 }  // namespace maniple

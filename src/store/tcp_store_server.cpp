@@ -1,4 +1,5 @@
-// One thread, many clients: reads frames, hands them to the service, writes replies as the sockets take them.
+// The server of the store over TCP: one thread for all clients, which reads requests, hands them to the StoreService and writes its
+// replies as the sockets take them.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,7 +15,6 @@
 #include "base/log.h"
 #include "base/system_error.h"
 #include "net/event_loop.h"
-#include "net/throttled_log.h"
 #include "store/store_service.h"
 #include "store/tcp_store.h"
 
@@ -50,8 +50,8 @@ struct Connection {
   std::size_t out_offset = 0;  // into the front piece
   std::size_t out_bytes = 0;   // not in a record yet
   std::uint32_t events = EPOLLIN;
-  bool closing = false;  // once everything is written
-  std::string doomed;    // why it is to be dropped; empty: it is not
+  bool closing = false;     // once everything is written
+  std::string drop_reason;  // why it is to be dropped; empty: it is not
 };
 
 }  // namespace
@@ -62,7 +62,7 @@ struct TcpStoreServer::Impl {
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("maniple-store");
   StoreService service{[this](Client client, StoreService::Reply reply) { enqueue(client, std::move(reply)); }};
   std::unordered_map<Client, Connection> clients;
-  std::vector<Client> doomed;  // dropped at the end of the round: the service may be in the middle of using them
+  std::vector<Client> dropped;  // dropped at the end of the round: the service may be in the middle of using them
   Client next_client = 1;
   double heartbeat_s = knob_number(Knob::heartbeat_s);
   ThrottledLog log;
@@ -85,24 +85,25 @@ struct TcpStoreServer::Impl {
     if (found == clients.end()) return;
     Connection& connection = found->second;
     if ((events & EPOLLOUT) != 0) flush(client, connection);
-    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && connection.doomed.empty()) read_some(client, connection);
-    reap();
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && connection.drop_reason.empty())
+      read_some(client, connection);
+    remove_dropped();
   }
 
   // Something unforeseen while serving this client, lack of memory above all: it loses its connection, the others do not.
   void on_failed(Client client, const std::string& why) {
     const auto found = clients.find(client);
-    if (found != clients.end() && found->second.doomed.empty()) doom(client, found->second, why);
-    reap();
+    if (found != clients.end() && found->second.drop_reason.empty()) drop(client, found->second, why);
+    remove_dropped();
   }
 
   void read_some(Client client, Connection& connection) {
     for (int i = 0; i < kReadsAtOnce; ++i) {
-      if (connection.closing || connection.out_bytes > kPauseReadingBytes || !connection.doomed.empty()) return;
+      if (connection.closing || connection.out_bytes > kPauseReadingBytes || !connection.drop_reason.empty()) return;
       const ssize_t got = ::recv(connection.fd.get(), buffer.data(), buffer.size(), 0);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return;
-      if (got <= 0) return doom(client, connection, got == 0 ? "closed" : errno_text(errno));
+      if (got <= 0) return drop(client, connection, got == 0 ? "closed" : errno_text(errno));
       take(client, connection, std::span(buffer.data(), static_cast<std::size_t>(got)));
       if (static_cast<std::size_t>(got) < buffer.size()) return;
     }
@@ -114,7 +115,7 @@ struct TcpStoreServer::Impl {
         while (auto frame = connection.reader.next(*plain)) service.handle(client, std::move(*frame));
       }
     } catch (const ProtocolError& error) {
-      log.warn("protocol", fmt::format("store at {} hangs up on {} (rank {}): {}", address.to_string(),
+      log.warn("protocol", fmt::format("store at {} closes the connection to {} (rank {}): {}", address.to_string(),
                                        connection.peer.to_string(), connection.rank, error.what()));
       connection.closing = true;
       const std::string text = error.what();
@@ -122,19 +123,19 @@ struct TcpStoreServer::Impl {
       enqueue(client, {std::make_shared<const std::string>(
                           encode_frame_header(connection.reader.current_id(), status, text.size()) + text)});
     } catch (const std::bad_alloc&) {
-      doom(client, connection, "out of memory");
+      drop(client, connection, "out of memory");
     }
   }
 
   void enqueue(Client client, StoreService::Reply reply) {
     const auto found = clients.find(client);
-    if (found == clients.end() || !found->second.doomed.empty()) return;
+    if (found == clients.end() || !found->second.drop_reason.empty()) return;
     Connection& connection = found->second;
     for (Value& piece : reply) {
       connection.out_bytes += piece->size();
       connection.out.push_back(std::move(piece));
     }
-    if (connection.out_bytes > kMaxPendingBytes) return doom(client, connection, "it does not read its replies");
+    if (connection.out_bytes > kMaxPendingBytes) return drop(client, connection, "it does not read its replies");
     flush(client, connection);
   }
 
@@ -144,11 +145,11 @@ struct TcpStoreServer::Impl {
                                   connection.sealed.size() - connection.sealed_offset, MSG_NOSIGNAL);
       if (sent < 0 && errno == EINTR) continue;
       if (sent < 0 && errno == EAGAIN) break;
-      if (sent < 0) return doom(client, connection, errno_text(errno));
+      if (sent < 0) return drop(client, connection, errno_text(errno));
       connection.sealed_offset += static_cast<std::size_t>(sent);
     }
     const bool written = connection.sealed.empty();
-    if (connection.closing && written) return doom(client, connection, "hung up on");
+    if (connection.closing && written) return drop(client, connection, "connection closed after a protocol error");
     const std::uint32_t events =
         (written ? 0u : EPOLLOUT) | (connection.closing || connection.out_bytes > kPauseReadingBytes ? 0u : EPOLLIN);
     if (events == connection.events) return;
@@ -197,29 +198,29 @@ struct TcpStoreServer::Impl {
     while (!connection.out.empty() && connection.out.front()->empty()) connection.out.pop_front();
   }
 
-  void doom(Client client, Connection& connection, std::string reason) {
-    if (!connection.doomed.empty()) return;
-    log_debug("store at {}: {} (rank {}) goes: {}", address.to_string(), connection.peer.to_string(), connection.rank,
-              reason);
-    connection.doomed = std::move(reason);
-    doomed.push_back(client);
+  void drop(Client client, Connection& connection, std::string reason) {
+    if (!connection.drop_reason.empty()) return;
+    log_debug("store at {}: drops client {} (rank {}): {}", address.to_string(), connection.peer.to_string(),
+              connection.rank, reason);
+    connection.drop_reason = std::move(reason);
+    dropped.push_back(client);
   }
 
-  void reap() {
-    for (const Client client : doomed) {
+  void remove_dropped() {
+    for (const Client client : dropped) {
       service.forget(client);
       const auto found = clients.find(client);
       loop->remove(found->second.fd.get());
       clients.erase(found);
     }
-    doomed.clear();
+    dropped.clear();
     leave_if_empty();
   }
 
   void leave_if_empty() {
     if (!clients.empty() || !retiring) return;
     // Posted, as this object must not go while one of its callbacks is running. A client that is admitted before the post
-    // has its turn was promised an answer: then it is served like those before it.
+    // has its turn was promised a reply: then it is served like those before it.
     loop->post([this, self = retiring] {
       if (clients.empty()) retiring.reset();
     });

@@ -7,7 +7,6 @@
 #include "backend/backend.h"
 #include "base/check.h"
 #include "base/environment.h"
-#include "rendezvous/init_method.h"
 #include "tensor/run_operation.h"
 
 namespace maniple {

@@ -3,10 +3,6 @@
 
 #include "doctor/checks.h"
 #include "doctor/hosts.h"
-#include "doctor/kernel.h"
-#include "doctor/network.h"
-#include "doctor/resources.h"
-#include "doctor/software.h"
 #include "jobs/job_list.h"
 #include <maniple/comm/error.h>
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fault/bad_input.h"
-#include "net/descriptor_limit.h"
+#include "net/address.h"
 #include <maniple/comm/options.h>
 
 namespace maniple {

@@ -5,10 +5,9 @@
 #include "base/codec.h"
 #include "base/error_codec.h"
 #include "fuzz/tolerate.h"
-#include "net/admission.h"
 #include "net/handshake_wire.h"
-#include "net/records.h"
-#include "store/file_log.h"
+#include "net/secure_connection.h"
+#include "store/file_store.h"
 #include "store/store_service.h"
 #include <maniple/comm/error.h>
 

@@ -1,13 +1,17 @@
 #include "net/address.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <thread>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "net/port_holder.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {
@@ -141,5 +145,69 @@ TEST(Connect, DescriptorsAreCloseOnExecAndNonBlocking) {
   }
 }
 
+constexpr std::string_view kTable =
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    "   0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0000 100 0 0 10 "
+    "0\n"
+    "   1: 0100007F:733C 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4343 1 0000 100 0 0 10 "
+    "0\n"
+    "   2: 0100007F:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4444 1 0000 100 0 0 10 "
+    "0\n";
+
+TEST(PortReservation, FindsListenersOfThePortOnly) {
+  EXPECT_EQ(listening_inodes(kTable, 29500), (std::vector<std::uint64_t>{4242}));
+  EXPECT_EQ(listening_inodes(kTable, 22), (std::vector<std::uint64_t>{4444}));
+  EXPECT_TRUE(listening_inodes(kTable, 80).empty());
+  EXPECT_TRUE(listening_inodes("nonsense\n\n", 80).empty());
+}
+
+/// With this limit not one more descriptor can be opened.
+rlim_t lowest_free() {
+  const int fd = ::dup(STDERR_FILENO);
+  ::close(fd);
+  return static_cast<rlim_t>(fd);
+}
+
+class DescriptorLimit : public testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0); }
+  void TearDown() override { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  rlimit before_{};
+};
+
+TEST_F(DescriptorLimit, IsRaisedToTheHardOne) {
+  rlimit low = before_;
+  low.rlim_cur = 64;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_TRUE(raise_descriptor_limit());
+  EXPECT_EQ(descriptor_use().limit, before_.rlim_max);
+  EXPECT_FALSE(raise_descriptor_limit());
+}
+
+TEST_F(DescriptorLimit, SocketsRaiseItByThemselves) {
+  rlimit low = before_;
+  low.rlim_cur = lowest_free();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_TRUE(static_cast<bool>(listen_on(Address::parse("127.0.0.1:0"))));
+}
+
+TEST_F(DescriptorLimit, TheErrorStatesNeededAndThere) {
+  EXPECT_EXIT(
+      {
+        rlimit low{};
+        low.rlim_cur = low.rlim_max = lowest_free();
+        ::setrlimit(RLIMIT_NOFILE, &low);
+        try {
+          listen_on(Address::parse("127.0.0.1:0"));
+        } catch (const SystemError& error) {
+          std::fputs(error.what(), stderr);
+          ::_exit(7);
+        }
+        ::_exit(8);
+      },
+      testing::ExitedWithCode(7), "[0-9]+ file descriptors are open, 1 more needed, but the limit is [0-9]+");
+}
+
 }  // namespace
+
 }  // namespace maniple

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "net/admission.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

@@ -10,13 +10,13 @@
 #include <fmt/format.h>
 
 #include "net/address.h"
-#include "process/child_process.h"
 #include "process/descriptors.h"
 #include "process/failure_report.h"
 #include "process/lost_by.h"
 #include "process/process_table.h"
 #include "process/program.h"
 #include "process/rank_environment.h"
+#include "process/start.h"
 #include "process/worker_messages.h"
 
 namespace maniple::launch {

@@ -5,8 +5,7 @@
 
 #include "launch/workers/supervisor.h"
 #include "spawn/child_main.h"
-#include "spawn/child_report.h"
-#include "spawn/spawn_options.h"
+#include "spawn/children.h"
 
 namespace maniple::launch {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "store/limits.h"
+#include "store/key_table.h"
 #include "store/tcp_store.h"
 #include <maniple/comm/error.h>
 #include <maniple/comm/store.h>

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "store/file_log.h"
+#include "store/file_store.h"
 #include <maniple/comm/error.h>
 #include <maniple/comm/store.h>
 

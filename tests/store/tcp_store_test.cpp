@@ -7,7 +7,7 @@
 #include <future>
 #include <thread>
 
-#include "store/limits.h"
+#include "store/key_table.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

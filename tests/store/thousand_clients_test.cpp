@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "net/descriptor_limit.h"
+#include "net/address.h"
 #include "store/tcp_store.h"
 
 namespace maniple {

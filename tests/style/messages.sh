@@ -11,7 +11,7 @@ cd "${1:-$(dirname "$0")/../..}"
 page=docs/troubleshooting.md
 
 # Programs for developers, whose messages are about their own command line; what only passes on the texts of others.
-left_out='^src/(cli/)?bench|^src/net/throttled_log\.'
+left_out='^src/(cli/)?bench|^src/base/log\.'
 
 violations=$(find include src -type f \( -name '*.h' -o -name '*.cpp' \) | sort | grep -vE "$left_out" |
   awk -v page="$page" -v all="$all" '

@@ -11,7 +11,6 @@
 
 #include "base/format.h"
 #include "harness/temporary_directory.h"
-#include "train/data/drawn_digits.h"
 #include "train/data/idx.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/mnist.h>

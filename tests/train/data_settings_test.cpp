@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "base/format.h"
-#include "base/utf8.h"
 #include "train/progress_line.h"
 #include <maniple/comm/error.h>
 #include <maniple/train/progress.h>

@@ -1,7 +1,7 @@
 // int8 gradients within their bound, post-local SGD, averaging of models.
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "train/ddp/hooks/block_quantize.h"
+#include "train/ddp/hooks/hook_parts.h"
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 

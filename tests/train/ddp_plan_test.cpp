@@ -1,9 +1,7 @@
 // What is decided before a backward: which gradients share a bucket, and when buckets are averaged.
-#include "train/ddp/bucket_plan.h"
+#include "train/ddp/bucket.h"
 
 #include <gtest/gtest.h>
-
-#include "train/ddp/overlap.h"
 
 namespace maniple::ddp_plan_test {
 namespace {

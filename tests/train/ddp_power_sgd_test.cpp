@@ -2,7 +2,7 @@
 #include "base/format.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "train/ddp/hooks/orthogonalize.h"
+#include "train/ddp/hooks/hook_parts.h"
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
-#include "collective/mesh/algorithms.h"
+#include "collective/algorithms.h"
 #include "transport/connector.h"
 #include "transport/mesh.h"
 

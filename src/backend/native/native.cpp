@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 
 #include "backend/backend.h"
-#include "base/abort_listener.h"
+#include "base/abort_signal.h"
 #include "base/check.h"
 #include "base/environment.h"
+#include "collective/algorithms.h"
 #include "collective/hierarchy.h"
-#include "collective/selection.h"
 #include "collective/shm/arena_call.h"
 #include "shm/arena.h"
 #include "shm/registered_table.h"

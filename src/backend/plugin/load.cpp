@@ -11,7 +11,6 @@
 
 #include <fmt/format.h>
 
-#include "backend/plugin/plugin_backend.h"
 #include "base/check.h"
 #include "base/environment.h"
 

@@ -5,9 +5,11 @@
 // program asks for the backend, and nothing is unloaded.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
+#include "backend/backend.h"
 #include "backend/plugin/plugin.h"
 
 namespace maniple {
@@ -23,5 +25,10 @@ std::string describe_plugin(std::string_view backend);
 
 /// Loads it, once for a process. Throws Unsupported.
 const PluginEntry& load_plugin(std::string_view backend);
+
+// A backend that runs over a plugin: every operation, errors and messages as with "native".
+
+/// Makes the plugin of a group, and the backend on it. Throws what setting up can throw.
+std::unique_ptr<Backend> make_plugin_backend(const BackendContext& context, const PluginEntry& entry);
 
 }  // namespace maniple

@@ -6,7 +6,7 @@
 //      runs over TCP run over the plugin's channels, which gives the same bits; they compare by themselves.
 //
 // Messages are those of the native backend, over channels of their own.
-#include "backend/plugin/plugin_backend.h"
+#include "backend/plugin/load.h"
 
 #include <sched.h>
 #include <time.h>
@@ -16,11 +16,11 @@
 
 #include <fmt/format.h>
 
-#include "base/abort_listener.h"
+#include "base/abort_signal.h"
 #include "base/check.h"
 #include "base/environment.h"
+#include "collective/algorithms.h"
 #include "collective/reduce/reduce.h"
-#include "collective/selection.h"
 #include "collective/shm/arena_call.h"
 #include "net/address.h"
 #include "shm/registered_table.h"

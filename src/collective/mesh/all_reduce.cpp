@@ -1,7 +1,5 @@
 // all_reduce over the mesh: direct, exchange, ring, tree. n ranks, buffer of B bytes.
-#include "collective/mesh/algorithms.h"
-#include "collective/mesh/chunks.h"
-#include "collective/mesh/ring.h"
+#include "collective/algorithms.h"
 #include "collective/mesh/slices.h"
 #include "collective/reduce/reduce.h"
 
@@ -67,7 +65,7 @@ void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// all_reduce, ring: slices are reduced round the ring, then spread round it (see ring.h).
+// all_reduce, ring: slices are reduced round the ring, then spread round it (see slices.h).
 //
 // 2 (n-1) steps; 2 (n-1)/n B sent by each rank and the same received, all between neighbours. All ranks get the same
 // bits, because each slice is computed once. Sums of 16-bit numbers use the direct algorithm, which rounds only once.

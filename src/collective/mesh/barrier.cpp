@@ -1,8 +1,27 @@
-// barrier over the mesh: direct, dissemination.
-#include "collective/mesh/algorithms.h"
+// What the ranks of a mesh say with frames that carry no payload: the header round, and barrier (direct, dissemination).
+#include <set>
+
+#include "collective/algorithms.h"
 #include "topology/rank_arithmetic.h"
 
 namespace maniple {
+
+void post_headers(Exchange& exchange) {
+  constexpr int kAllPairs = 64;
+  const int size = exchange.size();
+  const int rank = exchange.rank();
+  std::set<int> peers;
+  if (size <= kAllPairs) {
+    for (int step = 1; step < size; ++step) peers.insert(ring_rank(rank, step, size));
+  } else {
+    for (const int distance : doubling_distances(size)) {
+      peers.insert(ring_rank(rank, distance, size));
+      peers.insert(ring_rank(rank, -distance, size));
+    }
+  }
+  for (const int peer : peers) recv_header(exchange, peer);
+  for (const int peer : peers) send_header(exchange, peer);
+}
 
 // barrier, direct: everyone sends everyone a header. One step; n-1 frames sent by each rank.
 void mesh_barrier_direct(Exchange& exchange, const Operation&) {

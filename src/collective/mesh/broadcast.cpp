@@ -1,6 +1,6 @@
 // broadcast over the mesh: direct, tree, scatter_gather. n ranks, buffer of B bytes.
-#include "collective/mesh/algorithms.h"
-#include "collective/mesh/chunks.h"
+#include "collective/algorithms.h"
+#include "collective/mesh/slices.h"
 
 #include <algorithm>
 #include <vector>

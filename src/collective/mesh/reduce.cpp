@@ -1,10 +1,9 @@
-// reduce over the mesh: direct, tree. n ranks, buffer of B bytes.
-#include "collective/reduce/reduce.h"
-#include "collective/mesh/algorithms.h"
-#include "collective/mesh/chunks.h"
-#include "collective/mesh/slices.h"
-
+// reduce (direct, tree) and reduce_scatter (direct, ring) over the mesh. n ranks, buffer of B bytes.
 #include <vector>
+
+#include "collective/algorithms.h"
+#include "collective/mesh/slices.h"
+#include "collective/reduce/reduce.h"
 
 namespace maniple {
 
@@ -83,6 +82,31 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
     if (!is_root) sends[c % kSlots] = exchange.send(tree.parent, {own, slice.count * element});
   }
   exchange.wait_all();
+}
+
+// reduce_scatter, direct: everyone sends each rank its part; the owner reduces the parts in rank order.
+//
+// One step; every rank sends (n-1)/n B and receives (n-1) times its own part, chunk by chunk (see slices.h).
+void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation) {
+  const bool covers = result_covers_other_input(operation, exchange.rank());
+  const auto own = reduce_by_slices(exchange, {.in = operation.in,
+                                               .slices = operation.parts,
+                                               .reduction = reduction_of(operation, exchange.size()),
+                                               .own = covers ? nullptr : operation.out});
+  move_bytes(operation.out, own.data(), own.size());
+}
+
+// reduce_scatter, ring: partial results travel round the ring to the owner of the part (see slices.h).
+//
+// n-1 steps; (n-1)/n B sent by each rank and the same received, all between neighbours. Sums of 16-bit numbers use the
+// direct algorithm, which rounds only once.
+void mesh_reduce_scatter_ring(Exchange& exchange, const Operation& operation) {
+  if (rounds_partial_results(operation)) return mesh_reduce_scatter_direct(exchange, operation);
+  post_headers(exchange);
+  const bool covers = result_covers_other_input(operation, exchange.rank());
+  const auto own = ring_reduce_slices(exchange, operation, operation.parts, covers ? nullptr : operation.out);
+  exchange.wait_all();
+  move_bytes(operation.out, own.data(), own.size());
 }
 
 }  // namespace maniple

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "train/checkpoint/durable_file.h"
+#include "train/disk_file.h"
 
 namespace maniple {
 

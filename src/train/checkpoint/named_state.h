@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "train/checkpoint/durable_file.h"
+#include "train/disk_file.h"
 
 namespace maniple {
 

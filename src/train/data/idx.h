@@ -44,4 +44,10 @@ struct LabelledImages {
 LabelledImages labelled_images(IdxArray images, const std::string& images_name, IdxArray labels,
                                const std::string& labels_name, int classes);
 
+// Digits for when there are no files: drawn from a font of 5 x 7 points, moved, scaled, slanted, with strokes of different strength
+// and noise. Deterministic; no LibTorch.
+
+/// 28 x 28 pixels each, all ten digits equally often (but for the remainder) and in random order.
+LabelledImages draw_digits(std::size_t count, std::uint64_t seed);
+
 }  // namespace maniple

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "train/data/regular_file.h"
+#include "train/disk_file.h"
 
 namespace maniple {
 

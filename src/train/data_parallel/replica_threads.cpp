@@ -1,18 +1,102 @@
 #include "train/data_parallel/replica_threads.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "base/check.h"
-#include "train/data_parallel/thread_settings.h"
+#include "tensor/torch_compat.h"
 #include <maniple/train/data_parallel.h>
 
 namespace maniple {
 namespace {
+
+// How a replica's thread computes: as the thread that called, but with a share of its intra-op threads.
+
+/// What the calling thread has set: grad mode, inference mode, autocast, profiling.
+class CallerSettings {
+ public:
+  /// While it lives, this thread, which must be one of ours, has the caller's settings.
+  class Scope {
+   public:
+    explicit Scope(const CallerSettings& settings) : guard_(settings.state_) {
+      set_autocast_dtype(torch::kCPU, settings.cpu_dtype_);
+      set_autocast_dtype(torch::kCUDA, settings.cuda_dtype_);
+    }
+
+   private:
+    at::ThreadLocalStateGuard guard_;
+  };
+
+ private:
+  at::ThreadLocalState state_;
+  torch::ScalarType cpu_dtype_ = autocast_dtype(torch::kCPU), cuda_dtype_ = autocast_dtype(torch::kCUDA);
+};
+
+/// Operations of this thread use so many threads from now on; those of other threads stay as they are.
+/// (at::set_num_threads would also decide for threads that are yet to come.)
+void use_intra_op_threads(int threads);
+
+/// While one lives, OpenBLAS uses at most so many threads for an operation. Its own threads serve one operation at a
+/// time, so two replicas that multiply at once would wait for each other. It is a setting of the process: the last scope
+/// to end restores it. Does nothing where matrices are multiplied by OpenMP threads (see above) or in the calling thread.
+class BlasThreads {
+ public:
+  explicit BlasThreads(int threads);
+  ~BlasThreads();
+  BlasThreads(const BlasThreads&) = delete;
+  BlasThreads& operator=(const BlasThreads&) = delete;
+};
+
+/// A function of whatever library LibTorch brought along; null if there is none of this name.
+template <class Function>
+Function* loaded(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
+}
+
+struct OpenBlas {
+  int (*get)() = loaded<int()>("openblas_get_num_threads");
+  void (*set)(int) = loaded<void(int)>("openblas_set_num_threads");
+  int (*kind)() = loaded<int()>("openblas_get_parallel");  // 0: no threads, 1: its own, 2: those of OpenMP
+  bool has_threads() const { return get != nullptr && set != nullptr && kind != nullptr && kind() == 1; }
+};
+const OpenBlas& open_blas() {
+  static const OpenBlas functions;
+  return functions;
+}
+
+std::mutex blas_mutex;
+int blas_scopes = 0, blas_threads_before = 0;
+
+void use_intra_op_threads(int threads) {
+  thread_local int current = 0;
+  if (current == threads) return;
+  at::get_num_threads();  // a thread's first operation sets the number of the process; let that be over
+  static auto* const openmp = loaded<void(int)>("omp_set_num_threads");
+  static auto* const mkl = loaded<int(int)>("MKL_Set_Num_Threads_Local");
+  if (openmp != nullptr) openmp(threads);
+  if (mkl != nullptr) mkl(threads);
+  current = threads;
+}
+
+BlasThreads::BlasThreads(int threads) {
+  if (!open_blas().has_threads()) return;
+  const std::lock_guard lock(blas_mutex);
+  if (blas_scopes++ == 0) blas_threads_before = open_blas().get();
+  open_blas().set(std::min(threads, blas_threads_before));
+}
+
+BlasThreads::~BlasThreads() {
+  if (!open_blas().has_threads()) return;
+  const std::lock_guard lock(blas_mutex);
+  if (--blas_scopes == 0) open_blas().set(blas_threads_before);
+}
 
 thread_local const Workers* owner = nullptr;  // whose thread this is
 

@@ -1,7 +1,7 @@
 #include "train/ddp/active_ranks.h"
 
 #include "base/check.h"
-#include "train/ddp/module_tensors.h"
+#include "train/ddp/parameter.h"
 #include <maniple/train/uneven_inputs.h>
 
 namespace maniple {

@@ -1,10 +1,62 @@
 #include "train/ddp/bucket.h"
 
+#include <algorithm>
+#include <map>
+
+#include <ATen/Parallel.h>
+
 #include "base/check.h"
+#include "base/codec.h"
+#include "base/host.h"
 #include "tensor/staged.h"
 #include "tensor/torch_compat.h"
 
 namespace maniple {
+namespace {
+
+struct Open {
+  PlannedBucket bucket;
+  std::size_t payload = 0;  // bytes without padding
+  std::size_t last = 0;     // place in the order of its last member
+  bool first = true;
+};
+
+std::size_t padded(std::size_t elements, std::size_t element_bytes) {
+  const std::size_t step = std::max<std::size_t>(1, kGradientAlignment / element_bytes);
+  return (elements + step - 1) / step * step;
+}
+
+}  // namespace
+
+std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters,
+                                        std::span<const std::size_t> order, const BucketLimits& limits) {
+  std::map<int, Open> open;
+  std::vector<std::pair<std::size_t, PlannedBucket>> closed;
+  const auto close = [&](Open& one) {
+    closed.emplace_back(one.last, std::move(one.bucket));
+    one = Open{{}, 0, 0, false};
+  };
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const PlannedParameter& parameter = parameters[order[place]];
+    Open& one = open[parameter.kind];
+    one.bucket.kind = parameter.kind;
+    one.bucket.members.push_back(order[place]);
+    one.bucket.offsets.push_back(one.bucket.elements);
+    one.bucket.elements += padded(parameter.elements, parameter.element_bytes);
+    one.bucket.bytes = one.bucket.elements * parameter.element_bytes;
+    one.payload += parameter.elements * parameter.element_bytes;
+    one.last = place;
+    if (static_cast<double>(one.payload) >= (one.first ? limits.first_bytes : limits.bytes)) close(one);
+  }
+  for (auto& [kind, one] : open) {
+    if (!one.bucket.members.empty()) close(one);
+  }
+  std::sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<PlannedBucket> result;
+  for (auto& [last, bucket] : closed) result.push_back(std::move(bucket));
+  return result;
+}
+
 namespace {
 
 /// A tensor on registered memory, which lives as long as the tensor does.
@@ -84,6 +136,33 @@ void Bucket::drop_gradients() {
 torch::Tensor Bucket::saved(std::size_t i) const {
   const torch::Tensor gradient = parameters_[i].grad();
   return gradient.defined() && gradients_live_here_ ? gradient.clone() : torch::Tensor();
+}
+
+Overlap choose_overlap(const OverlapFacts& facts) noexcept {
+  constexpr std::size_t kWorthWaking = 2 * 1024 * 1024;
+  if (facts.hosts > 1) return Overlap::thread;
+  const bool spare_cores = facts.cores > 2 * facts.threads;
+  return spare_cores && facts.gradient_bytes >= kWorthWaking ? Overlap::thread : Overlap::none;
+}
+
+Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t gradient_bytes) {
+  if (requested != Overlap::automatic) return requested;
+  OverlapFacts facts{.hosts = group.topology().node_count(), .gradient_bytes = gradient_bytes};
+  if (facts.hosts == 1 && group.size() > 1) {
+    // A launcher binds ranks to cores of their own: only together do they know how many there are.
+    ByteWriter mine;
+    mine.put(static_cast<std::int32_t>(at::get_num_threads()));
+    mine.put_string(CoreSet::of_this_process().encode());
+    CoreSet cores;
+    facts.threads = 0;
+    for (const std::string& answer : group.all_gather_objects(mine.take())) {
+      ByteReader reader(answer);
+      facts.threads += reader.get<std::int32_t>();
+      cores.add(CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8)));
+    }
+    facts.cores = cores.count();
+  }
+  return choose_overlap(facts);
 }
 
 }  // namespace maniple

@@ -1,4 +1,6 @@
-// A bucket: one piece of memory that holds the gradients of some parameters, and its state in the backward under way.
+// Buckets: which gradients share one, its memory, and when it is averaged.
+//
+// A bucket is one piece of memory that holds the gradients of some parameters, and its state in the backward under way.
 //
 // Each gradient has a *view*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's. (It is a
 // tensor of its own and not a view in autograd's sense, so that zero_grad() may detach it.)
@@ -6,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,12 +16,45 @@
 
 #include <torch/types.h>
 
-#include "train/ddp/bucket_plan.h"
 #include "train/ddp/parameter.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
+#include <maniple/train/ddp.h>
 
 namespace maniple {
+
+// Which gradients travel together: a pure function of sizes, dtypes and the order in which gradients are ready.
+//
+// Parameters are taken in that order and put into the open bucket of their dtype; a bucket that has reached its limit
+// is closed. The first bucket of each dtype has a limit of its own. Buckets are numbered by when their last gradient
+// is ready, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or ends
+// one.
+
+/// Gradients begin at multiples of this many bytes of their bucket, for the sake of vector instructions.
+inline constexpr std::size_t kGradientAlignment = 64;
+
+struct PlannedParameter {
+  std::size_t elements = 0;
+  std::size_t element_bytes = 4;
+  int kind = 0;  ///< dtype; parameters of different kinds do not share a bucket
+};
+
+struct PlannedBucket {
+  int kind = 0;
+  std::vector<std::size_t> members;  ///< parameters, in the order in which their gradients are ready
+  std::vector<std::size_t> offsets;  ///< where they begin, in elements
+  std::size_t elements = 0;          ///< with padding
+  std::size_t bytes = 0;
+};
+
+struct BucketLimits {
+  double first_bytes = 0;
+  double bytes = 0;
+};
+
+/// `order` holds every index of `parameters` once.
+std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters,
+                                        std::span<const std::size_t> order, const BucketLimits& limits);
 
 class Bucket {
  public:
@@ -70,5 +106,23 @@ class Bucket {
   torch::Tensor flat_;
   Buffer buffer_;
 };
+
+// Which way of overlapping communication with backward suits a group: what Overlap::automatic stands for.
+
+/// What the choice depends on.
+struct OverlapFacts {
+  int hosts = 1;
+  int cores = 1;                   ///< that the ranks of the (only) host may use together
+  int threads = 1;                 ///< that they compute with together
+  std::size_t gradient_bytes = 0;  ///< of a rank
+};
+
+/// Between hosts there is a wire to wait for. Within one, averaging is work for cores: a thread of its own pays when there
+/// are cores that nobody computes on (more than as many again, because two cores of a processor are often halves of one),
+/// and enough work that waking it does not matter.
+Overlap choose_overlap(const OverlapFacts& facts) noexcept;
+
+/// `requested`, unless that is automatic: then a choice on which all ranks agree, which is a collective call.
+Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t gradient_bytes);
 
 }  // namespace maniple

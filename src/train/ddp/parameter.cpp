@@ -1,10 +1,133 @@
 #include "train/ddp/parameter.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
 
 #include "base/check.h"
+#include "tensor/staged.h"
+#include "tensor/torch_compat.h"
 
 namespace maniple {
+namespace {
+
+std::vector<NamedTensor> once_each(const torch::OrderedDict<std::string, torch::Tensor>& named,
+                                   std::set<const void*>& seen) {
+  std::vector<NamedTensor> result;
+  for (const auto& item : named) {
+    if (!item.value().defined() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    result.push_back({item.key(), item.value()});
+  }
+  return result;
+}
+
+/// What must be the same everywhere, one line for each thing.
+std::vector<std::string> description(const DdpOptions& options, const ModuleTensors& tensors) {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* name, auto value) { lines.push_back(format_text("option {} = {}", name, value)); };
+  add("bucket_cap_mb", options.bucket_cap_mb);
+  add("first_bucket_mb", options.first_bucket_mb);
+  add("find_unused_parameters", options.find_unused_parameters);
+  add("static_graph", options.static_graph);
+  add("gradient_as_bucket_view", options.gradient_as_bucket_view);
+  add("broadcast_buffers", options.broadcast_buffers);
+  add("init_sync", options.init_sync);
+  add("overlap", static_cast<int>(options.overlap));
+  add("average", static_cast<int>(options.average));
+  add("delay_all_reduce_named_params", format_text("[{}]", joined(options.delay_all_reduce_named_params)));
+  add("param_to_hook_all_reduce", options.param_to_hook_all_reduce);
+  const auto list = [&](const char* kind, const std::vector<NamedTensor>& named) {
+    for (const auto& [name, tensor] : named) {
+      lines.push_back(
+          format_text("{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
+                      tensor.is_contiguous() ? "" : format_text(" strides [{}]", joined(tensor.strides()))));
+    }
+  };
+  list("parameter", tensors.trained);
+  list("frozen parameter", tensors.frozen);
+  list("buffer", tensors.buffers);
+  return lines;
+}
+
+std::string line_or_end(const std::vector<std::string>& lines, std::size_t i) {
+  return i < lines.size() ? lines[i] : "nothing more";
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// "rank 0, 2 have A; rank 1 has B" for the first line in which the ranks differ.
+std::string first_difference(const std::vector<std::string>& texts) {
+  std::vector<std::vector<std::string>> ranks;
+  std::size_t longest = 0;
+  for (const std::string& text : texts) {
+    ranks.push_back(split(text));
+    longest = std::max(longest, ranks.back().size());
+  }
+  for (std::size_t i = 0; i < longest; ++i) {
+    std::vector<std::pair<std::string, std::vector<int>>> held;  // in the order of ranks
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const std::string line = line_or_end(ranks[r], i);
+      auto same = std::find_if(held.begin(), held.end(), [&](const auto& one) { return one.first == line; });
+      if (same == held.end()) same = held.insert(held.end(), {line, {}});
+      same->second.push_back(static_cast<int>(r));
+    }
+    if (held.size() == 1) continue;
+    std::string text;
+    for (const auto& [line, who] : held) {
+      text += format_text("{}{} {} {} {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", joined(who),
+                          who.size() == 1 ? "has" : "have", line);
+    }
+    return text;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string ddp_prefix(const ProcessGroup& group) {
+  return format_text("[DistributedDataParallel {} rank {}/{}] ", group.name(), group.rank(), group.size());
+}
+
+ModuleTensors tensors_of(const torch::nn::Module& module) {
+  std::set<const void*> seen;
+  ModuleTensors result;
+  for (NamedTensor& parameter : once_each(module.named_parameters(), seen)) {
+    auto& list = parameter.tensor.requires_grad() ? result.trained : result.frozen;
+    list.push_back(std::move(parameter));
+  }
+  result.buffers = once_each(module.named_buffers(), seen);
+  for (const auto* list : {&result.trained, &result.frozen, &result.buffers}) {
+    for (const auto& [name, tensor] : *list) {
+      const Argument argument{"DistributedDataParallel", name.c_str()};
+      require_usable(tensor, argument);
+      dtype_of(tensor, argument);
+    }
+  }
+  MANIPLE_REQUIRE(!result.trained.empty(),
+                  "DistributedDataParallel: the module has no parameter that requires a gradient; there is "
+                  "nothing to average");
+  return result;
+}
+
+void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors) {
+  if (group.size() == 1) return;
+  std::string text;
+  for (const std::string& line : description(options, tensors)) text += line + "\n";
+  const std::vector<std::string> texts = group.all_gather_objects(text);
+  if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return;
+  throw InvalidArgument(
+      format_text("{}the ranks do not agree: {}; build the same module with the same options on every rank",
+                  ddp_prefix(group), first_difference(texts)));
+}
 
 std::string Parameter::conversion() const {
   if (hook->is_attached() && tensor.scalar_type() == dtype && tensor.device().is_cpu()) return {};
@@ -45,6 +168,51 @@ std::string names_of(const std::vector<const Parameter*>& parameters) {
   }
   if (parameters.size() > kMost) text += format_text(" and {} more", parameters.size() - kMost);
   return text;
+}
+
+namespace {
+
+constexpr std::size_t kSmall = 256 * 1024;  // bytes of a tensor that is packed
+
+}  // namespace
+
+Replicator::Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::Tensor> tensors)
+    : group_(std::move(group)), tensors_(std::move(tensors)) {}
+
+void Replicator::copy_from(int root) {
+  if (group_->size() == 1 || tensors_.empty()) return;
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> small;
+  for (const torch::Tensor& tensor : tensors_) {
+    if (!is_dense(tensor)) {
+      const Staged staged(tensor, Access::read_write, {"DistributedDataParallel", "tensor"});
+      group_->broadcast(staged.buffer(), root);
+      staged.write_back();
+    } else if (tensor.nbytes() > kSmall) {
+      group_->broadcast({tensor.data_ptr(), tensor.nbytes(), DType::uint8}, root);
+    } else {
+      small.push_back(tensor);
+    }
+  }
+  broadcast_packed(small, root);
+}
+
+void Replicator::broadcast_packed(const std::vector<torch::Tensor>& small, int root) {
+  std::size_t bytes = 0;
+  for (const torch::Tensor& tensor : small) bytes += tensor.nbytes();
+  if (bytes == 0) return;
+  if (pack_.size() < bytes) pack_ = group_->allocate(bytes);
+  auto* packed = static_cast<std::byte*>(pack_.data());
+  const auto each = [&](auto&& copy) {
+    std::size_t at = 0;
+    for (const torch::Tensor& tensor : small) {
+      if (tensor.nbytes() != 0) copy(packed + at, tensor.data_ptr(), tensor.nbytes());
+      at += tensor.nbytes();
+    }
+  };
+  if (group_->rank() == root) each([](void* pack, void* own, std::size_t n) { std::memcpy(pack, own, n); });
+  group_->broadcast({packed, bytes, DType::uint8}, root);
+  if (group_->rank() != root) each([](void* pack, void* own, std::size_t n) { std::memcpy(own, pack, n); });
 }
 
 }  // namespace maniple

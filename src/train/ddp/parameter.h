@@ -1,4 +1,5 @@
-// A parameter that requires a gradient, and what DistributedDataParallel knows of it.
+// The parameters and buffers of a module: what DistributedDataParallel knows of each, whether all ranks have the same, and how one
+// rank's are copied to all.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +9,37 @@
 #include <string>
 #include <vector>
 
+#include <torch/torch.h>
+#include <torch/types.h>
+
 #include "tensor/torch_compat.h"
-#include "train/ddp/module_tensors.h"
+#include <maniple/comm/process_group.h>
 #include <maniple/train/ddp.h>
 
 namespace maniple {
 
+struct NamedTensor {
+  std::string name;
+  torch::Tensor tensor;
+};
+
+struct ModuleTensors {
+  std::vector<NamedTensor> trained;  ///< parameters that require a gradient
+  std::vector<NamedTensor> frozen;   ///< those that do not
+  std::vector<NamedTensor> buffers;
+};
+
+/// What messages begin with: "[DistributedDataParallel world rank 1/4] ".
+std::string ddp_prefix(const ProcessGroup& group);
+
+/// In the order of registration; a tensor that is registered twice appears once, under its first name.
+ModuleTensors tensors_of(const torch::nn::Module& module);
+
+/// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text
+/// names the first difference and what each rank has. Collective.
+void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors);
+
+/// A parameter that requires a gradient.
 struct Parameter {
   explicit Parameter(NamedTensor named)
       : name(std::move(named.name)), tensor(std::move(named.tensor)), dtype(tensor.scalar_type()) {}
@@ -49,5 +75,26 @@ void exchange_used(ProcessGroup& group, std::span<Parameter> parameters, const s
 
 /// "fc2.weight, fc2.bias and 3 more".
 std::string names_of(const std::vector<const Parameter*>& parameters);
+
+/// One rank's tensors to all: parameters and buffers at construction, buffers after every backward.
+///
+/// Tensors without gaps are moved as blocks of memory, in the order of their strides (which are the same on all ranks).
+/// Large ones are broadcast where they lie; small ones are packed into one piece of registered memory, so that a hundred
+/// running means cost one operation. Autograd is not notified: running statistics may change between forward and
+/// backward without harm.
+class Replicator {
+ public:
+  Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::Tensor> tensors);
+  bool empty() const noexcept { return tensors_.empty(); }
+  /// Collective. The first call allocates.
+  void copy_from(int root);
+
+ private:
+  void broadcast_packed(const std::vector<torch::Tensor>& small, int root);
+
+  std::shared_ptr<ProcessGroup> group_;
+  std::vector<torch::Tensor> tensors_;
+  RegisteredMemory pack_;
+};
 
 }  // namespace maniple

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "train/ddp/overlap.h"
+#include "train/ddp/bucket.h"
 #include <maniple/dist.h>
 
 namespace maniple::detail {

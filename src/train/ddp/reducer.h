@@ -24,8 +24,8 @@
 // Inside with_uneven_inputs a backward begins by exchanging which ranks are active (active_ranks.h). A rank without batches
 // *shadows* the others: it makes the same calls with zeros. What otherwise comes from rank 0 comes from the first active rank.
 //
-// Where to find what: bucket_plan.h (which gradients share a bucket), bucket.h (its memory), parameter.h, delayed_gradients.h,
-// active_ranks.h, replicate.h (buffers), stopwatch.h (statistics). reducer.cpp is the course of a backward, reducer_average.cpp
+// Where to find what: bucket.h (which gradients share a bucket, its memory, when it is averaged), parameter.h (also the copying of
+// buffers), delayed_gradients.h, active_ranks.h, stopwatch.h (statistics). reducer.cpp is the course of a backward, reducer_average.cpp
 // what happens to a bucket.
 #pragma once
 
@@ -40,7 +40,6 @@
 #include "train/ddp/bucket.h"
 #include "train/ddp/delayed_gradients.h"
 #include "train/ddp/parameter.h"
-#include "train/ddp/replicate.h"
 #include "train/ddp/stopwatch.h"
 #include <maniple/train/ddp.h>
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <maniple/train/ddp_statistics.h>
+#include <maniple/train/ddp.h>
 
 namespace maniple {
 

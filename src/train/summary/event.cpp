@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "base/crc32c.h"
-#include "base/utf8.h"
+#include "base/format.h"
 
 namespace maniple {
 namespace {

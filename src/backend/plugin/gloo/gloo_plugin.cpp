@@ -3,6 +3,15 @@
 // Movement is done in bytes; reductions with the kernels of the native backend, two operands at a time. That gives the right result
 // wherever partial results are exact in the element's type or rounded as its own sums are: not for sums and products of 16-bit
 // floats, which are rounded once, after the last operand. Those, and what Gloo lacks, are supplied by Maniple.
+#include <pthread.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <mutex>
+
 #include <gloo/allgather.h>
 #include <gloo/allgatherv.h>
 #include <gloo/allreduce.h>
@@ -12,13 +21,201 @@
 #include <gloo/common/error.h>
 #include <gloo/gather.h>
 #include <gloo/reduce.h>
+#include <gloo/rendezvous/context.h>
 #include <gloo/scatter.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 
-#include <cstring>
-
-#include "backend/plugin/gloo/gloo_context.h"
+#include "backend/plugin/plugin.h"
 
 namespace maniple::gloo_plugin {
+
+// Gloo's context of a group, with one deadline for an operation and an end that can be called from outside.
+//
+// Gloo gives its timeout to every single wait of a collective, and nothing but that timeout ends a wait on a living peer. Here
+// the transport hands out buffers of our own, which wrap Gloo's: their waits last until the deadline of the operation, or until
+// `interrupt`, and then throw GivenUp through Gloo's code.
+
+/// Not an error of its own: the plugin returns false and its owner says why.
+struct GivenUp {};
+
+/// Gloo writes to sockets as to files, so a peer that is gone costs a SIGPIPE, which ends the process. While this lives, the
+/// calling thread gets no SIGPIPE, nor do threads that it starts; the write then fails with an error that Gloo throws. What the
+/// rest of the program does about SIGPIPE is left alone.
+class NoBrokenPipe {
+ public:
+  NoBrokenPipe() noexcept {
+    sigset_t pending;
+    ::sigemptyset(&pipe_);
+    ::sigaddset(&pipe_, SIGPIPE);
+    ::sigpending(&pending);
+    was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
+    ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoBrokenPipe() {
+    const timespec at_once{0, 0};
+    if (!was_pending_)
+      ::sigtimedwait(&pipe_, nullptr, &at_once);  // one that was raised meanwhile must not be delivered later
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoBrokenPipe(const NoBrokenPipe&) = delete;
+  NoBrokenPipe& operator=(const NoBrokenPipe&) = delete;
+
+ private:
+  sigset_t pipe_;
+  sigset_t before_;
+  bool was_pending_ = false;
+};
+
+class LimitedContext final : public gloo::rendezvous::Context {
+ public:
+  explicit LimitedContext(const PluginContext& context);
+
+  /// Connects to every other rank of the group.
+  void connect(const PluginContext& context);
+
+  void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }  ///< of the next collective
+  void interrupt() noexcept;                                               ///< ends its waits, and all later ones
+
+ private:
+  class Transport;
+  class Buffer;
+
+  Deadline deadline_;
+  std::mutex mutex_;
+  bool interrupted_ = false;
+  gloo::transport::UnboundBuffer* waiting_ = nullptr;  // the buffer that is being waited on: there is one at a time
+};
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+/// Gloo adds its timeouts to the present, so "never" must leave room.
+Milliseconds time_until(Deadline deadline) {
+  const Deadline::Duration most = std::chrono::hours(24 * 365);
+  return std::max(std::chrono::duration_cast<Milliseconds>(std::min(deadline.remaining(), most)), Milliseconds(1));
+}
+
+/// Our store, as Gloo sees it.
+class StoreView final : public gloo::rendezvous::Store {
+ public:
+  explicit StoreView(const PluginContext& context) : context_(context) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    context_.store->set(key, {data.data(), data.size()});
+  }
+  std::vector<char> get(const std::string& key) override {
+    await({key});
+    const std::string value = context_.store->get(key, context_.deadline);
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override { await(keys); }
+  void wait(const std::vector<std::string>& keys, const Milliseconds&) override { await(keys); }
+
+ private:
+  // In short turns, so that a rank that dies meanwhile ends the wait.
+  void await(const std::vector<std::string>& keys) const {
+    for (;;) {
+      if (context_.abort->aborted()) throw Aborted("the group failed while it was set up");
+      try {
+        return context_.store->wait(keys, Deadline::sooner(context_.deadline, Deadline::after(Milliseconds(500))));
+      } catch (const Timeout&) {
+        if (context_.deadline.expired()) throw;
+      }
+    }
+  }
+  const PluginContext& context_;
+};
+
+}  // namespace
+
+class LimitedContext::Buffer final : public gloo::transport::UnboundBuffer {
+ public:
+  Buffer(LimitedContext& owner, std::unique_ptr<gloo::transport::UnboundBuffer> inner)
+      : gloo::transport::UnboundBuffer(inner->ptr, inner->size), owner_(owner), inner_(std::move(inner)) {}
+
+  bool waitRecv(int* peer, Milliseconds) override {
+    return wait([&](Milliseconds left) { return inner_->waitRecv(peer, left); });
+  }
+  bool waitSend(int* peer, Milliseconds) override {
+    return wait([&](Milliseconds left) { return inner_->waitSend(peer, left); });
+  }
+  void abortWaitRecv() override { inner_->abortWaitRecv(); }
+  void abortWaitSend() override { inner_->abortWaitSend(); }
+  void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    inner_->send(to, slot, offset, bytes);
+  }
+  void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    inner_->recv(from, slot, offset, bytes);
+  }
+  void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    inner_->recv(std::move(from), slot, offset, bytes);
+  }
+
+ private:
+  template <class Wait>
+  bool wait(Wait body) {
+    {
+      const std::lock_guard lock(owner_.mutex_);
+      if (owner_.interrupted_) throw GivenUp();
+      owner_.waiting_ = inner_.get();
+    }
+    bool complete = false;
+    std::exception_ptr error;
+    try {
+      complete = body(time_until(owner_.deadline_));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(owner_.mutex_);
+    owner_.waiting_ = nullptr;
+    if (complete) return true;
+    if (!error || owner_.interrupted_ || owner_.deadline_.expired()) throw GivenUp();
+    std::rethrow_exception(error);
+  }
+
+  LimitedContext& owner_;
+  std::unique_ptr<gloo::transport::UnboundBuffer> inner_;
+};
+
+/// Gloo's collectives get their buffers from here; the pairs stay where they are.
+class LimitedContext::Transport final : public gloo::transport::Context {
+ public:
+  Transport(LimitedContext& owner, std::shared_ptr<gloo::transport::Context> inner)
+      : gloo::transport::Context(owner.rank, owner.size), owner_(owner), inner_(std::move(inner)) {}
+
+  std::unique_ptr<gloo::transport::Pair>& getPair(int peer) override { return inner_->getPair(peer); }
+  std::unique_ptr<gloo::transport::Pair>& createPair(int peer) override { return inner_->createPair(peer); }
+  std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* data, std::size_t bytes) override {
+    return std::make_unique<Buffer>(owner_, inner_->createUnboundBuffer(data, bytes));
+  }
+
+ private:
+  LimitedContext& owner_;
+  std::shared_ptr<gloo::transport::Context> inner_;
+};
+
+LimitedContext::LimitedContext(const PluginContext& context)
+    : gloo::rendezvous::Context(context.rank, context.size()) {}
+
+void LimitedContext::connect(const PluginContext& context) {
+  setTimeout(time_until(context.deadline));
+  StoreView store(context);
+  auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(context.address.c_str()));
+  connectFullMesh(store, device);
+  transportContext_ = std::make_shared<Transport>(*this, transportContext_);
+}
+
+void LimitedContext::interrupt() noexcept {
+  const std::lock_guard lock(mutex_);
+  interrupted_ = true;
+  if (waiting_ == nullptr) return;
+  waiting_->abortWaitRecv();
+  waiting_->abortWaitSend();
+}
+
 namespace {
 
 using ContextPointer = std::shared_ptr<gloo::Context>;
@@ -210,6 +407,7 @@ std::unique_ptr<Plugin> make(const PluginContext& context) { return std::make_un
 constexpr PluginEntry kPlugin = {kPluginAbi, sizeof(Operation), "Gloo, over TCP", make};
 
 }  // namespace
+
 }  // namespace maniple::gloo_plugin
 
 extern "C" const maniple::PluginEntry* maniple_plugin_entry() { return &maniple::gloo_plugin::kPlugin; }

@@ -1,6 +1,6 @@
 // Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is one.
 #include "base/check.h"
-#include "train/ddp/hooks/hook_state.h"
+#include "train/ddp/hooks/hook_parts.h"
 #include <maniple/dist.h>
 #include <maniple/train/post_local_sgd.h>
 
