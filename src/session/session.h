@@ -1,6 +1,6 @@
 // One rank's membership in a world: who the others are, connections to and from them, and the failure detector.
 //
-// All groups of the rank share it. It implements the connector that lanes use.
+// All groups of the rank share it. It implements the connector that the transports use.
 #pragma once
 
 #include <condition_variable>

@@ -61,7 +61,7 @@ void StoreService::serve(Client client, StoreRequest request) {
       return reply(client, request.id, std::move(flags));
     }
     case StoreOp::multi_get:
-    case StoreOp::wait: return park(client, std::move(request));
+    case StoreOp::wait: return enqueue(client, std::move(request));
     case StoreOp::cancel: {
       const auto found = waiting_.find(client);
       if (found == waiting_.end()) return;
@@ -72,45 +72,45 @@ void StoreService::serve(Client client, StoreRequest request) {
   }
 }
 
-void StoreService::park(Client client, StoreRequest request) {
+void StoreService::enqueue(Client client, StoreRequest request) {
   const std::size_t bytes = bytes_of(request.keys);
-  Parked parked{client, request.id, request.op, std::move(request.keys), bytes};
+  Pending pending{client, request.id, request.op, std::move(request.keys), bytes};
   const Ticket ticket = next_ticket_++;
-  if (advance(ticket, parked)) return;
+  if (advance(ticket, pending)) return;
   try {
     Waiting& waiting = waiting_[client];
-    if (waiting.by_id.count(parked.id) != 0)
-      throw ProtocolError(fmt::format("store request {} is already waiting", parked.id));
-    MANIPLE_REQUIRE(waiting.by_id.size() < limits_.parked_per_client,
+    if (waiting.by_id.count(pending.id) != 0)
+      throw ProtocolError(fmt::format("store request {} is already waiting", pending.id));
+    MANIPLE_REQUIRE(waiting.by_id.size() < limits_.pending_per_client,
                     "{} requests of this client are waiting; no more are allowed", waiting.by_id.size());
-    MANIPLE_REQUIRE(waiting.bytes + bytes <= limits_.parked_bytes_per_client,
+    MANIPLE_REQUIRE(waiting.bytes + bytes <= limits_.pending_bytes_per_client,
                     "the waiting requests of this client name {} bytes of keys; at most {} are allowed",
-                    waiting.bytes + bytes, limits_.parked_bytes_per_client);
-    waiting.by_id.emplace(parked.id, ticket);
+                    waiting.bytes + bytes, limits_.pending_bytes_per_client);
+    waiting.by_id.emplace(pending.id, ticket);
     waiting.bytes += bytes;
   } catch (...) {
-    const auto queue = queues_.find(parked.keys[parked.at]);
+    const auto queue = queues_.find(pending.keys[pending.at]);
     queue->second.erase(ticket);
     if (queue->second.empty()) queues_.erase(queue);
     throw;
   }
-  parked_.emplace(ticket, std::move(parked));
+  pending_.emplace(ticket, std::move(pending));
 }
 
-/// True when it was answered; otherwise it stands in the queue of its first missing key.
-bool StoreService::advance(Ticket ticket, Parked& parked) {
-  const std::size_t count = parked.keys.size();
+/// Replies if no key is missing (true); otherwise puts it into the queue of the first missing one.
+bool StoreService::advance(Ticket ticket, Pending& pending) {
+  const std::size_t count = pending.keys.size();
   for (std::size_t looked = 0; looked < count; ++looked) {
-    const std::size_t i = (parked.at + looked) % count;
-    if (table_.find(parked.keys[i]) != nullptr) continue;
-    parked.at = i;
-    queues_[parked.keys[i]].insert(ticket);
+    const std::size_t i = (pending.at + looked) % count;
+    if (table_.find(pending.keys[i]) != nullptr) continue;
+    pending.at = i;
+    queues_[pending.keys[i]].insert(ticket);
     return false;
   }
-  if (parked.op == StoreOp::wait) {
-    reply(parked.client, parked.id, {});
+  if (pending.op == StoreOp::wait) {
+    reply(pending.client, pending.id, {});
   } else {
-    reply_values(parked);
+    reply_values(pending);
   }
   return true;
 }
@@ -121,27 +121,27 @@ void StoreService::wake(const std::string& key) {
   const std::set<Ticket> woken = std::move(found->second);
   queues_.erase(found);
   for (const Ticket ticket : woken) {
-    const auto parked = parked_.find(ticket);
-    if (parked == parked_.end()) continue;  // its client was dropped while others were answered
-    if (!advance(ticket, parked->second)) continue;
+    const auto pending = pending_.find(ticket);
+    if (pending == pending_.end()) continue;  // its client was dropped while others got their replies
+    if (!advance(ticket, pending->second)) continue;
     drop(ticket);
   }
 }
 
 void StoreService::drop(Ticket ticket) {
-  const auto found = parked_.find(ticket);
-  if (found == parked_.end()) return;
-  const Parked& parked = found->second;
-  if (const auto queue = queues_.find(parked.keys[parked.at]); queue != queues_.end()) {
+  const auto found = pending_.find(ticket);
+  if (found == pending_.end()) return;
+  const Pending& pending = found->second;
+  if (const auto queue = queues_.find(pending.keys[pending.at]); queue != queues_.end()) {
     queue->second.erase(ticket);
     if (queue->second.empty()) queues_.erase(queue);
   }
-  if (const auto waiting = waiting_.find(parked.client); waiting != waiting_.end()) {
-    waiting->second.by_id.erase(parked.id);
-    waiting->second.bytes -= parked.bytes;
+  if (const auto waiting = waiting_.find(pending.client); waiting != waiting_.end()) {
+    waiting->second.by_id.erase(pending.id);
+    waiting->second.bytes -= pending.bytes;
     if (waiting->second.by_id.empty()) waiting_.erase(waiting);
   }
-  parked_.erase(found);
+  pending_.erase(found);
 }
 
 void StoreService::forget(Client client) {
@@ -157,24 +157,24 @@ void StoreService::reply(Client client, std::uint32_t id, std::string body, Stor
   send_(client, {piece(std::move(bytes))});
 }
 
-void StoreService::reply_values(const Parked& parked) {
+void StoreService::reply_values(const Pending& pending) {
   std::vector<Value> values;
-  values.reserve(parked.keys.size());
+  values.reserve(pending.keys.size());
   std::uint64_t length = sizeof(std::uint32_t);
-  for (const std::string& key : parked.keys) {
+  for (const std::string& key : pending.keys) {
     values.push_back(table_.find(key));
     length += sizeof(std::uint64_t) + values.back()->size();
   }
   if (length > kMaxReplyBytes) {
     return reply(
-        parked.client, parked.id,
-        fmt::format("the values of {} keys have {} bytes together; at most {} go into one answer: ask for fewer keys",
+        pending.client, pending.id,
+        fmt::format("the values of {} keys have {} bytes together; at most {} fit into one reply: ask for fewer keys",
                     values.size(), length, kMaxReplyBytes),
         StoreStatus::invalid);
   }
   Reply pieces;
   ByteWriter writer;
-  writer.put_raw(encode_frame_header(parked.id, static_cast<std::uint8_t>(StoreStatus::ok), length));
+  writer.put_raw(encode_frame_header(pending.id, static_cast<std::uint8_t>(StoreStatus::ok), length));
   writer.put(static_cast<std::uint32_t>(values.size()));
   for (Value& value : values) {
     writer.put(static_cast<std::uint64_t>(value->size()));
@@ -187,7 +187,7 @@ void StoreService::reply_values(const Parked& parked) {
     }
   }
   if (!writer.bytes().empty()) pieces.push_back(piece(writer.take()));
-  send_(parked.client, std::move(pieces));
+  send_(pending.client, std::move(pieces));
 }
 
 }  // namespace maniple

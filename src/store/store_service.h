@@ -1,8 +1,8 @@
 // What a store's server does with requests, without any I/O. Not thread-safe.
 //
-// A request that waits is parked on the first of its keys that is missing; when that key comes it moves on to the next
-// missing one, so it stands in one queue however many keys it names. Before the answer all keys are looked at once
-// more, as one may have been erased in between.
+// A request that waits for keys is in the queue of the first one that is missing; when that key is set it moves to the queue of
+// the next missing one, so it is in one queue however many keys it names. Before the reply all keys are looked up once more, as
+// one may have been erased in between.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace maniple {
 
 struct ServiceLimits {
   TableQuota table;
-  std::size_t parked_per_client = 1024;
-  std::size_t parked_bytes_per_client = std::size_t{64} << 20;
+  std::size_t pending_per_client = 1024;
+  std::size_t pending_bytes_per_client = std::size_t{64} << 20;
 };
 
 class StoreService {
@@ -33,20 +33,20 @@ class StoreService {
   explicit StoreService(Send send, ServiceLimits limits = {})
       : send_(std::move(send)), limits_(limits), table_(limits.table) {}
 
-  /// Answers now, or later when it has to wait. Throws ProtocolError if no client of ours would send this.
+  /// Replies now, or later if the request waits for keys. Throws ProtocolError if no client of ours would send this.
   void handle(Client client, Frame frame);
-  void forget(Client client);  ///< its parked requests are dropped
-  std::size_t parked() const noexcept { return parked_.size(); }
+  void forget(Client client);  ///< it is gone: its pending requests are dropped
+  std::size_t pending() const noexcept { return pending_.size(); }
 
  private:
   using Ticket = std::uint64_t;
-  struct Parked {
+  struct Pending {
     Client client;
     std::uint32_t id;
     StoreOp op;
     std::vector<std::string> keys;
     std::size_t bytes;
-    std::size_t at = 0;  // the missing key it is parked on
+    std::size_t at = 0;  // the missing key in whose queue it is
   };
   struct Waiting {
     std::map<std::uint32_t, Ticket> by_id;
@@ -54,18 +54,18 @@ class StoreService {
   };
 
   void serve(Client client, StoreRequest request);
-  void park(Client client, StoreRequest request);
-  bool advance(Ticket ticket, Parked& parked);
+  void enqueue(Client client, StoreRequest request);
+  bool advance(Ticket ticket, Pending& pending);
   void wake(const std::string& key);
   void drop(Ticket ticket);
   void reply(Client client, std::uint32_t id, std::string body, StoreStatus status = StoreStatus::ok);
-  void reply_values(const Parked& parked);
+  void reply_values(const Pending& pending);
 
   Send send_;
   ServiceLimits limits_;
   KeyTable table_;
   Ticket next_ticket_ = 1;
-  std::unordered_map<Ticket, Parked> parked_;
+  std::unordered_map<Ticket, Pending> pending_;
   std::unordered_map<std::string, std::set<Ticket>> queues_;  // in order of arrival
   std::unordered_map<Client, Waiting> waiting_;
 };

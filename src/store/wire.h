@@ -3,7 +3,7 @@
 //   frame    id:u32 code:u8 zero[3] length:u64, body[length]
 //
 // In a request `code` is the operation and `id` any number not in use; the reply carries the same id and a status.
-// `cancel` takes back the waiting request of its id and is not answered. Strings are length:u32 and bytes; the last
+// `cancel` withdraws the pending request of its id and has no reply. Strings are length:u32 and bytes; the last
 // value of a frame is what remains of it.
 #pragma once
 
@@ -33,7 +33,7 @@ enum class StoreOp : std::uint8_t {
 enum class StoreStatus : std::uint8_t {
   ok = 0,
   invalid = 1,   ///< the body says what was wrong with the request; the connection goes on
-  protocol = 2,  ///< the body says what was wrong with the bytes; the server hangs up
+  protocol = 2,  ///< the body says what was wrong with the bytes; the server closes the connection
 };
 
 inline constexpr std::size_t kFrameHeaderBytes = 16;
@@ -56,7 +56,7 @@ class FrameReader {
   /// Takes bytes from the front of `bytes`; a frame once one is complete. Throws ProtocolError; then it is of no more
   /// use.
   std::optional<Frame> next(std::string_view& bytes);
-  /// The id of the frame being read, or of the last one: for telling its sender what was wrong.
+  /// The id of the frame being read, or of the last one: for the reply that says what was wrong.
   std::uint32_t current_id() const noexcept { return frame_.id; }
 
  private:

@@ -187,7 +187,7 @@ TEST(RelayedRank, ADialThatIsLedToAnotherRankIsRefused) {
                               .accept = [&](SecureConnection, const Hello&, const Address&) { ++accepted; }};
   const Acceptor third(loop, listen_on(Address::parse("127.0.0.1:0")), identity_of(3), owner);
   const Relay relay(third.address(), Relay::honest);
-  const Hello hello{.role = Role::data, .rank = 1, .topic = "lane", .to = 2};
+  const Hello hello{.role = Role::data, .rank = 1, .topic = "world/0:c", .to = 2};
   try {
     dial(relay.address(), identity_of(1), hello, Deadline::after(seconds(30)));
     ADD_FAILURE() << "accepted";

@@ -127,7 +127,7 @@ void store(std::string_view bytes) {
         for (const Value& piece : reply) whole += *piece;
         require(frames_of(whole, &reply_limit, whole.size()).size() == 1);
       },
-      {.table = {.keys = 100, .bytes = 1 << 16}, .parked_per_client = 8});
+      {.table = {.keys = 100, .bytes = 1 << 16}, .pending_per_client = 8});
   StoreService::Client client = 1;
   for (const Frame& frame : frames) {
     tolerate([&] { service.handle(client, frame); });
@@ -135,7 +135,7 @@ void store(std::string_view bytes) {
   }
   service.forget(1);
   service.forget(2);
-  require(service.parked() == 0);
+  require(service.pending() == 0);
 
   for (const Frame& frame : frames_of(bytes, &reply_limit, bytes.size())) {
     tolerate([&] { decode_values(frame.body, 3); });

@@ -69,13 +69,13 @@ TEST(Handshake, AcceptsItsOwnAndPassesTheHello) {
   const Identity identity = sample_identity();
   Host host(identity);
   const SecureConnection fd = dial(host.acceptor.address(), identity,
-                                   {.role = Role::data, .rank = 5, .topic = "lane 1"}, Deadline::after(seconds(20)));
+                                   {.role = Role::data, .rank = 5, .topic = "world/1:c"}, Deadline::after(seconds(20)));
   host.finish_turn();
   const std::lock_guard lock(host.mutex);
   ASSERT_EQ(host.hellos.size(), 1u);
   EXPECT_EQ(host.hellos[0].role, Role::data);
   EXPECT_EQ(host.hellos[0].rank, 5);
-  EXPECT_EQ(host.hellos[0].topic, "lane 1");
+  EXPECT_EQ(host.hellos[0].topic, "world/1:c");
   // Bytes that follow at once are the owner's, not the handshake's.
   ASSERT_EQ(::send(fd.get(), "abc", 3, 0), 3);
   pollfd readable{.fd = host.accepted[0].get(), .events = POLLIN, .revents = 0};

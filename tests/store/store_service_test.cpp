@@ -31,7 +31,7 @@ class Service : public testing::Test {
   }
 
   std::map<std::pair<StoreService::Client, std::uint32_t>, Frame> replies;
-  ServiceLimits limits{.table = {}, .parked_per_client = 3};
+  ServiceLimits limits{.table = {}, .pending_per_client = 3};
   StoreService service{[this](StoreService::Client client, StoreService::Reply reply) {
                          FrameReader reader(&reply_limit);
                          for (const Value& piece : reply) {
@@ -50,7 +50,7 @@ TEST_F(Service, AParkedRequestIsAnsweredWhenItsLastKeyComes) {
   set(2, "a", "1");
   ASSERT_EQ(replies.count({1, 7}), 1u);
   EXPECT_EQ(decode_values(replies[{1, 7}].body, 3), (std::vector<std::string>{"1", "2", "3"}));
-  EXPECT_EQ(service.parked(), 0u);
+  EXPECT_EQ(service.pending(), 0u);
 }
 
 TEST_F(Service, AKeyErasedMeanwhileIsWaitedForAgain) {
@@ -75,14 +75,14 @@ TEST_F(Service, CancelAndForgetLeaveNothingBehind) {
   wait(1, {"k"}, 1);
   wait(1, {"k"}, 2);
   wait(2, {"k", "l"}, 1);
-  EXPECT_EQ(service.parked(), 3u);
+  EXPECT_EQ(service.pending(), 3u);
   request(1, StoreOp::cancel, "", 1);
   request(1, StoreOp::cancel, "", 99);
   request(3, StoreOp::cancel, "", 1);
-  EXPECT_EQ(service.parked(), 2u);
+  EXPECT_EQ(service.pending(), 2u);
   service.forget(2);
   service.forget(2);
-  EXPECT_EQ(service.parked(), 1u);
+  EXPECT_EQ(service.pending(), 1u);
   set(3, "k", "");
   EXPECT_EQ(replies.count({1, 1}), 0u);
   EXPECT_EQ(replies.count({1, 2}), 1u);
@@ -95,9 +95,9 @@ TEST_F(Service, TooManyParkedRequestsAreRefusedToThatClientOnly) {
   EXPECT_EQ(replies.at({1, 4}).code, static_cast<std::uint8_t>(StoreStatus::invalid));
   wait(2, {"k"}, 4);
   EXPECT_EQ(replies.count({2, 4}), 0u);
-  EXPECT_EQ(service.parked(), 4u);
+  EXPECT_EQ(service.pending(), 4u);
   EXPECT_THROW(wait(2, {"k"}, 4), ProtocolError);  // an id that is in use
-  EXPECT_EQ(service.parked(), 4u);
+  EXPECT_EQ(service.pending(), 4u);
 }
 
 TEST_F(Service, AnswersThatWouldBeTooLargeAreRefused) {

@@ -1,7 +1,7 @@
 // A small key-value store that ranks share while they find each other.
 //
 // Keys are byte strings of 1 to 1,024 bytes, values byte strings of up to 64 MiB. All methods may be called from several
-// threads. A method that waits takes a deadline and throws `Timeout` naming the keys that did not come. A store that
+// threads. A method that waits takes a deadline and throws `Timeout` naming the keys that were not set. A store that
 // has lost its server throws `PeerLost` or `SystemError`.
 //
 //   MemoryStore   threads of one process
@@ -34,7 +34,7 @@ class Store {
   /// The value; waits until the key exists.
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
 
-  /// The values of many keys in one exchange; waits until all exist.
+  /// The values of many keys in one request; waits until all exist.
   virtual std::vector<std::string> multi_get(std::span<const std::string> keys, Deadline deadline) = 0;
 
   /// Waits until all keys exist.
