@@ -34,7 +34,8 @@ std::string Signature::describe() const {
   if (known && op == Op::barrier && detail != 0)
     return fmt::format("new_group #{} of list and options {:08x}", seq, printed(detail));
   const std::string dtype_name = name_of<DType>((what >> 8) & 0xff, kDTypeCount, "dtype");
-  if (known && op == Op::send) return fmt::format("send {}[{}] tag {}", dtype_name, count, tag());
+  if (known && op == Op::send)
+    return fmt::format("send {}[{}] tag {}", dtype_name, count, static_cast<std::int32_t>(detail));
   std::string text = fmt::format("{} #{}", name_of<Op>(op_number, kOpCount, "op"), seq);
   if (known && op == Op::barrier) return text;
   text += " " + dtype_name;

@@ -38,17 +38,11 @@ struct Signature {
     return s;
   }
 
-  /// Of a point-to-point message: its dtype, count and tag.
+  /// Of a point-to-point message: its dtype, count and tag, to be described. Messages are matched without a signature.
   static Signature of_message(DType dtype, int tag, std::size_t bytes) noexcept {
     return {0, static_cast<std::uint64_t>(Op::send) | static_cast<std::uint64_t>(dtype) << 8, bytes / size_of(dtype),
             static_cast<std::uint32_t>(tag)};
   }
-  /// Whether `of_message` can have made it, of so many bytes.
-  bool is_message(std::uint64_t bytes) const noexcept {
-    return (what >> 8) < kDTypeCount && bytes % size_of(dtype()) == 0 && of_message(dtype(), tag(), bytes) == *this;
-  }
-  DType dtype() const noexcept { return static_cast<DType>(what >> 8 & 0xff); }
-  int tag() const noexcept { return static_cast<int>(static_cast<std::uint32_t>(detail)); }  ///< of a message
 
   /// "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"; never throws on nonsense from the wire.
   std::string describe() const;

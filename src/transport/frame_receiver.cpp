@@ -8,13 +8,13 @@
 #include "base/crc32c.h"
 
 namespace maniple {
+
 FrameReceiver::FrameReceiver(Peer peer, Open open)
     : peer_(peer), kind_(FrameKind::collective), open_(std::move(open)), streams_(1) {}
 
 FrameReceiver::FrameReceiver(Peer peer, std::unique_ptr<ByteSource> source)
     : peer_(peer), kind_(FrameKind::message), streams_(1) {
-  streams_[0].source = std::move(source);
-  streams_[0].ahead = std::make_unique_for_overwrite<std::byte[]>(kReadAheadBytes);
+  set_source(streams_[0], std::move(source));
 }
 
 template <class Body>
@@ -43,9 +43,10 @@ const FrameHeader* FrameReceiver::peek() {
     Stream& stream = streams_[0];
     skip_frames_without_piece(0);
     for (stream.dry = false; !offered_;) {
-      if (stream.end - stream.begin >= kFrameHeaderBytes) {
+      const std::size_t more = missing(stream, true);
+      if (more == 0) {
         offered_ = take_frame_header();
-      } else if (!read_ahead(stream)) {
+      } else if (!read_ahead(stream, more)) {
         return nullptr;
       }
     }
@@ -63,9 +64,14 @@ bool FrameReceiver::open(std::size_t index) {
   if (streams_[index].source) return true;
   auto source = open_(static_cast<int>(index));
   if (!source) return false;
-  streams_[index].source = std::move(source);
-  streams_[index].ahead = std::make_unique_for_overwrite<std::byte[]>(kReadAheadBytes);
+  set_source(streams_[index], std::move(source));
   return true;
+}
+
+void FrameReceiver::set_source(Stream& stream, std::unique_ptr<ByteSource> source) {
+  stream.network = source->fd() >= 0;
+  stream.ahead = std::make_unique_for_overwrite<std::byte[]>(kReadAheadBytes);
+  stream.source = std::move(source);
 }
 
 bool FrameReceiver::advance(std::size_t index, std::size_t& budget) {
@@ -89,8 +95,8 @@ bool FrameReceiver::advance(std::size_t index, std::size_t& budget) {
       const std::size_t got = read_piece(stream);
       if (got == 0) return moved;
       budget -= std::min(budget, got);
-    } else if (stream.end - stream.begin < (frame ? kFrameHeaderBytes : kPieceHeaderBytes)) {
-      if (!read_ahead(stream)) return moved;
+    } else if (const std::size_t more = missing(stream, frame); more > 0) {
+      if (!read_ahead(stream, more)) return moved;
     } else if (frame) {
       Transfer& transfer = at(stream.frame);
       const FrameHeader header = take_frame_header();
@@ -130,17 +136,27 @@ std::size_t FrameReceiver::read(Stream& stream, std::span<const iovec> parts) {
   const std::size_t got = stream.source->read_some(parts);
   std::size_t asked = 0;
   for (const iovec& part : parts) asked += part.iov_len;
-  stream.dry = got < asked && stream.source->fd() >= 0;  // rings give less than asked for although there is more
+  stream.dry = got < asked && stream.network;  // rings give less than asked for although there is more
   return got;
 }
 
-bool FrameReceiver::read_ahead(Stream& stream) {
+// Bytes of the next header that have not been read. Of a frame's, the first part says how long it is.
+std::size_t FrameReceiver::missing(const Stream& stream, bool frame) const noexcept {
+  const std::size_t have = stream.end - stream.begin;
+  std::size_t size = kPieceHeaderBytes;
+  if (frame) {
+    size = have < kFrameHeaderBytes ? header_bytes(kind_) : header_bytes(stream.ahead.get() + stream.begin);
+  }
+  return size - std::min(size, have);
+}
+
+bool FrameReceiver::read_ahead(Stream& stream, std::size_t missing) {
   if (stream.begin > 0) {
     std::memmove(stream.ahead.get(), stream.ahead.get() + stream.begin, stream.end - stream.begin);
     stream.end -= stream.begin;
     stream.begin = 0;
   }
-  const iovec part{stream.ahead.get() + stream.end, kReadAheadBytes - stream.end};
+  const iovec part{stream.ahead.get() + stream.end, stream.network ? kReadAheadBytes - stream.end : missing};
   const std::size_t got = read(stream, {&part, 1});
   stream.end += got;
   return got > 0;
@@ -155,7 +171,7 @@ std::size_t FrameReceiver::read_piece(Stream& stream) {
   const iovec parts[3] = {{stream.ahead.get(), kPieceHeaderBytes},
                           {transfer.to + offset, size},
                           {rest, kReadAheadBytes - kPieceHeaderBytes}};
-  const std::size_t got = read(stream, parts);
+  const std::size_t got = read(stream, std::span(parts).first(stream.network ? 3 : 2));
   stream.begin = 0;
   stream.end = std::min(got, kPieceHeaderBytes);
   if (got < kPieceHeaderBytes) return got;
@@ -174,7 +190,7 @@ std::size_t FrameReceiver::read_payload(Stream& stream) {
     return ready;
   }
   const iovec parts[2] = {{stream.to, stream.left}, {stream.ahead.get(), kReadAheadBytes}};
-  const std::size_t got = read(stream, parts);
+  const std::size_t got = read(stream, std::span(parts).first(stream.network ? 2 : 1));
   if (got == 0) return 0;
   const std::size_t of_payload = std::min(got, stream.left);
   stream.begin = 0;
@@ -194,9 +210,8 @@ void FrameReceiver::took_payload(Stream& stream, std::size_t size) {
 
 FrameHeader FrameReceiver::take_frame_header() {
   Stream& stream = streams_[0];
-  const FrameHeader header = decode_frame_header(
-      std::span<const std::byte, kFrameHeaderBytes>(stream.ahead.get() + stream.begin, kFrameHeaderBytes));
-  stream.begin += kFrameHeaderBytes;
+  const FrameHeader header = decode_frame_header(stream.ahead.get() + stream.begin);
+  stream.begin += header_bytes(header.kind);
   if (header.kind != kind_) {
     throw ProtocolError(kind_ == FrameKind::message ? "a collective on a connection for messages"
                                                     : "a message on a connection for collectives");
@@ -265,7 +280,7 @@ void FrameReceiver::finish_segment(Stream& stream) {
   if (transfer.checked && stream.check != stream.expected_check) {
     throw ProtocolError(fmt::format(
         "corrupt payload in {}: CRC-32C {:08x}, computed {:08x}; check the memory and network of both hosts",
-        transfer.signature->describe(), stream.expected_check, stream.check));
+        transfer.describe(), stream.expected_check, stream.check));
   }
   stream.in_payload = false;
   stream.piece += transfer.streams;

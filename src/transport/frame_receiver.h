@@ -2,9 +2,9 @@
 //
 // Collectives post memory for each frame, in order: the frame's signature and length are compared with the posted ones before
 // a byte of the payload is read. Point-to-point messages go the other way: `peek` shows the header, `accept` gives the memory.
-// Either way the payload goes straight to its memory, and a piece counts only once its checksum is right. A frame that
-// arrives early stays in the socket (but for the few KiB of the read-ahead buffer, which lets a small frame cost one system
-// call).
+// Either way the payload goes straight to its memory, and a piece counts only once its checksum is right. A frame that arrives
+// early stays in the ring or socket (but for the few KiB of a socket's read-ahead buffer, which lets a small frame cost one
+// system call).
 #pragma once
 
 #include <poll.h>
@@ -45,7 +45,7 @@ class FrameReceiver {
   bool advance(std::size_t most = SIZE_MAX);
 
   bool pending() const noexcept { return !queue_.empty(); }
-  bool local() const noexcept { return !streams_.empty() && streams_[0].source && streams_[0].source->fd() < 0; }
+  bool local() const noexcept { return streams_[0].source && !streams_[0].network; }
   int fd() const noexcept { return streams_[0].source->fd(); }  ///< of stream 0, once it is open; -1: shared memory
   bool awaits_connection() const noexcept;                      ///< the sender has not connected yet
   bool has_read_ahead() const noexcept;  ///< there may be bytes although no descriptor is readable
@@ -57,6 +57,7 @@ class FrameReceiver {
  private:
   struct Stream {
     std::unique_ptr<ByteSource> source;
+    bool network = false;                // a socket: read ahead, to make fewer calls
     std::unique_ptr<std::byte[]> ahead;  // bytes read but not yet used: [begin, end)
     std::size_t begin = 0;
     std::size_t end = 0;
@@ -74,11 +75,13 @@ class FrameReceiver {
   auto with_peer_named(Body body);
   bool advance(std::size_t index, std::size_t& budget);
   bool open(std::size_t index);
+  static void set_source(Stream& stream, std::unique_ptr<ByteSource> source);
   void skip_frames_without_piece(std::size_t index);
   bool wants_bytes(const Stream& stream) const noexcept;
   bool wants_frame_header(std::size_t index) const noexcept { return index == 0 && streams_[0].frame >= headers_seen_; }
   static std::size_t read(Stream& stream, std::span<const iovec> parts);
-  bool read_ahead(Stream& stream);
+  std::size_t missing(const Stream& stream, bool frame) const noexcept;
+  static bool read_ahead(Stream& stream, std::size_t missing);
   std::size_t read_piece(Stream& stream);
   std::size_t read_payload(Stream& stream);
   void took_payload(Stream& stream, std::size_t size);

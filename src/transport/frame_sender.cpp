@@ -8,8 +8,8 @@
 
 namespace maniple {
 namespace {
-// The header of a message that is too long to be read with it is sent ahead (the checksum is in
-// the header of the piece), so that the receiver wakes up, and finds its receive, while the checksum is computed and the payload copied.
+// The header of a message that is too long to be read with it is sent ahead (the checksum is in the header of the piece), so
+// that the receiver wakes up, and finds its receive, while the checksum is computed and the payload copied.
 constexpr std::size_t kEarlyHeaderBytes = kReadAheadBytes - kFrameHeaderBytes;
 }  // namespace
 
@@ -21,11 +21,14 @@ FrameSender::FrameSender(Peer peer, int streams, Open open)
 
 FrameSender::FrameSender(Peer peer, std::unique_ptr<ByteSink> sink)
     : peer_(peer), kind_(FrameKind::message), most_streams_(1) {
-  streams_.emplace_back().sink = std::move(sink);
+  add_stream(std::move(sink));
 }
 
-void FrameSender::open_next(Deadline deadline) {
-  auto sink = open_(static_cast<int>(streams_.size()), deadline);
+void FrameSender::open_next(Deadline deadline) { add_stream(open_(static_cast<int>(streams_.size()), deadline)); }
+
+void FrameSender::add_stream(std::unique_ptr<ByteSink> sink) {
+  network_ = sink->fd() >= 0;
+  authenticates_ = sink->authenticates();
   Stream& stream = streams_.emplace_back();
   stream.sink = std::move(sink);
   stream.piece = streams_.size() - 1;
@@ -33,13 +36,11 @@ void FrameSender::open_next(Deadline deadline) {
 
 void FrameSender::post(Transfer& transfer, Deadline deadline) {
   if (streams_.empty()) open_next(deadline);
-  const bool network = !local();
-  transfer.checked = network && !streams_[0].sink->authenticates();
-  transfer.pieced = network && transfer.size > (kind_ == FrameKind::message ? kEarlyHeaderBytes : kPieceBytes);
-  transfer.streams = static_cast<std::uint8_t>(network ? most_streams_ : 1);
+  transfer.checked = network_ && !authenticates_;
+  transfer.pieced = network_ && transfer.size > (kind_ == FrameKind::message ? kEarlyHeaderBytes : kPieceBytes);
+  transfer.streams = static_cast<std::uint8_t>(network_ ? most_streams_ : 1);
   transfer.segments_left = segment_count(transfer.size, transfer.pieced);
-  const auto needed = std::min<std::uint64_t>(transfer.segments_left, transfer.streams);
-  while (streams_.size() < needed) open_next(deadline);
+  while (streams_.size() < std::min<std::uint64_t>(transfer.segments_left, transfer.streams)) open_next(deadline);
   queue_.push_back(&transfer);
 }
 
@@ -74,7 +75,8 @@ bool FrameSender::advance(std::size_t index, std::size_t& budget) {
     at(stream.frame).moved += written - of_headers;
     if (all) {
       finish_segment(index);
-    } else if (stream.sink->fd() >= 0) {
+      if (queue_.empty()) return true;
+    } else if (network_) {
       return true;  // a socket that took less than offered is full: another call would only be refused
     }
   }
@@ -117,16 +119,18 @@ void FrameSender::load_segment(std::size_t index) {
   const auto checksum = [&] { return transfer.checked ? crc32c(0, stream.payload, stream.payload_left) : 0; };
   if (stream.piece == 0) {
     const FrameHeader header{.kind = kind_,
-                             .signature = *transfer.signature,
+                             .signature = transfer.signature != nullptr ? *transfer.signature : Signature{},
+                             .dtype = transfer.dtype,
+                             .tag = transfer.tag,
                              .length = transfer.size,
                              .number = number,
                              .check = transfer.pieced ? 0 : checksum(),
                              .streams = transfer.streams,
                              .checked = transfer.checked,
                              .pieced = transfer.pieced};
-    encode(header, std::span(stream.headers).first<kFrameHeaderBytes>());
-    stream.headers_size = kFrameHeaderBytes;
-    if (kind_ == FrameKind::message && transfer.size > kEarlyHeaderBytes && !stream.sink->authenticates()) {
+    encode(header, stream.headers.data());
+    stream.headers_size = header_bytes(kind_);
+    if (kind_ == FrameKind::message && transfer.size > kEarlyHeaderBytes && !authenticates_) {
       const iovec part{stream.headers.data(), stream.headers_size};
       stream.headers_done = write(stream, {&part, 1});
     }

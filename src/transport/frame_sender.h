@@ -1,9 +1,8 @@
 // Sends frames from this rank to one other, over one or several streams (see frame.h). Never blocks, but to connect.
 //
 // A payload of up to 256 KiB (4 KiB of a message) is sent whole on stream 0, a longer one in pieces on all streams, each at its
-// own pace. Over
-// a ring in shared memory there is one stream, without checksums, and nothing is cut. Streams are opened when first needed,
-// so pairs that exchange only small payloads have one connection.
+// own pace. Over a ring in shared memory there is one stream, without checksums, and nothing is cut. Streams are opened when
+// first needed, so pairs that exchange only small payloads have one connection.
 #pragma once
 
 #include <poll.h>
@@ -39,7 +38,7 @@ class FrameSender {
   bool advance(std::size_t most = SIZE_MAX);
 
   bool pending() const noexcept { return !queue_.empty(); }
-  bool local() const noexcept { return !streams_.empty() && streams_[0].sink->fd() < 0; }
+  bool local() const noexcept { return !streams_.empty() && !network_; }
   int fd() const noexcept { return streams_[0].sink->fd(); }     ///< of stream 0, once it is open; -1: shared memory
   void add_descriptors(std::vector<pollfd>& descriptors) const;  ///< of streams that have something to write
   std::string progress() const;                                  ///< "3.0 of 8.0 MiB sent"
@@ -53,7 +52,7 @@ class FrameSender {
     std::uint64_t frame = 0;  // number of the frame that the stream is at
     std::uint64_t piece = 0;  // and the piece in it
     bool loaded = false;      // the segment below is partly written
-    std::array<std::byte, kFrameHeaderBytes + kPieceHeaderBytes> headers;
+    std::array<std::byte, kMostHeaderBytes + kPieceHeaderBytes> headers;
     std::size_t headers_size = 0;
     std::size_t headers_done = 0;
     const std::byte* payload = nullptr;
@@ -61,6 +60,7 @@ class FrameSender {
   };
 
   void open_next(Deadline deadline);
+  void add_stream(std::unique_ptr<ByteSink> sink);
   bool advance(std::size_t index, std::size_t& budget);
   std::size_t write(Stream& stream, std::span<const iovec> parts) const;
   bool find_segment(std::size_t index);
@@ -72,6 +72,8 @@ class FrameSender {
   FrameKind kind_;
   int most_streams_;
   Open open_;
+  bool network_ = false;        // of the streams, once one is open
+  bool authenticates_ = false;  // likewise
   std::vector<Stream> streams_;
   std::deque<Transfer*> queue_;
   std::uint64_t first_ = 0;  // number of the frame at the front of the queue

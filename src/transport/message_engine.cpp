@@ -132,6 +132,10 @@ void MessageEngine::run_finished(Lock& lock) {
     if (awaited) wake_sleepers();
     lock.lock();
     wake_.notify_all();
+    if (just_done_.capacity() == 0) {  // keep the memory for the next
+      done.clear();
+      just_done_.swap(done);
+    }
   }
 }
 
@@ -187,9 +191,9 @@ bool MessageEngine::progress_sends(int rank) {
       return true;
     }
     if (!std::exchange(peer.sending, true)) {
-      peer.outgoing_signature = Signature::of_message(message->dtype, message->tag, message->bytes);
       peer.outgoing = {};
-      peer.outgoing.signature = &peer.outgoing_signature;
+      peer.outgoing.dtype = message->dtype;
+      peer.outgoing.tag = message->tag;
       peer.outgoing.from = message->data;
       peer.outgoing.size = message->bytes;
       peer.sender->post(peer.outgoing, Deadline::never());
@@ -271,6 +275,7 @@ bool MessageEngine::progress_receives(int rank) {
       finish(std::exchange(peer.receiving, nullptr), nullptr);
     } else {
       peer.unexpected.push_back(std::move(*peer.buffering));
+      ++unexpected_count_;
       peer.buffering.reset();
       moved |= take_unexpected();
     }
@@ -282,7 +287,7 @@ bool MessageEngine::progress_receives(int rank) {
 void MessageEngine::accept_message(int rank, const FrameHeader& header) {
   PeerState& peer = state(rank);
   std::byte* to = nullptr;
-  if (auto message = match(rank, header.signature)) {
+  if (auto message = match(rank, header.dtype, header.tag, header.length)) {
     to = message->data;
     peer.receiving = std::move(message);
   } else {
@@ -290,15 +295,16 @@ void MessageEngine::accept_message(int rank, const FrameHeader& header) {
       throw ProtocolError(
           fmt::format("too many unexpected messages from {}: {} bytes are buffered, {} more of tag {} do not fit; "
                       "post their receives earlier or raise MANIPLE_UNEXPECTED_MIB",
-                      name_of(rank), unexpected_bytes_, header.length, header.signature.tag()));
+                      name_of(rank), unexpected_bytes_, header.length, header.tag));
     }
-    peer.buffering = std::make_unique<Unexpected>(Unexpected{header.signature, std::vector<std::byte>(header.length)});
+    peer.buffering =
+        std::make_unique<Unexpected>(Unexpected{header.dtype, header.tag, std::vector<std::byte>(header.length)});
     unexpected_bytes_ += header.length;
     to = peer.buffering->bytes.data();
   }
-  peer.incoming_signature = header.signature;
   peer.incoming = {};
-  peer.incoming.signature = &peer.incoming_signature;
+  peer.incoming.dtype = header.dtype;
+  peer.incoming.tag = header.tag;
   peer.incoming.to = to;
   peer.incoming.size = header.length;
   peer.receiver->accept(peer.incoming);
@@ -306,33 +312,35 @@ void MessageEngine::accept_message(int rank, const FrameHeader& header) {
 
 // The receive that matches, no longer in the list; null: none. Throws Mismatch when that receive expects something else; it has
 // failed then.
-std::shared_ptr<Message> MessageEngine::match(int rank, const Signature& signature) {
+std::shared_ptr<Message> MessageEngine::match(int rank, DType dtype, int tag, std::size_t bytes) {
   const auto it = std::find_if(receives_.begin(), receives_.end(), [&](const auto& message) {
-    return (message->peer == rank || message->peer == kAnyone) && message->tag == signature.tag();
+    return (message->peer == rank || message->peer == kAnyone) && message->tag == tag;
   });
   if (it == receives_.end()) return nullptr;
-  const auto message = *it;
+  auto message = std::move(*it);
   receives_.erase(it);
-  if (signature == Signature::of_message(message->dtype, message->tag, message->bytes)) return message;
+  if (message->dtype == dtype && message->bytes == bytes) return message;
   const Mismatch error(fmt::format("{} sent {}[{}] with tag {} where {}[{}] is received", name_of(rank),
-                                   to_string(signature.dtype()), signature.count, signature.tag(),
-                                   to_string(message->dtype), message->bytes / size_of(message->dtype)));
+                                   to_string(dtype), bytes / size_of(dtype), tag, to_string(message->dtype),
+                                   message->bytes / size_of(message->dtype)));
   finish(message, std::make_exception_ptr(error));
   throw error;
 }
 
 // Serves receives from the buffered messages, oldest first.
 bool MessageEngine::take_unexpected() {
+  if (unexpected_count_ == 0) return false;
   bool moved = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     PeerState& peer = state(rank);
     for (auto it = peer.unexpected.begin(); it != peer.unexpected.end();) {
       std::shared_ptr<Message> message;
       try {
-        message = match(rank, it->signature);
+        message = match(rank, it->dtype, it->tag, it->bytes.size());
       } catch (const Mismatch&) {
         unexpected_bytes_ -= it->bytes.size();
         peer.unexpected.erase(it);
+        --unexpected_count_;
         fail_peer(rank, std::current_exception());
         return true;
       }
@@ -345,6 +353,7 @@ bool MessageEngine::take_unexpected() {
       message->source = rank;
       unexpected_bytes_ -= it->bytes.size();
       it = peer.unexpected.erase(it);
+      --unexpected_count_;
       finish(message, nullptr);
       moved = true;
     }

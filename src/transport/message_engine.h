@@ -65,7 +65,8 @@ class MessageEngine {
 
  private:
   struct Unexpected {
-    Signature signature;
+    DType dtype;
+    int tag;
     std::vector<std::byte> bytes;
   };
   struct PeerState {
@@ -75,11 +76,9 @@ class MessageEngine {
     std::deque<std::shared_ptr<Message>> sends;
     bool sending = false;  // the first of them is being sent: it is in `outgoing`
     Transfer outgoing;
-    Signature outgoing_signature;
     std::shared_ptr<Message> receiving;     // `incoming` goes to its memory,
     std::unique_ptr<Unexpected> buffering;  // or there
     Transfer incoming;
-    Signature incoming_signature;
     std::list<Unexpected> unexpected;  // complete ones, oldest first
     std::exception_ptr broken;
     bool gone = false;  // had left when last checked
@@ -95,7 +94,7 @@ class MessageEngine {
   bool open_incoming(int rank);
   void accept_message(int rank, const FrameHeader& header);
   bool take_unexpected();
-  std::shared_ptr<Message> match(int rank, const Signature& signature);
+  std::shared_ptr<Message> match(int rank, DType dtype, int tag, std::size_t bytes);
   void finish(const std::shared_ptr<Message>& message, std::exception_ptr error);
   void fail_expired(bool moved);
   void fail_all(const std::exception_ptr& cause);
@@ -117,6 +116,7 @@ class MessageEngine {
   std::list<std::shared_ptr<Message>> receives_;  // posted and not matched, in order
   std::vector<std::shared_ptr<Message>> just_done_;
   std::size_t unexpected_bytes_ = 0;
+  std::size_t unexpected_count_ = 0;  // complete ones, of all peers
   std::vector<std::shared_ptr<Message>> in_background_;
   bool stopping_ = false;
   AbortSignal ended_;  // by an abort or the destructor: every message fails from then on

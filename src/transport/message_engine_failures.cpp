@@ -43,6 +43,10 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
 
 // What a rank sent before it left is received first: its leaving counts once nothing moves.
 void MessageEngine::fail_expired(bool moved) {
+  const bool pending = !receives_.empty() || std::any_of(peers_.begin(), peers_.end(), [](const PeerState& peer) {
+    return !peer.sends.empty() || peer.receiving;
+  });
+  if (!pending) return;
   const auto now = Deadline::Clock::now();
   // Some rank, if all the others have left or are lost: no rank remains then that could send what a receive from anyone awaits.
   int last_to_leave = kAnyone;
@@ -57,7 +61,7 @@ void MessageEngine::fail_expired(bool moved) {
                        message.op == Op::send ? "sent to" : "received from", who);
   };
   for (auto it = receives_.begin(); it != receives_.end();) {
-    const auto message = *it;
+    const auto& message = *it;
     const int peer = message->peer == kAnyone ? last_to_leave : message->peer;
     const bool gone = !moved && peer != kAnyone && peers_[static_cast<std::size_t>(peer)].gone;
     if (gone) {
@@ -77,15 +81,17 @@ void MessageEngine::fail_expired(bool moved) {
     PeerState& peer = state(rank);
     const bool gone = !moved && peer.gone;
     // A message that stops half way leaves the connection unusable, so the peer is given up with it.
-    for (const auto& message : {peer.sends.empty() ? nullptr : peer.sends.front(), peer.receiving}) {
-      if (!message || !(gone || (message->deadline.when() <= now && (message == peer.receiving || peer.sending))))
-        continue;
+    for (const Message* message : {peer.sends.empty() ? nullptr : peer.sends.front().get(), peer.receiving.get()}) {
+      if (message == nullptr) continue;
+      const bool begun = message == peer.receiving.get() || peer.sending;
+      if (!gone && (!begun || message->deadline.when() > now)) continue;
       const std::string what = progress_of(*message, name_of(rank));
       fail_peer(rank, gone ? std::make_exception_ptr(PeerLost(what + " before it left the group",
                                                               options_.global_ranks[static_cast<std::size_t>(rank)]))
                            : std::make_exception_ptr(Timeout("timed out: " + what)));
       break;
     }
+    if (peer.sends.empty()) continue;
     std::size_t before = 0;  // sends that are still ahead of it
     std::erase_if(peer.sends, [&](const std::shared_ptr<Message>& message) {
       const bool begun = before == 0 && peer.sending;

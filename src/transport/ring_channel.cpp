@@ -14,13 +14,13 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;
 
-// Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line, so that
-// reader and writer disturb each other only when they read the other's.
+// Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line. The writer
+// reads that of the reader only when the ring seems full, so small messages move one line, which also has both flags.
 struct RingHead {
   alignas(kCacheLine) std::atomic<std::uint64_t> written;
   std::atomic<std::uint32_t> writer_gone;
-  alignas(kCacheLine) std::atomic<std::uint64_t> read;
   std::atomic<std::uint32_t> reader_gone;
+  alignas(kCacheLine) std::atomic<std::uint64_t> read;
 };
 static_assert(sizeof(RingHead) == 2 * kCacheLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -41,6 +41,8 @@ class Ring {
   std::size_t capacity() const noexcept { return capacity_; }
   /// The most that is moved before the other side is notified: both sides then copy at the same time.
   std::size_t stride() const noexcept { return std::max<std::size_t>(capacity_ / 4, 1); }
+  /// Starts to fetch the bytes at a position while the caller reads other lines.
+  void prefetch(std::uint64_t position) const noexcept { __builtin_prefetch(data_ + (position & (capacity_ - 1))); }
 
   void put(std::uint64_t position, const std::byte* from, std::size_t size) const noexcept {
     const std::size_t at = position & (capacity_ - 1);
@@ -73,7 +75,8 @@ class RingSink final : public ByteSink {
   RingSink(std::span<std::byte> memory, NotifyPeer notify_peer)
       : ring_(memory),
         notify_peer_(std::move(notify_peer)),
-        written_(ring_.head().written.load(std::memory_order_relaxed)) {}
+        written_(ring_.head().written.load(std::memory_order_relaxed)),
+        read_(ring_.head().read.load(std::memory_order_acquire)) {}
   ~RingSink() override {
     ring_.head().writer_gone.store(1, std::memory_order_release);
     if (notify_peer_) notify_peer_();
@@ -82,8 +85,14 @@ class RingSink final : public ByteSink {
   std::size_t write_some(std::span<const iovec> parts) override {
     if (ring_.head().reader_gone.load(std::memory_order_acquire) != 0)
       throw SystemError("ring closed by the peer", EPIPE);
-    const std::size_t filled = ring_.filled(written_, ring_.head().read.load(std::memory_order_acquire));
-    std::size_t free = std::min(ring_.capacity() - filled, ring_.stride());
+    std::size_t offered = 0;
+    for (const iovec& part : parts) offered += part.iov_len;
+    std::size_t free = ring_.capacity() - ring_.filled(written_, read_);
+    if (free < std::min(offered, ring_.stride())) {
+      read_ = ring_.head().read.load(std::memory_order_acquire);
+      free = ring_.capacity() - ring_.filled(written_, read_);
+    }
+    free = std::min(free, ring_.stride());
     const std::uint64_t before = written_;
     for (const iovec& part : parts) {
       const std::size_t size = std::min(free, part.iov_len);
@@ -102,6 +111,7 @@ class RingSink final : public ByteSink {
   Ring ring_;
   NotifyPeer notify_peer_;
   std::uint64_t written_;
+  std::uint64_t read_;  // the reader's position when last loaded
 };
 
 class RingSource final : public ByteSource {
@@ -114,6 +124,7 @@ class RingSource final : public ByteSource {
   }
 
   std::size_t read_some(std::span<const iovec> parts) override {
+    ring_.prefetch(read_);
     // The flag is read first: whatever was written before it was set is then seen below.
     const bool writer_gone = ring_.head().writer_gone.load(std::memory_order_acquire) != 0;
     std::size_t filled = ring_.filled(ring_.head().written.load(std::memory_order_acquire), read_);
@@ -121,6 +132,7 @@ class RingSource final : public ByteSource {
       if (writer_gone) throw SystemError("ring closed by the peer", ECONNRESET);
       return 0;
     }
+    const bool half_full = filled >= ring_.capacity() / 2;
     filled = std::min(filled, ring_.stride());
     const std::uint64_t before = read_;
     for (const iovec& part : parts) {
@@ -130,7 +142,10 @@ class RingSource final : public ByteSource {
       filled -= size;
     }
     ring_.head().read.store(read_, std::memory_order_release);
-    if (notify_peer_) notify_peer_();
+    // A writer that waits has found the ring full, so it is notified if that can be. As neither side waits until its stores
+    // are seen by the other, the ring may look emptier than it was; so every quarter that has been read is notified, too.
+    const bool quarter_read = before / ring_.stride() != read_ / ring_.stride();
+    if ((half_full || quarter_read) && notify_peer_) notify_peer_();
     return read_ - before;
   }
   int fd() const noexcept override { return -1; }

@@ -4,6 +4,10 @@
 
 namespace maniple {
 
+std::string Transfer::describe() const {
+  return signature != nullptr ? signature->describe() : Signature::of_message(dtype, tag, size).describe();
+}
+
 std::string Peer::name() const {
   return rank == global_rank ? fmt::format("rank {}", rank)
                              : fmt::format("rank {} (global rank {})", rank, global_rank);

@@ -11,7 +11,9 @@
 namespace maniple {
 
 struct Transfer {
-  const Signature* signature = nullptr;  ///< of the call; outlives the transfer
+  const Signature* signature = nullptr;  ///< of the collective, which outlives the transfer; null: a message
+  DType dtype{};                         ///< of a message
+  std::int32_t tag = 0;                  ///< of a message
   const std::byte* from = nullptr;       ///< of a sent one
   std::byte* to = nullptr;               ///< of a received one
   std::size_t size = 0;
@@ -21,6 +23,8 @@ struct Transfer {
   bool pieced = false;
   bool checked = false;
   bool done = false;
+
+  std::string describe() const;  ///< "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"
 };
 
 /// A rank as errors name it.

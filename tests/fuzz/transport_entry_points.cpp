@@ -11,10 +11,10 @@
 namespace maniple::fuzz {
 namespace {
 
-/// The input as a channel that gives at most `step` bytes at a time and then breaks.
+/// The input as a channel that gives at most `step` bytes at a time and then breaks: a ring, or a socket, which is read ahead.
 class Input final : public ByteSource {
  public:
-  Input(std::string_view bytes, std::size_t step) : bytes_(bytes), step_(step) {}
+  Input(std::string_view bytes, std::size_t step, bool network) : bytes_(bytes), step_(step), network_(network) {}
   std::size_t read_some(std::span<const iovec> parts) override {
     if (bytes_.empty()) throw SystemError("the input ends", 0);
     std::size_t total = 0;
@@ -26,11 +26,12 @@ class Input final : public ByteSource {
     }
     return total;
   }
-  int fd() const noexcept override { return -1; }
+  int fd() const noexcept override { return network_ ? 0 : -1; }
 
  private:
   std::string_view bytes_;
   std::size_t step_;
+  bool network_;
 };
 
 template <std::size_t kSize>
@@ -40,21 +41,23 @@ std::array<std::byte, kSize> first_bytes(std::string_view bytes) {
   return result;
 }
 
-template <class Header, std::size_t kSize>
-std::string header_text(const Header& header) {
-  std::string text(kSize, '\0');
-  encode(header, std::as_writable_bytes(std::span<char, kSize>(text.data(), kSize)));
+std::string text_of(const FrameHeader& header) {
+  std::string text(header_bytes(header.kind), '\0');
+  encode(header, reinterpret_cast<std::byte*>(text.data()));
   return text;
 }
-std::string text_of(const FrameHeader& header) { return header_text<FrameHeader, kFrameHeaderBytes>(header); }
-std::string text_of(const PieceHeader& header) { return header_text<PieceHeader, kPieceHeaderBytes>(header); }
+std::string text_of(const PieceHeader& header) {
+  std::string text(kPieceHeaderBytes, '\0');
+  encode(header, std::as_writable_bytes(std::span<char, kPieceHeaderBytes>(text.data(), kPieceHeaderBytes)));
+  return text;
+}
 
-void receive_frames(std::string_view bytes) {
+void receive_frames(std::string_view bytes, bool network) {
   const Signature signature;
   const std::size_t sizes[3] = {0, 10, kPieceBytes + 1};
   static std::vector<std::byte> memory[3];
   std::vector<Transfer> transfers(3);
-  FrameReceiver receiver({3, 5}, [&](int) { return std::make_unique<Input>(bytes, bytes.size()); });
+  FrameReceiver receiver({3, 5}, [&](int) { return std::make_unique<Input>(bytes, bytes.size(), network); });
   for (std::size_t i = 0; i < 3; ++i) {
     memory[i].resize(sizes[i]);
     transfers[i].signature = &signature;
@@ -70,18 +73,19 @@ void receive_frames(std::string_view bytes) {
 }
 
 /// The payloads of the messages in the input, until it ends or is refused.
-std::vector<std::vector<std::byte>> receive_messages(std::string_view bytes, std::size_t step) {
+std::vector<std::vector<std::byte>> receive_messages(std::string_view bytes, std::size_t step, bool network) {
   constexpr std::uint64_t kMost = 1 << 12;  // MessageEngine has a limit too, before it allocates memory
   std::vector<std::vector<std::byte>> messages;
-  FrameReceiver receiver({3, 5}, std::make_unique<Input>(bytes, step));
+  FrameReceiver receiver({3, 5}, std::make_unique<Input>(bytes, step, network));
   try {
     for (;;) {
       const FrameHeader* header = receiver.peek();
-      if (header == nullptr || header->length > kMost) break;
-      const Signature signature = header->signature;
+      if (header == nullptr) continue;  // it has read something, or thrown
+      if (header->length > kMost) break;
       std::vector<std::byte> payload(header->length);
       Transfer transfer;
-      transfer.signature = &signature;
+      transfer.dtype = header->dtype;
+      transfer.tag = header->tag;
       transfer.to = payload.data();
       transfer.size = payload.size();
       receiver.accept(transfer);
@@ -95,7 +99,9 @@ std::vector<std::vector<std::byte>> receive_messages(std::string_view bytes, std
 
 FrameHeader message_header(std::size_t bytes, bool checked = false) {
   return {.kind = FrameKind::message,
-          .signature = Signature::of_message(DType::uint8, 1, bytes),
+          .signature = {},
+          .dtype = DType::uint8,
+          .tag = 1,
           .length = bytes,
           .checked = checked};
 }
@@ -120,21 +126,24 @@ void frame(std::string_view bytes) {
       require(text_of(header) == bytes.substr(0, kPieceHeaderBytes));
     });
   }
-  if (bytes.size() >= kFrameHeaderBytes) {
-    tolerate([&] {
-      const FrameHeader header = decode_frame_header(first_bytes<kFrameHeaderBytes>(bytes));
-      require(text_of(header) == bytes.substr(0, kFrameHeaderBytes));
-    });
+  const auto* const first = reinterpret_cast<const std::byte*>(bytes.data());
+  if (bytes.size() >= kFrameHeaderBytes && bytes.size() >= header_bytes(first)) {
+    tolerate([&] { require(text_of(decode_frame_header(first)) == bytes.substr(0, header_bytes(first))); });
   }
-  receive_frames(bytes);
-  receive_frames(behind_frame_headers(bytes));
+  for (const bool network : {false, true}) {
+    receive_frames(bytes, network);
+    receive_frames(behind_frame_headers(bytes), network);
+  }
 }
 
 void message(std::string_view bytes) {
   FrameHeader header = message_header(bytes.size() / 2, (bytes.size() & 1) != 0);
   header.pieced = (bytes.size() & 2) != 0 && header.length > 0;
   for (const std::string& input : {std::string(bytes), text_of(header) + std::string(bytes)}) {
-    require(receive_messages(input, input.size()) == receive_messages(input, 1));
+    const auto whole = receive_messages(input, input.size(), true);
+    require(whole == receive_messages(input, 1, true));
+    require(whole == receive_messages(input, input.size(), false));
+    require(whole == receive_messages(input, 1, false));
   }
 }
 

@@ -94,6 +94,59 @@ TEST_F(RingTest, WritingToAReaderThatHasGoneThrows) {
   EXPECT_THROW(sink->write_some({&from, 1}), SystemError);
 }
 
+TEST_F(RingTest, TheWriterIsNotifiedOnlyWhenTheRingWasHalfFull) {
+  const auto shared = memory(64);
+  int notified = 0;
+  const auto sink = make_ring_sink(shared);
+  const auto source = make_ring_source(shared, [&] { ++notified; });
+  char bytes[64] = {};
+  const iovec few = part(bytes, 8);
+  ASSERT_EQ(sink->write_some({&few, 1}), 8U);
+  ASSERT_EQ(source->read_some({&few, 1}), 8U);
+  EXPECT_EQ(notified, 0);
+  const iovec many = part(bytes, sizeof bytes);
+  for (int strides = 0; strides < 4; ++strides) ASSERT_EQ(sink->write_some({&many, 1}), 16U);
+  ASSERT_EQ(sink->write_some({&many, 1}), 0U) << "it is full";
+  ASSERT_EQ(source->read_some({&few, 1}), 8U);
+  EXPECT_EQ(notified, 1);
+  ASSERT_EQ(sink->write_some({&many, 1}), 8U) << "the writer sees what was read";
+}
+
+// A writer that sleeps until it is notified, and a reader likewise: neither may miss the other.
+TEST_F(RingTest, NoSideSleepsWhileItCouldMove) {
+  const auto shared = memory(256);
+  std::atomic<std::uint32_t> for_writer{0};
+  std::atomic<std::uint32_t> for_reader{0};
+  const auto notify = [](std::atomic<std::uint32_t>& count) {
+    ++count;
+    count.notify_all();
+  };
+  constexpr std::size_t kBytes = 2'000'000;
+  std::thread writer([&] {
+    const auto sink = make_ring_sink(shared, [&] { notify(for_reader); });
+    std::vector<std::byte> from(1000);
+    for (std::size_t done = 0; done < kBytes;) {
+      const std::uint32_t seen = for_writer;
+      const iovec some = part(from.data(), std::min(done % 300 + 1, kBytes - done));
+      const std::size_t moved = sink->write_some({&some, 1});
+      if (moved == 0) for_writer.wait(seen);
+      done += moved;
+    }
+  });
+  {
+    const auto source = make_ring_source(shared, [&] { notify(for_writer); });
+    std::vector<std::byte> to(1000);
+    for (std::size_t done = 0; done < kBytes;) {
+      const std::uint32_t seen = for_reader;
+      const iovec some = part(to.data(), done % 170 + 1);
+      const std::size_t moved = source->read_some({&some, 1});
+      if (moved == 0) for_reader.wait(seen);
+      done += moved;
+    }
+  }
+  writer.join();
+}
+
 TEST_F(RingTest, ContradictingPositionsAreRefusedNotFollowed) {
   const auto shared = memory(64);
   const auto source = make_ring_source(shared);
