@@ -18,8 +18,43 @@ constexpr std::size_t kMaxOperation = 64;
 constexpr std::size_t kMaxArguments = 128;
 constexpr std::size_t kMaxGroup = 1024;
 constexpr std::size_t kMaxRanks = 256;
+constexpr std::size_t kMaxCall = 256;
+constexpr std::size_t kMaxPlace = 512;
+constexpr std::size_t kMaxCallsBytes = 20 * 1024;  // of all of them; less than half of kMaxErrorBytes without the rest
 
 void put(ByteWriter& writer, std::string_view text, std::size_t limit) { writer.put_string(text.substr(0, limit)); }
+
+/// As many of the calls as fit into `limit` bytes.
+void put_calls(ByteWriter& writer, const std::vector<RankCall>& calls, std::size_t limit) {
+  ByteWriter list;
+  std::uint32_t count = 0;
+  for (const RankCall& call : calls) {
+    ByteWriter next;
+    next.put(std::int32_t{call.rank});
+    put(next, call.call, kMaxCall);
+    put(next, call.place, kMaxPlace);
+    if (list.bytes().size() + next.bytes().size() > limit) break;
+    list.put_raw(next.bytes());
+    ++count;
+  }
+  writer.put(count);
+  writer.put_raw(list.bytes());
+}
+
+std::vector<RankCall> get_calls(ByteReader& reader) {
+  std::vector<RankCall> calls;
+  const auto count = reader.get<std::uint32_t>();
+  const std::size_t before = reader.left();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    RankCall call;
+    call.rank = reader.get<std::int32_t>();
+    call.call = reader.get_string(kMaxCall);
+    call.place = reader.get_string(kMaxPlace);
+    if (before - reader.left() > kMaxCallsBytes) throw ProtocolError("an error with too many calls");
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
 
 /// A number of the environment that a launcher set; -1: there is none.
 int number_of(const char* name) noexcept {
@@ -44,7 +79,11 @@ std::string encode_error(const ErrorInfo& info, std::size_t limit) {
   for (std::uint32_t i = 0; i < ranks; ++i) writer.put(std::int32_t{info.ranks[i]});
   writer.put(std::int32_t{info.origin});
   writer.put(std::bit_cast<std::uint64_t>(info.waited_s));
+  writer.put(info.bytes_moved);
+  writer.put(info.bytes_expected);
+  writer.put(info.loss);
   writer.put(std::int32_t{info.code});
+  put_calls(writer, info.calls, std::min(kMaxCallsBytes, (limit - writer.bytes().size()) / 2));
   put(writer, info.reason, limit - writer.bytes().size() - sizeof(std::uint32_t));
   return writer.take();
 }
@@ -67,10 +106,22 @@ ErrorInfo decode_error(std::string_view bytes) {
   for (std::uint32_t i = 0; i < ranks; ++i) info.ranks.push_back(reader.get<std::int32_t>());
   info.origin = reader.get<std::int32_t>();
   info.waited_s = std::bit_cast<double>(reader.get<std::uint64_t>());
+  info.bytes_moved = reader.get<std::uint64_t>();
+  info.bytes_expected = reader.get<std::uint64_t>();
+  const auto loss = reader.get<std::uint8_t>();
+  if (loss > static_cast<std::uint8_t>(LossKind::left_or_ended))
+    throw ProtocolError("a loss of unknown kind " + std::to_string(loss));
+  info.loss = static_cast<LossKind>(loss);
   info.code = reader.get<std::int32_t>();
+  info.calls = get_calls(reader);
   info.reason = reader.get_string(kMaxErrorBytes);
   reader.expect_end();
   if (bytes.size() > kMaxErrorBytes) throw ProtocolError("an error of " + std::to_string(bytes.size()) + " bytes");
+  return info;
+}
+
+ErrorInfo from_another_rank(ErrorInfo info) {
+  if (info.kind != ErrorKind::peer_lost && info.kind != ErrorKind::mismatch) info.kind = ErrorKind::aborted;
   return info;
 }
 

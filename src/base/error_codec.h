@@ -12,12 +12,16 @@ namespace maniple {
 inline constexpr std::size_t kMaxErrorBytes = 48 * 1024;
 inline constexpr std::size_t kMaxReportBytes = 4096;  ///< PIPE_BUF: one write to a pipe is whole or not at all
 
-/// At most `limit` bytes (not less than 4096): what is too long of the reason, and of the list of ranks, is cut off.
+/// At most `limit` bytes (not less than 4096): what is too long of the reason, and of the lists of ranks and calls, is cut off.
 std::string encode_error(const ErrorInfo& info, std::size_t limit = kMaxErrorBytes);
 inline std::string encode_error(const Error& error) { return encode_error(error.info()); }
 
 /// Of all of `bytes`. Throws ProtocolError. Never allocates more than a small multiple of what it is given.
 ErrorInfo decode_error(std::string_view bytes);
+
+/// What an error that another rank reports of a group is on this one: what happened to a peer and what ranks disagree about is
+/// the same everywhere, all else is an abort.
+ErrorInfo from_another_rank(ErrorInfo info);
 
 /// An exception of the class that belongs to `info.kind`.
 std::exception_ptr make_error(ErrorInfo info);

@@ -59,4 +59,18 @@ std::string Signature::describe() const {
   return text;
 }
 
+ErrorInfo mismatch_of(std::vector<RankCall> calls) {
+  ErrorInfo info;
+  info.kind = ErrorKind::mismatch;
+  info.reason = "ranks called different things:";
+  const char* separator = "";
+  for (const RankCall& call : calls) {
+    info.reason += fmt::format("{} rank {}: {}", separator, call.rank, call.call);
+    if (!call.place.empty()) info.reason += " at " + call.place;
+    separator = ";";
+  }
+  info.calls = std::move(calls);
+  return info;
+}
+
 }  // namespace maniple

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "call/operation.h"
+#include <maniple/comm/error.h>
 
 namespace maniple {
 
@@ -47,5 +49,8 @@ struct Signature {
   /// "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"; never throws on nonsense from the wire.
   std::string describe() const;
 };
+
+/// The error of ranks that called these things: "ranks called different things: rank 0: all_reduce #12 ... at train.cpp:40; ...".
+ErrorInfo mismatch_of(std::vector<RankCall> calls);
 
 }  // namespace maniple

@@ -129,9 +129,12 @@ void detail::GroupImpl::throw_unusable(Op op, const CallOptions& call) {
   // The group failed between two calls of this rank: the first of them to notice the failure throws it as it is.
   const std::exception_ptr cause = abort_->cause();
   if (!thrown_.load()) std::rethrow_exception(failure(cause, context_of(to_string(op), seq_ + 1)));
+  const ErrorInfo first = info_of(cause);
   ErrorInfo info = context_of("aborted");
-  info.ranks = info_of(cause).ranks;
-  info.origin = info_of(cause).origin;
+  info.ranks = first.ranks;
+  info.origin = first.origin;
+  info.loss = first.loss;
+  info.calls = first.calls;
   info.reason = "the group had failed before: " + text_of(cause) + place;
   throw Aborted(std::move(info));
 }

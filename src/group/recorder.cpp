@@ -14,22 +14,29 @@ Recorder::Recorder(std::size_t entries) {
   mask_ = size - 1;
 }
 
-std::string Recorder::describe(const Entry& entry, std::uint64_t seq) const {
+RankCall Recorder::call_of(const Entry& entry, std::uint64_t seq) {
   const Signature signature{seq, entry.words[0].load(std::memory_order_relaxed),
                             entry.words[1].load(std::memory_order_relaxed),
                             entry.words[2].load(std::memory_order_relaxed)};
   const std::string_view file = entry.file.load(std::memory_order_relaxed);
-  if (file.empty()) return signature.describe();  // no call of the program: the barrier of init()
-  return fmt::format("{} at {}:{}", signature.describe(), file, entry.line.load(std::memory_order_relaxed));
+  RankCall call{.call = signature.describe()};
+  // Without one it is no call of the program: the barrier of init().
+  if (!file.empty()) call.place = fmt::format("{}:{}", file, entry.line.load(std::memory_order_relaxed));
+  return call;
 }
 
-std::string Recorder::called(std::uint64_t seq) const {
+std::string Recorder::describe(const Entry& entry, std::uint64_t seq) {
+  const RankCall call = call_of(entry, seq);
+  return call.place.empty() ? call.call : fmt::format("{} at {}", call.call, call.place);
+}
+
+RankCall Recorder::called(std::uint64_t seq) const {
   if (mask_ == 0 || seq == 0) return {};
   const Entry& entry = entries_[seq & mask_];
   if (entry.seq.load(std::memory_order_acquire) != seq) return {};
-  std::string text = describe(entry, seq);
+  RankCall call = call_of(entry, seq);
   std::atomic_thread_fence(std::memory_order_acquire);
-  return entry.seq.load(std::memory_order_acquire) == seq ? text : std::string();
+  return entry.seq.load(std::memory_order_acquire) == seq ? call : RankCall();
 }
 
 CallProgress Recorder::last() const {

@@ -48,8 +48,8 @@ class Recorder {
     entry.ended.store(when != 0 ? when : ticks(), std::memory_order_release);
   }
 
-  /// "all_reduce #12 float32[1000] sum at train.cpp:40", or empty if it is not (or no longer) recorded.
-  std::string called(std::uint64_t seq) const;
+  /// "all_reduce #12 float32[1000] sum", "train.cpp:40"; empty if it is not (or no longer) recorded. The rank is not set.
+  RankCall called(std::uint64_t seq) const;
   /// The last call that began.
   CallProgress last() const;
   /// Oldest first: the call, how long ago it began, how long it took or that it is still running.
@@ -65,7 +65,8 @@ class Recorder {
     std::atomic<std::uint64_t> began{0};
     std::atomic<std::uint64_t> ended{0};
   };
-  std::string describe(const Entry& entry, std::uint64_t seq) const;
+  static RankCall call_of(const Entry& entry, std::uint64_t seq);
+  static std::string describe(const Entry& entry, std::uint64_t seq);
   std::unique_ptr<Entry[]> entries_;
   std::uint64_t mask_ = 0;
 };

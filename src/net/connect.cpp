@@ -89,14 +89,16 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
     if (result == ECANCELED) throw Aborted(fmt::format("{}: given up after {:.1f} s", purpose, seconds()));
     if (result == ETIME) {
       throw Timeout(fmt::format("{}: no answer within {:.1f} s{}", purpose, seconds(),
-                                code == 0 ? std::string() : fmt::format("; before that: {}", errno_text(code))));
+                                code == 0 ? std::string() : fmt::format("; before that: {}", errno_text(code))),
+                    {}, seconds());
     }
     code = result == 0 ? ECONNREFUSED : result;
     // A Unix listener with a full backlog says EAGAIN: that is a wait, not a refusal.
     if (code != EAGAIN && !(retry && may_pass(code))) throw_system_error(purpose, code);
     fd.reset();
     if (deadline.remaining() <= pause) {
-      throw Timeout(fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), errno_text(code)));
+      throw Timeout(fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), errno_text(code)), {},
+                    seconds());
     }
     std::this_thread::sleep_for(pause);  // sleep: until the next try: nobody can tell us when a port opens
     pause = std::min(pause * 2, milliseconds(100));

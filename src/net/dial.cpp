@@ -69,8 +69,9 @@ class Conversation {
       throw Aborted(fmt::format("handshake with {}: given up", peer_.to_string()));
     if (ready == 0 && deadline_.expired()) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
-      throw Timeout(fmt::format("handshake with {}: connected, but no answer within {:.1f} s", peer_.to_string(),
-                                waited.count()));
+      throw Timeout(
+          fmt::format("handshake with {}: connected, but no answer within {:.1f} s", peer_.to_string(), waited.count()),
+          {}, waited.count());
     }
   }
 

@@ -93,10 +93,10 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
   const bool in_time = wait_for_answer(*lookup, host, deadline, cancel);
   const double waited = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
   if (!in_time) {
-    throw Timeout(
-        fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s; check the name and "
-                    "/etc/resolv.conf, or give the address in numbers",
-                    host, waited));
+    throw Timeout(fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s; check the name and "
+                              "/etc/resolv.conf, or give the address in numbers",
+                              host, waited),
+                  {}, waited);
   }
   const std::lock_guard lock(lookup->mutex);
   const Answer& answer = *lookup->answer;

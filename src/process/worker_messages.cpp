@@ -18,6 +18,7 @@ void WorkerMessages::open() {
   waiting_.clear();
   initialised_.clear();
   failures_.clear();
+  reporters_.clear();
   // Each message is a packet of its own, however many ranks share the socket.
   std::tie(own_end_, rank_end_) = make_socket_pair(SOCK_SEQPACKET);
   ::fcntl(own_end_.get(), F_SETFL, O_NONBLOCK);
@@ -58,6 +59,7 @@ void WorkerMessages::take(std::string_view message) {
   } else {
     try {
       FailureReport report = decode_report(message);
+      reporters_.insert(report.rank);
       failures_[report.rank] = std::move(report.error);
     } catch (const ProtocolError& error) {
       log_debug("a message of a worker: {}", error.what());

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "base/error_codec.h"
 #include "base/unique_fd.h"
@@ -33,12 +34,14 @@ class WorkerMessages {
   std::optional<int> waiting() const;
   /// The last failure that the rank has reported; null: none.
   const ErrorInfo* failure_of(int rank) const;
+  /// The ranks that have reported a failure since this was asked last.
+  std::set<int> take_reporters() { return std::exchange(reporters_, {}); }
 
  private:
   void take(std::string_view message);
 
   UniqueFd own_end_, rank_end_;
-  std::set<int> waiting_, initialised_;
+  std::set<int> waiting_, initialised_, reporters_;
   std::map<int, ErrorInfo> failures_;
 };
 

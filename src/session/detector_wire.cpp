@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t kMostGroup = 1024;
 constexpr std::size_t kMostText = 48 * 1024;
+constexpr std::size_t kMostPlace = 1024;
 
 }  // namespace
 
@@ -27,6 +28,7 @@ std::string encode(const DetectorMessage& message) {
   body.put_string(std::string_view(message.group).substr(0, kMostGroup));
   const bool aborts = message.kind == DetectorMessage::Kind::abort;
   body.put_string(aborts ? encode_error(message.error, kMostText) : message.text.substr(0, kMostText));
+  if (message.kind == DetectorMessage::Kind::call_reply) body.put_string(message.place.substr(0, kMostPlace));
   ByteWriter frame;
   frame.put_string(body.bytes());
   return frame.take();
@@ -48,6 +50,7 @@ DetectorMessage decode_control_message(std::string_view bytes) {
   } else {
     message.text = text;
   }
+  if (message.kind == DetectorMessage::Kind::call_reply) message.place = reader.get_string(kMostPlace);
   reader.expect_end();
   return message;
 }

@@ -25,7 +25,7 @@ struct DetectorMessage {
     lost = 3,             ///< `rank` is lost: `text`
     abort = 4,            ///< group `group` failed on `rank` in call number `seq`: `error`
     query_call = 5,       ///< what did you call as number `seq` of `group`?
-    call_reply = 6,       ///< `rank` called `text`
+    call_reply = 6,       ///< `rank` called `text`, at `place`; empty: nothing yet
     left = 7,             ///< `rank` has left in good order
     gone = 8,             ///< `rank` has left or ended while the leader changed; nobody knows which
     waiting = 9,          ///< `rank` has waited long in call number `seq` of `group`: `text`
@@ -38,7 +38,8 @@ struct DetectorMessage {
   std::uint64_t seq = 0;
   std::string group = {};
   std::string text = {};
-  int origin = -1;  ///< on the leader: who sent it; not encoded
+  std::string place = {};  ///< of a call_reply only
+  int origin = -1;         ///< on the leader: who sent it; not encoded
 };
 
 std::string encode(const DetectorMessage& message);  ///< with its length in front; long texts are cut

@@ -111,7 +111,9 @@ void FailureDetector::Impl::on_message(int peer, const DetectorMessage& message)
       DetectorMessage answer = message;
       answer.kind = Kind::call_reply;
       answer.rank = rank;
-      answer.text = events.called(message.group, message.seq);
+      const RankCall call = events.called(message.group, message.seq);
+      answer.text = call.call;
+      answer.place = call.place;
       return send(peer, answer);
     }
     case Kind::call_reply:

@@ -35,7 +35,7 @@ class FailureDetector {
     std::function<void(int rank)> gone;
     std::function<void(const DetectorMessage&)> aborted;
     /// What this rank called as number `seq` of `group`; empty if it has not made that call.
-    std::function<std::string(const std::string& group, std::uint64_t seq)> called;
+    std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
     /// See wait_report.h.
     std::function<void(const DetectorMessage&)> waiting;
     std::function<DetectorMessage(const DetectorMessage& query)> progress;
@@ -53,7 +53,7 @@ class FailureDetector {
   /// On rank 0: ranks that have not dialled in by then are lost.
   void expect_all_by(Deadline deadline);
 
-  /// Reports to all ranks. For a mismatch every rank is first asked what it called, which becomes the reason. Any thread.
+  /// Reports to all ranks. For a mismatch every rank is first asked what it called, which the error then lists. Any thread.
   void report_abort(const DetectorMessage& abort);
 
   // In the event loop's thread.

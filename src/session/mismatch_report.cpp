@@ -1,6 +1,6 @@
 #include "session/mismatch_report.h"
 
-#include <fmt/format.h>
+#include "call/signature.h"
 
 namespace maniple {
 namespace {
@@ -30,8 +30,9 @@ void MismatchReports::ask(const std::string& group) {
   if (it == open_.end()) return;
   Query& query = it->second;
   if (query.awaited.count(callbacks_.rank) != 0) {
-    if (auto mine = callbacks_.called(group, query.request.seq); !mine.empty()) {
-      query.answers[callbacks_.rank] = mine;
+    if (RankCall mine = callbacks_.called(group, query.request.seq); !mine.call.empty()) {
+      mine.rank = callbacks_.rank;
+      query.answers[callbacks_.rank] = std::move(mine);
       query.awaited.erase(callbacks_.rank);
     }
   }
@@ -47,7 +48,7 @@ void MismatchReports::ask(const std::string& group) {
 void MismatchReports::answered(const DetectorMessage& answer) {
   const auto it = open_.find(answer.group);
   if (it == open_.end() || answer.text.empty()) return;
-  it->second.answers[answer.rank] = answer.text;
+  it->second.answers[answer.rank] = {.rank = answer.rank, .call = answer.text, .place = answer.place};
   it->second.awaited.erase(answer.rank);
   if (it->second.awaited.empty()) finish(answer.group);
 }
@@ -57,12 +58,11 @@ void MismatchReports::finish(const std::string& group) {
   if (it == open_.end()) return;
   DetectorMessage message = it->second.abort;
   if (!it->second.answers.empty()) {
-    message.error.reason = "ranks called different things:";
-    const char* separator = "";
-    for (const auto& [peer, call] : it->second.answers) {
-      message.error.reason += fmt::format("{} rank {}: {}", separator, peer, call);
-      separator = ";";
-    }
+    std::vector<RankCall> calls;
+    for (auto& [peer, call] : it->second.answers) calls.push_back(std::move(call));
+    ErrorInfo listed = mismatch_of(std::move(calls));
+    message.error.calls = std::move(listed.calls);
+    message.error.reason = std::move(listed.reason);
   }
   open_.erase(it);
   callbacks_.finished(message);

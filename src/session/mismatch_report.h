@@ -21,10 +21,9 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
   struct Callbacks {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
-    std::function<std::string(const std::string& group, std::uint64_t seq)>
-        called;  ///< by this rank; empty: nothing yet
+    std::function<RankCall(const std::string& group, std::uint64_t seq)> called;  ///< by this rank; empty: nothing yet
     std::function<void(int rank, const DetectorMessage& message)> send;
-    std::function<void(const DetectorMessage& abort)> finished;  ///< with the answers in its text
+    std::function<void(const DetectorMessage& abort)> finished;  ///< with the answers in its error
   };
   explicit MismatchReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
 
@@ -37,7 +36,7 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
   struct Query {
     DetectorMessage abort;
     DetectorMessage request;
-    std::map<int, std::string> answers;
+    std::map<int, RankCall> answers;
     std::set<int> awaited;
   };
   void ask(const std::string& group);

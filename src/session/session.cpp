@@ -38,13 +38,6 @@ std::uint64_t process_word() {
   return kWord;
 }
 
-// What another rank's failure of a group is here: what happened to a peer and what ranks disagree about is the same everywhere.
-std::exception_ptr error_of(const DetectorMessage& message) {
-  ErrorInfo info = message.error;
-  if (info.kind != ErrorKind::peer_lost && info.kind != ErrorKind::mismatch) info.kind = ErrorKind::aborted;
-  return make_error(std::move(info));
-}
-
 }  // namespace
 
 std::shared_ptr<Session> Session::start(RendezvousResult result, TransportKind transport, Deadline deadline) {
@@ -126,8 +119,8 @@ void Session::start_failure_detector(Deadline deadline) {
   events.gone = [this](int gone) { on_gone(gone); };
   events.dial = [this](int leader, Deadline limit, int cancel) { return dial_control(leader, limit, cancel); };
   events.aborted = [this](const DetectorMessage& message) { on_aborted(message); };
-  events.called = [this](const std::string& group, std::uint64_t seq) -> std::string {
-    std::function<std::string(std::uint64_t)> called;
+  events.called = [this](const std::string& group, std::uint64_t seq) -> RankCall {
+    std::function<RankCall(std::uint64_t)> called;
     {
       const std::lock_guard lock(mutex_);
       const auto it = groups_.find(group);
@@ -260,6 +253,7 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
     return fmt::format("{} cannot be reached at {}: {}", peer(global_rank).describe(global_rank),
                        peer(global_rank).tcp_address, error.what());
   };
+  const auto began = Deadline::Clock::now();
   const auto pause = std::chrono::milliseconds(100);
   for (;;) {
     try {
@@ -270,13 +264,15 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
       throw;
     } catch (const Timeout& error) {
       abort.check();
-      if (deadline.expired()) throw Timeout(text(error));
-      throw PeerLost(text(error), global_rank);
+      const std::chrono::duration<double> waited = Deadline::Clock::now() - began;
+      if (deadline.expired()) throw Timeout(text(error), {global_rank}, waited.count());
+      throw PeerLost(text(error), global_rank, LossKind::failed);
     } catch (const SystemError& error) {
       abort.check();
       const int code = error.code();
       if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;  // ours, not the peer's
-      if (!network_may_recover(code) || limit.remaining() <= pause) throw PeerLost(text(error), global_rank);
+      const LossKind loss = code == ECONNREFUSED ? LossKind::left_or_ended : LossKind::failed;
+      if (!network_may_recover(code) || limit.remaining() <= pause) throw PeerLost(text(error), global_rank, loss);
     }
     pollfd wake{abort.fd(), POLLIN, 0};
     ::poll(&wake, 1, static_cast<int>(pause.count()));
@@ -298,6 +294,7 @@ SecureConnection Session::try_take(int global_rank, const std::string& topic) {
 std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members,
                                                 std::size_t bytes, Deadline deadline, const AbortSignal& abort) {
   const int maker = members.front();
+  const auto began = Deadline::Clock::now();
   if (maker == rank()) {
     int threads = -1;  // not counting this one
     for (const int member : members) threads += same_process(member) ? 1 : 0;
@@ -305,21 +302,25 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
     segments_->offer(topic, segment, static_cast<int>(members.size()) - 1 - threads, threads);
     return segment;
   }
-  if (same_process(maker)) return SegmentBroker::take_here(world_id(), topic, deadline);
-  Hello hello;
-  hello.role = Role::segment;
-  hello.rank = rank();
-  hello.topic = topic;
-  hello.to = maker;
-  // The handshake is short and is not broken off: its other side would take us for an unauthenticated peer.
-  const SecureConnection connection =
-      maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
   try {
+    if (same_process(maker)) return SegmentBroker::take_here(world_id(), topic, deadline);
+    Hello hello;
+    hello.role = Role::segment;
+    hello.rank = rank();
+    hello.topic = topic;
+    hello.to = maker;
+    // The handshake is short and is not broken off: its other side would take us for an unauthenticated peer.
+    const SecureConnection connection =
+        maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
     ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
     return Segment::adopt(std::move(received.fd), received.about);
   } catch (const Aborted&) {
     abort.check();
     throw;
+  } catch (const Timeout& error) {
+    const double waited = std::chrono::duration<double>(Deadline::Clock::now() - began).count();
+    throw Timeout(fmt::format("{}: waited {:.1f} s for {}", error.what(), waited, peer(maker).describe(maker)), {maker},
+                  waited);
   }
 }
 
@@ -327,7 +328,7 @@ void Session::add_group(const std::string& name, GroupLink link) {
   const std::lock_guard lock(mutex_);
   for (const int member : link.members) {
     if (const auto it = lost_.find(member); it != lost_.end()) {
-      link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member)));
+      link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member, LossKind::failed)));
     }
   }
   if (const auto it = early_aborts_.find(name); it != early_aborts_.end()) link.abort->raise(it->second);
@@ -361,7 +362,7 @@ void Session::on_lost(int rank, const std::string& text) {
       }
     }
   }
-  for (const auto& abort : affected) abort->raise(std::make_exception_ptr(PeerLost(text, rank)));
+  for (const auto& abort : affected) abort->raise(std::make_exception_ptr(PeerLost(text, rank, LossKind::failed)));
 }
 
 void Session::on_gone(int rank) {
@@ -378,12 +379,12 @@ void Session::on_aborted(const DetectorMessage& message) {
     const std::lock_guard lock(mutex_);
     const auto it = groups_.find(message.group);
     if (it == groups_.end()) {
-      early_aborts_.emplace(message.group, error_of(message));
+      early_aborts_.emplace(message.group, make_error(from_another_rank(message.error)));
       return;
     }
     abort = it->second.abort;
   }
-  abort->raise(error_of(message));
+  abort->raise(make_error(from_another_rank(message.error)));
 }
 
 void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {

@@ -53,7 +53,7 @@ class Session : public Connector {
   struct GroupLink {
     std::vector<int> members;  ///< global ranks
     std::shared_ptr<AbortSignal> abort;
-    std::function<std::string(std::uint64_t seq)> called;  ///< what this rank called as number seq
+    std::function<RankCall(std::uint64_t seq)> called;  ///< what this rank called as number seq
     std::function<CallProgress()> progress;
     // Once the group is set up (open_group). They must not block, nor use the session; not called after remove_group.
     std::function<void(int global_rank)> gone = {};  ///< it has left or ended, nobody knows which

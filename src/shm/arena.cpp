@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>  // join
 
 #include "base/check.h"
+#include "base/error_codec.h"
 #include "base/files.h"
 #include "base/ticks.h"
 
@@ -40,10 +41,10 @@ std::size_t second_level_cache() {
 struct Arena::Header {
   std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
   std::uint32_t abort_epoch;               // the first that the raising rank has not finished
-  std::int32_t abort_kind;
-  std::int32_t abort_rank;
+  std::int32_t abort_kind;                 // of the error, and
+  std::int32_t abort_rank;                 // the lost rank, for those that only ask whether it concerns them
   std::uint32_t abort_length;
-  char abort_text[4000];
+  char abort_error[2 * kPage - 20];  // encode_error
 };
 
 std::size_t Arena::stage_bytes_for(int size) {
@@ -55,6 +56,7 @@ std::size_t Arena::stage_bytes_for(int size) {
 }
 
 std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
+  static_assert(sizeof(Header) == 2 * kPage && sizeof Header::abort_error >= kMaxReportBytes);
   const auto n = static_cast<std::size_t>(size);
   const std::size_t fixed = round_up(sizeof(Header), kPage) + round_up(sizeof(RankBlock) * n, kPage);
   return fixed + n * round_up(stage_bytes, kPage) + 2 * n * n * ring_bytes_for(size);
@@ -109,14 +111,18 @@ void Arena::await_contributions(std::uint32_t epoch, OperationContext& context) 
       await(contribution(peer, epoch).stamp, epoch, peer, context);
     }
   } catch (const Timeout&) {
-    std::vector<int> missing;
+    std::vector<int> missing, names;
     for (int r = 0; r < size(); ++r) {
-      if (r != rank() && !reached(contribution(r, epoch).stamp, epoch)) missing.push_back(name_of(r));
+      if (r == rank() || reached(contribution(r, epoch).stamp, epoch)) continue;
+      missing.push_back(global_rank(r));
+      names.push_back(name_of(r));
     }
     if (missing.empty()) throw;
-    throw Timeout(fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}",
-                              context.waited(), size() - static_cast<int>(missing.size()), size(),
-                              missing.size() == 1 ? "" : "s", fmt::join(missing, ", ")));
+    const double waited = context.waited();
+    throw Timeout(fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}", waited,
+                              size() - static_cast<int>(names.size()), size(), names.size() == 1 ? "" : "s",
+                              fmt::join(names, ", ")),
+                  std::move(missing), waited);
   }
 }
 
@@ -213,9 +219,8 @@ void Arena::check_raised_slowly(std::uint32_t epoch) const {
   while (header().abort_state.load(std::memory_order_acquire) == 1 && !limit.expired()) ::sched_yield();
   // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one, stopped
   // for so long that the others gave it up.
-  const int me = options_.global_ranks.empty() ? rank() : options_.global_ranks[static_cast<std::size_t>(rank())];
   const bool lost = header().abort_kind == static_cast<std::int32_t>(ErrorKind::peer_lost);
-  if (lost && header().abort_rank != me) return;
+  if (lost && header().abort_rank != global_rank(rank())) return;
   if (static_cast<std::int32_t>(epoch - header().abort_epoch) >= 0) throw_raised();
 }
 
@@ -232,43 +237,45 @@ void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
   const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
   options_.abort->check();
   if (abort_state_->load(std::memory_order_acquire) != 0) throw_raised();
-  if (has_left(rank)) {
-    const int global = options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
-    const bool said_so = of(rank).left.value.load(std::memory_order_acquire) == 1;
-    throw PeerLost(
-        fmt::format("rank {} has left the group ({}) before this operation, waited {:.1f} s", name_of(rank),
-                    said_so ? "it was destroyed there" : "or its process ended; its address refuses connections",
-                    waited),
-        global);
+  if (const LossKind loss = departure_of(rank); loss != LossKind::unknown) {
+    ErrorInfo info;
+    info.ranks = {global_rank(rank)};
+    info.origin = global_rank(rank);
+    info.waited_s = waited;
+    info.loss = loss;
+    info.reason = fmt::format(
+        "rank {} has left the group ({}) before this operation, waited {:.1f} s", name_of(rank),
+        loss == LossKind::left ? "it was destroyed there" : "or its process ended; its address refuses connections",
+        waited);
+    throw PeerLost(std::move(info));
   }
-  throw Timeout(fmt::format("timed out after {:.1f} s: waiting for rank {}", waited, name_of(rank)));
+  throw Timeout(fmt::format("timed out after {:.1f} s: waiting for rank {}", waited, name_of(rank)),
+                {global_rank(rank)}, waited);
 }
 
-bool Arena::has_left(int rank) const noexcept { return of(rank).left.value.load(std::memory_order_acquire) != 0; }
+LossKind Arena::departure_of(int rank) const noexcept {
+  const std::uint32_t left = of(rank).left.value.load(std::memory_order_acquire);
+  return left == 0 ? LossKind::unknown : left == 1 ? LossKind::left : LossKind::left_or_ended;
+}
 
 void Arena::raise(const std::exception_ptr& cause) noexcept {
   Header& head = header();
   std::uint32_t none = 0;
   if (head.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
-    std::string text = "unknown cause";
     head.abort_epoch = finished_epoch_.load(std::memory_order_relaxed) + 1;
     head.abort_kind = static_cast<std::int32_t>(ErrorKind::aborted);
     head.abort_rank = -1;
+    head.abort_length = 0;
     try {
-      std::rethrow_exception(cause);
-    } catch (const PeerLost& error) {
-      head.abort_kind = static_cast<std::int32_t>(error.kind());
-      head.abort_rank = error.rank();
-      text = error.what();
-    } catch (const Error& error) {
-      head.abort_kind = static_cast<std::int32_t>(error.kind());
-      text = error.what();
-    } catch (const std::exception& error) {
-      text = error.what();
-    } catch (...) {
+      ErrorInfo info = info_of(cause);
+      if (info.origin < 0) info.origin = global_rank(rank());
+      head.abort_kind = static_cast<std::int32_t>(info.kind);
+      if (!info.ranks.empty()) head.abort_rank = info.ranks.front();
+      const std::string bytes = encode_error(info, sizeof head.abort_error);
+      std::memcpy(head.abort_error, bytes.data(), bytes.size());
+      head.abort_length = static_cast<std::uint32_t>(bytes.size());
+    } catch (...) {  // no memory: the others learn that it failed
     }
-    head.abort_length = static_cast<std::uint32_t>(std::min(text.size(), sizeof head.abort_text));
-    std::memcpy(head.abort_text, text.data(), head.abort_length);
     head.abort_state.store(2, std::memory_order_release);
   }
   for (int r = 0; r < size(); ++r) {
@@ -282,11 +289,11 @@ void Arena::raise(const std::exception_ptr& cause) noexcept {
 std::exception_ptr Arena::raised() const {
   const Header& head = header();
   if (head.abort_state.load(std::memory_order_acquire) != 2) return nullptr;
-  const std::string text(head.abort_text, std::min<std::size_t>(head.abort_length, sizeof head.abort_text));
-  switch (static_cast<ErrorKind>(head.abort_kind)) {
-    case ErrorKind::peer_lost: return std::make_exception_ptr(PeerLost(text, head.abort_rank));
-    case ErrorKind::mismatch: return std::make_exception_ptr(Mismatch(text));
-    default: return std::make_exception_ptr(Aborted(text));
+  try {
+    const std::size_t length = std::min<std::size_t>(head.abort_length, sizeof head.abort_error);
+    return make_error(from_another_rank(decode_error({head.abort_error, length})));
+  } catch (const ProtocolError&) {  // the rank that failed had no memory left to say why
+    return std::make_exception_ptr(Aborted("the group was aborted by another rank"));
   }
 }
 

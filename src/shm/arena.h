@@ -85,6 +85,10 @@ class Arena {
 
   int rank() const noexcept { return options_.rank; }
   int size() const noexcept { return options_.size; }
+  /// Of a rank of the arena: its number in the world.
+  int global_rank(int rank) const noexcept {
+    return options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
+  }
 
   // ---- Waiting -------------------------------------------------------------------------------------------------
 
@@ -135,7 +139,9 @@ class Arena {
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
 
-  bool has_left(int rank) const noexcept;
+  bool has_left(int rank) const noexcept { return departure_of(rank) != LossKind::unknown; }
+  /// left: it has destroyed its group; left_or_ended: another rank found that it is gone; unknown: it is here.
+  LossKind departure_of(int rank) const noexcept;
   /// On behalf of a rank whose process has ended, or which has left without its notice reaching this rank.
   void mark_gone(int rank) noexcept;
   /// Throws if a rank of this host has failed and had not finished this epoch: it will not take part in it.
@@ -144,9 +150,9 @@ class Arena {
       check_raised_slowly(epoch);
   }
   void finish_epoch(std::uint32_t epoch) noexcept { finished_epoch_.store(epoch, std::memory_order_relaxed); }
-  /// Tells every rank of this host; the first cause wins. Safe from any thread.
+  /// Tells every rank of this host, with all fields of the error; the first cause wins. Safe from any thread.
   void raise(const std::exception_ptr& cause) noexcept;
-  /// The cause that some rank of this host raised, or null.
+  /// The cause that some rank of this host raised, as it is on this one, or null.
   std::exception_ptr raised() const;
 
  private:

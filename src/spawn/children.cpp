@@ -175,8 +175,9 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
     cause.type = process.answer->type;
     cause.text = process.answer->text;
     if (process.answer->error) cause.kind = process.answer->error->kind;
+    std::string message = cause.text;
     // LibTorch's exceptions carry their stack behind the message: text() has all of it.
-    const std::string message = cause.text.substr(0, cause.text.find("\nException raised from "));
+    if (!process.answer->error) message.erase(std::min(message.find("\nException raised from "), message.size()));
     what = fmt::format("threw {}{}{}", cause.type, message.empty() ? "" : ": ", message);
   } else if (process.status_known) {
     cause.exit_code = WEXITSTATUS(process.status);

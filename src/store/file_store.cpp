@@ -90,7 +90,8 @@ class FileLock {
       if (errno != EWOULDBLOCK) throw_system_error(fmt::format("lock file store {}", path));
       if (deadline.expired()) {
         throw Timeout(fmt::format("file store {}: another process has held its lock for {} s; is it stopped?", path,
-                                  kLockLimit.count()));
+                                  kLockLimit.count()),
+                      {}, std::chrono::duration<double>(kLockLimit).count());
       }
       std::this_thread::sleep_for(pause);  // sleep: between two tries for a lock that may be on another host
       pause = std::min(pause * 2, kLongestPause);
@@ -361,7 +362,8 @@ class FileStore final : public Store {
       pause = std::min(pause * 2, kLongestPause);
     }
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
-    throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, check(keys), waited.count())));
+    throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, check(keys), waited.count())), {},
+                  waited.count());
   }
 
   std::string path_;

@@ -94,7 +94,8 @@ class MemoryStore final : public Store {
     if (deadline.is_never()) return changed_.wait(lock, all_there);
     if (changed_.wait_until(lock, deadline.when(), all_there)) return;
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
-    throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, present(keys), waited.count())));
+    throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, present(keys), waited.count())), {},
+                  waited.count());
   }
 
   std::mutex mutex_;

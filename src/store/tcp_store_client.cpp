@@ -77,7 +77,10 @@ void TcpStoreClient::wait(std::span<const std::string> keys, Deadline deadline) 
 
 std::vector<bool> TcpStoreClient::check(std::span<const std::string> keys) {
   auto flags = try_check(keys, Deadline::after(kPlainLimit));
-  if (!flags) throw Timeout(fmt::format("{}: no answer to check within {} s", describe(), kPlainLimit.count()));
+  if (!flags) {
+    throw Timeout(fmt::format("{}: no answer to check within {} s", describe(), kPlainLimit.count()), {},
+                  std::chrono::duration<double>(kPlainLimit).count());
+  }
   return *flags;
 }
 
@@ -114,8 +117,8 @@ std::int64_t TcpStoreClient::num_keys() { return number_in(call_now(StoreOp::num
 std::string TcpStoreClient::call_now(StoreOp op, std::string_view head, std::string_view tail) {
   auto body = call(op, head, tail, Deadline::after(kPlainLimit));
   if (!body)
-    throw Timeout(
-        fmt::format("{}: no answer within {} s; its process may be stopped", describe(), kPlainLimit.count()));
+    throw Timeout(fmt::format("{}: no answer within {} s; its process may be stopped", describe(), kPlainLimit.count()),
+                  {}, std::chrono::duration<double>(kPlainLimit).count());
   return std::move(*body);
 }
 
@@ -131,12 +134,13 @@ std::string TcpStoreClient::await_keys(StoreOp op, std::span<const std::string> 
   const auto present = try_check(keys, Deadline::after(kReportLimit));
   if (!present)
     throw Timeout(
-        fmt::format("{}: waited {:.1f} s for {} keys; the server does not answer", describe(), waited, keys.size()));
+        fmt::format("{}: waited {:.1f} s for {} keys; the server does not answer", describe(), waited, keys.size()), {},
+        waited);
   if (std::find(present->begin(), present->end(), false) == present->end()) {
     // They are there, only the deadline was shorter than the round trip to the server.
     if (auto body = call(op, head, {}, Deadline::after(kReportLimit))) return std::move(*body);
   }
-  throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, *present, waited)));
+  throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, *present, waited)), {}, waited);
 }
 
 std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view head, std::string_view tail,
@@ -369,8 +373,9 @@ SecureConnection dial_any(const std::vector<Address>& addresses, const std::stri
     }
     if (deadline.remaining() <= pause) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
-      throw Timeout(fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(),
-                                fmt::join(reasons, "; ")));
+      throw Timeout(
+          fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(), fmt::join(reasons, "; ")),
+          {}, waited.count());
     }
     std::this_thread::sleep_for(pause);  // sleep: until the next round: nobody can tell us when a port opens
     pause = std::min(pause * 2, std::chrono::milliseconds(100));

@@ -5,11 +5,23 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
+
+#include <maniple/comm/error.h>
 
 namespace maniple {
 
+/// What a channel throws whose other end was destroyed by its rank, in good order.
+[[noreturn]] inline void throw_left(const std::string& reason, int code) {
+  ErrorInfo info;
+  info.loss = LossKind::left;
+  info.code = code;
+  info.reason = reason;
+  throw SystemError(std::move(info));
+}
+
 /// Both return the number of bytes moved, 0 when nothing can move now. Both throw PeerLost-worthy conditions as
-/// SystemError (reset, end of stream); who the peer is, the caller knows and adds.
+/// SystemError (reset, end of stream; throw_left); who the peer is, the caller knows and adds.
 class ByteSink {
  public:
   virtual ~ByteSink() = default;

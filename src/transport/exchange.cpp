@@ -74,6 +74,11 @@ struct Exchange::Impl {
   auto guarded(Body body) {
     try {
       return body();
+    } catch (const Mismatch& error) {
+      if (mesh.broken_.empty()) mesh.broken_ = error.what();
+      ErrorInfo info = error.info();
+      info.calls.push_back({.rank = global_rank(mesh.options_.rank), .call = signature.describe()});
+      throw Mismatch(std::move(info));
     } catch (const std::exception& error) {
       if (mesh.broken_.empty()) mesh.broken_ = error.what();
       throw;
@@ -144,7 +149,7 @@ struct Exchange::Impl {
       if (done()) return;  // what has arrived counts, whatever happened meanwhile
       if (aborted) mesh.options_.abort->rethrow();
       const auto now = Clock::now();
-      if (now >= deadline.when()) throw Timeout(timeout_text(now));
+      if (now >= deadline.when()) throw Timeout(timeout(now));
       if (moved) {
         idle_since = {};
       } else if (idle_since == Clock::time_point{}) {
@@ -190,20 +195,26 @@ struct Exchange::Impl {
     }
   }
 
-  std::string timeout_text(Clock::time_point now) const {
-    std::string text = fmt::format("timed out after {:.1f} s", std::chrono::duration<double>(now - began).count());
-    const char* separator = "; waiting for ";
-    for (const FrameReceiver* receiver : receivers) {
-      text += fmt::format("{}{} ({})", separator, receiver->peer().name(), receiver->progress());
-      separator = ", ";
-    }
-    separator = "; not receiving what this rank sends: ";
-    for (const FrameSender* sender : senders) {
-      text += fmt::format("{}{} ({})", separator, sender->peer().name(), sender->progress());
-      separator = ", ";
-    }
-    return text;
+  ErrorInfo timeout(Clock::time_point now) const {
+    ErrorInfo info;
+    info.waited_s = std::chrono::duration<double>(now - began).count();
+    info.reason = fmt::format("timed out after {:.1f} s", info.waited_s);
+    const auto add = [&info](const char* before, const auto& pending) {
+      for (const auto* each : pending) {
+        info.reason += fmt::format("{}{} ({})", before, each->peer().name(), each->progress());
+        before = ", ";
+        info.bytes_moved += each->bytes().moved;
+        info.bytes_expected += each->bytes().expected;
+        const int peer = each->peer().global_rank;
+        if (std::count(info.ranks.begin(), info.ranks.end(), peer) == 0) info.ranks.push_back(peer);
+      }
+    };
+    add("; waiting for ", receivers);
+    add("; not receiving what this rank sends: ", senders);
+    return info;
   }
+
+  int global_rank(int of) const { return mesh.options_.global_ranks[static_cast<std::size_t>(of)]; }
 
   Mesh& mesh;
   std::vector<int> members;

@@ -22,7 +22,7 @@ auto FrameReceiver::with_peer_named(Body body) {
   try {
     return body();
   } catch (const SystemError& error) {
-    throw peer_.lost(progress(), error.what());
+    throw peer_.lost(progress(), error, bytes());
   } catch (const ProtocolError& error) {
     const std::string so_far = progress();
     throw ProtocolError(fmt::format("invalid data from {}: {}{}{}{}", peer_.name(), error.what(),
@@ -224,15 +224,18 @@ FrameHeader FrameReceiver::take_frame_header() {
 }
 
 void FrameReceiver::check_call(const FrameHeader& header, const Transfer& transfer) const {
-  if (header.signature != *transfer.signature) {
-    throw Mismatch(
-        fmt::format("{} called {}, this rank called {}; all ranks must make the same calls in the same order",
-                    peer_.name(), header.signature.describe(), transfer.signature->describe()));
-  }
-  if (header.length != transfer.size) {
-    throw Mismatch(fmt::format("{} sent {} bytes where this rank expects {}, in {}; the counts of the ranks disagree",
-                               peer_.name(), header.length, transfer.size, transfer.signature->describe()));
-  }
+  const bool same_call = header.signature == *transfer.signature;
+  if (same_call && header.length == transfer.size) [[likely]]
+    return;
+  ErrorInfo info;
+  info.reason =
+      same_call ? fmt::format("{} sent {} bytes where this rank expects {}, in {}; the counts of the ranks disagree",
+                              peer_.name(), header.length, transfer.size, transfer.signature->describe())
+                : fmt::format("{} called {}, this rank called {}; all ranks must make the same calls in the same order",
+                              peer_.name(), header.signature.describe(), transfer.signature->describe());
+  // This rank's own is added by the Exchange.
+  info.calls = {{.rank = peer_.global_rank, .call = header.signature.describe()}};
+  throw Mismatch(std::move(info));
 }
 
 void FrameReceiver::begin(const FrameHeader& header, Transfer& transfer) {
@@ -307,13 +310,8 @@ void FrameReceiver::add_descriptors(std::vector<pollfd>& descriptors) const {
 
 std::string FrameReceiver::progress() const {
   if (queue_.empty()) return {};
-  std::size_t moved = 0;
-  std::size_t size = 0;
-  for (const Transfer* transfer : queue_) {
-    moved += transfer->moved;
-    size += transfer->size;
-  }
-  return fmt::format("{} received{}", bytes_of(moved, size), streams_[0].source ? "" : ", not connected");
+  const TransferProgress now = bytes();
+  return fmt::format("{} received{}", bytes_of(now.moved, now.expected), streams_[0].source ? "" : ", not connected");
 }
 
 }  // namespace maniple

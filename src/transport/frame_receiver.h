@@ -51,6 +51,7 @@ class FrameReceiver {
   bool has_read_ahead() const noexcept;  ///< there may be bytes although no descriptor is readable
   void add_descriptors(std::vector<pollfd>& descriptors) const;
   std::string progress() const;  ///< "3.0 of 8.0 MiB received"; empty when nothing is pending
+  TransferProgress bytes() const { return progress_of(queue_); }
   const Peer& peer() const noexcept { return peer_; }
   void abandon() noexcept { queue_.clear(); }  ///< forgets the queue; it is unusable afterwards
 

@@ -87,7 +87,7 @@ std::size_t FrameSender::write(Stream& stream, std::span<const iovec> parts) con
   try {
     return stream.sink->write_some(parts);
   } catch (const SystemError& error) {
-    throw peer_.lost(progress(), error.what());
+    throw peer_.lost(progress(), error, bytes());
   }
 }
 
@@ -161,13 +161,8 @@ void FrameSender::add_descriptors(std::vector<pollfd>& descriptors) const {
 }
 
 std::string FrameSender::progress() const {
-  std::size_t moved = 0;
-  std::size_t size = 0;
-  for (const Transfer* transfer : queue_) {
-    moved += transfer->moved;
-    size += transfer->size;
-  }
-  return fmt::format("{} sent", bytes_of(moved, size));
+  const TransferProgress now = bytes();
+  return fmt::format("{} sent", bytes_of(now.moved, now.expected));
 }
 
 }  // namespace maniple

@@ -42,6 +42,7 @@ class FrameSender {
   int fd() const noexcept { return streams_[0].sink->fd(); }     ///< of stream 0, once it is open; -1: shared memory
   void add_descriptors(std::vector<pollfd>& descriptors) const;  ///< of streams that have something to write
   std::string progress() const;                                  ///< "3.0 of 8.0 MiB sent"
+  TransferProgress bytes() const { return progress_of(queue_); }
   const Peer& peer() const noexcept { return peer_; }
   void abandon() noexcept { queue_.clear(); }  ///< forgets the queue; it is unusable afterwards
 

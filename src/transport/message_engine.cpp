@@ -148,8 +148,8 @@ bool MessageEngine::progress(Lock&) {
   std::exception_ptr aborted = options_.abort->raised() ? options_.abort->cause() : nullptr;
   if (!aborted && options_.aborted_by_peer) aborted = options_.aborted_by_peer();
   // Read before anything is received: what a rank sent before it left is received first.
-  for (int rank = 0; options_.has_left && rank < static_cast<int>(peers_.size()); ++rank) {
-    state(rank).gone = options_.has_left(rank);
+  for (int rank = 0; options_.departure_of && rank < static_cast<int>(peers_.size()); ++rank) {
+    state(rank).gone = options_.departure_of(rank);
   }
   bool moved = take_unexpected();
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
@@ -164,7 +164,7 @@ bool MessageEngine::progress(Lock&) {
       if (!peer.sends.empty()) moved |= progress_sends(rank);
       if (expects_from(rank)) moved |= progress_receives(rank);
     } catch (const SystemError& error) {
-      fail_peer(rank, std::make_exception_ptr(peer_of(rank).lost("", error.what())));
+      fail_peer(rank, std::make_exception_ptr(peer_of(rank).lost("", error)));
       moved = true;
     } catch (const Error&) {
       fail_peer(rank, std::current_exception());
@@ -320,9 +320,15 @@ std::shared_ptr<Message> MessageEngine::match(int rank, DType dtype, int tag, st
   auto message = std::move(*it);
   receives_.erase(it);
   if (message->dtype == dtype && message->bytes == bytes) return message;
-  const Mismatch error(fmt::format("{} sent {}[{}] with tag {} where {}[{}] is received", name_of(rank),
-                                   to_string(dtype), bytes / size_of(dtype), tag, to_string(message->dtype),
-                                   message->bytes / size_of(message->dtype)));
+  const std::string expected =
+      fmt::format("{}[{}]", to_string(message->dtype), message->bytes / size_of(message->dtype));
+  ErrorInfo info;
+  info.calls = {
+      {.rank = peer_of(rank).global_rank, .call = Signature::of_message(dtype, tag, bytes).describe()},
+      {.rank = peer_of(options_.rank).global_rank, .call = fmt::format("recv {} tag {}", expected, message->tag)}};
+  info.reason = fmt::format("{} sent {}[{}] with tag {} where {} is received", name_of(rank), to_string(dtype),
+                            bytes / size_of(dtype), tag, expected);
+  const Mismatch error(std::move(info));
   finish(message, std::make_exception_ptr(error));
   throw error;
 }

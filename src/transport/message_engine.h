@@ -45,8 +45,8 @@ struct MessageEngineOptions {
   std::function<std::uint32_t()> notifications;
   std::function<void(std::uint32_t seen, Deadline)> await_notification;
   std::function<void()> notify_self;
-  /// Whether a rank has left the group; may be empty.
-  std::function<bool(int rank)> has_left;
+  /// How a rank has left the group; unknown: it is here. May be empty.
+  std::function<LossKind(int rank)> departure_of;
   /// Why another rank of this host has aborted the group; null: it has not. May be empty.
   std::function<std::exception_ptr()> aborted_by_peer;
 };
@@ -81,7 +81,7 @@ class MessageEngine {
     Transfer incoming;
     std::list<Unexpected> unexpected;  // complete ones, oldest first
     std::exception_ptr broken;
-    bool gone = false;  // had left when last checked
+    LossKind gone = LossKind::unknown;  // how it had left when last checked; unknown: it had not
   };
 
   static constexpr int kAnyone = -1;
@@ -97,6 +97,7 @@ class MessageEngine {
   std::shared_ptr<Message> match(int rank, DType dtype, int tag, std::size_t bytes);
   void finish(const std::shared_ptr<Message>& message, std::exception_ptr error);
   void fail_expired(bool moved);
+  std::exception_ptr gave_up(const Message& message, int rank, const std::string& why, LossKind loss) const;
   void fail_all(const std::exception_ptr& cause);
   void fail_peer(int rank, const std::exception_ptr& cause);
   bool expects_from(int rank) const;

@@ -4,9 +4,22 @@
 
 #include <fmt/format.h>
 
+#include "base/error_codec.h"
 #include "transport/message_engine.h"
 
 namespace maniple {
+namespace {
+
+std::string progress_of(const Message& message, const std::string& who) {
+  return fmt::format("{} of {} bytes {} {}", message.moved, message.bytes,
+                     message.op == Op::send ? "sent to" : "received from", who);
+}
+
+double waited_for(const Message& message) {
+  return std::chrono::duration<double>(Deadline::Clock::now() - message.since).count();
+}
+
+}  // namespace
 
 void MessageEngine::fail_all(const std::exception_ptr& cause) {
   ended_.raise(cause);
@@ -41,6 +54,21 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
   }
 }
 
+// A time-out, or, where the loss is known, a lost peer.
+std::exception_ptr MessageEngine::gave_up(const Message& message, int rank, const std::string& why,
+                                          LossKind loss) const {
+  ErrorInfo info;
+  info.kind = loss == LossKind::unknown ? ErrorKind::timeout : ErrorKind::peer_lost;
+  if (rank != kAnyone) info.ranks = {peer_of(rank).global_rank};
+  if (loss != LossKind::unknown && rank != kAnyone) info.origin = peer_of(rank).global_rank;
+  info.waited_s = waited_for(message);
+  info.bytes_moved = message.moved;
+  info.bytes_expected = message.bytes;
+  info.loss = loss;
+  info.reason = loss == LossKind::unknown ? fmt::format("timed out after {:.1f} s: {}", info.waited_s, why) : why;
+  return make_error(std::move(info));
+}
+
 // What a rank sent before it left is received first: its leaving counts once nothing moves.
 void MessageEngine::fail_expired(bool moved) {
   const bool pending = !receives_.empty() || std::any_of(peers_.begin(), peers_.end(), [](const PeerState& peer) {
@@ -54,23 +82,18 @@ void MessageEngine::fail_expired(bool moved) {
     const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
     if (rank == options_.rank || peer.broken) continue;
     last_to_leave = rank;
-    if (!peer.gone) break;
+    if (peer.gone == LossKind::unknown) break;
   }
-  const auto progress_of = [](const Message& message, const std::string& who) {
-    return fmt::format("{} of {} bytes {} {}", message.moved, message.bytes,
-                       message.op == Op::send ? "sent to" : "received from", who);
-  };
   for (auto it = receives_.begin(); it != receives_.end();) {
     const auto& message = *it;
     const int peer = message->peer == kAnyone ? last_to_leave : message->peer;
-    const bool gone = !moved && peer != kAnyone && peers_[static_cast<std::size_t>(peer)].gone;
-    if (gone) {
+    const LossKind gone = moved || peer == kAnyone ? LossKind::unknown : state(peer).gone;
+    if (gone != LossKind::unknown) {
       finish(message,
-             std::make_exception_ptr(PeerLost(fmt::format("{} has left the group and sent nothing more", name_of(peer)),
-                                              options_.global_ranks[static_cast<std::size_t>(peer)])));
+             gave_up(*message, peer, fmt::format("{} has left the group and sent nothing more", name_of(peer)), gone));
     } else if (message->deadline.when() <= now) {
       const std::string who = message->peer == kAnyone ? "anyone" : name_of(message->peer);
-      finish(message, std::make_exception_ptr(Timeout("timed out: " + progress_of(*message, who))));
+      finish(message, gave_up(*message, message->peer, progress_of(*message, who), LossKind::unknown));
     } else {
       ++it;
       continue;
@@ -79,16 +102,15 @@ void MessageEngine::fail_expired(bool moved) {
   }
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     PeerState& peer = state(rank);
-    const bool gone = !moved && peer.gone;
+    const LossKind loss = moved ? LossKind::unknown : peer.gone;
+    const bool gone = loss != LossKind::unknown;
     // A message that stops half way leaves the connection unusable, so the peer is given up with it.
     for (const Message* message : {peer.sends.empty() ? nullptr : peer.sends.front().get(), peer.receiving.get()}) {
       if (message == nullptr) continue;
       const bool begun = message == peer.receiving.get() || peer.sending;
       if (!gone && (!begun || message->deadline.when() > now)) continue;
       const std::string what = progress_of(*message, name_of(rank));
-      fail_peer(rank, gone ? std::make_exception_ptr(PeerLost(what + " before it left the group",
-                                                              options_.global_ranks[static_cast<std::size_t>(rank)]))
-                           : std::make_exception_ptr(Timeout("timed out: " + what)));
+      fail_peer(rank, gave_up(*message, rank, gone ? what + " before it left the group" : what, loss));
       break;
     }
     if (peer.sends.empty()) continue;
@@ -96,10 +118,10 @@ void MessageEngine::fail_expired(bool moved) {
     std::erase_if(peer.sends, [&](const std::shared_ptr<Message>& message) {
       const bool begun = before == 0 && peer.sending;
       if (begun || message->deadline.when() > now) return ++before, false;
-      std::string text = "timed out: " + progress_of(*message, name_of(rank));
+      std::string text = progress_of(*message, name_of(rank));
       if (!peer.sender) text += ", not connected yet";
       if (before != 0) text += fmt::format(", behind {} earlier send{}", before, before == 1 ? "" : "s");
-      finish(message, std::make_exception_ptr(Timeout(text)));
+      finish(message, gave_up(*message, rank, text, LossKind::unknown));
       return true;
     });
   }

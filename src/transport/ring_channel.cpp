@@ -83,8 +83,7 @@ class RingSink final : public ByteSink {
   }
 
   std::size_t write_some(std::span<const iovec> parts) override {
-    if (ring_.head().reader_gone.load(std::memory_order_acquire) != 0)
-      throw SystemError("ring closed by the peer", EPIPE);
+    if (ring_.head().reader_gone.load(std::memory_order_acquire) != 0) throw_left("ring closed by the peer", EPIPE);
     std::size_t offered = 0;
     for (const iovec& part : parts) offered += part.iov_len;
     std::size_t free = ring_.capacity() - ring_.filled(written_, read_);
@@ -129,7 +128,7 @@ class RingSource final : public ByteSource {
     const bool writer_gone = ring_.head().writer_gone.load(std::memory_order_acquire) != 0;
     std::size_t filled = ring_.filled(ring_.head().written.load(std::memory_order_acquire), read_);
     if (filled == 0) {
-      if (writer_gone) throw SystemError("ring closed by the peer", ECONNRESET);
+      if (writer_gone) throw_left("ring closed by the peer", ECONNRESET);
       return 0;
     }
     const bool half_full = filled >= ring_.capacity() / 2;

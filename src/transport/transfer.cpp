@@ -1,5 +1,7 @@
 #include "transport/transfer.h"
 
+#include <cerrno>
+
 #include <fmt/format.h>
 
 namespace maniple {
@@ -13,8 +15,26 @@ std::string Peer::name() const {
                              : fmt::format("rank {} (global rank {})", rank, global_rank);
 }
 
-PeerLost Peer::lost(const std::string& progress, const std::string& reason) const {
-  return {fmt::format("{} lost{}{}: {}", name(), progress.empty() ? "" : ", ", progress, reason), global_rank};
+PeerLost Peer::lost(const std::string& progress, const SystemError& error, TransferProgress bytes) const {
+  const bool closed = error.code() == ECONNRESET || error.code() == EPIPE;
+  ErrorInfo info;
+  info.ranks = {global_rank};
+  info.origin = global_rank;
+  info.bytes_moved = bytes.moved;
+  info.bytes_expected = bytes.expected;
+  info.loss = error.info().loss == LossKind::unknown && closed ? LossKind::left_or_ended : error.info().loss;
+  info.code = error.code();
+  info.reason = fmt::format("{} lost{}{}: {}", name(), progress.empty() ? "" : ", ", progress, error.what());
+  return PeerLost(std::move(info));
+}
+
+TransferProgress progress_of(const std::deque<Transfer*>& transfers) {
+  TransferProgress bytes;
+  for (const Transfer* transfer : transfers) {
+    bytes.moved += transfer->moved;
+    bytes.expected += transfer->size;
+  }
+  return bytes;
 }
 
 std::string bytes_of(std::size_t moved, std::size_t expected) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 
 #include "call/signature.h"
@@ -27,6 +28,13 @@ struct Transfer {
   std::string describe() const;  ///< "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"
 };
 
+/// Bytes of some transfers: moved so far, and all.
+struct TransferProgress {
+  std::size_t moved = 0;
+  std::size_t expected = 0;
+};
+TransferProgress progress_of(const std::deque<Transfer*>& transfers);
+
 /// A rank as errors name it.
 struct Peer {
   int rank = 0;         ///< in the group
@@ -34,8 +42,8 @@ struct Peer {
 
   std::string name() const;  ///< "rank 3", or "rank 3 (global rank 7)" where the two differ
 
-  /// Names the lost peer, what had moved of what was posted (may be empty), and the system's reason.
-  PeerLost lost(const std::string& progress, const std::string& reason) const;
+  /// Names the lost peer, what had moved of what was posted (may be empty), and the reason that its channel threw.
+  PeerLost lost(const std::string& progress, const SystemError& error, TransferProgress bytes = {}) const;
 };
 
 /// "3.0 of 8.0 MiB", "12 of 4096 B"

@@ -24,6 +24,10 @@ ErrorInfo sample(ErrorKind kind = ErrorKind::peer_lost) {
           .ranks = {5, 6},
           .origin = 5,
           .waited_s = 2.125,
+          .bytes_moved = 3,
+          .bytes_expected = 8,
+          .loss = LossKind::left_or_ended,
+          .calls = {{.rank = 5, .call = "barrier #12", .place = "a.cpp:3"}, {.rank = 6, .call = "all_reduce #12"}},
           .code = 104,
           .reason = "peer 5 lost after 2.1 s: connection reset"};
 }
@@ -39,6 +43,10 @@ void expect_same(const ErrorInfo& a, const ErrorInfo& b) {
   EXPECT_EQ(a.ranks, b.ranks);
   EXPECT_EQ(a.origin, b.origin);
   EXPECT_EQ(a.waited_s, b.waited_s);
+  EXPECT_EQ(a.bytes_moved, b.bytes_moved);
+  EXPECT_EQ(a.bytes_expected, b.bytes_expected);
+  EXPECT_EQ(a.loss, b.loss);
+  EXPECT_EQ(a.calls, b.calls);
   EXPECT_EQ(a.code, b.code);
   EXPECT_EQ(a.reason, b.reason);
 }
@@ -79,8 +87,13 @@ TEST(ErrorCodec, WhatIsTooLongIsCut) {
   info.arguments.assign(10'000, 'a');
   info.group.assign(10'000, 'g');
   info.ranks.assign(10'000, 1);
+  info.calls.assign(10'000, {.rank = 1, .call = std::string(1000, 'c'), .place = std::string(1000, 'p')});
   info.reason.assign(1'000'000, 'r');
   EXPECT_LE(encode_error(info).size(), kMaxErrorBytes);
+  const ErrorInfo cut = decode_error(encode_error(info));
+  EXPECT_GE(cut.calls.size(), 20u);
+  EXPECT_GE(cut.reason.size(), 20'000u);
+  EXPECT_EQ(encode_error(cut), encode_error(info)) << "what is left is not cut again";
   const std::string packet = encode_report({.rank = 2, .error = info});
   EXPECT_LE(packet.size(), kMaxReportBytes);
   EXPECT_EQ(decode_report(packet).rank, 2);
@@ -96,6 +109,16 @@ TEST(ErrorCodec, TruncatedAndUnknownAreRefused) {
   std::string unknown = bytes;
   unknown[0] = '\10';
   EXPECT_THROW(decode_error(unknown), ProtocolError);
+  ErrorInfo lost = sample();
+  lost.loss = static_cast<LossKind>(4);
+  EXPECT_THROW(decode_error(encode_error(lost)), ProtocolError);
+}
+
+TEST(ErrorCodec, FromAnotherRankLossesAndMismatchesStayWhatTheyAre) {
+  EXPECT_EQ(from_another_rank(sample(ErrorKind::peer_lost)).kind, ErrorKind::peer_lost);
+  EXPECT_EQ(from_another_rank(sample(ErrorKind::mismatch)).kind, ErrorKind::mismatch);
+  EXPECT_EQ(from_another_rank(sample(ErrorKind::timeout)).kind, ErrorKind::aborted);
+  EXPECT_EQ(from_another_rank(sample(ErrorKind::timeout)).ranks, sample().ranks);
 }
 
 TEST(ErrorCodec, ExceptionsOfOthersKeepTheirText) {

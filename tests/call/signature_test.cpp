@@ -17,6 +17,16 @@ Operation operation(Op op, std::uint64_t seq, DType dtype, std::size_t count) {
   return result;
 }
 
+TEST(MismatchOf, ListsTheCallsAsTextAndAsFields) {
+  const std::vector<RankCall> calls = {{.rank = 0, .call = "all_reduce #3 int32[1] sum", .place = "a.cpp:7"},
+                                       {.rank = 2, .call = "barrier #3"}};
+  const ErrorInfo info = mismatch_of(calls);
+  EXPECT_EQ(info.kind, ErrorKind::mismatch);
+  EXPECT_EQ(info.calls, calls);
+  EXPECT_EQ(info.reason,
+            "ranks called different things: rank 0: all_reduce #3 int32[1] sum at a.cpp:7; rank 2: barrier #3");
+}
+
 TEST(Signature, SaysWhatWasCalled) {
   EXPECT_EQ(Signature::of(operation(Op::all_reduce, 12, DType::float32, 1000)).describe(),
             "all_reduce #12 float32[1000] sum");

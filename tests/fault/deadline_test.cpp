@@ -1,4 +1,6 @@
 // A rank that does not come is named, and one operation has one deadline however many steps it takes.
+#include <algorithm>
+
 #include "fault/expect_error.h"
 #include "group/matrix.h"
 
@@ -16,6 +18,9 @@ CallOptions limited(bool async_op = false) { return {.timeout = Seconds(kLimit),
 void expect_timeout(const Caught& caught, int late) {
   EXPECT_TRUE(caught.is_one_of({ErrorKind::timeout, ErrorKind::aborted})) << caught;
   EXPECT_TRUE(names_rank(caught.text, late)) << caught;
+  EXPECT_EQ(std::count(caught.info.ranks.begin(), caught.info.ranks.end(), late), 1) << caught;
+  EXPECT_GE(caught.info.waited_s, kLimit * 0.5) << caught;
+  EXPECT_FALSE(caught.info.operation.empty()) << caught;
   EXPECT_LT(caught.took, kLimit + 1.0 * kSlowdown) << "one deadline for the whole operation";
 }
 

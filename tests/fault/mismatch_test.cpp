@@ -1,4 +1,6 @@
 // Fault 25: ranks that call different things all get a Mismatch that lists what each of them called.
+#include <algorithm>
+
 #include "fault/expect_error.h"
 #include "group/matrix.h"
 
@@ -7,6 +9,26 @@ namespace {
 
 class MismatchTest : public Operations {
  protected:
+  /// The fields say what the text says: the call of the odd rank, and other ones.
+  static void expect_calls(const Caught& caught, const Rank& r, int odd) {
+    const std::vector<RankCall>& calls = caught.info.calls;
+    const auto of_odd =
+        std::find_if(calls.begin(), calls.end(), [odd](const RankCall& call) { return call.rank == odd; });
+    ASSERT_NE(of_odd, calls.end()) << caught;
+    EXPECT_GE(calls.size(), 2u) << caught;
+    // Over a network a rank may not say in time what it called.
+    if (r.world->transport() == "shm") {
+      EXPECT_EQ(calls.size(), static_cast<std::size_t>(r.size)) << caught;
+    }
+    for (const RankCall& call : calls) {
+      EXPECT_TRUE(contains(caught.text, call.call)) << call.call << " is not in: " << caught;
+      EXPECT_TRUE(call.place.empty() || contains(call.place, ".cpp:")) << call.place;
+      if (call.rank != odd) {
+        EXPECT_NE(call.call, of_odd->call) << caught;
+      }
+    }
+  }
+
   /// Runs `call(r, odd)` on all ranks, where odd is true on one of them; all must get Mismatch with these words.
   void expect_mismatch(const std::vector<std::string>& words, const std::function<void(Rank&, bool odd)>& call) {
     const int n = GetParam().n;
@@ -19,6 +41,7 @@ class MismatchTest : public Operations {
         for (const std::string& word : words)
           EXPECT_TRUE(contains(caught.text, word)) << '"' << word << "\" is not in: " << caught;
         EXPECT_TRUE(names_rank(caught.text, odd)) << caught;
+        expect_calls(caught, r, odd);
         EXPECT_LT(caught.took, 2.0 * kSlowdown);
         expect_aborted_from_now_on(r);
       });

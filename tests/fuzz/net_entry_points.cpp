@@ -101,8 +101,15 @@ std::vector<std::string> error_seeds() {
                        .ranks = {5, 6},
                        .origin = 3,
                        .waited_s = 30,
+                       .bytes_moved = 3,
+                       .bytes_expected = 8,
                        .reason = "timed out"};
-  return {encode_error(info), encode_error(ErrorInfo{}), encode_report({.rank = 3, .error = info})};
+  const ErrorInfo lost{.kind = ErrorKind::peer_lost, .ranks = {2}, .loss = LossKind::left, .reason = "left"};
+  const ErrorInfo mismatch{.kind = ErrorKind::mismatch,
+                           .calls = {{.rank = 0, .call = "barrier #3", .place = "a.cpp:1"}, {.rank = 1}},
+                           .reason = "ranks called different things"};
+  return {encode_error(info), encode_error(lost), encode_error(mismatch), encode_error(ErrorInfo{}),
+          encode_report({.rank = 3, .error = info})};
 }
 
 void handshake(std::string_view bytes) {

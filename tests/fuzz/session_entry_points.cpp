@@ -22,6 +22,7 @@ std::vector<std::string> control_seeds() {
        {Kind::heartbeat, Kind::leaving, Kind::lost, Kind::abort, Kind::query_call, Kind::call_reply}) {
     DetectorMessage message{.kind = kind, .error = {}, .rank = 3, .seq = 12, .group = "world/1.0"};
     if (kind != Kind::abort) message.text = "why";
+    if (kind == Kind::call_reply) message.place = "a.cpp:1";
     if (kind == Kind::abort) message.error = {.kind = ErrorKind::mismatch, .ranks = {3}, .reason = "why"};
     seeds.push_back(encode(message).substr(4));
   }

@@ -26,11 +26,13 @@ TEST(Recorder, KnowsWhatWasCalledAndWhere) {
   Recorder recorder(8);
   const int line = __LINE__ + 1;
   recorder.begin(operation(12));
-  EXPECT_THAT(recorder.called(12), AllOf(StartsWith("all_reduce #12 float32[1000] sum at "),
-                                         EndsWith("recorder_test.cpp:" + std::to_string(line))));
-  EXPECT_EQ(recorder.called(11), "");
-  EXPECT_EQ(recorder.called(20), "");  // would have the same place
-  EXPECT_EQ(recorder.called(0), "");
+  EXPECT_EQ(recorder.called(12).call, "all_reduce #12 float32[1000] sum");
+  EXPECT_THAT(recorder.called(12).place, EndsWith("recorder_test.cpp:" + std::to_string(line)));
+  EXPECT_THAT(recorder.last().call, AllOf(StartsWith("all_reduce #12 float32[1000] sum at "),
+                                          EndsWith("recorder_test.cpp:" + std::to_string(line))));
+  EXPECT_EQ(recorder.called(11), RankCall());
+  EXPECT_EQ(recorder.called(20), RankCall());  // would have the same entry
+  EXPECT_EQ(recorder.called(0), RankCall());
 }
 
 TEST(Recorder, LinesSayHowLongItTookAndHowItEnded) {
@@ -58,8 +60,8 @@ TEST(Recorder, KeepsTheLastOnesOldestFirst) {
   const std::vector<std::string> lines = recorder.lines();
   ASSERT_EQ(lines.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_THAT(lines[i], StartsWith("all_reduce #" + std::to_string(7 + i) + " "));
-  EXPECT_EQ(recorder.called(6), "");
-  EXPECT_NE(recorder.called(7), "");
+  EXPECT_EQ(recorder.called(6), RankCall());
+  EXPECT_NE(recorder.called(7), RankCall());
 }
 
 TEST(Recorder, WhatNoCallOfTheProgramMadeHasNoPlace) {
@@ -67,7 +69,7 @@ TEST(Recorder, WhatNoCallOfTheProgramMadeHasNoPlace) {
   Operation barrier;
   barrier.seq = 1;
   recorder.begin(barrier);
-  EXPECT_EQ(recorder.called(1), "barrier #1");
+  EXPECT_EQ(recorder.called(1), RankCall({.call = "barrier #1"}));
 }
 
 TEST(Recorder, CanBeOff) {
@@ -75,7 +77,7 @@ TEST(Recorder, CanBeOff) {
   recorder.begin(operation(1));
   recorder.end(1, false);
   EXPECT_THAT(recorder.lines(), IsEmpty());
-  EXPECT_EQ(recorder.called(1), "");
+  EXPECT_EQ(recorder.called(1), RankCall());
 }
 
 }  // namespace

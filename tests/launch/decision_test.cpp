@@ -18,19 +18,19 @@ namespace {
 
 TEST(RepeatedLosses, AreShownOnce) {
   RepeatedLosses losses;
-  const auto repeats = [&](int by, int rank) {
-    losses.report(by, lost_by(by, rank));
-    return losses.is_repeated(by, "  what():  " + describe(lost_by(by, rank)));
-  };
+  const auto repeats = [&](int by, int rank) { return losses.report(by, lost_by(by, rank)); };
   EXPECT_FALSE(repeats(0, 2));
-  EXPECT_EQ(losses.summary(), "");
+  EXPECT_FALSE(repeats(0, 2)) << "its own";
   EXPECT_TRUE(repeats(3, 2));
   EXPECT_TRUE(repeats(1, 2));
-  EXPECT_FALSE(losses.is_repeated(1, "another line"));
+  EXPECT_TRUE(repeats(6, 2));
+  EXPECT_EQ(losses.summary(), "") << "none has failed yet";
+  for (const int rank : {0, 1, 3}) losses.failed(rank);  // and 6 goes on
   EXPECT_FALSE(repeats(1, 5)) << "of another";
   EXPECT_TRUE(repeats(7, 5));
-  losses.report(4, {.kind = ErrorKind::timeout, .ranks = {2}, .reason = "timed out"});
-  EXPECT_FALSE(losses.is_repeated(4, "timed out"));
+  losses.failed(7);
+  EXPECT_FALSE(losses.report(4, {.kind = ErrorKind::timeout, .ranks = {2}, .reason = "timed out"}));
+  losses.failed(4);
   EXPECT_EQ(losses.summary(),
             "maniple: ranks 1, 3 reported the same loss of rank 2\nmaniple: rank 7 reported the same loss of rank 5");
   EXPECT_EQ(losses.summary(), "");
@@ -46,6 +46,15 @@ TEST(OutputTail, RecognisesErrors) {
   EXPECT_EQ(error_of("  what():  vector::at\nValueError: no\n"), "vector::at");
   EXPECT_EQ(error_of("ValueError: no\nepoch 3: loss 0.2\n[rank 3] hello\n\n"), "ValueError: no");
   EXPECT_EQ(error_of("epoch 3: loss 0.2\n"), "");
+}
+
+TEST(OutputTail, OfAProgramThatReportedItsFailureNothingIsSearched) {
+  OutputTail tail;
+  tail.take("ValueError: no\n", true);
+  tail.stop_looking();
+  tail.take("  what():  vector::at\n", true);
+  EXPECT_EQ(tail.error(), "");
+  EXPECT_EQ(tail.lines(""), (std::vector<std::string>{"ValueError: no", "  what():  vector::at"}));
 }
 
 constexpr const char* kStack =

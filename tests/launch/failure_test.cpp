@@ -49,7 +49,7 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
 }
 
-// What ranks report through their descriptor decides; what they print is shown once.
+// What ranks report through their descriptor decides, not what they print; one of them is shown.
 TEST(Failure, ReportedLossesAreConsequences) {
   const Result result = maniple({"run", "-n", "4", worker_program(), "report", "2"});
   EXPECT_EQ(result.code, 137) << result.err;
@@ -58,6 +58,12 @@ TEST(Failure, ReportedLossesAreConsequences) {
   EXPECT_NE(lost, std::string::npos) << result.err;
   EXPECT_EQ(lost, result.err.rfind("rank 2 is lost: its process ended")) << "shown once: " << result.err;
   EXPECT_NE(result.err.find("reported the same loss of rank 2"), std::string::npos) << result.err;
+  // Ranks that go on are shown, all of them.
+  const Result recovered = maniple({"run", "-n", "3", worker_program(), "recover", "7"});
+  EXPECT_EQ(recovered.code, 0) << recovered.err;
+  for (const char* line : {"[rank 0] rank 0 goes on\n", "[rank 1] rank 1 goes on\n", "[rank 2] rank 2 goes on\n"})
+    EXPECT_NE(recovered.err.find(line), std::string::npos) << line << recovered.err;
+  EXPECT_EQ(recovered.err.find("reported the same loss"), std::string::npos) << recovered.err;
   // Nobody has died: then the first of them is shown, with what it reported.
   const Result none = maniple({"run", "-n", "2", worker_program(), "report", "7"});
   EXPECT_EQ(none.code, 1) << none.err;

@@ -3,6 +3,7 @@
 //   leave R        rank R ends with exit code 0 before it joins; the others join
 //   die R          joins; rank R kills itself, the others wait for it
 //   report R       rank R kills itself; the others report that they lost it, print that and end with exit code 1
+//   recover R      all report that they lost rank R, print that and go on: exit code 0
 //   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
 //   print FILE     prints lines without flushing; when the file is there, one more, and aborts
@@ -46,9 +47,9 @@ int main(int argc, char** argv) try {
     }
     return 0;
   }
-  if (word == "report") {
+  if (word == "report" || word == "recover") {
     const int rank = std::atoi(std::getenv("RANK"));
-    if (rank == argument) ::kill(::getpid(), SIGKILL);
+    if (word == "report" && rank == argument) ::kill(::getpid(), SIGKILL);
     const maniple::PeerLost lost({.operation = "barrier",
                                   .sequence = 1,
                                   .group = "world",
@@ -57,7 +58,9 @@ int main(int argc, char** argv) try {
                                   .ranks = {static_cast<int>(argument)},
                                   .reason = "rank " + std::to_string(argument) + " is lost: its process ended"});
     maniple::report_failure(lost.info());
-    throw lost;
+    if (word == "report") throw lost;
+    std::fprintf(stderr, "%s\nrank %d goes on\n", lost.what(), rank);
+    return 0;
   }
   maniple::InitOptions options;
   if (word == "leave" && std::atol(std::getenv("RANK")) == argument) return 0;

@@ -19,6 +19,7 @@ constexpr std::size_t kLengthBytes = 4;
 DetectorMessage sample(Kind kind = Kind::abort) {
   DetectorMessage message{.kind = kind, .error = {}, .rank = 1023, .seq = 0xfedcba9876543210ULL, .group = "world/2.1"};
   if (kind != Kind::abort) message.text = "why";
+  if (kind == Kind::call_reply) message.place = "train.cpp:40";
   if (kind == Kind::abort) message.error = {.kind = ErrorKind::mismatch, .ranks = {1, 5}, .reason = "why"};
   return message;
 }
@@ -34,6 +35,7 @@ void expect_same(const DetectorMessage& a, const DetectorMessage& b) {
   EXPECT_EQ(a.seq, b.seq);
   EXPECT_EQ(a.group, b.group);
   EXPECT_EQ(a.text, b.text);
+  EXPECT_EQ(a.place, b.place);
 }
 
 TEST(ControlWire, EveryKindDecodesToItself) {
@@ -89,6 +91,17 @@ TEST(ControlWire, TooShortAndTooLongAreRefused) {
     EXPECT_THROW(decode_control_message(body.substr(0, size)), ProtocolError) << size;
   }
   EXPECT_THROW(decode_control_message(body + '\0'), ProtocolError);
+}
+
+TEST(ControlWire, WhereARankCalledTravelsWithItsReplyAloneAndIsCut) {
+  DetectorMessage message = sample(Kind::call_reply);
+  message.place.assign(10'000, 'p');
+  message.text.assign(1'000'000, 't');
+  const std::string body = body_of(message);
+  EXPECT_LE(body.size(), kMostControlBytes);
+  EXPECT_EQ(decode_control_message(body).place, message.place.substr(0, 1024));
+  message.kind = Kind::lost;
+  EXPECT_EQ(decode_control_message(body_of(message)).place, "");
 }
 
 TEST(ControlWire, AStringThatClaimsTooMuchIsRefused) {

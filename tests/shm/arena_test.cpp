@@ -175,6 +175,16 @@ TEST(Arena, ARankThatLeftIsLost) {
   } catch (const PeerLost& lost) {
     EXPECT_EQ(lost.rank(), 21);
     EXPECT_THAT(lost.what(), HasSubstr("rank 11 has left the group"));
+    EXPECT_EQ(lost.info().loss, LossKind::left);
+  }
+  World other(2);
+  other[0].mark_gone(1);
+  OperationContext again = soon();
+  try {
+    other[0].await(Counter::filled, 1, 1, again);
+    ADD_FAILURE() << "no rank noticed";
+  } catch (const PeerLost& lost) {
+    EXPECT_EQ(lost.info().loss, LossKind::left_or_ended);
   }
 }
 
@@ -243,6 +253,36 @@ TEST(Arena, TheFirstCauseWinsAndKeepsItsKind) {
   EXPECT_THROW(std::rethrow_exception(other[1].raised()), Aborted);
 }
 
+TEST(Arena, TheCauseArrivesWithAllItsFields) {
+  World world(2);
+  const Mismatch cause({.operation = "all_reduce",
+                        .sequence = 12,
+                        .group = "world",
+                        .rank = 1,
+                        .size = 2,
+                        .calls = {{.rank = 20, .call = "barrier #12", .place = "a.cpp:1"}, {.rank = 21, .call = "x"}},
+                        .reason = "ranks called different things"});
+  world[1].raise(std::make_exception_ptr(cause));
+  try {
+    std::rethrow_exception(world[0].raised());
+  } catch (const Mismatch& error) {
+    EXPECT_STREQ(error.what(), cause.what());
+    EXPECT_EQ(error.info().operation, "all_reduce");
+    EXPECT_EQ(error.info().sequence, 12u);
+    EXPECT_EQ(error.info().calls, cause.info().calls);
+    EXPECT_EQ(error.info().origin, 21) << "the rank that raised it";
+  }
+  World other(2);
+  other[0].raise(std::make_exception_ptr(Timeout("late", {21}, 1.5)));
+  try {
+    std::rethrow_exception(other[1].raised());
+  } catch (const Aborted& error) {
+    EXPECT_EQ(error.info().ranks, std::vector<int>{21});
+    EXPECT_EQ(error.info().waited_s, 1.5);
+    EXPECT_EQ(error.info().origin, 20);
+  }
+}
+
 TEST(Arena, TheGroupsOwnAbortEndsAWait) {
   World world(2);
   world.aborts[0].raise(std::make_exception_ptr(Mismatch("from the failure detector")));
@@ -260,13 +300,16 @@ TEST(Arena, ATimeoutNamesTheMissing) {
   } catch (const Timeout& timeout) {
     EXPECT_THAT(timeout.what(), AllOf(StartsWith("timed out after 0."),
                                       EndsWith(" s: 3 of 5 ranks arrived, waiting for ranks 11, 13")));
+    EXPECT_EQ(timeout.info().ranks, (std::vector<int>{21, 23})) << "in the world";
+    EXPECT_GE(timeout.info().waited_s, 0.03);
   }
   OperationContext again(Deadline::after(milliseconds(30)));
   try {
     world[0].await(Counter::filled, 1, 1, again);
     ADD_FAILURE() << "no rank was missing";
   } catch (const Timeout& timeout) {
-    EXPECT_THAT(timeout.what(), HasSubstr("timed out after 0.0 s: waiting for rank 11"));
+    EXPECT_THAT(timeout.what(), AllOf(StartsWith("timed out after 0."), EndsWith(" s: waiting for rank 11")));
+    EXPECT_EQ(timeout.info().ranks, std::vector<int>{21});
   }
 }
 

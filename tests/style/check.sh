@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|lengths|sleeps|knobs|variables|words [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|lengths|sleeps|errors|knobs|variables|words [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, knobs, variables or words}
+rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, errors, knobs, variables or words}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
@@ -113,6 +113,31 @@ check_sleeps() {
         !/\/\/ sleep: ./ && before !~ /^[ \t]*\/\/ sleep: ./ {
       print FILENAME ":" FNR ": it sleeps instead of waiting for a condition" }
     { before = $0 }'
+}
+
+# Errors are data: what a program does about one depends on the fields of its ErrorInfo, never on its text. Seen are searches in
+# what(), in a reason, and in a variable of the same function that was set from them.
+check_errors() {
+  sources src include | xargs -r awk '
+    function complain() {
+      print FILENAME ":" FNR ": it searches the text of an error; read a field of ErrorInfo, or add one (maniple/comm/error.h)"
+    }
+    BEGIN {
+      text = "(what\\(\\)|(^|[^A-Za-z0-9_])reason|text_of\\([^()]*\\))"
+      search = "\\)?\\.(find|rfind|find_[a-z_]+|starts_with|ends_with|contains|compare)\\("
+    }
+    FNR == 1 || /^}/ { split("", texts) }
+    /^[ \t]*\/\// { next }
+    /#[ \t]*include[ \t]*<regex>/ || $0 ~ text search || $0 ~ "(what\\(\\)|reason) *[!=]= *\"" ||
+        /(strstr|strcmp|strncmp|memmem|regex_[a-z]+)\([^;]*(what\(\)|reason)/ { complain(); next }
+    {
+      for (name in texts) if ($0 ~ "(^|[^A-Za-z0-9_.])" name search) { complain(); break }
+    }
+    match($0, "[A-Za-z_][A-Za-z0-9_]*( = |\\(|\\{)[^;=]*" text "[^A-Za-z0-9_(]") {
+      name = substr($0, RSTART)
+      sub(/[^A-Za-z0-9_].*/, "", name)
+      texts[name] = 1
+    }'
 }
 
 # The manual's table of knobs is the program's table.

@@ -280,6 +280,9 @@ TEST(DdpWithoutUnevenInputs, ARankThatWentElsewhereIsNamed) {
         r.world->barrier();
       });
       EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
+      ASSERT_EQ(caught.info.calls.size(), 3u) << caught;
+      for (const RankCall& call : caught.info.calls)
+        EXPECT_EQ(contains(call.place, "train/ddp/"), call.rank != 1) << call.rank << ": " << call.place;
       if (r.rank != 1) {
         EXPECT_TRUE(contains(caught.text, "rank 1 has no more batches?")) << caught;
       }
@@ -304,6 +307,7 @@ TEST(DdpWithoutUnevenInputs, ARankThatLeftIsNamed) {
         return;
       }
       EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+      EXPECT_EQ(caught.info.loss, LossKind::left) << caught;
       EXPECT_TRUE(contains(caught.text, "rank 2 has no more batches?")) << caught;
     });
   }
@@ -316,7 +320,8 @@ TEST(DdpWithoutUnevenInputs, ARankThatDoesNotArriveIsNamedInTime) {
     const Caught caught = catch_error([&] { train_own(r, ddp, nullptr, {2, 1}); });
     if (r.rank == 0) {
       EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
-      EXPECT_TRUE(contains(caught.text, "no more batches?")) << caught;
+      EXPECT_EQ(caught.info.ranks, std::vector<int>{1}) << caught;
+      EXPECT_TRUE(contains(caught.text, "rank 1 has no more batches?")) << caught;
     }
     r.phase("rank 0 has its error");
   });

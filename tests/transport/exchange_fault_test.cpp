@@ -204,9 +204,12 @@ TEST(ExchangeFaults, DifferentCallsAreAMismatchThatDescribesBoth) {
   });
   expect_contains(thrown_by<Mismatch>(errors[2]).what(), "this rank called broadcast #7");
   for (int rank = 0; rank < 2; ++rank) {
-    const std::string text = thrown_by<Mismatch>(errors[static_cast<std::size_t>(rank)]).what();
-    expect_contains(text, "rank 2 called broadcast #7");
-    expect_contains(text, "this rank called all_reduce #7");
+    const Mismatch error = thrown_by<Mismatch>(errors[static_cast<std::size_t>(rank)]);
+    expect_contains(error.what(), "rank 2 called broadcast #7");
+    expect_contains(error.what(), "this rank called all_reduce #7");
+    const std::vector<RankCall>& calls = error.info().calls;
+    ASSERT_TRUE(calls.size() == 2 && calls[0].rank == 2 && calls[1].rank == rank);
+    EXPECT_TRUE(calls[0].call.starts_with("broadcast #7") && calls[1].call.starts_with("all_reduce #7"));
   }
 }
 
@@ -283,6 +286,8 @@ TEST(ExchangeFaults, APeerThatEndsInTheMiddleOfAFrameIsLostByName) {
   EXPECT_EQ(lost.rank(), 5);
   expect_contains(lost.what(), "rank 0 (global rank 5) lost");
   expect_contains(lost.what(), "of 64.0 MiB received");
+  EXPECT_EQ(lost.info().loss, LossKind::left_or_ended) << "over TCP both look alike";
+  EXPECT_TRUE(lost.info().bytes_expected == kSize && lost.info().bytes_moved < kSize);
 }
 
 TEST(ExchangeFaults, ARingWhoseWriterEndsIsALostPeer) {
@@ -304,6 +309,7 @@ TEST(ExchangeFaults, ARingWhoseWriterEndsIsALostPeer) {
     }
   });
   EXPECT_EQ(thrown_by<PeerLost>(errors[1]).rank(), 0);
+  EXPECT_EQ(thrown_by<PeerLost>(errors[1]).info().loss, LossKind::left);
 }
 
 TEST(ExchangeFaults, ASilentPeerIsATimeoutAtTheDeadlineThatNamesItAndTheProgress) {
@@ -327,6 +333,9 @@ TEST(ExchangeFaults, ASilentPeerIsATimeoutAtTheDeadlineThatNamesItAndTheProgress
         ADD_FAILURE() << "no error";
       } catch (const Timeout& error) {
         expect_contains(error.what(), "rank 2 (0 of 4000 B received");
+        EXPECT_EQ(error.info().ranks, std::vector<int>{2});
+        EXPECT_GE(error.info().waited_s, 0.29);
+        EXPECT_EQ(error.info().bytes_expected, 4000u);
         EXPECT_EQ(std::string(error.what()).find("rank 1"), std::string::npos) << error.what();
       }
       const auto took = std::chrono::steady_clock::now() - began;

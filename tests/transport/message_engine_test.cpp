@@ -73,6 +73,7 @@ std::shared_ptr<Message> make(Op op, int peer, int tag, std::span<std::byte> dat
   message->data = data.data();
   message->bytes = data.size();
   message->deadline = Deadline::after(limit);
+  message->since = Deadline::Clock::now();
   return message;
 }
 auto send_to(int peer, int tag, std::span<std::byte> data, Seconds limit = Seconds(60)) {
@@ -82,16 +83,19 @@ auto recv_from(int peer, int tag, std::span<std::byte> data, Seconds limit = Sec
   return make(Op::recv, peer, tag, data, limit);
 }
 
+/// Returns its fields.
 template <class E>
-void expect_error(const std::exception_ptr& error, const std::string& part) {
-  ASSERT_NE(error, nullptr);
+ErrorInfo expect_error(const std::exception_ptr& error, const std::string& part) {
+  EXPECT_NE(error, nullptr);
   try {
-    std::rethrow_exception(error);
+    if (error) std::rethrow_exception(error);
   } catch (const E& caught) {
     EXPECT_THAT(caught.what(), HasSubstr(part));
+    return caught.info();
   } catch (const std::exception& other) {
-    FAIL() << "another error: " << other.what();
+    ADD_FAILURE() << "another error: " << other.what();
   }
+  return {};
 }
 
 double seconds_since(Deadline::Clock::time_point start) {
@@ -138,8 +142,10 @@ TEST(MessageEngine, ABufferedMessageOfAnotherSizeFailsTheReceiveFromAnyone) {
   ASSERT_EQ(engines.run(1, send_to(0, 1, eight)), nullptr);
   ASSERT_EQ(engines.run(1, send_to(0, 2, four)), nullptr);
   ASSERT_EQ(engines.run(0, recv_from(1, 2, four)), nullptr);  // the other is buffered
-  expect_error<Mismatch>(engines.run(0, recv_from(kAnyone, 1, four)),
-                         "rank 1 sent uint8[8] with tag 1 where uint8[4] is received");
+  const ErrorInfo info = expect_error<Mismatch>(engines.run(0, recv_from(kAnyone, 1, four)),
+                                                "rank 1 sent uint8[8] with tag 1 where uint8[4] is received");
+  EXPECT_EQ(info.calls, (std::vector<RankCall>{{.rank = 1, .call = "send uint8[8] tag 1"},
+                                               {.rank = 0, .call = "recv uint8[4] tag 1"}}));
 }
 
 TEST(MessageEngine, AMessageOfAnotherSizeFailsTheReceiveFromAnyone) {
@@ -164,7 +170,7 @@ TEST(MessageEngine, AReceiveFromAnyoneFailsWhenAllOthersAreLost) {
   engines.destroy(2);
   const auto start = Deadline::Clock::now();
   engines.of(0).drive(*received);
-  expect_error<PeerLost>(received->error, "lost");
+  EXPECT_EQ(expect_error<PeerLost>(received->error, "lost").loss, LossKind::left_or_ended) << "over TCP";
   EXPECT_LT(seconds_since(start), kSoon);
 }
 
@@ -173,8 +179,12 @@ TEST(MessageEngine, ASendKeepsItsDeadlineBehindAnother) {
   std::vector<std::byte> large(64 << 20), four(4);
   const auto before = engines.start(0, send_to(1, 0, large));
   const auto start = Deadline::Clock::now();
-  expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))),
-                        "timed out: 0 of 4 bytes sent to rank 1, behind 1 earlier send");
+  const ErrorInfo info = expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))),
+                                               " s: 0 of 4 bytes sent to rank 1, behind 1 earlier send");
+  EXPECT_EQ(info.ranks, std::vector<int>{1});
+  EXPECT_GE(info.waited_s, 0.3);
+  EXPECT_EQ(info.bytes_moved, 0u);
+  EXPECT_EQ(info.bytes_expected, 4u);
   EXPECT_LT(seconds_since(start), kSoon);
   // The connection is not harmed: what was ahead arrives.
   EXPECT_FALSE(before->done.load());
@@ -196,8 +206,9 @@ TEST(MessageEngine, AReceiveKeepsItsDeadlineWhileOthersMove) {
     }
   });
   const auto start = Deadline::Clock::now();
-  expect_error<Timeout>(engines.run(0, recv_from(2, 1, four, Seconds(0.3))),
-                        "timed out: 0 of 4 bytes received from rank 2");
+  const ErrorInfo info = expect_error<Timeout>(engines.run(0, recv_from(2, 1, four, Seconds(0.3))),
+                                               " s: 0 of 4 bytes received from rank 2");
+  EXPECT_EQ(info.ranks, std::vector<int>{2});
   EXPECT_LT(seconds_since(start), kSoon);
   stop = true;
 }
@@ -233,7 +244,7 @@ TEST(MessageEngine, NoMessageWaitsForTheConnectionOfAnother) {
   EXPECT_EQ(engines.run(2, send_to(0, 0, four)), nullptr);
   EXPECT_EQ(engines.run(0, recv_from(2, 0, in)), nullptr);
   expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))),
-                        "timed out: 0 of 4 bytes sent to rank 1, not connected yet, behind 1 earlier send");
+                        " s: 0 of 4 bytes sent to rank 1, not connected yet, behind 1 earlier send");
   engines.destroy(0);
   EXPECT_LT(seconds_since(start), kSoon);
   expect_error<Aborted>(stuck->error, "the group was destroyed");

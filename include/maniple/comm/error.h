@@ -16,6 +16,8 @@
 //     if (error.kind() == maniple::ErrorKind::peer_lost) drop(error.info().ranks);
 //   }
 //
+// Texts may change from release to release; fields do not.
+//
 // Errors are immutable and may be copied between threads.
 #pragma once
 
@@ -39,20 +41,40 @@ enum class ErrorKind : std::uint8_t {
   unsupported,
 };
 
+/// How a rank was lost, as far as that is known.
+enum class LossKind : std::uint8_t {
+  unknown,
+  failed,         ///< its process ended without leaving the group, is stopped, or cannot be reached
+  left,           ///< it left in good order: it destroyed the group
+  left_or_ended,  ///< its connection was closed: over a network a rank that leaves and one that ends look alike
+};
+
+/// One rank's call, where ranks called different things.
+struct RankCall {
+  int rank = -1;           ///< counted in the world
+  std::string call = {};   ///< "all_reduce #12 float32[1000] sum"
+  std::string place = {};  ///< where the program made it, "train.cpp:40"; empty: not known
+  friend bool operator==(const RankCall&, const RankCall&) = default;
+};
+
 /// All that an error says, as data. Fields that do not apply keep their defaults.
 struct ErrorInfo {
   ErrorKind kind = ErrorKind::aborted;
-  std::string operation = {};   ///< "all_reduce", "recv", "init", "new_group", ...; empty: outside any group
-  std::uint64_t sequence = 0;   ///< number of the operation in its group, from 1; 0: not numbered
-  std::string arguments = {};   ///< of send and recv: "from rank 1 tag 7"
-  std::string group = {};       ///< "world", "world/2", ...
-  int rank = -1;                ///< this rank in the group
-  int size = 0;                 ///< ranks of the group
-  std::vector<int> ranks = {};  ///< PeerLost: the lost ranks; Timeout: the missing ones. Counted in the world.
-  int origin = -1;              ///< the rank of the world on which it began, or was noticed first; -1: not known
-  double waited_s = 0;          ///< seconds until it was given up, where known
-  int code = 0;                 ///< SystemError: the errno
-  std::string reason = {};      ///< the text without what stands in brackets before it
+  std::string operation = {};         ///< "all_reduce", "recv", "init", "new_group", ...; empty: outside any group
+  std::uint64_t sequence = 0;         ///< number of the operation in its group, from 1; 0: not numbered
+  std::string arguments = {};         ///< of send and recv: "from rank 1 tag 7"
+  std::string group = {};             ///< "world", "world/2", ...
+  int rank = -1;                      ///< this rank in the group
+  int size = 0;                       ///< ranks of the group
+  std::vector<int> ranks = {};        ///< in the world. PeerLost: lost; Timeout: missing; Mismatch: both, of a count
+  int origin = -1;                    ///< the rank of the world on which it began, or was noticed first; -1: not known
+  double waited_s = 0;                ///< seconds until it was given up, where known
+  std::uint64_t bytes_moved = 0;      ///< of the transfers that were not complete: sent or received so far,
+  std::uint64_t bytes_expected = 0;   ///< of so many; 0: not known, or no bytes were awaited
+  LossKind loss = LossKind::unknown;  ///< PeerLost: how
+  std::vector<RankCall> calls = {};   ///< Mismatch: what the ranks called, as far as they said; a long list is cut
+  int code = 0;                       ///< SystemError: the errno
+  std::string reason = {};            ///< the text without what stands in brackets before it
 };
 
 /// The text of an error: "[all_reduce #12 world rank 3/8] " and the reason.
@@ -108,14 +130,16 @@ struct Timeout : Error {
 
 /// Another rank's process ended, stopped or became unreachable.
 struct PeerLost : Error {
-  PeerLost(const std::string& reason, int rank) : Error(make_lost(reason, rank)) {}
+  PeerLost(const std::string& reason, int rank, LossKind loss = LossKind::unknown)
+      : Error(make_lost(reason, rank, loss)) {}
   explicit PeerLost(ErrorInfo info) : Error(with_kind(ErrorKind::peer_lost, std::move(info))) {}
   /// The lost rank, counted in the world (not in the sub-group); -1 when it is not known.
   int rank() const noexcept { return info().ranks.empty() ? -1 : info().ranks.front(); }
 
  private:
-  static ErrorInfo make_lost(const std::string& reason, int rank) {
+  static ErrorInfo make_lost(const std::string& reason, int rank, LossKind loss) {
     ErrorInfo info = make(ErrorKind::peer_lost, reason);
+    info.loss = loss;
     if (rank >= 0) info.ranks = {rank};
     info.origin = rank;
     return info;
@@ -128,7 +152,7 @@ struct Aborted : Error {
   explicit Aborted(ErrorInfo info) : Error(with_kind(ErrorKind::aborted, std::move(info))) {}
 };
 
-/// Ranks called different things: another operation, dtype, count, root, reduce op or order.
+/// Ranks called different things: another operation, dtype, count, root, reduce op or order. `info().calls` says what.
 struct Mismatch : Error {
   explicit Mismatch(const std::string& reason) : Error(ErrorKind::mismatch, reason) {}
   explicit Mismatch(ErrorInfo info) : Error(with_kind(ErrorKind::mismatch, std::move(info))) {}

@@ -184,7 +184,9 @@ class NativeBackend final : public Backend {
         arena_->await_notification(seen, deadline);
       };
       options.notify_self = [this] { arena_->notify(arena_->rank()); };
-      options.has_left = [this](int rank) { return on_this_host(rank) && arena_->has_left(local_index(rank)); };
+      options.departure_of = [this](int rank) {
+        return on_this_host(rank) ? arena_->departure_of(local_index(rank)) : LossKind::unknown;
+      };
       options.aborted_by_peer = [this] { return arena_->raised(); };
     }
     messages_ = std::make_unique<MessageEngine>(std::move(options));

@@ -86,7 +86,7 @@ struct PluginEntry {
   const char* version = nullptr;  ///< of the library, for people
   std::unique_ptr<Plugin> (*make)(const PluginContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kPluginAbi = 2;
+inline constexpr std::uint32_t kPluginAbi = 3;
 inline constexpr const char* kPluginSymbol = "maniple_plugin_entry";
 
 }  // namespace maniple

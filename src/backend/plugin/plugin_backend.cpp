@@ -211,7 +211,7 @@ class PluginBackend final : public Backend {
     }
     context_.abort->check();
     const double waited = std::chrono::duration<double>(Deadline::Clock::now() - began).count();
-    throw Timeout(fmt::format("timed out after {:.1f} s, inside {}", waited, plugin_->name()));
+    throw Timeout(fmt::format("timed out after {:.1f} s, inside {}", waited, plugin_->name()), {}, waited);
   }
 
   void divide(const Operation& op) {

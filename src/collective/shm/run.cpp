@@ -126,34 +126,31 @@ void run_inline(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
 // part (it died, or it does not compare) leaves only its call without the place.
 [[noreturn]] void throw_mismatch(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
   Arena& arena = call.arena;
-  std::vector<Signature> calls;
+  std::vector<RankCall> calls;
   for (int r = 0; r < call.size(); ++r) {
     const auto& words = arena.contribution(r, epoch).words;
-    calls.push_back({words[0], words[1], words[2], words[3]});
+    const Signature theirs{words[0], words[1], words[2], words[3]};
+    calls.push_back({.rank = arena.global_rank(r), .call = theirs.describe()});
   }
   const std::uint32_t second = arena.next_epoch();
   Contribution& mine = arena.contribution(call.rank(), second);
-  const std::string place = fmt::format("{}:{}", op.where.file_name(), op.where.line());
+  std::string place;  // none: it is no call of the program
+  if (*op.where.file_name() != '\0') place = fmt::format("{}:{}", op.where.file_name(), op.where.line());
   mine.mode = static_cast<std::uint32_t>(std::min(place.size(), Contribution::kPayload));
   std::memcpy(mine.payload, place.data(), mine.mode);
   arena.publish(second);
 
-  std::string text = "ranks called different things:";
   OperationContext short_wait(std::chrono::milliseconds(500));
   for (int r = 0; r < call.size(); ++r) {
-    std::string where;
     try {
       if (r != call.rank()) arena.await(arena.contribution(r, second).stamp, second, r, short_wait);
       const Contribution& theirs = arena.contribution(r, second);
-      where.assign(reinterpret_cast<const char*>(theirs.payload),
-                   std::min<std::size_t>(theirs.mode, Contribution::kPayload));
-    } catch (const Error&) {
-      where = "an unknown place";
+      calls[static_cast<std::size_t>(r)].place.assign(reinterpret_cast<const char*>(theirs.payload),
+                                                      std::min<std::size_t>(theirs.mode, Contribution::kPayload));
+    } catch (const Error&) {  // it stays without a place
     }
-    text +=
-        fmt::format("{} rank {}: {} at {}", r == 0 ? "" : ";", r, calls[static_cast<std::size_t>(r)].describe(), where);
   }
-  throw Mismatch(text);
+  throw Mismatch(mismatch_of(std::move(calls)));
 }
 
 // Bytes that a rank contributes at most, the same number on all ranks (of an uneven all_to_all: not known to all).

@@ -192,8 +192,11 @@ class StagedMove {
       std::uint64_t theirs = 0;
       std::memcpy(&theirs, arena_.stage_slot(r, base_ + k) + mine % counts_per_step() * sizeof theirs, sizeof theirs);
       if (theirs != op_.out_parts.count(r)) {
-        throw Mismatch(fmt::format("rank {} sends {} elements to rank {}, which expects {}", r, theirs, me_,
-                                   op_.out_parts.count(r)));
+        ErrorInfo info;
+        info.ranks = {arena_.global_rank(r), arena_.global_rank(me_)};
+        info.reason = fmt::format("rank {} sends {} elements to rank {}, which expects {}", info.ranks[0], theirs,
+                                  info.ranks[1], op_.out_parts.count(r));
+        throw Mismatch(std::move(info));
       }
     }
   }

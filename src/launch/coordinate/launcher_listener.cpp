@@ -178,7 +178,8 @@ SecureConnection dial_master(const MasterAddress& place, const Secret& secret, D
     if (deadline.expired()) {
       throw Timeout(
           fmt::format("timed out after {:.0f} s: no master at {}: {}; start `maniple run` with --node-rank 0 there",
-                      waited.count(), to_string(place), reason));
+                      waited.count(), to_string(place), reason),
+          {}, waited.count());
     }
     if (!reported && waited.count() > 3) {
       waiting(fmt::format("maniple: waiting for the master at {}: {}", to_string(place), reason));

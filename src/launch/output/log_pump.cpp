@@ -70,9 +70,23 @@ void LogPump::take(std::string_view bytes) {
 void LogPump::take_lines(std::string_view lines) {
   if (lines.empty()) return;
   tail_->take(lines, route_.to_err);
-  if (!route_.shown) return;
+  if (!route_.shown || display_ == Display::dropped) return;
+  if (display_ == Display::shown) return show_lines(lines);
+  held_.append(lines);
+  if (held_.size() > kMostHeld) show();
+}
+
+void LogPump::show() {
+  display_ = Display::shown;
+  if (held_.empty()) return;
+  show_lines(held_);
+  held_.clear();
+  stream().flush();
+}
+
+void LogPump::show_lines(std::string_view lines) {
   console_.make_room();
-  if (route_.prefix.empty() && !route_.repeated) {
+  if (route_.prefix.empty()) {
     stream().append(lines);
     return;
   }
@@ -80,7 +94,6 @@ void LogPump::take_lines(std::string_view lines) {
     const std::size_t end = lines.find('\n') + 1;
     const std::string_view line = lines.substr(0, end);
     lines.remove_prefix(end);
-    if (route_.repeated && route_.repeated(line.substr(0, end - 1))) continue;
     stream().append(route_.prefix);
     stream().append(line);
   }

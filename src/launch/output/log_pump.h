@@ -1,5 +1,5 @@
 // One output of one worker, copied to the launcher's own: cut into lines, each with a prefix, never two lines mixed; byte for
-// byte into the rank's file; its end kept for the report. What other ranks have reported already is not shown again.
+// byte into the rank's file; its end kept for the report. Lines can be held back until it is known whether to show them.
 //
 // A line of more than 64 KiB is shown in pieces of that size. A last line without a line break is shown when the worker
 // has ended. The file gets what the worker wrote and nothing else.
@@ -35,8 +35,6 @@ class LogPump {
     bool to_err = false;
     bool shown = true;
     std::string prefix;
-    std::function<bool(std::string_view line)> repeated =
-        {};  ///< lines for which it is true are not shown; may be empty
   };
   LogPump(Console& console, Route route, std::shared_ptr<OutputTail> tail, std::shared_ptr<LogFile> file);
 
@@ -45,19 +43,28 @@ class LogPump {
   /// The worker has ended: shows what is left of its last line.
   void finish();
 
+  void hold() { display_ = Display::held; }     ///< keeps lines back from now on; too many are shown all the same
+  void drop() { display_ = Display::dropped; }  ///< shows neither those that are held nor any that follow
+  void show();                                  ///< shows those that are held, and all that follow
+
   bool congested() const noexcept { return route_.shown && stream().congested(); }
 
  private:
   OutputStream& stream() const noexcept { return route_.to_err ? console_.err() : console_.out(); }
+  enum class Display { shown, held, dropped };
   void take_lines(std::string_view lines);
+  void show_lines(std::string_view lines);
 
   static constexpr std::size_t kLongestLine = std::size_t{64} << 10;
+  static constexpr std::size_t kMostHeld = std::size_t{64} << 10;
 
   Console& console_;
   Route route_;
   std::shared_ptr<OutputTail> tail_;
   std::shared_ptr<LogFile> file_;
   std::string partial_;
+  Display display_ = Display::shown;
+  std::string held_;
 };
 
 }  // namespace maniple::launch

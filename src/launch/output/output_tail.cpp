@@ -66,8 +66,13 @@ void OutputTail::look_for_error(std::string_view line) {
   before_ = readable(line);
 }
 
+void OutputTail::stop_looking() {
+  looks_ = false;
+  error_.clear();
+}
+
 void OutputTail::take(std::string_view lines, bool errors) {
-  for (std::string_view rest = errors ? lines : std::string_view(); !rest.empty();) {
+  for (std::string_view rest = errors && looks_ ? lines : std::string_view(); !rest.empty();) {
     const auto end = std::min(rest.find('\n'), rest.size());
     look_for_error(rest.substr(0, std::min(end, 4 * kLineBytes)));
     rest.remove_prefix(std::min(end + 1, rest.size()));
@@ -94,20 +99,17 @@ std::vector<std::string> OutputTail::lines(const std::string& error) const {
   return lines;
 }
 
-void RepeatedLosses::report(int by, const ErrorInfo& error) {
-  if (error.kind != ErrorKind::peer_lost || error.ranks.empty()) return;
-  const std::string text = describe(error);
-  reports_[by] = {.lost = error.ranks.front(), .text = text.substr(0, text.find('\n'))};
-  losses_.try_emplace(error.ranks.front(), Loss{.first = by, .others = {}});
+bool RepeatedLosses::report(int by, const ErrorInfo& error) {
+  repeated_.erase(by);
+  if (error.kind != ErrorKind::peer_lost || error.ranks.empty()) return false;
+  const int lost = error.ranks.front();
+  if (losses_.try_emplace(lost, Loss{.first = by, .others = {}}).first->second.first == by) return false;
+  repeated_[by] = lost;
+  return true;
 }
 
-bool RepeatedLosses::is_repeated(int by, std::string_view line) {
-  const auto report = reports_.find(by);
-  if (report == reports_.end() || line.find(report->second.text) == std::string_view::npos) return false;
-  Loss& loss = losses_.at(report->second.lost);
-  if (loss.first == by) return false;
-  loss.others.insert(by);
-  return true;
+void RepeatedLosses::failed(int by) {
+  if (const auto it = repeated_.find(by); it != repeated_.end()) losses_.at(it->second).others.insert(by);
 }
 
 std::string RepeatedLosses::summary() {

@@ -1,4 +1,4 @@
-// The end of a worker's output, for the report when it fails; and which of its lines of errors need not be shown.
+// The end of a worker's output, for the report when it fails; and which ranks report a loss that others have reported.
 #pragma once
 
 #include <deque>
@@ -12,8 +12,8 @@
 
 namespace maniple::launch {
 
-/// The last lines of both outputs of a worker together, and the last that looks like an error: for programs that do not
-/// report their failure (worker_messages.h).
+/// The last lines of both outputs of a worker together; and, of programs that do not report their failure
+/// (worker_messages.h), the last that looks like an error. All of it is shown to people; nothing is decided by it.
 class OutputTail {
  public:
   static constexpr std::size_t kLines = 10;
@@ -25,6 +25,8 @@ class OutputTail {
   /// Without `error`, which is shown before them, without stack frames and empty lines.
   std::vector<std::string> lines(const std::string& error) const;
   const std::string& error() const noexcept { return error_; }
+  /// The worker has reported its failure: its output is not searched.
+  void stop_looking();
 
  private:
   void look_for_error(std::string_view line);
@@ -34,30 +36,27 @@ class OutputTail {
   std::string opening_;  // "what():  ...", the first line of an exception that ended the program
   std::string error_;
   int rating_ = 0;
+  bool looks_ = true;
 };
 
-/// When a rank dies, all that wait for it report that, and print it: the first line is shown, the others are counted. Pure.
+/// When a rank dies, all that wait for it report that, print it and end: one of them is shown, the others are counted. Pure.
 class RepeatedLosses {
  public:
-  /// Rank `by` has reported this error.
-  void report(int by, const ErrorInfo& error);
-  /// Whether a line of errors of rank `by` repeats its report of a loss that another rank has reported before.
-  bool is_repeated(int by, std::string_view line);
+  /// Rank `by` has reported this error. True if it is the loss of a rank that another one has reported before.
+  bool report(int by, const ErrorInfo& error);
+  /// A rank whose last report was a repeated loss has failed: it is counted.
+  void failed(int by);
   /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each lost rank; empty if there is none. Each is
   /// summed up once.
   std::string summary();
 
  private:
-  struct Report {
-    int lost = -1;
-    std::string text;
-  };
   struct Loss {
-    int first = -1;  // who reported it first
-    std::set<int> others;
+    int first = -1;        // who reported it first
+    std::set<int> others;  // that have reported it and failed
   };
-  std::map<int, Report> reports_;  // by the rank that reports
-  std::map<int, Loss> losses_;     // by the rank that is lost
+  std::map<int, int> repeated_;  // by the rank that reports: whose loss
+  std::map<int, Loss> losses_;   // by the rank that is lost
 };
 
 }  // namespace maniple::launch

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
-constexpr std::chrono::duration<double> kLossWindow{0.3};     // time for all ranks to report that one is lost
+constexpr std::chrono::duration<double> kLossWindow{0.5};     // time for ranks to end after they report a loss
 constexpr std::chrono::seconds kDestructorLimit{2};
 constexpr std::chrono::duration<double> kUnkillable{4.0};  // after SIGKILL: then it is the kernel that holds it
 
@@ -137,6 +137,11 @@ void WorkerGroup::receive_messages() {
     poller_.forget(messages_.own_end());
     messages_.close();
   }
+  const std::set<int> reporters = messages_.take_reporters();
+  for (const auto& member : members_) {
+    const int rank = member->assignment.rank;
+    if (reporters.count(rank) != 0) take_report(*member, *messages_.failure_of(rank));
+  }
   if (state_ == State::working && messages_.waiting() && !std::exchange(waiting_reported_, true)) {
     events_.waiting(*messages_.waiting());
   }
@@ -181,8 +186,6 @@ void WorkerGroup::attach(Output& output, UniqueFd fd, Member& member, bool to_er
       !settings_.quiet && (only.empty() || std::find(only.begin(), only.end(), member.assignment.rank) != only.end());
   output.fd = std::move(fd);
   LogPump::Route route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.assignment.rank, to_err)};
-  if (to_err)
-    route.repeated = [this, rank = member.assignment.rank](std::string_view line) { return is_repeated(rank, line); };
   output.pump = std::make_unique<LogPump>(console_, std::move(route), member.tail, std::move(file));
   poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
 }
@@ -208,15 +211,28 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
   }
 }
 
-bool WorkerGroup::is_repeated(int rank, std::string_view line) {
-  if (const ErrorInfo* failure = messages_.failure_of(rank)) losses_.report(rank, *failure);
-  if (!losses_.is_repeated(rank, line)) return false;
+// All ranks that wait for a lost one report it, print it and end. One is shown; of the others, what they print is held back
+// until they end, and summed up. A rank that goes on after all, with the ranks that are left, is shown.
+void WorkerGroup::take_report(Member& member, const ErrorInfo& failure) {
+  member.tail->stop_looking();
+  if (!losses_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
+  member.held = true;
+  member.err.pump->hold();
   if (losses_timer_ == 0) losses_timer_ = poller_.call_after(kLossWindow, [this] { show_losses(); });
-  return true;
+}
+
+void WorkerGroup::end_held(Member& member) {
+  if (!std::exchange(member.held, false)) return;
+  if (member.ok) return member.err.pump->show();
+  member.err.pump->drop();
+  losses_.failed(member.assignment.rank);
 }
 
 void WorkerGroup::show_losses() {
   poller_.cancel(losses_timer_);
+  for (const auto& member : members_) {
+    if (member->running && std::exchange(member->held, false)) member->err.pump->show();
+  }
   if (const std::string text = losses_.summary(); !text.empty()) console_.say(text);
 }
 
@@ -240,6 +256,7 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
                                   [&](const auto& member) { return member->running && member->pid == pid; });
   if (found == members_.end()) return false;
   Member& member = **found;
+  receive_messages();
   const bool on_its_own = state_ == State::working;
   RankExit exit{
       .rank = member.assignment.rank, .node_rank = member.assignment.node_rank, .host = settings_.host, .pid = pid};
@@ -253,8 +270,8 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
   member.running = false;
   member.ok = !exit.failed();
   --running_;
+  end_held(member);
   if (!on_its_own) return true;
-  receive_messages();
   const bool absent = !exit.failed() && !messages_.is_initialised(exit.rank) && !std::exchange(absent_reported_, true);
   if (exit.failed() || absent) {
     read_from(member.out, true);
@@ -262,7 +279,7 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
     const ErrorInfo* failure = messages_.failure_of(exit.rank);
     exit.error = failure != nullptr ? describe(*failure) : member.tail->error();
     exit.consequence = failure != nullptr && is_consequence(*failure, exit.rank);
-    exit.tail = member.tail->lines(exit.error);
+    exit.tail = member.tail->lines(failure != nullptr ? std::string() : exit.error);
     (absent ? events_.absent : events_.failed)(exit);
   }
   return true;

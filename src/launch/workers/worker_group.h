@@ -83,6 +83,7 @@ class WorkerGroup {
     pid_t pid = -1;
     bool running = false;
     bool ok = false;
+    bool held = false;  // what it prints as an error is held back: it repeats a loss, and may be about to end
     Output out;
     Output err;
     std::shared_ptr<OutputTail> tail;
@@ -96,7 +97,8 @@ class WorkerGroup {
   void read_from(Output& output, bool until_empty);
   void pause_if_congested(Output& output);
   void resume_all(bool to_err);
-  bool is_repeated(int rank, std::string_view line);
+  void take_report(Member& member, const ErrorInfo& failure);
+  void end_held(Member& member);
   void show_losses();
   void open_messages();
   void receive_messages();

@@ -1,6 +1,4 @@
 // with_uneven_inputs, and what an error says that uneven inputs without it cause.
-#include <regex>
-
 #include "base/check.h"
 #include "train/ddp/reducer.h"
 #include <maniple/train/uneven_inputs.h>
@@ -22,19 +20,20 @@ ErrorInfo with_remedy(const Error& error, const std::string& who) {
   return info;
 }
 
-/// From "rank 0: all_reduce ... at src/train/ddp/reducer.cpp:3; rank 1: barrier at main.cpp:12": the ranks that were not
-/// in a backward.
-std::string elsewhere(const std::string& text) {
-  static const std::regex call("rank ([0-9]+): [^;]* at ([^;]+)");
-  std::string ranks;
-  int count = 0;
-  for (std::sregex_iterator it(text.begin(), text.end(), call), end; it != end; ++it) {
-    if ((*it)[2].str().find(kDdpSources) != std::string::npos) continue;
-    ranks += format_text("{}{}", count == 0 ? "" : ", ", (*it)[1].str());
-    ++count;
+/// "rank 2 has ", "ranks 2, 5 have "; `nobody` if there is none. Errors count ranks in the world.
+std::string ranks_have(const ErrorInfo& error, const std::vector<int>& ranks, const char* nobody) {
+  if (ranks.empty()) return nobody;
+  return format_text("{}{} {} {} ", error.group == "world" ? "" : "global ", ranks.size() == 1 ? "rank" : "ranks",
+                     joined(ranks), ranks.size() == 1 ? "has" : "have");
+}
+
+/// The ranks that were not in a backward when ranks called different things.
+std::vector<int> elsewhere(const ErrorInfo& error) {
+  std::vector<int> ranks;
+  for (const RankCall& call : error.calls) {
+    if (!call.place.empty() && call.place.find(kDdpSources) == std::string::npos) ranks.push_back(call.rank);
   }
-  if (count == 0) return "a rank has ";
-  return format_text("{} {} {} ", count == 1 ? "rank" : "ranks", ranks, count == 1 ? "has" : "have");
+  return ranks;
 }
 
 }  // namespace
@@ -45,17 +44,14 @@ void Reducer::explained(const std::function<void()>& communicate) const {
   try {
     communicate();
   } catch (const Mismatch& error) {
-    throw Mismatch(with_remedy(error, elsewhere(error.what())));
+    throw Mismatch(with_remedy(error, ranks_have(error.info(), elsewhere(error.info()), "a rank has ")));
   } catch (const PeerLost& error) {
-    const std::string& text = error.info().reason;
-    const bool left = text.find("left the group") != std::string::npos;
-    // Over a network a rank that leaves and one that ends look alike.
-    const bool closed = text.find("connection closed by the peer") != std::string::npos;
-    if (!left && !closed) throw;  // it died: its own output says why
-    const std::string who = error.rank() < 0 ? "it has " : format_text("rank {} has ", error.rank());
-    throw PeerLost(with_remedy(error, (left ? "" : "if it did not fail: ") + who));
+    const LossKind loss = error.info().loss;
+    if (loss != LossKind::left && loss != LossKind::left_or_ended) throw;  // it died: its own output says why
+    const std::string who = ranks_have(error.info(), error.info().ranks, "it has ");
+    throw PeerLost(with_remedy(error, (loss == LossKind::left ? "" : "if it did not fail: ") + who));
   } catch (const Timeout& error) {
-    throw Timeout(with_remedy(error, "a rank that did not arrive has "));
+    throw Timeout(with_remedy(error, ranks_have(error.info(), error.info().ranks, "a rank that did not arrive has ")));
   }
 }
 

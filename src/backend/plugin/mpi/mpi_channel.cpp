@@ -139,7 +139,7 @@ class Source final : public ByteSource {
 void PeerCounters::check(std::size_t traffic) const {
   if (!left.load(std::memory_order_acquire)) return;
   if (received[traffic] < announced[traffic] && !limit.expired()) return;
-  throw SystemError("it has left the group (it was destroyed there)", ECONNRESET);
+  throw_left("it has left the group (it was destroyed there)", ECONNRESET);
 }
 
 GroupPeers::GroupPeers(std::uint64_t number, int rank, std::vector<int> world_ranks)
