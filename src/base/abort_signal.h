@@ -1,6 +1,6 @@
-// The first failure of a group, and the bell that wakes everyone who waits in it.
+// The first failure of a group on this rank: why it failed, and an event that wakes every thread that waits in the group.
 //
-// Waiting code asks `raised()` (one relaxed load) between looks, or adds `fd()` to its poll set. The first cause wins;
+// Waiting code asks `raised()` (one load) each time before it waits again, or adds `fd()` to its poll set. The first cause wins;
 // later ones are dropped. Thread-safe.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Every MANIPLE_ variable that changes behaviour, in one table: name, default, permitted values, meaning. `maniple knobs`
-// prints it; `join` and `maniple run` check all of it before they do anything else.
+// prints it; `init` and `maniple run` check all of it before they do anything else.
 // Variables by which ranks find each other (RANK, MASTER_ADDR, MANIPLE_JOB, ...) are not knobs; see rendezvous/ and
 // own_variables.h.
 #pragma once

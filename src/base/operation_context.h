@@ -1,6 +1,6 @@
 // The context of one operation, passed down with the call: its deadline, and one callback of its caller.
 //
-// Calls go down and completion comes back as a Work. The one exception is here, by design: the group gives `while_waiting` the
+// Calls go down and completion comes back as a Work. Here is an exception, by design: the group gives `while_waiting` the
 // recording of the call (flight recorder), and the algorithm runs it at the moment when it would otherwise only wait for other
 // ranks. Recorded before, it would delay all of them by a tenth of the smallest operation.
 #pragma once

@@ -82,15 +82,15 @@ struct Hierarchy::Run {
     return stage;
   }
 
-  // ---- Leaders of hosts ------------------------------------------------------------------------------------------
+  // ---- Host leaders ----------------------------------------------------------------------------------------------
 
-  int leader_of(int node, bool rooted) const {
+  int host_leader(int node, bool rooted) const {
     const int root_node = topology.members[static_cast<std::size_t>(op.root)].node_rank;
     return rooted && node == root_node ? op.root : topology.nodes[static_cast<std::size_t>(node)].front();
   }
-  std::vector<int> leaders(bool rooted) const {
+  std::vector<int> host_leaders(bool rooted) const {
     std::vector<int> result;
-    for (int node = 0; node < topology.node_count(); ++node) result.push_back(leader_of(node, rooted));
+    for (int node = 0; node < topology.node_count(); ++node) result.push_back(host_leader(node, rooted));
     return result;
   }
   int local_index(int rank) const { return topology.members[static_cast<std::size_t>(rank)].local_rank; }
@@ -139,7 +139,7 @@ struct Hierarchy::Run {
   }
 
   void reduce_to_root() {
-    const int leader = leader_of(my_node, true);
+    const int leader = host_leader(my_node, true);
     std::byte* partial = me == op.root ? op.out : me == leader ? scratch(op.bytes()) : nullptr;
     Operation first = stage_of(Op::reduce);
     first.count = op.count;
@@ -155,17 +155,17 @@ struct Hierarchy::Run {
     second.in = partial;
     second.out = op.out;
     second.first_stage = false;
-    between(leaders(true), second);
+    between(host_leaders(true), second);
   }
 
   void broadcast() {
-    const int leader = leader_of(my_node, true);
+    const int leader = host_leader(my_node, true);
     Operation stage = stage_of(Op::broadcast);
     stage.count = op.count;
     stage.in = op.out;
     stage.out = op.out;
     stage.root = root_node();
-    if (me == leader) between(leaders(true), stage);
+    if (me == leader) between(host_leaders(true), stage);
     stage.root = local_index(leader);
     inside(stage);
   }
@@ -207,7 +207,7 @@ struct Hierarchy::Run {
       second.parts = host_parts();
       second.in = block;
       second.out = op.out;
-      between(leaders(false), second);
+      between(host_leaders(false), second);
     }
     Operation third = stage_of(Op::broadcast);
     third.count = op.parts.total();
@@ -233,7 +233,7 @@ struct Hierarchy::Run {
       second.in = sums;
       second.out = block;
       second.first_stage = false;
-      between(leaders(false), second);
+      between(host_leaders(false), second);
     }
     Operation third = stage_of(Op::scatter);
     third.parts = local_parts();
@@ -245,7 +245,7 @@ struct Hierarchy::Run {
   void barrier() {
     const Operation stage = stage_of(Op::barrier);
     inside(stage);
-    if (my_local == 0) between(leaders(false), stage);
+    if (my_local == 0) between(host_leaders(false), stage);
     inside(stage);
   }
 

@@ -177,7 +177,7 @@ GpuFacts inspect_gpus();
 /// From /proc/driver/nvidia/version: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug ..."
 std::string parse_driver_version(const std::string& text);
 
-// --- Other engines that are installed: launchers and libraries. All of them are optional.
+// --- Other communication libraries that are installed, and their launchers. All of them are optional.
 
 struct InstalledBackend {
   std::string name;   ///< "Open MPI"

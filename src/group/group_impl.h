@@ -1,7 +1,10 @@
-// Inside a group: order, deadlines, records, and the ends.
+// Inside a ProcessGroup: the order of its operations, deadlines, the flight recorder, and what happens when one fails.
 //
-//   call -> validate -> (inline if idle, else queued) -> record -> backend -> record
-//                                                           \-> failure: abort here and on the others, name the call
+//   ProcessGroup::all_reduce                   collectives.cpp; the arguments are checked and become an Operation in validate.cpp
+//   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
+//   run -> start -> start_tasks                async_op: in the group's own thread (the queue), with a Work
+//   execute                                    one operation: its number, its entry in the recorder, Backend::run
+//   fail -> propagate, failure                 it threw: the group is aborted here and on the others; the error names the call
 #pragma once
 
 #include <atomic>
@@ -73,7 +76,7 @@ class detail::GroupImpl {
 
   bool in_forked_child() const noexcept { return fork_generation() != generation_; }
 
-  /// The same for a body that executes several operations as one.
+  /// Like run_now, for a body that executes one operation or several as one.
   template <class Body>
   void run_tasks(Op op, const CallOptions& call, Body&& body) {
     require_usable(op, call);
@@ -122,7 +125,7 @@ class detail::GroupImpl {
   void warn_not_member(std::string_view operation);
   [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
   /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that is
-  /// something else: a connection that closes may only be the echo of what happened elsewhere.
+  /// something else: a connection that closes may only be a consequence of what happened elsewhere.
   std::exception_ptr propagate(const std::exception_ptr& error, const ErrorInfo& context);
   /// The error that a call throws for it. The first one on this rank is also reported to the launcher.
   std::exception_ptr failure(const std::exception_ptr& error, const ErrorInfo& context);

@@ -73,7 +73,7 @@ Deadline check(const InitOptions& options) {
       "maniple::TransportKind::{}",
       options.backend, options.backend);
   find_backend(options.backend);
-  // A world of one may have been started by the program itself; the engine knows.
+  // A program that is a world of one may have called MPI_Init by itself, without an mpirun; the plugin sees whether it has.
   const int size =
       options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());
   if (options.backend == "mpi" && size != 1 && !started_by_mpirun()) throw Unsupported(needs_mpirun(size));

@@ -1,7 +1,7 @@
 // The flight recorder: the last operations of this rank in a group, for error messages and bug reports.
 //
 // Writing costs a few stores and at most two reads of the processor's counter. Reading, from any thread, skips entries that change
-// under its eyes.
+// while it reads them.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What a Work points to, and the queue that runs asynchronous operations.
+// The state of one asynchronous operation, which all copies of its Work share, and the queue that runs such operations.
 #pragma once
 
 #include <atomic>

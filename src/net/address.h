@@ -66,7 +66,7 @@ void set_keepalive(int fd, double seconds);
 
 /// For connections between ranks, whose heartbeats decide who is lost. A receiver may be late for as long as it likes. Behind
 /// the heartbeats, a host that answers nothing at all is noticed after about four of these times (two hosts that cannot
-/// reach each other, though both reach rank 0); 0: not before the kernel itself gives up on data that nobody
+/// reach each other, though both reach the leader); 0: not before the kernel itself gives up on data that nobody
 /// acknowledges, after about 15 minutes (net.ipv4.tcp_retries2).
 void set_liveness(int fd, double heartbeat_s);
 

@@ -8,11 +8,13 @@
 // Whoever relays this between two processes of the job gains nothing: the keys of the records that follow (secure_connection.h) are
 // derived from the secret and the same transcript.
 //
-//   dialler                                   acceptor
-//   hello(fields, nonce)              ->
-//                                     <-      hello(nonce, status, mac "acceptor")
-//   mac "dialler"                     ->
-//                                     <-      welcome, or a refusal with its reason; mac "verdict"
+//   dialler (dial.cpp)                        acceptor (acceptor.cpp)
+//   hello: fields, nonce              ->
+//                                     <-      challenge: status, nonce, mac "acceptor", which the dialler checks
+//   proof: mac "dialler"              ->      which the acceptor checks
+//                                     <-      verdict: welcome, or a refusal with its reason; mac "verdict"
+//
+// The bytes of these four messages are in handshake_wire.h.
 #pragma once
 
 #include <array>

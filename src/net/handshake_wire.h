@@ -1,7 +1,6 @@
 // The bytes of the handshake, without any I/O: so that they can be tested and fuzzed alone.
 //
-//   header     magic[8] version:u16 length:u16            the same in all versions, so that versions can refuse each
-// other
+//   header     magic[8] version:u16 length:u16            the same in all versions, so that they can refuse each other
 //   hello      header, role:u8 cipher:u8 encrypt:u8 generation:u32 world_size:i32 rank:i32 to:i32 nonce[32] job:str
 //              topic:str
 //   challenge  header, status:u8 cipher:u8 nonce[32] mac[32]  mac over hello and the challenge up to here

@@ -1,4 +1,5 @@
-// Why a job ended: which rank failed first, and how that is shown. Pure.
+// Why a job ended: which rank failed first, and how that is shown. Pure. (What a rank itself reports is the FailureReport of
+// base/error_codec.h.)
 //
 // When one rank dies the others soon fail as well, because they wait for it. What a user needs is the first: the one whose
 // failure did not begin on another rank.

@@ -1,5 +1,5 @@
 // Waits for descriptors and timers in the calling thread: the launcher has no other thread unless there are several
-// nodes. (EventLoop, which the engine uses, brings a thread of its own.)
+// nodes. (EventLoop, which ranks use, brings a thread of its own.)
 #pragma once
 
 #include <sys/epoll.h>

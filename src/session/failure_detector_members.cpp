@@ -66,7 +66,8 @@ void FailureDetector::Impl::on_excluded(const std::string& text) {
   events.lost(rank, "the other ranks have declared this one lost: " + text);
 }
 
-// Why a rank that has been silent for so long counts as lost; nothing if it does not yet.
+// Why a rank that has been silent for so long counts as lost; nothing if it does not yet. tick() looks ten times in each
+// heartbeat_s, so with nine tenths of it as the limit the loss is found before it has passed.
 std::optional<std::string> FailureDetector::Impl::silence_of(int peer, double silence) const {
   if (heartbeat_s <= 0 || silence <= heartbeat_s * 0.9) return std::nullopt;
   const char state = same_host(peer) ? process_state(info(peer).pid) : '\0';

@@ -7,8 +7,9 @@
 //                 references to registered memory. Two per rank, used in turn: a rank reaches epoch e+2 only after all have
 //                 published e+1, and a rank publishes e+1 only when it has finished reading the contributions of e.
 //   stage         each rank's buffers for bytes in transit: some slots, used in turn
-//   counter       how many slots a rank has filled, reduced, drained since the beginning; only ever grows (modulo 2^32)
-//   ring          bytes from one rank to one other, for messages
+//   counter       how many slots a rank has filled, reduced, drained since the beginning, and the last epoch that it has finished;
+//                 only ever grows (modulo 2^32)
+//   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for messages
 //   notification  a count for each rank, raised by whoever moved bytes in a ring of that rank
 //
 // All waiting is spin, then yield, then sleep (futex), so that more ranks than cores works. It ends with an error when the

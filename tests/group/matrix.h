@@ -1,7 +1,7 @@
 // Where operations are tested: every transport, as threads or processes, for every world size.
 //
 // Each program of tests is run several times: ranks as threads (also under the sanitizers), ranks as processes, and processes
-// on several hosts. MANIPLE_TEST_AS says which. MANIPLE_TEST_BACKEND runs them with another engine, for fewer sizes.
+// on several hosts. MANIPLE_TEST_AS says which. MANIPLE_TEST_BACKEND runs them with another backend, for fewer sizes.
 #pragma once
 
 #include <cstdlib>
@@ -37,7 +37,7 @@ inline bool with_plugin() { return chosen_backend() != "native"; }
 inline std::vector<Place> places(std::vector<int> sizes) {
   const As as = chosen_as();
   if (with_plugin()) {
-    // The algorithms that are supplied are tested with the native engine; here it is that each call takes the right way.
+    // The algorithms that are supplied are tested with the native backend; here it is that each call takes the right way.
     if (as == As::netns) return {{as, TransportKind::automatic, 3, 2}};
     std::vector<Place> few;
     for (const int n : sizes) {

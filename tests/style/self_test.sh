@@ -173,16 +173,17 @@ expect_messages pass src/net/another.cpp 'throw InvalidArgument("no program give
 expect_messages pass src/net/address.cpp 'throw InvalidArgument("the page does not have this");'
 expect_messages fail src/net/address.cpp 'throw InvalidArgument("the page does not have this");' --all
 
-# expect_link pass|fail LINE: of a page that has a heading and stands beside another.
+# expect_link pass|fail LINE [COMMENT]: of a page that has a heading and stands beside another, and of a source.
 expect_link() {
   local verdict=fail
   rm -rf "${tree:?}"/*
-  mkdir "$tree/docs"
+  mkdir -p "$tree/docs" "$tree/src/net"
+  printf 'void Socket::close() {}  %s\n' "${3:-}" >"$tree/src/net/socket.cpp"
   printf '# Page\n\n## One & `two`\n%s\n' "$2" >"$tree/docs/page.md"
   printf '# Other\n\n## There\n' >"$tree/docs/other.md"
   if "$here/links.sh" "$tree" >/dev/null 2>&1; then verdict=pass; fi
   if [[ $verdict != "$1" ]]; then
-    echo "links: expected $1, got $verdict for: $2"
+    echo "links: expected $1, got $verdict for: $2 ${3:-}"
     failed=1
   fi
 }
@@ -193,6 +194,13 @@ expect_link fail '[a](#one-two)'
 expect_link fail '[a](../../outside.md)'
 expect_link pass 'see `docs/page.md`, `docs/*.md` and `other/page.md`'
 expect_link fail 'see `docs/another.md`'
+expect_link pass 'see `Socket::close` and `Socket::~Socket()`'
+expect_link fail 'see `Socket::open`'
+expect_link pass '' '// see socket.cpp, net/socket.cpp, so*.cpp and docs/page.md; NAME.cpp and train.cpp:40 are examples'
+expect_link fail '' '// see sockets.cpp'
+expect_link fail '' '// see store/socket.cpp'
+expect_link fail '' '// see a*.cpp'
+expect_link pass '' '"sockets.cpp"'
 
 # expect_header pass|fail TEXT: of a public header.
 expect_header() {

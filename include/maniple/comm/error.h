@@ -8,7 +8,7 @@
 //
 // The text says who, with whom, how far, how long and what to do next, in one line:
 //
-//   [all_reduce #12 world rank 3/8] peer 5 lost after 2.1 s, 3 of 8 MiB received: connection reset
+//   [all_reduce #12 world rank 3/8] rank 5 (pid 4711 on node2) is lost: its process ended without leaving the group (...)
 //
 // It is made from the fields of `ErrorInfo`, which programs read instead of the text:
 //

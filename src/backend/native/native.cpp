@@ -1,4 +1,5 @@
-// The native backend: one arena for the ranks of this host, one mesh for the ranks of others.
+// The native backend: an arena for the ranks of this host, a mesh for those of others, and a hierarchy of both where hosts have
+// several ranks. `run` takes the one that the group has.
 
 #include <algorithm>
 #include <bit>

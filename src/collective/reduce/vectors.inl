@@ -1,4 +1,4 @@
-// Vectors and element formats for reduce_kernels.inl. The including file defines kVectorBytes.
+// Vectors and element formats for kernels.inl. The including file defines kVectorBytes.
 //
 // The compiler's vector extension is used rather than loops left to the vectoriser: destinations may be the same memory
 // as sources and pointers may be unaligned, and with explicit loads and stores neither stands in the way. A *format*

@@ -43,7 +43,7 @@ struct ArenaCall {
   OperationContext& context;
   Signature signature;           ///< of the call that ranks compare (this may be one stage of it)
   bool compare = true;           ///< compare what ranks call
-  std::string_view forced = {};  ///< "staged" keeps to it where it applies ("" : by size and memory)
+  std::string_view forced = {};  ///< "staged": no buffer is used where it lies. All else: chosen by size and memory
 
   int rank() const noexcept { return arena.rank(); }
   int size() const noexcept { return arena.size(); }

@@ -1,11 +1,11 @@
-// all_reduce and reduce of ordinary memory, through the stages.
+// all_reduce and reduce of ordinary memory, through the stages (see arena.h).
 //
-// The buffer is cut into *chunks* as large as a slot; a chunk is cut into one *slice* per rank. Three stages for each chunk:
+// The buffer is cut into *chunks* as large as a slot; a chunk is cut into one *slice* per rank. Three phases for each chunk:
 //   fill      copy the slices that others reduce into my slot
 //   reduce    reduce my slice: my own part straight from my buffer, the others' from their slots, in rank order; the result
 //             goes to my buffer and into my slot, at the place that `fill` left free
 //   drain     copy the other slices' results out of their slots
-// The stages of consecutive chunks overlap: a rank fills chunk k while others may still reduce k-1 and drain k-2.
+// The phases of consecutive chunks overlap: a rank fills chunk k while others may still reduce k-1 and drain k-2.
 //
 // Cost per rank and byte of buffer: (n-1)/n copied in, 1 read for the reduction, (n-1)/n copied out; all from caches.
 
@@ -21,7 +21,7 @@ class StagedReduce {
  public:
   StagedReduce(ArenaCall& call, const Operation& op)
       : call_(call), arena_(call.arena), op_(op), element_(op.element()), me_(call.rank()), sources_(call.size()) {
-    // Two chunks are enough for the stages to overlap, and the fewer there are the less ranks wait for each other.
+    // Two chunks are enough for the phases to overlap, and the fewer there are the less ranks wait for each other.
     const std::size_t line = 64 / element_;
     const std::size_t most = arena_.stage_slot_bytes() / element_;
     const std::size_t least = 16384 / element_ * static_cast<std::size_t>(call.size());

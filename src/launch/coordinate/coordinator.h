@@ -6,6 +6,9 @@
 //       |                                                         v
 //       +-- restart_delay <- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
 //
+// coordinator.cpp has who belongs to the job and how a group is formed, coordinator_run.cpp what happens while it runs (which failure
+// was the first, signals, stopping). coordinator_agent.cpp connects it with the nodes, the clock and the terminal.
+//
 // A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM leaves
 // the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
 #pragma once
@@ -36,6 +39,7 @@ struct CoordinatorOptions {
 class Coordinator {
  public:
   using Node = int;  ///< a name for a node, chosen by the caller; not its rank
+  /// verdict: until it is decided which failure was the first (a cause may be seen later than its consequences).
   enum class Timer { join_timeout, join_window, reminder, verdict, restart };
 
   struct Effects {

@@ -9,8 +9,10 @@ double bytes_of_mb(double mb) { return mb * 1024 * 1024; }
 
 }  // namespace
 
-// All ranks follow rank 0 (with uneven inputs, the first active rank). Parameters without a gradient stand at the end, in the
-// reverse order of registration, as most modules would compute them; after them the delayed ones.
+// Decides which gradients share a bucket, and the order of the buckets, at the end of the first backward: see bucket_plan.h.
+// All ranks take the parameters in the order in which rank 0 (with uneven inputs, the first active rank) had their gradients ready.
+// Parameters without a gradient stand at the end, in the reverse order of registration, as most modules would compute them; after
+// them the delayed ones.
 void Reducer::lay_out() {
   std::vector<std::int64_t> order(ready_order_.begin(), ready_order_.end());
   for (const bool delayed : {false, true}) {

@@ -1,4 +1,4 @@
-// The communicator of a group.
+// The MPI communicator of a group, and its endpoints for channels of bytes (mpi_channel.h).
 #pragma once
 
 #include <optional>
