@@ -18,7 +18,7 @@ if ((${#sources[@]} == 0)); then
   # Only what this build compiles: some files are for the other processor architecture.
   while read -r source; do
     if grep -qF "/$source\"" "$build/compile_commands.json"; then sources+=("$source"); fi
-  done < <(find src/{base,net,shm,store,rendezvous,topology,call,transport,session,collective,backend,group} -name '*.cpp' \
+  done < <(find src/{base,net,shm,store,rendezvous,call,transport,session,collective,backend,group} -name '*.cpp' \
     -not -path 'src/backend/plugin/*/*' | sort)
 fi
 work=$(mktemp -d)

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "topology/rank_arithmetic.h"
+#include "base/rank_arithmetic.h"
 
 namespace maniple {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/rank_arithmetic.h"
 #include "collective/algorithms.h"
 #include "collective/reduce/reduce.h"
-#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "base/fork_guard.h"
+#include "base/threads.h"
 #include "group/recorder.h"
 #include "group/work_state.h"
 #include <maniple/comm/process_group.h>

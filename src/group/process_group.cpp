@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/group_thread.h"
+#include "base/threads.h"
 #include "group/group_impl.h"
 #include "group/validate.h"
 #include "session/peer_table.h"

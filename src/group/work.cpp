@@ -3,8 +3,7 @@
 #include <pthread.h>
 
 #include "base/check.h"
-#include "base/group_thread.h"
-#include "base/start_thread.h"
+#include "base/threads.h"
 #include "group/work_state.h"
 
 namespace maniple {

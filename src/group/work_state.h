@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/threads.h"
 #include <maniple/comm/work.h>
 
 namespace maniple {

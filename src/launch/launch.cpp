@@ -16,7 +16,7 @@
 #include "launch/coordinate/remote_start.h"
 #include "launch/launch_options.h"
 #include "launch/workers/supervisor.h"
-#include "net/port_holder.h"
+#include "net/address.h"
 #include "process/program.h"
 #include "rendezvous/secret_source.h"
 

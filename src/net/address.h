@@ -2,8 +2,10 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,5 +92,13 @@ DescriptorUse descriptor_use() noexcept;
 
 /// For the error after raising did not help: "1024 descriptors are open and the limit is 1024; ...".
 std::string descriptor_shortage(std::uint64_t needed_more = 1);
+
+// Who listens on a port: for the message that it is taken.
+
+/// Inodes of the sockets that listen on `port`, from the text of /proc/net/tcp or tcp6.
+std::vector<std::uint64_t> listening_inodes(std::string_view proc_net_tcp, std::uint16_t port);
+
+/// The process that listens on the port, when this user may see it: "pid 4711 (python3)".
+std::optional<std::string> describe_port_holder(std::uint16_t port);
 
 }  // namespace maniple

@@ -15,8 +15,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/start_thread.h"
 #include "base/system_error.h"
+#include "base/threads.h"
 #include "base/unique_fd.h"
 
 namespace maniple {

@@ -12,7 +12,6 @@
 #include "base/files.h"
 #include "base/system_error.h"
 #include "net/address.h"
-#include "net/port_holder.h"
 
 namespace maniple {
 namespace {

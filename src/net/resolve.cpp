@@ -16,8 +16,8 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/start_thread.h"
 #include "base/system_error.h"
+#include "base/threads.h"
 #include "net/address.h"
 
 namespace maniple {

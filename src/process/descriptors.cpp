@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/system_error.h"
-#include "net/port_holder.h"
+#include "net/address.h"
 
 namespace maniple::launch {
 

@@ -1,6 +1,6 @@
 // Inside the failure detector: one object per rank, in the event loop's thread.
 //
-//   detector_link.cpp             one connection: here the end of a process is seen first
+//   detector_wire.cpp             one connection: here the end of a process is seen first
 //   failure_detector.cpp          connections, messages, aborts
 //   failure_detector_members.cpp  who is lost, has left or is silent; who leads
 #pragma once

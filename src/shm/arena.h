@@ -27,7 +27,6 @@
 
 #include "base/abort_signal.h"
 #include "base/operation_context.h"
-#include "shm/futex.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
 

@@ -2,6 +2,7 @@
 // last user.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -52,5 +53,13 @@ struct ReceivedDescriptor {
 /// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor, Aborted as
 /// soon as `cancel` (a descriptor; -1: none) is readable.
 ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel = -1);
+
+// Sleeping on a word of shared memory, across processes.
+
+/// Sleeps while `word` holds `expected`, at most until the deadline. May return early for no reason.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Deadline deadline) noexcept;
+
+/// Wakes everyone who sleeps on `word`.
+void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
 
 }  // namespace maniple

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/threads.h"
 #include "net/address.h"
 #include "net/handshake.h"
 #include "net/secure_connection.h"

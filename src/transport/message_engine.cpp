@@ -8,9 +8,8 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/group_thread.h"
-#include "base/start_thread.h"
 #include "base/system_error.h"
+#include "base/threads.h"
 #include "transport/sealed_channel.h"
 
 namespace maniple {

@@ -1,4 +1,4 @@
-// Data connections between ranks as channels of bytes: as they are, or in records (see net/records.h) where the connection
+// Data connections between ranks as channels of bytes: as they are, or in records (see net/secure_connection.h) where the connection
 // has keys, which is where MANIPLE_ENCRYPT is 1.
 #pragma once
 

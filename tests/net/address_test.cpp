@@ -11,7 +11,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "net/port_holder.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

@@ -1,4 +1,4 @@
-#include "shm/futex.h"
+#include "shm/segment.h"
 
 #include <gtest/gtest.h>
 

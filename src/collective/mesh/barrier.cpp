@@ -1,8 +1,8 @@
 // What the ranks of a mesh say with frames that carry no payload: the header round, and barrier (direct, dissemination).
 #include <set>
 
+#include "base/rank_arithmetic.h"
 #include "collective/algorithms.h"
-#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/rank_arithmetic.h"
 #include "collective/reduce/reduce.h"
-#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "base/rank_arithmetic.h"
 #include "call/operation.h"
 #include "collective/reduce/reduce.h"
-#include "topology/rank_arithmetic.h"
 #include "transport/exchange.h"
 
 namespace maniple {

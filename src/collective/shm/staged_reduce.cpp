@@ -11,8 +11,8 @@
 
 #include <cstring>
 
+#include "base/rank_arithmetic.h"
 #include "collective/shm/arena_call.h"
-#include "topology/rank_arithmetic.h"
 
 namespace maniple {
 namespace {

@@ -1,4 +1,4 @@
-// A connection between two launchers of a job: messages with their length before them, in records (see net/records.h), so
+// A connection between two launchers of a job: messages with their length before them, in records (see net/secure_connection.h), so
 // that nobody on the way can change what is executed.
 //
 // Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is not

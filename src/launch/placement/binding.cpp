@@ -15,8 +15,8 @@
 #include <fmt/format.h>
 
 #include "base/files.h"
+#include "base/rank_arithmetic.h"
 #include "base/unique_fd.h"
-#include "topology/rank_arithmetic.h"
 
 namespace maniple::launch {
 namespace {

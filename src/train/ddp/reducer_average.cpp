@@ -9,7 +9,7 @@ double bytes_of_mb(double mb) { return mb * 1024 * 1024; }
 
 }  // namespace
 
-// Decides which gradients share a bucket, and the order of the buckets, at the end of the first backward: see bucket_plan.h.
+// Decides which gradients share a bucket, and the order of the buckets, at the end of the first backward: see bucket.h.
 // All ranks take the parameters in the order in which rank 0 (with uneven inputs, the first active rank) had their gradients ready.
 // Parameters without a gradient stand at the end, in the reverse order of registration, as most modules would compute them; after
 // them the delayed ones.

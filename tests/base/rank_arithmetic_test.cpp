@@ -1,4 +1,4 @@
-#include "topology/rank_arithmetic.h"
+#include "base/rank_arithmetic.h"
 
 #include <gtest/gtest.h>
 

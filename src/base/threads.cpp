@@ -1,4 +1,4 @@
-#include "base/fork_guard.h"
+#include "base/threads.h"
 
 #include <pthread.h>
 

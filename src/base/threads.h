@@ -1,0 +1,36 @@
+// Threads: starting one, whether it is one of a group's own, and what a fork leaves of them.
+//
+// start_thread makes a std::thread that says what it was for when the system has no more threads: its own exception is the bare text of errno.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/system_error.h"
+
+namespace maniple {
+
+/// `purpose` completes "a thread for ...". Throws SystemError.
+template <class Body>
+std::thread start_thread(const char* purpose, Body&& body) {
+  try {
+    return std::thread(std::forward<Body>(body));
+  } catch (const std::system_error& error) {
+    const int code = error.code().value();
+    throw SystemError(std::string("a thread for ") + purpose + ": " + start_error_text(code), code);
+  }
+}
+
+/// Whether the calling thread is one of a group's own, which run what users attach to a Work.
+inline thread_local bool on_group_thread = false;
+
+// A child of fork() has our memory but not our threads. Objects remember the generation they were made in and do nothing in
+// another one.
+
+/// 0 in the original process, larger in children of fork().
+std::uint32_t fork_generation() noexcept;
+
+}  // namespace maniple
