@@ -17,7 +17,7 @@ sed -e '/<detaileddescription/d' -e 's|<briefdescription .*|<detaileddescription
   -e '/type="files"/s/title=""/title="Headers"/' \
   -e '/type="classlist"/s/title=""/title="Classes"/' "$work/plain.xml" >"$work/layout.xml"
 
-version=$(sed -nE 's/^project\(.*VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
+version=$(sed -nE 's/^#define MANIPLE_VERSION_STRING "([0-9.]+)".*/\1/p' include/maniple/version.h)
 rm -rf "$folder"
 mkdir -p "$folder"
 {

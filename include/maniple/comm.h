@@ -10,3 +10,4 @@
 #include <maniple/comm/topology.h>
 #include <maniple/comm/types.h>
 #include <maniple/comm/work.h>
+#include <maniple/version.h>

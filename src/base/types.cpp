@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/half.h"
 #include <maniple/comm/options.h>
+#include <maniple/version.h>
 
 namespace maniple {
 namespace {
@@ -53,5 +54,7 @@ float16::operator float() const noexcept { return half::float_from_float16(bits)
 
 bfloat16::bfloat16(float value) noexcept : bits(half::bfloat16_from_float(value)) {}
 bfloat16::operator float() const noexcept { return half::float_from_bfloat16(bits); }
+
+const char* version() noexcept { return MANIPLE_VERSION_STRING; }
 
 }  // namespace maniple

@@ -14,6 +14,7 @@
 #include "base/own_variables.h"
 #include "cli/command.h"
 #include "jobs/job_list.h"
+#include <maniple/version.h>
 
 namespace maniple::cli {
 namespace {
@@ -42,7 +43,7 @@ int print_knobs() {
 }
 
 int print_version() {
-  fmt::print("maniple {}\n", MANIPLE_VERSION);
+  fmt::print("maniple {}\n", version());
   return 0;
 }
 

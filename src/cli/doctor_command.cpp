@@ -12,6 +12,7 @@
 #include "doctor/checks.h"
 #include "doctor/hosts.h"
 #include "launch/option_values.h"
+#include <maniple/version.h>
 
 namespace maniple::cli {
 namespace {
@@ -65,7 +66,7 @@ int examine(const DoctorOptions& options) {
   for (const doctor::Check& check : doctor::checks()) take(check.name, check.run());
   for (const launch::HostSlots& each : hosts) {
     std::fflush(stdout);
-    take("hosts", doctor::judge(doctor::inspect_host(each.host, options.reach), MANIPLE_VERSION));
+    take("hosts", doctor::judge(doctor::inspect_host(each.host, options.reach), version()));
   }
   if (options.json) {
     fmt::print("{}\n", list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -88,7 +89,7 @@ std::function<int()> declare_doctor(CLI::App& app) {
   app.add_option("--token", options->token)->group("");
   return [options] {
     if (!options->answer.empty())
-      return doctor::answer_doctor(options->answer, options->connect_back, options->token, MANIPLE_VERSION);
+      return doctor::answer_doctor(options->answer, options->connect_back, options->token, version());
     return examine(*options);
   };
 }

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "cli/command.h"
 #include <maniple/comm/error.h>
+#include <maniple/version.h>
 
 namespace {
 
@@ -55,6 +56,7 @@ void replace_np(const CLI::App& command, std::vector<const char*>& arguments) {
 int run(int argc, char** argv) {
   CLI::App app("Maniple: distributed deep-learning training in C++.", "maniple");
   app.require_subcommand(0, 1);
+  app.set_version_flag("--version", fmt::format("maniple {}", maniple::version()));
   std::function<int()> chosen;
   // Only the command that is meant: declaring all of them would cost `maniple run` a good part of its start.
   const Command* meant = argc > 1 ? find_command(argv[1]) : nullptr;
@@ -70,8 +72,8 @@ int run(int argc, char** argv) {
     std::vector<const char*> arguments(argv, argv + argc);
     if (meant != nullptr) replace_np(*app.get_subcommand(meant->name), arguments);
     app.parse(argc, arguments.data());
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
+  } catch (const CLI::Success& asked) {  // for help or the version
+    return app.exit(asked);
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "maniple: {} (see maniple {}--help)\n", error.what(),
                argc > 1 ? std::string(argv[1]) + " " : "");

@@ -12,6 +12,7 @@
 #include <maniple/comm/error.h>
 #include <maniple/comm/options.h>
 #include <maniple/comm/types.h>
+#include <maniple/version.h>
 
 namespace maniple {
 namespace {
@@ -27,6 +28,11 @@ TEST(Types, NamesAreParsedBack) {
   for (const auto kind : {TransportKind::automatic, TransportKind::loopback, TransportKind::shm, TransportKind::tcp}) {
     EXPECT_EQ(parse_transport(to_string(kind)), kind);
   }
+}
+
+TEST(Version, OfHeaderAndLibraryAgree) {
+  EXPECT_STREQ(version(), MANIPLE_VERSION_STRING);
+  static_assert(MANIPLE_VERSION >= MANIPLE_MAKE_VERSION(0, 1, 0) && MANIPLE_VERSION < MANIPLE_MAKE_VERSION(1, 0, 0));
 }
 
 TEST(Types, UnknownNamesAreErrorsThatListTheKnown) {

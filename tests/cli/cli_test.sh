@@ -1,5 +1,6 @@
 #!/bin/sh
 # The program as a user sees it: help, tables, refusals, and one real measurement that leaves nothing behind.
+# Usage: cli_test.sh MANIPLE VERSION_H
 maniple=$1
 failures=0
 scratch=$(mktemp -d)
@@ -20,7 +21,9 @@ expect() {
 
 expect 0 'bench' --help
 expect 0 'bench' # no arguments: help
-expect 0 '^maniple [0-9]' version
+version=$(sed -nE 's/^#define MANIPLE_VERSION_STRING "(.*)".*/\1/p' "$2")
+expect 0 "^maniple $version\$" version
+expect 0 "^maniple $version\$" --version
 expect 0 'MANIPLE_TRANSPORT  *auto  *auto, loopback, shm, tcp  *overrides the transport' knobs
 expect 0 'MANIPLE_STAGE_KIB  *0  *0 or 16 to 1048576' knobs
 expect 2 'no command "frobnicate"' frobnicate

@@ -84,7 +84,7 @@ check_names() {
 check_classes() {
   sources src include | xargs -r awk '
     FNR == 1 { space = ""; unnamed = 0 }
-    /^namespace [a-z_:]+ \{/ { space = $2 }
+    /^namespace (MANIPLE_API )?[a-z_:]+ \{/ { space = $(NF - 1) }
     /^namespace \{/ { unnamed = 1 }
     /^}  \/\/ namespace$/ { unnamed = 0 }
     !unnamed && /^(class|struct|union|enum|enum class) [A-Za-z0-9_]+( final)?( :[^:;]*)? \{/ {
