@@ -2,19 +2,33 @@
 include(CMakePackageConfigHelpers)
 set(MANIPLE_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Maniple)
 
-# maniple_component(NAME [COMPONENTS other ...] [PACKAGES package ...])
-# Installs target maniple_NAME as maniple::NAME. Consumers get COMPONENTS with it; PACKAGES are found again on their
-# machine, private ones too, because a static library leaves its dependencies to the last link.
+# maniple_component(NAME [COMPONENTS other ...] [PACKAGES package ...] [STATIC_PACKAGES package ...])
+# Installs maniple::NAME, the target maniple_NAME or maniple_NAME_shared. Consumers get COMPONENTS with it; PACKAGES are found again on
+# their machine, and so are STATIC_PACKAGES, private dependencies, which a static library leaves to the last link.
+# The kind that BUILD_SHARED_LIBS does not ask for is added by `cmake --install --component static` or `shared`.
 function(maniple_component name)
-  cmake_parse_arguments(arg "" "" "COMPONENTS;PACKAGES" ${ARGN})
-  set_target_properties(maniple_${name} PROPERTIES EXPORT_NAME ${name})
-  install(TARGETS maniple_${name} EXPORT maniple_${name}
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(EXPORT maniple_${name} NAMESPACE maniple:: DESTINATION ${MANIPLE_PACKAGE_DIR}
-          FILE Maniple-${name}-targets.cmake)
-  set(needs "set(Maniple_needs_components ${arg_COMPONENTS})\nset(Maniple_needs_packages ${arg_PACKAGES})\n")
-  file(WRITE ${PROJECT_BINARY_DIR}/cmake/Maniple-${name}-needs.cmake "${needs}")
-  install(FILES ${PROJECT_BINARY_DIR}/cmake/Maniple-${name}-needs.cmake DESTINATION ${MANIPLE_PACKAGE_DIR})
+  cmake_parse_arguments(arg "" "" "COMPONENTS;PACKAGES;STATIC_PACKAGES" ${ARGN})
+  foreach(kind static shared)
+    set(target maniple_${name})
+    set(packages ${arg_PACKAGES} ${arg_STATIC_PACKAGES})
+    set(when "")
+    if(kind STREQUAL shared)
+      set(target maniple_${name}_shared)
+      set(packages ${arg_PACKAGES})
+    endif()
+    get_target_property(alias_of maniple::${name} ALIASED_TARGET)
+    if(NOT target STREQUAL alias_of)
+      set(when COMPONENT ${kind} EXCLUDE_FROM_ALL)
+    endif()
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+    install(TARGETS ${target} EXPORT maniple_${name}_${kind}
+            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} ${when} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${when})
+    install(EXPORT maniple_${name}_${kind} NAMESPACE maniple:: DESTINATION ${MANIPLE_PACKAGE_DIR}/${kind}
+            FILE Maniple-${name}-targets.cmake ${when})
+    set(needs ${PROJECT_BINARY_DIR}/cmake/${kind}/Maniple-${name}-needs.cmake)
+    file(WRITE ${needs} "set(Maniple_needs_components ${arg_COMPONENTS})\nset(Maniple_needs_packages ${packages})\n")
+    install(FILES ${needs} DESTINATION ${MANIPLE_PACKAGE_DIR}/${kind} ${when})
+  endforeach()
 endfunction()
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ManipleConfig.cmake.in
@@ -29,8 +43,8 @@ if(TARGET maniple)
   install(TARGETS maniple RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
-maniple_component(comm PACKAGES Threads fmt OpenSSL)
-maniple_component(launch COMPONENTS comm PACKAGES fmt OpenSSL)
+maniple_component(comm PACKAGES Threads STATIC_PACKAGES fmt OpenSSL)
+maniple_component(launch COMPONENTS comm STATIC_PACKAGES fmt OpenSSL)
 if(MANIPLE_HAVE_TORCH)
-  maniple_component(train COMPONENTS comm PACKAGES Torch ZLIB)
+  maniple_component(train COMPONENTS comm PACKAGES Torch STATIC_PACKAGES ZLIB)
 endif()

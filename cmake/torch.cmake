@@ -19,8 +19,7 @@ endif()
 set(MANIPLE_HAVE_TORCH ON)
 find_package(ZLIB REQUIRED)
 
-add_library(maniple_train)
-add_library(maniple::train ALIAS maniple_train)
+add_library(maniple_train STATIC)
 target_include_directories(maniple_train
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
   PRIVATE src)

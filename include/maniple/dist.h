@@ -50,8 +50,9 @@
 #include <torch/types.h>
 
 #include <maniple/comm.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 // ---- The default group -------------------------------------------------------------------------------------------
 

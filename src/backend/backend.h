@@ -18,8 +18,9 @@
 #include <maniple/comm/options.h>
 #include <maniple/comm/registered_memory.h>
 #include <maniple/comm/topology.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct BackendContext {
   std::string group;  ///< unique in the world, the same on all ranks

@@ -3,10 +3,11 @@
 #pragma once
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 
 #include "base/format.h"
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line) noexcept;
 }  // namespace maniple
 

@@ -13,8 +13,9 @@
 #include <type_traits>
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 class ByteWriter {
  public:

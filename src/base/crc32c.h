@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 /// The check value of `size` bytes that follow those whose value is `seed` (0 to begin with):
 /// crc32c(crc32c(0, a), b) is the value of a and b together. crc32c of "123456789" is 0xe3069283.
@@ -22,7 +24,8 @@ bool crc32c_has_wide() noexcept;
 
 // Arithmetic of CRC-32C at compile time. A 32-bit value is a polynomial over GF(2) with its bits reversed: the highest
 // bit is the coefficient of x^0, the lowest that of x^31. Constants only, no code ends up in the program.
-namespace maniple::crc32c_polynomial {
+namespace MANIPLE_API maniple {
+namespace crc32c_polynomial {
 
 inline constexpr std::uint32_t kPolynomial = 0x82f63b78u;
 inline constexpr std::uint32_t kOne = 0x80000000u;
@@ -61,4 +64,5 @@ constexpr std::array<std::uint32_t, 256> byte_table(std::uint32_t factor, int pl
   return table;
 }
 
-}  // namespace maniple::crc32c_polynomial
+}  // namespace crc32c_polynomial
+}  // namespace maniple

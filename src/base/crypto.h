@@ -3,7 +3,9 @@
 
 #include <openssl/crypto.h>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 /// Call it before anything of OpenSSL. Its first use would otherwise register a clean-up that runs when main returns, while threads of
 /// ours that have used it may still be running: when they end, they free what the clean-up has freed.

@@ -13,7 +13,9 @@
 #include <string_view>
 #include <vector>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 enum class Knob {
   log,

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 /// Names of what a directory holds, without "." and "..", in no order; empty when it cannot be read.
 std::vector<std::string> names_in(const std::string& directory);

@@ -15,7 +15,9 @@
 #include <string_view>
 #include <type_traits>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 /// One value of a pattern. Holds views: it lives as long as the call.
 class FormatValue {

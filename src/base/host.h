@@ -6,7 +6,9 @@
 #include <string_view>
 #include <vector>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 /// The cores that a process may run on.
 ///

@@ -8,8 +8,9 @@
 #include <string_view>
 
 #include "base/format.h"
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 enum class LogLevel { debug, info, warning, error, off };
 

@@ -5,8 +5,9 @@
 #include <string>
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 std::string errno_text(int code);
 [[noreturn]] void throw_system_error(const std::string& what, int code = errno);

@@ -5,7 +5,9 @@
 
 #include <utility>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 class UniqueFd {
  public:

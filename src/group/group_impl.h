@@ -18,8 +18,9 @@
 #include "group/recorder.h"
 #include "group/work_state.h"
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct GroupFacts {
   std::string name;

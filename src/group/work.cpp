@@ -17,6 +17,12 @@ struct WaiterCount {
 
 }  // namespace
 
+detail::WorkState* detail::WorkState::make_done() {
+  auto* done = new WorkState;
+  done->finish(nullptr);
+  return done;
+}
+
 void detail::WorkState::finish(std::exception_ptr cause) {
   std::vector<std::function<void()>> next;
   {

@@ -19,6 +19,8 @@ namespace maniple {
 struct detail::WorkState {
   /// Wakes those who wait and runs what was to follow, in the calling thread. Once only.
   void finish(std::exception_ptr error);
+  /// One that is finished, and is never destroyed: a Work may outlive static objects.
+  static WorkState* make_done();
 
   const std::uint32_t generation = fork_generation();
   std::atomic<bool> done{false};
@@ -31,11 +33,7 @@ struct detail::WorkState {
 
 /// A Work that is done. All of them share one state, which nobody owns: copying them counts no references.
 inline Work done_work() {
-  static detail::WorkState* const state = [] {
-    auto* done = new detail::WorkState;  // never destroyed: a Work may outlive static objects
-    done->finish(nullptr);
-    return done;
-  }();
+  static detail::WorkState* const state = detail::WorkState::make_done();
   return Work(std::shared_ptr<detail::WorkState>(std::shared_ptr<void>(), state));
 }
 

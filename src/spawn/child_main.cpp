@@ -54,6 +54,7 @@ struct LoadedProgram {
   std::uintptr_t base = 0;
   std::uintptr_t address = 0;
   bool holds_address = false;
+  std::uint64_t layout = 0;  // a hash of its segments' places and sizes
 };
 
 // The first object that is listed is the program itself.
@@ -62,6 +63,8 @@ int look_at_first(dl_phdr_info* object, std::size_t, void* data) {
   program.base = object->dlpi_addr;
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    for (const std::uint64_t number : {std::uint64_t{part.p_vaddr}, std::uint64_t{part.p_memsz}})
+      program.layout = (program.layout ^ number) * 1099511628211u;  // FNV-1a
     if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0) continue;
     const std::uintptr_t begin = program.base + part.p_vaddr;
     if (program.address >= begin && program.address - begin < part.p_memsz) program.holds_address = true;
@@ -103,8 +106,9 @@ std::string read_payload(int fd) {
   return bytes;
 }
 
-// Tells whether the program is the one that wrote the payload: a place in it that every build puts somewhere else.
-std::uint64_t landmark() { return offset_in_program(reinterpret_cast<void (*)()>(&run_spawned)); }
+// Tells whether the program is the one that wrote the payload: nearly every build has segments of other sizes. (Nothing of ours
+// would do: it may lie in a shared library.)
+std::uint64_t fingerprint() { return look_for(0).layout; }
 
 // The process has the name "exe" from /proc/self/exe; people look for the program's own.
 void take_name_of(const char* path) {
@@ -128,7 +132,7 @@ int spawned_main(int, char** argv, char**) {
     const std::string payload = read_payload(assignment->payload);
     ::close(assignment->payload);
     ByteReader in(payload);
-    if (in.left() < kMagic.size() || in.get_raw(kMagic.size()) != kMagic || in.get<std::uint64_t>() != landmark())
+    if (in.left() < kMagic.size() || in.get_raw(kMagic.size()) != kMagic || in.get<std::uint64_t>() != fingerprint())
       throw ProtocolError("the payload is of another program");
     const auto entry = reinterpret_cast<detail::SpawnEntry>(function_at_offset(in.get<std::uint64_t>()));
     const auto function = in.get<std::uint64_t>();
@@ -185,7 +189,7 @@ std::optional<SpawnAssignment> parse_spawn_assignment(std::string_view text) {
 std::string encode_payload(detail::SpawnEntry entry, void (*function)(), std::string_view arguments) {
   ByteWriter out;
   out.put_raw(kMagic);
-  out.put(landmark());
+  out.put(fingerprint());
   out.put(offset_in_program(reinterpret_cast<void (*)()>(entry)));
   out.put(function == nullptr ? kNoFunction : offset_in_program(function));
   out.put_raw(arguments);

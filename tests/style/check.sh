@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|lengths|sleeps|errors|knobs|variables|words [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|exports|lengths|sleeps|errors|knobs|variables|words [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, classes, lengths, sleeps, errors, knobs, variables or words}
+rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, sleeps, errors, knobs, variables or words}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
@@ -94,6 +94,19 @@ check_classes() {
       else
         first[name] = FILENAME
     }'
+}
+
+# A shared library exports the namespaces that are marked with MANIPLE_API: those of public headers, and of the internal ones by which
+# libmaniple_train.so uses libmaniple.so.
+check_exports() {
+  local used
+  used=$(sources src/tensor src/train | xargs -r sed -nE 's/^#include "([^"]+)"$/src\/\1/p' | grep -vE '^src/(tensor|train)/' | sort -u || true)
+  { sources src; sources include; } | { grep '\.h$' || true; } | xargs -r awk -v used="$used" '
+    BEGIN { n = split(used, list, "\n"); for (i = 1; i <= n; ++i) is_used[list[i]] = 1 }
+    FNR == 1 { exported = FILENAME ~ /^include/ || FILENAME in is_used }
+    /^namespace maniple/ && exported { print FILENAME ":" FNR ": write: namespace MANIPLE_API maniple {" }
+    /^namespace MANIPLE_API/ && !exported {
+      print FILENAME ":" FNR ": only public headers and those that src/tensor and src/train include are marked with MANIPLE_API" }'
 }
 
 check_lengths() {

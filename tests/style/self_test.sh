@@ -60,6 +60,11 @@ expect pass words src/net/a.h 'int seating; struct Screw;'
 expect fail words src/net/a.cpp 'throw Error("only 3 ranks came");'
 expect pass words src/net/a.cpp '// only 3 ranks came'
 
+expect pass exports include/maniple/a.h 'namespace MANIPLE_API maniple {'
+expect fail exports include/maniple/a.h 'namespace maniple {'
+expect fail exports src/net/a.h 'namespace MANIPLE_API maniple {'
+expect pass exports src/net/a.h 'namespace maniple {'
+
 # A class here and one of the same name there: expect_classes pass|fail HERE THERE.
 expect_classes() {
   local verdict=fail

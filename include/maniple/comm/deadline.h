@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <chrono>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 class Deadline {
  public:

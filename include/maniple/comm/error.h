@@ -28,7 +28,9 @@
 #include <utility>
 #include <vector>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 enum class ErrorKind : std::uint8_t {
   invalid_argument,

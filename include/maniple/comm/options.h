@@ -8,8 +8,9 @@
 #include <string_view>
 
 #include <maniple/comm/source_location.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 using Seconds = std::chrono::duration<double>;
 

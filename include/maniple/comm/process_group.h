@@ -42,8 +42,9 @@
 #include <maniple/comm/topology.h>
 #include <maniple/comm/types.h>
 #include <maniple/comm/work.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 class ProcessGroup;
 namespace detail {

@@ -11,7 +11,9 @@
 #include <span>
 #include <utility>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 class RegisteredMemory {
  public:

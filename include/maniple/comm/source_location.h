@@ -1,7 +1,9 @@
 // Where a call was made: std::source_location for compilers that do not have it yet (Clang before 16).
 #pragma once
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 class SourceLocation {
  public:

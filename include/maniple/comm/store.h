@@ -18,8 +18,9 @@
 #include <vector>
 
 #include <maniple/comm/deadline.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 class Store {
  public:

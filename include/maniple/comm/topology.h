@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 struct Topology {
   struct Member {

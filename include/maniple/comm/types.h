@@ -12,7 +12,9 @@
 #include <string_view>
 #include <type_traits>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 enum class DType : std::uint8_t {
   int8,

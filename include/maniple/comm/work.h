@@ -14,8 +14,9 @@
 #include <memory>
 
 #include <maniple/comm/deadline.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 namespace detail {
 struct WorkState;

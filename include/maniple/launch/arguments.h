@@ -30,8 +30,9 @@
 #include <vector>
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 class ArgumentWriter;
 class ArgumentReader;

@@ -43,9 +43,10 @@
 
 #include <maniple/comm/error.h>
 #include <maniple/comm/options.h>
+#include <maniple/export.h>
 #include <maniple/launch/arguments.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 enum class StartMethod : std::uint8_t {
   fork,    ///< copies this process; refused when it has more than one thread

@@ -27,9 +27,10 @@
 
 #include <torch/types.h>
 
+#include <maniple/export.h>
 #include <maniple/train/ddp.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 class Accumulation {
  public:

@@ -34,9 +34,10 @@
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 #include <maniple/train/sampler.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct CheckpointOptions {
   std::string folder = {};  ///< made if need be; something else than a directory is an error

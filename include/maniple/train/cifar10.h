@@ -26,7 +26,9 @@
 #include <torch/data/example.h>
 #include <torch/types.h>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 struct Cifar10Options {
   /// Bytes 0 .. 255 of red, green and blue become (byte / 255 - mean) / deviation. These are the mean and the deviation of the

@@ -21,8 +21,9 @@
 #include <torch/types.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct ClipGradOptions {
   /// p of the p-norm: 2, 1, infinity (std::numeric_limits<double>::infinity(): the largest absolute value), or any other number above 0.

@@ -26,8 +26,9 @@
 #include <torch/types.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 /// A bucket whose gradients are complete on this rank.
 class GradBucket {

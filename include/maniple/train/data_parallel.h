@@ -70,10 +70,11 @@
 #include <torch/torch.h>
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 #include <maniple/train/module_wrapper.h>
 #include <maniple/train/tensor_nest.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct DataParallelOptions {
   /// One replica for each; the module must be on the first. A device may appear more than once.

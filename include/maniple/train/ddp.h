@@ -53,10 +53,11 @@
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/module_wrapper.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 /// What DistributedDataParallel can say about itself. Times are this rank's own, in milliseconds.
 ///

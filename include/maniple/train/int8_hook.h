@@ -31,9 +31,10 @@
 #include <torch/types.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 #include <maniple/train/comm_hooks.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct Int8Options {
   /// Numbers that share a scale. Smaller: more exact, more bytes. At least 1.

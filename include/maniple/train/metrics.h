@@ -37,8 +37,9 @@
 #include <torch/types.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 enum class MetricKind : std::uint8_t { mean, sum, min, max };
 

@@ -23,7 +23,9 @@
 #include <torch/data/example.h>
 #include <torch/types.h>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 struct MnistOptions {
   /// Pixels 0 .. 255 become (pixel / 255 - mean) / deviation. These are the mean and the deviation of MNIST's training images.

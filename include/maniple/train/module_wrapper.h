@@ -9,7 +9,10 @@
 
 #include <torch/torch.h>
 
-namespace maniple::detail {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
+namespace detail {
 
 /// The module class of a TORCH_MODULE holder, or the class itself.
 template <class T, bool holder = torch::detail::is_module_holder<T>::value>
@@ -39,4 +42,5 @@ class ModuleWrapper : public torch::nn::Module {
   std::shared_ptr<torch::nn::Module> wrapped_;
 };
 
-}  // namespace maniple::detail
+}  // namespace detail
+}  // namespace maniple

@@ -25,9 +25,10 @@
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 #include <maniple/train/comm_hooks.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 /// Averaging the parameters themselves, now and then.
 ///

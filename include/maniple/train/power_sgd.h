@@ -35,9 +35,10 @@
 #include <torch/types.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 #include <maniple/train/comm_hooks.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct PowerSGDOptions {
   /// r. 1 or 2 compress most; larger ones are more exact and cost in proportion. At least 1.

@@ -29,7 +29,9 @@
 #include <string>
 #include <string_view>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 enum class ProgressStyle {
   automatic,  ///< bar when the stream is a terminal, lines otherwise

@@ -55,8 +55,9 @@
 
 #include <maniple/comm/error.h>
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 enum class SamplerMode { training, evaluation };
 

@@ -28,8 +28,9 @@
 #include <vector>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct GracefulStopOptions {
   std::vector<int> signals = {SIGINT, SIGTERM};

@@ -24,7 +24,9 @@
 #include <string>
 #include <string_view>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 struct SummaryWriterOptions {
   bool only_rank_0 = true;  ///< the rank in the default group; without one, every process writes

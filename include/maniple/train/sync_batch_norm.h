@@ -36,8 +36,9 @@
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 namespace nn {
 
 /// As torch::nn::BatchNorm1d, 2d and 3d in one: options, members and the names of parameters and buffers are theirs, so

@@ -16,7 +16,10 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
-namespace maniple::detail {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
+namespace detail {
 
 /// The tensors that take the places of others, one after the other.
 class TensorCursor {
@@ -147,4 +150,5 @@ T with_tensors(const T& like, const std::vector<torch::Tensor>& tensors) {
   return Nest<T>::rebuild(like, cursor);
 }
 
-}  // namespace maniple::detail
+}  // namespace detail
+}  // namespace maniple

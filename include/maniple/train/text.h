@@ -29,7 +29,9 @@
 #include <torch/data/example.h>
 #include <torch/types.h>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 enum class ByteTextSplit { all, train, validation };
 

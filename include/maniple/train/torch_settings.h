@@ -17,7 +17,9 @@
 
 #include <string>
 
-namespace maniple {
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
 
 struct FastSettings {
   /// Threads of an operation, if OMP_NUM_THREADS is not set; 0: leave LibTorch's choice.

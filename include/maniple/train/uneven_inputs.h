@@ -25,9 +25,10 @@
 #include <vector>
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 #include <maniple/train/ddp.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 struct UnevenInputsOptions {
   /// What the sum of gradients is divided by once ranks have run out. True: by the number of all ranks, so that every

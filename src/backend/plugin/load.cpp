@@ -64,12 +64,26 @@ std::vector<std::string> library_folders() {
   return all;
 }
 
+std::string program_file() {
+  std::array<char, 4096> path{};
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
+  return {path.data(), length > 0 ? static_cast<std::size_t>(length) : 0};
+}
+
+/// The file that this code was loaded from: libmaniple.so, or again the program, by the name that it was started with. Empty
+/// where the name depends on the current folder, from which nothing is to be loaded.
+std::string library_file() {
+  Dl_info found{};
+  const bool known = ::dladdr(kPlugins, &found) != 0 && found.dli_fname != nullptr;
+  return known && found.dli_fname[0] == '/' ? found.dli_fname : "";
+}
+
 std::vector<std::string> folders() {
   std::vector<std::string> all;
   if (const auto folder = environment_text(info(Knob::plugins).name)) all.push_back(*folder);
-  std::array<char, 4096> path{};
-  if (const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1); length > 0) {
-    std::string folder = folder_of(std::string(path.data(), static_cast<std::size_t>(length)));
+  for (const std::string& file : {program_file(), library_file()}) {
+    if (file.empty()) continue;
+    std::string folder = folder_of(file);  // bin, or a folder of it; lib, or lib/<architecture>
     for (int up = 0; up < 2; ++up) {
       folder = folder_of(folder);
       all.push_back(folder + "/libexec/maniple");

@@ -23,6 +23,7 @@
 #include <maniple/comm/deadline.h>
 #include <maniple/comm/error.h>
 #include <maniple/comm/store.h>
+#include <maniple/export.h>
 
 namespace maniple {
 
@@ -79,7 +80,7 @@ class Plugin {
   virtual std::unique_ptr<ByteSource> source(int rank, Traffic traffic) = 0;
 };
 
-/// What a plugin's library exports: `extern "C" const maniple::PluginEntry* maniple_plugin_entry()`.
+/// What a plugin's library exports: `extern "C" MANIPLE_API const maniple::PluginEntry* maniple_plugin_entry()`.
 struct PluginEntry {
   std::uint32_t abi = 0;          ///< kPluginAbi of the header it was built with
   std::uint32_t operation = 0;    ///< sizeof(Operation), as both sides must agree on it

@@ -410,4 +410,4 @@ constexpr PluginEntry kPlugin = {kPluginAbi, sizeof(Operation), "Gloo, over TCP"
 
 }  // namespace maniple::gloo_plugin
 
-extern "C" const maniple::PluginEntry* maniple_plugin_entry() { return &maniple::gloo_plugin::kPlugin; }
+extern "C" MANIPLE_API const maniple::PluginEntry* maniple_plugin_entry() { return &maniple::gloo_plugin::kPlugin; }

@@ -287,4 +287,4 @@ constexpr PluginEntry kPlugin = {kPluginAbi, sizeof(Operation), kTitle, make};
 }  // namespace
 }  // namespace maniple::mpi_plugin
 
-extern "C" const maniple::PluginEntry* maniple_plugin_entry() { return &maniple::mpi_plugin::kPlugin; }
+extern "C" MANIPLE_API const maniple::PluginEntry* maniple_plugin_entry() { return &maniple::mpi_plugin::kPlugin; }
