@@ -47,6 +47,7 @@ void expect_loss_of(Rank& r, int victim, const Caught& caught) {
   r.report("error", caught.text);
   EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
   EXPECT_EQ(caught.lost_rank, victim) << caught;
+  EXPECT_EQ(caught.info.loss, LossKind::failed) << caught;
   EXPECT_TRUE(names_call(caught.text, "all_reduce", r)) << caught;
   EXPECT_TRUE(names_rank(caught.text, victim)) << caught;
   EXPECT_EQ(caught.info.operation, "all_reduce");

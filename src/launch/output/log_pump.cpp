@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include <fmt/format.h>
@@ -82,6 +83,13 @@ void LogPump::show() {
   show_lines(held_);
   held_.clear();
   stream().flush();
+}
+
+// An exception that nobody catches is two lines. What is longer says more than the error.
+void LogPump::drop() {
+  constexpr auto kLinesOfAnError = 2;
+  if (std::count(held_.begin(), held_.end(), '\n') > kLinesOfAnError) return show();
+  display_ = Display::dropped;
 }
 
 void LogPump::show_lines(std::string_view lines) {
