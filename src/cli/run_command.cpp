@@ -136,6 +136,12 @@ int run(Arguments& arguments) {
   LaunchOptions& options = arguments.options;
   arguments.devices_per_node = at_least_1("--devices-per-node", arguments.devices_per_node_given);
   arguments.devices_per_process = at_least_1("--devices-per-process", arguments.devices_per_process_given);
+  MANIPLE_REQUIRE(
+      !options.share_gpu || arguments.devices_per_process == 0,
+      "--share-gpu lets several processes have one GPU, --devices-per-process {} gives each GPUs of its own: "
+      "give one of the two",
+      arguments.devices_per_process);
+  options.devices_per_node = arguments.devices_per_node;
   read_devices(arguments, options);
   read_nodes(arguments, options);
   for (const std::string& text : arguments.environment) options.environment.push_back(parse_assignment(text));
@@ -256,6 +262,9 @@ std::function<int()> declare_run(CLI::App& app) {
       ->group(ranks);
   app.add_option("--devices-per-process", arguments->devices_per_process_given, "GPUs for each process")
       ->type_name("D")
+      ->group(ranks);
+  app.add_flag("--share-gpu", options.share_gpu,
+               "several processes on each GPU, at the same time: starts NVIDIA's MPS for the job")
       ->group(ranks);
   app.add_option("--bind", arguments->bind,
                  "cores: each rank has cores of its own; none: any core. Default: cores, unless another job of this "
@@ -383,7 +392,9 @@ std::function<int()> declare_run_agent(CLI::App& app) {
   auto node_rank = std::make_shared<int>(0);
   app.add_option("coordinator", *coordinator)->required();
   app.add_option("node_rank", *node_rank)->required();
-  return [coordinator, node_rank] { return launch::serve_as_agent(*coordinator, *node_rank); };
+  auto share_gpu = std::make_shared<bool>(false);
+  app.add_flag("--share-gpu", *share_gpu);
+  return [=] { return launch::serve_as_agent(*coordinator, *node_rank, *share_gpu); };
 }
 
 }  // namespace maniple::cli

@@ -160,14 +160,19 @@ struct BlasFacts {
 Findings judge(const BlasFacts& facts);
 BlasFacts inspect_blas();
 
-// --- NVIDIA GPUs: devices, driver, permission. Without CUDA: the kernel's files say enough.
+// --- NVIDIA GPUs: devices, driver, permission, what is installed for them. Without CUDA: files say enough.
 
 struct GpuFacts {
-  int devices = 0;           ///< /dev/nvidia0, 1, ...
-  int refused = 0;           ///< of these, not to be opened by this user
-  std::string driver = {};   ///< "535.104.05"; empty: not loaded
-  bool has_cuda = false;     ///< libcuda.so.1 is there
-  std::string visible = {};  ///< CUDA_VISIBLE_DEVICES
+  int devices = 0;                        ///< /dev/nvidia0, 1, ...
+  std::vector<std::string> models = {};   ///< "NVIDIA H200", one for each GPU that the driver knows
+  std::vector<std::string> refused = {};  ///< device files that this user may not open: "/dev/nvidia0"
+  bool has_uvm = true;                    ///< /dev/nvidia-uvm is there
+  std::string driver = {};                ///< "535.104.05"; empty: not loaded
+  bool has_cuda = false;                  ///< libcuda.so.1 is there
+  std::string mps = {};                   ///< path of nvidia-cuda-mps-control; empty: not there. So are the next two:
+  std::string nccl = {};                  ///< of libnccl.so.2
+  std::string toolkit = {};               ///< of libcudart.so
+  std::string visible = {};               ///< CUDA_VISIBLE_DEVICES
   bool visible_is_set = false;
 };
 
@@ -176,6 +181,8 @@ GpuFacts inspect_gpus();
 
 /// From /proc/driver/nvidia/version: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug ..."
 std::string parse_driver_version(const std::string& text);
+/// From /proc/driver/nvidia/gpus/*/information: "Model: \t\t NVIDIA H200"; empty: it does not say.
+std::string parse_gpu_model(const std::string& text);
 
 // --- Other communication libraries that are installed, and their launchers. All of them are optional.
 

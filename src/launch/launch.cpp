@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include <fmt/format.h>
 
@@ -15,6 +16,7 @@
 #include "launch/coordinate/launcher_listener.h"
 #include "launch/coordinate/remote_start.h"
 #include "launch/launch_options.h"
+#include "launch/workers/mps_daemon.h"
 #include "launch/workers/supervisor.h"
 #include "net/address.h"
 #include "process/program.h"
@@ -117,28 +119,47 @@ int run_agent(const LaunchOptions& options, UniqueFd control) {
   }
 }
 
+/// The MPS daemon of this node, not yet started; none where one is given, or with --hosts, whose agents start theirs.
+std::unique_ptr<MpsDaemon> make_daemon(const LaunchOptions& options) {
+  if (!options.share_gpu) return nullptr;
+  const std::string given = given_mps_folder(options);
+  if (!given.empty()) {
+    fmt::print(stderr,
+               "maniple: --share-gpu: CUDA_MPS_PIPE_DIRECTORY is set: the MPS daemon of {} is used, none is started\n",
+               given);
+    return nullptr;
+  }
+  return options.hosts.empty() ? std::make_unique<MpsDaemon>() : nullptr;
+}
+
 }  // namespace
 
 std::vector<NodeShape> planned_nodes(const LaunchOptions& options) {
   std::vector<NodeShape> nodes;
+  int shared = options.share_gpu ? options.devices_per_node : 0;
+  if (options.share_gpu && shared == 0) shared = static_cast<int>(visible_devices(own_environment()).size());
   for (const HostSlots& host : options.hosts) {
     nodes.push_back({.host = host.host,
                      .processes = host.slots > 0 ? host.slots : options.processes,
-                     .devices_per_process = options.devices_per_process});
+                     .devices_per_process = options.devices_per_process,
+                     .shared_devices = shared});
   }
   if (nodes.empty()) {
-    nodes.assign(static_cast<std::size_t>(options.nodes.max),
-                 {.host = {}, .processes = options.processes, .devices_per_process = options.devices_per_process});
+    nodes.assign(static_cast<std::size_t>(options.nodes.max), {.host = {},
+                                                               .processes = options.processes,
+                                                               .devices_per_process = options.devices_per_process,
+                                                               .shared_devices = shared});
   }
   return nodes;
 }
 
 int launch(const LaunchOptions& options) {
   check(options);
-  return run_supervised([&](UniqueFd control) { return run_agent(options, std::move(control)); });
+  const std::unique_ptr<MpsDaemon> daemon = make_daemon(options);
+  return run_supervised([&](UniqueFd control) { return run_agent(options, std::move(control)); }, daemon.get());
 }
 
-int serve_as_agent(const std::string& coordinator, int node_rank) {
+int serve_as_agent(const std::string& coordinator, int node_rank, bool share_gpu) {
   const MasterAddress place = parse_master(coordinator);
   std::string line;
   char byte = 0;
@@ -149,8 +170,12 @@ int serve_as_agent(const std::string& coordinator, int node_rank) {
                "maniple: run-agent is started by `maniple run --hosts`, which passes the secret on its input\n");
     return kUsage;
   }
+  LaunchOptions own;
+  own.share_gpu = share_gpu;
+  const std::unique_ptr<MpsDaemon> daemon = make_daemon(own);
   return run_supervised(
-      [&](UniqueFd control) { return run_started_member(place, node_rank, std::move(control), *secret); });
+      [&](UniqueFd control) { return run_started_member(place, node_rank, std::move(control), *secret); },
+      daemon.get());
 }
 
 }  // namespace maniple::launch

@@ -21,6 +21,8 @@ struct LaunchOptions {
 
   int processes = 1;            ///< on this node
   int devices_per_process = 0;  ///< 0: devices are not shared out
+  int devices_per_node = 0;     ///< 0: those that a node sees
+  bool share_gpu = false;       ///< several ranks on one GPU, by MPS (see workers/mps_daemon.h)
 
   NodeRange nodes;
   int node_rank = -1;  ///< -1: by arrival
@@ -55,7 +57,7 @@ std::vector<NodeShape> planned_nodes(const LaunchOptions& options);
 int launch(const LaunchOptions& options);
 
 /// What the coordinator of --hosts starts on another host: reads the secret from standard input, connects to `coordinator`
-/// ("address:port") and carries out its messages.
-int serve_as_agent(const std::string& coordinator, int node_rank);
+/// ("address:port") and carries out its messages. `share_gpu`: it starts an MPS daemon first.
+int serve_as_agent(const std::string& coordinator, int node_rank, bool share_gpu);
 
 }  // namespace maniple::launch

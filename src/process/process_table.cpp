@@ -115,11 +115,12 @@ ControlGroups control_groups(pid_t pid) { return parse_control_groups(file_text(
 
 void adopt_orphans() noexcept { ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
 
-std::vector<pid_t> descendants() {
+std::vector<pid_t> descendants() { return childless() ? std::vector<pid_t>() : descendants_of(::getpid()); }
+
+std::vector<pid_t> descendants_of(pid_t root) {
   std::vector<pid_t> found;
-  if (childless()) return found;
   const auto children = children_of_all();
-  std::vector<pid_t> pending = {::getpid()};
+  std::vector<pid_t> pending = {root};
   while (!pending.empty()) {
     const auto own = children.find(pending.back());
     pending.pop_back();

@@ -48,8 +48,9 @@ ControlGroups control_groups(pid_t pid);
 /// From now on orphans among the descendants become children of this process, not of init.
 void adopt_orphans() noexcept;
 
-/// Children, their children, and so on.
+/// Children of this process, their children, and so on.
 std::vector<pid_t> descendants();
+std::vector<pid_t> descendants_of(pid_t root);  ///< the same of any process
 
 /// Sends the signal to all of them, several times over until no new ones appear.
 void signal_descendants(int signal);

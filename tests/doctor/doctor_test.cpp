@@ -124,10 +124,35 @@ TEST(Doctor, Gpus) {
   EXPECT_EQ(worst(judge(GpuFacts{.driver = "535.1"})), Verdict::warn);
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 4, .driver = "535.1", .has_cuda = true})), Verdict::ok);
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 4, .has_cuda = true})), Verdict::fail);
-  EXPECT_EQ(worst(judge(GpuFacts{.devices = 4, .refused = 1, .driver = "535.1", .has_cuda = true})), Verdict::fail);
+  const Findings refused =
+      judge(GpuFacts{.devices = 4, .refused = {"/dev/nvidia1", "/dev/nvidiactl"}, .driver = "535.1", .has_cuda = true});
+  EXPECT_EQ(worst(refused), Verdict::fail);
+  EXPECT_TRUE(says(refused, "may not open /dev/nvidia1, /dev/nvidiactl"));
+  EXPECT_EQ(worst(judge(GpuFacts{.devices = 1, .has_uvm = false, .driver = "535.1", .has_cuda = true})), Verdict::fail);
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 1, .driver = "535.1"})), Verdict::fail);
   EXPECT_EQ(worst(judge(GpuFacts{.devices = 1, .driver = "535.1", .has_cuda = true, .visible_is_set = true})),
             Verdict::warn);
+  EXPECT_EQ(judge(GpuFacts{.nccl = "/lib/libnccl.so.2"}).size(), 1u) << "without a driver there is one line";
+  EXPECT_TRUE(says(judge(GpuFacts{}), "no NVIDIA GPU"));
+
+  GpuFacts all{
+      .devices = 3, .models = {"NVIDIA H200", "NVIDIA T4", "NVIDIA H200"}, .driver = "535.1", .has_cuda = true};
+  EXPECT_TRUE(says(judge(all), "3 GPU(s) (2 x NVIDIA H200, NVIDIA T4), driver 535.1"));
+  EXPECT_TRUE(says(judge(all), "apt-get install nvidia-cuda-mps"));
+  EXPECT_TRUE(says(judge(all), "apt-get install libnccl2"));
+  EXPECT_TRUE(says(judge(all), "no libcudart.so"));
+  all.mps = "/usr/bin/nvidia-cuda-mps-control";
+  all.nccl = "/usr/lib/libnccl.so.2.28.3";
+  all.toolkit = "/usr/local/cuda/lib64/libcudart.so.13";
+  EXPECT_TRUE(says(judge(all), "--share-gpu): /usr/bin/nvidia-cuda-mps-control"));
+  EXPECT_TRUE(says(judge(all), "NCCL: /usr/lib/libnccl.so.2.28.3"));
+  EXPECT_TRUE(says(judge(all), "CUDA runtime: /usr/local/cuda/lib64/libcudart.so.13"));
+  EXPECT_FALSE(says(judge(all), "apt-get"));
+  EXPECT_EQ(worst(judge(all)), Verdict::ok);
+  EXPECT_EQ(parse_gpu_model("Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\n"), "NVIDIA H200");
+  EXPECT_EQ(parse_gpu_model("IRQ: 16\nModel:"), "");
+  EXPECT_EQ(parse_gpu_model(""), "");
+
   EXPECT_EQ(parse_driver_version(
                 "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.3"),
             "535.104.05");

@@ -45,11 +45,15 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return list;
 }
 
+/// Its first child that is a process of the launcher; the reaper may have a daemon of the job, too.
 pid_t first_child_of(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid, pid));
-  pid_t child = 0;
-  if (!(file >> child)) throw std::runtime_error(fmt::format("process {} of the launcher has no child", pid));
-  return child;
+  for (pid_t child = 0; file >> child;) {
+    std::string name;
+    std::getline(std::ifstream(fmt::format("/proc/{}/comm", child)), name);
+    if (name == "maniple" || name == "rank-reaper") return child;
+  }
+  throw std::runtime_error(fmt::format("process {} of the launcher has no child", pid));
 }
 
 }  // namespace

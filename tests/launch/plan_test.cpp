@@ -4,6 +4,7 @@
 #include "launch/option_values.h"
 #include "launch/placement/binding.h"
 #include "launch/placement/rank_plan.h"
+#include "launch/workers/mps_daemon.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::launch {
@@ -53,6 +54,33 @@ TEST(RankPlan, UnevenNodes) {
             (WorkerAssignment{.rank = 3, .node_rank = 1, .local_rank = 0, .local_size = 1, .world_size = 6}));
   EXPECT_EQ(assignments[5],
             (WorkerAssignment{.rank = 5, .node_rank = 2, .local_rank = 1, .local_size = 2, .world_size = 6}));
+}
+
+// --share-gpu: blocks as equal as can be, whatever the numbers.
+TEST(RankPlan, SharedDevices) {
+  const auto devices = [](int processes, int shared) {
+    std::vector<int> list;
+    for (const WorkerAssignment& one : plan_ranks({{.processes = processes, .shared_devices = shared}})) {
+      EXPECT_EQ(one.device_count, shared > 0 ? 1 : 0);
+      list.push_back(one.first_device);
+    }
+    return list;
+  };
+  EXPECT_EQ(devices(6, 2), (std::vector<int>{0, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(devices(5, 2), (std::vector<int>{0, 0, 0, 1, 1}));
+  EXPECT_EQ(devices(3, 1), (std::vector<int>{0, 0, 0}));
+  EXPECT_EQ(devices(2, 4), (std::vector<int>{0, 2}));
+  EXPECT_EQ(devices(2, 0), (std::vector<int>{0, 0}));
+}
+
+TEST(MpsDaemon, DevicesAndFolder) {
+  EXPECT_EQ(renumbered_devices("2,5"), "0,1");
+  EXPECT_EQ(renumbered_devices("7"), "0");
+  for (const char* as_it_is : {"", "-1", "GPU-aa,GPU-bb", "1,GPU-bb", "MIG-1", "1,,2", "NoDevFiles"}) {
+    EXPECT_EQ(renumbered_devices(as_it_is), as_it_is);
+  }
+  EXPECT_EQ(mps_parent_folder("/var/tmp"), "/var/tmp");
+  EXPECT_EQ(mps_parent_folder("/" + std::string(80, 'x')), "/tmp") << "names of sockets have 107 characters at most";
 }
 
 TEST(RankPlan, SaysWhatDoesNotDivide) {

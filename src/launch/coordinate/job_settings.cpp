@@ -59,7 +59,9 @@ WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
                                .bind = options.bind,
                                .cores_per_process = options.cores_per_process,
                                .verbose = options.verbose,
-                               .terminal_output = options.terminal_output};
+                               .terminal_output = options.terminal_output,
+                               .share_gpu = options.share_gpu,
+                               .devices_per_node = options.devices_per_node};
   if (options.terminal_output && !shows_colours(options.console)) {
     // What the workers see as a terminal ends in a file or a pipe.
     set_variable(settings.environment, "TERM", "dumb");
@@ -69,6 +71,16 @@ WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
     if (!assignment.inherit) set_variable(settings.environment, assignment.name, assignment.value);
   }
   return settings;
+}
+
+std::string given_mps_folder(const LaunchOptions& options) {
+  constexpr const char* kName = "CUDA_MPS_PIPE_DIRECTORY";
+  const char* own = std::getenv(kName);
+  const std::string here = own != nullptr ? own : "";
+  for (const Assignment& assignment : options.environment) {
+    if (assignment.name == kName) return assignment.inherit ? here : assignment.value;
+  }
+  return options.hosts.empty() ? here : "";
 }
 
 std::vector<std::string> encode_settings(const LaunchOptions& options, Console& console) {
@@ -92,6 +104,8 @@ std::vector<std::string> encode_settings(const LaunchOptions& options, Console& 
   if (options.bind != BindPolicy::automatic) add("bind", options.bind == BindPolicy::cores ? "cores" : "none");
   if (options.verbose) add("verbose", "1");
   if (!options.terminal_output) add("pipe_output", "1");
+  if (options.share_gpu) add("share_gpu", "1");
+  add("devices_per_node", std::to_string(options.devices_per_node));
   add("cores_per_process", std::to_string(options.cores_per_process));
   add("join_timeout", std::to_string(static_cast<int>(std::ceil(options.join_timeout.count()))));
   add("max_restarts", std::to_string(options.restarts.max_restarts));
@@ -129,6 +143,10 @@ LaunchOptions decode_settings(const std::vector<std::string>& settings) {
       options.verbose = true;
     else if (name == "pipe_output")
       options.terminal_output = false;
+    else if (name == "share_gpu")
+      options.share_gpu = true;
+    else if (name == "devices_per_node")
+      options.devices_per_node = number_in(value);
     else if (name == "cores_per_process")
       options.cores_per_process = number_in(value);
     else if (name == "join_timeout")

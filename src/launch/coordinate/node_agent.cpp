@@ -69,15 +69,19 @@ void NodeAgent::reserve(int generation) {
 void NodeAgent::start(const AgentMessage& start) {
   generation_ = start.generation;
   if (!start.text.empty()) settings_.job = start.text;
+  const WorkerGroupSettings& workers = settings_.worker_group;
+  std::vector<std::string> devices;
+  if (start.devices_per_process > 0 || workers.share_gpu) devices = visible_devices(workers.environment);
+  int shared = workers.share_gpu ? workers.devices_per_node : 0;
+  if (workers.share_gpu && shared == 0) shared = static_cast<int>(devices.size());
   std::vector<WorkerAssignment> assignments;
   for (int local = 0; local < start.processes; ++local) {
     assignments.push_back({.rank = start.first_rank + local,
                            .node_rank = start.node_rank,
                            .local_rank = local,
                            .local_size = start.processes,
-                           .world_size = start.world_size,
-                           .first_device = local * start.devices_per_process,
-                           .device_count = start.devices_per_process});
+                           .world_size = start.world_size});
+    assign_devices(assignments.back(), start.devices_per_process, shared);
   }
   try {
     NodeEnvironment node{.master_addr = start.host,
@@ -86,7 +90,8 @@ void NodeAgent::start(const AgentMessage& start) {
                          .job = settings_.job,
                          .generation = start.generation,
                          .restarts = start.restarts,
-                         .max_restarts = settings_.max_restarts};
+                         .max_restarts = settings_.max_restarts,
+                         .devices = std::move(devices)};
     secret_.reset();
     const Secret secret =
         settings_.own_secrets ? Secret::random() : secret_of_generation(settings_.secret, start.generation);
@@ -95,7 +100,6 @@ void NodeAgent::start(const AgentMessage& start) {
           sealed_memory("maniple-secret", {reinterpret_cast<const char*>(secret.bytes.data()), secret.bytes.size()});
     }
     node.secret_fd = secret_.get();
-    if (start.devices_per_process > 0) node.devices = visible_devices(settings_.worker_group.environment);
     worker_group_.start(assignments, std::move(node), start.core_first, start.core_total);
   } catch (const ProgramError& error) {
     report_failed_start(start, error.what(), error.exit_code);

@@ -107,7 +107,8 @@ void RemoteStart::start(std::size_t host) {
   const std::string& name = options.hosts[host].host;
   const bool here = is_this_host(name);
   const std::string remote = here || options.remote_maniple.empty() ? own_program() : options.remote_maniple;
-  const std::vector<std::string> agent = {remote, "run-agent", coordinator_.to_string(), std::to_string(host)};
+  std::vector<std::string> agent = {remote, "run-agent", coordinator_.to_string(), std::to_string(host)};
+  if (options.share_gpu && given_mps_folder(options).empty()) agent.push_back("--share-gpu");
   std::vector<std::string> command = agent;
   if (!here) {
     command = split_words(options.rsh);

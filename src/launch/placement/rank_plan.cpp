@@ -1,6 +1,7 @@
 #include "launch/placement/rank_plan.h"
 
 #include <charconv>
+#include <cstdint>
 
 #include <fmt/format.h>
 
@@ -40,6 +41,13 @@ int processes_for(int devices_per_node, int devices_per_process) {
   return devices_per_node / devices_per_process;
 }
 
+void assign_devices(WorkerAssignment& assignment, int devices_per_process, int shared_devices) {
+  const bool shared = devices_per_process == 0 && shared_devices > 0;
+  assignment.device_count = shared ? 1 : devices_per_process;
+  const std::int64_t before = std::int64_t{assignment.local_rank} * (shared ? shared_devices : devices_per_process);
+  assignment.first_device = static_cast<int>(shared ? before / assignment.local_size : before);
+}
+
 std::vector<WorkerAssignment> plan_ranks(const std::vector<NodeShape>& nodes) {
   int world_size = 0;
   for (const NodeShape& node : nodes) {
@@ -51,15 +59,13 @@ std::vector<WorkerAssignment> plan_ranks(const std::vector<NodeShape>& nodes) {
   std::vector<WorkerAssignment> assignments;
   assignments.reserve(static_cast<std::size_t>(world_size));
   for (std::size_t node = 0; node < nodes.size(); ++node) {
-    const int share = nodes[node].devices_per_process;
     for (int local = 0; local < nodes[node].processes; ++local) {
       assignments.push_back({.rank = static_cast<int>(assignments.size()),
                              .node_rank = static_cast<int>(node),
                              .local_rank = local,
                              .local_size = nodes[node].processes,
-                             .world_size = world_size,
-                             .first_device = local * share,
-                             .device_count = share});
+                             .world_size = world_size});
+      assign_devices(assignments.back(), nodes[node].devices_per_process, nodes[node].shared_devices);
     }
   }
   return assignments;

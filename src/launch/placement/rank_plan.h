@@ -7,6 +7,8 @@
 //   global rank         = node x G / D + local rank
 //   devices of a process = local rank x D, ..., local rank x D + D - 1
 //
+// With --share-gpu a process has one device, which it may share: number (local rank x G / processes of the node), rounded down.
+//
 // Nodes need not have the same number of processes (a hostfile may say so); then the global rank counts the processes
 // of all nodes before.
 #pragma once
@@ -25,12 +27,16 @@ struct NodeShape {
   std::string host = {};  ///< for tables and messages; may be empty
   int processes = 1;
   int devices_per_process = 0;
+  int shared_devices = 0;  ///< where devices_per_process is 0: so many are dealt in blocks, one to each process
   friend bool operator==(const NodeShape&, const NodeShape&) = default;
 };
 
 /// Processes of a node with G devices when each process gets D. Throws InvalidArgument with the numbers if G is not
 /// divisible by D.
 int processes_for(int devices_per_node, int devices_per_process);
+
+/// The devices of one process of a node, as a part of its assignment.
+void assign_devices(WorkerAssignment& assignment, int devices_per_process, int shared_devices);
 
 /// All assignments, in the order of ranks. Throws InvalidArgument if there is no process at all.
 std::vector<WorkerAssignment> plan_ranks(const std::vector<NodeShape>& nodes);

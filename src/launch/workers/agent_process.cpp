@@ -8,6 +8,7 @@
 #include <csignal>
 
 #include "base/system_error.h"
+#include "launch/workers/supervisor.h"
 #include "process/process_table.h"
 
 namespace maniple::launch {
@@ -69,6 +70,7 @@ void AgentProcess::on_control() {
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got <= 0) {
     end_descendants(kEndLimit);
+    stop_daemon();
     ::_exit(128 + SIGKILL);
   }
   for (ssize_t i = 0; i < got; ++i) take_signal(bytes[i]);

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "base/system_error.h"
+#include "launch/workers/mps_daemon.h"
 #include "process/descriptors.h"
 #include "process/failure_report.h"
 
@@ -23,6 +24,7 @@ namespace {
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2};
 pid_t supervisor = 0;
+MpsDaemon* job_daemon = nullptr;
 
 /// Signals that were ignored at the start (nohup, a shell's background job) stay ignored.
 sigset_t signals_to_take() {
@@ -44,7 +46,9 @@ void pass_on(int control, int signal) {
 
 int code_of(pid_t agent, int status) {
   constexpr std::chrono::seconds kLimit{3};
+  if (WIFEXITED(status)) stop_daemon();
   end_descendants(kLimit);  // none, unless the agent was killed
+  if (job_daemon != nullptr) job_daemon->remove_folder();
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   const int signal = WTERMSIG(status);
   fmt::print(stderr, "maniple: the launcher's agent (pid {}) was ended by {}; all workers were ended\n", agent,
@@ -110,9 +114,22 @@ void rename_reaper() {
   std::memcpy(begin, line.data(), std::min(line.size(), size - 1));
 }
 
+/// False when the supervisor has ended the job, or is gone, before the daemon was ready; `code` is then the exit code.
+bool start_daemon(int control, int& code) {
+  if (job_daemon == nullptr) return true;
+  try {
+    job_daemon->start(control);
+    return true;
+  } catch (const Aborted&) {
+    code = 128 + signal_to_end(control);
+    return false;
+  }
+}
+
 [[noreturn]] void reap(const std::function<int(UniqueFd)>& agent, UniqueFd control) {
   int code = 1;
   try {
+    if (!start_daemon(control.get(), code)) ::_exit(code);
     const pid_t pid = fork_session();
     if (pid == 0) be_agent(agent, std::move(control));
     control.reset();
@@ -140,7 +157,12 @@ bool has_terminal(const std::optional<ProcessStat>& stat) {
 
 bool in_foreground() { return has_terminal(process_stat(supervisor_pid())); }
 
-int run_supervised(const std::function<int(UniqueFd)>& agent) {
+void stop_daemon() noexcept {
+  if (job_daemon != nullptr) job_daemon->stop();
+}
+
+int run_supervised(const std::function<int(UniqueFd)>& agent, MpsDaemon* daemon) {
+  job_daemon = daemon;
   auto [here, there] = make_socket_pair();
   const sigset_t signals = signals_to_take();
   sigset_t before;

@@ -34,6 +34,8 @@ struct WorkerGroupSettings {
   int cores_per_process = 0;     ///< 0: all cores are shared out
   bool verbose = false;          ///< says which cores each rank has
   bool terminal_output = false;  ///< see StartOutput
+  bool share_gpu = false;        ///< where devices are not shared out: each rank has one, which others may have, too
+  int devices_per_node = 0;      ///< for share_gpu; 0: those seen
   bool input = true;             ///< rank 0 gets the launcher's standard input
 };
 
