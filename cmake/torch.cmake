@@ -30,6 +30,10 @@ target_link_libraries(maniple_train
   PUBLIC maniple_comm ${TORCH_LIBRARIES}
   PRIVATE ZLIB::ZLIB OpenSSL::Crypto $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
           $<BUILD_INTERFACE:maniple_warnings>)
+# Tensors on GPUs, where LibTorch has them.
+if(TARGET torch_cuda)
+  target_compile_definitions(maniple_train PUBLIC $<BUILD_INTERFACE:MANIPLE_TORCH_CUDA>)  # of all that shares the precompiled headers
+endif()
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
 # GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds, longer than the

@@ -29,6 +29,8 @@
 //               torch::NoGradGuard: nothing is recorded. `InvalidArgument` names the argument and what is wrong with it
 //               when a tensor is undefined, sparse, quantized or on the meta device; `Unsupported` when it is on a
 //               device the group's backend cannot reach.
+//   GPUs        An operation on tensors of a GPU runs in the order of LibTorch's current stream, and the host does not wait: it
+//               returns when the operation is enqueued. With async_op it runs beside that stream, and Work::wait orders the two.
 //   Shapes      Only the number of elements and the dtype must fit; shapes may differ, elements go in row-major order.
 //   Errors      As in comm/error.h. A rank that dies is named on all others at once by `PeerLost`.
 //   Threads     As in comm/process_group.h: one at a time for each group.

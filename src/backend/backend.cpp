@@ -18,7 +18,9 @@ constexpr BackendEntry kBackends[] = {
     {"gloo", "Facebook's Gloo over TCP", make_gloo_backend, [] { return missing_plugin("gloo"); }},
     {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend,
      [] { return missing_plugin("mpi"); }},
-    {"nccl", "NVIDIA GPUs", make_nccl_backend, [] { return missing_plugin("nccl"); }},
+    {"cuda", "NVIDIA GPUs: ranks that share one, or GPUs of one host that reach each other", nullptr,
+     [] { return missing_plugin("cuda"); }},
+    {"nccl", "NVIDIA GPUs, one for each rank, on any number of hosts", nullptr, [] { return missing_plugin("nccl"); }},
 };
 
 }  // namespace
@@ -42,6 +44,38 @@ const BackendEntry& find_backend(std::string_view name) {
     if (missing.empty()) names += (names.empty() ? "" : ", ") + std::string(entry.name);
   }
   throw Unsupported(fmt::format("this build has no backend \"{}\"; it has {}", name, names));
+}
+
+BackendChoice parse_backend(std::string_view text) {
+  BackendChoice choice;
+  if (text.find(':') == std::string_view::npos) {
+    const BackendEntry& entry = find_backend(text);
+    if (entry.make != nullptr) return {&entry, nullptr, true};
+    return {&find_backend("native"), &entry, false};
+  }
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view part = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+    const std::size_t colon = part.find(':');
+    const std::string_view device = part.substr(0, colon);
+    const std::string_view name = colon == std::string_view::npos ? "" : part.substr(colon + 1);
+    const BackendEntry* const entry = device == "cpu" || device == "cuda" ? &find_backend(name) : nullptr;
+    const BackendEntry*& place = device == "cpu" ? choice.host : choice.device;
+    MANIPLE_REQUIRE(
+        entry != nullptr && place == nullptr,
+        "backend \"{}\": write a name (native, nccl, ...), or one for each device: \"cpu:native,cuda:nccl\"", text);
+    MANIPLE_REQUIRE(device != "cpu" || entry->make != nullptr, "backend \"{}\": {} is for GPUs, not for the CPU", text,
+                    name);
+    place = entry;
+  }
+  if (choice.host == nullptr) choice = {&find_backend("native"), choice.device, false};
+  // "cuda:native": through memory of the host. That is what a backend of the host does by itself.
+  if (choice.device != nullptr && choice.device->make != nullptr) {
+    MANIPLE_REQUIRE(choice.device == choice.host, "backend \"{}\": memory of a GPU goes through {}; write \"{}\"", text,
+                    choice.host->name, choice.host->name);
+    choice.device = nullptr;
+  }
+  return choice;
 }
 
 }  // namespace maniple

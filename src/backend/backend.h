@@ -1,4 +1,5 @@
-// What runs the operations of one group: the contract of "native", "gloo", "mpi", and later of "nccl".
+// What runs the operations of one group on memory of the host: the contract of "native", "gloo" and "mpi". Those on memory of a device
+// are run by what device/device_plugin.h describes, or through a backend of the host (group/device_calls.h).
 //
 // Collectives are run one at a time, in order, by whichever thread the group chooses. Messages are independent of them. Errors
 // are thrown as the typed errors of error.h, without the call's name in front: the group adds it.
@@ -59,9 +60,18 @@ class Backend {
 struct BackendEntry {
   std::string_view name;
   std::string_view sentence;
-  std::unique_ptr<Backend> (*make)(const BackendContext& context);
+  std::unique_ptr<Backend> (*make)(const BackendContext& context);  ///< null: it is for memory of a device
   std::string (*missing)();  ///< empty: it is here; otherwise what is missing and how to get it, in a line
 };
+
+/// What InitOptions::backend means: "native", "nccl", "cpu:native,cuda:nccl".
+struct BackendChoice {
+  const BackendEntry* host = nullptr;    ///< never null: a group with a backend for GPUs uses native for all else
+  const BackendEntry* device = nullptr;  ///< null: memory of a device goes through that of the host
+  bool host_tensors = true;              ///< whether tensors of the CPU are accepted
+};
+/// Throws Unsupported as find_backend does, InvalidArgument for what is no such text.
+BackendChoice parse_backend(std::string_view text);
 
 /// All that this version knows, whether here or missing.
 std::span<const BackendEntry> backends() noexcept;
@@ -71,6 +81,5 @@ const BackendEntry& find_backend(std::string_view name);
 std::unique_ptr<Backend> make_native_backend(const BackendContext& context);
 std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context);
 std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context);
-std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context);
 
 }  // namespace maniple

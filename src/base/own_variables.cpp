@@ -36,6 +36,7 @@ constexpr OwnVariable kOwnVariables[] = {
     // Of the tests and benchmarks.
     {"MANIPLE_TEST_AS", "what ranks of a test are: threads, processes, netns"},
     {"MANIPLE_TEST_BACKEND", "the backend that tests use"},
+    {"MANIPLE_TEST_DEVICE", "cuda: tests of operations and of training run on a GPU"},
     {"MANIPLE_TEST_CHILD", "makes a test program a rank of a run"},
     {"MANIPLE_TEST_FILES", "the source files whose tests a test program runs"},
     {"MANIPLE_TEST_FOLDER", "a folder that the processes of a test share"},

@@ -40,6 +40,9 @@ std::string_view name_at(const std::array<std::string_view, N>& names, std::size
 }  // namespace
 
 std::string_view to_string(DType dtype) noexcept { return name_at(kDTypes, static_cast<std::size_t>(dtype)); }
+std::string to_string(Device device) {
+  return device.is_cpu() ? std::string("cpu") : "cuda:" + std::to_string(device.index);
+}
 std::string_view to_string(ReduceOp::Kind kind) noexcept { return name_at(kReduceOps, kind); }
 std::string_view to_string(Op op) noexcept { return name_at(kOps, static_cast<std::size_t>(op)); }
 std::string_view to_string(TransportKind kind) noexcept { return name_at(kTransports, static_cast<std::size_t>(kind)); }

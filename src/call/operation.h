@@ -74,10 +74,12 @@ struct Operation {
   std::size_t count = 0;  ///< elements: see the table; for operations with parts, the equal part (0 when uneven)
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  Parts parts;            ///< gather, all_gather, scatter, reduce_scatter
-  Parts in_parts;         ///< all_to_all
-  Parts out_parts;        ///< all_to_all
-  std::uint64_t seq = 0;  ///< number of the call in its group
+  Parts parts;             ///< gather, all_gather, scatter, reduce_scatter
+  Parts in_parts;          ///< all_to_all
+  Parts out_parts;         ///< all_to_all
+  std::uint64_t seq = 0;   ///< number of the call in its group
+  Device device;           ///< of in and out
+  void* stream = nullptr;  ///< on a device: the stream in whose order it runs (a cudaStream_t)
   SourceLocation where;
 
   // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides (avg).

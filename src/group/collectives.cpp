@@ -2,6 +2,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/check.h"
 #include "group/group_impl.h"
 #include "group/validate.h"
 
@@ -138,7 +139,12 @@ struct Coalesced {
 };
 
 Coalesced checked(detail::GroupImpl& group, std::span<const Buffer> buffers, ReduceOp op, const CallOptions& call) {
-  for (const Buffer& buffer : buffers) all_reduce_operation({group.rank(), group.size()}, buffer, buffer, op, call);
+  for (const Buffer& buffer : buffers) {
+    all_reduce_operation({group.rank(), group.size()}, buffer, buffer, op, call);
+    MANIPLE_REQUIRE(buffer.device == buffers.front().device,
+                    "all_reduce_coalesced: buffers are on {} and on {}; all must be on one device",
+                    to_string(buffers.front().device), to_string(buffer.device));
+  }
   return {group, {buffers.begin(), buffers.end()}, op, call};
 }
 
@@ -147,6 +153,12 @@ Coalesced checked(detail::GroupImpl& group, std::span<const Buffer> buffers, Red
 Work ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, const CallOptions& call) {
   if (!impl_->takes_part("all_reduce_coalesced")) return done_work();
   Coalesced task = checked(*impl_, buffers, op, call);
+  if (!buffers.empty() && !buffers.front().device.is_cpu()) {
+    std::vector<Operation> operations;
+    for (const Buffer& buffer : buffers)
+      operations.push_back(all_reduce_operation({rank(), size()}, buffer, buffer, op, call));
+    return impl_->device_calls().run_all(std::move(operations), call);
+  }
   if (call.async_op) {
     return impl_->start_tasks(Op::all_reduce, call,
                               [task = std::move(task)](OperationContext& context) mutable { task.run(context); });

@@ -63,7 +63,9 @@ Seconds detail::GroupImpl::limit(const CallOptions& call) const {
 
 void detail::GroupImpl::set_up(Deadline deadline) {
   require_algorithm(facts_.algorithm);
-  const BackendEntry& entry = find_backend(facts_.backend);
+  const BackendChoice choice = parse_backend(facts_.backend);
+  host_tensors_ = choice.host_tensors;
+  device_engine_ = choice.device != nullptr;
   abort_ = std::make_shared<AbortSignal>();
   store_ = make_prefix_store("maniple/group/" + facts_.name, facts_.session->store());
   recorder_ = std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder)));
@@ -81,7 +83,7 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   context.transport = facts_.transport;
   context.algorithm = facts_.algorithm;
   context.deadline = deadline;
-  backend_ = entry.make(context);
+  backend_ = choice.host->make(context);
   const auto gone = [this](int global_rank) {
     const auto& members = facts_.topology.members;
     for (std::size_t r = 0; r < members.size(); ++r) {
@@ -92,6 +94,22 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   Operation barrier;
   OperationContext op_context(deadline);
   execute(barrier, op_context);
+  if (choice.device != nullptr) {
+    const DevicePluginEntry& engine = load_device_plugin(choice.device->name);
+    device_ = std::make_unique<DeviceCalls>(*this, &engine, facts_.device, deadline);
+  }
+}
+
+DeviceCalls& detail::GroupImpl::device_calls() {
+  const std::lock_guard lock(device_mutex_);
+  if (!device_) device_ = std::make_unique<DeviceCalls>(*this, nullptr, -1, Deadline::never());
+  return *device_;
+}
+
+void detail::GroupImpl::begin_on_device(Operation& op) {
+  op.seq = ++seq_;
+  op.ranks = size();
+  recorder_->begin(op);
 }
 
 detail::GroupImpl::~GroupImpl() {

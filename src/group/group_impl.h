@@ -15,6 +15,7 @@
 
 #include "backend/backend.h"
 #include "base/threads.h"
+#include "group/device_calls.h"
 #include "group/recorder.h"
 #include "group/work_state.h"
 #include <maniple/comm/process_group.h>
@@ -27,6 +28,7 @@ struct GroupFacts {
   Topology topology;
   std::shared_ptr<Session> session;
   std::string backend;
+  int device = -1;  ///< InitOptions::device
   TransportKind transport = TransportKind::automatic;
   std::string algorithm;
   Seconds timeout{};
@@ -65,6 +67,8 @@ class detail::GroupImpl {
 
   /// Runs or starts it, as the call says.
   Work run(Operation operation, const CallOptions& call) {
+    if (!operation.device.is_cpu()) [[unlikely]]
+      return device_calls().run(std::move(operation), call);
     if (call.async_op) return start(std::move(operation), call);
     run_now(operation, call);
     return done_work();
@@ -93,6 +97,9 @@ class detail::GroupImpl {
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
   void execute(Operation& operation, OperationContext& context);
+  /// The same, without running it, for an operation that is enqueued on a stream: numbers and records it.
+  void begin_on_device(Operation& operation);
+  void end_on_device(std::uint64_t seq, bool failed) noexcept { recorder_->end(seq, failed); }
   /// Inside a handler, for what went wrong in such an operation: aborts the group on all ranks, names the call.
   [[noreturn]] void fail(const Operation& operation);
 
@@ -102,6 +109,14 @@ class detail::GroupImpl {
   std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
 
   MessageWait oldest_message() const;
+
+  // ---- Memory of a device ----------------------------------------------------------------------------------------
+  /// Made when first asked for, unless the group's backend is one for GPUs. Throws Unsupported where there is no such runtime.
+  DeviceCalls& device_calls();
+  /// Whether the group's backend is one for GPUs, so that there is registered memory on them.
+  bool has_device_engine() const noexcept { return device_engine_; }
+  /// Whether tensors of the CPU are accepted (BackendChoice).
+  bool serves_host_tensors() const noexcept { return host_tensors_; }
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
   void require_usable(Op op, const CallOptions& call) {
@@ -118,6 +133,7 @@ class detail::GroupImpl {
   std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }  ///< the last whose key is erased
 
  private:
+  friend class maniple::DeviceCalls;
   struct Release {
     std::atomic<bool>& busy;
     ~Release() { busy.store(false, std::memory_order_release); }
@@ -138,6 +154,10 @@ class detail::GroupImpl {
   std::shared_ptr<Store> store_;
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Recorder> recorder_;
+  bool host_tensors_ = true;
+  bool device_engine_ = false;
+  std::mutex device_mutex_;
+  std::unique_ptr<DeviceCalls> device_;  // after the backend, which finishes messages of it
   std::uint32_t generation_;
   // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
   std::atomic<bool> thrown_{false};

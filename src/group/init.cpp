@@ -47,6 +47,7 @@ std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOpti
   GroupFacts facts;
   facts.name = "world";
   facts.backend = options.backend;
+  facts.device = options.device;
   facts.timeout = options.timeout;
   facts.transport = options.transport;
   if (facts.transport == TransportKind::automatic) facts.transport = parse_transport(knob_word(Knob::transport));
@@ -72,7 +73,7 @@ Deadline check(const InitOptions& options) {
       "backend \"{}\": it is a transport of the backend native now; write .backend = \"native\", .transport = "
       "maniple::TransportKind::{}",
       options.backend, options.backend);
-  find_backend(options.backend);
+  parse_backend(options.backend);
   // A program that is a world of one may have called MPI_Init by itself, without an mpirun; the plugin sees whether it has.
   const int size =
       options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());

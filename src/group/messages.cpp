@@ -7,6 +7,11 @@
 #include "group/validate.h"
 
 namespace maniple {
+namespace {
+
+Device device_of(const PointToPoint& p2p) { return p2p.op == Op::send ? p2p.out.device : p2p.in.device; }
+
+}  // namespace
 
 std::shared_ptr<Message> detail::GroupImpl::make_message(const PointToPoint& p2p, const CallOptions& call) const {
   const bool sends = p2p.op == Op::send;
@@ -55,6 +60,15 @@ MessageWait detail::GroupImpl::oldest_message() const {
 // A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
 int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& call) {
   require_usable(p2p.op, call);
+  if (!device_of(p2p).is_cpu()) [[unlikely]] {
+    if (p2p.peer != kAnySource) {
+      device_calls().start_messages({&p2p, 1}, nullptr, call);
+      return p2p.peer;
+    }
+    int source = kAnySource;
+    device_calls().start_messages({&p2p, 1}, &source, call).front().synchronize();  // who sent it is known then
+    return source;
+  }
   auto message = make_message(p2p, call);
   backend_->start({&message, 1}, false);
   backend_->drive(*message);
@@ -68,6 +82,11 @@ int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& c
 std::vector<Work> detail::GroupImpl::start_messages(std::span<const PointToPoint> operations, int* source,
                                                     const CallOptions& call) {
   if (!operations.empty()) require_usable(operations.front().op, call);
+  if (!operations.empty() && !device_of(operations.front()).is_cpu()) [[unlikely]] {
+    CallOptions on_device = call;
+    on_device.async_op = true;
+    return device_calls().start_messages(operations, source, on_device);
+  }
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Work> works;
   for (const PointToPoint& p2p : operations)

@@ -79,6 +79,10 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
 }
 
 RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& call) {
+  return allocate(bytes, Device{}, call);
+}
+
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const CallOptions& call) {
   if (!impl_->takes_part("allocate")) return {};
   constexpr std::size_t kMost = std::size_t{1} << 46;  // the sizes of all ranks must still add up
   MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes exceed the maximum of {}", bytes, kMost);
@@ -89,8 +93,10 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& ca
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
     impl_->execute(sizes, context);
     try {
-      memory = impl_->backend().allocate(std::vector<std::size_t>(all.begin(), all.end()), impl_->next_allocation(),
-                                         context.deadline());
+      const std::vector<std::size_t> bytes_of_all(all.begin(), all.end());
+      const std::uint64_t number = impl_->next_allocation();
+      memory = device.is_cpu() ? impl_->backend().allocate(bytes_of_all, number, context.deadline())
+                               : impl_->device_calls().allocate(bytes_of_all, number, context.deadline());
     } catch (...) {
       sizes.op = Op::allocate;  // what the caller knows it by
       impl_->fail(sizes);

@@ -53,9 +53,17 @@ Operation base(Op op, DType dtype, const CallOptions& call) {
   return operation;
 }
 
-void set_memory(Operation& operation, ConstBuffer input, Buffer output) {
+// `input` and `output` are those that this rank's part of the operation looks at; an empty one may be anywhere.
+void set_memory(Operation& operation, ConstBuffer input, Buffer output, const CallOptions& call) {
   operation.in = static_cast<const std::byte*>(input.data);
   operation.out = static_cast<std::byte*>(output.data);
+  operation.device = input.data != nullptr || output.data == nullptr ? input.device : output.device;
+  if (input.device != output.device) [[unlikely]] {
+    MANIPLE_REQUIRE(input.data == nullptr || output.data == nullptr,
+                    "{}: input is on {} but output is on {}; both must be on one device", to_string(operation.op),
+                    to_string(input.device), to_string(output.device));
+  }
+  operation.stream = call.stream;
 }
 
 // The equal part, for comparing: uneven parts are compared by their hash.
@@ -90,7 +98,7 @@ Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const C
   Operation operation = base(Op::broadcast, buffer.dtype, call);
   operation.root = root;
   operation.count = buffer.count;
-  set_memory(operation, buffer, buffer);
+  set_memory(operation, buffer, buffer, call);
   return operation;
 }
 
@@ -108,7 +116,7 @@ Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, i
   operation.reduce = op;
   operation.root = root;
   operation.count = input.count;
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 
@@ -121,7 +129,7 @@ Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, Red
   Operation operation = base(Op::all_reduce, input.dtype, call);
   operation.reduce = op;
   operation.count = input.count;
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 
@@ -138,7 +146,7 @@ Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, i
     require_count(Op::gather, "output", output.count, operation.parts.total());
     require_memory(Op::gather, "output", output);
   }
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 
@@ -151,7 +159,7 @@ Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer outpu
   set_parts(operation, parts_of(Op::all_gather, input.dtype, input.count, counts, group.size));
   require_count(Op::all_gather, "input", input.count, operation.parts.count(group.rank));
   require_count(Op::all_gather, "output", output.count, operation.parts.total());
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 
@@ -168,7 +176,7 @@ Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, 
     require_count(Op::scatter, "input", input.count, operation.parts.total());
     require_memory(Op::scatter, "input", input);
   }
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 
@@ -183,7 +191,7 @@ Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer o
   set_parts(operation, parts_of(Op::reduce_scatter, output.dtype, output.count, counts, group.size));
   require_count(Op::reduce_scatter, "output", output.count, operation.parts.count(group.rank));
   require_count(Op::reduce_scatter, "input", input.count, operation.parts.total());
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 
@@ -210,7 +218,7 @@ Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer outpu
   operation.out_parts = parts_of(kOp, input.dtype, operation.count, output_counts, group.size);
   require_count(kOp, "input", input.count, operation.in_parts.total());
   require_count(kOp, "output", output.count, operation.out_parts.total());
-  set_memory(operation, input, output);
+  set_memory(operation, input, output, call);
   return operation;
 }
 

@@ -35,15 +35,34 @@ void detail::WorkState::finish(std::exception_ptr cause) {
   for (const auto& callback : next) callback();
 }
 
+std::atomic<CurrentStream> current_stream{nullptr};
+
 bool Work::done() const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
-  return state_->done.load(std::memory_order_acquire);
+  if (state_->done.load(std::memory_order_acquire)) return true;
+  // The thread that watches the device looks less often than people ask.
+  const DeviceEnd& device = state_->device;
+  return device.runtime != nullptr && !device.captured && device.runtime->reached(device.event.get());
 }
 
-void Work::wait() const { wait_until(Deadline::never()); }
+void Work::wait() const {
+  MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
+  const DeviceEnd& device = state_->device;
+  if (device.runtime == nullptr) return synchronize();
+  if (state_->done.load(std::memory_order_acquire) && !device.captured) {
+    if (state_->error) std::rethrow_exception(state_->error);
+    return;
+  }
+  const CurrentStream hook = current_stream.load(std::memory_order_acquire);
+  void* const stream = hook != nullptr ? hook(device.device) : device.stream;
+  if (stream != device.stream) device.runtime->wait(stream, device.event.get());
+}
+
+void Work::synchronize() const { wait_until(Deadline::never()); }
 
 bool Work::wait_until(Deadline deadline) const {
-  if (!done()) {
+  MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
+  if (!state_->done.load(std::memory_order_acquire)) {
     // The thread that would finish it is the parent's.
     if (fork_generation() != state_->generation) {
       throw Aborted("a child of fork() cannot wait for what its parent started");
@@ -61,7 +80,23 @@ bool Work::wait_until(Deadline deadline) const {
   return true;
 }
 
-std::exception_ptr Work::error() const { return done() ? state_->error : nullptr; }
+std::exception_ptr Work::error() const {
+  MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
+  return state_->done.load(std::memory_order_acquire) ? state_->error : nullptr;
+}
+
+void when_done(const Work& work, std::function<void(const std::exception_ptr& error)> callback) {
+  const std::shared_ptr<detail::WorkState>& state = detail::WorkAccess::state(work);
+  auto run = [state = state.get(), callback = std::move(callback)] { callback(state->error); };
+  {
+    const std::lock_guard lock(state->mutex);
+    if (!state->done.load(std::memory_order_acquire)) {
+      state->follow.push_back(std::move(run));
+      return;
+    }
+  }
+  run();
+}
 
 Work Work::then(std::function<void()> next) const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");

@@ -11,10 +11,24 @@
 #include <thread>
 #include <vector>
 
+#include "backend/device/device_plugin.h"
 #include "base/threads.h"
 #include <maniple/comm/work.h>
 
 namespace maniple {
+
+/// The end of an operation on a device, for those who wait for it.
+struct DeviceEnd {
+  DeviceRuntime* runtime = nullptr;
+  std::shared_ptr<void> event;
+  int device = 0;
+  void* stream = nullptr;  ///< on which it runs
+  bool captured = false;   ///< into a graph: it is not run now
+};
+
+/// The stream that the calling thread enqueues on (tensor/ sets it to LibTorch's current stream). Null: nobody knows.
+using CurrentStream = void* (*)(int device);
+extern std::atomic<CurrentStream> current_stream;
 
 struct detail::WorkState {
   /// Wakes those who wait and runs what was to follow, in the calling thread. Once only.
@@ -27,9 +41,18 @@ struct detail::WorkState {
   std::atomic<int> waiters{0};
   std::mutex mutex;
   std::condition_variable changed;
+  DeviceEnd device;                           // without a runtime: it is of the host
   std::exception_ptr error;                   // set before done
   std::vector<std::function<void()>> follow;  // run after done
 };
+
+/// The state behind a Work.
+struct detail::WorkAccess {
+  static const std::shared_ptr<WorkState>& state(const Work& work) noexcept { return work.state_; }
+};
+
+/// Runs `callback` once the operation is done, whether it failed or not: at once if it is done already.
+void when_done(const Work& work, std::function<void(const std::exception_ptr& error)> callback);
 
 /// A Work that is done. All of them share one state, which nobody owns: copying them counts no references.
 inline Work done_work() {

@@ -16,7 +16,7 @@ struct ProcessTable {
   std::mutex mutex;
   std::condition_variable changed;
   struct Offer {
-    std::shared_ptr<Segment> segment;
+    SharedFile file;
     int takers = 0;  // that have not fetched it
   };
   std::map<std::pair<std::uint64_t, std::string>, Offer> offers;
@@ -35,11 +35,11 @@ SegmentBroker::~SegmentBroker() {
   for (const std::string& topic : offered_here_) table.offers.erase({world_, topic});
 }
 
-void SegmentBroker::offer(const std::string& topic, std::shared_ptr<Segment> segment, int processes, int threads) {
+void SegmentBroker::offer(const std::string& topic, SharedFile file, int processes, int threads) {
   if (threads > 0) {
     ProcessTable& table = process_table();
     const std::lock_guard lock(table.mutex);
-    table.offers[{world_, topic}] = {segment, threads};
+    table.offers[{world_, topic}] = {file, threads};
     table.changed.notify_all();
   }
   {
@@ -47,7 +47,7 @@ void SegmentBroker::offer(const std::string& topic, std::shared_ptr<Segment> seg
     if (threads > 0) offered_here_.push_back(topic);
     if (processes == 0) return;
     Offer& offer = offers_[topic];
-    offer.segment = std::move(segment);
+    offer.file = std::move(file);
     offer.takers = processes;
   }
   hand_over(topic);
@@ -64,11 +64,11 @@ void SegmentBroker::serve(const std::string& topic, UniqueFd connection) {
 void SegmentBroker::hand_over(const std::string& topic) {
   const std::lock_guard lock(mutex_);
   const auto it = offers_.find(topic);
-  if (it == offers_.end() || !it->second.segment) return;
+  if (it == offers_.end() || !it->second.file) return;
   Offer& offer = it->second;
   for (UniqueFd& connection : offer.waiting) {
     try {
-      send_descriptor(connection.get(), offer.segment->fd(), offer.segment->size());
+      send_descriptor(connection.get(), offer.file->fd(), offer.file->about());
     } catch (const Error& error) {
       log_debug("shared memory {}: {}", topic, error.what());  // the taker has gone; its own error says so
     }
@@ -78,7 +78,7 @@ void SegmentBroker::hand_over(const std::string& topic) {
   if (offer.takers <= 0) offers_.erase(it);
 }
 
-std::shared_ptr<Segment> SegmentBroker::take_here(std::uint64_t world, const std::string& topic, Deadline deadline) {
+SharedFile SegmentBroker::take_here(std::uint64_t world, const std::string& topic, Deadline deadline) {
   ProcessTable& table = process_table();
   std::unique_lock lock(table.mutex);
   const auto there = [&] { return table.offers.count({world, topic}) != 0; };
@@ -88,9 +88,9 @@ std::shared_ptr<Segment> SegmentBroker::take_here(std::uint64_t world, const std
     throw Timeout(fmt::format("no shared memory was offered for {} in time", topic));
   }
   const auto it = table.offers.find({world, topic});
-  auto segment = it->second.segment;
+  SharedFile file = it->second.file;
   if (--it->second.takers == 0) table.offers.erase(it);
-  return segment;
+  return file;
 }
 
 }  // namespace maniple

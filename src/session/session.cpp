@@ -1,5 +1,6 @@
 #include "session/session.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -291,19 +292,18 @@ SecureConnection Session::try_take(int global_rank, const std::string& topic) {
   return connection;
 }
 
-std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members,
-                                                std::size_t bytes, Deadline deadline, const AbortSignal& abort) {
-  const int maker = members.front();
+void Session::offer(const std::string& topic, const std::vector<int>& members, SharedFile file) {
+  int threads = -1;  // not counting this one
+  for (const int member : members) threads += same_process(member) ? 1 : 0;
+  segments_->offer(topic, std::move(file), static_cast<int>(members.size()) - 1 - threads, threads);
+}
+
+template <class Here, class There>
+auto Session::take(const std::string& topic, int maker, Deadline deadline, const AbortSignal& abort, Here&& here,
+                   There&& there) {
   const auto began = Deadline::Clock::now();
-  if (maker == rank()) {
-    int threads = -1;  // not counting this one
-    for (const int member : members) threads += same_process(member) ? 1 : 0;
-    auto segment = Segment::create(bytes);
-    segments_->offer(topic, segment, static_cast<int>(members.size()) - 1 - threads, threads);
-    return segment;
-  }
   try {
-    if (same_process(maker)) return SegmentBroker::take_here(world_id(), topic, deadline);
+    if (same_process(maker)) return here(SegmentBroker::take_here(world_id(), topic, deadline));
     Hello hello;
     hello.role = Role::segment;
     hello.rank = rank();
@@ -312,8 +312,7 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
     // The handshake is short and is not broken off: its other side would take us for an unauthenticated peer.
     const SecureConnection connection =
         maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
-    ReceivedDescriptor received = receive_descriptor(connection.get(), deadline, abort.fd());
-    return Segment::adopt(std::move(received.fd), received.about);
+    return there(receive_descriptor(connection.get(), deadline, abort.fd()));
   } catch (const Aborted&) {
     abort.check();
     throw;
@@ -322,6 +321,34 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
     throw Timeout(fmt::format("{}: waited {:.1f} s for {}", error.what(), waited, peer(maker).describe(maker)), {maker},
                   waited);
   }
+}
+
+std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const std::vector<int>& members,
+                                                std::size_t bytes, Deadline deadline, const AbortSignal& abort) {
+  if (members.front() == rank()) {
+    auto segment = Segment::create(bytes);
+    offer(topic, members, {segment, nullptr});
+    return segment;
+  }
+  return take(
+      topic, members.front(), deadline, abort, [](const SharedFile& file) { return file.segment; },
+      [](ReceivedDescriptor received) { return Segment::adopt(std::move(received.fd), received.about); });
+}
+
+UniqueFd Session::share_descriptor(const std::string& topic, const std::vector<int>& members, int descriptor,
+                                   Deadline deadline, const AbortSignal& abort) {
+  const auto copy_of = [](int fd) {
+    UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!copy) throw_system_error("fcntl(F_DUPFD_CLOEXEC)");
+    return copy;
+  };
+  if (members.front() == rank()) {
+    offer(topic, members, {nullptr, std::make_shared<UniqueFd>(copy_of(descriptor))});
+    return {};
+  }
+  return take(
+      topic, members.front(), deadline, abort, [&](const SharedFile& file) { return copy_of(file.fd()); },
+      [](ReceivedDescriptor received) { return std::move(received.fd); });
 }
 
 void Session::add_group(const std::string& name, GroupLink link) {

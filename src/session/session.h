@@ -19,6 +19,7 @@
 #include "session/peer_table.h"
 #include "session/segment_broker.h"
 #include "session/wait_report.h"
+#include "shm/segment.h"
 #include "transport/connector.h"
 #include <maniple/comm/options.h>
 
@@ -48,6 +49,10 @@ class Session : public Connector {
   /// that it says count: the others look at what they get.
   std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
                                          Deadline deadline, const AbortSignal& abort);
+  /// The same for an open file that `members.front()` passes (the others: -1), such as one that stands for memory of a device. Returns
+  /// a descriptor of the caller's own; none to the one who made it.
+  UniqueFd share_descriptor(const std::string& topic, const std::vector<int>& members, int descriptor,
+                            Deadline deadline, const AbortSignal& abort);
 
   // ---- Groups and their ends -----------------------------------------------------------------------------------
   struct GroupLink {
@@ -71,6 +76,12 @@ class Session : public Connector {
  private:
   Session(RendezvousResult result, TransportKind transport);
   void listen();
+  /// Offers it, as the maker, to the other members.
+  void offer(const std::string& topic, const std::vector<int>& members, SharedFile file);
+  /// Takes what the maker has offered: in this process, or from another.
+  template <class Here, class There>
+  auto take(const std::string& topic, int maker, Deadline deadline, const AbortSignal& abort, Here&& here,
+            There&& there);
   void exchange_addresses(Deadline deadline);
   void start_failure_detector(Deadline deadline);
   std::string refusal(const Hello& hello, const Address& peer) const;

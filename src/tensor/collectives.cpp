@@ -49,7 +49,8 @@ Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& opt
   if (!takes_part(*group, "broadcast")) return done_work();
   const int root = group_rank_of(*group, src, "broadcast", "src");
   const Staged staged(tensor, group->rank() == root ? Access::read : Access::write, {"broadcast", "tensor"});
-  return run_operation(options, {staged}, [&] { return group->broadcast(staged.buffer(), root, call_of(options)); });
+  return run_operation(options, {staged},
+                       [&](const CallOptions& call) { return group->broadcast(staged.buffer(), root, call); });
 }
 
 Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, const DistOptions& options) {
@@ -59,9 +60,9 @@ Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, const DistOp
   const bool here = group->rank() == root;
   const Staged staged(tensor, here ? Access::read_write : Access::read, {"reduce", "tensor"});
   require_reducible(staged, op, "reduce");
-  const Buffer out = here ? staged.buffer() : Buffer{nullptr, 0, staged.buffer().dtype};
+  const Buffer out = here ? staged.buffer() : Buffer{nullptr, 0, staged.buffer().dtype, staged.buffer().device};
   return run_operation(options, {staged},
-                       [&] { return group->reduce(staged.buffer(), out, root, op, call_of(options)); });
+                       [&](const CallOptions& call) { return group->reduce(staged.buffer(), out, root, op, call); });
 }
 
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& options) {
@@ -69,7 +70,8 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& opt
   if (!takes_part(*group, "all_reduce")) return done_work();
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   require_reducible(staged, op, "all_reduce");
-  return run_operation(options, {staged}, [&] { return group->all_reduce(staged.buffer(), op, call_of(options)); });
+  return run_operation(options, {staged},
+                       [&](const CallOptions& call) { return group->all_reduce(staged.buffer(), op, call); });
 }
 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, const DistOptions& options) {
@@ -84,7 +86,7 @@ Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op
     buffers.push_back(staged.back().buffer());
   }
   return run_operation(options, std::move(staged),
-                       [&] { return group->all_reduce_coalesced(buffers, op, call_of(options)); });
+                       [&](const CallOptions& call) { return group->all_reduce_coalesced(buffers, op, call); });
 }
 
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst,
@@ -95,7 +97,7 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
   require_none_elsewhere(gather_list, *group, root, "gather", "gather_list", "dst");
   const Staged in(tensor, Access::read, {"gather", "tensor"});
   Staged out;
-  Buffer to{nullptr, 0, in.buffer().dtype};
+  Buffer to{nullptr, 0, in.buffer().dtype, in.buffer().device};
   if (group->rank() == root) {
     require_one_for_each(gather_list.size(), *group, "gather", "gather_list");
     out = Staged(gather_list, Access::write, {"gather", "gather_list"});
@@ -104,7 +106,8 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
                     "gather: the tensors of gather_list differ in size; all ranks send equally many elements");
     to = out.buffer();
   }
-  return run_operation(options, {in, out}, [&] { return group->gather(in.buffer(), to, root, {}, call_of(options)); });
+  return run_operation(options, {in, out},
+                       [&](const CallOptions& call) { return group->gather(in.buffer(), to, root, {}, call); });
 }
 
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
@@ -115,8 +118,8 @@ Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tens
   const Staged in(tensor, Access::read, {"all_gather", "tensor"});
   const Staged out(tensor_list, Access::write, {"all_gather", "tensor_list"});
   require_same_dtype(in, out, "all_gather", "tensor and tensor_list");
-  return run_operation(options, {in, out}, [&] {
-    return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call_of(options));
+  return run_operation(options, {in, out}, [&](const CallOptions& call) {
+    return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call);
   });
 }
 
@@ -127,7 +130,7 @@ Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& in
   const Staged out(output, Access::write, {"all_gather_into_tensor", "output"});
   require_same_dtype(in, out, "all_gather_into_tensor", "input and output");
   return run_operation(options, {in, out},
-                       [&] { return group->all_gather(in.buffer(), out.buffer(), {}, call_of(options)); });
+                       [&](const CallOptions& call) { return group->all_gather(in.buffer(), out.buffer(), {}, call); });
 }
 
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src,
@@ -138,7 +141,7 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
   require_none_elsewhere(scatter_list, *group, root, "scatter", "scatter_list", "src");
   const Staged out(tensor, Access::write, {"scatter", "tensor"});
   Staged in;
-  Buffer from{nullptr, 0, out.buffer().dtype};
+  Buffer from{nullptr, 0, out.buffer().dtype, out.buffer().device};
   if (group->rank() == root) {
     require_one_for_each(scatter_list.size(), *group, "scatter", "scatter_list");
     in = Staged(scatter_list, Access::read, {"scatter", "scatter_list"});
@@ -148,7 +151,7 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
     from = in.buffer();
   }
   return run_operation(options, {in, out},
-                       [&] { return group->scatter(from, out.buffer(), root, {}, call_of(options)); });
+                       [&](const CallOptions& call) { return group->scatter(from, out.buffer(), root, {}, call); });
 }
 
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
@@ -160,8 +163,8 @@ Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor
   const Staged out(output, Access::write, {"reduce_scatter", "output"});
   require_same_dtype(in, out, "reduce_scatter", "input_list and output");
   require_reducible(in, op, "reduce_scatter");
-  return run_operation(options, {in, out}, [&] {
-    return group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call_of(options));
+  return run_operation(options, {in, out}, [&](const CallOptions& call) {
+    return group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call);
   });
 }
 
@@ -173,8 +176,9 @@ Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& inp
   const Staged out(output, Access::write, {"reduce_scatter_tensor", "output"});
   require_same_dtype(in, out, "reduce_scatter_tensor", "input and output");
   require_reducible(in, op, "reduce_scatter_tensor");
-  return run_operation(options, {in, out},
-                       [&] { return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call_of(options)); });
+  return run_operation(options, {in, out}, [&](const CallOptions& call) {
+    return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call);
+  });
 }
 
 namespace {
@@ -184,8 +188,9 @@ Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_
               std::vector<std::size_t> out_counts, const DistOptions& options) {
   const Buffer from = in.buffer();
   const Buffer to = out.buffer();
-  return run_operation(options, {std::move(in), std::move(out)},
-                       [&] { return group.all_to_all(from, to, in_counts, out_counts, call_of(options)); });
+  return run_operation(options, {std::move(in), std::move(out)}, [&](const CallOptions& call) {
+    return group.all_to_all(from, to, in_counts, out_counts, call);
+  });
 }
 
 /// Elements of each part of a tensor that is cut along its first dimension.

@@ -65,7 +65,7 @@ bool is_initialized() noexcept { return current() != nullptr; }
 
 bool is_backend_available(std::string_view backend) noexcept {
   try {
-    find_backend(backend);
+    parse_backend(backend);
     return true;
   } catch (...) {
     return false;

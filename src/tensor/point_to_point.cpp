@@ -38,14 +38,15 @@ void send(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions&
   const auto group = group_of(options);
   if (!takes_part(*group, "send")) return;
   const Staged staged(tensor, Access::read, {"send", "tensor"});
-  group->send(staged.buffer(), group_rank_of(*group, dst, "send", "dst"), tag, call_of(options));
+  group->send(staged.buffer(), group_rank_of(*group, dst, "send", "dst"), tag, message_call(*group, {staged}, options));
 }
 
 int recv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& options) {
   const auto group = group_of(options);
   if (!takes_part(*group, "recv")) return -1;
   const Staged staged(tensor, Access::write, {"recv", "tensor"});
-  const int sender = group->recv(staged.buffer(), group_rank_of(*group, src, "recv", "src"), tag, call_of(options));
+  const int sender = group->recv(staged.buffer(), group_rank_of(*group, src, "recv", "src"), tag,
+                                 message_call(*group, {staged}, options));
   staged.write_back();
   return group->topology().members[static_cast<std::size_t>(sender)].global_rank;
 }
@@ -54,17 +55,18 @@ Work isend(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions
   const auto group = group_of(options);
   if (!takes_part(*group, "isend")) return done_work();
   const Staged staged(tensor, Access::read, {"isend", "tensor"});
-  return finishing(group->isend(staged.buffer(), group_rank_of(*group, dst, "isend", "dst"), tag, call_of(options)),
-                   {staged});
+  const CallOptions call = message_call(*group, {staged}, options);
+  return finishing(group->isend(staged.buffer(), group_rank_of(*group, dst, "isend", "dst"), tag, call),
+                   staged.buffer().device, {staged});
 }
 
 Work irecv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& options) {
   const auto group = group_of(options);
   if (!takes_part(*group, "irecv")) return done_work();
   const Staged staged(tensor, Access::write, {"irecv", "tensor"});
-  return finishing(
-      group->irecv(staged.buffer(), group_rank_of(*group, src, "irecv", "src"), tag, nullptr, call_of(options)),
-      {staged});
+  const CallOptions call = message_call(*group, {staged}, options);
+  return finishing(group->irecv(staged.buffer(), group_rank_of(*group, src, "irecv", "src"), tag, nullptr, call),
+                   staged.buffer().device, {staged});
 }
 
 std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const DistOptions& options) {
@@ -81,8 +83,9 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const 
     batch.push_back(sends ? PointToPoint::send(staged.back().buffer(), peer, one.tag)
                           : PointToPoint::recv(staged.back().buffer(), peer, one.tag));
   }
-  std::vector<Work> works = group->batch_isend_irecv(batch, call_of(options));
-  for (std::size_t i = 0; i < works.size(); ++i) works[i] = finishing(works[i], {std::move(staged[i])});
+  std::vector<Work> works = group->batch_isend_irecv(batch, message_call(*group, staged, options));
+  for (std::size_t i = 0; i < works.size(); ++i)
+    works[i] = finishing(works[i], staged[i].buffer().device, {std::move(staged[i])});
   return works;
 }
 

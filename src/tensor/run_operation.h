@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "group/group_impl.h"
+#include "tensor/device.h"
 #include "tensor/staged.h"
 #include <maniple/dist.h>
 
@@ -30,19 +31,32 @@ inline CallOptions call_of(const DistOptions& options) {
 }
 
 /// The tensors are kept alive and written back before the Work is done.
-inline Work finishing(const Work& work, std::vector<Staged> tensors) {
+inline Work finishing(const Work& work, Device device, std::vector<Staged> tensors) {
+  if (!device.is_cpu()) return finish_on_device(work, device, std::move(tensors));
   return work.then([tensors = std::move(tensors)] {
     for (const Staged& tensor : tensors) tensor.write_back();
   });
 }
 
-/// Calls `start`, which returns a Work: done already, unless the options ask for an asynchronous operation.
+/// Calls `start(options of the call)`, which returns a Work: done already, unless the options ask for an asynchronous operation or the
+/// tensors are on a GPU.
 template <class Start>
 Work run_operation(const DistOptions& options, std::vector<Staged> tensors, Start&& start) {
-  Work work = start();
-  if (options.async_op) return finishing(work, std::move(tensors));
+  const auto group = group_of(options);
+  const Device device = require_one_device(*group, tensors);
+  const CallOptions call = call_of(options);
+  if (!device.is_cpu()) return run_on_device(*group, device, call, std::move(tensors), start);
+  Work work = start(call);
+  if (options.async_op) return finishing(work, device, std::move(tensors));
   for (const Staged& tensor : tensors) tensor.write_back();
   return work;
+}
+
+/// The same for messages: the options that name the current stream of the tensor's device.
+inline CallOptions message_call(ProcessGroup& group, const std::vector<Staged>& tensors, const DistOptions& options) {
+  CallOptions call = call_of(options);
+  call.stream = current_stream_on(require_one_device(group, tensors));
+  return call;
 }
 
 }  // namespace maniple

@@ -1,15 +1,17 @@
 #include "tensor/staged.h"
 
 #include "base/check.h"
+#include "tensor/device.h"
 #include "tensor/torch_compat.h"
 
 namespace maniple {
-namespace {
 
 std::string named(const Argument& argument) {
   return argument.index < 0 ? format_text("{}: {}", argument.operation, argument.name)
                             : format_text("{}: {}[{}]", argument.operation, argument.name, argument.index);
 }
+
+namespace {
 
 std::string text_of(c10::ScalarType dtype) { return c10::toString(dtype); }
 
@@ -55,15 +57,11 @@ void require_usable(const torch::Tensor& tensor, const Argument& argument) {
                   named(argument), text_of(tensor.scalar_type()));
   MANIPLE_REQUIRE(!tensor.is_meta(), "{} is on the meta device and has no elements; materialise it first",
                   named(argument));
-  if (!tensor.device().is_cpu()) {
-    throw Unsupported(
-        format_text("{} is a tensor of {} on {}; this build communicates CPU tensors only, pass tensor.cpu()",
-                    named(argument), text_of(tensor.scalar_type()), tensor.device().str()));
-  }
+  device_of(tensor, argument);
 }
 
 Staged::Staged(const torch::Tensor& tensor, Access access, const Argument& argument)
-    : tensors_{tensor}, writes_(access != Access::read) {
+    : tensors_{tensor}, writes_(access != Access::read), argument_(argument) {
   const torch::NoGradGuard no_grad;
   require_usable(tensor, argument);
   const DType dtype = dtype_of(tensor, argument);
@@ -76,12 +74,12 @@ Staged::Staged(const torch::Tensor& tensor, Access access, const Argument& argum
     ready = torch::empty(tensor.sizes(), tensor.options().requires_grad(false)).copy_(tensor);
   }
   memory_ = as_reals(ready);
-  buffer_ = {memory_.data_ptr(), static_cast<std::size_t>(memory_.numel()), dtype};
+  buffer_ = {memory_.data_ptr(), static_cast<std::size_t>(memory_.numel()), dtype, device_of(tensor, argument)};
   if (writes_ && !copied_) bump_version(tensor);
 }
 
 Staged::Staged(const std::vector<torch::Tensor>& tensors, Access access, const Argument& argument)
-    : tensors_(tensors), copied_(true), writes_(access != Access::read) {
+    : tensors_(tensors), copied_(true), writes_(access != Access::read), argument_(argument) {
   const torch::NoGradGuard no_grad;
   MANIPLE_REQUIRE(!tensors.empty(), "{} is empty; expected one tensor for each rank", named(argument));
   DType dtype = DType::uint8;
@@ -93,6 +91,8 @@ Staged::Staged(const std::vector<torch::Tensor>& tensors, Access access, const A
     MANIPLE_REQUIRE(i == 0 || tensors[i].scalar_type() == tensors[0].scalar_type(),
                     "{} is a tensor of {}, but {}[0] is one of {}", named(element), text_of(tensors[i].scalar_type()),
                     argument.name, text_of(tensors[0].scalar_type()));
+    MANIPLE_REQUIRE(tensors[i].device() == tensors[0].device(), "{} is on {}, but {}[0] is on {}", named(element),
+                    tensors[i].device().str(), argument.name, tensors[0].device().str());
     dtype = own;
     total += tensors[i].numel();
   }
@@ -108,7 +108,7 @@ Staged::Staged(const std::vector<torch::Tensor>& tensors, Access access, const A
     }
   }
   memory_ = as_reals(flat);
-  buffer_ = {memory_.data_ptr(), static_cast<std::size_t>(memory_.numel()), dtype};
+  buffer_ = {memory_.data_ptr(), static_cast<std::size_t>(memory_.numel()), dtype, device_of(tensors[0], argument)};
 }
 
 void Staged::write_back() const {

@@ -5,6 +5,7 @@
 // one piece of memory.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,11 +24,12 @@ struct Argument {
   int index = -1;
 };
 
+std::string named(const Argument& argument);
+
 /// The dtype that the group sees. Throws InvalidArgument for one that it does not have.
 DType dtype_of(const torch::Tensor& tensor, const Argument& argument);
 
-/// Throws unless a group can work on the tensor: it must be defined, strided, not quantized, and in memory that the CPU
-/// reaches.
+/// Throws unless a group can work on the tensor: it must be defined, strided and not quantized.
 void require_usable(const torch::Tensor& tensor, const Argument& argument);
 
 class Staged {
@@ -38,6 +40,9 @@ class Staged {
   Staged(const std::vector<torch::Tensor>& tensors, Access access, const Argument& argument);
 
   Buffer buffer() const noexcept { return buffer_; }
+  bool defined() const noexcept { return !tensors_.empty(); }
+  std::string name() const { return named(argument_); }
+  bool writes_back() const noexcept { return writes_ && copied_; }
   bool complex() const noexcept { return complex_; }
 
   /// Elements of each tensor of a list, as the group counts them.
@@ -53,6 +58,7 @@ class Staged {
   bool writes_ = false;
   bool complex_ = false;
   Buffer buffer_;
+  Argument argument_{"", ""};
   std::vector<std::size_t> counts_;
 };
 

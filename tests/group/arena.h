@@ -10,7 +10,9 @@
 
 #include <gtest/gtest.h>
 
+#include "harness/device_memory.h"
 #include "harness/rank.h"
+#include "harness/run_ranks.h"
 
 namespace maniple::harness {
 
@@ -35,8 +37,8 @@ class Arena {
   Arena(Rank& r, std::size_t capacity)
       : rank_(r.rank),
         slot_(capacity + kMargin),
-        ordinary_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(2 * slot_))), &std::free),
-        registered_(r.world->allocate(2 * slot_)) {}
+        ordinary_(test_memory(2 * slot_)),
+        registered_(r.world->allocate(test_device().is_cpu() ? 2 * slot_ : 1)) {}
 
   /// A buffer, filled with a byte that no expected result consists of, between guards.
   Buffer take(int slot, Memory memory, DType dtype, std::size_t count) {
@@ -44,7 +46,7 @@ class Arena {
     bool registered = false;
     switch (memory) {
       case Memory::ordinary: break;
-      case Memory::misaligned: offset += 1; break;
+      case Memory::misaligned: offset += takes_any_address() ? 1 : size_of(dtype); break;
       case Memory::registered: registered = true; break;
       case Memory::skewed:
         registered = true;
@@ -52,9 +54,11 @@ class Arena {
         break;
       case Memory::mixed:
         registered = rank_ % 2 == 0;
-        offset += registered ? 1 : 0;
+        if (registered) offset += takes_any_address() ? 1 : size_of(dtype);
         break;
     }
+    // Registered memory of a GPU is not within reach of the host: tests/gpu has tests of its own for it.
+    registered = registered && test_device().is_cpu();
     std::byte* base = (registered ? static_cast<std::byte*>(registered_.data()) : ordinary_.get()) + slot * slot_;
     std::byte* data = base + offset;
     const std::size_t bytes = count * size_of(dtype);
@@ -63,7 +67,7 @@ class Arena {
     std::memset(data, kFillByte, bytes);
     std::memset(data + bytes, kGuardByte, kGuard);
     taken_[slot] = {data, bytes};
-    return {data, count, dtype};
+    return {data, count, dtype, test_device()};
   }
 
   /// Nothing was written before or behind the buffers taken last.
@@ -81,11 +85,13 @@ class Arena {
   }
 
  private:
+  /// NCCL reduces only memory that is aligned to its elements.
+  static bool takes_any_address() { return chosen_backend() != "nccl"; }
+
   static constexpr std::size_t kGuard = 64;
   static constexpr std::size_t kMargin = 16384;  // guards and the largest skew
   static constexpr unsigned char kGuardByte = 0xa5;
   static constexpr unsigned char kFillByte = 0x5a;
-  static std::size_t round_up(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
   struct Taken {
     std::byte* data = nullptr;
@@ -93,7 +99,7 @@ class Arena {
   };
   int rank_;
   std::size_t slot_;
-  std::unique_ptr<std::byte, decltype(&std::free)> ordinary_;
+  std::shared_ptr<std::byte> ordinary_;
   RegisteredMemory registered_;
   std::array<Taken, 2> taken_{};
 };

@@ -36,6 +36,15 @@ inline bool with_plugin() { return chosen_backend() != "native"; }
 
 inline std::vector<Place> places(std::vector<int> sizes) {
   const As as = chosen_as();
+  if (!test_device().is_cpu()) {
+    // All ranks on one GPU, which NCCL is not made for.
+    std::vector<Place> on_gpu;
+    for (const int n : sizes) {
+      if (n <= 2 || (chosen_backend() != "nccl" && (n == 4 || n == 8)))
+        on_gpu.push_back({as, TransportKind::automatic, n, 1});
+    }
+    return on_gpu;
+  }
   if (with_plugin()) {
     // The algorithms that are supplied are tested with the native backend; here it is that each call takes the right way.
     if (as == As::netns) return {{as, TransportKind::automatic, 3, 2}};

@@ -31,8 +31,8 @@ TEST_P(PointToPointTest, RingOfEveryDtypeAndCount) {
         if (manner.async) {
           const Work sent = r.world->isend(out, next, number);
           int source = -1;
-          r.world->irecv(in, previous, number, &source).wait();
-          sent.wait();
+          r.world->irecv(in, previous, number, &source).synchronize();
+          sent.synchronize();
           EXPECT_EQ(source, previous);
         } else if (r.rank == 0) {
           r.world->send(out, next, number);
@@ -41,6 +41,7 @@ TEST_P(PointToPointTest, RingOfEveryDtypeAndCount) {
           EXPECT_EQ(r.world->recv(in, previous, number), previous);
           r.world->send(out, next, number);
         }
+        synchronize_device();
         EXPECT_TRUE(Pattern::noise(dtype, previous).matches(in.data, count));
         EXPECT_TRUE(arena.guards_intact());
       }
@@ -76,7 +77,7 @@ TEST_P(PointToPointTest, AnySourceWaitsForALateSender) {
       const Work received = r.world->irecv(buffer_of(value), kAnySource, 9, &source);
       EXPECT_FALSE(received.done());
       r.phase("posted");
-      received.wait();
+      received.synchronize();
       EXPECT_EQ(source, r.size - 1);
       EXPECT_EQ(value, 2.5);
     } else {
@@ -124,7 +125,7 @@ TEST_P(PointToPointTest, SendMayComeBeforeAndAfterItsReceive) {
         r.world->recv({}, peer, 6);
         work = r.rank == 0 ? r.world->isend(buffer_of(values), peer, 5) : r.world->irecv(buffer_of(values), peer, 5);
       }
-      work.wait();
+      work.synchronize();
       EXPECT_EQ(values, std::vector<std::int32_t>(5000, round));
     }
   });
@@ -147,7 +148,7 @@ TEST_P(PointToPointTest, BatchExchangesAllWithAll) {
       }
       const auto works = r.world->batch_isend_irecv(operations);
       ASSERT_EQ(works.size(), operations.size());
-      for (const Work& work : works) work.wait();
+      for (const Work& work : works) work.synchronize();
       for (int peer = 0; peer < r.size; ++peer) {
         if (peer == r.rank) continue;
         EXPECT_EQ(in[count * peer], static_cast<float>(100 * peer + r.rank));
@@ -166,7 +167,7 @@ TEST_P(PointToPointTest, BigMessagesBothWaysAtOnce) {
     std::iota(out.begin(), out.end(), static_cast<float>(r.rank));
     const Work sent = r.world->isend(buffer_of(out), peer);
     EXPECT_EQ(r.world->recv(buffer_of(in), peer), peer);
-    sent.wait();
+    sent.synchronize();
     std::iota(out.begin(), out.end(), static_cast<float>(peer));
     EXPECT_EQ(in, out);
   });
@@ -179,7 +180,7 @@ void receive_from_oneself(Rank& r) {
   const Work received = r.world->irecv(buffer_of(in), r.rank, 3);
   EXPECT_FALSE(received.done());
   r.world->send(buffer_of(out), r.rank, 3);
-  received.wait();
+  received.synchronize();
   EXPECT_EQ(in, 7);
   // The same with a receive that waits in another thread.
   std::thread waiting([&] { EXPECT_EQ(r.world->recv(buffer_of(in), kAnySource, 4), r.rank); });
@@ -187,7 +188,7 @@ void receive_from_oneself(Rank& r) {
   std::vector<double> copy(large.size());
   const Work sent = r.world->isend(buffer_of(large), r.rank, 5);
   r.world->recv(buffer_of(copy), r.rank, 5);
-  sent.wait();
+  sent.synchronize();
   EXPECT_EQ(copy, large);
   r.world->send(buffer_of(out), r.rank, 4);
   waiting.join();
@@ -231,7 +232,7 @@ TEST_P(PointToPointTest, ManyInFlight) {
       works.push_back(r.world->irecv(buffer_of(in[i]), previous, i % 5));
       works.push_back(r.world->isend(buffer_of(out[i]), next, i % 5));
     }
-    for (const Work& work : works) work.wait();
+    for (const Work& work : works) work.synchronize();
     for (int i = 0; i < kMessages; ++i) EXPECT_EQ(in[i], 1000 * previous + i);
   });
 }

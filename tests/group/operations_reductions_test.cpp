@@ -49,9 +49,9 @@ void check_all_reduce(Rank& r, Arena& arena, const Case& c) {
   const Buffer out = c.manner.in_place ? in : arena.take(1, c.manner.memory, c.dtype, c.count);
   input.fill(in.data, c.count);
   if (c.manner.in_place) {
-    r.world->all_reduce(in, c.op, c.manner.call()).wait();
+    r.world->all_reduce(in, c.op, c.manner.call()).synchronize();
   } else {
-    r.world->all_reduce(in, out, c.op, c.manner.call()).wait();
+    r.world->all_reduce(in, out, c.op, c.manner.call()).synchronize();
     EXPECT_TRUE(input.matches(in.data, c.count)) << "the input was changed";
   }
   EXPECT_TRUE(result_of(c.dtype, c.op, r.size).matches(out.data, c.count));
@@ -84,7 +84,7 @@ void check_reduce(Rank& r, Arena& arena, const Case& c) {
   input.fill(in.data, c.count);
   // Other ranks' outputs may be empty.
   const Buffer passed = r.rank == c.root ? out : Buffer{nullptr, 0, c.dtype};
-  r.world->reduce(in, passed, c.root, c.op, c.manner.call()).wait();
+  r.world->reduce(in, passed, c.root, c.op, c.manner.call()).synchronize();
   if (r.rank == c.root) {
     EXPECT_TRUE(result_of(c.dtype, c.op, r.size).matches(out.data, c.count));
   }
@@ -111,9 +111,9 @@ void check_reduce_scatter(Rank& r, Arena& arena, const Case& c) {
   const std::size_t offset = c.count * r.rank;
   const Buffer in = arena.take(0, c.manner.memory, c.dtype, total);
   input.fill(in.data, total);
-  Buffer out{static_cast<std::byte*>(in.data) + offset * size_of(c.dtype), c.count, c.dtype};
+  Buffer out{static_cast<std::byte*>(in.data) + offset * size_of(c.dtype), c.count, c.dtype, in.device};
   if (!c.manner.in_place) out = arena.take(1, c.manner.memory, c.dtype, c.count);
-  r.world->reduce_scatter(in, out, c.op, {}, c.manner.call()).wait();
+  r.world->reduce_scatter(in, out, c.op, {}, c.manner.call()).synchronize();
   EXPECT_TRUE(result_of(c.dtype, c.op, r.size).matches(out.data, c.count, offset));
   EXPECT_TRUE(arena.guards_intact());
   if (!c.manner.in_place) {
@@ -185,7 +185,7 @@ TEST_P(Reductions, Coalesced) {
       for (const Buffer& buffer : buffers)
         input_of(buffer.dtype, ReduceOp::sum, r.rank).fill(buffer.data, buffer.count);
       if (async) {
-        r.world->all_reduce_coalesced(buffers, ReduceOp::sum, {.async_op = true}).wait();
+        r.world->all_reduce_coalesced(buffers, ReduceOp::sum, {.async_op = true}).synchronize();
       } else {
         r.world->all_reduce_coalesced(buffers);
       }

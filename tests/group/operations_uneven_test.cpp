@@ -78,7 +78,7 @@ TEST_P(Uneven, Gather) {
       Pattern::noise(c.dtype, r.rank).fill(in.data, in.count);
       const bool root = r.rank == c.root;
       const Buffer out = root ? arena.take(1, c.manner.memory, c.dtype, c.total()) : Buffer{nullptr, 0, c.dtype};
-      r.world->gather(in, out, c.root, c.counts, c.manner.call()).wait();
+      r.world->gather(in, out, c.root, c.counts, c.manner.call()).synchronize();
       if (root) expect_all_parts(c, out);
     });
   });
@@ -88,10 +88,10 @@ TEST_P(Uneven, AllGather) {
   run([](Rank& r) {
     for_each_case(r, [&](Arena& arena, const Case& c) {
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.total());
-      Buffer in{element_at(out, c.starts[r.rank]), c.counts[r.rank], c.dtype};
+      Buffer in{element_at(out, c.starts[r.rank]), c.counts[r.rank], c.dtype, out.device};
       if (!c.manner.in_place) in = arena.take(0, c.manner.memory, c.dtype, c.counts[r.rank]);
       Pattern::noise(c.dtype, r.rank).fill(in.data, in.count);
-      r.world->all_gather(in, out, c.counts, c.manner.call()).wait();
+      r.world->all_gather(in, out, c.counts, c.manner.call()).synchronize();
       expect_all_parts(c, out);
     });
   });
@@ -106,7 +106,7 @@ TEST_P(Uneven, Scatter) {
         Pattern::noise(c.dtype, rank).fill(element_at(in, c.starts[rank]), c.counts[rank]);
       }
       const Buffer out = arena.take(1, c.manner.memory, c.dtype, c.counts[r.rank]);
-      r.world->scatter(in, out, c.root, c.counts, c.manner.call()).wait();
+      r.world->scatter(in, out, c.root, c.counts, c.manner.call()).synchronize();
       EXPECT_TRUE(Pattern::noise(c.dtype, r.rank).matches(out.data, out.count));
     });
   });
@@ -118,9 +118,9 @@ TEST_P(Uneven, ReduceScatter) {
       for (const ReduceOp::Kind op : {ReduceOp::sum, ReduceOp::max}) {
         const Buffer in = arena.take(0, c.manner.memory, c.dtype, c.total());
         input_of(c.dtype, op, r.rank).fill(in.data, in.count);
-        Buffer out{element_at(in, c.starts[r.rank]), c.counts[r.rank], c.dtype};
+        Buffer out{element_at(in, c.starts[r.rank]), c.counts[r.rank], c.dtype, in.device};
         if (!c.manner.in_place) out = arena.take(1, c.manner.memory, c.dtype, c.counts[r.rank]);
-        r.world->reduce_scatter(in, out, op, c.counts, c.manner.call()).wait();
+        r.world->reduce_scatter(in, out, op, c.counts, c.manner.call()).synchronize();
         EXPECT_TRUE(result_of(c.dtype, op, r.size).matches(out.data, out.count, c.starts[r.rank]));
       }
     });
@@ -154,7 +154,7 @@ TEST_P(Uneven, AllToAll) {
           return Pattern::noise(dtype, 1000 + 64 * from + to);
         };
         for (int to = 0; to < r.size; ++to) sent(r.rank, to).fill(element_at(in, in_starts[to]), sends[to]);
-        r.world->all_to_all(in, out, sends, receives, manner.call()).wait();
+        r.world->all_to_all(in, out, sends, receives, manner.call()).synchronize();
         for (int from = 0; from < r.size; ++from) {
           EXPECT_TRUE(sent(from, r.rank).matches(element_at(out, out_starts[from]), receives[from])) << "from " << from;
         }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "bench/virtual_network.h"
+#include "harness/device_memory.h"
 #include "harness/failures.h"
 #include "harness/modes.h"
 #include "harness/sanitizers.h"
@@ -72,7 +73,9 @@ RunResult run_ranks(const RunOptions& options, const std::function<void(Rank&)>&
     if (mode->run_index != run_index) return {};
     run_as_child(options, *mode, body);
   }
-  if (options.as == As::threads) return run_as_threads(options, body);
+  // LibTorch has one thread for the backwards of all threads of a process on a GPU: ranks must not share it.
+  const bool as_threads = options.as == As::threads && test_device().is_cpu();
+  if (as_threads) return run_as_threads(options, body);
   if (options.as == As::netns) {
     if (const std::string reason = bench::VirtualNetwork::why_not(); !reason.empty()) {
       skip("no network namespaces: " + reason);

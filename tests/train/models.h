@@ -9,6 +9,8 @@
 
 #include <torch/torch.h>
 
+#include "harness/device_memory.h"
+
 namespace maniple::testing_models {
 
 /// Two layers, with batch norm if asked for.
@@ -44,16 +46,25 @@ inline torch::Tensor shard(const torch::Tensor& batch, int rank, int n) {
   return batch.narrow(0, rank * rows, rows);
 }
 
+/// Where the tests train: MANIPLE_TEST_DEVICE=cuda runs them on a GPU (see harness/device_memory.h).
+inline torch::Device training_device() {
+  return harness::test_device().is_cpu() ? torch::Device(torch::kCPU) : torch::Device(torch::kCUDA, 0);
+}
+
 /// A batch that is the same wherever it is made: nobody's generator is touched.
 inline torch::Tensor numbers(torch::IntArrayRef sizes, int seed = 1) {
   std::int64_t count = 1;
   for (const std::int64_t size : sizes) count *= size;
-  return torch::sin(torch::arange(count, torch::kFloat64) * 1.7 + seed).view(sizes).to(torch::kFloat32);
+  return torch::sin(torch::arange(count, torch::kFloat64) * 1.7 + seed)
+      .view(sizes)
+      .to(torch::kFloat32)
+      .to(training_device());
 }
 
-/// Parameters that depend on `seed` alone.
+/// Parameters that depend on `seed` alone; the module is where the tests train afterwards.
 inline void fill(torch::nn::Module& module, int seed) {
   const torch::NoGradGuard no_grad;
+  module.to(training_device());
   for (auto& parameter : module.parameters()) parameter.copy_(numbers(parameter.sizes(), seed++) * 0.3);
 }
 

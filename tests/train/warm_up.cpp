@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
+#include "harness/device_memory.h"
 #include "harness/leaks.h"
 
 namespace maniple::harness {
@@ -11,6 +12,11 @@ namespace {
 void warm_up_libtorch() {
   const at::Tensor weight = torch::ones({256, 256}, torch::requires_grad());
   torch::mm(weight, weight).sum().backward();
+  if (!test_device().is_cpu()) {
+    const at::Tensor on_gpu = torch::ones({256, 256}, torch::requires_grad().device(torch::kCUDA));
+    torch::mm(on_gpu, on_gpu).sum().backward();
+    torch::cuda::synchronize();
+  }
   at::parallel_for(0, 1 << 20, 1, [](std::int64_t, std::int64_t) {});
 }
 

@@ -42,7 +42,12 @@ struct InitOptions {
   /// Limit for init() alone, if it should be shorter than `timeout`.
   std::optional<Seconds> init_timeout = {};
 
+  /// What communicates. For memory of the host: "native", "gloo", "mpi"; memory of a GPU then travels through memory of the host. For
+  /// memory of a GPU: "cuda" (ranks that share a GPU, or GPUs of one host that reach each other) and "nccl"; tensors of the CPU are
+  /// refused then. For both: "cpu:native,cuda:nccl".
   std::string backend = "native";
+  /// The GPU of this rank for "cuda" and "nccl", as this process counts them; -1: its rank on this host, modulo the number of GPUs.
+  int device = -1;
   TransportKind transport = TransportKind::automatic;
 
   /// Forces an algorithm by the name that `maniple bench --list` shows; empty: chosen by size and topology.
@@ -61,6 +66,10 @@ struct CallOptions {
   /// For collectives on buffers. false: the call returns when this rank's result is in place, and its Work is done. true: it
   /// returns at once, and the Work is done later. Other calls always return when they have finished.
   bool async_op = false;
+  /// For memory of a device: the stream (a cudaStream_t) in whose order the operation runs: after what it holds now, and before what is
+  /// enqueued later. The call then returns when the operation is enqueued; see work.h. Null: the default stream. With async_op it
+  /// starts after what the stream holds, but runs on a stream of the group's own, and Work::wait orders the two.
+  void* stream = nullptr;
   SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it alone
 };
 

@@ -185,6 +185,9 @@ class ProcessGroup {
   /// Memory that every rank of this host maps, so that collectives on it copy nothing. Collective over the group; sizes
   /// may differ. Zeroed, page-aligned. Freed when the last handle goes, on each rank for itself.
   RegisteredMemory allocate(std::size_t bytes, const CallOptions& options = {});
+  /// The same in memory of a GPU, for the backends cuda and nccl. Either all ranks pass memory of one such allocation to a collective,
+  /// or none does.
+  RegisteredMemory allocate(std::size_t bytes, Device device, const CallOptions& options = {});
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
 

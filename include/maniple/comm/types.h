@@ -1,6 +1,6 @@
 // What is communicated: element types, reductions, buffers.
 //
-// A buffer is a view: pointer, number of elements, element type. It owns nothing and must stay valid until the
+// A buffer is a view: pointer, number of elements, element type, and the device whose memory it is. It owns nothing and must stay valid until the
 // operation has finished (for asynchronous calls: until the `Work` is done). A buffer of zero elements may have any
 // pointer, null included. Any alignment works; 64 bytes is fastest.
 #pragma once
@@ -114,10 +114,24 @@ class ReduceOp {
 std::string_view to_string(ReduceOp::Kind kind) noexcept;  ///< "sum"
 ReduceOp::Kind parse_reduce_op(std::string_view name);     ///< throws InvalidArgument, listing the names
 
+/// Where memory lies.
+enum class DeviceType : std::uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int16_t index = 0;  ///< as this process counts its GPUs (CUDA_VISIBLE_DEVICES decides which it sees)
+
+  static constexpr Device cuda(int index) noexcept { return {DeviceType::cuda, static_cast<std::int16_t>(index)}; }
+  constexpr bool is_cpu() const noexcept { return type == DeviceType::cpu; }
+  friend constexpr bool operator==(const Device&, const Device&) = default;
+};
+std::string to_string(Device device);  ///< "cpu", "cuda:0"
+
 struct ConstBuffer {
   const void* data = nullptr;
   std::size_t count = 0;
   DType dtype = DType::uint8;
+  Device device = {};
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
@@ -125,8 +139,9 @@ struct Buffer {
   void* data = nullptr;
   std::size_t count = 0;
   DType dtype = DType::uint8;
+  Device device = {};
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
-  operator ConstBuffer() const noexcept { return {data, count, dtype}; }  // NOLINT: a view of a view
+  operator ConstBuffer() const noexcept { return {data, count, dtype, device}; }  // NOLINT: a view of a view
 };
 
 /// A view of a contiguous range: `buffer_of(vector)`, `buffer_of(array)`, `buffer_of(span)`.

@@ -29,8 +29,11 @@
 //
 // Contract: all ranks run the same sequence of synchronised backwards on the wrapped module. Several forwards before a
 // backward, and several backwards before a step, are fine. Not supported, with an error that says so: backward with
-// create_graph, sparse gradients, parameters that are not on the CPU, a module that is converted or gets other parameters
+// create_graph, sparse gradients, a module that is converted or gets other parameters
 // after it was wrapped.
+//
+// On GPUs. Parameters may be on the CPU and on GPUs; each bucket has gradients of one device. Those of a GPU are averaged on a stream beside
+// that of backward, and what follows on the current stream comes after them: the host does not wait.
 //
 // Ranks with different numbers of batches: see uneven_inputs.h.
 //

@@ -22,9 +22,9 @@ namespace maniple {
 namespace {
 
 struct PluginInfo {
-  std::string_view name;    // as a backend, or as MANIPLE_MPI names it
-  std::string_view label;   // for people
-  const char* file;         // nullptr: not written yet
+  std::string_view name;   // as a backend, or as MANIPLE_MPI names it
+  std::string_view label;  // for people
+  const char* file;
   std::string_view get_it;  // what to do when it is missing
 };
 
@@ -33,7 +33,8 @@ constexpr PluginInfo kPlugins[] = {
     {"gloo", "Gloo", "libmaniple_gloo.so", "install libgloo-dev and build again"},
     {"openmpi", "Open MPI", "libmaniple_openmpi.so", "install openmpi-bin and libopenmpi-dev and build again"},
     {"mpich", "MPICH", "libmaniple_mpich.so", "install mpich and libmpich-dev and build again"},
-    {"nccl", "NCCL", nullptr, "it is not built yet: it comes with the work on GPUs; use native"},
+    {"cuda", "CUDA", "libmaniple_cuda.so", "install the CUDA toolkit (nvcc) and build again"},
+    {"nccl", "NCCL", "libmaniple_nccl.so", "install the CUDA toolkit and NCCL (nccl.h) and build again"},
 };
 
 const PluginInfo& info_of(std::string_view backend) {
@@ -100,7 +101,6 @@ std::vector<std::string> folders() {
 }
 
 std::string find_library(const PluginInfo& info) {
-  if (info.file == nullptr) return {};
   for (const std::string& folder : folders()) {
     std::string path = folder + "/" + info.file;
     if (::access(path.c_str(), R_OK) == 0) return path;
@@ -115,19 +115,33 @@ void* open_library(const PluginInfo& info, const std::string& path) {
   return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
-const PluginEntry& load(const PluginInfo& info) {
+bool is_device(const PluginInfo& info) { return info.name == "cuda" || info.name == "nccl"; }
+
+template <class Entry>
+const Entry& load(const PluginInfo& info, const char* symbol, std::uint32_t abi) {
   const std::string path = find_library(info);
   if (path.empty()) throw Unsupported(missing_plugin(info.name));
   void* library = open_library(info, path);
   if (library == nullptr) {
     throw Unsupported(fmt::format("{} cannot be loaded: {}; {}", info.label, ::dlerror(), info.get_it));
   }
-  using Entry = const PluginEntry* (*)();
-  const auto entry = reinterpret_cast<Entry>(::dlsym(library, kPluginSymbol));
-  const PluginEntry* plugin = entry != nullptr ? entry() : nullptr;
-  if (plugin == nullptr || plugin->abi != kPluginAbi || plugin->operation != sizeof(Operation)) {
+  const auto entry = reinterpret_cast<const Entry* (*)()>(::dlsym(library, symbol));
+  const Entry* plugin = entry != nullptr ? entry() : nullptr;
+  if (plugin == nullptr || plugin->abi != abi || plugin->operation != sizeof(Operation)) {
     throw Unsupported(fmt::format("{} belongs to another version of Maniple; build and install both together", path));
   }
+  return *plugin;
+}
+
+/// Loads it once for a process.
+template <class Entry>
+const Entry& load_once(std::string_view backend, const char* symbol, std::uint32_t abi) {
+  static std::mutex mutex;
+  static std::map<std::string_view, const Entry*> loaded;
+  const PluginInfo& info = info_of(backend);
+  const std::lock_guard lock(mutex);
+  const Entry*& plugin = loaded[info.name];
+  if (plugin == nullptr) plugin = &load<Entry>(info, symbol, abi);
   return *plugin;
 }
 
@@ -142,25 +156,35 @@ std::string_view chosen_mpi() {
 
 std::string missing_plugin(std::string_view backend) {
   const PluginInfo& info = info_of(backend);
-  if (!find_library(info).empty()) return {};
-  const std::string text = fmt::format("this build has no {}: {}", info.label, info.get_it);
-  if (info.file == nullptr) return text;
-  return text + fmt::format("; or, if {} was moved, set MANIPLE_PLUGINS to its folder", info.file);
+  if (find_library(info).empty()) {
+    return fmt::format("this build has no {}: {}; or, if {} was moved, set MANIPLE_PLUGINS to its folder", info.label,
+                       info.get_it, info.file);
+  }
+  if (!is_device(info)) return {};
+  try {
+    return load_device_plugin(backend).missing();
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
 }
 
 const PluginEntry& load_plugin(std::string_view backend) {
-  static std::mutex mutex;
-  static std::map<std::string_view, const PluginEntry*> loaded;
-  const PluginInfo& info = info_of(backend);
-  const std::lock_guard lock(mutex);
-  const PluginEntry*& plugin = loaded[info.name];
-  if (plugin == nullptr) plugin = &load(info);
-  return *plugin;
+  return load_once<PluginEntry>(backend, kPluginSymbol, kPluginAbi);
+}
+
+const DevicePluginEntry& load_device_plugin(std::string_view backend) {
+  return load_once<DevicePluginEntry>(backend, kDevicePluginSymbol, kDevicePluginAbi);
+}
+
+DeviceRuntime& device_runtime() {
+  const DevicePluginEntry& entry = load_device_plugin("cuda");
+  if (const std::string missing = entry.missing(); !missing.empty()) throw Unsupported(missing);
+  return *entry.runtime();
 }
 
 std::string describe_plugin(std::string_view backend) {
   try {
-    return load_plugin(backend).version;
+    return is_device(info_of(backend)) ? load_device_plugin(backend).version : load_plugin(backend).version;
   } catch (const Unsupported& error) {
     return error.what();
   }
@@ -179,10 +203,6 @@ std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context) {
         "the mpi backend needs a process for each rank, but ranks of this job are threads of one; use native");
   }
   return make_plugin_backend(context, load_plugin("mpi"));
-}
-
-std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context) {
-  return make_plugin_backend(context, load_plugin("nccl"));
 }
 
 }  // namespace maniple

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "backend/backend.h"
+#include "backend/device/device_plugin.h"
 #include "backend/plugin/plugin.h"
 
 namespace maniple {
@@ -26,6 +27,10 @@ std::string describe_plugin(std::string_view backend);
 
 /// Loads it, once for a process. Throws Unsupported.
 const PluginEntry& load_plugin(std::string_view backend);
+const DevicePluginEntry& load_device_plugin(std::string_view backend);  ///< "cuda" or "nccl"
+
+/// The runtime of the GPUs, from the plugin "cuda". Throws Unsupported.
+DeviceRuntime& device_runtime();
 
 // A backend that runs over a plugin: every operation, errors and messages as with "native".
 

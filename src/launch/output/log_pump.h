@@ -43,10 +43,10 @@ class LogPump {
   /// The worker has ended: shows what is left of its last line.
   void finish();
 
-  void hold() { display_ = Display::held; }     ///< keeps lines back from now on; too many are shown all the same
-  void drop();                                  ///< shows neither those that are held nor any that follow; unless they are more
-                                                ///< than an error takes (two lines): then all of them are shown
-  void show();                                  ///< shows those that are held, and all that follow
+  void hold() { display_ = Display::held; }  ///< keeps lines back from now on; too many are shown all the same
+  void drop();  ///< shows neither those that are held nor any that follow; unless they are more
+                ///< than an error takes (two lines): then all of them are shown
+  void show();  ///< shows those that are held, and all that follow
 
   bool congested() const noexcept { return route_.shown && stream().congested(); }
 

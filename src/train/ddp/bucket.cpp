@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/codec.h"
 #include "base/host.h"
-#include "tensor/staged.h"
+#include "tensor/device.h"
 #include "tensor/torch_compat.h"
 
 namespace maniple {
@@ -57,17 +57,6 @@ std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parame
   return result;
 }
 
-namespace {
-
-/// A tensor on registered memory, which lives as long as the tensor does.
-torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,
-                        c10::IntArrayRef strides, const torch::Tensor& like) {
-  void* data = static_cast<std::byte*>(memory.data()) + offset;
-  return torch::from_blob(data, sizes, strides, [memory](void*) {}, like.options().requires_grad(false));
-}
-
-}  // namespace
-
 Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const Parameter> parameters,
                const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here)
     : index_(index), is_last_(is_last), gradients_live_here_(gradients_live_here), members_(plan.members) {
@@ -77,17 +66,18 @@ Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<con
   }
   const torch::Tensor& like = parameters_.front();
   const auto total = static_cast<std::int64_t>(plan.elements);
-  flat_ = tensor_on(memory, offset, {total}, {1}, like);
+  flat_ = tensor_on(memory, offset, {total}, {1}, like.options());
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const torch::Tensor& parameter = parameters_[i];
     const std::size_t at = offset + plan.offsets[i] * like.element_size();
     const auto strides =
         is_dense(parameter) ? parameter.strides().vec() : torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
-    views_.push_back(tensor_on(memory, at, parameter.sizes(), strides, like));
+    views_.push_back(tensor_on(memory, at, parameter.sizes(), strides, like.options()));
   }
   const torch::Tensor reals = flat_.is_complex() ? torch::view_as_real(flat_) : flat_;
   buffer_ = {flat_.data_ptr(), static_cast<std::size_t>(reals.numel()),
-             dtype_of(flat_, {"DistributedDataParallel", "gradient"})};
+             dtype_of(flat_, {"DistributedDataParallel", "gradient"}),
+             device_of(flat_, {"DistributedDataParallel", "gradient"})};
 }
 
 GradBucket Bucket::for_hook() const { return GradBucket(flat_, index_, is_last_, parameters_, views_, names_); }
@@ -107,15 +97,29 @@ void Bucket::copy_in(std::size_t i) {
                   "its embedding with sparse(false)",
                   names_[i]);
   MANIPLE_REQUIRE(gradient.scalar_type() == views_[i].scalar_type() && gradient.sizes() == views_[i].sizes() &&
-                      gradient.device().is_cpu(),
+                      gradient.device() == views_[i].device(),
                   "DistributedDataParallel: parameter {} has changed since the first backward (its gradient is {} [{}] "
                   "on {}, it was {} "
-                  "[{}] on cpu); convert the module before wrapping it",
+                  "[{}] on {}); convert the module before wrapping it",
                   names_[i], c10::toString(gradient.scalar_type()), joined(gradient.sizes()), gradient.device().str(),
-                  c10::toString(views_[i].scalar_type()), joined(views_[i].sizes()));
+                  c10::toString(views_[i].scalar_type()), joined(views_[i].sizes()), views_[i].device().str());
   if (lives_here(gradient, i)) return;
+  if (!gradient.is_cpu()) return noted_.push_back(i);
   views_[i].copy_(gradient);
   if (gradients_live_here_) gradient = views_[i];
+}
+
+void Bucket::flush() {
+  if (noted_.empty()) return;
+  std::vector<torch::Tensor> to, from;
+  for (const std::size_t i : noted_) {
+    torch::Tensor& gradient = parameters_[i].mutable_grad();
+    to.push_back(views_[i]);
+    from.push_back(gradient);
+    if (gradients_live_here_) gradient = views_[i];
+  }
+  noted_.clear();
+  copy_all(to, from);
 }
 
 void Bucket::copy_out(std::size_t i) const {

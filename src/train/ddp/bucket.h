@@ -58,7 +58,7 @@ std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parame
 
 class Bucket {
  public:
-  /// `memory` begins at `offset` bytes of the registered memory of all buckets.
+  /// It begins at `offset` bytes of `memory`, that of all buckets on its device.
   Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const Parameter> parameters,
          const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here);
 
@@ -71,8 +71,11 @@ class Bucket {
   GradBucket for_hook() const;
 
   /// The parameter's gradient into its view: it is copied unless it lives there. One that is undefined counts as zero.
-  /// Throws for a gradient that does not fit.
+  /// Throws for a gradient that does not fit. On a GPU it is only noted, and copied by the next flush().
   void copy_in(std::size_t i);
+  /// Copies what is noted, all in one kernel where LibTorch has it.
+  void flush();
+  void forget_noted() noexcept { noted_.clear(); }
 
   /// After the average: the parameter's gradient is what the view holds.
   void copy_out(std::size_t i) const;
@@ -103,6 +106,7 @@ class Bucket {
   std::vector<std::string> names_;
   std::vector<torch::Tensor> parameters_;
   std::vector<torch::Tensor> views_;
+  std::vector<std::size_t> noted_;
   torch::Tensor flat_;
   Buffer buffer_;
 };

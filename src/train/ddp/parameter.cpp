@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/check.h"
-#include "tensor/staged.h"
+#include "tensor/device.h"
 #include "tensor/torch_compat.h"
 
 namespace maniple {
@@ -40,7 +40,8 @@ std::vector<std::string> description(const DdpOptions& options, const ModuleTens
   const auto list = [&](const char* kind, const std::vector<NamedTensor>& named) {
     for (const auto& [name, tensor] : named) {
       lines.push_back(
-          format_text("{} {} {} [{}]{}", kind, name, c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
+          format_text("{} {} {} [{}]{}{}", kind, name, c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
+                      tensor.is_cpu() ? "" : " on a GPU",
                       tensor.is_contiguous() ? "" : format_text(" strides [{}]", joined(tensor.strides()))));
     }
   };
@@ -130,9 +131,10 @@ void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, c
 }
 
 std::string Parameter::conversion() const {
-  if (hook->is_attached() && tensor.scalar_type() == dtype && tensor.device().is_cpu()) return {};
+  if (hook->is_attached() && tensor.scalar_type() == dtype && tensor.device() == device) return {};
   return format_text(
-      "parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook: its gradients are no "
+      "parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook: its gradients "
+      "are no "
       "longer averaged; convert the module first and wrap it then",
       name, c10::toString(dtype), c10::toString(tensor.scalar_type()), tensor.device().str());
 }
@@ -173,46 +175,67 @@ std::string names_of(const std::vector<const Parameter*>& parameters) {
 namespace {
 
 constexpr std::size_t kSmall = 256 * 1024;  // bytes of a tensor that is packed
+constexpr Argument kArgument{"DistributedDataParallel", "tensor"};
 
 }  // namespace
 
 Replicator::Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::Tensor> tensors)
     : group_(std::move(group)), tensors_(std::move(tensors)) {}
 
-void Replicator::copy_from(int root) {
-  if (group_->size() == 1 || tensors_.empty()) return;
-  const torch::NoGradGuard no_grad;
-  std::vector<torch::Tensor> small;
+// One piece of registered memory for each device; in it the tensors of one dtype stand together.
+void Replicator::lay_out() {
+  laid_out_ = true;
+  std::map<std::string, std::map<torch::ScalarType, Pack>> by_device;
   for (const torch::Tensor& tensor : tensors_) {
-    if (!is_dense(tensor)) {
-      const Staged staged(tensor, Access::read_write, {"DistributedDataParallel", "tensor"});
-      group_->broadcast(staged.buffer(), root);
-      staged.write_back();
-    } else if (tensor.nbytes() > kSmall) {
-      group_->broadcast({tensor.data_ptr(), tensor.nbytes(), DType::uint8}, root);
-    } else {
-      small.push_back(tensor);
+    if (!is_dense(tensor) || tensor.nbytes() > kSmall) {
+      single_.push_back(tensor);
+    } else if (tensor.numel() != 0) {
+      by_device[tensor.device().str()][tensor.scalar_type()].tensors.push_back(tensor.detach());
     }
   }
-  broadcast_packed(small, root);
+  for (auto& [name, by_dtype] : by_device) {
+    std::size_t bytes = 0;
+    for (const auto& [dtype, pack] : by_dtype) {
+      for (const torch::Tensor& tensor : pack.tensors) bytes += tensor.nbytes();
+      bytes = (bytes + 15) / 16 * 16;
+    }
+    const Device device = device_of(by_dtype.begin()->second.tensors.front(), kArgument);
+    const RegisteredMemory memory = allocate_for(*group_, bytes, device);
+    std::size_t at = 0;
+    for (auto& [dtype, pack] : by_dtype) {
+      const std::size_t begin = at;
+      for (const torch::Tensor& tensor : pack.tensors) {
+        pack.places.push_back(tensor_on(memory, at, tensor.sizes(), tensor.strides(), tensor.options()));
+        at += tensor.nbytes();
+      }
+      pack.all = {static_cast<std::byte*>(memory.data()) + begin, at - begin, DType::uint8, device};
+      at = (at + 15) / 16 * 16;
+      packs_.push_back(std::move(pack));
+    }
+  }
 }
 
-void Replicator::broadcast_packed(const std::vector<torch::Tensor>& small, int root) {
-  std::size_t bytes = 0;
-  for (const torch::Tensor& tensor : small) bytes += tensor.nbytes();
-  if (bytes == 0) return;
-  if (pack_.size() < bytes) pack_ = group_->allocate(bytes);
-  auto* packed = static_cast<std::byte*>(pack_.data());
-  const auto each = [&](auto&& copy) {
-    std::size_t at = 0;
-    for (const torch::Tensor& tensor : small) {
-      if (tensor.nbytes() != 0) copy(packed + at, tensor.data_ptr(), tensor.nbytes());
-      at += tensor.nbytes();
+void Replicator::copy_from(int root) {
+  if (tensors_.empty()) return;
+  const torch::NoGradGuard no_grad;
+  if (!laid_out_) lay_out();
+  for (const torch::Tensor& tensor : single_) {
+    const Device device = device_of(tensor, kArgument);
+    const CallOptions call{.stream = current_stream_on(device)};
+    if (is_dense(tensor)) {
+      group_->broadcast({tensor.data_ptr(), tensor.nbytes(), DType::uint8, device}, root, call);
+    } else {
+      const Staged staged(tensor, Access::read_write, kArgument);
+      group_->broadcast(staged.buffer(), root, call);
+      staged.write_back();
     }
-  };
-  if (group_->rank() == root) each([](void* pack, void* own, std::size_t n) { std::memcpy(pack, own, n); });
-  group_->broadcast({packed, bytes, DType::uint8}, root);
-  if (group_->rank() != root) each([](void* pack, void* own, std::size_t n) { std::memcpy(own, pack, n); });
+  }
+  const bool here = group_->rank() == root;
+  for (const Pack& pack : packs_) {
+    if (here) copy_all(pack.places, pack.tensors);
+    group_->broadcast(pack.all, root, {.stream = current_stream_on(pack.all.device)});
+    if (!here) copy_all(pack.tensors, pack.places);
+  }
 }
 
 }  // namespace maniple

@@ -42,11 +42,15 @@ void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, c
 /// A parameter that requires a gradient.
 struct Parameter {
   explicit Parameter(NamedTensor named)
-      : name(std::move(named.name)), tensor(std::move(named.tensor)), dtype(tensor.scalar_type()) {}
+      : name(std::move(named.name)),
+        tensor(std::move(named.tensor)),
+        dtype(tensor.scalar_type()),
+        device(tensor.device()) {}
 
   std::string name;
   torch::Tensor tensor;
   torch::ScalarType dtype;                             ///< at construction
+  torch::Device device;                                ///< at construction
   std::optional<GradientHook> hook;                    ///< calls the reducer when autograd has computed the gradient
   std::shared_ptr<torch::optim::Optimizer> optimizer;  ///< applied in backward; null: by the program
 
@@ -90,11 +94,19 @@ class Replicator {
   void copy_from(int root);
 
  private:
-  void broadcast_packed(const std::vector<torch::Tensor>& small, int root);
+  /// The small tensors of one device and dtype, and their places in one piece of memory.
+  struct Pack {
+    std::vector<torch::Tensor> tensors;
+    std::vector<torch::Tensor> places;
+    Buffer all;
+  };
+  void lay_out();
 
   std::shared_ptr<ProcessGroup> group_;
   std::vector<torch::Tensor> tensors_;
-  RegisteredMemory pack_;
+  bool laid_out_ = false;
+  std::vector<Pack> packs_;
+  std::vector<torch::Tensor> single_;  // broadcast where they lie
 };
 
 }  // namespace maniple

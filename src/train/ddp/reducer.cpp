@@ -1,6 +1,7 @@
 // The course of a backward. What happens to a bucket is in reducer_average.cpp.
 #include "train/ddp/reducer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
@@ -52,7 +53,12 @@ Reducer::Reducer(const std::shared_ptr<torch::nn::Module>& module, DdpOptions op
     known_.insert(named.tensor.unsafeGetTensorImpl());
     parameters_.emplace_back(std::move(named));
   }
-  overlap_ = resolve_overlap(options_.overlap, *group_, gradient_bytes);
+  const bool on_devices =
+      std::none_of(parameters_.begin(), parameters_.end(), [](const Parameter& one) { return one.device.is_cpu(); });
+  // On GPUs buckets are averaged beside backward, which costs nobody a thread.
+  overlap_ = on_devices && options_.overlap == Overlap::automatic
+                 ? Overlap::thread
+                 : resolve_overlap(options_.overlap, *group_, gradient_bytes);
   delayed_.emplace(options_, parameters_, buckets_);
 }
 
@@ -172,6 +178,7 @@ class Reducer::EndOfBackward {
 };
 
 void Reducer::gradient_ready(std::size_t index) {
+  const std::lock_guard lock(ready_mutex_);
   Parameter& parameter = parameters_[index];
   if (paused_ > 0) return gradient_accumulated(parameter);
   if (torch::GradMode::is_enabled()) fail("backward with create_graph is not supported: averaging would cut the graph");
@@ -238,6 +245,7 @@ void Reducer::reset() {
   }
   for (Bucket& bucket : buckets_) {
     bucket.launched = bucket.finalized = false;
+    bucket.forget_noted();
     wait_for_leftover(bucket);
     bucket.pending = 0;
     for (const std::size_t member : bucket.members()) {

@@ -31,11 +31,13 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "tensor/device.h"
 #include "train/ddp/active_ranks.h"
 #include "train/ddp/bucket.h"
 #include "train/ddp/delayed_gradients.h"
@@ -97,6 +99,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void lay_out();
   void launch_complete();
   void launch(Bucket& bucket);
+  void launch_on_device(Bucket& bucket);
   void scale(Bucket& bucket);
   void copy_in_absent(Parameter& parameter);
   void copy_in_zeros(Parameter& parameter);
@@ -116,6 +119,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<torch::Tensor> state_;       // all parameters and buffers
   Replicator buffers_;
   CommHook hook_;
+  SideStream side_;                 // for buckets on GPUs
   bool steps_in_backward_ = false;  // every parameter has its optimizer
   int paused_ = 0;
   double weight_ = 1;
@@ -127,6 +131,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool used_exchanged_ = false;  // Parameter::used was exchanged at least once
   bool used_known_ = false;      // static_graph: by a backward of all ranks, so it stays
 
+  std::mutex ready_mutex_;  // autograd has a thread for the CPU and one for each GPU
   // Of the backward under way.
   bool running_ = false;
   bool shadowing_ = false;

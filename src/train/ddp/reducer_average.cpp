@@ -1,4 +1,6 @@
 // What happens to a bucket: laid out, launched, waited for, finalized.
+#include <map>
+
 #include "base/check.h"
 #include "train/ddp/reducer.h"
 
@@ -26,23 +28,37 @@ void Reducer::lay_out() {
 
   std::vector<PlannedParameter> sizes;
   for (const Parameter& parameter : parameters_) {
-    sizes.push_back({static_cast<std::size_t>(parameter.tensor.numel()),
-                     static_cast<std::size_t>(parameter.tensor.element_size()),
-                     2 * static_cast<int>(parameter.tensor.scalar_type()) + (parameter.delayed ? 1 : 0)});
+    const int device = parameter.device.is_cpu() ? 0 : 1 + parameter.device.index();
+    sizes.push_back(
+        {static_cast<std::size_t>(parameter.tensor.numel()), static_cast<std::size_t>(parameter.tensor.element_size()),
+         2 * (static_cast<int>(parameter.tensor.scalar_type()) + 128 * device) + (parameter.delayed ? 1 : 0)});
   }
   const std::vector<std::size_t> places(order.begin(), order.end());
   const auto plans =
       plan_buckets(sizes, places, {bytes_of_mb(options_.first_bucket_mb), bytes_of_mb(options_.bucket_cap_mb)});
-  std::size_t bytes = 0;
-  for (const PlannedBucket& plan : plans) bytes += plan.bytes;
-  const RegisteredMemory memory = group_->allocate(std::max<std::size_t>(bytes, 1));
+  // One piece of memory for the buckets of each device.
+  struct Memory {
+    std::size_t bytes = 0;
+    RegisteredMemory memory = {};
+    std::size_t used = 0;
+  };
+  std::map<std::pair<DeviceType, int>, Memory> memories;
+  const auto memory_of = [&](const PlannedBucket& plan) -> Memory& {
+    const torch::Device device = parameters_[plan.members.front()].device;
+    return memories[{device.is_cpu() ? DeviceType::cpu : DeviceType::cuda, device.is_cpu() ? 0 : device.index()}];
+  };
+  for (const PlannedBucket& plan : plans) memory_of(plan).bytes += plan.bytes;
+  for (auto& [device, one] : memories) {
+    one.memory = allocate_for(*group_, std::max<std::size_t>(one.bytes, 1),
+                              {device.first, static_cast<std::int16_t>(device.second)});
+  }
 
   std::vector<Bucket> buckets;
-  std::size_t offset = 0;
   for (std::size_t b = 0; b < plans.size(); ++b) {
-    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory, offset,
+    Memory& memory = memory_of(plans[b]);
+    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory.memory, memory.used,
                          options_.gradient_as_bucket_view);
-    offset += plans[b].bytes;
+    memory.used += plans[b].bytes;
     for (std::size_t i = 0; i < plans[b].members.size(); ++i) {
       Parameter& parameter = parameters_[plans[b].members[i]];
       parameter.bucket = b;
@@ -95,6 +111,7 @@ void Reducer::average_all() {
     expected_known_ = true;
   }
   for (Bucket& bucket : buckets_) wait_for(bucket);
+  side_.join();
   for (Bucket& bucket : buckets_) {
     if (!bucket.finalized) finalize(bucket);
   }
@@ -122,9 +139,29 @@ void Reducer::launch_complete() {
   while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(buckets_[next_++]);
 }
 
+// On a GPU the host does not wait: what averages the bucket, and the steps that follow where DDP takes them, run on a stream of their own
+// beside that of backward.
+void Reducer::launch_on_device(Bucket& bucket) {
+  const Device device = bucket.buffer().device;
+  side_.run(device, [&] {
+    scale(bucket);
+    if (hook_) {
+      GradBucket given = bucket.for_hook();
+      CommContext comm(group_, false);
+      if (const Work work = hook_(given, comm); work.valid()) work.wait();
+    } else {
+      group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.stream = current_stream_on(device)});
+    }
+    if (steps_in_backward_ && !exchanges_used()) finalize(bucket);
+  });
+  bucket.launched = true;
+}
+
 void Reducer::launch(Bucket& bucket) {
   const torch::NoGradGuard no_grad;
   communicated_ = true;
+  bucket.flush();
+  if (!bucket.buffer().device.is_cpu()) return launch_on_device(bucket);
   const bool async = overlap_ == Overlap::thread;
   const auto launched = Stopwatch::Clock::now();
   scale(bucket);

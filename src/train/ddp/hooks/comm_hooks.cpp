@@ -2,7 +2,7 @@
 #include <maniple/train/comm_hooks.h>
 
 #include "base/check.h"
-#include "tensor/staged.h"
+#include "tensor/device.h"
 #include "train/ddp/hooks/hook_parts.h"
 #include <maniple/dist.h>
 #include <maniple/train/int8_hook.h>
@@ -14,7 +14,7 @@ Work CommContext::all_reduce(const torch::Tensor& tensor, ReduceOp op) const {
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   if (async_)
     return group_->all_reduce(staged.buffer(), op, {.async_op = true}).then([staged] { staged.write_back(); });
-  group_->all_reduce(staged.buffer(), op);
+  group_->all_reduce(staged.buffer(), op, {.stream = current_stream_on(staged.buffer().device)});
   staged.write_back();
   return {};
 }

@@ -1,0 +1,110 @@
+// The operations of one group of ranks on one host, on memory of devices that all of them can map. See kernels.h for how they
+// order each other, docs/backends.md for what users see.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backend/device/device_plugin.h"
+#include "backend/plugin/cuda/control_page.h"
+#include "backend/plugin/cuda/driver.h"
+#include "backend/plugin/cuda/kernels.h"
+#include "backend/plugin/cuda/plan.h"
+#include "backend/plugin/cuda/shared_memory.h"
+
+namespace maniple::cuda_plugin {
+
+class CudaGroup final : public DevicePlugin {
+ public:
+  explicit CudaGroup(const DeviceContext& context);
+  ~CudaGroup() override;
+
+  std::string_view name() const noexcept override { return "cuda"; }
+  bool can(const Operation& operation) const noexcept override;
+  void enqueue(const Operation& operation) override;
+  // What is enqueued starts at once: to wait for the end of a batch would gain nothing.
+  void begin_batch() override {}
+  void end_batch(void*) override {}
+  bool has_messages() const noexcept override { return false; }
+  void enqueue_messages(std::span<const DeviceMessage> messages, void* stream) override;
+  bool can_capture() const noexcept override { return true; }
+  RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) override;
+  DeviceFault fault() noexcept override;
+  void abort() noexcept override;
+
+ private:
+  /// Memory that operations recognise by its address. Its owner is whoever holds the handle.
+  struct Registration {
+    std::uint64_t number = 0;
+    std::byte* data = nullptr;
+    std::size_t size = 0;
+    std::weak_ptr<SharedMemory> memory;
+  };
+  /// Where the memory of a call lies: `memory` is null for ordinary memory.
+  struct Located {
+    std::shared_ptr<SharedMemory> memory;
+    std::uint64_t number = 0;
+    std::size_t offset = 0;
+  };
+  struct Call;
+
+  /// As streams and kernels see them.
+  Flags* flags(int rank) const noexcept {
+    return host_flags_ ? control_->flags_on_device(rank) : reinterpret_cast<Flags*>(arena_->of(rank));
+  }
+  std::byte* slot(int rank) const noexcept { return arena_->of(rank) + kFlagsBytes; }
+  Located locate(const void* data, std::size_t bytes);
+  Signal make_signal(std::uint64_t active) const noexcept;
+
+  void run_lead(const Call& call, std::byte* own, std::size_t count);
+  void run_lead_staged(const Call& call);
+  bool leads_on_slots(const Call& call) const noexcept;
+  void run_rounds(const Call& call);
+  void run_round(const Call& call, const std::vector<std::size_t>& rounds, std::size_t round, std::size_t chunk);
+  void set_arithmetic(const Operation& operation, WorkArguments& work) const noexcept;
+  void launch_work(const Call& call, WorkArguments& work);
+  void wait_for(const std::uint8_t* bytes, std::uint64_t active, bool all_at_once, cudaStream_t stream);
+
+  void order_after_last(cudaStream_t stream);
+  void remember_last(cudaStream_t stream);
+  void release();
+  void set_flags_on_device(const Flags& image);
+  bool is_idle() noexcept;
+
+  int rank_ = 0;
+  int ranks_ = 1;
+  int device_ = 0;
+  std::uint64_t peers_ = 0;  // a bit for each rank but this one
+  bool one_device_ = true;   // all ranks use the same
+  bool mps_ = false;         // kernels of the ranks run side by side
+  bool host_flags_ = false;  // flags are in memory of the host
+  std::size_t slot_bytes_ = 0;
+  DescriptorExchange* descriptors_ = nullptr;
+  std::unique_ptr<SharedMemory> arena_;
+  std::unique_ptr<ControlPage> control_;
+  std::vector<Registration> registrations_;
+
+  cudaEvent_t last_event_ = nullptr;  // after the last operation that was enqueued outside of graphs
+  cudaStream_t last_stream_ = nullptr;
+  std::atomic<bool> any_{false};
+  cudaEvent_t capture_event_ = nullptr;  // after the last one that was captured
+  cudaStream_t capture_stream_ = nullptr;
+  unsigned long long capture_ = 0;
+  bool capturing_ = false;
+
+  std::atomic<bool> aborted_{false};
+  cudaStream_t release_stream_ = nullptr;
+  cudaStream_t copy_stream_ = nullptr;
+  Flags* release_image_ = nullptr;  // pinned
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> leaving_{false};
+  bool released_ = false;  // what was enqueued is complete
+  std::thread releaser_;
+};
+
+}  // namespace maniple::cuda_plugin

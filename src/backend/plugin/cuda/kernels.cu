@@ -1,0 +1,287 @@
+#include "backend/plugin/cuda/kernels.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/plugin/cuda/driver.h"
+
+namespace maniple::cuda_plugin {
+namespace {
+
+constexpr int kThreads = 512;
+
+// As in types.h; run.cpp sees to it that they are the same.
+enum Dtype { kInt8, kInt16, kInt32, kInt64, kUint8, kFloat16, kBfloat16, kFloat32, kFloat64, kBool8 };
+constexpr std::size_t kSizes[] = {1, 2, 4, 8, 1, 2, 2, 4, 8, 1};
+enum Kind { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
+
+template <class T>
+__device__ T look(const T* at) {
+  return *static_cast<const volatile T*>(at);
+}
+template <class T>
+__device__ void put(T* at, T value) {
+  *static_cast<volatile T*>(at) = value;
+}
+
+__device__ bool is_active(const Signal& signal, int rank) {
+  return rank < signal.ranks && (signal.active >> rank & 1) != 0;
+}
+
+/// True in the one block that is the last to get here; it sees what the others wrote, and so does whoever it tells.
+__device__ bool is_last_block(unsigned* finished) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned blocks = gridDim.x * gridDim.y;
+    last = true;
+    if (blocks > 1) {
+      __threadfence_system();
+      last = atomicAdd(finished, 1u) == blocks - 1;
+      if (last) put(finished, 0u);
+    }
+  }
+  __syncthreads();
+  return last;
+}
+
+template <class Unit>
+__device__ void copy_units(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t at, std::size_t step) {
+  auto* const target = reinterpret_cast<Unit*>(to);
+  const auto* const source = reinterpret_cast<const Unit*>(from);
+  const std::size_t units = bytes / sizeof(Unit);
+  // Four loads in flight before the first store.
+  for (; at + 3 * step < units; at += 4 * step) {
+    const Unit a = source[at], b = source[at + step], c = source[at + 2 * step], d = source[at + 3 * step];
+    target[at] = a;
+    target[at + step] = b;
+    target[at + 2 * step] = c;
+    target[at + 3 * step] = d;
+  }
+  for (; at < units; at += step) target[at] = source[at];
+}
+
+/// By the threads of the blocks of one row of the grid. Any alignment; fastest where both addresses have the same, modulo 16.
+__device__ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (to == from) return;
+  const std::size_t thread = blockIdx.x * std::size_t{kThreads} + threadIdx.x;
+  const std::size_t threads = gridDim.x * std::size_t{kThreads};
+  const auto target = reinterpret_cast<std::uintptr_t>(to);
+  const auto apart = target ^ reinterpret_cast<std::uintptr_t>(from);
+  const std::size_t unit = (apart & 15) == 0 ? 16 : (apart & 3) == 0 ? 4 : 1;
+  const std::size_t head = min(bytes, static_cast<std::size_t>((unit - target % unit) % unit));
+  const std::size_t body = (bytes - head) / unit * unit;
+  if (thread < head) to[thread] = from[thread];
+  if (unit == 16) {
+    copy_units<uint4>(to + head, from + head, body, thread, threads);
+  } else if (unit == 4) {
+    copy_units<std::uint32_t>(to + head, from + head, body, thread, threads);
+  } else {
+    copy_units<std::uint8_t>(to + head, from + head, body, thread, threads);
+  }
+  const std::size_t tail = bytes - head - body;
+  if (thread < tail) to[head + body + thread] = from[head + body + thread];
+}
+
+__global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterArguments a) {
+  Flags* const own = a.signal.flags[a.signal.rank];
+  const bool stop = look(&own->stop) != 0;
+  if (!stop && static_cast<int>(blockIdx.y) < a.piece_count) {
+    const Piece& piece = a.pieces[blockIdx.y];
+    copy_bytes(piece.to, piece.from, piece.bytes);
+  }
+  if (!is_last_block(a.signal.blocks) || stop) return;
+  if (threadIdx.x < kMostRanks / 8) put(reinterpret_cast<std::uint64_t*>(own->done) + threadIdx.x, std::uint64_t{0});
+  __syncthreads();
+  const int peer = static_cast<int>(threadIdx.x);
+  if (!is_active(a.signal, peer)) return;
+  Flags* const theirs = a.signal.flags[peer];
+  put(&theirs->words[a.signal.rank], a.words[peer]);
+  __threadfence_system();
+  put(&theirs->ready[a.signal.rank], std::uint8_t{1});
+}
+
+/// Whether there is work to do; if so, where the data of each rank is. For all threads of a block.
+__device__ bool find_sources(const WorkArguments& a, const std::byte* (&sources)[kMostRanks]) {
+  Flags* const own = a.signal.flags[a.signal.rank];
+  const int peer = static_cast<int>(threadIdx.x);
+  bool good = true;
+  if (peer == 0) good = look(&own->stop) == 0;
+  if (peer == a.signal.rank) sources[peer] = a.own;
+  if (is_active(a.signal, peer)) {
+    const std::uint64_t word = look(a.lead ? &own->lead_ready[peer] : &own->words[peer]);
+    if (((word ^ a.expected[peer]) >> 41) != 0 || (word & 1) == 0) {
+      if (blockIdx.x == 0 && blockIdx.y == 0 && look(&own->stop) == 0) {  // in memory of the host
+        put(&a.fault->seq, a.seq);
+        put(&a.fault->peer, static_cast<std::uint32_t>(peer));
+        __threadfence_system();
+        put(&a.fault->mismatch, 1u);
+      }
+      good = false;
+    }
+    sources[peer] = a.bases[peer] + (word >> 1 & ((std::uint64_t{1} << 40) - 1));
+  }
+  return __syncthreads_and(good) != 0;
+}
+
+/// After the work: the own flags are made ready for the next operation before any peer can begin it.
+__device__ void leave(const WorkArguments& a) {
+  Flags* const own = a.signal.flags[a.signal.rank];
+  if (!is_last_block(a.signal.blocks) || look(&own->stop) != 0) return;
+  const int peer = static_cast<int>(threadIdx.x);
+  if (!is_active(a.signal, peer)) return;
+  Flags* const theirs = a.signal.flags[peer];
+  if (a.lead) {
+    put(&own->lead_ready[peer], std::uint64_t{0});
+    __threadfence_system();
+    put(&theirs->lead_done, std::uint64_t{1});
+  } else {
+    put(&own->ready[peer], std::uint8_t{0});
+    __threadfence_system();
+    put(&theirs->done[a.signal.rank], std::uint8_t{1});
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) copy(const __grid_constant__ WorkArguments a) {
+  __shared__ const std::byte* sources[kMostRanks];
+  if (find_sources(a, sources)) {
+    const int from = static_cast<int>(blockIdx.y);
+    if (a.bytes[from] != 0) copy_bytes(a.to[from], sources[from], a.bytes[from]);
+  }
+  leave(a);
+}
+
+#include "backend/plugin/cuda/arithmetic.cuh"
+
+template <class Format, class Combine>
+__global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ WorkArguments a) {
+  __shared__ const std::byte* sources[kMostRanks];
+  if (find_sources(a, sources) && a.count != 0) {
+    constexpr std::size_t kElement = sizeof(typename Format::Stored);
+    const Change<Format> change(a);
+    // Elements are read and written by the same thread, so a target may be the memory of a source.
+    std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(a.out);
+    for (int rank = 0; rank < a.signal.ranks; ++rank) bits |= reinterpret_cast<std::uintptr_t>(sources[rank]);
+    bits |= a.first * kElement;
+    std::size_t done = 0;
+    if (bits % 16 == 0) {
+      reduce_vectors<Format, Combine>(a, sources, change);
+      done = a.count / (16 / kElement) * (16 / kElement);
+    }
+    if (bits % kElement == 0) {
+      reduce_elements<Format, Combine, Aligned<Format>>(a, sources, change, done);
+    } else {
+      reduce_elements<Format, Combine, Unaligned<Format>>(a, sources, change, done);
+    }
+  }
+  leave(a);
+}
+
+/// Blocks for so many bytes of one row of the grid: enough to fill the device, a few for each multiprocessor.
+unsigned blocks_for(std::size_t bytes, int rows) {
+  static const int most = [] {
+    int device = 0;
+    int processors = 0;
+    check(::cudaGetDevice(&device), "cudaGetDevice");
+    check(::cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    return 4 * processors;
+  }();
+  const std::size_t needed = (bytes + 16 * kThreads - 1) / (16 * kThreads);
+  return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, std::max(1, most / std::max(1, rows))));
+}
+
+template <class Kernel, class Arguments>
+void launch(Kernel kernel, const Arguments& arguments, dim3 grid, cudaStream_t stream) {
+  kernel<<<grid, kThreads, 0, stream>>>(arguments);
+  check(::cudaGetLastError(), "cudaLaunchKernel");
+}
+
+template <class Format>
+void launch_number(const WorkArguments& a, int kind, dim3 grid, cudaStream_t stream) {
+  switch (kind) {
+    case kProduct: return launch(reduce<Format, Multiply>, a, grid, stream);
+    case kMin: return launch(reduce<Format, Least>, a, grid, stream);
+    case kMax: return launch(reduce<Format, Greatest>, a, grid, stream);
+    default: return launch(reduce<Format, Add>, a, grid, stream);
+  }
+}
+
+template <class Format>
+void launch_bits(const WorkArguments& a, int kind, dim3 grid, cudaStream_t stream) {
+  switch (kind) {
+    case kBand:
+    case kProduct:
+    case kMin: return launch(reduce<Format, And>, a, grid, stream);
+    case kBxor: return launch(reduce<Format, Xor>, a, grid, stream);
+    default: return launch(reduce<Format, Or>, a, grid, stream);
+  }
+}
+
+}  // namespace
+
+void load_kernels() {
+  // A kernel that is loaded when it is first launched may wait for streams, and those for other ranks. The first look loads it.
+  cudaFuncAttributes attributes;
+  const auto load = [&attributes](auto... kernels) {
+    (check(::cudaFuncGetAttributes(&attributes, kernels), "cudaFuncGetAttributes"), ...);
+  };
+  const auto load_number = [&load](auto format) {
+    using Format = decltype(format);
+    load(reduce<Format, Add>, reduce<Format, Multiply>, reduce<Format, Least>, reduce<Format, Greatest>);
+  };
+  const auto load_bits = [&load](auto format) {
+    using Format = decltype(format);
+    load(reduce<Format, And>, reduce<Format, Or>, reduce<Format, Xor>);
+  };
+  load(enter, copy);
+  load_number(Number<std::int8_t>());
+  load_number(Number<std::int16_t>());
+  load_number(Number<std::int32_t>());
+  load_number(Number<std::int64_t>());
+  load_number(Number<std::uint8_t>());
+  load_number(Float16());
+  load_number(Bfloat16());
+  load_number(Number<float>());
+  load_number(Number<double>());
+  load_bits(Number<std::uint8_t>());
+  load_bits(Truth());
+}
+
+void launch_enter(const EnterArguments& a, cudaStream_t stream) {
+  std::size_t most = 0;
+  for (int i = 0; i < a.piece_count; ++i) most = std::max(most, a.pieces[i].bytes);
+  const auto rows = static_cast<unsigned>(std::max(1, a.piece_count));
+  launch(enter, a, dim3(blocks_for(most, a.piece_count), rows), stream);
+}
+
+void launch_copy(const WorkArguments& a, cudaStream_t stream) {
+  std::size_t most = 0;
+  for (int i = 0; i < a.signal.ranks; ++i) most = std::max(most, a.bytes[i]);
+  const auto rows = static_cast<unsigned>(most == 0 ? 1 : a.signal.ranks);
+  launch(copy, a, dim3(blocks_for(most, a.signal.ranks), rows), stream);
+}
+
+void launch_reduce(const WorkArguments& a, int dtype, int kind, cudaStream_t stream) {
+  const std::size_t bytes = a.count * kSizes[dtype];
+  const dim3 grid(blocks_for(bytes, 1));
+  if (dtype == kBool8) return launch_bits<Truth>(a, kind, grid, stream);
+  if (kind == kBand || kind == kBor || kind == kBxor) {
+    WorkArguments in_bytes = a;
+    in_bytes.count = bytes;
+    in_bytes.first *= kSizes[dtype];
+    return launch_bits<Number<std::uint8_t>>(in_bytes, kind, grid, stream);
+  }
+  switch (dtype) {
+    case kInt8: return launch_number<Number<std::int8_t>>(a, kind, grid, stream);
+    case kInt16: return launch_number<Number<std::int16_t>>(a, kind, grid, stream);
+    case kInt32: return launch_number<Number<std::int32_t>>(a, kind, grid, stream);
+    case kInt64: return launch_number<Number<std::int64_t>>(a, kind, grid, stream);
+    case kUint8: return launch_number<Number<std::uint8_t>>(a, kind, grid, stream);
+    case kFloat16: return launch_number<Float16>(a, kind, grid, stream);
+    case kBfloat16: return launch_number<Bfloat16>(a, kind, grid, stream);
+    case kFloat32: return launch_number<Number<float>>(a, kind, grid, stream);
+    default: return launch_number<Number<double>>(a, kind, grid, stream);
+  }
+}
+
+}  // namespace maniple::cuda_plugin

@@ -1,0 +1,21 @@
+// CUDA as Maniple's DeviceRuntime: streams, events, pinned memory.
+#pragma once
+
+#include <string>
+
+#include "backend/device/device_plugin.h"
+
+namespace maniple::cuda_plugin {
+
+/// Where there is no driver, too: it has no devices then.
+DeviceRuntime* runtime();
+
+/// Of the physical device, or of the MIG instance: its UUID.
+std::string device_id(int device);
+/// Whether this process computes through the Multi-Process Service, by which kernels of several processes run side by side.
+bool under_mps();
+/// How many queues to the device the streams of this process share. A stream that waits for other ranks holds up all else that is in
+/// its queue: when that is true of all queues, the process can reach memory of its device no more.
+int queue_count();
+
+}  // namespace maniple::cuda_plugin

@@ -1,0 +1,110 @@
+#include "backend/plugin/cuda/shared_memory.h"
+
+#include <unistd.h>
+
+#include "backend/plugin/cuda/driver.h"
+
+namespace maniple::cuda_plugin {
+namespace {
+
+/// A descriptor that is closed at the end.
+struct Descriptor {
+  int number = -1;
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+};
+
+/// What keeps memory alive until it is mapped; a mapping keeps it by itself.
+struct Handle {
+  CUmemGenericAllocationHandle value = 0;
+  bool held = false;
+  ~Handle() {
+    if (held) driver().mem_release(value);
+  }
+};
+
+/// On a stream of its own: others may be waiting for ranks that wait for this one.
+void zero(std::byte* memory, std::size_t bytes) {
+  cudaStream_t stream = nullptr;
+  check(::cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  cudaError_t code = ::cudaMemsetAsync(memory, 0, bytes, stream);
+  if (code == cudaSuccess) code = ::cudaStreamSynchronize(stream);
+  ::cudaStreamDestroy(stream);
+  check(code, "cudaMemsetAsync");
+}
+
+}  // namespace
+
+SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device, std::span<const std::size_t> sizes,
+                           const std::string& topic, Deadline deadline)
+    : device_(device), pieces_(sizes.size()) {
+  const OnDevice on(device);
+  check(::cudaFree(nullptr), "cudaFree");  // makes the context, if this is the first use
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  std::size_t unit = 0;
+  check(driver().mem_granularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+        "cuMemGetAllocationGranularity");
+  CUmemAccessDesc access = {};
+  access.location = properties.location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  try {
+    for (int maker = 0; maker < static_cast<int>(sizes.size()); ++maker) {
+      Piece& piece = pieces_[maker];
+      piece.asked = sizes[maker];
+      if (piece.asked == 0) continue;
+      const std::size_t mapped = (piece.asked + unit - 1) / unit * unit;
+      Handle handle;
+      Descriptor descriptor;
+      if (maker == rank) {
+        check(driver().mem_create(&handle.value, mapped, &properties, 0), "cuMemCreate");
+        handle.held = true;
+        check(driver().mem_export(&descriptor.number, handle.value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+              "cuMemExportToShareableHandle");
+      } else {
+        descriptor.number = descriptors.share(topic + "/" + std::to_string(maker), maker, -1, deadline);
+        check(driver().mem_import(&handle.value, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.number)),
+                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+              "cuMemImportFromShareableHandle");
+        handle.held = true;
+      }
+      CUdeviceptr address = 0;
+      check(driver().mem_address_reserve(&address, mapped, 0, 0, 0), "cuMemAddressReserve");
+      if (const CUresult code = driver().mem_map(address, mapped, 0, handle.value, 0); code != CUDA_SUCCESS) {
+        driver().mem_address_free(address, mapped);
+        check(code, "cuMemMap");
+      }
+      piece.data = reinterpret_cast<std::byte*>(address);
+      piece.mapped = mapped;
+      check(driver().mem_set_access(address, mapped, &access, 1), "cuMemSetAccess");
+      if (maker == rank) {
+        zero(piece.data, mapped);  // before another rank can see it
+        descriptors.share(topic + "/" + std::to_string(maker), maker, descriptor.number, deadline);
+      }
+    }
+  } catch (...) {
+    unmap();
+    throw;
+  }
+}
+
+SharedMemory::~SharedMemory() { unmap(); }
+
+void SharedMemory::unmap() noexcept {
+  int before = 0;
+  ::cudaGetDevice(&before);
+  ::cudaSetDevice(device_);
+  for (const Piece& piece : pieces_) {
+    if (piece.data == nullptr) continue;
+    const auto address = reinterpret_cast<CUdeviceptr>(piece.data);
+    driver().mem_unmap(address, piece.mapped);
+    driver().mem_address_free(address, piece.mapped);
+  }
+  ::cudaSetDevice(before);
+}
+
+}  // namespace maniple::cuda_plugin

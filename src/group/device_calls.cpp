@@ -1,0 +1,416 @@
+#include "group/device_calls.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "group/group_impl.h"
+
+namespace maniple {
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that go through host memory at once
+constexpr auto kPause = std::chrono::milliseconds(1);
+constexpr auto kLeavingTime = std::chrono::seconds(1);  // for what is enqueued when a group is destroyed
+
+std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+/// Elements that this rank's `in` and `out` hold; 0 where they are not looked at.
+struct Extent {
+  std::size_t in = 0;
+  std::size_t out = 0;
+};
+
+Extent extent_of(const Operation& op, int rank) {
+  const bool root = op.root == rank;
+  switch (op.op) {
+    case Op::broadcast: return root ? Extent{op.count, 0} : Extent{0, op.count};
+    case Op::reduce: return {op.count, root ? op.count : 0};
+    case Op::all_reduce: return {op.count, op.count};
+    case Op::gather: return {op.parts.count(rank), root ? op.parts.total() : 0};
+    case Op::all_gather: return {op.parts.count(rank), op.parts.total()};
+    case Op::scatter: return {root ? op.parts.total() : 0, op.parts.count(rank)};
+    case Op::reduce_scatter: return {op.parts.total(), op.parts.count(rank)};
+    case Op::all_to_all: return {op.in_parts.total(), op.out_parts.total()};
+    default: return {};
+  }
+}
+
+bool has_pieces(Op op) { return op == Op::broadcast || op == Op::reduce || op == Op::all_reduce; }
+
+void set_word(std::uint32_t* word) { std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release); }
+
+}  // namespace
+
+// ---- Pools -----------------------------------------------------------------------------------------------------------
+
+DevicePools::~DevicePools() {
+  for (const auto& [device, events] : events_) {
+    for (void* event : events) runtime_.free_event(event);
+  }
+  for (const auto& [bytes, memory] : pinned_) runtime_.free_pinned(memory);
+}
+
+std::shared_ptr<void> DevicePools::event(const std::shared_ptr<DevicePools>& pools, int device) {
+  void* event = nullptr;
+  {
+    const std::lock_guard lock(pools->mutex_);
+    if (auto& free = pools->events_[device]; !free.empty()) {
+      event = free.back();
+      free.pop_back();
+    }
+  }
+  if (event == nullptr) event = pools->runtime_.make_event(device);
+  return {event, [pools, device](void* it) {
+            const std::lock_guard lock(pools->mutex_);
+            pools->events_[device].push_back(it);
+          }};
+}
+
+std::shared_ptr<std::byte> DevicePools::pinned(const std::shared_ptr<DevicePools>& pools, std::size_t bytes) {
+  const std::size_t size = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
+  std::byte* memory = nullptr;
+  {
+    const std::lock_guard lock(pools->mutex_);
+    if (const auto it = pools->pinned_.find(size); it != pools->pinned_.end()) {
+      memory = it->second;
+      pools->pinned_.erase(it);
+    }
+  }
+  if (memory == nullptr) memory = pools->runtime_.make_pinned(size);
+  return {memory, [pools, size](std::byte* it) {
+            const std::lock_guard lock(pools->mutex_);
+            pools->pinned_.emplace(size, it);
+          }};
+}
+
+// ---- Set-up and end --------------------------------------------------------------------------------------------------
+
+class DeviceCalls::DescriptorsOfGroup final : public DescriptorExchange {
+ public:
+  explicit DescriptorsOfGroup(detail::GroupImpl& group) : group_(group) {}
+  int share(std::string_view topic, int maker, int descriptor, Deadline deadline) override {
+    const Topology& topology = group_.facts().topology;
+    const auto& local = topology.nodes[static_cast<std::size_t>(topology.node_rank())];
+    std::vector<int> members = {topology.members[static_cast<std::size_t>(maker)].global_rank};
+    for (const int rank : local) {
+      if (rank != maker) members.push_back(topology.members[static_cast<std::size_t>(rank)].global_rank);
+    }
+    if (members.size() == 1) return -1;
+    return group_.facts()
+        .session
+        ->share_descriptor(fmt::format("{}:device:{}:{}", group_.facts().name, topic, maker), members, descriptor,
+                           deadline, group_.abort_signal())
+        .release();
+  }
+
+ private:
+  detail::GroupImpl& group_;
+};
+
+class DeviceCalls::AbortOfGroup final : public AbortToken {
+ public:
+  explicit AbortOfGroup(const AbortSignal& signal) : signal_(signal) {}
+  bool aborted() const noexcept override { return signal_.raised(); }
+
+ private:
+  const AbortSignal& signal_;
+};
+
+DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entry, int device, Deadline deadline)
+    : group_(group), runtime_(device_runtime()), device_(device), pools_(std::make_shared<DevicePools>(runtime_)) {
+  if (entry != nullptr) {
+    const Topology& topology = group_.facts().topology;
+    const int count = runtime_.device_count();
+    if (device_ < 0) device_ = topology.local_rank() % std::max(count, 1);
+    MANIPLE_REQUIRE(device_ < count, "device {} was requested for rank {}, but this process sees {} GPUs", device_,
+                    topology.rank, count);
+    descriptors_ = std::make_unique<DescriptorsOfGroup>(group_);
+    abort_token_ = std::make_unique<AbortOfGroup>(group_.abort_signal());
+    store_ = make_prefix_store("maniple/device/" + group_.facts().name, group_.facts().session->store());
+    DeviceContext context;
+    context.group = group_.facts().name;
+    context.rank = topology.rank;
+    for (const auto& member : topology.members) {
+      context.global_ranks.push_back(member.global_rank);
+      context.nodes.push_back(member.node_rank);
+    }
+    context.device = device_;
+    context.store = store_.get();
+    context.descriptors = descriptors_.get();
+    context.deadline = deadline;
+    context.abort = abort_token_.get();
+    context.compare = knob_flag(Knob::checks);
+    try {
+      engine_ = entry->make(context);
+    } catch (...) {
+      group_.abort_signal().check();  // the first cause, not its consequence
+      throw;
+    }
+  }
+  if (engine_) {
+    const std::lock_guard lock(mutex_);
+    start_watching();  // an abort must reach the engine, whatever was called
+  }
+  // Under the lock, so that it does not fall between the watching thread's look and its wait.
+  listener_ = std::make_unique<AbortListener>(group_.abort_signal(), [this] {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  });
+}
+
+DeviceCalls::~DeviceCalls() {
+  listener_.reset();
+  {
+    // What other ranks still need of this one is done by then, or never.
+    std::unique_lock lock(mutex_);
+    const Deadline deadline = Deadline::after(kLeavingTime);
+    while (!(pending_.empty() && staged_messages_.empty()) && !group_.abort_signal().raised() && !deadline.expired()) {
+      changed_.wait_for(lock, kPause);
+    }
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  if (!pending_.empty() && engine_) engine_->abort();
+  for (Pending& pending : pending_) {
+    retire(pending, std::make_exception_ptr(Aborted("the group was destroyed with operations under way")));
+  }
+  engine_.reset();
+  for (const auto& [key, stream] : streams_) runtime_.free_stream(stream);
+}
+
+// ---- Streams ---------------------------------------------------------------------------------------------------------
+
+void DeviceCalls::require_device(Device device, Op op) const {
+  MANIPLE_REQUIRE(device.type == DeviceType::cuda, "{}: there is no device {}", to_string(op), to_string(device));
+  if (!engine_) return;
+  MANIPLE_REQUIRE(device.index == device_,
+                  "{}: the memory is on {}, but this rank's part of group {} is on cuda:{}; choose the GPU with "
+                  "InitOptions::device, or with `maniple run`",
+                  to_string(op), to_string(device), group_.facts().name, device_);
+}
+
+void* DeviceCalls::own_stream(int device, Purpose purpose) {
+  void*& stream = streams_[{device, purpose}];
+  if (stream == nullptr) stream = runtime_.make_stream(device);
+  return stream;
+}
+
+void* DeviceCalls::stream_for(Device device, void* stream, const CallOptions& call, Purpose purpose) {
+  if (!call.async_op) return stream;
+  void* const own = own_stream(device.index, purpose);
+  const auto event = DevicePools::event(pools_, device.index);
+  runtime_.record(event.get(), stream);
+  runtime_.wait(own, event.get());
+  return own;
+}
+
+// Operations of a group run in the order of the calls, whatever their streams.
+void DeviceCalls::order_after_last(void* stream, bool captured) {
+  if (last_event_ && last_stream_ != stream && last_captured_ == captured) runtime_.wait(stream, last_event_.get());
+}
+
+std::shared_ptr<detail::WorkState> DeviceCalls::make_work(int device, void* stream, bool captured) {
+  auto work = std::make_shared<detail::WorkState>();
+  work->device = {&runtime_, DevicePools::event(pools_, device), device, stream, captured};
+  return work;
+}
+
+// ---- Collectives -----------------------------------------------------------------------------------------------------
+
+Work DeviceCalls::run(Operation operation, const CallOptions& call) {
+  require_device(operation.device, operation.op);
+  if (!engine_ || !engine_->can(operation)) return run_staged(std::move(operation), call);
+  std::shared_ptr<detail::WorkState> work;
+  group_.run_tasks(operation.op, call, [&](OperationContext&) { work = enqueue({&operation, 1}, call); });
+  return Work(work);
+}
+
+Work DeviceCalls::run_all(std::vector<Operation> operations, const CallOptions& call) {
+  if (operations.empty()) return done_work();
+  const bool all = engine_ && std::all_of(operations.begin(), operations.end(),
+                                          [this](const Operation& op) { return engine_->can(op); });
+  for (const Operation& op : operations) require_device(op.device, op.op);
+  if (all) {
+    std::shared_ptr<detail::WorkState> work;
+    group_.run_tasks(operations.front().op, call, [&](OperationContext&) { work = enqueue(operations, call); });
+    return Work(work);
+  }
+  // In the order of one stream the last is done after the others.
+  Work last;
+  for (Operation& op : operations) last = run_staged(std::move(op), call);
+  return last;
+}
+
+std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> operations, const CallOptions& call) {
+  const Device device = operations.front().device;
+  void* const caller = operations.front().stream;
+  const bool captured = runtime_.is_capturing(caller);
+  if (captured && !engine_->can_capture()) {
+    throw Unsupported(fmt::format("{}: {} cannot be captured into a CUDA graph; the backend cuda can",
+                                  to_string(operations.front().op), engine_->name()));
+  }
+  void* const stream = stream_for(device, caller, call, Purpose::collectives);
+  order_after_last(stream, captured);
+  Pending pending;
+  pending.work = make_work(device.index, stream, captured);
+  pending.limit = group_.limit(call);
+  pending.started = captured ? nullptr : DevicePools::event(pools_, device.index);
+  if (!captured) runtime_.record(pending.started.get(), stream);
+  for (Operation& op : operations) {
+    op.stream = stream;
+    group_.begin_on_device(op);
+  }
+  Operation& last = operations.back();
+  try {
+    if (operations.size() > 1) engine_->begin_batch();
+    for (const Operation& op : operations) engine_->enqueue(op);
+    if (operations.size() > 1) engine_->end_batch(stream);
+    runtime_.record(pending.work->device.event.get(), stream);
+  } catch (...) {
+    group_.end_on_device(last.seq, true);
+    group_.fail(last);
+  }
+  last_event_ = pending.work->device.event;
+  last_stream_ = stream;
+  last_captured_ = captured;
+  auto work = pending.work;
+  if (captured) {
+    group_.end_on_device(last.seq, false);
+    work->finish(nullptr);
+    return work;
+  }
+  pending.context = group_.context_of(to_string(last.op), last.seq);
+  pending.recorded = true;
+  watch(std::move(pending));
+  return work;
+}
+
+Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
+  if (runtime_.is_capturing(op.stream)) {
+    throw Unsupported(
+        fmt::format("{}: backend {} sends memory of a GPU through memory of the host, which cannot be captured into a "
+                    "CUDA graph; the backends cuda and nccl can",
+                    to_string(op.op), group_.facts().backend));
+  }
+  group_.require_usable(op.op, call);
+  const Extent extent = extent_of(op, group_.rank());
+  const std::size_t element = op.element();
+  const std::size_t in_bytes = extent.in * element, out_bytes = extent.out * element;
+  // In place on the host where it is in place on the device; broadcast has one buffer.
+  const bool in_place = op.op == Op::broadcast || (op.in == op.out && op.op == Op::all_reduce);
+  const std::size_t out_at = in_place ? 0 : round_up(in_bytes);
+
+  struct Piece {
+    Operation operation;
+    std::shared_ptr<void> copied;
+    std::uint32_t* word;
+  };
+  auto pieces = std::make_shared<std::vector<Piece>>();
+  const std::size_t per_piece = has_pieces(op.op) ? std::max<std::size_t>(kPiece / element, 1) : 0;
+  const std::size_t count = has_pieces(op.op) && op.count > per_piece ? (op.count + per_piece - 1) / per_piece : 1;
+  const std::size_t memory_bytes = out_at + std::max(out_bytes, in_place ? in_bytes : 0);
+  const auto memory = DevicePools::pinned(pools_, round_up(memory_bytes) + count * kLine);
+  std::byte* const words = memory.get() + round_up(memory_bytes);
+
+  void* const stream = stream_for(op.device, op.stream, call, Purpose::collectives);
+  order_after_last(stream, false);
+  for (std::size_t i = 0; i < count; ++i) {
+    Piece piece{op, DevicePools::event(pools_, op.device.index), reinterpret_cast<std::uint32_t*>(words + i * kLine)};
+    std::atomic_ref<std::uint32_t>(*piece.word).store(0, std::memory_order_relaxed);
+    const std::size_t first = i * per_piece;
+    Operation& host = piece.operation;
+    host.device = {};
+    host.stream = nullptr;
+    host.in = memory.get() + first * element;
+    host.out = memory.get() + out_at + first * element;
+    if (count > 1) host.count = std::min(per_piece, op.count - first);
+    const std::size_t bytes = count > 1 ? (in_bytes == 0 ? 0 : host.count * element) : in_bytes;
+    if (bytes != 0) runtime_.copy(const_cast<std::byte*>(host.in), op.in + first * element, bytes, stream);
+    runtime_.record(piece.copied.get(), stream);
+    pieces->push_back(std::move(piece));
+  }
+  for (const Piece& piece : *pieces) {
+    runtime_.wait_for_bits(stream, piece.word, 1);
+    const std::size_t first = static_cast<std::size_t>(piece.operation.out - memory.get()) - out_at;
+    const std::size_t bytes = count > 1 ? (out_bytes == 0 ? 0 : piece.operation.count * element) : out_bytes;
+    if (bytes != 0) runtime_.copy(op.out + first, piece.operation.out, bytes, stream);
+  }
+  Pending pending;
+  pending.work = make_work(op.device.index, stream, false);
+  runtime_.record(pending.work->device.event.get(), stream);
+  last_event_ = pending.work->device.event;
+  last_stream_ = stream;
+  last_captured_ = false;
+  pending.context = group_.context_of(to_string(op.op));
+  pending.limit = Seconds::max();  // the part on the host has the limit
+  pending.host_error = std::make_shared<std::exception_ptr>();
+  pending.keep = {memory};
+  auto work = pending.work;
+
+  // Without a deadline of its own until the stream has reached it: what the stream holds before may take long.
+  CallOptions host_call = call;
+  host_call.async_op = true;
+  const Seconds limit = group_.limit(call);
+  const auto host_error = pending.host_error;
+  watch(std::move(pending));
+  const auto release = [pieces, memory, host_error](const std::exception_ptr& error) {
+    if (error) *host_error = error;
+    for (const Piece& piece : *pieces) set_word(piece.word);
+  };
+  try {
+    const Work host = group_.start_tasks(op.op, host_call, [this, pieces, limit](OperationContext&) {
+      for (Piece& piece : *pieces) {
+        while (!runtime_.reached(piece.copied.get())) {
+          group_.abort_signal().check();
+          const timespec pause{0, 20'000};
+          ::nanosleep(&pause, nullptr);  // sleep: events of a device can only be polled
+        }
+        OperationContext context(limit);
+        group_.execute(piece.operation, context);
+        set_word(piece.word);
+      }
+    });
+    when_done(host, release);
+  } catch (...) {
+    release(std::current_exception());  // the stream must not wait for what never runs
+    throw;
+  }
+  return Work(work);
+}
+
+Work DeviceCalls::mark(Device device, void* stream, std::shared_ptr<void> keep) {
+  const bool captured = runtime_.is_capturing(stream);
+  Pending pending;
+  pending.work = make_work(device.index, stream, captured);
+  runtime_.record(pending.work->device.event.get(), stream);
+  pending.limit = Seconds::max();  // the operations in it have limits
+  pending.context = group_.context_of("copy");
+  pending.keep = {std::move(keep)};
+  auto work = pending.work;
+  if (captured) {
+    work->finish(nullptr);
+  } else {
+    watch(std::move(pending));
+  }
+  return Work(work);
+}
+
+RegisteredMemory DeviceCalls::allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) {
+  if (!engine_) {
+    throw Unsupported(
+        fmt::format("allocate: backend {} has no registered memory on a GPU; the backends cuda and nccl have",
+                    group_.facts().backend));
+  }
+  return engine_->allocate(sizes, number, deadline);
+}
+
+}  // namespace maniple

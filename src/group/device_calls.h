@@ -1,0 +1,140 @@
+// The operations of a group on memory of a device: enqueued on streams, watched by a thread that never blocks them.
+//
+//   call -> order after the group's last operation on a device -> record "started" -> engine enqueues -> record "finished" -> watch
+//
+// The watching thread notes when operations finish. An operation whose stream has reached it and that is not finished when its
+// time-out has passed, a fault that the engine reports, and the failure of the group (a rank that died, say) all end in the same way:
+// the group is aborted, the engine ends what is enqueued so that streams go on, and the error is thrown by the next call on the host.
+//
+// What the engine cannot do, and everything when the group has none, goes through host memory: the stream copies into pinned memory and
+// then waits for a word there; the group's thread runs the operation on the host and sets the word; the stream copies back. Large ones
+// go in pieces, so that copying and communicating overlap. The host never waits either.
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "backend/device/device_plugin.h"
+#include "backend/plugin/load.h"
+#include "base/abort_signal.h"
+#include "group/work_state.h"
+#include "transport/message.h"
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+/// What is shared with handles that outlive the group: events, and pinned memory, which are kept for reuse.
+class DevicePools {
+ public:
+  explicit DevicePools(DeviceRuntime& runtime) : runtime_(runtime) {}
+  ~DevicePools();
+
+  /// These go back to the pool with their last owner.
+  static std::shared_ptr<void> event(const std::shared_ptr<DevicePools>& pools, int device);
+  static std::shared_ptr<std::byte> pinned(const std::shared_ptr<DevicePools>& pools, std::size_t bytes);
+
+ private:
+  DeviceRuntime& runtime_;
+  std::mutex mutex_;
+  std::map<int, std::vector<void*>> events_;
+  std::multimap<std::size_t, std::byte*> pinned_;
+};
+
+class DeviceCalls {
+ public:
+  /// With an engine, all ranks of the group make it together. Without (`entry` null), on first use, each for itself.
+  DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entry, int device, Deadline deadline);
+  ~DeviceCalls();
+
+  std::string_view engine() const noexcept {
+    return engine_ ? engine_->name() : std::string_view("through host memory");
+  }
+  DeviceRuntime& runtime() noexcept { return runtime_; }
+
+  Work run(Operation operation, const CallOptions& call);
+  /// As one operation where the engine can.
+  Work run_all(std::vector<Operation> operations, const CallOptions& call);
+  /// One Work for each. `source` as in ProcessGroup::irecv.
+  std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
+  /// A Work for all that the stream holds now; `keep` lives until then.
+  Work mark(Device device, void* stream, std::shared_ptr<void> keep);
+  RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline);
+
+ private:
+  /// One operation that is enqueued and not known to be finished.
+  struct Pending {
+    std::shared_ptr<detail::WorkState> work;
+    std::shared_ptr<void> started;  // null: counted from when it was enqueued
+    bool running = false;           // the stream has reached it
+    Seconds limit{};
+    Deadline deadline;
+    ErrorInfo context;
+    bool recorded = false;                           // in the flight recorder, under context.sequence
+    std::shared_ptr<std::exception_ptr> host_error;  // of the part that ran on the host
+    std::vector<std::shared_ptr<void>> keep;         // memory that the stream uses
+  };
+  /// Messages through host memory: they start when what they send has been copied.
+  struct StagedMessages {
+    std::vector<std::shared_ptr<Message>> messages;
+    Seconds limit{};
+    std::shared_ptr<void> copied;
+  };
+  class DescriptorsOfGroup;
+  class AbortOfGroup;
+
+  /// Of our own streams: collectives must not wait behind a receive, nor a send behind either.
+  enum class Purpose : int { collectives, sends, receives };
+  void* own_stream(int device, Purpose purpose);
+  /// Where an operation that was called on `stream` runs; what it does there comes after what `stream` holds.
+  void* stream_for(Device device, void* stream, const CallOptions& call, Purpose purpose);
+  void order_after_last(void* stream, bool captured);
+
+  void require_device(Device device, Op op) const;
+  std::shared_ptr<detail::WorkState> make_work(int device, void* stream, bool captured);
+  std::shared_ptr<detail::WorkState> enqueue(std::span<Operation> operations, const CallOptions& call);
+  Work run_staged(Operation operation, const CallOptions& call);
+  std::vector<Work> enqueue_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
+  std::vector<Work> stage_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
+
+  void start_watching();  // with the mutex held
+  void watch(Pending pending);
+  void watch_loop();
+  bool look();  ///< true when something has changed
+  bool start_staged_messages();
+  /// Gives up, and returns true, when the stream has reached it and its time is over.
+  bool is_late(Pending& pending);
+  void retire(Pending& pending, const std::exception_ptr& error);
+  /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails.
+  void give_up(const std::exception_ptr& error, const ErrorInfo& context);
+
+  detail::GroupImpl& group_;
+  DeviceRuntime& runtime_;
+  int device_;
+  std::shared_ptr<DevicePools> pools_;
+  std::unique_ptr<DescriptorExchange> descriptors_;
+  std::unique_ptr<AbortToken> abort_token_;
+  std::shared_ptr<Store> store_;
+  std::unique_ptr<DevicePlugin> engine_;
+  std::map<std::pair<int, Purpose>, void*> streams_;
+
+  std::shared_ptr<void> last_event_;  // of the last operation, and where it ran
+  void* last_stream_ = nullptr;
+  bool last_captured_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<Pending> pending_;  // in the order of the calls; only the watching thread removes from it
+  std::vector<StagedMessages> staged_messages_;
+  bool stopping_ = false;
+  bool gave_up_ = false;  // of the watching thread alone
+  std::thread watcher_;
+  std::unique_ptr<AbortListener> listener_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,207 @@
+#include "tensor/device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include <torch/torch.h>
+
+#ifdef MANIPLE_TORCH_CUDA
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include "base/check.h"
+#include "group/group_impl.h"
+#include "tensor/torch_compat.h"
+#include <maniple/dist.h>
+
+namespace maniple {
+namespace {
+
+void write_back_all(const std::vector<Staged>& tensors) {
+  for (const Staged& tensor : tensors) tensor.write_back();
+}
+
+#ifdef MANIPLE_TORCH_CUDA
+// Work::wait orders this thread's current stream after an operation.
+const bool kHookIsSet = [] {
+  current_stream.store([](int device) -> void* {
+    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
+  });
+  return true;
+}();
+
+c10::DeviceIndex index_of(Device device) { return static_cast<c10::DeviceIndex>(device.index); }
+#endif
+
+}  // namespace
+
+Device device_of(const torch::Tensor& tensor, const Argument& argument) {
+  if (tensor.device().is_cpu()) return {};
+#ifdef MANIPLE_TORCH_CUDA
+  if (tensor.device().is_cuda()) return Device::cuda(tensor.device().index());
+#endif
+  throw Unsupported(format_text(
+      "{} is a tensor of {} on {}; this build communicates tensors of the CPU{}; pass tensor.cpu()", named(argument),
+      c10::toString(tensor.scalar_type()), tensor.device().str(),
+#ifdef MANIPLE_TORCH_CUDA
+      " and of NVIDIA GPUs"
+#else
+      " only"
+#endif
+      ));
+}
+
+Device require_one_device(ProcessGroup& group, const std::vector<Staged>& tensors) {
+  const Staged* first = nullptr;
+  for (const Staged& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (first == nullptr) first = &tensor;
+    MANIPLE_REQUIRE(tensor.buffer().device == first->buffer().device,
+                    "{} is on {}, but {} is on {}; all tensors of a call must be on one device", tensor.name(),
+                    to_string(tensor.buffer().device), first->name(), to_string(first->buffer().device));
+  }
+  if (first == nullptr) return {};
+  MANIPLE_REQUIRE(
+      !first->buffer().device.is_cpu() || group.impl().serves_host_tensors(),
+      "{} is on the CPU, and backend {} communicates tensors of GPUs; pass tensor.cuda(), or make the group with "
+      "backend \"cpu:native,cuda:{}\"",
+      first->name(), group.backend(), group.backend());
+  return first->buffer().device;
+}
+
+#ifdef MANIPLE_TORCH_CUDA
+
+void* current_stream_on(Device device) {
+  return device.is_cpu() ? nullptr : c10::cuda::getCurrentCUDAStream(index_of(device)).stream();
+}
+
+Work run_on_device(ProcessGroup& group, Device device, CallOptions call, std::vector<Staged> tensors,
+                   const std::function<Work(const CallOptions&)>& start) {
+  const bool copies = std::any_of(tensors.begin(), tensors.end(), [](const Staged& one) { return one.writes_back(); });
+  const bool async = call.async_op;
+  c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(index_of(device));
+  if (!copies) {
+    call.stream = stream.stream();
+    Work work = start(call);
+    // On the current stream LibTorch's allocator keeps the order; on ours the tensors must stay until the end.
+    if (async) when_done(work, [tensors = std::move(tensors)](const std::exception_ptr&) {});
+    return work;
+  }
+  // What is written back belongs to the operation: both run on one stream, whose end is the end of the Work.
+  if (async) {
+    at::cuda::CUDAEvent event;
+    event.record(stream);
+    stream = c10::cuda::getStreamFromPool(true, index_of(device));
+    event.block(stream);
+  }
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  call.stream = stream.stream();
+  call.async_op = false;
+  (void)start(call);
+  write_back_all(tensors);
+  return group.impl().device_calls().mark(device, call.stream,
+                                          std::make_shared<std::vector<Staged>>(std::move(tensors)));
+}
+
+Work finish_on_device(const Work& work, Device device, std::vector<Staged> tensors) {
+  const bool copies = std::any_of(tensors.begin(), tensors.end(), [](const Staged& one) { return one.writes_back(); });
+  if (!copies) {
+    when_done(work, [tensors = std::move(tensors)](const std::exception_ptr&) {});
+    return work;
+  }
+  return work.then([tensors = std::move(tensors), device] {
+    const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true, index_of(device));
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    write_back_all(tensors);
+    stream.synchronize();
+  });
+}
+
+struct SideStream::Streams {
+  struct One {
+    c10::cuda::CUDAStream stream;
+    at::cuda::CUDAEvent forked{cudaEventDisableTiming};
+    at::cuda::CUDAEvent joined{cudaEventDisableTiming};
+    bool busy = false;
+  };
+  std::map<int, One> by_device;
+};
+
+void SideStream::run(Device device, const std::function<void()>& body) {
+  if (!streams_) streams_ = std::make_shared<Streams>();
+  auto it = streams_->by_device.find(device.index);
+  if (it == streams_->by_device.end()) {
+    it = streams_->by_device.emplace(device.index, Streams::One{c10::cuda::getStreamFromPool(true, index_of(device))})
+             .first;
+  }
+  Streams::One& one = it->second;
+  one.forked.record(c10::cuda::getCurrentCUDAStream(index_of(device)));
+  one.forked.block(one.stream);
+  const c10::cuda::CUDAStreamGuard guard(one.stream);
+  one.busy = true;
+  body();
+}
+
+void SideStream::join() {
+  if (!streams_) return;
+  for (auto& [index, one] : streams_->by_device) {
+    if (!one.busy) continue;
+    one.joined.record(one.stream);
+    one.joined.block(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index)));
+    one.busy = false;
+  }
+}
+
+#else
+
+struct SideStream::Streams {};
+void SideStream::run(Device, const std::function<void()>& body) { body(); }
+void SideStream::join() {}
+
+// Never called: there is no tensor on a GPU.
+void* current_stream_on(Device) { return nullptr; }
+Work run_on_device(ProcessGroup&, Device, CallOptions call, std::vector<Staged>,
+                   const std::function<Work(const CallOptions&)>& start) {
+  return start(call);
+}
+Work finish_on_device(const Work& work, Device, std::vector<Staged> tensors) {
+  return work.then([tensors = std::move(tensors)] { write_back_all(tensors); });
+}
+
+#endif
+
+RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device device) {
+  if (device.is_cpu()) return group.allocate(bytes);
+  if (group.impl().has_device_engine()) return group.allocate(bytes, device);
+  const auto options =
+      torch::TensorOptions().dtype(torch::kUInt8).device(torch::kCUDA, static_cast<c10::DeviceIndex>(device.index));
+  const auto memory = std::make_shared<torch::Tensor>(torch::zeros({static_cast<std::int64_t>(bytes)}, options));
+  return {memory->data_ptr(), bytes, memory};
+}
+
+torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,
+                        c10::IntArrayRef strides, const torch::TensorOptions& options) {
+  void* data = static_cast<std::byte*>(memory.data()) + offset;
+  return torch::from_blob(data, sizes, strides, [memory](void*) {}, options.requires_grad(false));
+}
+
+void copy_all(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
+  const bool on_cpu = to.empty() || to.front().is_cpu();
+#if MANIPLE_TORCH_AT_LEAST(2, 2)
+  if (!on_cpu) return at::_foreach_copy_(to, from);
+#endif
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    // Most are so small that a tensor operation would take longer than the copy.
+    if (on_cpu && is_dense(to[i]) && to[i].strides() == from[i].strides() && to[i].dtype() == from[i].dtype()) {
+      std::memcpy(to[i].data_ptr(), from[i].data_ptr(), to[i].nbytes());
+    } else {
+      to[i].copy_(from[i]);
+    }
+  }
+}
+
+}  // namespace maniple

@@ -1,0 +1,57 @@
+// Tensors on a GPU: LibTorch's streams, and how an operation runs in their order.
+//
+// This is the only header of ours behind which LibTorch's CUDA is seen. With a LibTorch that has none there are no such tensors, and
+// the functions here say so.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "tensor/staged.h"
+#include <maniple/comm/options.h>
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+/// As the group sees it. Throws Unsupported for a device that no backend knows.
+Device device_of(const torch::Tensor& tensor, const Argument& argument);
+
+/// LibTorch's current stream on the device in this thread; null for the CPU.
+void* current_stream_on(Device device);
+
+/// Calls `start` with options that name the current stream. Copies that were made of the tensors are written back in its order. The Work
+/// is enqueued; tensors are kept alive for as long as the operation needs them.
+Work run_on_device(ProcessGroup& group, Device device, CallOptions call, std::vector<Staged> tensors,
+                   const std::function<Work(const CallOptions&)>& start);
+
+/// For a Work of isend or irecv: as `finishing` of run_operation.h.
+Work finish_on_device(const Work& work, Device device, std::vector<Staged> tensors);
+
+/// Throws InvalidArgument when the tensors are on different devices, or on one that the group does not serve.
+Device require_one_device(ProcessGroup& group, const std::vector<Staged>& tensors);
+
+/// A stream of LibTorch's beside the current one, for work that overlaps with what the current one does: one for each device that is
+/// used.
+class SideStream {
+ public:
+  /// Runs `body`; what it enqueues on the current stream of the device goes to the side stream, after what the current one holds.
+  void run(Device device, const std::function<void()>& body);
+  /// What is enqueued on the current streams from now on comes after all that `run` has enqueued.
+  void join();
+
+ private:
+  struct Streams;
+  std::shared_ptr<Streams> streams_;
+};
+
+/// Registered memory of the group on a device where its backend has such memory, otherwise memory of LibTorch's. Collective.
+RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device device);
+
+/// A tensor on such memory, which lives as long as the tensor does.
+torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,
+                        c10::IntArrayRef strides, const torch::TensorOptions& options);
+
+/// to[i] = from[i], without autograd; on a GPU in a few kernels for all of them, where LibTorch has such.
+void copy_all(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from);
+
+}  // namespace maniple
