@@ -1,4 +1,4 @@
-// Steps of training on a GPU, plain and with DistributedDataParallel, for `maniple bench gpu`: one model, one line of JSON.
+// Steps of training on a GPU, plain and with DistributedDataParallel, for scripts/gpu_test.sh: one model, one line of JSON.
 //
 //   ddp_gpu_worker MODEL [STEPS [BACKEND]]      MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers)
 //

@@ -20,14 +20,19 @@ torch=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path if torch.v
 werror=OFF
 [[ ${CI:-} != true ]] || werror=ON
 cmake --preset release -DMANIPLE_WERROR=$werror --log-level=WARNING ${torch:+-DCMAKE_PREFIX_PATH="$torch"}
-cmake --build --preset release -j "$(nproc)" --target tests_gpu maniple_plugins maniple
+cmake --build --preset release -j "$(nproc)" --target tests_gpu maniple_plugins maniple cuda_plugin_bench
 
 status=0 output=build/gpu_output.txt tally=build/gpu_tally.txt
 ctest --preset release-gpu -j 1 2>&1 | tee "$output" || status=$?
 awk -v stage=gpu -v root=$((EUID == 0)) -f scripts/tally.awk tests/expected_skips.txt "$output" build/Testing/Temporary/LastTest.log >"$tally" || status=1
 grep -v '^total ' "$tally" || true
 read -r passes fails skips < <(sed -n 's/^total //p' "$tally")
-if [[ -n $bench ]]; then build/bin/maniple bench gpu || status=1; fi
+if [[ -n $bench ]]; then
+  for ranks in 2 4; do build/bin/tests/cuda_plugin_bench "$ranks" || status=1; done
+  if cmake --build --preset release --target ddp_gpu_worker; then
+    for model in mlp resnet50 gpt2; do build/libexec/maniple/ddp_gpu_worker "$model" || status=1; done
+  fi
+fi
 if ((status != 0 && fails == 0)); then fails=1; fi
 printf '%d skipped\n%d passed, %d failed\n' "$skips" "$passes" "$fails"
 ((fails == 0))
