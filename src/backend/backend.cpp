@@ -18,7 +18,7 @@ constexpr BackendEntry kBackends[] = {
     {"gloo", "Facebook's Gloo over TCP", make_gloo_backend, [] { return missing_plugin("gloo"); }},
     {"mpi", "the cluster's MPI: Open MPI or MPICH, under mpirun", make_mpi_backend,
      [] { return missing_plugin("mpi"); }},
-    {"cuda", "NVIDIA GPUs: ranks that share one, or GPUs of one host that reach each other", nullptr,
+    {"cuda", "NVIDIA GPUs that ranks share, or that reach each other in one host", nullptr,
      [] { return missing_plugin("cuda"); }},
     {"nccl", "NVIDIA GPUs, one for each rank, on any number of hosts", nullptr, [] { return missing_plugin("nccl"); }},
 };

@@ -15,12 +15,11 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kLine = 64;
 constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that go through host memory at once
 constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr auto kLeavingTime = std::chrono::seconds(1);  // for what is enqueued when a group is destroyed
 
-std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+std::size_t round_up(std::size_t bytes) { return (bytes + kWordStride - 1) / kWordStride * kWordStride; }
 
 /// Elements that this rank's `in` and `out` hold; 0 where they are not looked at.
 struct Extent {
@@ -44,8 +43,6 @@ Extent extent_of(const Operation& op, int rank) {
 }
 
 bool has_pieces(Op op) { return op == Op::broadcast || op == Op::reduce || op == Op::all_reduce; }
-
-void set_word(std::uint32_t* word) { std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release); }
 
 }  // namespace
 
@@ -318,13 +315,14 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   const std::size_t per_piece = has_pieces(op.op) ? std::max<std::size_t>(kPiece / element, 1) : 0;
   const std::size_t count = has_pieces(op.op) && op.count > per_piece ? (op.count + per_piece - 1) / per_piece : 1;
   const std::size_t memory_bytes = out_at + std::max(out_bytes, in_place ? in_bytes : 0);
-  const auto memory = DevicePools::pinned(pools_, round_up(memory_bytes) + count * kLine);
+  const auto memory = DevicePools::pinned(pools_, round_up(memory_bytes) + count * kWordStride);
   std::byte* const words = memory.get() + round_up(memory_bytes);
 
   void* const stream = stream_for(op.device, op.stream, call, Purpose::collectives);
   order_after_last(stream, false);
   for (std::size_t i = 0; i < count; ++i) {
-    Piece piece{op, DevicePools::event(pools_, op.device.index), reinterpret_cast<std::uint32_t*>(words + i * kLine)};
+    Piece piece{op, DevicePools::event(pools_, op.device.index),
+                reinterpret_cast<std::uint32_t*>(words + i * kWordStride)};
     std::atomic_ref<std::uint32_t>(*piece.word).store(0, std::memory_order_relaxed);
     const std::size_t first = i * per_piece;
     Operation& host = piece.operation;

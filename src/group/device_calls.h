@@ -11,6 +11,7 @@
 // go in pieces, so that copying and communicating overlap. The host never waits either.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <list>
 #include <map>
@@ -45,6 +46,10 @@ class DevicePools {
   std::map<int, std::vector<void*>> events_;
   std::multimap<std::size_t, std::byte*> pinned_;
 };
+
+/// Words that streams wait for, in pinned memory, are so many bytes apart.
+inline constexpr std::size_t kWordStride = 64;
+inline void set_word(std::uint32_t* word) { std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release); }
 
 class DeviceCalls {
  public:

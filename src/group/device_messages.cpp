@@ -9,14 +9,6 @@
 #include "group/group_impl.h"
 
 namespace maniple {
-namespace {
-
-constexpr std::size_t kLine = 64;
-
-void set_word(std::uint32_t* word) { std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release); }
-
-}  // namespace
-
 std::vector<Work> DeviceCalls::start_messages(std::span<const PointToPoint> operations, int* source,
                                               const CallOptions& call) {
   if (operations.empty()) return {};
@@ -92,11 +84,11 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
       if ((operations[i].op == Op::send) != sends) continue;
       Message& message = *staged.messages[i];
       const Device device = sends ? operations[i].out.device : operations[i].in.device;
-      const auto memory = DevicePools::pinned(pools_, kLine + message.bytes);
+      const auto memory = DevicePools::pinned(pools_, kWordStride + message.bytes);
       auto* const word = reinterpret_cast<std::uint32_t*>(memory.get());
       std::atomic_ref<std::uint32_t>(*word).store(0, std::memory_order_relaxed);
       std::byte* const on_device = message.data;
-      message.data = memory.get() + kLine;
+      message.data = memory.get() + kWordStride;
       void* const stream = stream_for(device, call.stream, call, sends ? Purpose::sends : Purpose::receives);
       pending[i].host_error = std::make_shared<std::exception_ptr>();
       if (sends) {

@@ -16,6 +16,7 @@
 #include <stdexcept>
 
 #include "harness/temporary_directory.h"
+#include "shm/segment.h"
 
 namespace maniple::device_test {
 
@@ -33,40 +34,6 @@ struct NeverAborted final : AbortToken {
   bool aborted() const noexcept override { return false; }
 };
 
-void send_descriptor(int socket, int descriptor) {
-  char byte = 'd';
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof descriptor)] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof descriptor);
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  require(::sendmsg(socket, &message, 0) == 1, "sendmsg of a descriptor failed");
-}
-
-int receive_descriptor(int socket, Deadline deadline) {
-  pollfd readable{socket, POLLIN, 0};
-  require(::poll(&readable, 1, deadline.poll_ms()) == 1, "no descriptor arrived in time");
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  require(::recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1, "recvmsg of a descriptor failed");
-  int descriptor = -1;
-  std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
-  return descriptor;
-}
-
 }  // namespace
 
 /// sockets[maker][receiver]: pairs, of which the maker has the one end and the receiver the other.
@@ -74,9 +41,14 @@ struct Rank::Exchange final : DescriptorExchange {
   Exchange(int own, const std::vector<std::vector<int>>& all) : rank(own), sockets(all) {}
   int share(std::string_view, int maker, int descriptor, Deadline deadline) override {
     const int size = static_cast<int>(sockets.size()) / 2;
-    if (maker != rank) return receive_descriptor(sockets[size + maker][rank], deadline);
+    if (maker != rank) {
+      const int socket = sockets[size + maker][rank];
+      pollfd readable{socket, POLLIN, 0};  // the sockets block
+      require(::poll(&readable, 1, deadline.poll_ms()) == 1, "no descriptor arrived in time");
+      return receive_descriptor(socket, deadline).fd.release();
+    }
     for (int other = 0; other < size; ++other) {
-      if (other != rank) send_descriptor(sockets[rank][other], descriptor);
+      if (other != rank) send_descriptor(sockets[rank][other], descriptor, 0);
     }
     return -1;
   }
