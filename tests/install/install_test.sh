@@ -66,7 +66,7 @@ use() {
 
   # The plugins are in the package, and a program that was built with it finds them there.
   "$launcher" backends | tee "$work/backends"
-  grep -qE "^nccl +(here|missing .*NCCL: )" "$work/backends"  # what is missing says how to get it
+  grep -qE "^nccl +(here|missing .*(NCCL: |no NVIDIA driver))" "$work/backends"  # what is missing says what it needs
   if has_plugin gloo; then
     run_with gloo "$launcher" run --no-prefix -n 2 "$work/${kind}_comm/consumer" "file://$work/${kind}_gloo_rendezvous" gloo
   fi
