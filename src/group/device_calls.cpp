@@ -210,9 +210,10 @@ void* DeviceCalls::stream_for(Device device, void* stream, const CallOptions& ca
   return own;
 }
 
-// Operations of a group run in the order of the calls, whatever their streams.
+// Operations of a group run in the order of the calls, whatever their streams. Inside a graph the engine sees to that: an event of one
+// capture means nothing in the next.
 void DeviceCalls::order_after_last(void* stream, bool captured) {
-  if (last_event_ && last_stream_ != stream && last_captured_ == captured) runtime_.wait(stream, last_event_.get());
+  if (last_event_ && last_stream_ != stream && !captured) runtime_.wait(stream, last_event_.get());
 }
 
 std::shared_ptr<detail::WorkState> DeviceCalls::make_work(int device, void* stream, bool captured) {
@@ -259,9 +260,13 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
   order_after_last(stream, captured);
   Pending pending;
   pending.work = make_work(device.index, stream, captured);
-  pending.limit = group_.limit(call);
-  pending.started = captured ? nullptr : DevicePools::event(pools_, device.index);
-  if (!captured) runtime_.record(pending.started.get(), stream);
+  // With one rank there is nobody to wait for.
+  const bool alone = group_.size() == 1;
+  pending.limit = alone ? Seconds::max() : group_.limit(call);
+  if (!captured && !alone) {
+    pending.started = DevicePools::event(pools_, device.index);
+    runtime_.record(pending.started.get(), stream);
+  }
   for (Operation& op : operations) {
     op.stream = stream;
     group_.begin_on_device(op);
@@ -276,15 +281,14 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
     group_.end_on_device(last.seq, true);
     group_.fail(last);
   }
-  last_event_ = pending.work->device.event;
-  last_stream_ = stream;
-  last_captured_ = captured;
   auto work = pending.work;
   if (captured) {
     group_.end_on_device(last.seq, false);
     work->finish(nullptr);
     return work;
   }
+  last_event_ = work->device.event;
+  last_stream_ = stream;
   pending.context = group_.context_of(to_string(last.op), last.seq);
   pending.recorded = true;
   watch(std::move(pending));
@@ -347,7 +351,6 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   runtime_.record(pending.work->device.event.get(), stream);
   last_event_ = pending.work->device.event;
   last_stream_ = stream;
-  last_captured_ = false;
   pending.context = group_.context_of(to_string(op.op));
   pending.limit = Seconds::max();  // the part on the host has the limit
   pending.host_error = std::make_shared<std::exception_ptr>();

@@ -128,9 +128,8 @@ class DeviceCalls {
   std::unique_ptr<DevicePlugin> engine_;
   std::map<std::pair<int, Purpose>, void*> streams_;
 
-  std::shared_ptr<void> last_event_;  // of the last operation, and where it ran
+  std::shared_ptr<void> last_event_;  // of the last operation outside of graphs, and where it ran
   void* last_stream_ = nullptr;
-  bool last_captured_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;

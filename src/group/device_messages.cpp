@@ -55,12 +55,11 @@ std::vector<Work> DeviceCalls::enqueue_messages(std::span<const PointToPoint> op
       std::rethrow_exception(
           group_.failure(group_.propagate(std::current_exception(), pending.context), pending.context));
     }
-    last_event_ = pending.work->device.event;
-    last_stream_ = stream;
-    last_captured_ = captured;
     if (source != nullptr) *source = messages.front().peer;
     works.assign(operations.size(), Work(pending.work));
     if (captured) return pending.work->finish(nullptr);
+    last_event_ = pending.work->device.event;
+    last_stream_ = stream;
     watch(std::move(pending));
   });
   return works;

@@ -71,46 +71,48 @@ bool DeviceCalls::look() {
   bool moved = start_staged_messages();
   // What follows in a stream is not done before what precedes; other streams go on.
   std::vector<const void*> busy;
+  std::vector<std::list<Pending>::iterator> ended, next;  // they stay where they are: others only add to the list
   std::unique_lock lock(mutex_);
-  for (auto it = pending_.begin(); it != pending_.end();) {
+  for (auto it = pending_.begin(); it != pending_.end(); ++it) {
     lock.unlock();
-    Pending& pending = *it;  // stays where it is: others only add to the list
-    const DeviceEnd& end = pending.work->device;
-    bool done = false;
+    const DeviceEnd& end = it->work->device;
     if (std::find(busy.begin(), busy.end(), end.stream) == busy.end()) {
-      done = runtime_.reached(end.event.get());
-      if (!done) {
+      if (runtime_.reached(end.event.get())) {
+        ended.push_back(it);
+      } else {
         busy.push_back(end.stream);
-        if (is_late(pending)) return true;
+        next.push_back(it);
       }
     }
-    if (done) retire(pending, pending.host_error ? *pending.host_error : nullptr);
-    moved = moved || done;
     lock.lock();
-    it = done ? pending_.erase(it) : std::next(it);
   }
   lock.unlock();
-  if (engine_) {
-    const DeviceFault fault = engine_->fault();
-    if (fault.kind == DeviceFault::Kind::none) return moved;
-    ErrorInfo context = group_.context_of("device", fault.seq);
-    {
-      const std::lock_guard guard(mutex_);
-      for (const Pending& pending : pending_) {
-        if (fault.seq == 0 || pending.context.sequence == fault.seq) {
-          context = pending.context;
-          break;
-        }
-      }
-    }
-    if (fault.kind == DeviceFault::Kind::mismatch) {
-      give_up(std::make_exception_ptr(Mismatch("the ranks called different operations")), context);
-    } else {
-      give_up(std::make_exception_ptr(SystemError(fmt::format("{}: {}", engine_->name(), fault.reason), 0)), context);
-    }
-    return true;
+  // After the events: an operation that an engine could only end, not complete, must not pass for a good one.
+  const DeviceFault fault = engine_ ? engine_->fault() : DeviceFault{};
+  const bool good = fault.kind == DeviceFault::Kind::none;
+  for (const auto it : ended) {
+    if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up sees to it
+    retire(*it, it->host_error ? *it->host_error : nullptr);
+    moved = true;
+    const std::lock_guard guard(mutex_);
+    pending_.erase(it);
   }
-  return moved;
+  if (good) return std::any_of(next.begin(), next.end(), [this](const auto it) { return is_late(*it); }) || moved;
+  ErrorInfo context = group_.context_of("device", fault.seq);
+  {
+    const std::lock_guard guard(mutex_);
+    for (const Pending& pending : pending_) {
+      if (!pending.recorded || (fault.seq != 0 && pending.context.sequence != fault.seq)) continue;
+      context = pending.context;
+      break;
+    }
+  }
+  if (fault.kind == DeviceFault::Kind::mismatch) {
+    give_up(std::make_exception_ptr(Mismatch("the ranks called different operations")), context);
+  } else {
+    give_up(std::make_exception_ptr(SystemError(fmt::format("{}: {}", engine_->name(), fault.reason), 0)), context);
+  }
+  return true;
 }
 
 bool DeviceCalls::is_late(Pending& pending) {
@@ -120,12 +122,24 @@ bool DeviceCalls::is_late(Pending& pending) {
   }
   if (!pending.running || !pending.deadline.expired()) return false;
   const double limit = pending.limit.count();
-  give_up(
-      std::make_exception_ptr(Timeout(
-          fmt::format("timed out after {:.1f} s: this rank's stream has reached the operation, another rank's has not",
-                      limit),
-          {}, limit)),
-      ErrorInfo(pending.context));
+  std::string reason = fmt::format(
+      "timed out after {:.1f} s: this rank's stream has reached the operation, another rank's has not", limit);
+  std::vector<int> ranks;
+  bool called = true;
+  if (engine_) {
+    for (const LateRank& late : engine_->late_ranks(pending.context.sequence)) {
+      ranks.push_back(group_.facts().topology.members[static_cast<std::size_t>(late.rank)].global_rank);
+      called = called && late.called;
+    }
+  }
+  if (!ranks.empty()) {
+    const int size = group_.size();
+    reason =
+        fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}{}", limit,
+                    size - static_cast<int>(ranks.size()), size, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                    called ? ", whose streams are busy with what they hold before it" : "");
+  }
+  give_up(std::make_exception_ptr(Timeout(reason, std::move(ranks), limit)), ErrorInfo(pending.context));
   return true;
 }
 

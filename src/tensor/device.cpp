@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 
 #include <torch/torch.h>
@@ -127,6 +128,12 @@ struct SideStream::Streams {
     at::cuda::CUDAEvent forked{cudaEventDisableTiming};
     at::cuda::CUDAEvent joined{cudaEventDisableTiming};
     bool busy = false;
+    struct Kept {
+      at::cuda::CUDAEvent read{cudaEventDisableTiming};
+      std::vector<torch::Tensor> tensors;
+    };
+    std::deque<Kept> kept;
+    std::vector<at::cuda::CUDAEvent> spare;
   };
   std::map<int, One> by_device;
 };
@@ -139,11 +146,29 @@ void SideStream::run(Device device, const std::function<void()>& body) {
              .first;
   }
   Streams::One& one = it->second;
+  if (one.kept.size() >= 2) {
+    Streams::One::Kept& oldest = one.kept.front();
+    oldest.read.block(c10::cuda::getCurrentCUDAStream(index_of(device)));
+    one.spare.push_back(std::move(oldest.read));
+    one.kept.pop_front();
+  }
   one.forked.record(c10::cuda::getCurrentCUDAStream(index_of(device)));
   one.forked.block(one.stream);
   const c10::cuda::CUDAStreamGuard guard(one.stream);
   one.busy = true;
   body();
+}
+
+void SideStream::keep(Device device, std::vector<torch::Tensor> tensors) {
+  Streams::One& one = streams_->by_device.at(device.index);
+  Streams::One::Kept kept;
+  if (!one.spare.empty()) {
+    kept.read = std::move(one.spare.back());
+    one.spare.pop_back();
+  }
+  kept.read.record(one.stream);
+  kept.tensors = std::move(tensors);
+  one.kept.push_back(std::move(kept));
 }
 
 void SideStream::join() {
@@ -153,6 +178,8 @@ void SideStream::join() {
     one.joined.record(one.stream);
     one.joined.block(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index)));
     one.busy = false;
+    for (auto& kept : one.kept) one.spare.push_back(std::move(kept.read));
+    one.kept.clear();
   }
 }
 
@@ -160,6 +187,7 @@ void SideStream::join() {
 
 struct SideStream::Streams {};
 void SideStream::run(Device, const std::function<void()>& body) { body(); }
+void SideStream::keep(Device, std::vector<torch::Tensor>) {}
 void SideStream::join() {}
 
 // Never called: there is no tensor on a GPU.

@@ -36,6 +36,9 @@ class SideStream {
  public:
   /// Runs `body`; what it enqueues on the current stream of the device goes to the side stream, after what the current one holds.
   void run(Device device, const std::function<void()>& body);
+  /// In the body of `run`: these tensors, which the current stream made and the side stream reads, stay until what it has been given so
+  /// far is done. The current stream waits for that two calls later: by then it is most often over, and few tensors are kept.
+  void keep(Device device, std::vector<torch::Tensor> tensors);
   /// What is enqueued on the current streams from now on comes after all that `run` has enqueued.
   void join();
 

@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Memory, Mismatches, testing::Bool(),
 
 TEST_P(Mismatches, AreReportedAndMoveNothing) {
   const bool registered = GetParam();
-  EXPECT_EQ(run_ranks(3, 60,
+  EXPECT_EQ(run_ranks(3, 20,
                       [registered](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
@@ -67,7 +67,7 @@ TEST_P(Mismatches, AreReportedAndMoveNothing) {
 }
 
 TEST(CudaFailure, RegisteredOnOneRankAloneIsAMismatch) {
-  EXPECT_EQ(run_ranks(2, 60,
+  EXPECT_EQ(run_ranks(2, 20,
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
@@ -84,7 +84,7 @@ TEST(CudaFailure, RegisteredOnOneRankAloneIsAMismatch) {
 }
 
 TEST(CudaFailure, DifferentCallsAreAMismatchHoweverTheyWait) {
-  EXPECT_EQ(run_ranks(3, 60,
+  EXPECT_EQ(run_ranks(3, 20,
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
@@ -102,7 +102,7 @@ TEST(CudaFailure, DifferentCallsAreAMismatchHoweverTheyWait) {
 }
 
 TEST(CudaFailure, SeveralHostsAreRefused) {
-  EXPECT_EQ(run_ranks(2, 60,
+  EXPECT_EQ(run_ranks(2, 20,
                       [](Rank& rank) {
                         try {
                           rank.make("world", {0, 1});
@@ -115,63 +115,104 @@ TEST(CudaFailure, SeveralHostsAreRefused) {
             "");
 }
 
-/// What the rank that is killed does at that time.
-enum class Doing { nothing, waiting, working };
+/// What the rank that is killed does at that time: nothing; waits in a collective that rank 1 never calls; works in collectives with
+/// all others; computes before it has joined one.
+enum class Doing { nothing, waiting, working, computing };
 
-class Kills : public testing::TestWithParam<std::tuple<Doing, bool>> {};
+using Kill = std::tuple<Doing, bool>;
+class Kills : public testing::TestWithParam<Kill> {};
+std::string name_of(const testing::TestParamInfo<Kill>& test) {
+  const char* const names[] = {"Idle", "Waiting", "Working", "Computing"};
+  return std::string(names[static_cast<int>(std::get<0>(test.param))]) +
+         (std::get<1>(test.param) ? "Registered" : "Ordinary");
+}
 INSTANTIATE_TEST_SUITE_P(While, Kills,
-                         testing::Combine(testing::Values(Doing::nothing, Doing::waiting, Doing::working),
-                                          testing::Bool()));
+                         testing::Combine(testing::Values(Doing::nothing, Doing::waiting, Doing::working,
+                                                          Doing::computing),
+                                          testing::Bool()),
+                         name_of);
+
+std::size_t free_memory() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  require(::cudaMemGetInfo(&free, &total) == cudaSuccess, "cudaMemGetInfo failed");
+  return free;
+}
+
+void be_killed(Rank& rank, DevicePlugin& plugin, const Operation& large, Doing doing) {
+  rank.expect_to_die();
+  if (doing == Doing::computing) {
+    for (int i = 0; i < 500; ++i) {
+      ::cudaMemsetAsync(large.out, i, kBytes, static_cast<cudaStream_t>(large.stream));
+    }
+  }
+  for (int i = 0; i < kCalls && doing != Doing::nothing; ++i) plugin.enqueue(large);
+  ::usleep(doing == Doing::waiting ? 100000 : 3000);  // sleep: to be killed in the middle of it
+  rank.step("is killed");
+  ::raise(SIGKILL);
+}
 
 TEST_P(Kills, ReleaseTheOthersAndLeaveNoMemoryBehind) {
   const auto [doing, registered] = GetParam();
-  EXPECT_EQ(
-      run_ranks(3, 60,
-                [doing = doing, registered = registered](Rank& rank) {
-                  void* const stream = rank.runtime().make_stream(0);
-                  std::size_t free_before = 0;
-                  std::size_t free_after = 0;
-                  std::size_t total = 0;
-                  rank.barrier();
-                  ::cudaMemGetInfo(&free_before, &total);
-                  rank.barrier();
-                  {
-                    auto plugin = rank.make();
-                    const Memory memory(rank, *plugin, kBytes);
-                    const Operation large = all_reduce(memory.data(registered), kBytes / 4, stream, 1);
-                    plugin->enqueue(large);
-                    finish(rank, stream);
-                    rank.barrier();
-                    constexpr int kVictim = 0;  // leads on registered memory
-                    if (rank.rank() == kVictim) {
-                      rank.expect_to_die();
-                      // Waiting: rank 1 never calls it. Working: all do, again and again.
-                      for (int i = 0; i < kCalls && doing != Doing::nothing; ++i) plugin->enqueue(large);
-                      ::usleep(doing == Doing::working ? 3000 : 100000);  // sleep: to be killed in the middle of it
-                      ::raise(SIGKILL);
-                    }
-                    if (doing == Doing::working || rank.rank() == 2) {
-                      for (int i = 0; i < kCalls; ++i) plugin->enqueue(large);
-                    }
-                    ::usleep(300000);  // sleep: until the other is dead
-                    plugin->abort();
-                    finish(rank, stream, 5);
-                    void* more = nullptr;
-                    require(::cudaMalloc(&more, 1 << 20) == cudaSuccess, "cudaMalloc failed after the abort");
-                    ::cudaFree(more);
-                  }
-                  rank.barrier();
-                  ::cudaMemGetInfo(&free_after, &total);
-                  // The context of the dead rank is gone with it; all else must be as before.
-                  require(free_after + (std::size_t{16} << 20) >= free_before,
-                          std::to_string((free_before - free_after) >> 20) + " MiB are still held");
-                  rank.barrier();
-                }),
-      "");
+  EXPECT_EQ(run_ranks(3, 20,
+                      [doing = doing, registered = registered](Rank& rank) {
+                        rank.step("begins");
+                        void* const stream = rank.runtime().make_stream(0);
+                        rank.barrier();
+                        const std::size_t free_before = free_memory();
+                        rank.barrier();
+                        {
+                          auto plugin = rank.make();
+                          const Memory memory(rank, *plugin, kBytes);
+                          const Operation large = all_reduce(memory.data(registered), kBytes / 4, stream, 1);
+                          rank.step("first operation");
+                          plugin->enqueue(large);
+                          finish(rank, stream);
+                          rank.barrier();
+                          constexpr int kVictim = 0;  // leads on registered memory
+                          if (rank.rank() == kVictim) be_killed(rank, *plugin, large, doing);
+                          rank.step("enqueues");
+                          if (doing == Doing::working || rank.rank() == 2) {
+                            for (int i = 0; i < kCalls; ++i) plugin->enqueue(large);
+                          }
+                          rank.step("waits for the end of rank 0");
+                          ::usleep(300000);  // sleep: until the other is dead
+                          rank.step("aborts");
+                          plugin->abort();
+                          rank.step("waits for its stream");
+                          finish(rank, stream, 5);
+                          rank.step("allocates");
+                          void* more = nullptr;
+                          require(::cudaMalloc(&more, 1 << 20) == cudaSuccess, "cudaMalloc failed after the abort");
+                          ::cudaFree(more);
+                          rank.step("leaves the group");
+                        }
+                        rank.barrier();
+                        rank.step("makes a new group");
+                        {
+                          auto plugin = rank.make("again", {}, {1, 2});
+                          int* data = nullptr;
+                          require(::cudaMalloc(reinterpret_cast<void**>(&data), 4096) == cudaSuccess, "cudaMalloc");
+                          plugin->enqueue(all_reduce(reinterpret_cast<std::byte*>(data), 100, stream, 1));
+                          finish(rank, stream, 5);
+                          require(::cudaFree(data) == cudaSuccess, "cudaFree failed");
+                        }
+                        rank.barrier();
+                        rank.step("counts memory");
+                        // The context of the dead rank is gone with it, soon; all else must be as before.
+                        const Deadline limit = Deadline::after(std::chrono::seconds(5));
+                        while (free_memory() + (std::size_t{16} << 20) < free_before) {
+                          require(!limit.expired(),
+                                  std::to_string((free_before - free_memory()) >> 20) + " MiB are still held");
+                        }
+                        rank.barrier();
+                        rank.step("is done");
+                      }),
+            "");
 }
 
 TEST(CudaFailure, AbortEndsAnEnqueueThatIsBlocked) {
-  EXPECT_EQ(run_ranks(2, 60,
+  EXPECT_EQ(run_ranks(2, 20,
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
@@ -187,10 +228,13 @@ TEST(CudaFailure, AbortEndsAnEnqueueThatIsBlocked) {
                               refused = true;
                             }
                           });
+                          rank.step("enqueues until it is blocked");
                           ::usleep(300000);  // sleep: until the stream is full
+                          rank.step("aborts");
                           plugin->abort();
                           caller.join();
                           require(refused, "enqueue worked after abort");
+                          rank.step("waits for its stream");
                           finish(rank, stream, 5);
                         }
                         rank.barrier();
@@ -205,7 +249,7 @@ TEST_P(BlockedStreams, AreAllReleased) {
   const int groups = GetParam();
   EXPECT_EQ(
       run_ranks(
-          2, 30,
+          2, 20,
           [groups](Rank& rank) {
             std::vector<DevicePlugin*> plugins;  // not freed: that would wait for streams which a failure left blocked
             std::vector<void*> streams;
@@ -217,13 +261,71 @@ TEST_P(BlockedStreams, AreAllReleased) {
             }
             rank.barrier();
             if (rank.rank() == 1) {
-              for (int i = 0; i < groups; ++i) plugins[i]->enqueue(all_reduce(data, 100, streams[i], 1));
-              for (DevicePlugin* const plugin : plugins) plugin->abort();
-              for (void* const stream : streams) finish(rank, stream, 2);
+              for (int i = 0; i < groups; ++i) {
+                rank.step("enqueues in group " + std::to_string(i));
+                plugins[i]->enqueue(all_reduce(data, 100, streams[i], 1));
+              }
+              for (int i = 0; i < groups; ++i) {
+                rank.step("aborts group " + std::to_string(i));
+                plugins[i]->abort();
+              }
+              for (int i = 0; i < groups; ++i) {
+                rank.step("waits for the stream of group " + std::to_string(i));
+                finish(rank, streams[i], 2);
+              }
             }
             rank.barrier();
+            rank.step("is done");
           }),
       "");
+}
+
+void expect_late(DevicePlugin& plugin, std::uint64_t seq, int rank, bool called) {
+  const Deadline limit = Deadline::after(std::chrono::seconds(5));
+  const auto is_it = [&](const std::vector<LateRank>& late) {
+    return late.size() == 1 && late[0].rank == rank && late[0].called == called;
+  };
+  while (!is_it(plugin.late_ranks(seq))) require(!limit.expired(), "the late rank is not named");
+}
+
+TEST(CudaFailure, LateRanksAreNamed) {
+  EXPECT_EQ(run_ranks(3, 20,
+                      [](Rank& rank) {
+                        const auto plugin = rank.make();
+                        const Memory memory(rank, *plugin, 4096);
+                        void* const stream = rank.runtime().make_stream(0);
+                        for (const bool registered : {false, true}) {
+                          const std::uint64_t seq = registered ? 2 : 1;
+                          const Operation operation = all_reduce(memory.data(registered), 100, stream, seq);
+                          rank.step(registered ? "registered" : "ordinary");
+                          if (rank.rank() != 1) {
+                            plugin->enqueue(operation);
+                            expect_late(*plugin, seq, 1, false);
+                          }
+                          rank.barrier();
+                          if (rank.rank() == 1) plugin->enqueue(operation);
+                          finish(rank, stream, 5);
+                          rank.barrier();
+                        }
+                        // It has called, but its stream is busy.
+                        std::atomic<bool> go{false};
+                        if (rank.rank() == 1) {
+                          ::cudaLaunchHostFunc(
+                              static_cast<cudaStream_t>(stream),
+                              [](void* flag) {
+                                while (!*static_cast<std::atomic<bool>*>(flag)) ::usleep(1000);
+                              },
+                              &go);
+                        }
+                        plugin->enqueue(all_reduce(memory.data(false), 100, stream, 3));
+                        rank.barrier();
+                        rank.step("busy stream");
+                        if (rank.rank() != 1) expect_late(*plugin, 3, 1, true);
+                        rank.barrier();
+                        go = true;
+                        finish(rank, stream, 5);
+                      }),
+            "");
 }
 
 }  // namespace

@@ -10,9 +10,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 #include "harness/temporary_directory.h"
@@ -26,9 +30,14 @@ struct Board {
   std::atomic<int> pids[kMost];
   std::atomic<bool> may_die[kMost];
   char failures[kMost][1024];
+  char steps[kMost][128];
+  std::atomic<double> since[kMost];  // of the step
+  double start;
 };
 
 namespace {
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct NeverAborted final : AbortToken {
   bool aborted() const noexcept override { return false; }
@@ -38,22 +47,24 @@ struct NeverAborted final : AbortToken {
 
 /// sockets[maker][receiver]: pairs, of which the maker has the one end and the receiver the other.
 struct Rank::Exchange final : DescriptorExchange {
-  Exchange(int own, const std::vector<std::vector<int>>& all) : rank(own), sockets(all) {}
+  Exchange(int own, std::vector<int> all, const std::vector<std::vector<int>>& pairs)
+      : rank(own), members(std::move(all)), sockets(pairs) {}
   int share(std::string_view, int maker, int descriptor, Deadline deadline) override {
-    const int size = static_cast<int>(sockets.size()) / 2;
-    if (maker != rank) {
-      const int socket = sockets[size + maker][rank];
+    const int from = members[maker];
+    if (from != rank) {
+      const int socket = sockets[sockets.size() / 2 + from][rank];
       pollfd readable{socket, POLLIN, 0};  // the sockets block
       require(::poll(&readable, 1, deadline.poll_ms()) == 1, "no descriptor arrived in time");
       return receive_descriptor(socket, deadline).fd.release();
     }
-    for (int other = 0; other < size; ++other) {
+    for (const int other : members) {
       if (other != rank) send_descriptor(sockets[rank][other], descriptor, 0);
     }
     return -1;
   }
   int rank;
-  std::vector<std::vector<int>> sockets;
+  std::vector<int> members;
+  const std::vector<std::vector<int>>& sockets;
 };
 
 Rank::Rank(int rank, int size, Board& board, std::string store, const std::vector<std::vector<int>>& sockets)
@@ -61,7 +72,7 @@ Rank::Rank(int rank, int size, Board& board, std::string store, const std::vecto
       size_(size),
       board_(board),
       store_path_(std::move(store)),
-      exchange_(std::make_unique<Exchange>(rank, sockets)),
+      sockets_(sockets),
       store_(make_file_store(store_path_)),
       token_(std::make_unique<NeverAborted>()) {
   void* const library = ::dlopen(MANIPLE_DEVICE_PLUGIN, RTLD_NOW | RTLD_LOCAL);
@@ -76,16 +87,21 @@ Rank::Rank(int rank, int size, Board& board, std::string store, const std::vecto
 
 Rank::~Rank() = default;
 
-std::unique_ptr<DevicePlugin> Rank::make(const std::string& group, std::vector<int> nodes) {
+std::unique_ptr<DevicePlugin> Rank::make(const std::string& group, std::vector<int> nodes, std::vector<int> members) {
+  if (members.empty()) {
+    members.resize(size_);
+    std::iota(members.begin(), members.end(), 0);
+  }
+  exchanges_.push_back(std::make_unique<Exchange>(rank_, members, sockets_));
   DeviceContext context;
   context.group = group;
-  context.rank = rank_;
-  for (int i = 0; i < size_; ++i) context.global_ranks.push_back(i);
-  context.nodes = nodes.empty() ? std::vector<int>(size_, 0) : std::move(nodes);
+  context.rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
+  context.nodes = nodes.empty() ? std::vector<int>(members.size(), 0) : std::move(nodes);
+  context.global_ranks = std::move(members);
   group_stores_.push_back(make_prefix_store(group, store_));
   context.store = group_stores_.back().get();
-  context.descriptors = exchange_.get();
-  context.deadline = Deadline::after(std::chrono::seconds(30));
+  context.descriptors = exchanges_.back().get();
+  context.deadline = Deadline::after(std::chrono::seconds(10));
   context.abort = token_.get();
   return entry_->make(context);
 }
@@ -106,6 +122,13 @@ void Rank::barrier() {
 pid_t Rank::pid(int rank) const { return board_.pids[rank].load(); }
 void Rank::expect_to_die() const { board_.may_die[rank_] = true; }
 
+void Rank::step(const std::string& what) const {
+  std::snprintf(board_.steps[rank_], sizeof board_.steps[rank_], "%s", what.c_str());
+  board_.since[rank_] = now_s();
+  std::printf("    %7.3f s  rank %d: %s\n", now_s() - board_.start, rank_, what.c_str());
+  std::fflush(stdout);
+}
+
 void require(bool condition, const std::string& text) {
   if (!condition) throw std::runtime_error(text);
 }
@@ -115,6 +138,8 @@ std::string run_ranks(int size, double seconds, const std::function<void(Rank&)>
   void* const shared = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   require(shared != MAP_FAILED, "mmap failed");
   auto& board = *new (shared) Board{};
+  board.start = now_s();
+  std::fflush(nullptr);
   std::vector<std::vector<int>> sockets(2 * size, std::vector<int>(size, -1));
   for (int maker = 0; maker < size; ++maker) {
     for (int receiver = 0; receiver < size; ++receiver) {
@@ -144,7 +169,19 @@ std::string run_ranks(int size, double seconds, const std::function<void(Rank&)>
   std::string failure;
   int running = size;
   std::vector<bool> ended(size, false);
-  const Deadline limit = Deadline::after(std::chrono::duration<double>(seconds));
+  Deadline limit = Deadline::after(std::chrono::duration<double>(seconds));
+  const auto steps = [&] {
+    std::string text;
+    for (int rank = 0; rank < size; ++rank) {
+      if (board.steps[rank][0] == 0) continue;
+      char since[32];
+      std::snprintf(since, sizeof since, " for %.1f s", now_s() - board.since[rank].load());
+      text += "\n  rank " + std::to_string(rank) + (ended[rank] ? " ended in: " : " is in: ") + board.steps[rank] +
+              (ended[rank] ? "" : since);
+    }
+    return text;
+  };
+  bool killed = false;
   while (running > 0) {
     for (int rank = 0; rank < size; ++rank) {
       int status = 0;
@@ -154,16 +191,32 @@ std::string run_ranks(int size, double seconds, const std::function<void(Rank&)>
       const bool good = (WIFEXITED(status) && WEXITSTATUS(status) == 0) || (WIFSIGNALED(status) && board.may_die[rank]);
       if (good || !failure.empty()) continue;
       failure = "rank " + std::to_string(rank) + ": " +
-                (WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status)) : board.failures[rank]);
+                (WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status)) : board.failures[rank]) +
+                steps();
     }
-    if (running > 0 && (limit.expired() || !failure.empty())) {
-      if (failure.empty()) failure = "still running after the limit:";
+    const bool late = limit.expired();
+    if (running > 0 && killed && late) {
+      failure += "\n  and SIGKILL does not end:";
+      for (int rank = 0; rank < size; ++rank) {
+        if (!ended[rank]) failure += " rank " + std::to_string(rank);
+      }
+      break;
+    }
+    if (running > 0 && !killed && (late || !failure.empty())) {
+      if (failure.empty()) {
+        failure = "still running after " + std::to_string(static_cast<int>(seconds)) + " s:";
+        for (int rank = 0; rank < size; ++rank) {
+          if (!ended[rank]) failure += " rank " + std::to_string(rank);
+        }
+        failure += steps();
+      }
       for (int rank = 0; rank < size; ++rank) {
         if (ended[rank]) continue;
-        if (limit.expired()) failure += " rank " + std::to_string(rank);
         board.may_die[rank] = true;
         ::kill(board.pids[rank], SIGKILL);
       }
+      killed = true;
+      limit = Deadline::after(std::chrono::seconds(5));
     }
     ::usleep(2000);  // sleep: several children are waited for, which only polling can do with a limit
   }

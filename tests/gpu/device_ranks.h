@@ -25,12 +25,15 @@ class Rank {
   int size() const noexcept { return size_; }
   DeviceRuntime& runtime() const noexcept { return *entry_->runtime(); }
   const DevicePluginEntry& entry() const noexcept { return *entry_; }
-  /// Of a group of all ranks; `group` names it.
-  std::unique_ptr<DevicePlugin> make(const std::string& group = "world", std::vector<int> nodes = {});
-  RegisteredMemory allocate(DevicePlugin& plugin, std::size_t bytes);
-  void barrier();              ///< of the processes, on the host
-  pid_t pid(int rank) const;   ///< of another rank
-  void expect_to_die() const;  ///< this rank's end by a signal is no failure
+  /// Of a group of all ranks, or of `members`; `group` names it.
+  std::unique_ptr<DevicePlugin> make(const std::string& group = "world", std::vector<int> nodes = {},
+                                     std::vector<int> members = {});
+  RegisteredMemory allocate(DevicePlugin& plugin, std::size_t bytes);  ///< of a group of all ranks
+  void barrier();                                                      ///< of the processes, on the host
+  pid_t pid(int rank) const;                                           ///< of another rank
+  void expect_to_die() const;                                          ///< this rank's end by a signal is no failure
+  /// What this rank does from now on: a line of output, and a part of the message if the rank fails in it.
+  void step(const std::string& what) const;
 
  private:
   struct Exchange;
@@ -38,7 +41,8 @@ class Rank {
   int size_;
   Board& board_;
   std::string store_path_;
-  std::unique_ptr<Exchange> exchange_;
+  const std::vector<std::vector<int>>& sockets_;
+  std::vector<std::unique_ptr<Exchange>> exchanges_;
   std::shared_ptr<Store> store_;
   std::vector<std::shared_ptr<Store>> group_stores_;
   std::unique_ptr<AbortToken> token_;
@@ -47,7 +51,8 @@ class Rank {
 };
 
 /// Runs `body` as so many processes. Returns what went wrong, empty if nothing: the text of the first rank that threw, or which were
-/// still running after `seconds` (they are killed then).
+/// still running after `seconds`, with the steps that all were in. They are killed then; one that even that does not end, because the
+/// driver holds it, is left alone after some seconds.
 std::string run_ranks(int size, double seconds, const std::function<void(Rank&)>& body);
 
 /// Fails a rank: throws with the text.

@@ -137,9 +137,17 @@ TEST_F(ShareGpu, TheDaemonIsThereBeforeTheRanksAndGoneAfterThem) {
 }
 
 TEST_F(ShareGpu, WithoutTheOptionNothingIsStarted) {
-  const Result result = maniple({"run", "/bin/sh", "-c", "echo pipe=$CUDA_MPS_PIPE_DIRECTORY."}, setting());
-  EXPECT_NE(result.out.find("pipe=."), std::string::npos) << result.out;
+  const Result result = maniple(
+      {"run", "/bin/sh", "-c", "echo pipe=$CUDA_MPS_PIPE_DIRECTORY. queues=$CUDA_DEVICE_MAX_CONNECTIONS."}, setting());
+  EXPECT_NE(result.out.find("pipe=. queues=."), std::string::npos) << result.out;
   EXPECT_EQ(recorded("start"), 0);
+}
+
+TEST_F(ShareGpu, StreamsOfAWorkerHaveQueuesOfTheirOwn) {
+  const std::vector<std::string> command = {"run", "--share-gpu", "/bin/sh", "-c",
+                                            "echo queues=$CUDA_DEVICE_MAX_CONNECTIONS."};
+  EXPECT_EQ(after(maniple(command, setting()).out, "queues="), "32");
+  EXPECT_EQ(after(maniple(command, with("CUDA_DEVICE_MAX_CONNECTIONS", "4")).out, "queues="), "4");
 }
 
 TEST_F(ShareGpu, TheLauncherIsKilled) {

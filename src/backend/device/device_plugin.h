@@ -91,6 +91,12 @@ struct DeviceFault {
   std::uint64_t seq = 0;    ///< of the operation, where known
 };
 
+/// A rank of the group that others wait for.
+struct LateRank {
+  int rank = 0;
+  bool called = false;  ///< it has made the call, but its stream has not reached it
+};
+
 /// One message of a batch: `data` is sent to, or received from, a rank of the group.
 struct DeviceMessage {
   bool send = true;
@@ -130,6 +136,8 @@ class DevicePlugin {
 
   /// Polled; never blocks.
   virtual DeviceFault fault() noexcept = 0;
+  /// Who is waited for in the operation of that number (Operation::seq), which is under way. Empty: nobody knows.
+  virtual std::vector<LateRank> late_ranks(std::uint64_t) noexcept { return {}; }
   /// Ends what is enqueued, with results that mean nothing, so that streams go on. Later calls of enqueue throw Aborted. Any thread,
   /// also while another is inside enqueue; takes milliseconds.
   virtual void abort() noexcept = 0;
@@ -145,7 +153,7 @@ struct DevicePluginEntry {
   DeviceRuntime* (*runtime)() = nullptr;  ///< "cuda" alone has one; otherwise null
   std::unique_ptr<DevicePlugin> (*make)(const DeviceContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kDevicePluginAbi = 1;
+inline constexpr std::uint32_t kDevicePluginAbi = 2;
 inline constexpr const char* kDevicePluginSymbol = "maniple_device_plugin_entry";
 
 }  // namespace maniple

@@ -109,8 +109,8 @@ void Bucket::copy_in(std::size_t i) {
   if (gradients_live_here_) gradient = views_[i];
 }
 
-void Bucket::flush() {
-  if (noted_.empty()) return;
+std::vector<torch::Tensor> Bucket::flush() {
+  if (noted_.empty()) return {};
   std::vector<torch::Tensor> to, from;
   for (const std::size_t i : noted_) {
     torch::Tensor& gradient = parameters_[i].mutable_grad();
@@ -120,6 +120,7 @@ void Bucket::flush() {
   }
   noted_.clear();
   copy_all(to, from);
+  return from;
 }
 
 void Bucket::copy_out(std::size_t i) const {

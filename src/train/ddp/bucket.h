@@ -73,8 +73,8 @@ class Bucket {
   /// The parameter's gradient into its view: it is copied unless it lives there. One that is undefined counts as zero.
   /// Throws for a gradient that does not fit. On a GPU it is only noted, and copied by the next flush().
   void copy_in(std::size_t i);
-  /// Copies what is noted, all in one kernel where LibTorch has it.
-  void flush();
+  /// Copies what is noted, all in one kernel where LibTorch has it, and returns the tensors that were read.
+  std::vector<torch::Tensor> flush();
   void forget_noted() noexcept { noted_.clear(); }
 
   /// After the average: the parameter's gradient is what the view holds.

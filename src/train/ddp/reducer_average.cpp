@@ -144,6 +144,7 @@ void Reducer::launch_complete() {
 void Reducer::launch_on_device(Bucket& bucket) {
   const Device device = bucket.buffer().device;
   side_.run(device, [&] {
+    if (std::vector<torch::Tensor> read = bucket.flush(); !read.empty()) side_.keep(device, std::move(read));
     scale(bucket);
     if (hook_) {
       GradBucket given = bucket.for_hook();
@@ -160,7 +161,6 @@ void Reducer::launch_on_device(Bucket& bucket) {
 void Reducer::launch(Bucket& bucket) {
   const torch::NoGradGuard no_grad;
   communicated_ = true;
-  bucket.flush();
   if (!bucket.buffer().device.is_cpu()) return launch_on_device(bucket);
   const bool async = overlap_ == Overlap::thread;
   const auto launched = Stopwatch::Clock::now();

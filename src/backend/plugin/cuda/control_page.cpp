@@ -10,9 +10,9 @@
 namespace maniple::cuda_plugin {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kPageBytes = 8192;
 constexpr std::uint64_t kCallsKept = 256;  // of each rank
-static_assert(sizeof(FaultRecord) * kMostRanks <= kPageBytes);
+static_assert(sizeof(HostRecord) * kMostRanks <= kPageBytes);
 
 [[noreturn]] void fail(const char* call) {
   throw SystemError(std::string(call) + " for a page shared by ranks: " + std::strerror(errno), errno);
@@ -44,12 +44,12 @@ ControlPage::ControlPage(DescriptorExchange& descriptors, int rank, int ranks, D
   void* const page = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   ::close(descriptor);
   if (page == MAP_FAILED) fail("mmap");
-  records_ = static_cast<FaultRecord*>(page);
+  records_ = static_cast<HostRecord*>(page);
   try {
     check(::cudaHostRegister(page, bytes_, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister");
     void* address = nullptr;
     check(::cudaHostGetDevicePointer(&address, page, 0), "cudaHostGetDevicePointer");
-    device_records_ = static_cast<FaultRecord*>(address);
+    device_records_ = static_cast<HostRecord*>(address);
   } catch (...) {
     ::munmap(page, bytes_);
     throw;
@@ -74,12 +74,38 @@ ControlPage::CallRecord& ControlPage::call(int rank, std::uint64_t number) const
   return first[static_cast<std::uint64_t>(rank) * kCallsKept + number % kCallsKept];
 }
 
-void ControlPage::note_call(std::uint64_t hash, std::uint64_t seq) noexcept {
+void ControlPage::stop(int rank, StopReason reason) noexcept {
+  std::uint32_t expected = kRunning;
+  __atomic_compare_exchange_n(&records_[rank].stop, &expected, static_cast<std::uint32_t>(reason), false,
+                              __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+StopReason ControlPage::stopped() const noexcept {
+  return static_cast<StopReason>(__atomic_load_n(&records_[rank_].stop, __ATOMIC_SEQ_CST));
+}
+
+std::vector<int> ControlPage::not_called(std::uint64_t seq, bool& led) const {
+  std::vector<int> ranks;
+  for (std::uint64_t place = 0; place < kCallsKept; ++place) {
+    const CallRecord& mine = call(rank_, place);
+    const std::uint64_t number = mine.number.load();
+    if (number == 0 || mine.seq.load() != seq) continue;
+    led = mine.led.load() != 0;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (call(rank, place).number.load() < number) ranks.push_back(rank);
+    }
+    break;
+  }
+  return ranks;
+}
+
+void ControlPage::note_call(std::uint64_t hash, std::uint64_t seq, bool led) noexcept {
   CallRecord& record = call(rank_, ++calls_);
   record.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   record.hash.store(hash, std::memory_order_relaxed);
   record.seq.store(seq, std::memory_order_relaxed);
+  record.led.store(led ? 1 : 0, std::memory_order_relaxed);
   record.number.store(calls_, std::memory_order_release);
 }
 

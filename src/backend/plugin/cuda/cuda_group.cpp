@@ -1,7 +1,7 @@
 #include "backend/plugin/cuda/cuda_group.h"
 
 #include <algorithm>
-#include <cstring>
+#include <set>
 
 #include "backend/plugin/cuda/runtime.h"
 
@@ -11,9 +11,9 @@ namespace {
 constexpr std::size_t kSlotBytes = std::size_t{32} << 20;    // of each rank, up to 8 ranks
 constexpr std::size_t kSlotsBytes = std::size_t{256} << 20;  // of all, from 8 ranks on
 constexpr std::size_t kAlignment = 256;
-// With so many queues and more, flags are in memory of the device, which is nearer: a stream by which to
-// set them after an abort will find a queue. With less, they are in memory of the host, which sets them by itself.
-constexpr int kEnoughQueues = 16;
+// After an abort, how long the streams are given to get to their end, and the other ranks to hear of it from Maniple. Those that
+// have not are dead, or as good as: what they have on the device must end as well, or it would hold memory and the device.
+constexpr auto kGrace = std::chrono::milliseconds(100);
 
 std::string numbered(const char* key, int rank) { return key + std::to_string(rank); }
 
@@ -63,18 +63,6 @@ std::string obstacle(int device, const std::vector<std::string>& ids) {
   return {};
 }
 
-/// What other threads do with streams, and captures of theirs into graphs, do not concern calls made while this lives.
-class Relaxed {
- public:
-  Relaxed() noexcept { ::cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~Relaxed() { ::cudaThreadExchangeStreamCaptureMode(&mode_); }
-  Relaxed(const Relaxed&) = delete;
-  Relaxed& operator=(const Relaxed&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 }  // namespace
 
 CudaGroup::CudaGroup(const DeviceContext& context)
@@ -97,12 +85,9 @@ CudaGroup::CudaGroup(const DeviceContext& context)
   } catch (const Error& error) {
     reason = error.what();
   }
-  mps_ = true;
-  for (const std::string& answer : exchange(context, "mps/", under_mps() ? "yes" : "no"))
-    mps_ = mps_ && answer == "yes";
-  const bool enough = queue_count() >= kEnoughQueues;
-  for (const std::string& answer : exchange(context, "queues/", enough ? "enough" : "few")) {
-    if (answer != "enough") host_flags_ = true;
+  bool side_by_side = true;
+  for (const std::string& answer : exchange(context, "mps/", under_mps() ? "yes" : "no")) {
+    side_by_side = side_by_side && answer == "yes";
   }
   const std::vector<std::string> reasons = exchange(context, "obstacle/", reason.empty() ? "none" : reason);
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -113,23 +98,15 @@ CudaGroup::CudaGroup(const DeviceContext& context)
     if (rank != rank_) peers_ |= std::uint64_t{1} << rank;
     if (ids[rank] != ids.front()) one_device_ = false;
   }
+  in_kernel_ = side_by_side || std::set<std::string>(ids.begin(), ids.end()).size() == ids.size();
+  load_kernels();
+  check(::cudaEventCreateWithFlags(&last_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check(::cudaEventCreateWithFlags(&capture_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  if (ranks_ == 1) return;
   slot_bytes_ = std::min(kSlotBytes, kSlotsBytes / static_cast<std::size_t>(ranks_)) / kAlignment * kAlignment;
-  if (ranks_ == 1) slot_bytes_ = 0;
   const std::vector<std::size_t> sizes(ranks_, kFlagsBytes + slot_bytes_);
   arena_ = std::make_unique<SharedMemory>(*context.descriptors, rank_, device_, sizes, "cuda/arena", context.deadline);
   control_ = std::make_unique<ControlPage>(*context.descriptors, rank_, ranks_, context.deadline);
-  load_kernels();
-  int least = 0;
-  int greatest = 0;
-  check(::cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-  check(::cudaStreamCreateWithPriority(&release_stream_, cudaStreamNonBlocking, greatest),
-        "cudaStreamCreateWithPriority");
-  check(::cudaStreamCreateWithPriority(&copy_stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
-  void* image = nullptr;
-  check(::cudaHostAlloc(&image, sizeof(Flags), cudaHostAllocPortable), "cudaHostAlloc");
-  release_image_ = static_cast<Flags*>(image);
-  check(::cudaEventCreateWithFlags(&last_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  check(::cudaEventCreateWithFlags(&capture_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
 }
 
 CudaGroup::~CudaGroup() {
@@ -147,15 +124,13 @@ CudaGroup::~CudaGroup() {
   changed_.notify_all();
   if (releaser_.joinable()) releaser_.join();
   if (!is_idle()) {
-    arena_.release();
-    control_.release();
+    static_cast<void>(arena_.release());
+    static_cast<void>(control_.release());
+    ::cudaSetDevice(before);
     return;
   }
   ::cudaEventDestroy(last_event_);
   ::cudaEventDestroy(capture_event_);
-  ::cudaStreamDestroy(release_stream_);
-  ::cudaStreamDestroy(copy_stream_);
-  ::cudaFreeHost(release_image_);
   ::cudaSetDevice(before);
 }
 
@@ -215,7 +190,12 @@ bool CudaGroup::is_idle() noexcept {
 }
 
 DeviceFault CudaGroup::fault() noexcept {
-  if (aborted_) return {};
+  if (aborted_ || ranks_ == 1) return {};
+  if (control_->stopped() == kAbortedByAnother) {
+    return {.kind = DeviceFault::Kind::failed,
+            .reason = "another rank has aborted the group, or left it with operations under way",
+            .seq = 0};
+  }
   bool found = false;
   const std::uint64_t seq = control_->find_mismatch(found);
   if (found) return {.kind = DeviceFault::Kind::mismatch, .reason = {}, .seq = seq};
@@ -228,44 +208,63 @@ DeviceFault CudaGroup::fault() noexcept {
   return {.kind = DeviceFault::Kind::failed, .reason = ::cudaGetErrorString(code), .seq = 0};
 }
 
+std::vector<LateRank> CudaGroup::late_ranks(std::uint64_t seq) noexcept try {
+  std::vector<LateRank> late;
+  if (ranks_ == 1) return late;
+  bool led = false;
+  for (const int rank : control_->not_called(seq, led)) late.push_back({rank, false});
+  if (!late.empty()) return late;
+  // All have called it: whose stream is late? Where kernels wait, they tell; where streams do, their flags are here to be seen.
+  const auto is_set = [](const auto& flag) { return __atomic_load_n(&flag, __ATOMIC_ACQUIRE) != 0; };
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_) continue;
+    const Flags& own = *control_->flags(rank_);
+    bool came = true;
+    if (in_kernel_) {
+      came = !is_set(control_->record(rank_).awaited[rank]);
+    } else if (led) {
+      came = rank == 0 || is_set(control_->flags(0)->lead_ready[rank]);
+    } else {
+      came = is_set(own.ready[rank]) || is_set(own.done[rank]);
+    }
+    if (!came) late.push_back({rank, true});
+  }
+  if (late.empty() && led && rank_ != 0) late.push_back({0, true});
+  return late;
+} catch (const std::exception&) {
+  return {};
+}
+
 void CudaGroup::abort() noexcept {
-  if (aborted_.exchange(true)) return;
+  if (aborted_.exchange(true) || ranks_ == 1) return;
   try {
     releaser_ = std::thread([this] { release(); });
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::seconds(1), [this] { return released_; });
-  } catch (const std::exception&) {  // no thread: the streams stay blocked, which their owner notices
+    changed_.wait_for(lock, kGrace, [this] { return released_; });
+  } catch (const std::exception&) {  // no thread: at least what can be done without waiting
+    control_->stop(rank_, kAborted);
+    set_flags();
   }
 }
 
-/// Sets all flags that streams of this process wait for, again and again: the streams of ranks that do not lead clear theirs, and what
-/// a graph replays later waits anew.
+/// Ends all waits of this rank, and, a little later, those of ranks that have not ended theirs.
 void CudaGroup::release() {
+  control_->stop(rank_, kAborted);  // before all else: kernels that start now are to do nothing
+  const Deadline grace = Deadline::after(kGrace);
   const Relaxed relaxed;
-  if (::cudaSetDevice(device_) != cudaSuccess) return;
-  Flags& image = *release_image_;
-  std::memset(&image, 0, sizeof image);
-  for (int rank = 0; rank < ranks_; ++rank) {
-    image.ready[rank] = image.done[rank] = static_cast<std::uint8_t>(peers_ >> rank & 1);
-    image.lead_ready[rank] = 1;
-  }
-  image.lead_done = 1;
-  image.stop = 1;
+  ::cudaSetDevice(device_);
+  bool told = false;
   std::unique_lock lock(mutex_);
-  while (!leaving_) {
+  while (!(leaving_ && told)) {
     lock.unlock();
-    if (host_flags_) {
-      // Several times before CUDA is asked: its calls may wait for a thread that is enqueueing into a full stream.
-      for (int turn = 0; turn < 20 && !leaving_; ++turn) {
-        Flags* const own = control_->flags(rank_);
-        __atomic_store_n(&own->stop, 1u,
-                         __ATOMIC_SEQ_CST);  // before all else: kernels that start now are to do nothing
-        std::memcpy(own, &image, sizeof image);
-        std::atomic_thread_fence(std::memory_order_seq_cst);
-        std::this_thread::yield();
-      }
-    } else {
-      set_flags_on_device(image);
+    // Several times before CUDA is asked: its calls may wait for a thread that is enqueueing into a full stream.
+    for (int turn = 0; turn < 20 && !in_kernel_; ++turn) {
+      set_flags();
+      std::this_thread::yield();
+    }
+    if (!told && grace.expired()) {
+      told = true;
+      for (int rank = 0; rank < ranks_; ++rank) control_->stop(rank, kAbortedByAnother);
     }
     const bool idle = is_idle();
     lock.lock();
@@ -273,39 +272,22 @@ void CudaGroup::release() {
       released_ = true;
       changed_.notify_all();
     }
-    changed_.wait_for(lock, idle ? std::chrono::microseconds(20000) : std::chrono::microseconds(200),
-                      [this] { return leaving_.load(); });
+    const auto pause = idle && told ? std::chrono::microseconds(20000) : std::chrono::microseconds(200);
+    changed_.wait_for(lock, pause, [this, told] { return leaving_ && told; });
   }
 }
 
-/// In two ways, by the queues of kernels and by those of copies, whichever is free.
-void CudaGroup::set_flags_on_device(const Flags& image) {
-  Flags* const own = flags(rank_);
-  std::vector<CUstreamBatchMemOpParams> writes;
-  const auto write = [&](const void* of_image, bool wide) {
-    const std::size_t offset = static_cast<const std::byte*>(of_image) - reinterpret_cast<const std::byte*>(&image);
-    CUstreamBatchMemOpParams one = {};
-    one.writeValue.operation = wide ? CU_STREAM_MEM_OP_WRITE_VALUE_64 : CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    one.writeValue.address = reinterpret_cast<CUdeviceptr>(own) + offset;
-    std::memcpy(wide ? static_cast<void*>(&one.writeValue.value64) : &one.writeValue.value, of_image, wide ? 8 : 4);
-    writes.push_back(one);
-  };
-  write(&image.stop, false);
-  for (int base = 0; base < ranks_; base += 8) {
-    write(&image.ready[base], true);
-    write(&image.done[base], true);
+/// Sets all flags that streams of this process wait for. To be done again and again: the streams of ranks that do not lead clear
+/// theirs, kernels that had begun before the abort clear them, and what a graph replays later waits anew.
+void CudaGroup::set_flags() noexcept {
+  Flags& own = *control_->flags(rank_);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto is_peer = static_cast<std::uint8_t>(peers_ >> rank & 1);
+    __atomic_store_n(&own.ready[rank], is_peer, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&own.done[rank], is_peer, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&own.lead_ready[rank], std::uint64_t{1}, __ATOMIC_SEQ_CST);
   }
-  for (int rank = 0; rank < ranks_; ++rank) write(&image.lead_ready[rank], true);
-  write(&image.lead_done, true);
-  const auto is_free = [](cudaStream_t stream) { return ::cudaStreamQuery(stream) != cudaErrorNotReady; };
-  if (is_free(release_stream_)) {
-    driver().stream_batch(release_stream_, static_cast<unsigned>(writes.size()), writes.data(), 0);
-  }
-  if (is_free(copy_stream_)) {
-    ::cudaMemcpyAsync(&own->stop, &image.stop, sizeof image.stop, cudaMemcpyHostToDevice, copy_stream_);
-    ::cudaMemcpyAsync(own, &image, sizeof image, cudaMemcpyHostToDevice, copy_stream_);
-  }
-  ::cudaGetLastError();
+  __atomic_store_n(&own.lead_done, std::uint64_t{1}, __ATOMIC_SEQ_CST);
 }
 
 }  // namespace maniple::cuda_plugin

@@ -34,6 +34,7 @@ class CudaGroup final : public DevicePlugin {
   bool can_capture() const noexcept override { return true; }
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) override;
   DeviceFault fault() noexcept override;
+  std::vector<LateRank> late_ranks(std::uint64_t seq) noexcept override;
   void abort() noexcept override;
 
  private:
@@ -54,13 +55,18 @@ class CudaGroup final : public DevicePlugin {
 
   /// As streams and kernels see them.
   Flags* flags(int rank) const noexcept {
-    return host_flags_ ? control_->flags_on_device(rank) : reinterpret_cast<Flags*>(arena_->of(rank));
+    return in_kernel_ ? reinterpret_cast<Flags*>(arena_->of(rank)) : control_->flags_on_device(rank);
+  }
+  DeviceState* state(int rank) const noexcept {
+    return reinterpret_cast<DeviceState*>(arena_->of(rank) + kStateOffset);
   }
   std::byte* slot(int rank) const noexcept { return arena_->of(rank) + kFlagsBytes; }
   Located locate(const void* data, std::size_t bytes);
   Signal make_signal(std::uint64_t active) const noexcept;
 
+  void run_alone(const Call& call);
   void run_lead(const Call& call, std::byte* own, std::size_t count);
+  void follow(const Call& call);
   void run_lead_staged(const Call& call);
   bool leads_on_slots(const Call& call) const noexcept;
   void run_rounds(const Call& call);
@@ -72,7 +78,7 @@ class CudaGroup final : public DevicePlugin {
   void order_after_last(cudaStream_t stream);
   void remember_last(cudaStream_t stream);
   void release();
-  void set_flags_on_device(const Flags& image);
+  void set_flags() noexcept;
   bool is_idle() noexcept;
 
   int rank_ = 0;
@@ -80,11 +86,10 @@ class CudaGroup final : public DevicePlugin {
   int device_ = 0;
   std::uint64_t peers_ = 0;  // a bit for each rank but this one
   bool one_device_ = true;   // all ranks use the same
-  bool mps_ = false;         // kernels of the ranks run side by side
-  bool host_flags_ = false;  // flags are in memory of the host
+  bool in_kernel_ = false;   // kernels of the ranks run side by side, so they wait for each other, not the streams
   std::size_t slot_bytes_ = 0;
   DescriptorExchange* descriptors_ = nullptr;
-  std::unique_ptr<SharedMemory> arena_;
+  std::unique_ptr<SharedMemory> arena_;  // null, like what follows, in a group of one rank
   std::unique_ptr<ControlPage> control_;
   std::vector<Registration> registrations_;
 
@@ -97,9 +102,6 @@ class CudaGroup final : public DevicePlugin {
   bool capturing_ = false;
 
   std::atomic<bool> aborted_{false};
-  cudaStream_t release_stream_ = nullptr;
-  cudaStream_t copy_stream_ = nullptr;
-  Flags* release_image_ = nullptr;  // pinned
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> leaving_{false};

@@ -46,4 +46,17 @@ class OnDevice {
   int before_ = 0;
 };
 
+/// While this lives, calls of this thread that are not made on a stream may be made while another thread captures a graph (in the mode
+/// that CUDA calls global they would fail, and break the capture). For those that do not harm it.
+class Relaxed {
+ public:
+  Relaxed() noexcept { ::cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { ::cudaThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 }  // namespace maniple::cuda_plugin

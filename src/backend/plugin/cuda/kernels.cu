@@ -9,6 +9,9 @@ namespace maniple::cuda_plugin {
 namespace {
 
 constexpr int kThreads = 512;
+constexpr std::size_t kBytesOfBlock = 16 * kThreads;  // that a block is launched for, unless there are too many
+constexpr unsigned kWaitingBlocks = 16;               // few, so that what the peers do first finds room on the device
+constexpr unsigned kPatience = 64;                    // looks at a flag, about 40 us, before a look across PCIe
 
 // As in types.h; run.cpp sees to it that they are the same.
 enum Dtype { kInt8, kInt16, kInt32, kInt64, kUint8, kFloat16, kBfloat16, kFloat32, kFloat64, kBool8 };
@@ -26,6 +29,26 @@ __device__ void put(T* at, T value) {
 
 __device__ bool is_active(const Signal& signal, int rank) {
   return rank < signal.ranks && (signal.active >> rank & 1) != 0;
+}
+
+/// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in memory of the host.
+__device__ bool is_stopped(const Signal& signal) {
+  return look(signal.in_kernel ? &signal.state[signal.rank]->stopped : &signal.record->stop) != 0;
+}
+
+/// Waits for a flag that a peer sets, or for an abort.
+template <class T>
+__device__ void await(const T* flag, const Signal& signal, int peer) {
+  unsigned turn = 0;
+  for (; look(flag) == 0; ++turn) {
+    if (turn % kPatience != kPatience - 1) continue;
+    if (turn == kPatience - 1) put(&signal.record->awaited[peer], std::uint8_t{1});
+    if (look(&signal.record->stop) == 0) continue;
+    put(&signal.state[signal.rank]->stopped, 1u);
+    return;
+  }
+  if (turn >= kPatience) put(&signal.record->awaited[peer], std::uint8_t{0});
+  __threadfence_system();
 }
 
 /// True in the one block that is the last to get here; it sees what the others wrote, and so does whoever it tells.
@@ -84,38 +107,63 @@ __device__ void copy_bytes(std::byte* to, const std::byte* from, std::size_t byt
 }
 
 __global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterArguments a) {
-  Flags* const own = a.signal.flags[a.signal.rank];
-  const bool stop = look(&own->stop) != 0;
-  if (!stop && static_cast<int>(blockIdx.y) < a.piece_count) {
+  const Signal& signal = a.signal;
+  __shared__ bool stopped;
+  if (threadIdx.x == 0) stopped = is_stopped(signal);
+  __syncthreads();
+  if (!stopped && static_cast<int>(blockIdx.y) < a.piece_count) {
     const Piece& piece = a.pieces[blockIdx.y];
     copy_bytes(piece.to, piece.from, piece.bytes);
   }
-  if (!is_last_block(a.signal.blocks) || stop) return;
+  if (!is_last_block(&signal.state[signal.rank]->blocks) || stopped) return;
+  Flags* const own = signal.flags[signal.rank];
   if (threadIdx.x < kMostRanks / 8) put(reinterpret_cast<std::uint64_t*>(own->done) + threadIdx.x, std::uint64_t{0});
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
-  if (!is_active(a.signal, peer)) return;
-  Flags* const theirs = a.signal.flags[peer];
-  put(&theirs->words[a.signal.rank], a.words[peer]);
+  if (!is_active(signal, peer)) return;
+  put(&signal.state[peer]->words[signal.rank], a.words[peer]);
   __threadfence_system();
-  put(&theirs->ready[a.signal.rank], std::uint8_t{1});
+  put(&signal.flags[peer]->ready[signal.rank], std::uint8_t{1});
+  if (signal.in_kernel) await(&own->ready[peer], signal, peer);
+}
+
+/// A rank that does not lead, where kernels wait.
+__global__ void follow(const __grid_constant__ FollowArguments a) {
+  const Signal& signal = a.signal;
+  Flags* const own = signal.flags[signal.rank];
+  if (is_stopped(signal)) return;
+  __threadfence_system();
+  put(&signal.flags[0]->lead_ready[signal.rank], a.word);
+  await(&own->lead_done, signal, 0);
+  put(&own->lead_done, std::uint64_t{0});
+}
+
+__global__ void await_all(const __grid_constant__ Signal signal) {
+  const int peer = static_cast<int>(threadIdx.x);
+  if (is_active(signal, peer) && !is_stopped(signal)) {
+    await(&signal.flags[signal.rank]->lead_ready[peer], signal, peer);
+  }
 }
 
 /// Whether there is work to do; if so, where the data of each rank is. For all threads of a block.
 __device__ bool find_sources(const WorkArguments& a, const std::byte* (&sources)[kMostRanks]) {
-  Flags* const own = a.signal.flags[a.signal.rank];
+  const Signal& signal = a.signal;
   const int peer = static_cast<int>(threadIdx.x);
   bool good = true;
-  if (peer == 0) good = look(&own->stop) == 0;
-  if (peer == a.signal.rank) sources[peer] = a.own;
-  if (is_active(a.signal, peer)) {
-    const std::uint64_t word = look(a.lead ? &own->lead_ready[peer] : &own->words[peer]);
-    if (((word ^ a.expected[peer]) >> 41) != 0 || (word & 1) == 0) {
-      if (blockIdx.x == 0 && blockIdx.y == 0 && look(&own->stop) == 0) {  // in memory of the host
-        put(&a.fault->seq, a.seq);
-        put(&a.fault->peer, static_cast<std::uint32_t>(peer));
+  if (peer == signal.rank) sources[peer] = a.own;
+  if (is_active(signal, peer)) {
+    Flags* const own = signal.flags[signal.rank];
+    DeviceState* const state = signal.state[signal.rank];
+    if (a.waits && look(&state->stopped) == 0) await(&own->lead_ready[peer], signal, peer);
+    const std::uint64_t word = look(a.lead && signal.in_kernel ? &own->lead_ready[peer] : &state->words[peer]);
+    const std::uint32_t stopped = look(&state->stopped);
+    if (stopped != 0) {
+      good = false;
+    } else if (((word ^ a.expected[peer]) >> 41) != 0 || (word & 1) == 0) {
+      if (blockIdx.x == 0 && blockIdx.y == 0 && look(&signal.record->stop) == 0) {
+        put(&signal.record->seq, a.seq);
         __threadfence_system();
-        put(&a.fault->mismatch, 1u);
+        put(&signal.record->mismatch, 1u);
       }
       good = false;
     }
@@ -126,11 +174,13 @@ __device__ bool find_sources(const WorkArguments& a, const std::byte* (&sources)
 
 /// After the work: the own flags are made ready for the next operation before any peer can begin it.
 __device__ void leave(const WorkArguments& a) {
-  Flags* const own = a.signal.flags[a.signal.rank];
-  if (!is_last_block(a.signal.blocks) || look(&own->stop) != 0) return;
+  const Signal& signal = a.signal;
+  if (signal.active == 0 || !is_last_block(&signal.state[signal.rank]->blocks)) return;
   const int peer = static_cast<int>(threadIdx.x);
-  if (!is_active(a.signal, peer)) return;
-  Flags* const theirs = a.signal.flags[peer];
+  if (!is_active(signal, peer) || is_stopped(signal)) return;
+  Flags* const own = signal.flags[signal.rank];
+  Flags* const theirs = signal.flags[peer];
+  put(&signal.state[signal.rank]->words[peer], std::uint64_t{0});
   if (a.lead) {
     put(&own->lead_ready[peer], std::uint64_t{0});
     __threadfence_system();
@@ -138,7 +188,8 @@ __device__ void leave(const WorkArguments& a) {
   } else {
     put(&own->ready[peer], std::uint8_t{0});
     __threadfence_system();
-    put(&theirs->done[a.signal.rank], std::uint8_t{1});
+    put(&theirs->done[signal.rank], std::uint8_t{1});
+    if (signal.in_kernel) await(&own->done[peer], signal, peer);
   }
 }
 
@@ -186,13 +237,13 @@ unsigned blocks_for(std::size_t bytes, int rows) {
     check(::cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     return 4 * processors;
   }();
-  const std::size_t needed = (bytes + 16 * kThreads - 1) / (16 * kThreads);
+  const std::size_t needed = (bytes + kBytesOfBlock - 1) / kBytesOfBlock;
   return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, std::max(1, most / std::max(1, rows))));
 }
 
 template <class Kernel, class Arguments>
-void launch(Kernel kernel, const Arguments& arguments, dim3 grid, cudaStream_t stream) {
-  kernel<<<grid, kThreads, 0, stream>>>(arguments);
+void launch(Kernel kernel, const Arguments& arguments, dim3 grid, cudaStream_t stream, int threads = kThreads) {
+  kernel<<<grid, threads, 0, stream>>>(arguments);
   check(::cudaGetLastError(), "cudaLaunchKernel");
 }
 
@@ -233,7 +284,7 @@ void load_kernels() {
     using Format = decltype(format);
     load(reduce<Format, And>, reduce<Format, Or>, reduce<Format, Xor>);
   };
-  load(enter, copy);
+  load(enter, copy, follow, await_all);
   load_number(Number<std::int8_t>());
   load_number(Number<std::int16_t>());
   load_number(Number<std::int32_t>());
@@ -246,6 +297,12 @@ void load_kernels() {
   load_bits(Number<std::uint8_t>());
   load_bits(Truth());
 }
+
+bool may_wait(std::size_t bytes) { return bytes <= kWaitingBlocks * kBytesOfBlock; }
+
+void launch_follow(const FollowArguments& a, cudaStream_t stream) { launch(follow, a, dim3(1), stream, 1); }
+
+void launch_await(const Signal& signal, cudaStream_t stream) { launch(await_all, signal, dim3(1), stream, kMostRanks); }
 
 void launch_enter(const EnterArguments& a, cudaStream_t stream) {
   std::size_t most = 0;

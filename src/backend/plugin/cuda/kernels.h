@@ -4,7 +4,7 @@
 //
 //   enter    a kernel: copies what others are to read into the own slot (ordinary memory), clears the own `done` bytes, writes to
 //            every peer the word that says what is called and where its data is, and then the peer's `ready` byte
-//   wait     until all own `ready` bytes are set. Done by the stream, not by a kernel, so that nothing spins
+//   wait     until all own `ready` bytes are set
 //   work     a kernel: compares the words; reads from the peers, writes `out`; clears the own `ready` bytes; sets the peers' `done`
 //   wait     until all own `done` bytes are set: nobody reads or writes this rank's memory any more
 //
@@ -12,9 +12,14 @@
 // `done`, for which it needs mine, which I set after I cleared `ready`: so none is lost, and none is seen twice. And it sets its next
 // `done` here only after it has seen my next `ready`, which I set after I cleared `done`.
 //
-// Where one rank can reach all memory there is and all are on one device, one of them does all the work (`lead`): the others need no
-// kernel at all. They write their word to the leader and wait for `lead_done`. Without MPS, contexts take turns on the device, and a
-// kernel on each of two ranks costs 290 us instead of 13.
+// Where one rank can reach all memory there is and all are on one device, one of them does all the work (`lead`): the others write
+// their word to the leader and wait for `lead_done`.
+//
+// There are two ways to wait. Where kernels of all ranks run side by side (MPS, or a device for each rank), the last block of a kernel
+// waits, for flags in memory of the device. Elsewhere contexts take turns on the device, and a kernel that waits would hold up the
+// others for milliseconds: there the stream waits, for flags in memory of the host. Either way an abort is a word in memory of the
+// host, which needs no queue to the device: those may all be blocked by streams that wait. It is read across PCIe, so by one block at
+// most, and only by waits that last.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,32 +31,38 @@ namespace maniple::cuda_plugin {
 
 inline constexpr int kMostRanks = 64;
 
-/// Of every rank: at the start of its arena, or in memory of the host (see queue_count). Bytes and words of a peer are written by that
-/// peer alone.
+/// Of every rank: at the start of its arena where kernels wait, in memory of the host where streams do. Those of a peer are written by
+/// that peer alone.
 struct Flags {
   std::uint8_t ready[kMostRanks];
   std::uint8_t done[kMostRanks];
-  std::uint64_t words[kMostRanks];
-  std::uint64_t lead_ready[kMostRanks];  // of the leader: words, written by the streams of the others
+  std::uint64_t lead_ready[kMostRanks];  // of the leader: words, written by the others
   std::uint64_t lead_done;               // of the others
-  std::uint32_t stop;                    // the group was aborted: do nothing, and leave the flags set
-  std::uint32_t unused;
+};
+
+/// Of every rank, in its arena: what every block of a kernel looks at.
+struct DeviceState {
+  std::uint64_t words[kMostRanks];  // from the peers; cleared when they are used up, so that none counts twice
+  std::uint32_t stopped;            // a kernel of this rank has seen `stop`: the following do nothing
+  std::uint32_t blocks;             // of the running kernel that have finished
 };
 inline constexpr std::size_t kFlagsBytes = 4096;
-inline constexpr std::size_t kBlocksOffset = 3072;  // in the arena: how many blocks of the running kernel have finished
-static_assert(sizeof(Flags) <= kBlocksOffset);
+inline constexpr std::size_t kStateOffset = 2048;  // in the arena
+static_assert(sizeof(Flags) <= kStateOffset && kStateOffset + sizeof(DeviceState) <= kFlagsBytes);
 
 /// What a rank says to another: bit 0 is set, then 40 bits of offset of what the other is to read, then 23 bits of the hash of the call.
 constexpr std::uint64_t make_word(std::uint64_t hash, std::uint64_t offset) noexcept {
   return (hash >> 41) << 41 | (offset & ((std::uint64_t{1} << 40) - 1)) << 1 | 1;
 }
 
-/// In memory of the host, one for each rank: what its kernels found.
-struct FaultRecord {
-  std::uint64_t seq;
-  std::uint32_t mismatch;
-  std::uint32_t peer;
+/// In memory of the host, one for each rank.
+struct HostRecord {
+  std::uint64_t seq;       // what its kernels found: of the call that differs
+  std::uint32_t mismatch;  // written after it
+  std::uint32_t stop;      // the group was aborted (a StopReason): do nothing, and leave the flags as they are
+  std::uint8_t awaited[kMostRanks];  // peers that a kernel has waited for a while
 };
+enum StopReason : std::uint32_t { kRunning = 0, kAborted = 1, kAbortedByAnother = 2 };
 
 struct Piece {
   const std::byte* from;
@@ -61,11 +72,13 @@ struct Piece {
 
 /// How ranks synchronise around a kernel.
 struct Signal {
-  Flags* flags[kMostRanks];  ///< of all ranks, as this process sees them
-  unsigned* blocks;          ///< of the running kernel that have finished
-  std::uint64_t active;      ///< peers that take part in this round, a bit for each; never this rank itself
+  Flags* flags[kMostRanks];        ///< of all ranks, as this process sees them
+  DeviceState* state[kMostRanks];  ///< of all ranks
+  HostRecord* record;              ///< of this rank
+  std::uint64_t active;            ///< peers that take part in this round, a bit for each; never this rank itself
   int rank;
   int ranks;
+  bool in_kernel;  ///< kernels wait, not streams
 };
 
 struct EnterArguments {
@@ -81,9 +94,9 @@ struct WorkArguments {
   std::uint64_t expected[kMostRanks];  ///< words of the peers; their offsets do not count
   const std::byte* bases[kMostRanks];
   const std::byte* own;  ///< source of this rank itself; null: it has none
-  FaultRecord* fault;
   std::uint64_t seq;
-  bool lead;  ///< the words are in lead_ready, and lead_done is to be set
+  bool lead;   ///< the first rank for all: the kernel clears lead_ready and sets lead_done
+  bool waits;  ///< lead: each block waits for the peers by itself; only where blocks are few
 
   // Copies: what comes from rank i goes to `to[i]`.
   std::byte* to[kMostRanks];
@@ -99,8 +112,19 @@ struct WorkArguments {
   bool premultiply;
 };
 
+/// What a rank that does not lead says to the one that does.
+struct FollowArguments {
+  Signal signal;
+  std::uint64_t word;
+};
+
 /// Before the first launch on a device.
 void load_kernels();
+/// So much work is done by so few blocks that all of them may wait for other ranks.
+bool may_wait(std::size_t bytes);
+void launch_follow(const FollowArguments& arguments, cudaStream_t stream);
+/// Waits until all peers have said their word to the leader.
+void launch_await(const Signal& signal, cudaStream_t stream);
 void launch_enter(const EnterArguments& arguments, cudaStream_t stream);
 void launch_copy(const WorkArguments& arguments, cudaStream_t stream);
 /// With the numbers of DType and ReduceOp::Kind: types.h is C++20, which nvcc of CUDA 11 does not know.

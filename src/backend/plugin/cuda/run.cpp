@@ -39,7 +39,7 @@ bool is_copy(const Operation& operation, int ranks) {
   const ReduceOp::Kind kind = operation.reduce.kind();
   if (ranks != 1 || operation.dtype == DType::bool8) return false;
   if (kind == ReduceOp::avg) return divisor(operation, ranks) == 1;
-  return kind != ReduceOp::premul_sum || !operation.first_stage;
+  return kind != ReduceOp::premul_sum || !operation.first_stage || operation.reduce.factor() == 1;
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ void CudaGroup::enqueue(const Operation& operation) {
             operation.in,
             operation.out,
             static_cast<cudaStream_t>(operation.stream)};
-  order_after_last(call.stream);
+  if (ranks_ > 1) order_after_last(call.stream);
   const bool all_reduce = operation.op == Op::all_reduce;
   if (operation.op == Op::broadcast) call.in = operation.out;
   if (ranks_ > 1 && (call.plan.largest != 0 || call.plan.pairwise)) {
@@ -88,7 +88,10 @@ void CudaGroup::enqueue(const Operation& operation) {
     call.memory = by_out ? locate(call.out, call.plan.out_bytes) : locate(call.in, call.plan.in_bytes);
   }
   call.hash = mix(call.memory.memory != nullptr ? call.memory.number + 2 : 1, ranks_);
-  control_->note_call(mix(call.hash, call.plan.signature), operation.seq);
+  const bool in_place = all_reduce && call.memory.memory != nullptr;
+  const bool leads = ranks_ > 1 && one_device_ && (in_place || operation.op == Op::barrier);
+  const bool leads_staged = !leads && leads_on_slots(call);
+  if (ranks_ > 1) control_->note_call(mix(call.hash, call.plan.signature), operation.seq, leads || leads_staged);
   // Results that would overwrite what is still to be read go through memory of their own.
   std::byte* result = nullptr;
   const bool exact = call.in + call.plan.send[rank_].offset == call.out + call.plan.recv[rank_].offset;
@@ -98,15 +101,16 @@ void CudaGroup::enqueue(const Operation& operation) {
     result = call.out;
     call.out = static_cast<std::byte*>(memory);
   }
-  const bool in_place = all_reduce && call.memory.memory != nullptr;
   if (in_place && call.in != call.out) {
     check(::cudaMemcpyAsync(call.out, call.in, call.plan.out_bytes, cudaMemcpyDeviceToDevice, call.stream),
           "cudaMemcpyAsync");
     call.in = call.out;
   }
-  if (one_device_ && ranks_ > 1 && (in_place || operation.op == Op::barrier)) {
+  if (ranks_ == 1) {
+    run_alone(call);
+  } else if (leads) {
     run_lead(call, call.out, call.plan.reduces ? operation.count : 0);
-  } else if (leads_on_slots(call)) {
+  } else if (leads_staged) {
     run_lead_staged(call);
   } else {
     run_rounds(call);
@@ -116,16 +120,21 @@ void CudaGroup::enqueue(const Operation& operation) {
           "cudaMemcpyAsync");
     check(::cudaFreeAsync(call.out, call.stream), "cudaFreeAsync");
   }
-  remember_last(call.stream);
+  if (ranks_ > 1) remember_last(call.stream);
 }
 
 Signal CudaGroup::make_signal(std::uint64_t active) const noexcept {
   Signal signal = {};
-  for (int rank = 0; rank < ranks_; ++rank) signal.flags[rank] = flags(rank);
-  signal.blocks = reinterpret_cast<unsigned*>(arena_->of(rank_) + kBlocksOffset);
   signal.active = active;
   signal.rank = rank_;
   signal.ranks = ranks_;
+  if (ranks_ == 1) return signal;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    signal.flags[rank] = flags(rank);
+    signal.state[rank] = state(rank);
+  }
+  signal.record = control_->on_device();
+  signal.in_kernel = in_kernel_;
   return signal;
 }
 
@@ -136,7 +145,6 @@ void CudaGroup::set_arithmetic(const Operation& operation, WorkArguments& work) 
 }
 
 void CudaGroup::launch_work(const Call& call, WorkArguments& work) {
-  work.fault = control_->on_device();
   work.seq = call.operation.seq;
   if (call.plan.reduces && !is_copy(call.operation, ranks_)) {
     set_arithmetic(call.operation, work);
@@ -146,24 +154,39 @@ void CudaGroup::launch_work(const Call& call, WorkArguments& work) {
   }
 }
 
-/// Rank 0 does it all, on registered memory of all ranks or on their slots; the others have no kernel.
-void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
-  const std::uint64_t hash = call.hash_of({});
-  std::vector<CUstreamBatchMemOpParams> batch;
-  if (rank_ != 0) {
-    batch.push_back(write_word(&flags(0)->lead_ready[rank_], make_word(hash, call.memory.offset)));
-    batch.push_back(wait_for_bit(&flags(rank_)->lead_done, 1));
-    batch.push_back(write_word(&flags(rank_)->lead_done, 0));
-    check(driver().stream_batch(call.stream, static_cast<unsigned>(batch.size()), batch.data(), 0),
-          "cuStreamBatchMemOp");
-    return;
+/// A group of one rank: nothing to wait for. In place there is often nothing to do at all.
+void CudaGroup::run_alone(const Call& call) {
+  const Range& from = call.plan.send[0];
+  const Range& to = call.plan.recv[0];
+  if (to.bytes == 0) return;
+  if (call.plan.reduces && !is_copy(call.operation, ranks_)) {
+    WorkArguments work = {};
+    work.signal = make_signal(0);
+    work.own = call.in + from.offset;
+    work.out = call.out + to.offset;
+    work.count = to.bytes / call.operation.element();
+    return launch_work(call, work);
   }
-  for (int rank = 1; rank < ranks_; ++rank) batch.push_back(wait_for_bit(&flags(0)->lead_ready[rank], 1));
-  check(driver().stream_batch(call.stream, static_cast<unsigned>(batch.size()), batch.data(), 0), "cuStreamBatchMemOp");
+  if (call.out + to.offset == call.in + from.offset) return;
+  check(::cudaMemcpyAsync(call.out + to.offset, call.in + from.offset, to.bytes, cudaMemcpyDeviceToDevice, call.stream),
+        "cudaMemcpyAsync");
+}
+
+/// Rank 0 does it all, on registered memory of all ranks or on their slots; the others only wait.
+void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
+  if (rank_ != 0) return follow(call);
   WorkArguments work = {};
   work.signal = make_signal(peers_);
+  work.waits = in_kernel_ && may_wait(count * call.operation.element());
+  if (in_kernel_ && !work.waits) launch_await(work.signal, call.stream);
+  if (!in_kernel_) {
+    std::vector<CUstreamBatchMemOpParams> batch;
+    for (int rank = 1; rank < ranks_; ++rank) batch.push_back(wait_for_bit(&flags(0)->lead_ready[rank], 1));
+    check(driver().stream_batch(call.stream, static_cast<unsigned>(batch.size()), batch.data(), 0),
+          "cuStreamBatchMemOp");
+  }
   for (int rank = 0; rank < ranks_; ++rank) {
-    work.expected[rank] = make_word(hash, 0);
+    work.expected[rank] = make_word(call.hash_of({}), 0);
     work.bases[rank] = call.memory.memory != nullptr ? call.memory.memory->of(rank) : slot(rank);
   }
   work.lead = true;
@@ -173,12 +196,26 @@ void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
   launch_work(call, work);
 }
 
+void CudaGroup::follow(const Call& call) {
+  const std::uint64_t word = make_word(call.hash_of({}), call.memory.offset);
+  if (in_kernel_) {
+    FollowArguments arguments = {};
+    arguments.signal = make_signal(peers_);
+    arguments.word = word;
+    return launch_follow(arguments, call.stream);
+  }
+  CUstreamBatchMemOpParams batch[] = {
+      write_word(&state(0)->words[rank_], word), write_word(&flags(0)->lead_ready[rank_], word),
+      wait_for_bit(&flags(rank_)->lead_done, 1), write_word(&flags(rank_)->lead_done, 0)};
+  check(driver().stream_batch(call.stream, 4, batch, 0), "cuStreamBatchMemOp");
+}
+
 /// Ordinary memory of all_reduce. Where every rank reads all slots and writes its own result, n ranks move (n + 3) n times the data;
-/// where the first works on the slots and the others copy, 6 n times; and the latter needs fewer turns of contexts without MPS.
+/// where the first works on the slots and the others copy, 6 n times; and the latter needs fewer turns of contexts where these take turns.
 bool CudaGroup::leads_on_slots(const Call& call) const noexcept {
   constexpr std::size_t kLeast = std::size_t{4} << 20;
   if (call.operation.op != Op::all_reduce || !one_device_ || ranks_ == 1 || call.plan.largest == 0) return false;
-  return !mps_ || (ranks_ > 3 && call.plan.largest >= kLeast);
+  return !in_kernel_ || (ranks_ > 3 && call.plan.largest >= kLeast);
 }
 
 void CudaGroup::run_lead_staged(const Call& call) {
@@ -200,7 +237,7 @@ void CudaGroup::run_rounds(const Call& call) {
   const std::size_t chunk = slot_bytes_ / (regions * kAlignment) * kAlignment;
   // How often each pair must meet; all ranks come to the same number for a pair.
   std::vector<std::size_t> rounds(ranks_, 1);
-  if (ranks_ > 1 && !direct) {
+  if (!direct) {
     for (int peer = 0; peer < ranks_; ++peer) {
       const std::size_t bytes = plan.pairwise ? std::max(plan.send[peer].bytes, plan.recv[peer].bytes) : plan.largest;
       rounds[peer] = std::max<std::size_t>(1, (bytes + chunk - 1) / chunk);
@@ -208,7 +245,7 @@ void CudaGroup::run_rounds(const Call& call) {
   }
   const std::size_t most = *std::max_element(rounds.begin(), rounds.end());
   for (std::size_t round = 0; round < most; ++round) {
-    run_round(call, rounds, round, direct || ranks_ == 1 ? std::size_t{1} << 62 : chunk);
+    run_round(call, rounds, round, direct ? std::size_t{1} << 62 : chunk);
   }
 }
 
@@ -272,9 +309,10 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   if (active != 0) wait_for(flags(rank_)->done, active, all_at_once, call.stream);
 }
 
-/// The stream waits until the byte of every active peer is set. At once only where no other byte can be set meanwhile: not where a
-/// peer may be in its next operation already.
+/// Where kernels do not wait, the stream does, until the byte of every active peer is set. At once only where no other byte can be set
+/// meanwhile: not where a peer may be in its next operation already.
 void CudaGroup::wait_for(const std::uint8_t* bytes, std::uint64_t active, bool all_at_once, cudaStream_t stream) {
+  if (in_kernel_) return;
   std::vector<CUstreamBatchMemOpParams> batch;
   for (int base = 0; base < ranks_; base += 8) {
     std::uint64_t pattern = 0;

@@ -1,7 +1,6 @@
 #include "backend/plugin/cuda/runtime.h"
 
 #include <sys/stat.h>
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -25,6 +24,7 @@ class CudaRuntime final : public DeviceRuntime {
   std::string describe(int device) override;
 
   void* make_stream(int device) override {
+    const Relaxed relaxed;
     const OnDevice on(device);
     int least = 0;
     int greatest = 0;
@@ -33,7 +33,10 @@ class CudaRuntime final : public DeviceRuntime {
     check(::cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
     return stream;
   }
-  void free_stream(void* stream) noexcept override { ::cudaStreamDestroy(as_stream(stream)); }
+  void free_stream(void* stream) noexcept override {
+    const Relaxed relaxed;
+    ::cudaStreamDestroy(as_stream(stream));
+  }
   bool is_capturing(void* stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(::cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
@@ -41,12 +44,16 @@ class CudaRuntime final : public DeviceRuntime {
   }
 
   void* make_event(int device) override {
+    const Relaxed relaxed;
     const OnDevice on(device);
     cudaEvent_t event = nullptr;
     check(::cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return event;
   }
-  void free_event(void* event) noexcept override { ::cudaEventDestroy(as_event(event)); }
+  void free_event(void* event) noexcept override {
+    const Relaxed relaxed;
+    ::cudaEventDestroy(as_event(event));
+  }
   void record(void* event, void* stream) override {
     check(::cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
   }
@@ -54,6 +61,7 @@ class CudaRuntime final : public DeviceRuntime {
     check(::cudaStreamWaitEvent(as_stream(stream), as_event(event), 0), "cudaStreamWaitEvent");
   }
   bool reached(void* event) override {
+    const Relaxed relaxed;
     const cudaError_t code = ::cudaEventQuery(as_event(event));
     if (code == cudaErrorNotReady) {
       ::cudaGetLastError();
@@ -64,11 +72,15 @@ class CudaRuntime final : public DeviceRuntime {
   }
 
   std::byte* make_pinned(std::size_t bytes) override {
+    const Relaxed relaxed;
     void* memory = nullptr;
     check(::cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
     return static_cast<std::byte*>(memory);
   }
-  void free_pinned(std::byte* memory) noexcept override { ::cudaFreeHost(memory); }
+  void free_pinned(std::byte* memory) noexcept override {
+    const Relaxed relaxed;
+    ::cudaFreeHost(memory);
+  }
 
   void copy(void* to, const void* from, std::size_t bytes, void* stream) override {
     check(::cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)), "cudaMemcpyAsync");
@@ -123,11 +135,6 @@ bool under_mps() {
   const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
   struct stat found;
   return ::stat((std::string(folder != nullptr ? folder : "/tmp/nvidia-mps") + "/control").c_str(), &found) == 0;
-}
-
-int queue_count() {
-  if (const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) return std::max(1, std::atoi(text));
-  return under_mps() ? 2 : 8;
 }
 
 }  // namespace maniple::cuda_plugin

@@ -14,8 +14,5 @@ DeviceRuntime* runtime();
 std::string device_id(int device);
 /// Whether this process computes through the Multi-Process Service, by which kernels of several processes run side by side.
 bool under_mps();
-/// How many queues to the device the streams of this process share. A stream that waits for other ranks holds up all else that is in
-/// its queue: when that is true of all queues, the process can reach memory of its device no more.
-int queue_count();
 
 }  // namespace maniple::cuda_plugin
