@@ -7,6 +7,7 @@
 // --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
 // --checkpoint FOLDER: save there every --save-every N steps, in the background; started again, go on from there, in the middle of
 // an epoch and with another number of ranks too. SIGTERM and Ctrl-C save and end it.
+// --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
 #include <algorithm>
 #include <cstdio>
 #include <optional>
@@ -20,7 +21,7 @@
 namespace {
 
 struct Arguments {
-  std::string data = "data/mnist", checkpoint;
+  std::string data = "data/mnist", checkpoint, device = "cpu", backend = "native";
   std::size_t epochs = 2, batch_size = 64, workers = 1, train_samples = 0, test_samples = 0, save_every = 100;
   double lr = 0.02, target = 0;
 
@@ -28,6 +29,8 @@ struct Arguments {
     read_arguments(argc, argv,
                    {{"--data", &data},
                     {"--checkpoint", &checkpoint},
+                    {"--device", &device},
+                    {"--backend", &backend},
                     {"--lr", &lr},
                     {"--target", &target},
                     {"--epochs", &epochs},
@@ -53,14 +56,14 @@ torch::nn::Sequential make_net() {
 }
 
 /// Every rank judges its part; in evaluation mode the parts together are the set, so the sum over ranks is exact.
-double accuracy(torch::nn::Sequential& net, const maniple::Mnist& set) {
+double accuracy(torch::nn::Sequential& net, const maniple::Mnist& set, torch::Device device) {
   const torch::NoGradGuard no_grad;
   net->eval();
   maniple::DistributedSampler sampler(set.size().value(), {.shuffle = false, .mode = maniple::SamplerMode::evaluation});
   const auto loader =
       torch::data::make_data_loader(maniple::Mnist(set).map(torch::data::transforms::Stack<>()), sampler, 256);
-  const auto counts = torch::zeros({2}, torch::kInt64);  // right, all
-  for (auto& batch : *loader) {
+  const auto counts = torch::zeros({2}, torch::TensorOptions(device).dtype(torch::kInt64));  // right, all
+  for (auto& batch : maniple::prefetch_to(device, *loader)) {
     counts[0] += net->forward(batch.data).argmax(1).eq(batch.target).sum();
     counts[1] += batch.target.size(0);
   }
@@ -73,9 +76,11 @@ double accuracy(torch::nn::Sequential& net, const maniple::Mnist& set) {
 
 int main(int argc, char** argv) try {
   const Arguments arguments(argc, argv);
-  maniple::init_process_group();
+  maniple::init_process_group({.backend = arguments.backend});
   const int rank = maniple::get_rank(), ranks = maniple::get_world_size();
   const auto settings = maniple::apply_fast_settings({.threads = 1});
+  const auto device =
+      device_named<torch::Device>(arguments.device, maniple::get_local_rank(), torch::cuda::device_count());
   if (rank == 0) std::fprintf(stderr, "%d ranks; %s\n", ranks, settings.text().c_str());
   maniple::seed_all(7, static_cast<std::uint64_t>(rank));  // dropout differs between ranks; DDP makes the weights equal
 
@@ -87,7 +92,9 @@ int main(int argc, char** argv) try {
       torch::data::make_data_loader(train.map(torch::data::transforms::Stack<>()), sampler,
                                     torch::data::DataLoaderOptions().batch_size(batch_size).workers(arguments.workers));
 
+  auto batches = maniple::prefetch_to(device, *loader);  // on a GPU: copied there while the loop works on those before
   auto net = make_net();
+  net->to(device);
   maniple::DistributedDataParallel ddp(net);  // rank 0's weights everywhere; gradients are averaged in backward
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(arguments.lr).momentum(0.9));
 
@@ -104,12 +111,12 @@ int main(int argc, char** argv) try {
   };
 
   maniple::GracefulStop stop;
-  double reached = sampler.epoch() < arguments.epochs ? 0 : accuracy(net, test);  // trained to the end already
+  double reached = sampler.epoch() < arguments.epochs ? 0 : accuracy(net, test, device);  // trained to the end already
   for (std::size_t epoch = sampler.epoch(); epoch < arguments.epochs; ++epoch) {
     sampler.set_epoch(epoch);
     maniple::Progress progress(sampler.local_batches(batch_size),
                                {.label = "epoch " + std::to_string(epoch + 1), .unit = "samples"});
-    for (auto& batch : sampler.counting(*loader)) {
+    for (auto& batch : sampler.counting(batches)) {
       optimizer.zero_grad();
       const auto loss = torch::nll_loss(ddp.forward(batch.data), batch.target);
       loss.backward();
@@ -120,7 +127,7 @@ int main(int argc, char** argv) try {
       if (stopping) return 0;
     }
     progress.finish();
-    reached = accuracy(net, test);
+    reached = accuracy(net, test, device);
     if (rank == 0)
       std::printf("epoch %zu: accuracy %.2f %% on %zu test images\n", epoch + 1, 100 * reached, test.size().value());
     save();  // behind all that belongs to this epoch: started again from here, it begins with the next one

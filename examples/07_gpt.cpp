@@ -4,6 +4,7 @@
 //
 // --text FILE  --steps N  --batch-size N (all ranks together)  --block N (bytes that it sees)  --width N  --layers N  --heads N
 // --lr X  --prompt TEXT, --length N: what it writes  --log FOLDER: for TensorBoard  --target X: fail when the loss stays above
+// --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -25,7 +26,7 @@ struct Layer : nn::Module {
     const auto parts =
         in(norm1(x)).view({batch, places, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});  // query, key, value
     const auto scores = parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads));
-    const auto future = torch::ones({places, places}, torch::kBool).triu(1);
+    const auto future = torch::ones({places, places}, x.options().dtype(torch::kBool)).triu(1);
     const auto seen = scores.masked_fill(future, -INFINITY).softmax(-1).matmul(parts[2]);
     x = x + out(seen.transpose(1, 2).reshape({batch, places, width}));
     return x + down(torch::gelu(up(norm2(x))));
@@ -44,7 +45,7 @@ struct Gpt : nn::Module {
     for (std::size_t i = 0; i < depth; ++i) layers->push_back(std::make_shared<Layer>(w, h));
   }
   torch::Tensor forward(const torch::Tensor& text) {  // [batch, places] -> [batch, places, 256]: what may come next
-    return head(norm(layers->forward(bytes(text) + places(torch::arange(text.size(1))))));
+    return head(norm(layers->forward(bytes(text) + places(torch::arange(text.size(1), text.device())))));
   }
   /// Byte after byte, each drawn from what the network thinks of it.
   std::string write(std::string text, std::size_t length) {
@@ -53,7 +54,8 @@ struct Gpt : nn::Module {
       const std::string last = text.substr(text.size() - std::min(text.size(), static_cast<std::size_t>(block)));
       const auto input =
           torch::tensor(std::vector<std::int64_t>(last.begin(), last.end())).bitwise_and(255).unsqueeze(0);
-      text += static_cast<char>((forward(input)[0][-1] / 0.7).softmax(-1).multinomial(1).item<std::int64_t>());
+      text += static_cast<char>(
+          (forward(input.to(head->weight.device()))[0][-1] / 0.7).softmax(-1).multinomial(1).item<std::int64_t>());
     }
     return text;
   }
@@ -68,7 +70,7 @@ struct Gpt : nn::Module {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  std::string file = "LICENSE", prompt = "The ", log;
+  std::string file = "LICENSE", prompt = "The ", log, device_name = "cpu", backend = "native";
   std::size_t steps = 600, batch_size = 32, block = 64, width = 128, layers = 3, heads = 4, length = 400;
   double rate = 3e-3, target = 1e9;
   read_arguments(argc, argv,
@@ -76,6 +78,8 @@ int main(int argc, char** argv) try {
                   {"--prompt", &prompt},
                   {"--length", &length},
                   {"--log", &log},
+                  {"--device", &device_name},
+                  {"--backend", &backend},
                   {"--steps", &steps},
                   {"--lr", &rate},
                   {"--batch-size", &batch_size},
@@ -85,8 +89,9 @@ int main(int argc, char** argv) try {
                   {"--heads", &heads},
                   {"--target", &target}});
   if (heads == 0 || width % heads != 0) throw std::invalid_argument("--width must be a multiple of --heads");
-  maniple::init_process_group();
+  maniple::init_process_group({.backend = backend});
   const int rank = maniple::get_rank(), ranks = maniple::get_world_size();
+  const auto device = device_named<torch::Device>(device_name, maniple::get_local_rank(), torch::cuda::device_count());
   maniple::apply_fast_settings({.threads = 1});
   maniple::seed_all(7);
 
@@ -96,6 +101,7 @@ int main(int argc, char** argv) try {
                                                     maniple::per_process_batch_size(batch_size, ranks));
   const auto number = [](std::size_t n) { return static_cast<std::int64_t>(n); };
   auto net = std::make_shared<Gpt>(number(block), number(width), number(heads), layers);
+  net->to(device);
   maniple::DistributedDataParallel ddp(net);
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(rate));
   auto& lr = static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr();
@@ -107,7 +113,7 @@ int main(int argc, char** argv) try {
   maniple::Progress progress(steps, {.label = "training", .unit = "bytes"});
   for (std::size_t epoch = 0, step = 0; step < steps; ++epoch) {
     sampler.set_epoch(epoch);
-    for (auto& batch : *loader) {
+    for (auto& batch : maniple::prefetch_to(device, *loader)) {
       const double way =
           static_cast<double>(step) / static_cast<double>(steps);  // the rate rises quickly and falls slowly
       lr = rate * std::min(1.0, 20 * way + 0.01) * (0.5 + 0.5 * std::cos(3.1416 * way));

@@ -8,6 +8,15 @@
 
 using Place = std::variant<std::string*, std::size_t*, double*>;
 
+/// "cpu", "cuda" (the GPU of this rank) or "cuda:1", as torch::Device understands it; for programs on LibTorch.
+template <class Device>
+Device device_named(const std::string& name, int local_rank, std::size_t gpus) {
+  const Device device(name);
+  if (!device.is_cuda() || device.has_index()) return device;
+  if (gpus == 0) throw std::invalid_argument("--device cuda: LibTorch sees no GPU");
+  return Device("cuda:" + std::to_string(static_cast<std::size_t>(local_rank) % gpus));
+}
+
 inline void read_arguments(int argc, char** argv, const std::map<std::string, Place>& places) {
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];

@@ -15,6 +15,7 @@
 #include <maniple/train/mnist.h>
 #include <maniple/train/post_local_sgd.h>
 #include <maniple/train/power_sgd.h>
+#include <maniple/train/prefetch.h>
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/stop.h>

@@ -9,7 +9,10 @@
 
 #ifdef MANIPLE_TORCH_CUDA
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -183,7 +186,76 @@ void SideStream::join() {
   }
 }
 
+struct CopyStream::Stream {
+  c10::cuda::CUDAStream stream;
+};
+
+CopyStream::CopyStream(torch::Device device)
+    : device_(device), stream_(std::make_shared<Stream>(Stream{c10::cuda::getStreamFromPool(false, device.index())})) {}
+
+std::shared_ptr<void> CopyStream::start(std::vector<torch::Tensor>& tensors) {
+  const c10::cuda::CUDAStreamGuard guard(stream_->stream);
+  for (torch::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.is_cpu()) tensor = copy_ahead(tensor, device_);
+  }
+  auto event = std::make_shared<at::cuda::CUDAEvent>(cudaEventDisableTiming);
+  event->record(stream_->stream);
+  return event;
+}
+
+void CopyStream::wait(const std::shared_ptr<void>& event, const std::vector<torch::Tensor>& tensors) {
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(device_.index());
+  static_cast<at::cuda::CUDAEvent*>(event.get())->block(current);
+  // They were allocated for the stream of copies; without this their memory could be used for the next copy too early.
+  for (const torch::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.is_cuda() && tensor.layout() == torch::kStrided) tensor.record_stream(current);
+  }
+}
+
+bool is_capturing(torch::Device device) {
+  if (!device.is_cuda()) return false;
+  const c10::cuda::CUDAGuard guard(device);
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+PeakMemory peak_memory() {
+  PeakMemory most;
+  const c10::DeviceIndex count = c10::cuda::device_count();
+  for (c10::DeviceIndex i = 0; i < count; ++i) {
+    if (!at::detail::getCUDAHooks().hasPrimaryContext(i)) continue;  // it is not this function that begins to use a GPU
+    try {
+      const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(i);
+      // The first of the counters is of all pools together.
+      const auto reserved = static_cast<std::size_t>(statistics.reserved_bytes[0].peak);
+      if (reserved > most.reserved) most = {static_cast<std::size_t>(statistics.allocated_bytes[0].peak), reserved};
+    } catch (const c10::Error&) {
+      // Others use this GPU in this process, and LibTorch does not yet.
+    }
+  }
+  return most;
+}
+
+std::vector<at::Generator> device_generators() {
+  std::vector<at::Generator> generators;
+  const c10::DeviceIndex count = c10::cuda::device_count();
+  for (c10::DeviceIndex i = 0; i < count; ++i) {
+    generators.push_back(at::globalContext().defaultGenerator(torch::Device(torch::kCUDA, i)));
+  }
+  return generators;
+}
+
 #else
+
+struct CopyStream::Stream {};
+CopyStream::CopyStream(torch::Device device) : device_(device) {}
+std::shared_ptr<void> CopyStream::start(std::vector<torch::Tensor>& tensors) {
+  for (torch::Tensor& tensor : tensors) tensor = tensor.defined() ? tensor.to(device_) : tensor;
+  return nullptr;
+}
+void CopyStream::wait(const std::shared_ptr<void>&, const std::vector<torch::Tensor>&) {}
+bool is_capturing(torch::Device) { return false; }
+PeakMemory peak_memory() { return {}; }
+std::vector<at::Generator> device_generators() { return {}; }
 
 struct SideStream::Streams {};
 void SideStream::run(Device, const std::function<void()>& body) { body(); }
@@ -209,6 +281,15 @@ RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device dev
       torch::TensorOptions().dtype(torch::kUInt8).device(torch::kCUDA, static_cast<c10::DeviceIndex>(device.index));
   const auto memory = std::make_shared<torch::Tensor>(torch::zeros({static_cast<std::int64_t>(bytes)}, options));
   return {memory->data_ptr(), bytes, memory};
+}
+
+torch::Tensor copy_ahead(const torch::Tensor& tensor, torch::Device device) {
+  if (!device.is_cuda() || !tensor.is_cpu() || tensor.layout() != torch::kStrided || tensor.numel() == 0) {
+    return tensor.to(device);
+  }
+  const torch::Tensor dense = is_dense(tensor) ? tensor : tensor.contiguous();
+  const torch::Tensor pinned = dense.is_pinned() ? dense : dense.pin_memory();
+  return pinned.to(dense.options().device(device), /*non_blocking=*/true);
 }
 
 torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,

@@ -54,6 +54,39 @@ RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device dev
 torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides, const torch::TensorOptions& options);
 
+/// A copy on the device of a tensor of the host, through pinned memory: it is enqueued on the current stream, and the host does not wait.
+/// A tensor that is not on the host, or a device that is no GPU: as tensor.to(device).
+torch::Tensor copy_ahead(const torch::Tensor& tensor, torch::Device device);
+
+/// Copies to a GPU on a stream of their own, beside what the current one does.
+class CopyStream {
+ public:
+  explicit CopyStream(torch::Device device);  ///< a GPU
+  /// The tensors on the device, and an event: they hold their values once the current stream has waited for it.
+  std::shared_ptr<void> start(std::vector<torch::Tensor>& tensors);
+  /// What is enqueued on the current stream from now on may use the tensors of a start().
+  void wait(const std::shared_ptr<void>& event, const std::vector<torch::Tensor>& tensors);
+
+ private:
+  struct Stream;
+  torch::Device device_;
+  std::shared_ptr<Stream> stream_;
+};
+
+/// Whether the current stream of the device is being captured into a CUDA graph: then nothing may be waited for.
+bool is_capturing(torch::Device device);
+
+/// The most that tensors have taken of a GPU, and that LibTorch's allocator has taken for them, in bytes: of the GPU of which it has
+/// taken the most. Zeros where no GPU was used.
+struct PeakMemory {
+  std::size_t allocated = 0;
+  std::size_t reserved = 0;
+};
+PeakMemory peak_memory();
+
+/// The generators of random numbers of all GPUs that this process sees.
+std::vector<at::Generator> device_generators();
+
 /// to[i] = from[i], without autograd; on a GPU in a few kernels for all of them, where LibTorch has such.
 void copy_all(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from);
 

@@ -3,8 +3,13 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <map>
+#include <string>
 
 #include "base/check.h"
+#include "group/group_impl.h"
+#include "tensor/torch_compat.h"
+#include <maniple/dist.h>
 
 namespace maniple {
 namespace {
@@ -31,6 +36,98 @@ std::vector<Gradient> gradients_of(const std::vector<torch::Tensor>& parameters,
 
 bool is_finite(const torch::Tensor& one) { return std::isfinite(one.item<double>()); }
 
+// ---- A few kernels for many tensors of a GPU, where LibTorch has them ----------------------------------------------------
+//
+// All tensors of a list have the same device and dtype. On the CPU these would be the same loops.
+
+/// The norm with a dtype to compute it in came later than the one without.
+template <class DType>
+std::vector<torch::Tensor> norms_of(const std::vector<torch::Tensor>& tensors, double p, DType wide) {
+  if constexpr (requires { at::_foreach_norm(tensors, p, wide); }) {
+    return at::_foreach_norm(tensors, p, wide);
+  } else {
+    if (tensors.front().scalar_type() == wide) return at::_foreach_norm(tensors, p);
+    std::vector<torch::Tensor> norms;
+    for (const torch::Tensor& tensor : tensors) {
+      norms.push_back(torch::linalg_vector_norm(tensor, p, at::OptionalIntArrayRef(), false, wide));
+    }
+    return norms;
+  }
+}
+
+/// So did the factor that is a tensor. (A plain call would take it for a list of one.)
+template <class Tensor>
+void multiply(const std::vector<Tensor>& tensors, const Tensor& factor) {
+  if constexpr (requires { static_cast<void (*)(at::TensorList, const Tensor&)>(&at::_foreach_mul_); }) {
+    at::_foreach_mul_(tensors, factor);
+  } else {
+    for (const Tensor& tensor : tensors) tensor.mul_(factor);
+  }
+}
+
+void clamp(const std::vector<torch::Tensor>& tensors, double most) {
+#if MANIPLE_TORCH_AT_LEAST(2, 1)
+  at::_foreach_clamp_min_(tensors, -most);
+  at::_foreach_clamp_max_(tensors, most);
+#else
+  for (const torch::Tensor& tensor : tensors) tensor.clamp_(-most, most);
+#endif
+}
+
+/// Places in the list of gradients, by device and dtype.
+using Kinds = std::map<std::pair<std::string, torch::ScalarType>, std::vector<std::size_t>>;
+
+Kinds kinds_of(const std::vector<Gradient>& gradients) {
+  Kinds kinds;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const torch::Tensor& tensor = gradients[i].tensor;
+    // The norm of nothing is zero; the largest element of nothing would be an error.
+    if (tensor.numel() > 0) kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(i);
+  }
+  return kinds;
+}
+
+std::vector<torch::Tensor> tensors_at(const std::vector<Gradient>& gradients, const std::vector<std::size_t>& places) {
+  std::vector<torch::Tensor> tensors;
+  for (const std::size_t i : places) tensors.push_back(gradients[i].tensor);
+  return tensors;
+}
+
+/// Where norms are added up. Ranks whose gradients are on GPUs communicate there, so one that has none at all has to as well.
+torch::Device device_for(const std::vector<Gradient>& gradients, const std::vector<torch::Tensor>& parameters,
+                         const std::shared_ptr<ProcessGroup>& group) {
+  if (!gradients.empty()) return gradients.front().tensor.device();
+  if (!parameters.empty()) return parameters.front().device();
+  if (group && !group->impl().serves_host_tensors()) return torch::empty({0}, torch::Device(torch::kCUDA)).device();
+  return torch::kCPU;
+}
+
+/// The norm of all ranks' parts. In float64: ranks may have different dtypes, and powers of norms are large.
+torch::Tensor over_ranks(const torch::Tensor& own, double p, const std::shared_ptr<ProcessGroup>& group) {
+  const bool largest = std::isinf(p);
+  if (own.is_cpu()) {
+    double sum = own.item<double>();
+    if (!largest) sum = std::pow(sum, p);
+    group->all_reduce(buffer_of(sum), largest ? ReduceOp::max : ReduceOp::sum);
+    return torch::full({}, largest ? sum : std::pow(sum, 1 / p), own.options());
+  }
+  const torch::Tensor wide = own.to(torch::kFloat64), sum = largest ? wide.clone() : wide.pow(p);
+  all_reduce(sum, largest ? ReduceOp::max : ReduceOp::sum, {.group = group});
+  return (largest ? sum : sum.pow(1 / p)).to(own.scalar_type());
+}
+
+[[noreturn]] void throw_not_finite(double total, const std::vector<Gradient>& gradients,
+                                   const std::vector<torch::Tensor>& norms) {
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!norms[i].defined() || is_finite(norms[i])) continue;
+    throw InvalidArgument(
+        format_text("clip_grad_norm_: the norm is {}: the gradient of parameter {} of shape [{}] is not finite", total,
+                    gradients[i].parameter, joined(gradients[i].tensor.sizes())));
+  }
+  throw InvalidArgument(
+      format_text("clip_grad_norm_: the norm is {}, though each gradient's own is finite here", total));
+}
+
 }  // namespace
 
 torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
@@ -46,37 +143,25 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
   for (const Gradient& gradient : gradients) {
     if (gradient.tensor.scalar_type() == torch::kFloat64) wide = torch::kFloat64;
   }
-  const torch::Device device = gradients.empty() ? torch::Device(torch::kCPU) : gradients.front().tensor.device();
-  const bool largest = std::isinf(p);
-  std::vector<torch::Tensor> norms;
-  for (const Gradient& gradient : gradients) {
-    // The norm of nothing is zero; the largest element of nothing would be an error.
-    if (gradient.tensor.numel() == 0) continue;
-    norms.push_back(torch::linalg_vector_norm(gradient.tensor, p, at::OptionalIntArrayRef(), false, wide).to(device));
+  const torch::Device device = device_for(gradients, parameters, options.group);
+  const Kinds kinds = device.is_cpu() ? Kinds() : kinds_of(gradients);
+  std::vector<torch::Tensor> norms(gradients.size()), defined;  // undefined where there is nothing
+  for (const auto& [kind, places] : kinds) {
+    const std::vector<torch::Tensor> own = norms_of(tensors_at(gradients, places), p, wide);
+    for (std::size_t i = 0; i < places.size(); ++i) norms[places[i]] = own[i].to(device);
   }
-  torch::Tensor total = norms.empty() ? torch::zeros({}, torch::TensorOptions().dtype(wide).device(device))
-                                      : torch::linalg_vector_norm(torch::stack(norms), p);
-  if (options.group && options.group->size() > 1) {
-    // In float64: ranks may have different dtypes, and powers of norms are large.
-    double sum = total.item<double>();
-    if (!largest) sum = std::pow(sum, p);
-    options.group->all_reduce(buffer_of(sum), largest ? ReduceOp::max : ReduceOp::sum);
-    total = torch::full({}, largest ? sum : std::pow(sum, 1 / p), torch::TensorOptions().dtype(wide).device(device));
-  }
-
-  if (options.error_if_nonfinite && !is_finite(total)) {
-    std::size_t place = 0;
-    for (const Gradient& gradient : gradients) {
-      if (gradient.tensor.numel() == 0) continue;
-      if (!is_finite(norms[place++])) {
-        throw InvalidArgument(
-            format_text("clip_grad_norm_: the norm is {}: the gradient of parameter {} of shape [{}] is not finite",
-                        total.item<double>(), gradient.parameter, joined(gradient.tensor.sizes())));
-      }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const torch::Tensor& gradient = gradients[i].tensor;
+    if (gradient.numel() == 0) continue;
+    if (!norms[i].defined()) {
+      norms[i] = torch::linalg_vector_norm(gradient, p, at::OptionalIntArrayRef(), false, wide).to(device);
     }
-    throw InvalidArgument(format_text("clip_grad_norm_: the norm is {}, though each gradient's own is finite here",
-                                      total.item<double>()));
+    defined.push_back(norms[i]);
   }
+  torch::Tensor total = defined.empty() ? torch::zeros({}, torch::TensorOptions().dtype(wide).device(device))
+                                        : torch::linalg_vector_norm(torch::stack(defined), p);
+  if (options.group && options.group->size() > 1) total = over_ranks(total, p, options.group);
+  if (options.error_if_nonfinite && !is_finite(total)) throw_not_finite(total.item<double>(), gradients, norms);
   if (gradients.empty() || std::isinf(max_norm)) return total;
 
   const torch::Tensor factor = (max_norm / (total + kTiny)).clamp_max(1.0);
@@ -84,10 +169,10 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
     const double number = factor.item<double>();
     if (number == 1) return total;  // short enough: no second pass
     for (const Gradient& gradient : gradients) gradient.tensor.mul_(number);
-  } else {
-    for (const Gradient& gradient : gradients) {
-      gradient.tensor.mul_(factor.to(gradient.tensor.device(), gradient.tensor.scalar_type()));
-    }
+  }
+  for (const auto& [kind, places] : kinds) {
+    const torch::Tensor& first = gradients[places.front()].tensor;
+    multiply(tensors_at(gradients, places), factor.to(first.device(), first.scalar_type()));
   }
   return total;
 }
@@ -100,9 +185,12 @@ void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_
   MANIPLE_REQUIRE(clip_value >= 0, "clip_grad_value_: a clip_value of {}; expected a number that is not negative",
                   clip_value);
   const torch::NoGradGuard no_grad;
-  for (const Gradient& gradient : gradients_of(parameters, "clip_grad_value_")) {
-    gradient.tensor.clamp_(-clip_value, clip_value);
+  const std::vector<Gradient> gradients = gradients_of(parameters, "clip_grad_value_");
+  if (gradients.empty() || gradients.front().tensor.is_cpu()) {
+    for (const Gradient& gradient : gradients) gradient.tensor.clamp_(-clip_value, clip_value);
+    return;
   }
+  for (const auto& [kind, places] : kinds_of(gradients)) clamp(tensors_at(gradients, places), clip_value);
 }
 
 void clip_grad_value_(const torch::Tensor& parameter, double clip_value) {

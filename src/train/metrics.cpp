@@ -152,38 +152,35 @@ torch::Tensor accuracy(const torch::Tensor& scores, const torch::Tensor& target,
 
 // ---- Reading -----------------------------------------------------------------------------------------------------------
 
-double Metrics::value_of(const Entry& entry) {
-  if (!entry.tensor.defined()) return entry.value;
-  const double read = entry.tensor.item<double>();
-  return entry.has_value ? together(entry.kind, entry.value, read) : read;
-}
-
-void Metrics::read_tensors() {
-  std::vector<torch::Tensor> tensors;
-  std::vector<Entry*> owners;
-  for (Entry& entry : entries_) {
-    if (!entry.tensor.defined()) continue;
-    if (!tensors.empty() && tensors.front().device() != entry.tensor.device()) continue;  // read by itself, later
-    tensors.push_back(entry.tensor);
-    owners.push_back(&entry);
+// One wait for each device, however many there are on it.
+std::vector<double> Metrics::values() const {
+  std::vector<double> values(entries_.size(), 0);
+  std::map<std::string, std::vector<std::size_t>> on_device;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    values[i] = entries_[i].value;
+    if (entries_[i].tensor.defined()) on_device[entries_[i].tensor.device().str()].push_back(i);
   }
-  if (tensors.empty()) return;
-  const torch::Tensor numbers = torch::stack(tensors).cpu();  // one wait for the device, however many there are
-  for (std::size_t i = 0; i < owners.size(); ++i) {
-    Entry& own = *owners[i];
-    const double read = numbers.data_ptr<double>()[i];
-    own.value = own.has_value ? together(own.kind, own.value, read) : read;
-    own.has_value = true;
-    own.tensor = torch::Tensor();
+  for (const auto& [device, places] : on_device) {
+    std::vector<torch::Tensor> tensors;
+    for (const std::size_t i : places) tensors.push_back(entries_[i].tensor);
+    const torch::Tensor read = torch::stack(tensors).cpu();
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      const Entry& entry = entries_[places[k]];
+      const double number = read.data_ptr<double>()[k];
+      values[places[k]] = entry.has_value ? together(entry.kind, entry.value, number) : number;
+    }
   }
+  return values;
 }
 
 MetricRow Metrics::local() const {
   std::vector<Metric> row;
-  for (const Entry& entry : entries_) {
+  const std::vector<double> all = values();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
     if (entry.count == 0) continue;
-    const double value = value_of(entry);
-    row.push_back({entry.name, entry.kind, entry.kind == MetricKind::mean ? value / entry.count : value, entry.count});
+    row.push_back(
+        {entry.name, entry.kind, entry.kind == MetricKind::mean ? all[i] / entry.count : all[i], entry.count});
   }
   return MetricRow(std::move(row));
 }
@@ -229,7 +226,6 @@ Metrics::Agreement& Metrics::agreement_of(const std::shared_ptr<ProcessGroup>& g
 MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
   if (group) group->require_member("Metrics::all_reduce");
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
-  read_tensors();
   if (!ranks || ranks->size() == 1) {
     MetricRow row = local();
     reset();
@@ -237,18 +233,20 @@ MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
   }
   std::vector<Name>& agreed = agreement_of(ranks).names;
   const auto size = static_cast<std::size_t>(ranks->size());
+  const std::vector<double> own_values = values();
   std::vector<Part> all;
   // Each rank's parts in the order agreed on, and before them whether it has names, or kinds, that are not.
   const auto gather = [&] {
     std::vector<Part> own(agreed.size() + 1);
-    for (const Entry& entry : entries_) {
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[i];
       const auto place = std::find_if(agreed.begin(), agreed.end(), [&](const Name& name) {
         return name.name == entry.name && name.kind == entry.kind;
       });
       if (place == agreed.end()) {
         own[0].count = 1;
       } else {
-        own[static_cast<std::size_t>(place - agreed.begin()) + 1] = {value_of(entry), entry.count};
+        own[static_cast<std::size_t>(place - agreed.begin()) + 1] = {own_values[i], entry.count};
       }
     }
     all.resize(own.size() * size);

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "tensor/device.h"
 #include "train/progress_line.h"
 #include <maniple/dist.h>
 
@@ -54,9 +55,11 @@ std::string progress_line(const ProgressState& state) {
     rate = format_text("  {:.{}f} {}/s", static_cast<double>(state.amount) / state.elapsed,
                        static_cast<double>(state.amount) < 10 * state.elapsed ? 1 : 0, one_line(state.unit));
   const std::string time = "  " + time_text(state);
+  std::string memory = state.memory.empty() ? "" : "  " + state.memory;
   std::string note = state.note.empty() ? "" : "  " + one_line(state.note);
 
-  const auto fixed = [&] { return columns_of(label + percent + count + rate + time); };
+  const auto fixed = [&] { return columns_of(label + percent + count + rate + time + memory); };
+  if (state.must_fit && fixed() > state.width) memory.clear();
   if (state.must_fit && fixed() > state.width) rate.clear();
   if (state.must_fit && fixed() > state.width && known) count.clear();
   const std::size_t room = state.width - std::min(state.width, fixed());
@@ -70,8 +73,14 @@ std::string progress_line(const ProgressState& state) {
   }
   if (state.must_fit) note = cut_to_columns(note, room - std::min(room, bar.size()));
   if (note == "~" || note == " ~" || note == "  ~") note.clear();
-  const std::string line = label + bar + percent + count + rate + time + note;
+  const std::string line = label + bar + percent + count + rate + time + memory + note;
   return state.must_fit ? cut_to_columns(line, state.width) : line;
+}
+
+std::string memory_text(std::size_t allocated, std::size_t reserved) {
+  if (reserved == 0) return {};
+  const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) / (std::size_t{1} << 30); };
+  return format_text("GPU {:.1f} of {:.1f} GiB", gib(allocated), gib(reserved));
 }
 
 namespace {
@@ -157,9 +166,11 @@ void Progress::finish() {
 
 void Progress::draw() {
   drawn_ = Clock::now();
+  const PeakMemory memory = peak_memory();
   ProgressState state = {.label = options_.label,
                          .unit = options_.unit,
                          .note = note_,
+                         .memory = memory_text(memory.allocated, memory.reserved),
                          .total = total_,
                          .start = options_.start,
                          .steps = steps_,

@@ -172,6 +172,11 @@ TEST(Progress, ANarrowTerminalGetsWhatMattersMost) {
   EXPECT_EQ(line_of(kHalf, 25), "epoch 1  50 %  16 s left") << "then the count";
   EXPECT_EQ(line_of(kHalf, 12), "epoch 1  50~");
   for (std::size_t width = 0; width < 120; ++width) line_of(kHalf, width);
+  ProgressState on_gpu = kHalf;
+  on_gpu.memory = memory_text((std::size_t{31} << 30) / 10, std::size_t{4} << 30);
+  EXPECT_EQ(line_of(on_gpu, 82), "epoch 1  50 % 50/100  100 samples/s  16 s left  GPU 3.1 of 4.0 GiB  loss 0.081");
+  EXPECT_EQ(line_of(on_gpu, 54), "epoch 1  50 % 50/100  100 samples/s  16 s left  loss ~") << "its memory goes next";
+  EXPECT_EQ(memory_text(0, 0), "");
 }
 
 TEST(Progress, LongAndForeignTexts) {

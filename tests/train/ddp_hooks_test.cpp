@@ -54,7 +54,7 @@ TEST(DdpInt8, ErrorsStayWithinTheBound) {
           const auto all = of_all(r.size, step);
           const Gradients own = gradients_of(*net), exact = mean_of(all);
           for (const auto& [name, expected] : exact) {
-            const torch::Tensor error = (own.at(name).to(torch::kFloat64) - expected).abs();
+            const torch::Tensor error = (own.at(name).cpu().to(torch::kFloat64) - expected).abs();
             EXPECT_TRUE((error <= bound_of(all, name)).all().item<bool>())
                 << name << ": " << (error / bound_of(all, name)).max().item<double>() << " of the bound";
             if (name == "a") {
@@ -99,7 +99,7 @@ TEST(DdpInt8, WithErrorFeedbackErrorsDoNotAddUp) {
       for (int step = 0; step < kSteps; ++step) {
         net->zero_grad();
         net->loss(all[static_cast<std::size_t>(r.rank)]).backward();
-        sum += net->named_parameters()["a"].grad();
+        sum += net->named_parameters()["a"].grad().cpu();
       }
       drift[feedback ? 1 : 0] = ((sum - kSteps * mean_of(all).at("a")).abs() / bound_of(all, "a")).max().item<double>();
       if (!feedback) continue;
@@ -128,7 +128,7 @@ TEST(DdpInt8, ABlockThatIsNotFiniteIsNanOnAllRanks) {
         if (step == 1 && r.rank == 2) prescribed["d"][128] = std::numeric_limits<double>::quiet_NaN();
         net->zero_grad(true);
         net->loss(prescribed).backward();
-        const torch::Tensor bad = torch::isnan(net->named_parameters()["d"].grad());
+        const torch::Tensor bad = torch::isnan(net->named_parameters()["d"].grad()).cpu();
         torch::Tensor expected = torch::zeros({129}, torch::kBool);
         if (step == 1) expected.narrow(0, 16, 16).fill_(true);
         if (step == 1) expected.narrow(0, 128, 1).fill_(true);
@@ -160,6 +160,31 @@ TEST(BlockQuantize, EdgesOfTheRange) {
   EXPECT_NEAR(huge[0] / 3.4e38f, 1, 1e-5);
   EXPECT_NEAR(huge[1] / 3.4e38f, -1, 1e-5);
   EXPECT_NEAR(huge[2] / 1.7e38f, 1, 0.01);
+}
+
+// What is computed on GPUs, against what is computed on the CPU.
+TEST(BlockQuantize, ByTensorsAsByNumbers) {
+  constexpr float kBad = std::numeric_limits<float>::infinity();
+  for (const std::int64_t block : {1, 4, 7, 256}) {
+    for (const std::int64_t count : {0, 1, 5, 28, 300}) {
+      torch::Tensor numbers = (torch::sin(torch::arange(count) * 1.3) * torch::exp(torch::arange(count) % 40 - 20.0));
+      numbers = numbers.to(torch::kFloat32);
+      if (count == 28) numbers[9] = kBad;
+      if (count == 300) numbers.narrow(0, 256, 44).mul_(1e-37);
+      const auto size = static_cast<std::size_t>(count), length = static_cast<std::size_t>(block);
+      std::vector<std::uint8_t> coded(coded_bytes(blocks_of(size, length), length));
+      quantize_blocks({numbers.data_ptr<float>(), size}, length, coded);
+      std::vector<float> expected(size, 1);
+      add_quantized(coded, length, expected);
+
+      const torch::Tensor rows = quantized_rows(numbers.to(training_device()), block);
+      EXPECT_EQ(rows.numel(), static_cast<std::int64_t>(coded.size()));
+      const torch::Tensor actual = torch::ones({count}, training_device());
+      add_quantized_rows(rows, block, actual);
+      EXPECT_TRUE(torch::allclose(actual.cpu(), torch::tensor(expected), 1e-6, 1e-7, /*equal_nan=*/true))
+          << count << " numbers in blocks of " << block;
+    }
+  }
 }
 
 TEST(DdpPostLocalSgd, FirstOverAllThenOverFew) {
@@ -197,7 +222,8 @@ TEST(DdpPostLocalSgd, FirstOverAllThenOverFew) {
 TEST(ModelAverager, AveragesInItsPeriodOnly) {
   run_ranks({.n = 3}, [](Rank& r) {
     PeriodicModelAverager averager({.period = 3, .warmup_steps = 2, .process_group = r.world});
-    const torch::Tensor one = torch::empty({3, 2}).requires_grad_(), other = torch::empty({4, 2}).t();
+    const torch::Tensor one = torch::empty({3, 2}, training_device()).requires_grad_();
+    const torch::Tensor other = torch::empty({4, 2}, training_device()).t();
     for (int call = 0; call < 9; ++call) {
       {
         const torch::NoGradGuard no_grad;

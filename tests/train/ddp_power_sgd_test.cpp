@@ -181,11 +181,17 @@ TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
     auto after = std::make_shared<PowerSGDState>(options);
     after->load(file);
     EXPECT_EQ(after->iteration(), 3);
-    expect_identical(train(3, 6, after, kTiny), straight);  // in other buckets even
+    const Gradients resumed = train(3, 6, after, kTiny);  // in other buckets even
+    if (training_device().is_cpu()) {
+      expect_identical(resumed, straight);
+    } else {
+      expect_close(resumed, straight, 1e-5);  // products depend on where matrices begin
+    }
 
     // Only the average of the errors counts.
     before->average_errors(*r.world);
     for (const auto& [name, tensor] : before->state_dict()) {
+      if (tensor.device() != training_device()) continue;  // the number of steps
       torch::Tensor root = tensor.clone();
       broadcast(root, 0, {.group = r.world});
       EXPECT_TRUE(torch::equal(root, tensor)) << name;
@@ -267,18 +273,22 @@ TEST(Orthogonalize, ColumnsAreOrthonormalWhateverComesIn) {
     deficient.select(1, 4).zero_();
     for (const torch::Tensor& given : {random_matrix(40, 5, dtype, 1), random_matrix(5, 5, dtype, 2), deficient,
                                        torch::zeros({6, 6}, dtype), torch::ones({1, 1}, dtype)}) {
-      const torch::Tensor before = given.clone();
-      orthogonalize(given, 0, 9);
-      const double small = dtype == torch::kFloat64 ? 1e-12 : 1e-5;
-      const torch::Tensor product = given.t().mm(given);
-      EXPECT_LT((product - torch::eye(given.size(1), dtype)).abs().max().item<double>(), small);
-      const torch::Tensor outside = before - given.mm(given.t().mm(before));
-      EXPECT_LT(outside.abs().max().item<double>(), small * 10) << "the span has shrunk";
+      for (const bool by_tensors : {false, true}) {
+        const torch::Tensor before = by_tensors ? given.to(training_device()) : given.clone(), after = before.clone();
+        by_tensors ? orthogonalize_by_tensors(after, 0) : orthogonalize(after, 0, 9);
+        const double small = dtype == torch::kFloat64 ? 1e-12 : 1e-5;
+        const torch::Tensor product = after.t().mm(after).cpu();
+        EXPECT_LT((product - torch::eye(given.size(1), dtype)).abs().max().item<double>(), small) << by_tensors;
+        const torch::Tensor outside = before - after.mm(after.t().mm(before));
+        EXPECT_LT(outside.abs().max().item<double>(), small * 10) << "the span has shrunk; " << by_tensors;
+      }
     }
   }
-  const torch::Tensor shorter = torch::ones({4, 1});
-  orthogonalize(shorter, 2, 1);
-  EXPECT_NEAR(shorter[0][0].item<double>(), 1.0 / (2 + 2), 1e-6) << "a length of 2, and epsilon";
+  for (const bool by_tensors : {false, true}) {
+    const torch::Tensor shorter = torch::ones({4, 1});
+    by_tensors ? orthogonalize_by_tensors(shorter, 2) : orthogonalize(shorter, 2, 1);
+    EXPECT_NEAR(shorter[0][0].item<double>(), 1.0 / (2 + 2), 1e-6) << "a length of 2, and epsilon";
+  }
 }
 
 }  // namespace

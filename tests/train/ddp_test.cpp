@@ -310,6 +310,18 @@ TEST(Ddp, BuffersBecomeRankZerosAfterBackward) {
   });
 }
 
+TEST(Ddp, DeviceIdsAreOfOneGpu) {
+  run_ranks({.n = 1}, [](Rank& r) {
+    auto net = std::make_shared<NetImpl>();  // on the CPU
+    const auto text = [&](const std::vector<int>& ids) {
+      return catch_error([&] { DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = ids}); })
+          .text;
+    };
+    EXPECT_TRUE(contains(text({0}), "device_ids is {0}, but parameter fc1.weight is on cpu")) << text({0});
+    EXPECT_TRUE(contains(text({0, 1}), "device_ids names 2 GPUs")) << text({0, 1});
+  });
+}
+
 TEST(Ddp, GradientsAndModulesOutliveTheWrapper) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();

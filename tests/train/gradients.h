@@ -23,7 +23,8 @@ inline void expect_close(const Gradients& actual, const Gradients& expected, dou
     const torch::Tensor& own = actual.at(name);
     ASSERT_EQ(own.defined(), gradient.defined()) << name;
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    const double error = (own.to(torch::kFloat64) - gradient.to(torch::kFloat64)).abs().max().item<double>();
+    const double error =
+        (own.cpu().to(torch::kFloat64) - gradient.cpu().to(torch::kFloat64)).abs().max().item<double>();
     EXPECT_LE(error, tolerance * std::max(1.0, gradient.abs().max().item<double>())) << name;
   }
 }

@@ -79,15 +79,17 @@ struct PrescribedGradients : torch::nn::Module {
     for (const auto& [name, shape] : shapes) {
       torch::Tensor values = torch::zeros(shape, dtype);
       if (shape.size() == 4) values = values.contiguous(torch::MemoryFormat::ChannelsLast);
-      register_parameter(name, values);
+      register_parameter(name, values.to(training_device()));
     }
   }
 
   /// After backward() of this the gradient of each parameter is the tensor of its name.
   torch::Tensor loss(const Gradients& expected) {
-    torch::Tensor sum = torch::zeros({});
+    torch::Tensor sum = torch::zeros({}, training_device());
     for (const auto& item : named_parameters()) {
-      sum = sum + (item.value() * expected.at(item.key()).to(item.value().scalar_type())).sum().to(torch::kFloat32);
+      sum = sum + (item.value() * expected.at(item.key()).to(item.value().device(), item.value().scalar_type()))
+                      .sum()
+                      .to(torch::kFloat32);
     }
     return sum;
   }

@@ -8,7 +8,7 @@
 //     if ((step + 1) % 100 == 0) checkpoint.save(step + 1);  // how many are done; returns at once, written in the background
 //   }
 //
-// What is saved   Whatever was added, and the state of every rank's random generator. In a group save() and load() are
+// What is saved   Whatever was added, and the state of every rank's random generators: of the CPU, and of the GPUs that it sees. In a group save() and load() are
 //                 collectives: every rank calls them. The parts are the same on all ranks of a data-parallel job, so rank 0
 //                 writes; every rank reads, from a folder that all of them see.
 // Files           FOLDER/step-000000000120/ holds one safetensors file for each part (other tools read them) and manifest.json

@@ -11,7 +11,7 @@
 //
 // Parameters without a gradient are left out. Dtypes may be mixed; the norm is computed in float32 at least (in float64 if one of
 // the gradients is), so that bfloat16 gradients do not lose it. On the CPU gradients are read once, and written only if
-// they are too long.
+// they are too long. On a GPU all of it is a few kernels, and nothing is waited for but by error_if_nonfinite.
 #pragma once
 
 #include <limits>

@@ -150,6 +150,10 @@ struct DdpOptions {
   /// Null: the default group of init_process_group.
   std::shared_ptr<ProcessGroup> process_group = nullptr;
 
+  /// The GPU of this rank, as PyTorch's device_ids = [local_rank]: empty, or one index, which must be that of all parameters. It moves
+  /// nothing; it is a check that the module is where it was meant to be. Empty for a module on the CPU or on several GPUs.
+  std::vector<int> device_ids = {};
+
   Overlap overlap = Overlap::automatic;
   Average average = Average::ranks;
 

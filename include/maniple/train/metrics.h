@@ -13,8 +13,8 @@
 // Means are exact: sum of value x count over sum of counts, over all ranks and batches, so that a rank with fewer samples counts
 // less. Sums are taken in double, in the order of ranks: every rank gets the same bits, run after run.
 //
-// Tensors are added up where they are, by one small kernel and without waiting for a device; they are read when a row is
-// asked for.
+// Tensors are added up where they are, by one small kernel and without waiting for a device; they are read, all at once, when a
+// row is asked for.
 //
 // NaN is not hidden: a mean, sum, minimum or maximum with a NaN in it is NaN. (But a value with a count of 0, the mean of an
 // empty batch say, is nothing and does not count.)
@@ -123,8 +123,7 @@ class Metrics {
   Entry& entry(const std::string& name, MetricKind kind);
   void put(const std::string& name, MetricKind kind, double value, double count);
   void put(const std::string& name, MetricKind kind, const torch::Tensor& value, double count, double factor);
-  static double value_of(const Entry& entry);
-  void read_tensors();
+  std::vector<double> values() const;
   /// What the ranks of a group have agreed on: the same on all of them, whatever else a rank does meanwhile.
   struct Agreement {
     std::weak_ptr<ProcessGroup> group;

@@ -13,6 +13,9 @@
 // (every tenth part of the way, and at least every half minute), so that logs stay readable. Only rank 0 prints; elsewhere the
 // calls cost nothing.
 //
+// Where LibTorch uses a GPU, the line has its memory as well, "GPU 3.1 of 4.0 GiB": the most that tensors have taken so far, and that its
+// allocator has reserved for them, on the rank that prints.
+//
 // A terminal that is narrow, or is made narrower, gets a shorter line: the bar goes first. Labels and notes may be any UTF-8; they
 // cannot break the line.
 //

@@ -12,8 +12,10 @@
 //
 //   maniple::nn::SyncBatchNorm norm = register_module("norm", maniple::nn::SyncBatchNorm(64));
 //
-// What happens. In training, forward exchanges one number of values and 2 C statistics (one all_gather in double
-// precision), backward 2 C sums (one all_reduce; none if the input needs no gradient). Means and variances are combined
+// What happens. In training, forward exchanges one number of values and 2 C statistics (one all_gather, on the CPU in double
+// precision), backward 2 C sums (one all_reduce; none if the input needs no gradient). On a GPU the host waits for neither, but for
+// two cases: a rank with one value per channel or none looks whether all together have more, and a momentum of nullopt, as in LibTorch,
+// reads the number of batches. Means and variances are combined
 // with their counts, so ranks may have different numbers of rows, and a rank may have none: it must take part
 // nevertheless, in forward and backward. All ranks run the same synchronised layers in the same order. In evaluation, and
 // in a group of one rank, it is plain batch norm and nothing is exchanged.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -14,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "tensor/device.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/pending_checkpoint.h"
@@ -83,14 +85,12 @@ const std::string& text_in(const NamedState& state) {
   return found->second;
 }
 
-torch::Tensor random_state() {
-  auto generator = at::detail::getDefaultCPUGenerator();
+torch::Tensor random_state(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state().clone();
 }
 
-void set_random_state(const torch::Tensor& state) {
-  auto generator = at::detail::getDefaultCPUGenerator();
+void set_random_state(at::Generator generator, const torch::Tensor& state) {
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }
@@ -116,6 +116,7 @@ std::string what_is_left(const std::string& folder) {
 }
 
 std::string random_name(int rank) { return format_text("rank.{}", rank); }
+std::string device_random_name(int rank) { return format_text("rank.{}.cuda", rank); }
 
 }  // namespace
 
@@ -156,7 +157,8 @@ struct Checkpoint::Impl {
   /// Of all ranks, on rank 0.
   NamedState random_states(ProcessGroup* ranks) const {
     NamedState state;
-    const torch::Tensor mine = random_state();
+    const torch::Tensor mine = random_state(at::detail::getDefaultCPUGenerator());
+    add_device_states(ranks, state);
     if (ranks == nullptr || ranks->size() == 1) {
       state.tensors[random_name(0)] = mine;
       return state;
@@ -168,6 +170,38 @@ struct Checkpoint::Impl {
                   Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0);
     for (std::int64_t r = 0; r < n; ++r) state.tensors[random_name(static_cast<int>(r))] = all[r];
     return state;
+  }
+
+  /// Of the GPUs that each rank sees, one after the other. A rank may see none.
+  static void add_device_states([[maybe_unused]] ProcessGroup* ranks, [[maybe_unused]] NamedState& state) {
+#ifdef MANIPLE_TORCH_CUDA
+    std::string mine;
+    for (const at::Generator& generator : device_generators()) {
+      const torch::Tensor bytes = random_state(generator);
+      mine.append(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes());
+    }
+    const bool alone = ranks == nullptr || ranks->size() == 1;
+    const std::vector<std::string> all = alone ? std::vector{mine} : ranks->all_gather_objects(mine);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r].empty()) continue;
+      torch::Tensor& bytes = state.tensors[device_random_name(static_cast<int>(r))];
+      bytes = torch::empty({static_cast<std::int64_t>(all[r].size())}, torch::kUInt8);
+      std::memcpy(bytes.data_ptr(), all[r].data(), all[r].size());
+    }
+#endif
+  }
+
+  /// As far as this rank sees as many as it did.
+  static void set_device_states(const NamedState& random, int rank) {
+    const auto saved = random.tensors.find(device_random_name(rank));
+    if (saved == random.tensors.end()) return;
+    std::int64_t at = 0;
+    for (const at::Generator& generator : device_generators()) {
+      const std::int64_t bytes = random_state(generator).numel();
+      if (at + bytes > saved->second.numel()) return;
+      set_random_state(generator, saved->second.narrow(0, at, bytes).clone());
+      at += bytes;
+    }
   }
 
   void write(std::int64_t step, const std::map<std::string, NamedState>& states) {
@@ -248,7 +282,8 @@ struct Checkpoint::Impl {
       }
     }
     if (const auto mine = random.tensors.find(random_name(rank)); mine != random.tensors.end())
-      set_random_state(mine->second);
+      set_random_state(at::detail::getDefaultCPUGenerator(), mine->second);
+    set_device_states(random, rank);
   }
 
   std::optional<std::int64_t> load(const LoadOptions& load) {

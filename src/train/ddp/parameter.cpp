@@ -119,6 +119,23 @@ ModuleTensors tensors_of(const torch::nn::Module& module) {
   return result;
 }
 
+void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors) {
+  if (device_ids.empty()) return;
+  MANIPLE_REQUIRE(
+      device_ids.size() == 1,
+      "DistributedDataParallel: device_ids names {} GPUs; expected that of this rank, {{local_rank}}, or none",
+      device_ids.size());
+  for (const auto* list : {&tensors.trained, &tensors.frozen}) {
+    for (const auto& [name, tensor] : *list) {
+      const torch::Device device = tensor.device();
+      MANIPLE_REQUIRE(device.is_cuda() && device.index() == device_ids.front(),
+                      "DistributedDataParallel: device_ids is {{{}}}, but parameter {} is on {}; move the module there "
+                      "before it is wrapped, or leave device_ids empty",
+                      device_ids.front(), name, device.str());
+    }
+  }
+}
+
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors) {
   if (group.size() == 1) return;
   std::string text;

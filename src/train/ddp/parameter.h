@@ -35,6 +35,9 @@ std::string ddp_prefix(const ProcessGroup& group);
 /// In the order of registration; a tensor that is registered twice appears once, under its first name.
 ModuleTensors tensors_of(const torch::nn::Module& module);
 
+/// Throws InvalidArgument if DdpOptions::device_ids is not where the parameters are.
+void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors);
+
 /// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text
 /// names the first difference and what each rank has. Collective.
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors);

@@ -40,6 +40,7 @@ Reducer::Reducer(const std::shared_ptr<torch::nn::Module>& module, DdpOptions op
       buffers_(group_, {}),
       active_(group_) {
   ModuleTensors all = tensors_of(*module);
+  require_device_ids(options_.device_ids, all);
   require_same_on_all_ranks(*group_, options_, all);
   state_ = tensors(all.trained);
   for (const auto* more : {&all.frozen, &all.buffers}) {

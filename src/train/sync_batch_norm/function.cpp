@@ -7,13 +7,18 @@
 //              dx = weight / sqrt(var + eps) (dy - sum(dy) / total - x^ sum(dy x^) / total)
 //              dweight = sum(dy x^), dbias = sum(dy), both over this rank's values
 //
-// The heavy passes are LibTorch's fused kernels: those of batch norm in evaluation, with the batch's statistics in place
-// of the running ones, compute x^ weight + bias and the two sums.
+// The heavy passes are LibTorch's fused kernels. On the CPU those of batch norm in evaluation, with the batch's statistics in place
+// of the running ones, compute x^ weight + bias and the two sums. For GPUs LibTorch has kernels for just this, one for each step, with
+// 1 / sqrt(var + eps) (*invstd*) in place of the variance; with them the host waits for nothing.
 #include "train/sync_batch_norm/function.h"
 
 #include <ATen/ops/batch_norm_native.h>
 
+#include <array>
+#include <cmath>
+
 #include "base/check.h"
+#include "tensor/device.h"
 #include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_nest.h>
@@ -91,23 +96,89 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, con
   return std::get<0>(at::native_batch_norm(x, weight, bias, mean, var, /*training=*/false, 0, eps));
 }
 
+// ---- On a GPU ----------------------------------------------------------------------------------------------------------
+
+/// What the kernels take: any of the layouts, without gaps.
+Tensor dense(const Tensor& tensor, torch::MemoryFormat format) { return tensor.contiguous(format); }
+
+/// The count of a rank without values. LibTorch's kernel divides by counts as it adds them up; beside any other this one is nothing.
+constexpr double kNoValues = 1e-20;
+
+struct DeviceStatistics {
+  Tensor mean, invstd;  // of all ranks; float32 for short types, otherwise as the input
+  Tensor counts;        // of each rank, int32
+  double total = -1;    // -1: more than 1
+};
+
+/// Collective. The running statistics follow. The number of values is read only where it may be too small: a rank with two of its
+/// own knows that there are enough.
+DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensors& own, double momentum, double eps,
+                                          const std::shared_ptr<ProcessGroup>& group) {
+  const std::int64_t channels = x.size(1), count = x.numel() / channels;
+  const auto real = x.options().dtype(x.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32);
+  Tensor mean = torch::zeros({x.numel() > 0 ? 0 : channels}, real), invstd = mean;
+  if (x.numel() > 0) {
+    std::tie(mean, invstd) = at::batch_norm_stats(x, eps);
+  } else {
+    invstd = torch::ones_like(mean);
+  }
+  const Tensor mine =
+      torch::cat({mean, invstd, torch::full({1}, count > 0 ? static_cast<double>(count) : kNoValues, real)});
+  const Tensor all = torch::empty({group->size(), 2 * channels + 1}, real);
+  all_gather_into_tensor(all, mine, {.group = group});
+  const Tensor counts = all.select(1, 2 * channels);
+  DeviceStatistics result;
+  if (count <= 1 && !is_capturing(x.device())) {
+    result.total = std::round(counts.sum().item<double>());
+    if (result.total <= 1) return result;
+  }
+  // The kernel wants them in the dtype that it computes in.
+  const Tensor running_mean = as(own.running_mean, mean), running_var = as(own.running_var, mean);
+  std::tie(result.mean, result.invstd) =
+      at::batch_norm_gather_stats_with_counts(mean, all.narrow(1, 0, channels), all.narrow(1, channels, channels),
+                                              running_mean, running_var, momentum, eps, counts);
+  if (own.running_mean.defined() && !own.running_mean.is_same(running_mean)) own.running_mean.copy_(running_mean);
+  if (own.running_var.defined() && !own.running_var.is_same(running_var)) own.running_var.copy_(running_var);
+  result.counts = counts.to(torch::kInt32);
+  return result;
+}
+
+/// This rank's share of the gradients of the input (if it is needed), weight and bias. Collective if it is.
+std::array<Tensor, 3> backward_on_device(const Tensor& input, const Tensor& gradient, const Tensor& weight,
+                                         const Tensor& mean, const Tensor& invstd, const Tensor& counts, bool needed,
+                                         const std::shared_ptr<ProcessGroup>& group) {
+  const auto format = input.suggest_memory_format();
+  const Tensor x = dense(input, format), dy = dense(gradient, format), scale = as(weight, mean);
+  Tensor sum_dy, sum_dy_xmu, dweight, dbias;
+  if (x.numel() > 0) {
+    std::tie(sum_dy, sum_dy_xmu, dweight, dbias) =
+        at::batch_norm_backward_reduce(dy, x, mean, invstd, scale, true, scale.defined(), scale.defined());
+  } else {
+    sum_dy = torch::zeros_like(mean);
+    sum_dy_xmu = dweight = dbias = sum_dy;
+  }
+  Tensor dx;
+  if (needed) {
+    const Tensor sums = torch::stack({sum_dy, sum_dy_xmu});
+    abort_if_backward_throws(group);
+    all_reduce(sums, ReduceOp::sum, {.group = group});
+    dx = x.numel() > 0 ? at::batch_norm_backward_elemt(dy, x, mean, invstd, scale, sums[0], sums[1], counts)
+                       : torch::zeros_like(input);
+  }
+  return {dx, dweight, dbias};
+}
+
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
   /// `weight` and `bias` once more, as what autograd connects; it takes no undefined tensors.
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
                         const detail::TorchOptional<Tensor>&, const detail::TorchOptional<Tensor>&,
                         const BatchNormTensors& own, double momentum, double eps,
                         const std::shared_ptr<ProcessGroup>& group) {
+    if (input.is_cuda()) return forward_on_device(context, input, own, momentum, eps, group);
     const auto& [weight, bias, running_mean, running_var] = own;
     const Tensor x = ready(input, input.suggest_memory_format());
     const Statistics batch = over_all_ranks(x, group);
-    MANIPLE_REQUIRE(batch.total != 1,
-                    "SyncBatchNorm: Expected more than 1 value per channel when training, got one on all {} ranks "
-                    "together; input size [{}] here",
-                    group->size(), joined(input.sizes()));
-    context->saved_data["needed"] = input.requires_grad();
-    context->saved_data["total"] = batch.total;
-    context->saved_data["eps"] = eps;
-    context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
+    keep(context, input, batch.total, eps, group);
     Tensor output = torch::empty_like(input);
     Tensor mean, var;
     if (batch.total > 0) {
@@ -123,6 +194,29 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     return output;
   }
 
+  static void keep(torch::autograd::AutogradContext* context, const Tensor& input, double total, double eps,
+                   const std::shared_ptr<ProcessGroup>& group) {
+    MANIPLE_REQUIRE(total != 1,
+                    "SyncBatchNorm: Expected more than 1 value per channel when training, got one on all {} ranks "
+                    "together; input size [{}] here",
+                    group->size(), joined(input.sizes()));
+    context->saved_data["needed"] = input.requires_grad();
+    context->saved_data["total"] = total;
+    context->saved_data["eps"] = eps;
+    context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
+  }
+
+  static Tensor forward_on_device(torch::autograd::AutogradContext* context, const Tensor& input,
+                                  const BatchNormTensors& own, double momentum, double eps,
+                                  const std::shared_ptr<ProcessGroup>& group) {
+    const Tensor x = dense(input, input.suggest_memory_format());
+    const DeviceStatistics batch = over_all_ranks_on_device(x, own, momentum, eps, group);
+    keep(context, input, batch.total, eps, group);
+    context->save_for_backward({input, own.weight, batch.mean, batch.invstd, batch.counts});
+    if (x.numel() == 0) return torch::empty_like(input);
+    return at::batch_norm_elemt(x, as(own.weight, batch.mean), as(own.bias, batch.mean), batch.mean, batch.invstd, eps);
+  }
+
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     if (torch::GradMode::is_enabled()) {
@@ -132,6 +226,12 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3];
     const double total = context->saved_data["total"].toDouble(), eps = context->saved_data["eps"].toDouble();
     const auto group = c10::static_intrusive_pointer_cast<GroupHolder>(context->saved_data["group"].toCapsule())->group;
+    if (input.is_cuda() && total != 0) {
+      const auto [dx, dweight, dbias] = backward_on_device(input, gradients[0], weight, mean, var, saved[4],
+                                                           context->saved_data["needed"].toBool(), group);
+      if (!weight.defined()) return {dx, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+      return {dx, as(dweight, weight), as(dbias, weight), Tensor(), Tensor(), Tensor(), Tensor()};
+    }
     const auto format = input.suggest_memory_format();
     const Tensor x = ready(input, format), dy = ready(gradients[0], format), scale = as(weight, x);
 

@@ -87,7 +87,7 @@ torch::Tensor part_of(const torch::Tensor& flat, const GradBucket& bucket, std::
 torch::Tensor& ErrorFeedback::of(const GradBucket& bucket, torch::ScalarType dtype) {
   One& one = buckets_[bucket.index()];
   if (one.flat.defined()) return one.flat;
-  one.flat = torch::zeros({bucket.buffer().numel()}, torch::TensorOptions(dtype));
+  one.flat = torch::zeros({bucket.buffer().numel()}, bucket.buffer().options().dtype(dtype));
   for (std::size_t i = 0; i < bucket.names().size(); ++i) {
     const std::string& name = bucket.names()[i];
     one.parts.emplace_back(name, part_of(one.flat, bucket, i));
@@ -105,13 +105,9 @@ torch::Tensor& ErrorFeedback::of(const GradBucket& bucket, torch::ScalarType dty
 }
 
 void ErrorFeedback::average(ProcessGroup& group) {
-  std::vector<torch::Tensor> all;
-  for (auto& [index, one] : buckets_) all.push_back(one.flat);
-  if (all.empty()) return;
-  for (const torch::Tensor& flat : all) {
-    group.all_reduce(Buffer{flat.data_ptr(), static_cast<std::size_t>(flat.numel()),
-                            flat.scalar_type() == torch::kFloat64 ? DType::float64 : DType::float32},
-                     ReduceOp::avg);
+  for (auto& [index, one] : buckets_) {
+    const Staged staged(one.flat, Access::read_write, {"average_errors", "error"});
+    group.all_reduce(staged.buffer(), ReduceOp::avg, {.stream = current_stream_on(staged.buffer().device)});
   }
 }
 

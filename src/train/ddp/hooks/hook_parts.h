@@ -81,6 +81,13 @@ void quantize_blocks(std::span<const float> numbers, std::size_t block, std::spa
 /// Adds the coded numbers to `numbers`, which has as many as were coded.
 void add_quantized(std::span<const std::uint8_t> coded, std::size_t block, std::span<float> numbers);
 
+// The same by tensor operations, for tensors on a GPU (any device will do): a block is a row of its scale and its bytes, the rows stand
+// one after the other. Nothing is waited for.
+
+/// One-dimensional, float32.
+torch::Tensor quantized_rows(const torch::Tensor& numbers, std::int64_t block);
+void add_quantized_rows(const torch::Tensor& coded, std::int64_t block, const torch::Tensor& numbers);
+
 // Orthonormal columns, by the Gram-Schmidt process in float64, each column projected twice.
 //
 // A column that depends on those before it (all of it but rounding lies in their span) is replaced by a random direction
@@ -90,6 +97,11 @@ void add_quantized(std::span<const std::uint8_t> coded, std::size_t block, std::
 /// In place. `matrix` has no more columns than rows, is float32 or float64 and row-major. `epsilon` is added to the length
 /// that a column is divided by.
 void orthogonalize(const torch::Tensor& matrix, double epsilon, std::uint64_t seed);
+
+/// The same by tensor operations, for a matrix on a GPU (any device will do), without waiting for it. Whether a column depends on those
+/// before it is a number there, so what would replace it is always computed, and one of the two is taken. The replacements are waves of
+/// different frequencies, which need no host either.
+void orthogonalize_by_tensors(const torch::Tensor& matrix, double epsilon);
 
 /// Numbers in [-1, 1) that depend on the seed alone.
 torch::Tensor random_matrix(std::int64_t rows, std::int64_t columns, torch::ScalarType dtype, std::uint64_t seed);

@@ -1,5 +1,6 @@
 // The average of gradients that travel as 8-bit integers; the header says how. Cost for a bucket of N numbers: an all_to_all
-// and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole.
+// and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole. On a GPU it is the same
+// with tensor operations, and the host waits for nothing.
 #include <maniple/train/int8_hook.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "tensor/device.h"
 #include "train/ddp/hooks/hook_parts.h"
 
 namespace maniple {
@@ -65,10 +67,37 @@ void add_quantized(std::span<const std::uint8_t> coded, std::size_t block, std::
   }
 }
 
+torch::Tensor quantized_rows(const torch::Tensor& numbers, std::int64_t block) {
+  const std::int64_t blocks = (numbers.numel() + block - 1) / block;
+  const torch::Tensor values =
+      torch::constant_pad_nd(numbers, {0, blocks * block - numbers.numel()}).view({blocks, block});
+  const torch::Tensor largest = values.abs().amax(1, true);  // NaN if there is one
+  const torch::Tensor scales = (largest / 127).masked_fill_(largest < kSmallestBlock, 0);
+  scales.masked_fill_(largest.le(FLT_MAX).logical_not_(), std::numeric_limits<float>::quiet_NaN());
+  const torch::Tensor inverse = scales.reciprocal().masked_fill_(scales.gt(0).logical_not_(), 0);
+  // What is not finite, times zero, is NaN: such a block is known by its scale.
+  const torch::Tensor whole = (values * inverse).round_().clamp_(-127, 127).nan_to_num_(0);
+  const torch::Tensor rows = torch::empty({blocks, 4 + block}, values.options().dtype(torch::kUInt8));
+  rows.narrow(1, 0, 4).copy_(scales.view(torch::kUInt8));
+  rows.narrow(1, 4, block).copy_(whole.to(torch::kInt8).view(torch::kUInt8));
+  return rows.view({-1});
+}
+
+// All parts of a bucket are whole blocks, so its rows are those of the parts, one after the other.
+void add_quantized_rows(const torch::Tensor& coded, std::int64_t block, const torch::Tensor& numbers) {
+  const torch::Tensor rows = coded.view({-1, 4 + block});
+  const torch::Tensor scales = rows.narrow(1, 0, 4).contiguous().view(torch::kFloat32);
+  const torch::Tensor values = rows.narrow(1, 4, block).view(torch::kInt8).to(torch::kFloat32).mul_(scales);
+  numbers.add_(values.view({-1}).narrow(0, 0, numbers.numel()));
+}
+
 namespace {
 
 std::span<float> numbers_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+std::span<std::uint8_t> bytes_of(const torch::Tensor& tensor) {
+  return {tensor.data_ptr<std::uint8_t>(), static_cast<std::size_t>(tensor.numel())};
 }
 
 /// The part of a bucket that each rank averages: whole blocks, in the order of ranks.
@@ -88,8 +117,8 @@ struct Division {
   std::span<T> numbers(std::span<T> all, std::size_t r) const {
     return all.subspan(begin[r], length[r]);
   }
-  std::span<std::uint8_t> coded(std::vector<std::uint8_t>& all, std::size_t r) const {
-    return std::span(all).subspan(offset[r], bytes[r]);
+  std::span<std::uint8_t> coded(const torch::Tensor& all, std::size_t r) const {
+    return bytes_of(all).subspan(offset[r], bytes[r]);
   }
 
   std::size_t total, block;
@@ -97,6 +126,31 @@ struct Division {
   std::vector<std::size_t> bytes, offset;  // when coded
   std::size_t all_bytes = 0;
 };
+
+/// All parts of `numbers`, one after the other, as bytes.
+torch::Tensor coded(const torch::Tensor& numbers, const Division& parts) {
+  if (!numbers.is_cpu()) return quantized_rows(numbers, static_cast<std::int64_t>(parts.block));
+  torch::Tensor result = torch::empty({static_cast<std::int64_t>(parts.all_bytes)}, torch::kUInt8);
+  for (std::size_t r = 0; r < parts.bytes.size(); ++r) {
+    quantize_blocks(parts.numbers(numbers_of(numbers), r), parts.block, parts.coded(result, r));
+  }
+  return result;
+}
+
+/// Adds what was coded to `numbers`.
+void add_coded(const torch::Tensor& coded, const Division& parts, const torch::Tensor& numbers) {
+  if (!numbers.is_cpu()) {
+    return add_quantized_rows(coded, static_cast<std::int64_t>(parts.block), numbers);
+  }
+  for (std::size_t r = 0; r < parts.bytes.size(); ++r) {
+    add_quantized(parts.coded(coded, r), parts.block, parts.numbers(numbers_of(numbers), r));
+  }
+}
+
+Buffer buffer_of_bytes(const torch::Tensor& bytes) {
+  return {bytes.data_ptr(), static_cast<std::size_t>(bytes.numel()), DType::uint8,
+          device_of(bytes, {"int8_quantize_hook", "coded gradient"})};
+}
 
 }  // namespace
 
@@ -123,45 +177,41 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const auto me = static_cast<std::size_t>(group.rank()), n = static_cast<std::size_t>(group.size());
   const Division parts(static_cast<std::size_t>(mine.numel()), static_cast<std::size_t>(options.block_size),
                        group.size());
-  std::vector<std::uint8_t> out(parts.all_bytes), in(n * parts.bytes[me]);
-  for (std::size_t r = 0; r < n; ++r) {
-    quantize_blocks(parts.numbers(numbers_of(mine), r), parts.block, parts.coded(out, r));
-  }
-  group.all_to_all(buffer_of(out), buffer_of(in), parts.bytes, std::vector<std::size_t>(n, parts.bytes[me]));
+  const Division part(parts.length[me], parts.block, 1);  // this rank's
+  const auto own_bytes = static_cast<std::int64_t>(parts.bytes[me]);
+  const torch::Tensor out = coded(mine, parts);
+  const torch::Tensor in = torch::empty({static_cast<std::int64_t>(n) * own_bytes}, out.options());
+  const CallOptions call{.stream = current_stream_on(buffer_of_bytes(out).device)};
+  group.all_to_all(buffer_of_bytes(out), buffer_of_bytes(in), parts.bytes, std::vector<std::size_t>(n, parts.bytes[me]),
+                   call);
 
-  const torch::Tensor own = torch::zeros({static_cast<std::int64_t>(parts.length[me])});
+  const torch::Tensor own = torch::zeros({static_cast<std::int64_t>(parts.length[me])}, mine.options());
   for (std::size_t r = 0; r < n; ++r) {
-    add_quantized(std::span(in).subspan(r * parts.bytes[me], parts.bytes[me]), parts.block, numbers_of(own));
+    add_coded(in.narrow(0, static_cast<std::int64_t>(r) * own_bytes, own_bytes), part, own);
   }
   own.div_(static_cast<double>(n));
 
-  std::vector<std::uint8_t> averages(parts.all_bytes);
-  quantize_blocks(numbers_of(own), parts.block, parts.coded(averages, me));
-  const std::vector<std::uint8_t> sent(parts.coded(averages, me).begin(), parts.coded(averages, me).end());
-  group.all_gather(buffer_of(sent), buffer_of(averages), parts.bytes);
+  const torch::Tensor sent = coded(own, part), averages = torch::empty_like(out);
+  group.all_gather(buffer_of_bytes(sent), buffer_of_bytes(averages), parts.bytes, call);
   traffic.sent_bytes += parts.all_bytes - parts.bytes[me] + (n - 1) * parts.bytes[me];
 
-  const torch::Tensor result = torch::zeros({mine.numel()});
-  for (std::size_t r = 0; r < n; ++r) {
-    add_quantized(parts.coded(averages, r), parts.block, parts.numbers(numbers_of(result), r));
-  }
+  const torch::Tensor result = torch::zeros_like(mine);
+  add_coded(averages, parts, result);
   if (options.use_error_feedback) {
     // What the first coding lost of this rank's gradient, and what the second lost of the average of its part: times n, as
     // it will be divided by n.
     torch::Tensor& error = errors.of(bucket, torch::kFloat32);
-    const torch::Tensor coded = torch::zeros({mine.numel()});
-    for (std::size_t r = 0; r < n; ++r) {
-      add_quantized(parts.coded(out, r), parts.block, parts.numbers(numbers_of(coded), r));
-    }
-    error.copy_(mine).sub_(coded);
+    const torch::Tensor seen = torch::zeros_like(mine);
+    add_coded(out, parts, seen);
+    error.copy_(mine).sub_(seen);
     const auto begin = static_cast<std::int64_t>(parts.begin[me]);
     error.narrow(0, begin, own.numel()).add_(own.sub_(result.narrow(0, begin, own.numel())), static_cast<double>(n));
     error.masked_fill_(torch::isfinite(error).logical_not_(), 0);
   }
   // Not the whole buffer: the zeros between gradients must not become NaN with the block that they are in.
-  for (std::size_t i = 0; i < bucket.gradients().size(); ++i) {
-    bucket.gradients()[i].copy_(part_of(result, bucket, i));
-  }
+  std::vector<torch::Tensor> averaged;
+  for (std::size_t i = 0; i < bucket.gradients().size(); ++i) averaged.push_back(part_of(result, bucket, i));
+  copy_all(bucket.gradients(), averaged);
   return {};
 }
 

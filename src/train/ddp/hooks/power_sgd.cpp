@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tensor/device.h"
 #include "train/checkpoint/named_state.h"
 #include "train/data/split_mix.h"
 #include "train/ddp/hooks/hook_parts.h"
@@ -63,8 +64,34 @@ void orthogonalize_as(T* data, std::size_t rows, std::size_t columns, double eps
 
 }  // namespace
 
+void orthogonalize_by_tensors(const torch::Tensor& matrix, double epsilon) {
+  const double rounding = matrix.scalar_type() == torch::kFloat64 ? 1e-14 : 1e-6;
+  const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const auto options = matrix.options().dtype(torch::kFloat64);
+  const torch::Tensor units = torch::empty({columns, rows}, options);  // one column in each row
+  const torch::Tensor given = matrix.t().to(torch::kFloat64), place = torch::arange(1, rows + 1, options);
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const torch::Tensor wave = torch::sin(place.square() * (0.7390851332151607 / static_cast<double>(c + 1)));
+    torch::Tensor both = torch::stack({given[c], wave}, 1);  // rows x 2
+    const torch::Tensor before = both.norm(2, 0);
+    for (int pass = 0; pass < 2 && c > 0; ++pass) {
+      const torch::Tensor known = units.narrow(0, 0, c);
+      both = torch::addmm(both, known.t(), torch::mm(known, both), 1, -1);
+    }
+    const torch::Tensor lengths = both.norm(2, 0);
+    both.div_(lengths);
+    units[c].copy_(torch::where(lengths[0] > before[0] * rounding, both.select(1, 0), both.select(1, 1)));
+    if (epsilon > 0) {
+      matrix.select(1, c).copy_(units[c] * (lengths[0] / (lengths[0] + epsilon)));
+    } else {
+      matrix.select(1, c).copy_(units[c]);
+    }
+  }
+}
+
 void orthogonalize(const torch::Tensor& matrix, double epsilon, std::uint64_t seed) {
   MANIPLE_ASSERT(matrix.is_contiguous() && matrix.size(1) <= matrix.size(0));
+  if (!matrix.is_cpu()) return orthogonalize_by_tensors(matrix, epsilon);
   const auto rows = static_cast<std::size_t>(matrix.size(0)), columns = static_cast<std::size_t>(matrix.size(1));
   if (matrix.scalar_type() == torch::kFloat64) {
     orthogonalize_as(matrix.data_ptr<double>(), rows, columns, epsilon, seed);
@@ -122,7 +149,7 @@ struct PowerSGDState::Impl {
   }
 
   /// What this step's Q is: that of the last step, or random, with orthonormal columns.
-  torch::Tensor start_of(const std::string& name, std::int64_t m, std::int64_t r, torch::ScalarType dtype) {
+  torch::Tensor start_of(const std::string& name, std::int64_t m, std::int64_t r, const torch::TensorOptions& like) {
     const std::uint64_t seed = seed_of(options.random_seed, name, iteration);
     torch::Tensor& q = qs[name];
     if (options.warm_start && q.defined()) {
@@ -131,9 +158,9 @@ struct PowerSGDState::Impl {
           "powerSGD_hook: the state has a Q of [{}] for parameter {}, where [{}, {}] is needed; load the state "
           "that was saved with this model and matrix_approximation_rank",
           joined(q.sizes()), name, m, r);
-      q = q.to(dtype).contiguous();
+      q = q.to(like).contiguous();
     } else {
-      q = random_matrix(m, r, dtype, seed);
+      q = copy_ahead(random_matrix(m, r, c10::typeMetaToScalarType(like.dtype()), seed), like.device());
     }
     orthogonalize(q, options.orthogonalization_epsilon, seed);
     return q;
@@ -186,7 +213,7 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
     one.q = second.narrow(0, q_at, m * one.rank).view({m, one.rank});
     at += n * one.rank;
     q_at += m * one.rank;
-    const torch::Tensor start = start_of(bucket.names()[one.place], m, one.rank, dtype);
+    const torch::Tensor start = start_of(bucket.names()[one.place], m, one.rank, flat.options());
     torch::mm_out(one.p, one.values, start);
   }
   const std::int64_t plain_at = at;
@@ -198,7 +225,10 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
   all_reduce(first, ReduceOp::avg, over);
   count_all_reduce(traffic, first.nbytes() + second.nbytes(), group->size());
 
-  const bool sound = torch::isfinite(first.narrow(0, 0, plain_at)).all().item<bool>();
+  // On a GPU nobody waits to see it: what comes of numbers that are not finite is replaced, there, at the end.
+  const torch::Tensor finite = torch::isfinite(first.narrow(0, 0, plain_at)).all();
+  const bool on_device = !finite.is_cpu();
+  const bool sound = on_device || finite.item<bool>();
   for (Matrix& one : matrices) {
     if (!sound) {
       one.q.zero_();
@@ -220,11 +250,16 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
       qs.erase(name);
       continue;
     }
-    const torch::Tensor product = torch::mm(one.p, one.q.t());
+    torch::Tensor product = torch::mm(one.p, one.q.t());
+    if (on_device) product.masked_fill_(finite.logical_not(), std::numeric_limits<double>::quiet_NaN());
     gradient.copy_(product.view(gradient.sizes()));
-    if (error.defined()) part_of(error, bucket, one.place).copy_((one.values - product).view(gradient.sizes()));
+    if (error.defined()) {
+      const torch::Tensor left_out = one.values - product;
+      if (on_device) left_out.masked_fill_(finite.logical_not(), 0);
+      part_of(error, bucket, one.place).copy_(left_out.view(gradient.sizes()));
+    }
     if (options.warm_start) {
-      qs[name] = one.q.clone();
+      qs[name] = on_device ? one.q.masked_fill(finite.logical_not(), 0) : one.q.clone();  // of zeros comes a new basis
     } else {
       qs.erase(name);
     }
