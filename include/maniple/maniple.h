@@ -11,8 +11,10 @@
 #include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/int8_hook.h>
+#include <maniple/train/lr_scheduler.h>
 #include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
+#include <maniple/train/optim.h>
 #include <maniple/train/post_local_sgd.h>
 #include <maniple/train/power_sgd.h>
 #include <maniple/train/prefetch.h>

@@ -1,6 +1,7 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -191,6 +192,33 @@ int measure_ddp(const Arguments& arguments, const SignalWatch& watch, ProgressLi
   return bench.failed() ? kFailed : 0;
 }
 
+/// Steps of optimizers: a program of its own measures LibTorch's and ours in turn and prints the table.
+int measure_optim(const Arguments& arguments, const SignalWatch& watch) {
+  ScratchDirectory scratch;
+  const std::string worker = Testbed::here(scratch).libexec + "/optim_worker";
+  if (access(worker.c_str(), X_OK) != 0) {
+    throw Unsupported(
+        fmt::format("this build has no {}: it was made without LibTorch (Debian: apt-get install "
+                    "libtorch-dev, then build again)",
+                    worker));
+  }
+  ChildSpec spec;
+  spec.name = "optim_worker";
+  spec.argv = {worker, arguments.models.empty() ? "small,large" : arguments.models,
+               std::to_string(arguments.budget_ms / 1e3 * kDdpBudgets)};
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  const auto on_line = [&](std::string_view line) {
+    if (line.starts_with('{')) {
+      rows.push_back(nlohmann::ordered_json::parse(line));
+    } else {
+      print(std::string(line) + "\n");
+    }
+  };
+  run_process_set({spec}, on_line, Deadline::after(Seconds(arguments.timeout_s)), watch);
+  if (!arguments.json.empty()) write_file(arguments.json, report_text(this_machine(), rows));
+  return 0;
+}
+
 /// Before minutes are spent on what could not be kept.
 void check_output(const Arguments& arguments) {
   for (const std::string& path : {arguments.json, arguments.csv}) {
@@ -206,6 +234,7 @@ int measure_and_report(const Arguments& arguments) {
   const SignalWatch watch;
   ProgressLine progress;
   if (arguments.operations == std::vector<std::string>{"ddp"}) return measure_ddp(arguments, watch, progress);
+  if (arguments.operations == std::vector<std::string>{"optim"}) return measure_optim(arguments, watch);
   Runner runner(watch, [&](const std::string& text) { progress.show(text); });
   if (arguments.list) {
     print(listing(runner.testbed()));
@@ -228,7 +257,8 @@ int measure_and_report(const Arguments& arguments) {
 
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  app.add_option("operations", arguments->operations, "operations to measure; `all`: every one; `ddp`: training");
+  app.add_option("operations", arguments->operations,
+                 "operations to measure; `all`: every one; `ddp`: training; `optim`: optimizers");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
@@ -256,8 +286,9 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->group(with);
   app.add_flag("--no-limit", arguments->no_limit, "leave out the limits of this machine")->group(with);
 
-  const char* training = "Training (`maniple bench ddp`)";
-  app.add_option("--models", arguments->models, "mnist_cnn, mlp25m, gpt5m, tiny50, or a list; default: all")
+  const char* training = "Training (`maniple bench ddp`, `maniple bench optim`)";
+  app.add_option("--models", arguments->models,
+                 "of ddp: mnist_cnn, mlp25m, gpt5m, tiny50; of optim: small, large; or a list; default: all")
       ->group(training);
   app.add_flag("--torch,!--no-torch", arguments->torch, "measure PyTorch's DDP on Gloo too, where it is installed")
       ->group(training);

@@ -135,8 +135,8 @@ struct SideStream::Streams {
       at::cuda::CUDAEvent read{cudaEventDisableTiming};
       std::vector<torch::Tensor> tensors;
     };
-    std::deque<Kept> kept;
-    std::vector<at::cuda::CUDAEvent> spare;
+    std::deque<Kept> kept = {};
+    std::vector<at::cuda::CUDAEvent> spare = {};
   };
   std::map<int, One> by_device;
 };

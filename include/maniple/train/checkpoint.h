@@ -25,6 +25,7 @@
 // Exact           10 steps in one go equal 5 steps, save, new processes, load, 5 steps: bit for bit.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -63,7 +64,7 @@ class Checkpoint {
 
   // ---- What belongs to it. All of it must outlive this object. Names are file names: letters, digits, "_", "-", ".". -------
   Checkpoint& add(const std::string& name, torch::nn::Module& module);  ///< parameters and buffers
-  /// SGD, Adam, AdamW, RMSprop, Adagrad: options of every group, state of every parameter.
+  /// SGD, Adam, AdamW, RMSprop, Adagrad, and those of optim.h: options of every group, state of every parameter.
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
   Checkpoint& add(const std::string& name, torch::optim::LRScheduler& scheduler);
   /// Where training is in its epoch; see "in the middle of an epoch" in sampler.h. (A copy of a sampler is the same sampler.)
@@ -72,6 +73,15 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, std::int64_t& number);
   Checkpoint& add(const std::string& name, double& number);
   Checkpoint& add(const std::string& name, std::string& text);
+  /// Anything with `std::string save() const` and `load(const std::string&)`: LrScheduler, PlateauScheduler.
+  template <class T>
+    requires requires(T& part, const std::string& text) {
+      { part.save() } -> std::convertible_to<std::string>;
+      part.load(text);
+    }
+  Checkpoint& add(const std::string& name, T& part) {
+    return add(name, [&part] { return part.save(); }, [&part](const std::string& text) { part.load(text); });
+  }
   /// Anything that can be written as text.
   Checkpoint& add(const std::string& name, std::function<std::string()> save,
                   std::function<void(const std::string&)> load);

@@ -1,23 +1,22 @@
 #include "train/checkpoint/named_state.h"
 
-#include <sstream>
-
 #include "base/check.h"
+#include "train/optim/stepper.h"
 
 namespace maniple {
 namespace {
 
-namespace optim = torch::optim;
+namespace torch_optim = torch::optim;
 
 // ---- The visitors: one pass over the fields serves saving and loading. ----------------------------------------------
 
 template <class V>
-void visit(optim::SGDOptions& o, V& v) {
+void visit(torch_optim::SGDOptions& o, V& v) {
   v("lr", o.lr()), v("momentum", o.momentum()), v("dampening", o.dampening()), v("weight_decay", o.weight_decay());
   v("nesterov", o.nesterov());
 }
 template <class V>
-void visit(optim::SGDParamState& s, V& v) {
+void visit(torch_optim::SGDParamState& s, V& v) {
   v("momentum_buffer", s.momentum_buffer());
 }
 
@@ -32,42 +31,52 @@ void visit_adam_state(State& s, V& v) {
       v("max_exp_avg_sq", s.max_exp_avg_sq());
 }
 template <class V>
-void visit(optim::AdamOptions& o, V& v) {
+void visit(torch_optim::AdamOptions& o, V& v) {
   visit_adam_options(o, v);
 }
 template <class V>
-void visit(optim::AdamParamState& s, V& v) {
+void visit(torch_optim::AdamParamState& s, V& v) {
   visit_adam_state(s, v);
 }
 template <class V>
-void visit(optim::AdamWOptions& o, V& v) {
+void visit(torch_optim::AdamWOptions& o, V& v) {
   visit_adam_options(o, v);
 }
 template <class V>
-void visit(optim::AdamWParamState& s, V& v) {
+void visit(torch_optim::AdamWParamState& s, V& v) {
   visit_adam_state(s, v);
 }
 
 template <class V>
-void visit(optim::RMSpropOptions& o, V& v) {
+void visit(torch_optim::RMSpropOptions& o, V& v) {
   v("lr", o.lr()), v("alpha", o.alpha()), v("eps", o.eps()), v("weight_decay", o.weight_decay()),
       v("momentum", o.momentum());
   v("centered", o.centered());
 }
 template <class V>
-void visit(optim::RMSpropParamState& s, V& v) {
+void visit(torch_optim::RMSpropParamState& s, V& v) {
   v("step", s.step()), v("square_avg", s.square_avg()), v("momentum_buffer", s.momentum_buffer()),
       v("grad_avg", s.grad_avg());
 }
 
 template <class V>
-void visit(optim::AdagradOptions& o, V& v) {
+void visit(torch_optim::AdagradOptions& o, V& v) {
   v("lr", o.lr()), v("lr_decay", o.lr_decay()), v("weight_decay", o.weight_decay()), v("eps", o.eps());
   v("initial_accumulator_value", o.initial_accumulator_value());
 }
 template <class V>
-void visit(optim::AdagradParamState& s, V& v) {
+void visit(torch_optim::AdagradParamState& s, V& v) {
   v("step", s.step()), v("sum", s.sum());
+}
+
+template <class V>
+void visit(optim::LionOptions& o, V& v) {
+  v("lr", o.lr()), v("beta1", std::get<0>(o.betas())), v("beta2", std::get<1>(o.betas()));
+  v("weight_decay", o.weight_decay());
+}
+template <class V>
+void visit(optim::LionParamState& s, V& v) {
+  v("exp_avg", s.exp_avg());
 }
 
 // ---- Saving and loading ----------------------------------------------------------------------------------------------
@@ -105,25 +114,13 @@ struct Loader {
   }
 };
 
-/// What the optimizer's table of states is asked for: text in LibTorch 1.13, an address in 2.x.
-template <class Map>
-typename Map::key_type key_of(const Map&, const torch::Tensor& parameter) {
-  if constexpr (std::is_same_v<typename Map::key_type, std::string>) {
-    std::ostringstream text;
-    text << parameter.unsafeGetTensorImpl();
-    return text.str();
-  } else {
-    return parameter.unsafeGetTensorImpl();
-  }
-}
-
 std::string group_prefix(std::size_t group) { return format_text("group.{}.", group); }
 std::string parameter_prefix(std::size_t group, std::size_t i) {
   return format_text("group.{}.parameter.{}.", group, i);
 }
 
 template <class Options, class State>
-NamedState save_as(optim::Optimizer& optimizer) {
+NamedState save_as(torch_optim::Optimizer& optimizer) {
   NamedState state;
   auto& groups = optimizer.param_groups();
   auto& states = optimizer.state();
@@ -133,7 +130,7 @@ NamedState save_as(optim::Optimizer& optimizer) {
     visit(static_cast<Options&>(groups[g].options()), options);
     state.texts[group_prefix(g) + "parameters"] = text_of(static_cast<std::int64_t>(groups[g].params().size()));
     for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
-      const auto found = states.find(key_of(states, groups[g].params()[i]));
+      const auto found = states.find(optim::state_key(states, groups[g].params()[i]));
       if (found == states.end()) continue;  // never stepped
       Saver fields{state, parameter_prefix(g, i)};
       state.texts[fields.prefix + "stepped"] = "1";
@@ -144,7 +141,7 @@ NamedState save_as(optim::Optimizer& optimizer) {
 }
 
 template <class Options, class State>
-void restore_as(optim::Optimizer& optimizer, const NamedState& state) {
+void restore_as(torch_optim::Optimizer& optimizer, const NamedState& state) {
   auto& groups = optimizer.param_groups();
   auto& states = optimizer.state();
   const auto count = [&](const std::string& name) {
@@ -165,7 +162,7 @@ void restore_as(optim::Optimizer& optimizer, const NamedState& state) {
     visit(static_cast<Options&>(groups[g].options()), options);
     for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
       const torch::Tensor& parameter = groups[g].params()[i];
-      const auto key = key_of(states, parameter);
+      const auto key = optim::state_key(states, parameter);
       states.erase(key);
       Loader fields{state, parameter_prefix(g, i), parameter.device()};
       if (state.texts.count(fields.prefix + "stepped") == 0) continue;
@@ -178,48 +175,70 @@ void restore_as(optim::Optimizer& optimizer, const NamedState& state) {
 
 struct Kind {
   const char* name;
-  bool (*is)(optim::Optimizer&);
-  NamedState (*save)(optim::Optimizer&);
-  void (*restore)(optim::Optimizer&, const NamedState&);
+  bool (*is)(torch_optim::Optimizer&);
+  NamedState (*save)(torch_optim::Optimizer&);
+  void (*restore)(torch_optim::Optimizer&, const NamedState&);
 };
 
 template <class T, class Options, class State>
 constexpr Kind kind(const char* name) {
-  return {name, [](optim::Optimizer& o) { return dynamic_cast<T*>(&o) != nullptr; }, &save_as<Options, State>,
+  return {name, [](torch_optim::Optimizer& o) { return dynamic_cast<T*>(&o) != nullptr; }, &save_as<Options, State>,
           &restore_as<Options, State>};
 }
 
 constexpr Kind kKinds[] = {
-    kind<optim::SGD, optim::SGDOptions, optim::SGDParamState>("SGD"),
-    kind<optim::Adam, optim::AdamOptions, optim::AdamParamState>("Adam"),
-    kind<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>("AdamW"),
-    kind<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>("RMSprop"),
-    kind<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>("Adagrad"),
+    kind<torch_optim::SGD, torch_optim::SGDOptions, torch_optim::SGDParamState>("SGD"),
+    kind<torch_optim::Adam, torch_optim::AdamOptions, torch_optim::AdamParamState>("Adam"),
+    kind<torch_optim::AdamW, torch_optim::AdamWOptions, torch_optim::AdamWParamState>("AdamW"),
+    kind<torch_optim::RMSprop, torch_optim::RMSpropOptions, torch_optim::RMSpropParamState>("RMSprop"),
+    kind<torch_optim::Adagrad, torch_optim::AdagradOptions, torch_optim::AdagradParamState>("Adagrad"),
+    kind<optim::Lion, optim::LionOptions, optim::LionParamState>("Lion"),
 };
 
-const Kind& kind_of(optim::Optimizer& optimizer) {
+const Kind& kind_of(torch_optim::Optimizer& optimizer) {
   for (const Kind& entry : kKinds) {
     if (entry.is(optimizer)) return entry;
   }
-  throw Unsupported("this kind of optimizer cannot be saved; SGD, Adam, AdamW, RMSprop and Adagrad can");
+  throw Unsupported("this kind of optimizer cannot be saved; SGD, Adam, AdamW, RMSprop, Adagrad and Lion can");
+}
+
+/// Calls f(name of its float32 copy in a checkpoint, parameter) for every parameter.
+template <class F>
+void for_each_master(torch_optim::Optimizer& optimizer, const F& f) {
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i) f(parameter_prefix(g, i) + "master_weight", parameters[i]);
+  }
 }
 
 }  // namespace
 
-NamedState state_of(optim::Optimizer& optimizer) {
+NamedState state_of(torch_optim::Optimizer& optimizer) {
   const Kind& found = kind_of(optimizer);
   NamedState state = found.save(optimizer);
   state.texts["kind"] = found.name;
+  if (const auto* masters = dynamic_cast<optim::MasterWeights*>(&optimizer)) {
+    for_each_master(optimizer, [&](const std::string& name, const torch::Tensor& parameter) {
+      if (const torch::Tensor copy = masters->master_weight(parameter); copy.defined()) state.tensors[name] = copy;
+    });
+  }
   return state;
 }
 
-void restore(optim::Optimizer& optimizer, const NamedState& state) {
+void restore(torch_optim::Optimizer& optimizer, const NamedState& state) {
   const Kind& found = kind_of(optimizer);
   const auto saved = state.texts.find("kind");
   MANIPLE_REQUIRE(saved != state.texts.end() && saved->second == found.name,
                   "the checkpoint's optimizer is {}, this one {}",
                   saved == state.texts.end() ? "of no kind" : saved->second, found.name);
   found.restore(optimizer, state);
+  if (auto* masters = dynamic_cast<optim::MasterWeights*>(&optimizer)) {
+    masters->reset_master_weights();
+    for_each_master(optimizer, [&](const std::string& name, const torch::Tensor& parameter) {
+      if (const auto copy = state.tensors.find(name); copy != state.tensors.end())
+        masters->set_master_weight(parameter, copy->second.to(parameter.device(), torch::kFloat32, false, true));
+    });
+  }
 }
 
 }  // namespace maniple
