@@ -1,9 +1,11 @@
-// Steps of training on a GPU, plain and with DistributedDataParallel, for scripts/gpu_test.sh: one model, one line of JSON.
+// One rank of the training of `maniple bench gpu`: steps on a GPU, plain and with DistributedDataParallel.
 //
-//   ddp_gpu_worker MODEL [STEPS [BACKEND]]      MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers)
+//   ddp_gpu_worker MODEL BACKEND ROUNDS KINDS      KINDS: plain,DDP or one of them
 //
-// Plain and data-parallel steps alternate in rounds, so that both find the machine in the same state; the medians count. The number of
-// ranks comes from the environment.
+// MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers of width 64, batch 32). A round has
+// steps of each kind, back to back; the host waits once at the end. Both kinds alternate, so that they find the GPU in the same state, and
+// medians over the rounds count. Optimizer: SGD with momentum on lists of tensors (foreach), PyTorch's default on a GPU. Rank 0 prints one
+// JSON object for each kind. The number of ranks comes from the environment; one rank takes the same path as many.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
@@ -11,6 +13,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include <maniple/maniple.h>
 
@@ -137,98 +144,139 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+/// What is trained, and on what.
+struct Task {
+  std::string name;
+  Tensor x, y;
+  bool bf16 = false;
+  int steps = 10;          ///< of a round
+  std::int64_t items = 0;  ///< images, tokens or samples of a step
+  std::string kinds = {};
+  int rounds = 7;
+  bool has(const std::string& kind) const { return ("," + kinds + ",").find("," + kind + ",") != std::string::npos; }
+};
+
+void print_row(const Task& task, const char* kind, std::vector<double> step_us) {
+  if (maniple::get_rank() != 0) return;
+  std::printf(
+      "{\"case\": \"%s\", \"system\": \"maniple\", \"kind\": \"%s\", \"ranks\": %d, \"us\": %.2f, \"items\": %lld, "
+      "\"note\": \"%s, SGD foreach\"}\n",
+      task.name.c_str(), kind, maniple::get_world_size(), median(std::move(step_us)),
+      static_cast<long long>(task.items * maniple::get_world_size()), maniple::get_backend().c_str());
+  std::fflush(stdout);
+}
+
+/// A module on the GPU with its optimizer, and with DistributedDataParallel around it or without.
 template <class Module>
-void measure(const std::string& name, const std::function<std::shared_ptr<Module>()>& make, const Tensor& x,
-             const Tensor& y, bool bf16, int steps) {
-  const torch::Device device(torch::kCUDA, 0);
-  torch::manual_seed(1);
-  const auto prepare = [&] {
-    auto module = make();
-    module->to(device);
-    if (x.dim() == 4) {
+struct Trained {
+  Trained(std::shared_ptr<Module> made, const Task& task, bool parallel) : module(std::move(made)) {
+    module->to(torch::Device(torch::kCUDA, 0));
+    if (task.x.dim() == 4) {
       const torch::NoGradGuard no_grad;
       for (Tensor& p : module->parameters()) {
         if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
       }
     }
-    return module;
-  };
-  const auto plain = prepare(), wrapped = prepare();
-  maniple::DistributedDataParallel<Module> ddp(wrapped);
-  FastSgd plain_sgd(plain->parameters()), ddp_sgd(wrapped->parameters());
-  const auto step = [&](Module& module, FastSgd& sgd) {
-    sgd.zero_grad();
-    Tensor loss;
-    {
-      const Autocast autocast(bf16);
-      loss = torch::cross_entropy_loss(module.forward(x).flatten(0, -2), y.flatten());
-    }
-    loss.backward();
-    sgd.step();
-  };
-  using Clock = std::chrono::steady_clock;
-  const auto time = [&](Module& module, FastSgd& sgd, int count) {
+    if (parallel) ddp = std::make_unique<maniple::DistributedDataParallel<Module>>(module);
+    sgd = std::make_unique<FastSgd>(module->parameters());
+  }
+
+  /// Microseconds of one step.
+  double time(const Task& task, int count) {
+    using Clock = std::chrono::steady_clock;
     torch::cuda::synchronize();
     const auto from = Clock::now();
-    for (int i = 0; i < count; ++i) step(module, sgd);
+    for (int i = 0; i < count; ++i) {
+      sgd->zero_grad();
+      Tensor loss;
+      {
+        const Autocast autocast(task.bf16);
+        loss = torch::cross_entropy_loss(module->forward(task.x).flatten(0, -2), task.y.flatten());
+      }
+      loss.backward();
+      sgd->step();
+    }
     torch::cuda::synchronize();
-    return std::chrono::duration<double, std::milli>(Clock::now() - from).count() / count;
-  };
-  for (int i = 0; i < 5; ++i) {
-    time(*plain, plain_sgd, 3);
-    time(*wrapped, ddp_sgd, 3);
+    return std::chrono::duration<double, std::micro>(Clock::now() - from).count() / count;
   }
-  std::vector<double> plain_ms, ddp_ms;
-  for (int round = 0; round < 7; ++round) {
+
+  std::shared_ptr<Module> module;
+  std::unique_ptr<maniple::DistributedDataParallel<Module>> ddp;
+  std::unique_ptr<FastSgd> sgd;
+};
+
+template <class Module>
+void measure(const Task& task, const std::function<std::shared_ptr<Module>()>& make) {
+  torch::manual_seed(1);
+  std::unique_ptr<Trained<Module>> plain, parallel;
+  if (task.has("plain")) plain = std::make_unique<Trained<Module>>(make(), task, false);
+  if (task.has("DDP")) parallel = std::make_unique<Trained<Module>>(make(), task, true);
+  std::vector<double> plain_us, parallel_us;
+  for (int round = -2; round < task.rounds; ++round) {  // two to warm up
     maniple::barrier();
-    plain_ms.push_back(time(*plain, plain_sgd, steps));
+    if (plain) plain_us.push_back(plain->time(task, task.steps));
     maniple::barrier();
-    ddp_ms.push_back(time(*wrapped, ddp_sgd, steps));
+    if (parallel) parallel_us.push_back(parallel->time(task, task.steps));
+    if (round >= 0) continue;
+    plain_us.clear();
+    parallel_us.clear();
   }
-  const double without = median(plain_ms), with = median(ddp_ms);
-  if (maniple::get_rank() == 0) {
-    std::printf(
-        "{\"model\": \"%s\", \"ranks\": %d, \"backend\": \"%s\", \"plain_ms\": %.3f, \"ddp_ms\": %.3f, "
-        "\"overhead_percent\": %.2f}\n",
-        name.c_str(), maniple::get_world_size(), maniple::get_backend().c_str(), without, with,
-        (with / without - 1) * 100);
-    std::fflush(stdout);
+  if (plain) print_row(task, "plain", std::move(plain_us));
+  if (parallel) print_row(task, "DDP", std::move(parallel_us));
+}
+
+nn::Sequential mlp() {
+  nn::Sequential net;
+  for (int i = 0; i < 50; ++i) {
+    net->push_back(nn::Linear(64, 64));
+    net->push_back(nn::ReLU());
+  }
+  net->push_back(nn::Linear(64, 10));
+  return net;
+}
+
+void run(const std::string& model, Task task) {
+  const auto cuda = torch::TensorOptions().device(torch::kCUDA);
+  const auto classes = cuda.dtype(torch::kLong);
+  task.name = model;
+  if (model == "resnet50") {
+    task.items = 128;
+    task.x = torch::randn({task.items, 3, 224, 224}, cuda).contiguous(torch::MemoryFormat::ChannelsLast);
+    task.y = torch::randint(0, 1000, {task.items}, classes);
+    task.bf16 = true;
+    measure<nn::SequentialImpl>(task, [] { return resnet50().ptr(); });
+  } else if (model == "gpt2") {
+    task.items = std::int64_t{16} * 1024;
+    task.x = task.y = torch::randint(0, 50257, {16, 1024}, classes);
+    task.bf16 = true;
+    task.steps = 5;
+    measure<Gpt2Impl>(task, [] { return std::make_shared<Gpt2Impl>(); });
+  } else if (model == "mlp") {
+    task.items = 32;
+    task.x = torch::randn({task.items, 64}, cuda);
+    task.y = torch::randint(0, 10, {task.items}, classes);
+    task.steps = 40;
+    measure<nn::SequentialImpl>(task, [] { return mlp().ptr(); });
+  } else {
+    throw std::invalid_argument("no model \"" + model + "\"; expected resnet50, gpt2 or mlp");
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const std::string model = argc > 1 ? argv[1] : "mlp";
-  maniple::init_process_group({.backend = argc > 3 ? argv[3] : "cuda"});
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: ddp_gpu_worker resnet50|gpt2|mlp BACKEND ROUNDS plain,DDP\n");
+    return 2;
+  }
+  maniple::init_process_group({.backend = argv[2]});
   at::globalContext().setBenchmarkCuDNN(true);
   at::globalContext().setAllowTF32CuBLAS(true);
-  const auto cuda = torch::TensorOptions().device(torch::kCUDA);
-  const auto classes = cuda.dtype(torch::kLong);
-  if (model == "resnet50") {
-    const int batch = 128;
-    measure<nn::SequentialImpl>(
-        model, [] { return resnet50().ptr(); },
-        torch::randn({batch, 3, 224, 224}, cuda).contiguous(torch::MemoryFormat::ChannelsLast),
-        torch::randint(0, 1000, {batch}, classes), true, argc > 2 ? std::atoi(argv[2]) : 20);
-  } else if (model == "gpt2") {
-    const Tensor text = torch::randint(0, 50257, {16, 1024}, classes);
-    measure<Gpt2Impl>(
-        model, [] { return std::make_shared<Gpt2Impl>(); }, text, text, true, argc > 2 ? std::atoi(argv[2]) : 10);
-  } else {
-    measure<nn::SequentialImpl>(
-        model,
-        [] {
-          nn::Sequential net;
-          for (int i = 0; i < 50; ++i) {
-            net->push_back(nn::Linear(64, 64));
-            net->push_back(nn::ReLU());
-          }
-          net->push_back(nn::Linear(64, 10));
-          return net.ptr();
-        },
-        torch::randn({32, 64}, cuda), torch::randint(0, 10, {32}, classes), false, argc > 2 ? std::atoi(argv[2]) : 50);
-  }
+  Task task;
+  task.rounds = std::max(1, std::atoi(argv[3]));
+  task.kinds = argv[4];
+  run(argv[1], std::move(task));
+  maniple::barrier();
   maniple::destroy_process_group();
   return 0;
 } catch (const std::exception& error) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds everything that concerns GPUs and runs its tests and benchmarks, on a machine with an NVIDIA GPU and the CUDA toolkit (nvcc).
+# Builds everything that concerns GPUs, runs its tests, and measures, on a machine with an NVIDIA GPU and the CUDA toolkit (nvcc).
 # Usage: scripts/gpu_test.sh [--no-bench]
 #
-# LibTorch is the one inside the PyTorch of `python3`, if there is one with CUDA; otherwise what CMake finds. The last line is
-# "N passed, N failed".
+# LibTorch and NCCL are those inside the PyTorch of `python3`, if there is one with CUDA; otherwise what CMake finds. Figures of
+# `maniple bench gpu` are in build/gpu_bench.json, too. The last line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,25 +13,44 @@ case "${1:-}" in
   --no-bench) bench='' ;;
   *) echo "usage: $0 [--no-bench]" >&2; exit 2 ;;
 esac
-command -v nvcc >/dev/null || { echo "gpu_test: nvcc is not there; install the CUDA toolkit, or add its bin folder to PATH" >&2; exit 2; }
 nvidia-smi -L >/dev/null 2>&1 || { echo "gpu_test: nvidia-smi finds no GPU" >&2; exit 2; }
+[[ -n $(command -v nvcc) || ! -x /usr/local/cuda/bin/nvcc ]] || PATH=$PATH:/usr/local/cuda/bin
+for tool in nvcc cmake ninja; do
+  command -v $tool >/dev/null || {
+    echo "gpu_test: $tool is not on PATH (nvcc: the CUDA toolkit; cmake 3.25 or later, ninja: scripts/setup.sh)" >&2
+    exit 2
+  }
+done
+
+# broken WHAT: a step before the tests failed; what is left is the last line.
+broken() {
+  echo "gpu_test: $1" >&2
+  echo "0 passed, 1 failed"
+  exit 1
+}
 
 torch=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path if torch.version.cuda else "")' 2>/dev/null || true)
+nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null || true)
+if [[ -n $torch && -n $nccl && -z ${NCCL_HOME:-} ]]; then
+  export NCCL_HOME=$nccl LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl/lib
+fi
+echo "gpu_test: LibTorch: ${torch:-what CMake finds}; NCCL: ${NCCL_HOME:-what CMake finds}"
 werror=OFF
 [[ ${CI:-} != true ]] || werror=ON
-cmake --preset release -DMANIPLE_WERROR=$werror --log-level=WARNING ${torch:+-DCMAKE_PREFIX_PATH="$torch"}
-cmake --build --preset release -j "$(nproc)" --target tests_gpu maniple_plugins maniple cuda_plugin_bench
+cmake --preset release -DMANIPLE_WERROR=$werror --log-level=WARNING ${torch:+-DCMAKE_PREFIX_PATH="$torch"} ||
+  broken "CMake failed; scripts/setup.sh installs what it needs (Debian: libfmt-dev libcli11-dev nlohmann-json3-dev libssl-dev zlib1g-dev libgtest-dev libgmock-dev)"
+cmake --build --preset release -j "$(nproc)" --target tests_gpu maniple_plugins maniple || broken "the build failed"
 
 status=0 output=build/gpu_output.txt tally=build/gpu_tally.txt
 ctest --preset release-gpu -j 1 2>&1 | tee "$output" || status=$?
-awk -v stage=gpu -v root=$((EUID == 0)) -f scripts/tally.awk tests/expected_skips.txt "$output" build/Testing/Temporary/LastTest.log >"$tally" || status=1
+awk -v stage=gpu -v root=$((EUID == 0)) -f scripts/tally.awk tests/expected_skips.txt "$output" build/Testing/Temporary/LastTest.log >"$tally" ||
+  broken "the results of ctest could not be read"
 grep -v '^total ' "$tally" || true
 read -r passes fails skips < <(sed -n 's/^total //p' "$tally")
+if ((passes == 0)); then status=1; fi  # nothing ran
 if [[ -n $bench ]]; then
-  for ranks in 2 4; do build/bin/tests/cuda_plugin_bench "$ranks" || status=1; done
-  if cmake --build --preset release --target ddp_gpu_worker; then
-    for model in mlp resnet50 gpt2; do build/libexec/maniple/ddp_gpu_worker "$model" || status=1; done
-  fi
+  cmake --build --preset release -j "$(nproc)" --target bench_gpu || status=1
+  timeout --kill-after=20 400 build/bin/maniple bench gpu --json build/gpu_bench.json || status=1
 fi
 if ((status != 0 && fails == 0)); then fails=1; fi
 printf '%d skipped\n%d passed, %d failed\n' "$skips" "$passes" "$fails"

@@ -22,7 +22,7 @@ void check(const BenchRequest& request) {
   for (const std::string& name : request.operations) {
     MANIPLE_REQUIRE(name != "recv" && name != "allocate", "{} is not measured by itself", name);
     MANIPLE_REQUIRE(std::find(known.begin(), known.end(), name) != known.end(),
-                    "unknown operation \"{}\"; expected some of {}; or all or ddp alone", name, joined(known));
+                    "unknown operation \"{}\"; expected some of {}; or all, or ddp or gpu alone", name, joined(known));
   }
   MANIPLE_REQUIRE(request.hosts >= 1, "--hosts is {}; expected 1 or more", request.hosts);
   for (const std::string& name : request.transports) {

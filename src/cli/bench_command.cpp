@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 
@@ -11,6 +12,7 @@
 #include "base/check.h"
 #include "base/own_variables.h"
 #include "bench/ddp_bench.h"
+#include "bench/gpu_bench.h"
 #include "bench/report.h"
 #include "bench/runner.h"
 #include "bench/system.h"
@@ -37,6 +39,7 @@ struct Arguments {
   bool peers = false, list = false, no_limit = false;
   std::string models;
   bool torch = true;
+  std::string only;
 };
 
 /// CLI11's own text for it spells out the largest number there is.
@@ -219,6 +222,35 @@ int measure_optim(const Arguments& arguments, const SignalWatch& watch) {
   return 0;
 }
 
+/// Ranks on a GPU.
+int measure_gpu(const Arguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
+  if (arguments.list) {
+    for (const GpuMeasurement& one : gpu_measurements())
+      print(fmt::format("{}{}\n", one.name(), one.by_default ? "" : "   (only with --only)"));
+    return 0;
+  }
+  const std::vector<GpuMeasurement> list = picked_measurements(arguments.only);
+  ScratchDirectory scratch;
+  const Testbed testbed = Testbed::here(scratch);
+  GpuBench bench(testbed, watch, [&](const std::string& text) { progress.show(text); });
+  bool begun = false;
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<GpuRow> rows = bench.run(list, [&](const GpuRow& row, const std::vector<GpuRow>& so_far) {
+    progress.clear();
+    if (!begun) print(gpu_table_header());
+    begun = true;
+    print(gpu_table_line(row, so_far));
+  });
+  progress.clear();
+  print(gpu_goals_table(gpu_goals(rows)));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  print(fmt::format("{} measurements in {:.0f} s on {}\n", list.size(), seconds,
+                    bench.gpu().empty() ? "a GPU" : bench.gpu()));
+  for (const std::string& error : bench.errors()) fmt::print(stderr, "maniple: {}\n", error);
+  if (!arguments.json.empty()) write_file(arguments.json, gpu_report_text(this_machine(), bench.gpu(), rows));
+  return bench.failed() ? kFailed : 0;
+}
+
 /// Before minutes are spent on what could not be kept.
 void check_output(const Arguments& arguments) {
   for (const std::string& path : {arguments.json, arguments.csv}) {
@@ -235,6 +267,7 @@ int measure_and_report(const Arguments& arguments) {
   ProgressLine progress;
   if (arguments.operations == std::vector<std::string>{"ddp"}) return measure_ddp(arguments, watch, progress);
   if (arguments.operations == std::vector<std::string>{"optim"}) return measure_optim(arguments, watch);
+  if (arguments.operations == std::vector<std::string>{"gpu"}) return measure_gpu(arguments, watch, progress);
   Runner runner(watch, [&](const std::string& text) { progress.show(text); });
   if (arguments.list) {
     print(listing(runner.testbed()));
@@ -258,7 +291,7 @@ int measure_and_report(const Arguments& arguments) {
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   app.add_option("operations", arguments->operations,
-                 "operations to measure; `all`: every one; `ddp`: training; `optim`: optimizers");
+                 "operations to measure; `all`: every one; `ddp`: training; `optim`: optimizers; `gpu`: ranks on a GPU");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
@@ -292,6 +325,11 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->group(training);
   app.add_flag("--torch,!--no-torch", arguments->torch, "measure PyTorch's DDP on Gloo too, where it is installed")
       ->group(training);
+
+  app.add_option("--only", arguments->only,
+                 "regular expression: the measurements with such names; `gpu --list` has them")
+      ->type_name("PATTERN")
+      ->group("GPUs (`maniple bench gpu`)");
 
   const char* how = "How to measure";
   app.add_option("--iterations", arguments->iterations, "timed calls of a row; 0: as many as fit the budget")

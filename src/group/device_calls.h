@@ -27,8 +27,9 @@
 #include "group/work_state.h"
 #include "transport/message.h"
 #include <maniple/comm/process_group.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 /// What is shared with handles that outlive the group: events, and pinned memory, which are kept for reuse.
 class DevicePools {

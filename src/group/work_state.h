@@ -14,8 +14,9 @@
 #include "backend/device/device_plugin.h"
 #include "base/threads.h"
 #include <maniple/comm/work.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 /// The end of an operation on a device, for those who wait for it.
 struct DeviceEnd {

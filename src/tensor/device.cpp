@@ -18,7 +18,9 @@
 #endif
 
 #include "base/check.h"
+#include "group/device_calls.h"
 #include "group/group_impl.h"
+#include "group/work_state.h"
 #include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 

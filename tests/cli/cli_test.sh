@@ -51,6 +51,11 @@ expect 1 'write /nonexistent/out.json: No such file' bench all_reduce --json /no
 expect 0 'all_reduce' bench --list
 expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --csv "$scratch/out.csv"
 expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
+expect 0 'all_reduce cuda, 2 ranks, MPS' bench gpu --list
+expect 2 'no measurement.s name contains' bench gpu --only frobnicate
+export CUDA_VISIBLE_DEVICES=
+expect 2 'bench gpu: there is no NVIDIA GPU here' bench gpu
+unset CUDA_VISIBLE_DEVICES
 for file in out.json out.csv; do
   [ -s "$scratch/$file" ] || { echo "FAILED: $file was not written"; failures=$((failures + 1)); }
 done

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,12 +14,15 @@ namespace {
 
 constexpr auto kGrace = std::chrono::seconds(3);
 
-void (*warm_up_libraries)() = nullptr;
+std::vector<void (*)()>& warm_ups() {
+  static std::vector<void (*)()> all;  // filled before main()
+  return all;
+}
 
 }  // namespace
 
 bool call_before_first_count(void (*warm_up)()) {
-  warm_up_libraries = warm_up;
+  warm_ups().push_back(warm_up);
   return true;
 }
 
@@ -26,7 +30,7 @@ ProcessResources ProcessResources::now() {
   // The thread sanitizer starts a thread of its own with the first one; it is there before we count.
   static const bool first_thread = [] {
     std::thread([] {}).join();
-    if (warm_up_libraries != nullptr) warm_up_libraries();
+    for (const auto warm_up : warm_ups()) warm_up();
     return true;
   }();
   (void)first_thread;
