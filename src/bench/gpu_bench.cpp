@@ -1,12 +1,12 @@
 // What `maniple bench gpu` measures, and how the programs are started. Rows, table and goals are in gpu_report.cpp.
 #include "bench/gpu_bench.h"
 
+#include <fnmatch.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <regex>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -97,17 +97,12 @@ std::vector<GpuMeasurement> gpu_measurements() {
 
 std::vector<GpuMeasurement> picked_measurements(const std::string& only) {
   std::vector<GpuMeasurement> picked;
-  try {
-    const std::regex pattern(only);
-    for (const GpuMeasurement& one : gpu_measurements()) {
-      if (only.empty() ? one.by_default : std::regex_search(one.name(), pattern)) picked.push_back(one);
-    }
-  } catch (const std::regex_error& error) {
-    throw InvalidArgument(fmt::format("--only is \"{}\", which is no regular expression: {}", only, error.what()));
+  const std::string pattern = "*" + only + "*";
+  for (const GpuMeasurement& one : gpu_measurements()) {
+    if (only.empty() ? one.by_default : fnmatch(pattern.c_str(), one.name().c_str(), 0) == 0) picked.push_back(one);
   }
   MANIPLE_REQUIRE(!picked.empty(),
-                  "--only is \"{}\", which no measurement's name contains; `maniple bench gpu --list` "
-                  "shows them",
+                  "--only is \"{}\", which no measurement's name contains; `maniple bench gpu --list` shows them",
                   only);
   return picked;
 }
@@ -115,27 +110,20 @@ std::vector<GpuMeasurement> picked_measurements(const std::string& only) {
 std::string GpuBench::missing(const GpuMeasurement& one) {
   const std::string program = testbed_.libexec + "/" + program_name(one);
   if (one.mps && std::getenv(kMpsFolder) == nullptr && !on_path(kMpsControl)) {
-    return fmt::format(
-        "{} is not on PATH: a part of NVIDIA's driver (package nvidia-cuda-mps of Debian, "
-        "nvidia-compute-utils-VERSION of Ubuntu)",
-        kMpsControl);
+    return fmt::format("{} is not on PATH; it is a part of NVIDIA's driver (docs/gpu.md)", kMpsControl);
   }
   if (one.program == Program::torch) {
     return python_.empty() ? "no python3 here has PyTorch with CUDA and NCCL" : "";
   }
   if (access(program.c_str(), X_OK) != 0) {
-    const bool torch = one.program == Program::ddp;
-    return fmt::format("this build has no {}: {} was not found when it was configured", program_name(one),
-                       torch ? "LibTorch with CUDA" : "the CUDA toolkit (nvcc)");
+    return fmt::format("this build has no {}; it needs {}, and is built by the target bench_gpu", program_name(one),
+                       one.program == Program::ddp ? "LibTorch with CUDA" : "the CUDA toolkit (nvcc)");
   }
   if (one.program == Program::limit) return {};
   const std::string& backend = one.program == Program::ddp ? one.backend : one.subject;
-  std::string reason = missing_plugin("cuda");  // the runtime of the GPU, whatever communicates
-  if (reason.empty() && backend == "nccl") {
-    reason = missing_plugin("nccl");
-    if (reason.starts_with("no libnccl.so.2") && !nccl_folder_.empty()) reason.clear();
-  }
-  return reason;
+  const std::string runtime = missing_plugin("cuda");  // of the GPU, whatever communicates
+  if (!runtime.empty() || backend != "nccl" || !nccl_folder_.empty()) return runtime;
+  return missing_plugin("nccl");
 }
 
 ChildSpec GpuBench::process(const GpuMeasurement& one) const {
@@ -169,7 +157,7 @@ ChildSpec GpuBench::process(const GpuMeasurement& one) const {
                "2"};
   if (one.mps) spec.argv.emplace_back("--share-gpu");
   const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
-  add({"--", program});
+  add({program});
   switch (one.program) {
     case Program::collectives: add({one.subject, kSizes, kRounds, kMilliseconds}); break;
     case Program::limit: add({std::to_string(one.ranks), kSizes, kRounds, kMilliseconds}); break;
@@ -233,9 +221,11 @@ std::vector<GpuRow> GpuBench::run(const std::vector<GpuMeasurement>& list,
     }
   }
   if (wants([](const GpuMeasurement& one) { return one.subject == "nccl" || one.backend == "nccl"; }) &&
-      missing_plugin("nccl").starts_with("no libnccl.so.2")) {
-    // The one that PyTorch brings along.
-    nccl_folder_ = python_says("python3", "import nvidia.nccl as n; print(list(n.__path__)[0] + '/lib')", watch_);
+      !missing_plugin("nccl").empty()) {
+    // The library that PyTorch brings along, perhaps.
+    const std::string folder =
+        python_says("python3", "import nvidia.nccl as n; print(list(n.__path__)[0] + '/lib')", watch_);
+    if (!folder.empty() && access((folder + "/libnccl.so.2").c_str(), R_OK) == 0) nccl_folder_ = folder;
   }
   std::vector<GpuRow> rows;
   for (const GpuMeasurement& one : list) {

@@ -50,8 +50,8 @@ struct GpuRow {
 
 /// Everything that can be measured, in order.
 std::vector<GpuMeasurement> gpu_measurements();
-/// Those whose name the regular expression `only` is found in; those of a default run when it is empty. Throws InvalidArgument for
-/// an expression that is wrong, or finds nothing.
+/// Those whose names contain `only`, in which *, ? and [...] mean what they mean to a shell; those of a default run when it is empty.
+/// Throws InvalidArgument when there is none.
 std::vector<GpuMeasurement> picked_measurements(const std::string& only);
 
 /// Throws InvalidArgument for what is no row.

@@ -327,7 +327,7 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->group(training);
 
   app.add_option("--only", arguments->only,
-                 "regular expression: the measurements with such names; `gpu --list` has them")
+                 "measurements whose names contain this, with * and ? as in a shell; `gpu --list` has them")
       ->type_name("PATTERN")
       ->group("GPUs (`maniple bench gpu`)");
 

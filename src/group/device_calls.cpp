@@ -353,7 +353,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   last_stream_ = stream;
   pending.context = group_.context_of(to_string(op.op));
   pending.limit = Seconds::max();  // the part on the host has the limit
-  pending.host_error = std::make_shared<std::exception_ptr>();
+  pending.host = std::make_shared<HostPart>();
   pending.keep = {memory};
   auto work = pending.work;
 
@@ -361,10 +361,10 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   CallOptions host_call = call;
   host_call.async_op = true;
   const Seconds limit = group_.limit(call);
-  const auto host_error = pending.host_error;
+  const auto host_part = pending.host;
   watch(std::move(pending));
-  const auto release = [pieces, memory, host_error](const std::exception_ptr& error) {
-    if (error) *host_error = error;
+  const auto release = [pieces, memory, host_part](const std::exception_ptr& error) {
+    host_part->end(error);
     for (const Piece& piece : *pieces) set_word(piece.word);
   };
   try {

@@ -73,6 +73,15 @@ class DeviceCalls {
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline);
 
  private:
+  /// The part of an operation that runs on the host.
+  struct HostPart {
+    std::exception_ptr error;  // set before `ended`
+    std::atomic<bool> ended{false};
+    void end(const std::exception_ptr& with) {
+      error = with;
+      ended.store(true, std::memory_order_release);
+    }
+  };
   /// One operation that is enqueued and not known to be finished.
   struct Pending {
     std::shared_ptr<detail::WorkState> work;
@@ -81,9 +90,9 @@ class DeviceCalls {
     Seconds limit{};
     Deadline deadline;
     ErrorInfo context;
-    bool recorded = false;                           // in the flight recorder, under context.sequence
-    std::shared_ptr<std::exception_ptr> host_error;  // of the part that ran on the host
-    std::vector<std::shared_ptr<void>> keep;         // memory that the stream uses
+    bool recorded = false;                    // in the flight recorder, under context.sequence
+    std::shared_ptr<HostPart> host;           // ends by itself when the group fails, with an error of its own
+    std::vector<std::shared_ptr<void>> keep;  // memory that the stream uses
   };
   /// Messages through host memory: they start when what they send has been copied.
   struct StagedMessages {
@@ -116,8 +125,9 @@ class DeviceCalls {
   /// Gives up, and returns true, when the stream has reached it and its time is over.
   bool is_late(Pending& pending);
   void retire(Pending& pending, const std::exception_ptr& error);
-  /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails.
-  void give_up(const std::exception_ptr& error, const ErrorInfo& context);
+  /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails, but for what has a part on the host
+  /// that is still to end. True when anything has failed by it.
+  bool give_up(const std::exception_ptr& error, const ErrorInfo& context);
 
   detail::GroupImpl& group_;
   DeviceRuntime& runtime_;

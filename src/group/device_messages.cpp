@@ -89,7 +89,7 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
       std::byte* const on_device = message.data;
       message.data = memory.get() + kWordStride;
       void* const stream = stream_for(device, call.stream, call, sends ? Purpose::sends : Purpose::receives);
-      pending[i].host_error = std::make_shared<std::exception_ptr>();
+      pending[i].host = std::make_shared<HostPart>();
       if (sends) {
         if (message.bytes != 0) runtime_.copy(message.data, on_device, message.bytes, stream);
         staged.copied = DevicePools::event(pools_, device.index);
@@ -104,13 +104,15 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
       pending[i].context = group_.context_of(message);
       pending[i].keep = {memory};
       message.waiters = std::shared_ptr<const std::atomic<int>>(pending[i].work, &pending[i].work->waiters);
-      message.finished = [group = &group_, raw = &message, memory, word, source, error = pending[i].host_error] {
+      message.finished = [group = &group_, raw = &message, memory, word, source, part = pending[i].host] {
+        std::exception_ptr error;
         if (raw->error) {
           const ErrorInfo context = group->context_of(*raw);
-          *error = with_context(context, group->propagate(raw->error, context));
+          error = with_context(context, group->propagate(raw->error, context));
         } else if (source != nullptr) {
           *source = raw->source;
         }
+        part->end(error);
         set_word(word);
       };
     }

@@ -64,10 +64,7 @@ void DeviceCalls::watch_loop() {
 }
 
 bool DeviceCalls::look() {
-  if (group_.abort_signal().raised()) {
-    give_up(group_.abort_signal().cause(), {});
-    return true;
-  }
+  if (group_.abort_signal().raised()) return give_up(group_.abort_signal().cause(), {});
   bool moved = start_staged_messages();
   // What follows in a stream is not done before what precedes; other streams go on.
   std::vector<const void*> busy;
@@ -92,7 +89,7 @@ bool DeviceCalls::look() {
   const bool good = fault.kind == DeviceFault::Kind::none;
   for (const auto it : ended) {
     if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up sees to it
-    retire(*it, it->host_error ? *it->host_error : nullptr);
+    retire(*it, it->host && it->host->ended ? it->host->error : nullptr);
     moved = true;
     const std::lock_guard guard(mutex_);
     pending_.erase(it);
@@ -171,16 +168,14 @@ void DeviceCalls::retire(Pending& pending, const std::exception_ptr& error) {
   pending.work->finish(error);
 }
 
-void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& context) {
+bool DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& context) {
   std::exception_ptr cause = error;
   if (!group_.abort_signal().raised()) cause = group_.propagate(error, context);
   if (engine_) engine_->abort();
   gave_up_ = true;
-  std::list<Pending> failed;
   std::vector<StagedMessages> messages;
   {
     const std::lock_guard lock(mutex_);
-    failed.swap(pending_);
     messages.swap(staged_messages_);
   }
   for (const StagedMessages& batch : messages) {
@@ -189,7 +184,20 @@ void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& cont
       message->finished();
     }
   }
-  for (Pending& pending : failed) retire(pending, with_context(pending.context, cause));
+  std::list<Pending> failed;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = pending_.begin(); it != pending_.end();) {
+      const auto next = std::next(it);
+      if (!it->host || it->host->ended) failed.splice(failed.end(), pending_, it);
+      it = next;
+    }
+  }
+  for (Pending& pending : failed) {
+    const bool own = pending.host && (pending.host->error || runtime_.reached(pending.work->device.event.get()));
+    retire(pending, own ? pending.host->error : with_context(pending.context, cause));
+  }
+  return !failed.empty();
 }
 
 }  // namespace maniple

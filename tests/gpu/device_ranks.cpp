@@ -87,22 +87,28 @@ Rank::Rank(int rank, int size, Board& board, std::string store, const std::vecto
 
 Rank::~Rank() = default;
 
-std::unique_ptr<DevicePlugin> Rank::make(const std::string& group, std::vector<int> nodes, std::vector<int> members) {
+DeviceContext Rank::make_context(const std::string& group, std::vector<int> members) {
   if (members.empty()) {
     members.resize(size_);
     std::iota(members.begin(), members.end(), 0);
   }
   exchanges_.push_back(std::make_unique<Exchange>(rank_, members, sockets_));
+  group_stores_.push_back(make_prefix_store(group, store_));
   DeviceContext context;
   context.group = group;
   context.rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
-  context.nodes = nodes.empty() ? std::vector<int>(members.size(), 0) : std::move(nodes);
+  context.nodes.assign(members.size(), 0);
   context.global_ranks = std::move(members);
-  group_stores_.push_back(make_prefix_store(group, store_));
   context.store = group_stores_.back().get();
   context.descriptors = exchanges_.back().get();
-  context.deadline = Deadline::after(std::chrono::seconds(10));
+  context.deadline = Deadline::after(std::chrono::seconds(15));
   context.abort = token_.get();
+  return context;
+}
+
+std::unique_ptr<DevicePlugin> Rank::make(const std::string& group, std::vector<int> nodes, std::vector<int> members) {
+  DeviceContext context = make_context(group, std::move(members));
+  if (!nodes.empty()) context.nodes = std::move(nodes);
   return entry_->make(context);
 }
 

@@ -25,13 +25,16 @@ class Rank {
   int size() const noexcept { return size_; }
   DeviceRuntime& runtime() const noexcept { return *entry_->runtime(); }
   const DevicePluginEntry& entry() const noexcept { return *entry_; }
-  /// Of a group of all ranks, or of `members`; `group` names it.
+  /// For a group of all ranks, or of `members`, on one host; `group` names it. The store is this rank's.
+  DeviceContext make_context(const std::string& group = "world", std::vector<int> members = {});
+  /// Of such a group; `nodes` as in DeviceContext.
   std::unique_ptr<DevicePlugin> make(const std::string& group = "world", std::vector<int> nodes = {},
                                      std::vector<int> members = {});
   RegisteredMemory allocate(DevicePlugin& plugin, std::size_t bytes);  ///< of a group of all ranks
-  void barrier();                                                      ///< of the processes, on the host
-  pid_t pid(int rank) const;                                           ///< of another rank
-  void expect_to_die() const;                                          ///< this rank's end by a signal is no failure
+  const std::shared_ptr<Store>& store() const noexcept { return store_; }
+  void barrier();              ///< of the processes, on the host
+  pid_t pid(int rank) const;   ///< of another rank
+  void expect_to_die() const;  ///< this rank's end by a signal is no failure
   /// What this rank does from now on: a line of output, and a part of the message if the rank fails in it.
   void step(const std::string& what) const;
 

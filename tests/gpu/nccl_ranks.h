@@ -1,9 +1,9 @@
-// Tests of the nccl plugin alone: ranks are processes forked by the test, all on one GPU.
+// Tests of the nccl plugin alone, on the ranks of device_ranks.h: processes forked by the test, all on one GPU.
 //
 //   run_ranks(2, [](NcclRank& rank) { rank.make(); ... });
 //
 // NCCL refuses two ranks of one GPU unless it takes them for ranks of two hosts (NCCL_HOSTID). A check that fails throws; the text is
-// that of the test. A rank that does not end within the limit is killed. The test's own process never calls CUDA: it must be able to fork.
+// that of the test. The test's own process never calls CUDA: it must be able to fork.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "backend/device/device_plugin.h"
-#include "harness/temporary_directory.h"
+#include "gpu/device_ranks.h"
 
 namespace maniple::gpu_tests {
 
@@ -28,9 +28,7 @@ class FlagToken final : public AbortToken {
   std::atomic<bool> raised = false;
 };
 
-inline void require(bool good, const std::string& text) {
-  if (!good) throw std::runtime_error(text);
-}
+using device_test::require;
 inline void cuda(cudaError_t result, const char* what) {
   require(result == cudaSuccess, std::string(what) + ": " + cudaGetErrorString(result));
 }
@@ -64,16 +62,16 @@ class DeviceBytes {
 
 class NcclRank {
  public:
-  int rank = 0;
-  int size = 1;
-  std::string store_path;
+  explicit NcclRank(device_test::Rank& base) : rank(base.rank()), size(base.size()), store(base.store()), base_(base) {}
+
+  const int rank;
+  const int size;
   FlagToken token;
-  std::shared_ptr<Store> store;
+  const std::shared_ptr<Store> store;
   std::unique_ptr<DevicePlugin> plugin;
   cudaStream_t stream = nullptr;
 
-  void make(double limit_s = 20) { plugin = make_one(limit_s); }
-  std::unique_ptr<DevicePlugin> make_one(double limit_s = 20);
+  void make(double limit_s = 20);
   void report(const std::string& text) const;  ///< a line of output
 
   /// On this rank's stream; waits for it.
@@ -84,6 +82,9 @@ class NcclRank {
     wait();
   }
   void wait() const { CUDA(::cudaStreamSynchronize(stream)); }
+
+ private:
+  device_test::Rank& base_;
 };
 
 struct RunLimits {
@@ -92,7 +93,7 @@ struct RunLimits {
   bool one_host = false;  ///< no NCCL_HOSTID: NCCL sees that the ranks share a GPU
 };
 
-/// Fails the test with the text of every rank that failed.
+/// Fails the test with the text of the first rank that failed.
 void run_ranks(int size, const std::function<void(NcclRank&)>& body, const RunLimits& limits = {});
 
 /// Empty, or why nothing can be tested here. Found in a process of its own.

@@ -282,9 +282,8 @@ TEST(Optim, Lion) {
 
   std::stringstream archive;  // LibTorch's own, too
   torch::save(lion, archive);
-  optim::Lion again(parameters, optim::LionOptions(7));
+  optim::Lion again(parameters);
   torch::load(again, archive);
-  EXPECT_EQ(again.param_groups()[0].options().get_lr(), 0.01);
   EXPECT_TRUE(
       torch::equal(optim::state_dict(again).at("state.7.exp_avg"), optim::state_dict(lion).at("state.7.exp_avg")));
 }

@@ -98,9 +98,6 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 
 // ---- On a GPU ----------------------------------------------------------------------------------------------------------
 
-/// What the kernels take: any of the layouts, without gaps.
-Tensor dense(const Tensor& tensor, torch::MemoryFormat format) { return tensor.contiguous(format); }
-
 /// The count of a rank without values. LibTorch's kernel divides by counts as it adds them up; beside any other this one is nothing.
 constexpr double kNoValues = 1e-20;
 
@@ -116,11 +113,12 @@ DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensor
                                           const std::shared_ptr<ProcessGroup>& group) {
   const std::int64_t channels = x.size(1), count = x.numel() / channels;
   const auto real = x.options().dtype(x.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32);
-  Tensor mean = torch::zeros({x.numel() > 0 ? 0 : channels}, real), invstd = mean;
+  Tensor mean, invstd;
   if (x.numel() > 0) {
     std::tie(mean, invstd) = at::batch_norm_stats(x, eps);
   } else {
-    invstd = torch::ones_like(mean);
+    mean = torch::zeros({channels}, real);
+    invstd = torch::ones({channels}, real);
   }
   const Tensor mine =
       torch::cat({mean, invstd, torch::full({1}, count > 0 ? static_cast<double>(count) : kNoValues, real)});
@@ -148,7 +146,7 @@ std::array<Tensor, 3> backward_on_device(const Tensor& input, const Tensor& grad
                                          const Tensor& mean, const Tensor& invstd, const Tensor& counts, bool needed,
                                          const std::shared_ptr<ProcessGroup>& group) {
   const auto format = input.suggest_memory_format();
-  const Tensor x = dense(input, format), dy = dense(gradient, format), scale = as(weight, mean);
+  const Tensor x = input.contiguous(format), dy = gradient.contiguous(format), scale = as(weight, mean);
   Tensor sum_dy, sum_dy_xmu, dweight, dbias;
   if (x.numel() > 0) {
     std::tie(sum_dy, sum_dy_xmu, dweight, dbias) =
@@ -209,7 +207,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   static Tensor forward_on_device(torch::autograd::AutogradContext* context, const Tensor& input,
                                   const BatchNormTensors& own, double momentum, double eps,
                                   const std::shared_ptr<ProcessGroup>& group) {
-    const Tensor x = dense(input, input.suggest_memory_format());
+    const Tensor x = input.contiguous(input.suggest_memory_format());
     const DeviceStatistics batch = over_all_ranks_on_device(x, own, momentum, eps, group);
     keep(context, input, batch.total, eps, group);
     context->save_for_backward({input, own.weight, batch.mean, batch.invstd, batch.counts});

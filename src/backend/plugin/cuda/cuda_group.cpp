@@ -11,9 +11,10 @@ namespace {
 constexpr std::size_t kSlotBytes = std::size_t{32} << 20;    // of each rank, up to 8 ranks
 constexpr std::size_t kSlotsBytes = std::size_t{256} << 20;  // of all, from 8 ranks on
 constexpr std::size_t kAlignment = 256;
-// After an abort, how long the streams are given to get to their end, and the other ranks to hear of it from Maniple. Those that
-// have not are dead, or as good as: what they have on the device must end as well, or it would hold memory and the device.
-constexpr auto kGrace = std::chrono::milliseconds(100);
+// After an abort: how long it waits for the streams to get to their end; and how long the other ranks have to hear of it from Maniple.
+// Those that have not are dead, or as good as: what they have on the device must end as well, or it would hold memory and the device.
+constexpr auto kAbortTime = std::chrono::milliseconds(100);
+constexpr auto kGrace = std::chrono::milliseconds(300);
 
 std::string numbered(const char* key, int rank) { return key + std::to_string(rank); }
 
@@ -240,7 +241,7 @@ void CudaGroup::abort() noexcept {
   try {
     releaser_ = std::thread([this] { release(); });
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kGrace, [this] { return released_; });
+    changed_.wait_for(lock, kAbortTime, [this] { return released_; });
   } catch (const std::exception&) {  // no thread: at least what can be done without waiting
     control_->stop(rank_, kAborted);
     set_flags();

@@ -31,6 +31,15 @@ __device__ bool is_active(const Signal& signal, int rank) {
   return rank < signal.ranks && (signal.active >> rank & 1) != 0;
 }
 
+/// What was written before is seen by other ranks before what is written after; and likewise for what is read.
+__device__ void fence(const Signal& signal) {
+  if (signal.one_device) {
+    __threadfence();
+  } else {
+    __threadfence_system();
+  }
+}
+
 /// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in memory of the host.
 __device__ bool is_stopped(const Signal& signal) {
   return look(signal.in_kernel ? &signal.state[signal.rank]->stopped : &signal.record->stop) != 0;
@@ -48,18 +57,19 @@ __device__ void await(const T* flag, const Signal& signal, int peer) {
     return;
   }
   if (turn >= kPatience) put(&signal.record->awaited[peer], std::uint8_t{0});
-  __threadfence_system();
+  fence(signal);
 }
 
 /// True in the one block that is the last to get here; it sees what the others wrote, and so does whoever it tells.
-__device__ bool is_last_block(unsigned* finished) {
+__device__ bool is_last_block(const Signal& signal) {
+  unsigned* const finished = &signal.state[signal.rank]->blocks;
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
     const unsigned blocks = gridDim.x * gridDim.y;
     last = true;
     if (blocks > 1) {
-      __threadfence_system();
+      fence(signal);
       last = atomicAdd(finished, 1u) == blocks - 1;
       if (last) put(finished, 0u);
     }
@@ -115,14 +125,14 @@ __global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterA
     const Piece& piece = a.pieces[blockIdx.y];
     copy_bytes(piece.to, piece.from, piece.bytes);
   }
-  if (!is_last_block(&signal.state[signal.rank]->blocks) || stopped) return;
+  if (!is_last_block(signal) || stopped) return;
   Flags* const own = signal.flags[signal.rank];
   if (threadIdx.x < kMostRanks / 8) put(reinterpret_cast<std::uint64_t*>(own->done) + threadIdx.x, std::uint64_t{0});
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (!is_active(signal, peer)) return;
   put(&signal.state[peer]->words[signal.rank], a.words[peer]);
-  __threadfence_system();
+  fence(signal);
   put(&signal.flags[peer]->ready[signal.rank], std::uint8_t{1});
   if (signal.in_kernel) await(&own->ready[peer], signal, peer);
 }
@@ -132,7 +142,7 @@ __global__ void follow(const __grid_constant__ FollowArguments a) {
   const Signal& signal = a.signal;
   Flags* const own = signal.flags[signal.rank];
   if (is_stopped(signal)) return;
-  __threadfence_system();
+  fence(signal);
   put(&signal.flags[0]->lead_ready[signal.rank], a.word);
   await(&own->lead_done, signal, 0);
   put(&own->lead_done, std::uint64_t{0});
@@ -175,7 +185,7 @@ __device__ bool find_sources(const WorkArguments& a, const std::byte* (&sources)
 /// After the work: the own flags are made ready for the next operation before any peer can begin it.
 __device__ void leave(const WorkArguments& a) {
   const Signal& signal = a.signal;
-  if (signal.active == 0 || !is_last_block(&signal.state[signal.rank]->blocks)) return;
+  if (signal.active == 0 || !is_last_block(signal)) return;
   const int peer = static_cast<int>(threadIdx.x);
   if (!is_active(signal, peer) || is_stopped(signal)) return;
   Flags* const own = signal.flags[signal.rank];
@@ -183,11 +193,11 @@ __device__ void leave(const WorkArguments& a) {
   put(&signal.state[signal.rank]->words[peer], std::uint64_t{0});
   if (a.lead) {
     put(&own->lead_ready[peer], std::uint64_t{0});
-    __threadfence_system();
+    fence(signal);
     put(&theirs->lead_done, std::uint64_t{1});
   } else {
     put(&own->ready[peer], std::uint8_t{0});
-    __threadfence_system();
+    fence(signal);
     put(&theirs->done[signal.rank], std::uint8_t{1});
     if (signal.in_kernel) await(&own->done[peer], signal, peer);
   }

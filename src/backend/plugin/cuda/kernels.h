@@ -78,7 +78,8 @@ struct Signal {
   std::uint64_t active;            ///< peers that take part in this round, a bit for each; never this rank itself
   int rank;
   int ranks;
-  bool in_kernel;  ///< kernels wait, not streams
+  bool in_kernel;   ///< kernels wait, not streams
+  bool one_device;  ///< flags and data are all in memory of one device
 };
 
 struct EnterArguments {

@@ -135,6 +135,7 @@ Signal CudaGroup::make_signal(std::uint64_t active) const noexcept {
   }
   signal.record = control_->on_device();
   signal.in_kernel = in_kernel_;
+  signal.one_device = in_kernel_ && one_device_;
   return signal;
 }
 

@@ -69,6 +69,7 @@ void add_quantized(std::span<const std::uint8_t> coded, std::size_t block, std::
 
 torch::Tensor quantized_rows(const torch::Tensor& numbers, std::int64_t block) {
   const std::int64_t blocks = (numbers.numel() + block - 1) / block;
+  if (blocks == 0) return torch::empty({0}, numbers.options().dtype(torch::kUInt8));
   const torch::Tensor values =
       torch::constant_pad_nd(numbers, {0, blocks * block - numbers.numel()}).view({blocks, block});
   const torch::Tensor largest = values.abs().amax(1, true);  // NaN if there is one
@@ -85,8 +86,10 @@ torch::Tensor quantized_rows(const torch::Tensor& numbers, std::int64_t block) {
 
 // All parts of a bucket are whole blocks, so its rows are those of the parts, one after the other.
 void add_quantized_rows(const torch::Tensor& coded, std::int64_t block, const torch::Tensor& numbers) {
+  if (coded.numel() == 0) return;
   const torch::Tensor rows = coded.view({-1, 4 + block});
-  const torch::Tensor scales = rows.narrow(1, 0, 4).contiguous().view(torch::kFloat32);
+  // A copy, as rows need not begin where a float may.
+  const torch::Tensor scales = rows.narrow(1, 0, 4).clone(torch::MemoryFormat::Contiguous).view(torch::kFloat32);
   const torch::Tensor values = rows.narrow(1, 4, block).view(torch::kInt8).to(torch::kFloat32).mul_(scales);
   numbers.add_(values.view({-1}).narrow(0, 0, numbers.numel()));
 }

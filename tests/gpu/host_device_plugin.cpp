@@ -1,0 +1,238 @@
+// A device plugin whose device is this host, in the place of "cuda": what Maniple does around streams (group/device_calls.h) is tested by
+// it where there is no GPU. A stream is a thread that runs what it is given in order; memory of the device is any memory. The engine
+// can sum up to 1024 int32 over the ranks of one host, and barriers; all else goes through memory of the host.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "backend/device/device_plugin.h"
+
+namespace maniple {
+namespace {
+
+void pause() {
+  ::usleep(20);  // sleep: words are set by the host, and by other processes, without a wake-up
+}
+
+class Stream {
+ public:
+  Stream() : thread_([this] { run(); }) {}
+  ~Stream() {
+    push(nullptr);
+    thread_.join();
+  }
+  void push(std::function<void()> task) {
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !tasks_.empty(); });
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      if (!task) return;
+      task();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  std::thread thread_;
+};
+
+/// Counts how often it was recorded, and how many of these records its streams have reached.
+struct Event {
+  std::atomic<std::uint64_t> recorded{0};
+  std::atomic<std::uint64_t> reached{0};
+};
+using SharedEvent = std::shared_ptr<Event>;  // a handle is a pointer to one: streams may hold it longer
+
+Stream& stream_of(void* stream) {
+  if (stream == nullptr) throw SystemError("this device has no default stream", 0);
+  return *static_cast<Stream*>(stream);
+}
+SharedEvent event_of(void* event) { return *static_cast<SharedEvent*>(event); }
+
+class HostRuntime final : public DeviceRuntime {
+ public:
+  int device_count() noexcept override { return 1; }
+  std::string device_id(int) override { return "HOST-0"; }
+  std::string describe(int) override { return "this host, in the place of a GPU"; }
+  void* make_stream(int) override { return new Stream; }
+  void free_stream(void* stream) noexcept override { delete static_cast<Stream*>(stream); }
+  bool is_capturing(void*) override { return false; }
+  void* make_event(int) override { return new SharedEvent(std::make_shared<Event>()); }
+  void free_event(void* event) noexcept override { delete static_cast<SharedEvent*>(event); }
+  void record(void* event, void* stream) override {
+    const std::uint64_t number = ++event_of(event)->recorded;
+    stream_of(stream).push([event = event_of(event), number] { event->reached = number; });
+  }
+  void wait(void* stream, void* event) override {
+    stream_of(stream).push([event = event_of(event), number = event_of(event)->recorded.load()] {
+      while (event->reached < number) pause();
+    });
+  }
+  bool reached(void* event) override { return event_of(event)->reached >= event_of(event)->recorded; }
+  std::byte* make_pinned(std::size_t bytes) override {
+    return static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+  }
+  void free_pinned(std::byte* memory) noexcept override { std::free(memory); }
+  void copy(void* to, const void* from, std::size_t bytes, void* stream) override {
+    stream_of(stream).push([=] { std::memcpy(to, from, bytes); });
+  }
+  void wait_for_bits(void* stream, const std::uint32_t* word, std::uint32_t bits) override {
+    stream_of(stream).push([=] {
+      while ((__atomic_load_n(word, __ATOMIC_ACQUIRE) & bits) == 0) pause();
+    });
+  }
+};
+
+constexpr int kMostRanks = 16;
+constexpr std::size_t kMostElements = 1024;
+
+/// What the ranks of a group share: of each, the number of the last operation that it called, whose turn its stream has reached, and
+/// that it has finished.
+struct Board {
+  std::atomic<std::uint64_t> called[kMostRanks];
+  std::atomic<std::uint64_t> arrived[kMostRanks];
+  std::atomic<std::uint64_t> finished[kMostRanks];
+  std::atomic<std::uint64_t> count[kMostRanks];
+  std::atomic<std::uint64_t> mismatch;  // seq of the operation in which counts differ
+  std::int32_t values[kMostRanks][kMostElements];
+};
+
+class HostGroup final : public DevicePlugin {
+ public:
+  explicit HostGroup(const DeviceContext& context) : rank_(context.rank), ranks_(context.size()) {
+    int descriptor = rank_ == 0 ? ::memfd_create("host-device", MFD_CLOEXEC) : -1;
+    if (rank_ == 0 && ::ftruncate(descriptor, sizeof(Board)) != 0) throw SystemError("ftruncate failed", 0);
+    const int theirs = context.descriptors->share("board", 0, descriptor, context.deadline);
+    if (rank_ != 0) descriptor = theirs;
+    void* const memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    ::close(descriptor);
+    if (memory == MAP_FAILED) throw SystemError("mmap failed", 0);
+    board_ = static_cast<Board*>(memory);
+  }
+  ~HostGroup() override {
+    while (running_ != 0) pause();
+    ::munmap(board_, sizeof(Board));
+  }
+
+  std::string_view name() const noexcept override { return "host device"; }
+  bool can(const Operation& op) const noexcept override {
+    return op.op == Op::barrier || (op.op == Op::all_reduce && op.dtype == DType::int32 &&
+                                    op.reduce.kind() == ReduceOp::sum && op.count <= kMostElements);
+  }
+  void enqueue(const Operation& op) override {
+    if (stop_) throw Aborted("the group was aborted");
+    const std::uint64_t number = ++calls_;
+    {
+      const std::lock_guard lock(mutex_);
+      numbers_[op.seq] = number;
+    }
+    board_->called[rank_] = number;
+    ++running_;
+    stream_of(op.stream).push([this, op, number] {
+      run(op, number);
+      --running_;
+    });
+  }
+  void begin_batch() override {}
+  void end_batch(void*) override {}
+  bool has_messages() const noexcept override { return false; }
+  void enqueue_messages(std::span<const DeviceMessage>, void*) override {}
+  bool can_capture() const noexcept override { return false; }
+  RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t, Deadline) override {
+    const std::size_t bytes = sizes[static_cast<std::size_t>(rank_)];
+    const std::shared_ptr<void> memory(std::calloc(bytes + 1, 1), &std::free);
+    return RegisteredMemory(static_cast<std::byte*>(memory.get()), bytes, memory);
+  }
+  DeviceFault fault() noexcept override {
+    const std::uint64_t seq = stop_ ? 0 : board_->mismatch.load();
+    return {.kind = seq != 0 ? DeviceFault::Kind::mismatch : DeviceFault::Kind::none, .reason = {}, .seq = seq};
+  }
+  std::vector<LateRank> late_ranks(std::uint64_t seq) noexcept override {
+    const std::lock_guard lock(mutex_);
+    std::vector<LateRank> late;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (board_->arrived[rank] < numbers_[seq]) late.push_back({rank, board_->called[rank] >= numbers_[seq]});
+    }
+    return late;
+  }
+  void abort() noexcept override { stop_ = true; }
+
+ private:
+  /// Waits until all ranks have come to a number; false when the group was aborted first.
+  bool await(const std::atomic<std::uint64_t>* numbers, std::uint64_t number) const {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      while (numbers[rank] < number) {
+        if (stop_) return false;
+        pause();
+      }
+    }
+    return true;
+  }
+  void run(const Operation& op, std::uint64_t number) {
+    const std::size_t count = op.op == Op::barrier ? 0 : op.count;
+    if (count != 0) std::memcpy(board_->values[rank_], op.in, count * sizeof(std::int32_t));
+    board_->count[rank_] = count;
+    board_->arrived[rank_] = number;
+    if (!await(board_->arrived, number)) return;
+    bool same = true;
+    for (int rank = 0; rank < ranks_; ++rank) same = same && board_->count[rank] == count;
+    if (!same) board_->mismatch = op.seq;
+    auto* const out = reinterpret_cast<std::int32_t*>(op.out);
+    for (std::size_t i = 0; same && i < count; ++i) {
+      std::int32_t sum = 0;
+      for (int rank = 0; rank < ranks_; ++rank) sum += board_->values[rank][i];
+      out[i] = sum;
+    }
+    board_->finished[rank_] = number;
+    await(board_->finished, number);  // nobody reads this rank's values any more
+  }
+
+  int rank_;
+  int ranks_;
+  Board* board_ = nullptr;
+  std::uint64_t calls_ = 0;
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::uint64_t> numbers_;  // of operations, by their seq
+  std::atomic<int> running_{0};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace
+}  // namespace maniple
+
+extern "C" __attribute__((visibility("default"))) const maniple::DevicePluginEntry* maniple_device_plugin_entry() {
+  using namespace maniple;
+  static const DevicePluginEntry entry = {.abi = kDevicePluginAbi,
+                                          .operation = sizeof(Operation),
+                                          .version = "of this host",
+                                          .missing = [] { return std::string(); },
+                                          .runtime = []() -> DeviceRuntime* {
+                                            static HostRuntime runtime;
+                                            return &runtime;
+                                          },
+                                          .make = [](const DeviceContext& context) -> std::unique_ptr<DevicePlugin> {
+                                            return std::make_unique<HostGroup>(context);
+                                          }};
+  return &entry;
+}
