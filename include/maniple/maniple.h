@@ -8,6 +8,8 @@
 #include <maniple/train/cifar10.h>
 #include <maniple/train/clip_grad.h>
 #include <maniple/train/comm_hooks.h>
+#include <maniple/train/csv.h>
+#include <maniple/train/data_loader.h>
 #include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/int8_hook.h>

@@ -61,6 +61,8 @@ TEST(Corpus, AgentMessage) {
 TEST(Corpus, PeerTable) { EXPECT_GT(run_all(fuzz::peer_table, fuzz::peer_table_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Safetensors) { EXPECT_GT(run_all(fuzz::safetensors, fuzz::safetensors_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Idx) { EXPECT_GT(run_all(fuzz::idx, fuzz::idx_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Tar) { EXPECT_GT(run_all(fuzz::tar, fuzz::tar_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Csv) { EXPECT_GT(run_all(fuzz::csv, fuzz::csv_seeds()), std::size_t{kMutations}); }
 
 }  // namespace
 }  // namespace maniple

@@ -27,6 +27,10 @@ void peer_table(std::string_view bytes);
 void safetensors(std::string_view bytes);
 /// As a file of images or labels, plain and inside gzip.
 void idx(std::string_view bytes);
+/// As a tar of samples, read and passed over.
+void tar(std::string_view bytes);
+/// As a CSV file, plain and inside gzip.
+void csv(std::string_view bytes);
 /// As the values of the launcher's options, and as a hostfile.
 void launch_options(std::string_view bytes);
 /// As a message of another launcher of the job.
@@ -43,6 +47,8 @@ std::vector<std::string> control_seeds();
 std::vector<std::string> peer_table_seeds();
 std::vector<std::string> safetensors_seeds();
 std::vector<std::string> idx_seeds();
+std::vector<std::string> tar_seeds();
+std::vector<std::string> csv_seeds();
 std::vector<std::string> launch_options_seeds();
 std::vector<std::string> agent_message_seeds();
 

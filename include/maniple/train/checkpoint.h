@@ -69,6 +69,14 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, torch::optim::LRScheduler& scheduler);
   /// Where training is in its epoch; see "in the middle of an epoch" in sampler.h. (A copy of a sampler is the same sampler.)
   Checkpoint& add(const std::string& name, DistributedSampler sampler);
+  /// The same of a DataLoader, or of anything else with a cursor_text() and a load_cursor().
+  template <class Loader>
+    requires requires(Loader& loader, const std::string& text) { loader.cursor_text(), loader.load_cursor(text); }
+  Checkpoint& add(const std::string& name, Loader& loader) {
+    return add(
+        name, [&loader] { return loader.cursor_text(); },
+        [&loader](const std::string& text) { loader.load_cursor(text); });
+  }
   Checkpoint& add(const std::string& name, torch::Tensor& tensor);
   Checkpoint& add(const std::string& name, std::int64_t& number);
   Checkpoint& add(const std::string& name, double& number);

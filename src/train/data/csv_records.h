@@ -1,0 +1,89 @@
+// CSV (RFC 4180): records of a stream of bytes, the fields of a record, and numbers in chosen columns. No LibTorch here, so that the
+// parser can be fuzzed without it. Errors are InvalidArgument, "FILE:LINE:COLUMN: what"; the column counts bytes, from 1.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "train/data/readable_bytes.h"
+#include <maniple/train/shards.h>
+
+namespace maniple {
+
+/// No record may be longer: a quote that is never closed would otherwise make the rest of a file one record.
+inline constexpr std::size_t kCsvRecordLimit = std::size_t{16} << 20;
+
+struct CsvRecord {
+  std::string text = {};   ///< without its line end
+  std::size_t offset = 0;  ///< in the file
+  std::size_t line = 0;    ///< that it begins in, from 1
+};
+
+/// The records of a file, one after the other. Lines without anything are passed over.
+class CsvRecords {
+ public:
+  CsvRecords(std::unique_ptr<ReadableBytes> bytes, char separator) : bytes_(std::move(bytes)), separator_(separator) {}
+  bool next(CsvRecord& record);
+  const std::string& name() const noexcept { return bytes_->name(); }
+
+ private:
+  bool fill();
+  std::size_t find_end();
+
+  std::unique_ptr<ReadableBytes> bytes_;
+  char separator_;
+  std::string buffer_;  ///< bytes from `at_` on are yet to be used
+  std::size_t at_ = 0;
+  std::size_t buffer_offset_ = 0;  ///< of the buffer's first byte in the file
+  std::size_t line_ = 1;
+  bool ended_ = false, began_ = false;
+};
+
+struct CsvField {
+  std::string_view text;  ///< without the quotes around it; doubled ones inside are still doubled
+  std::size_t at = 0;     ///< where it begins in the record
+};
+
+/// `file` and `record.line` are for errors.
+void split_csv(const CsvRecord& record, char separator, const std::string& file, std::vector<CsvField>& fields);
+
+/// Which columns of a file are what. Made from its first record.
+class CsvLayout {
+ public:
+  CsvLayout(const CsvOptions& options, const CsvRecord& first, const std::string& file);
+  std::size_t width() const noexcept { return columns_.size(); }  ///< numbers in the data of a sample
+  bool has_label() const noexcept { return label_.has_value(); }
+  const CsvOptions& options() const noexcept { return options_; }
+
+  struct Label {
+    std::int64_t whole = 0;
+    float real = 0;
+  };
+  /// Fills data[0 .. width()), and the label if there is one.
+  Label parse(const CsvRecord& record, const std::string& file, float* data) const;
+
+ private:
+  std::size_t find(const std::string& column, const char* role, const std::string& file) const;
+  std::string column_name(std::size_t column) const;
+  [[noreturn]] void refuse(const CsvRecord& record, const std::string& file, const CsvField& field, std::size_t column,
+                           const char* expected) const;
+  float real_of(const CsvRecord& record, const std::string& file, const CsvField& field, std::size_t column) const;
+
+  CsvOptions options_;
+  std::vector<std::string> names_;  ///< empty without a header
+  std::size_t fields_ = 0;          ///< of every record
+  std::vector<std::size_t> columns_;
+  std::optional<std::size_t> label_;
+};
+
+/// The records of a file as samples, with its layout as RawSample::format.
+std::unique_ptr<ShardReader> csv_samples(std::unique_ptr<ReadableBytes> bytes, const std::string& path,
+                                         CsvOptions options);
+
+}  // namespace maniple
