@@ -27,4 +27,5 @@
 #include <maniple/train/sync_batch_norm.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>
+#include <maniple/train/trainer.h>
 #include <maniple/train/uneven_inputs.h>

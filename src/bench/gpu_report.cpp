@@ -219,9 +219,12 @@ std::string gpu_table_line(const GpuRow& row, const std::vector<GpuRow>& rows) {
     return fmt::format("{:<10} {:<11} {:>5} {:<3}  not measured: {}\n", row.what, row.system, row.ranks, mps,
                        row.missing);
   }
-  std::string rate = row.bytes > 0 ? format_bandwidth(row.gigabytes_per_second())
-                                   : fmt::format("{:.0f}/s", row.items_per_second()),
-              ratio;
+  std::string rate, ratio;
+  if (row.bytes == 0) {
+    rate = fmt::format("{:.0f}/s", row.items_per_second());
+  } else if (row.ranks > 1 || row.system.ends_with("NCCL") || row.system == "nccl") {
+    rate = format_bandwidth(row.gigabytes_per_second());  // one rank in place moves nothing
+  }
   const GpuRow* const plain = row.bytes == 0 ? find(rows, {row.what, row.system, "plain"}) : nullptr;
   if (plain != nullptr && row.kind != "plain") {
     ratio = row.ranks == 1 ? signed_percent(percent_over(row, *plain))

@@ -277,6 +277,10 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
     for (const Operation& op : operations) engine_->enqueue(op);
     if (operations.size() > 1) engine_->end_batch(stream);
     runtime_.record(pending.work->device.event.get(), stream);
+  } catch (const SystemError&) {
+    await_first_cause();
+    group_.end_on_device(last.seq, true);
+    group_.fail(last);
   } catch (...) {
     group_.end_on_device(last.seq, true);
     group_.fail(last);

@@ -124,6 +124,9 @@ class DeviceCalls {
   bool start_staged_messages();
   /// Gives up, and returns true, when the stream has reached it and its time is over.
   bool is_late(Pending& pending);
+  /// Before an error of the device is reported: it may be a consequence. Where ranks share a GPU by MPS, one that is killed while its
+  /// kernels run makes the device fail for all; the failure detector knows which, and tells soon.
+  void await_first_cause();
   void retire(Pending& pending, const std::exception_ptr& error);
   /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails, but for what has a part on the host
   /// that is still to end. True when anything has failed by it.

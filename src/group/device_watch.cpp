@@ -1,6 +1,7 @@
 // The thread that watches what is enqueued on a device: its end, its deadline, the faults that the engine reports.
 #include "group/device_calls.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -54,6 +55,7 @@ void DeviceCalls::watch_loop() {
     try {
       moved = look();
     } catch (...) {
+      await_first_cause();
       give_up(std::current_exception(), group_.context_of("device"));
     }
     lock.lock();
@@ -107,6 +109,7 @@ bool DeviceCalls::look() {
   if (fault.kind == DeviceFault::Kind::mismatch) {
     give_up(std::make_exception_ptr(Mismatch("the ranks called different operations")), context);
   } else {
+    await_first_cause();
     give_up(std::make_exception_ptr(SystemError(fmt::format("{}: {}", engine_->name(), fault.reason), 0)), context);
   }
   return true;
@@ -166,6 +169,12 @@ bool DeviceCalls::start_staged_messages() {
 void DeviceCalls::retire(Pending& pending, const std::exception_ptr& error) {
   if (pending.recorded) group_.end_on_device(pending.context.sequence, error != nullptr);
   pending.work->finish(error);
+}
+
+void DeviceCalls::await_first_cause() {
+  constexpr int kDetectorMs = 300;
+  pollfd raised{group_.abort_signal().fd(), POLLIN, 0};
+  if (group_.size() > 1) ::poll(&raised, 1, kDetectorMs);
 }
 
 bool DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& context) {

@@ -235,44 +235,45 @@ void be_killed(Rank& r, Place& place, void* stream, const Buffer& data, Doing do
   ::raise(SIGKILL);
 }
 
-TEST_P(DeviceCalls, AKilledRankIsNamedAndTheOthersGoOn) {
-  for (const Doing doing : {Doing::nothing, Doing::waiting, Doing::busy}) {
-    RunOptions options = ranks(3);
-    options.expect_dead = {0};
-    run_ranks(options, [doing](Rank& r) {
-      Place place;
-      void* const stream = place.stream();
-      const Buffer data = place.ints(kFew, 1);
-      r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
-      if (r.rank == 0) be_killed(r, place, stream, data, doing);
-      Work work;
-      // Rank 1 comes late, or the dead one would not have waited for anybody. What the dead one has given already may be enough for an
-      // operation on the host, but not for the next.
-      if (r.rank == 2) work = r.world->all_reduce(data, ReduceOp::sum, {.stream = stream});
-      r.phase("enqueued");
-      const double began = harness::now_s();
-      const Caught caught = catch_error([&] {
-        if (r.rank == 2) work.synchronize();
-        for (;;) r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
-      });
-      EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
-      EXPECT_EQ(caught.lost_rank, 0) << caught;
-      r.report("noticed", harness::now_s() - began);
-      place.finish(stream);
-      r.world.reset();
-      // The others begin anew, without it.
-      InitOptions again = r.init_options();
-      again.init_method = "file://" + r.dir() + "/again";
-      again.rank = r.rank - 1;
-      again.world_size = 2;
-      r.init(again);
-      const Buffer fresh = place.ints(kFew, 1);
-      r.world->all_reduce(fresh, ReduceOp::sum, {.stream = stream}).synchronize();
-      expect_all(fresh, 2);
-      place.finish(stream);
+/// The others name it and begin anew, without it.
+void kill_a_rank(RunOptions options, Doing doing) {
+  options.expect_dead = {0};
+  run_ranks(options, [doing](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer data = place.ints(kFew, 1);
+    r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
+    if (r.rank == 0) be_killed(r, place, stream, data, doing);
+    Work work;
+    // Rank 1 comes late, or the dead one would not have waited for anybody. What the dead one has given already may be enough for an
+    // operation on the host, but not for the next.
+    if (r.rank == 2) work = r.world->all_reduce(data, ReduceOp::sum, {.stream = stream});
+    r.phase("enqueued");
+    const double began = harness::now_s();
+    const Caught caught = catch_error([&] {
+      if (r.rank == 2) work.synchronize();
+      for (;;) r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
     });
-  }
+    EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+    EXPECT_EQ(caught.lost_rank, 0) << caught;
+    r.report("noticed", harness::now_s() - began);
+    place.finish(stream);
+    r.world.reset();
+    InitOptions again = r.init_options();
+    again.init_method = "file://" + r.dir() + "/again";
+    again.rank = r.rank - 1;
+    again.world_size = 2;
+    r.init(again);
+    const Buffer fresh = place.ints(kFew, 1);
+    r.world->all_reduce(fresh, ReduceOp::sum, {.stream = stream}).synchronize();
+    expect_all(fresh, 2);
+    place.finish(stream);
+  });
 }
+
+TEST_P(DeviceCalls, AnIdleRankIsKilled) { kill_a_rank(ranks(3), Doing::nothing); }
+TEST_P(DeviceCalls, ABusyRankIsKilled) { kill_a_rank(ranks(3), Doing::busy); }
+TEST_P(DeviceCalls, AWaitingRankIsKilled) { kill_a_rank(ranks(3), Doing::waiting); }
 
 TEST_P(DeviceCalls, AGroupIsDestroyedWithOperationsUnderWay) {
   run_ranks(ranks(2), [](Rank& r) {

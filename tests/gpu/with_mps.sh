@@ -16,7 +16,7 @@ stop() {
   for environment in /proc/[0-9]*/environ; do
     pid=${environment#/proc/}
     pid=${pid%/environ}
-    if [[ $pid != "$$" ]] && tr '\0' '\n' <"$environment" 2>/dev/null | grep -q "^CUDA_MPS_PIPE_DIRECTORY=$folder/pipe$"; then
+    if [[ $pid != "$$" ]] && grep -qzxsF "CUDA_MPS_PIPE_DIRECTORY=$folder/pipe" "$environment"; then
       kill -KILL "$pid" 2>/dev/null || true
     fi
   done

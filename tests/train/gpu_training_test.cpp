@@ -170,11 +170,12 @@ TEST(GpuClipGrad, OverRanks) {
 TEST(GpuMetrics, AreReadOnce) {
   Metrics metrics;
   const Tensor scores = numbers({8, 5}), target = scores.argmax(1);
+  const std::vector<Tensor> values = {numbers({1}, 0), numbers({1}, 1), numbers({1}, 2)};
   {
     const NoWaiting no_waiting;
-    for (int i = 0; i < 3; ++i) {
-      metrics.add("loss", numbers({1}, i), 2);
-      metrics.add_max("largest", numbers({1}, i));
+    for (const Tensor& value : values) {
+      metrics.add("loss", value, 2);
+      metrics.add_max("largest", value);
       metrics.add_accuracy("accuracy", scores, target);
     }
   }
@@ -247,8 +248,8 @@ TEST(GpuDdp, DeviceIdsSayWhereTheModuleIs) {
     auto net = std::make_shared<NetImpl>();
     fill(*net, 1);
     EXPECT_NO_THROW(DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = {0}}));
-    const Caught wrong = catch_error(
-        [&] { DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = {1}}); });
+    const Caught wrong =
+        catch_error([&] { DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = {1}}); });
     EXPECT_TRUE(contains(wrong.text, "device_ids is {1}, but parameter fc1.weight is on cuda:0")) << wrong;
   });
 }
@@ -327,11 +328,13 @@ TEST(GpuDdp, AutocastAndChannelsLastTrainAsOneProcess) {
 
 // ---- A step as a graph ---------------------------------------------------------------------------------------------------
 
-TEST(GpuGraph, ReplaysTrainAsPlainSteps) {
+class GpuGraph : public testing::TestWithParam<int> {};
+
+TEST_P(GpuGraph, ReplaysTrainAsPlainSteps) {
   constexpr int kBefore = 4, kReplays = 5;
-  for (const int n : {1, 2}) {
-    if (n > 1 && chosen_backend() == "nccl") continue;  // NCCL's ranks need a GPU each for it
-    run_ranks({.n = n}, [](Rank& r) {
+  run_ranks({.n = GetParam()}, [](Rank& r) {
+    const char* doing = "plain steps";
+    try {
       // All of it on one stream that is not the default one, DDP's construction included: autograd remembers it.
       const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
       const c10::cuda::CUDAStreamGuard guard(stream);
@@ -363,22 +366,28 @@ TEST(GpuGraph, ReplaysTrainAsPlainSteps) {
       }
       stream.synchronize();
       r.world->barrier();
+      doing = "beginning to capture";
       at::cuda::CUDAGraph graph;
 #if MANIPLE_TORCH_AT_LEAST(2, 1)
       graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
 #else
       graph.capture_begin();
 #endif
+      doing = "capturing a step";
       captured.step(x);
+      doing = "ending the capture";
       graph.capture_end();
+      doing = "replaying";
       for (int step = kBefore; step < kBefore + kReplays; ++step) {
         load(step);
         graph.replay();
       }
       stream.synchronize();
+      doing = "comparing";
       for (const auto& item : plain.net->named_parameters()) {
         const Tensor own = captured.net->named_parameters()[item.key()];
-        EXPECT_TRUE(torch::allclose(own, item.value(), 1e-5, 1e-6)) << item.key();
+        EXPECT_TRUE(torch::allclose(own, item.value(), 1e-5, 1e-6))
+            << item.key() << " differs by " << (own - item.value()).abs().max().item<double>();
       }
       for (const auto& item : plain.net->named_buffers()) {
         const Tensor own = captured.net->named_buffers()[item.key()];
@@ -386,9 +395,15 @@ TEST(GpuGraph, ReplaysTrainAsPlainSteps) {
       }
       expect_same_everywhere(r, *captured.net, false);
       r.world->barrier();
-    });
-  }
+    } catch (const std::exception& error) {
+      throw std::runtime_error(std::string("while ") + doing + ": " + error.what());
+    }
+  });
 }
+// NCCL's ranks need a GPU each for it.
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuGraph, testing::ValuesIn([] {
+                           return chosen_backend() == "nccl" ? std::vector{1} : std::vector{1, 2};
+                         }()));
 
 }  // namespace
 }  // namespace maniple::harness::gpu_training_test

@@ -49,6 +49,10 @@ const std::vector<Pair>& pairs() {
   return all;
 }
 
+const Pair& pair_named(const std::string& name) {
+  return *std::find_if(pairs().begin(), pairs().end(), [&](const Pair& pair) { return pair.name == name; });
+}
+
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(); }
 
 /// Contiguous and not, channels last, empty, without dimensions, with gaps.
@@ -303,9 +307,9 @@ void copy_values(const Parameters& from, const Parameters& to) {
 
 TEST(Optim, AnInterruptedRunEndsWithTheSameBits) {
   std::vector<std::pair<std::string, Make>> makes;
-  for (const Pair& pair : pairs()) {
-    makes.emplace_back(pair.name, pair.ours);
-    makes.emplace_back(pair.name + ", masters", pair.with_masters);
+  for (const char* name : {"SGD, momentum, decay", "Adam, all", "AdamW"}) {  // each save waits for the disk
+    makes.emplace_back(name, pair_named(name).ours);
+    makes.emplace_back(std::string(name) + ", masters", pair_named(name).with_masters);
   }
   makes.emplace_back("Lion", [](Parameters p) { return std::make_unique<optim::Lion>(std::move(p)); });
   for (const auto& [name, make] : makes) {
@@ -329,7 +333,8 @@ TEST(Optim, AnInterruptedRunEndsWithTheSameBits) {
 
 // From torch::optim's checkpoint to ours, and back.
 TEST(Optim, CheckpointsAreThoseOfTorch) {
-  for (const Pair& pair : pairs()) {
+  for (const char* name : {"SGD, momentum", "Adam, all", "AdamW"}) {
+    const Pair& pair = pair_named(name);
     for (const bool from_torch : {true, false}) {
       const Parameters reference = some_parameters(torch::kFloat64), a = some_parameters(torch::kFloat64),
                        b = some_parameters(torch::kFloat64);
@@ -419,7 +424,7 @@ TEST(Optim, WithGradientsInBuckets) {
   for (const int n : {1, 2, 3}) {
     run_ranks({.n = n}, [](Rank& r) {
       for (const char* name : {"SGD, all", "AdamW"}) {
-        const Pair& pair = *std::find_if(pairs().begin(), pairs().end(), [&](const Pair& p) { return p.name == name; });
+        const Pair& pair = pair_named(name);
         const Parameters after = trained(r, pair.ours, false, true);
         expect_near(after, trained(r, pair.torch, false, true), 1e-6, name);
         expect_bits(trained(r, pair.ours, false, false), after, "gradients outside of buckets");

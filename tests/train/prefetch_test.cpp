@@ -110,8 +110,7 @@ struct Numbers : torch::data::datasets::Dataset<Numbers> {
 
 TEST(Prefetch, ALoaderWhoseBatchesAreCounted) {
   DistributedSampler sampler(20, {.num_replicas = 1, .rank = 0, .shuffle = false});
-  const auto loader =
-      torch::data::make_data_loader(Numbers().map(torch::data::transforms::Stack<>()), sampler, 4);
+  const auto loader = torch::data::make_data_loader(Numbers().map(torch::data::transforms::Stack<>()), sampler, 4);
   for (const torch::Device device : {torch::Device(torch::kCPU), kElsewhere}) {
     auto batches = prefetch_to(device, *loader);
     for (std::size_t epoch = 0; epoch < 2; ++epoch) {

@@ -71,7 +71,10 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, DistributedSampler sampler);
   /// The same of a DataLoader, or of anything else with a cursor_text() and a load_cursor().
   template <class Loader>
-    requires requires(Loader& loader, const std::string& text) { loader.cursor_text(), loader.load_cursor(text); }
+    requires requires(Loader& loader, const std::string& text) {
+      loader.cursor_text();
+      loader.load_cursor(text);
+    }
   Checkpoint& add(const std::string& name, Loader& loader) {
     return add(
         name, [&loader] { return loader.cursor_text(); },

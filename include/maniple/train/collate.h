@@ -146,28 +146,6 @@ struct Collation<std::map<Key, T>> {
   }
 };
 
-/// The tensors of an Example, for page-locked memory.
-template <class Data, class Target>
-struct Nest<torch::data::Example<Data, Target>> {
-  using Value = torch::data::Example<Data, Target>;
-  static constexpr bool kOnlyTensors = Nest<Data>::kOnlyTensors && Nest<Target>::kOnlyTensors;
-  static void collect(const Value& value, std::vector<torch::Tensor>& to) {
-    Nest<Data>::collect(value.data, to);
-    Nest<Target>::collect(value.target, to);
-  }
-  static Value rebuild(const Value& like, TensorCursor& from) {
-    auto data = Nest<Data>::rebuild(like.data, from);
-    return Value(std::move(data), Nest<Target>::rebuild(like.target, from));
-  }
-};
-template <class Data>
-struct Nest<torch::data::Example<Data, torch::data::example::NoTarget>> {
-  using Value = torch::data::Example<Data, torch::data::example::NoTarget>;
-  static constexpr bool kOnlyTensors = Nest<Data>::kOnlyTensors;
-  static void collect(const Value& value, std::vector<torch::Tensor>& to) { Nest<Data>::collect(value.data, to); }
-  static Value rebuild(const Value& like, TensorCursor& from) { return Value(Nest<Data>::rebuild(like.data, from)); }
-};
-
 }  // namespace detail
 
 /// The default of DataLoader.

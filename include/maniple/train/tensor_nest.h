@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <torch/data/example.h>
 #include <torch/types.h>
 #include <torch/version.h>
 
@@ -134,6 +135,29 @@ struct Nest<T> {
     if (value) Nest<Value>::collect(*value, to);
   }
   static T rebuild(const T& like, TensorCursor& from) { return like ? T(Nest<Value>::rebuild(*like, from)) : T(); }
+};
+
+template <class Data, class Target>
+struct Nest<torch::data::Example<Data, Target>> {
+  using Example = torch::data::Example<Data, Target>;
+  static constexpr bool kOnlyTensors = Nest<Data>::kOnlyTensors && Nest<Target>::kOnlyTensors;
+  static void collect(const Example& value, std::vector<torch::Tensor>& to) {
+    Nest<Data>::collect(value.data, to);
+    Nest<Target>::collect(value.target, to);
+  }
+  static Example rebuild(const Example& like, TensorCursor& from) {
+    Data data = Nest<Data>::rebuild(like.data, from);
+    return Example(std::move(data), Nest<Target>::rebuild(like.target, from));
+  }
+};
+template <class Data>
+struct Nest<torch::data::Example<Data, torch::data::example::NoTarget>> {
+  using Example = torch::data::Example<Data, torch::data::example::NoTarget>;
+  static constexpr bool kOnlyTensors = Nest<Data>::kOnlyTensors;
+  static void collect(const Example& value, std::vector<torch::Tensor>& to) { Nest<Data>::collect(value.data, to); }
+  static Example rebuild(const Example& like, TensorCursor& from) {
+    return Example(Nest<Data>::rebuild(like.data, from));
+  }
 };
 
 template <class T>

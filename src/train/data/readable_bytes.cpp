@@ -15,7 +15,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kPortion = std::size_t{256} << 10;
+constexpr std::size_t kFirstPortion = std::size_t{4} << 10, kPortion = std::size_t{256} << 10;
 
 class FileBytes final : public ReadableBytes {
  public:
@@ -38,8 +38,9 @@ class FileBytes final : public ReadableBytes {
         at_ += size - done;
         done = size;
       } else {
-        portion_.resize(std::min(kPortion, file_.size() - at_));
+        portion_.resize(std::min(portion_size_, file_.size() - at_));
         portion_at_ = at_;
+        portion_size_ = std::min(2 * portion_size_, kPortion);
         file_.read(at_, portion_.data(), portion_.size());
       }
     }
@@ -48,12 +49,15 @@ class FileBytes final : public ReadableBytes {
   std::size_t skip_some(std::size_t size) override {
     size = std::min(size, file_.size() - at_);
     at_ += size;
+    if (at_ > portion_at_ + portion_.size())
+      portion_size_ = kFirstPortion;  // probably a header, and then the next skip
     return size;
   }
 
   RegularFile file_;
   std::size_t at_ = 0;
   std::size_t portion_at_ = 0;
+  std::size_t portion_size_ = kFirstPortion;  ///< of the next one: grows while everything is read
   std::vector<char> portion_ = {};
 };
 

@@ -116,25 +116,43 @@ __device__ void copy_bytes(std::byte* to, const std::byte* from, std::size_t byt
   if (thread < tail) to[head + body + thread] = from[head + body + thread];
 }
 
-__global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterArguments a) {
-  const Signal& signal = a.signal;
-  __shared__ bool stopped;
-  if (threadIdx.x == 0) stopped = is_stopped(signal);
-  __syncthreads();
-  if (!stopped && static_cast<int>(blockIdx.y) < a.piece_count) {
-    const Piece& piece = a.pieces[blockIdx.y];
-    copy_bytes(piece.to, piece.from, piece.bytes);
-  }
-  if (!is_last_block(signal) || stopped) return;
+/// By one block, after what its rank stages: tells the peers, and waits for them.
+__device__ void announce(const Signal& signal, const std::uint64_t* words) {
   Flags* const own = signal.flags[signal.rank];
   if (threadIdx.x < kMostRanks / 8) put(reinterpret_cast<std::uint64_t*>(own->done) + threadIdx.x, std::uint64_t{0});
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (!is_active(signal, peer)) return;
-  put(&signal.state[peer]->words[signal.rank], a.words[peer]);
+  put(&signal.state[peer]->words[signal.rank], words[peer]);
   fence(signal);
   put(&signal.flags[peer]->ready[signal.rank], std::uint8_t{1});
   if (signal.in_kernel) await(&own->ready[peer], signal, peer);
+}
+
+/// For all threads of a block.
+__device__ bool is_stopped_for_all(const Signal& signal) {
+  __shared__ bool stopped;
+  if (threadIdx.x == 0) stopped = is_stopped(signal);
+  __syncthreads();
+  return stopped;
+}
+
+__global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterArguments a) {
+  const bool stopped = is_stopped_for_all(a.signal);
+  if (!stopped && static_cast<int>(blockIdx.y) < a.piece_count) {
+    const Piece& piece = a.pieces[blockIdx.y];
+    copy_bytes(piece.to, piece.from, piece.bytes);
+  }
+  if (is_last_block(a.signal) && !stopped) announce(a.signal, a.words);
+}
+
+/// The same at the start of a kernel of one block.
+__device__ void enter_here(const WorkArguments& a) {
+  if (is_stopped_for_all(a.signal)) return;
+  copy_bytes(a.piece.to, a.piece.from, a.piece.bytes);
+  __syncthreads();
+  announce(a.signal, a.words);
+  __syncthreads();
 }
 
 /// A rank that does not lead, where kernels wait.
@@ -217,6 +235,7 @@ __global__ void __launch_bounds__(kThreads) copy(const __grid_constant__ WorkArg
 template <class Format, class Combine>
 __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ WorkArguments a) {
   __shared__ const std::byte* sources[kMostRanks];
+  if (a.enters) enter_here(a);
   if (find_sources(a, sources) && a.count != 0) {
     constexpr std::size_t kElement = sizeof(typename Format::Stored);
     const Change<Format> change(a);
@@ -245,7 +264,8 @@ unsigned blocks_for(std::size_t bytes, int rows) {
     int processors = 0;
     check(::cudaGetDevice(&device), "cudaGetDevice");
     check(::cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    return 4 * processors;
+    return 8 *
+           processors;  // more than fit at a time: where a kernel that waits has taken some room, the rest is shared out evenly
   }();
   const std::size_t needed = (bytes + kBytesOfBlock - 1) / kBytesOfBlock;
   return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, std::max(1, most / std::max(1, rows))));
@@ -307,6 +327,8 @@ void load_kernels() {
   load_bits(Number<std::uint8_t>());
   load_bits(Truth());
 }
+
+bool is_one_block(std::size_t bytes) { return bytes <= kBytesOfBlock; }
 
 bool may_wait(std::size_t bytes) { return bytes <= kWaitingBlocks * kBytesOfBlock; }
 

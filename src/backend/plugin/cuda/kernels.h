@@ -99,6 +99,11 @@ struct WorkArguments {
   bool lead;   ///< the first rank for all: the kernel clears lead_ready and sets lead_done
   bool waits;  ///< lead: each block waits for the peers by itself; only where blocks are few
 
+  // Reductions of one block, where kernels wait: the kernel does what `enter` does as well.
+  bool enters;
+  std::uint64_t words[kMostRanks];
+  Piece piece;
+
   // Copies: what comes from rank i goes to `to[i]`.
   std::byte* to[kMostRanks];
   std::size_t bytes[kMostRanks];
@@ -121,6 +126,7 @@ struct FollowArguments {
 
 /// Before the first launch on a device.
 void load_kernels();
+bool is_one_block(std::size_t bytes);  ///< a reduction of so much is done by
 /// So much work is done by so few blocks that all of them may wait for other ranks.
 bool may_wait(std::size_t bytes);
 void launch_follow(const FollowArguments& arguments, cudaStream_t stream);

@@ -1,6 +1,6 @@
 // How an operation becomes kernels and waits on a stream.
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 
 #include "backend/plugin/cuda/cuda_group.h"
 
@@ -262,8 +262,8 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
     if (peer != rank_ && rounds[peer] > round) active |= std::uint64_t{1} << peer;
   }
 
+  EnterArguments enter = {};
   if (active != 0) {
-    EnterArguments enter = {};
     enter.signal = make_signal(active);
     for (int peer = 0; peer < ranks_; ++peer) {
       if ((active >> peer & 1) == 0) continue;
@@ -274,8 +274,6 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
       if (direct || !plan.read_by_others || bytes == 0 || (plan.one_for_all && enter.piece_count > 0)) continue;
       enter.pieces[enter.piece_count++] = {call.in + range.offset + start, slot(rank_) + place, bytes};
     }
-    launch_enter(enter, call.stream);
-    wait_for(flags(rank_)->ready, active, all_at_once, call.stream);
   }
 
   WorkArguments work = {};
@@ -306,6 +304,15 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
     }
   }
   if (active == 0 && work.count == 0 && work.bytes[rank_] == 0) return;
+  work.enters = in_kernel_ && active != 0 && plan.reduces && enter.piece_count <= 1 &&
+                is_one_block(std::max(enter.pieces[0].bytes, work.count * call.operation.element()));
+  if (work.enters) {
+    std::copy(std::begin(enter.words), std::end(enter.words), std::begin(work.words));
+    work.piece = enter.pieces[0];
+  } else if (active != 0) {
+    launch_enter(enter, call.stream);
+    wait_for(flags(rank_)->ready, active, all_at_once, call.stream);
+  }
   launch_work(call, work);
   if (active != 0) wait_for(flags(rank_)->done, active, all_at_once, call.stream);
 }

@@ -79,7 +79,8 @@ torch::Tensor quantized_rows(const torch::Tensor& numbers, std::int64_t block) {
   // What is not finite, times zero, is NaN: such a block is known by its scale.
   const torch::Tensor whole = (values * inverse).round_().clamp_(-127, 127).nan_to_num_(0);
   const torch::Tensor rows = torch::empty({blocks, 4 + block}, values.options().dtype(torch::kUInt8));
-  rows.narrow(1, 0, 4).copy_(scales.view(torch::kUInt8));
+  // A copy, as a reduction may leave any stride in the dimension that it has reduced.
+  rows.narrow(1, 0, 4).copy_(scales.clone(torch::MemoryFormat::Contiguous).view(torch::kUInt8));
   rows.narrow(1, 4, block).copy_(whole.to(torch::kInt8).view(torch::kUInt8));
   return rows.view({-1});
 }

@@ -1,0 +1,82 @@
+// MNIST again, as in 05_ddp_mnist, with a Trainer: what is left to write is the model, the loss and the data.
+//
+//   scripts/fetch_mnist.sh
+//   build/bin/maniple run -n 2 build/bin/examples/09_trainer --epochs 2        or without maniple run, alone
+//
+// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks together)  --lr X
+// --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
+// --checkpoint FOLDER: save there every --save-every N steps, and go on from there  --log FOLDER: for TensorBoard, and log.jsonl
+#include <cstdio>
+#include <string>
+
+#include <torch/torch.h>
+
+#include "arguments.h"
+#include <maniple/maniple.h>
+
+int main(int argc, char** argv) try {
+  std::string data = "data/mnist", checkpoint, log;
+  std::size_t epochs = 2, batch_size = 64, workers = 1, train_samples = 0, test_samples = 0, save_every = 100;
+  double lr = 0.02, target = 0;
+  read_arguments(argc, argv,
+                 {{"--data", &data},
+                  {"--checkpoint", &checkpoint},
+                  {"--log", &log},
+                  {"--lr", &lr},
+                  {"--target", &target},
+                  {"--epochs", &epochs},
+                  {"--batch-size", &batch_size},
+                  {"--workers", &workers},
+                  {"--save-every", &save_every},
+                  {"--train-samples", &train_samples},
+                  {"--test-samples", &test_samples}});
+  const auto digits = [&](maniple::Mnist::Split split, std::size_t limit, std::uint64_t seed) {
+    if (data == "drawn") return maniple::Mnist::drawn(limit > 0 ? limit : 2000, seed);
+    return maniple::Mnist(data, split, {.limit = limit});
+  };
+  maniple::init_process_group();
+  maniple::apply_fast_settings({.threads = 1});
+  maniple::seed_all(7, static_cast<std::uint64_t>(maniple::get_rank()));  // dropout differs between ranks
+
+  namespace nn = torch::nn;
+  nn::Sequential net(nn::Conv2d(1, 16, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(16, 32, 5), nn::ReLU(),
+                     nn::MaxPool2d(2), nn::Flatten(), nn::Linear(512, 128), nn::ReLU(), nn::Dropout(0.25),
+                     nn::Linear(128, 10), nn::LogSoftmax(1));
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(lr).momentum(0.9));
+  maniple::Trainer trainer(net, optimizer,
+                           {.epochs = epochs,
+                            .checkpoint = {.folder = checkpoint},
+                            .save_every = static_cast<std::int64_t>(save_every),
+                            .monitor = "accuracy",
+                            .mode = maniple::StopMode::max,
+                            .log_dir = log,
+                            .on_epoch = [](const maniple::TrainerState& state) {
+                              maniple::print_once("epoch ", state.epoch, ": accuracy ", state.evaluation["accuracy"]);
+                            }});
+  const auto loss = [&](auto& batch, maniple::Metrics& metrics) {
+    const auto output = net->forward(batch.data);
+    metrics.add_accuracy("accuracy", output, batch.target);
+    return torch::nll_loss(output, batch.target);
+  };
+
+  // Training: equally many samples on each rank, in another order in each epoch. Test: each sample once, over all ranks.
+  const auto stack = torch::data::transforms::Stack<>();
+  auto train = digits(maniple::Mnist::Split::train, train_samples, 1).map(stack);
+  auto test = digits(maniple::Mnist::Split::test, test_samples, 2).map(stack);
+  maniple::DistributedSampler sampler(train.size().value(), {.seed = 7});
+  maniple::DistributedSampler test_sampler(test.size().value(),
+                                           {.shuffle = false, .mode = maniple::SamplerMode::evaluation});
+  const auto loader_options = torch::data::DataLoaderOptions()
+                                  .batch_size(maniple::per_process_batch_size(batch_size, trainer.ranks()))
+                                  .workers(workers);
+  const auto loader = torch::data::make_data_loader(train, sampler, loader_options);
+  const auto test_loader = torch::data::make_data_loader(test, test_sampler, 256);
+
+  const auto& end = trainer.fit(maniple::sampled(*loader, sampler), *test_loader, loss);
+  if (end.end == maniple::TrainerEnd::stopped || end.evaluation["accuracy"] >= target) return 0;
+  maniple::print_once("accuracy ", end.evaluation["accuracy"], " is below the target ", target);
+  return 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

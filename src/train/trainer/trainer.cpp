@@ -1,0 +1,337 @@
+#include <maniple/train/trainer.h>
+
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "train/trainer/training_log.h"
+#include <maniple/dist.h>
+#include <maniple/train/accumulation.h>
+#include <maniple/train/clip_grad.h>
+
+namespace maniple {
+namespace {
+
+/// A module in another mode, until this goes.
+class ModuleMode {
+ public:
+  ModuleMode(torch::nn::Module& module, bool training) : module_(module), before_(module.is_training()) {
+    module_.train(training);
+  }
+  ~ModuleMode() { module_.train(before_); }
+  ModuleMode(const ModuleMode&) = delete;
+  ModuleMode& operator=(const ModuleMode&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+  bool before_;
+};
+
+TrainerOptions checked(TrainerOptions options) {
+  MANIPLE_REQUIRE(options.accumulate >= 1, "Trainer: {} batches make a step; expected at least 1", options.accumulate);
+  MANIPLE_REQUIRE(options.max_grad_norm >= 0, "Trainer: a max_grad_norm of {}; expected 0 (no clipping) or more",
+                  options.max_grad_norm);
+  MANIPLE_REQUIRE(
+      options.max_steps >= 0 && options.save_every >= 0 && options.evaluate_every >= 0 && options.patience >= 0,
+      "Trainer: max_steps {}, save_every {}, evaluate_every {}, patience {}; expected 0 (off) or more",
+      options.max_steps, options.save_every, options.evaluate_every, options.patience);
+  MANIPLE_REQUIRE(options.log_every >= 1, "Trainer: a row of metrics every {} steps; expected at least 1",
+                  options.log_every);
+  if (!options.ddp.process_group && is_initialized()) options.ddp.process_group = get_default_group();
+  options.checkpoint.group = options.ddp.process_group;
+  return options;
+}
+
+}  // namespace
+
+struct Trainer::Impl {
+  Impl(std::shared_ptr<torch::nn::Module> m, torch::optim::Optimizer& o, TrainerOptions given)
+      : model(std::move(m)),
+        optimizer(o),
+        options(checked(std::move(given))),
+        group(options.ddp.process_group),
+        best_so_far({.patience = options.patience > 0 ? options.patience : std::numeric_limits<int>::max(),
+                     .min_delta = options.min_delta,
+                     .mode = options.mode,
+                     .group = group}) {
+    MANIPLE_REQUIRE(model, "Trainer: the model is null");
+    if (group) {
+      ddp = std::make_unique<detail::DdpBase>(model, options.ddp);
+      accumulation.emplace(*ddp, options.accumulate);
+    } else {
+      accumulation.emplace(model->parameters(), options.accumulate);
+    }
+    if (options.lr) {
+      for (auto& parameters : optimizer.param_groups()) rates.push_back(parameters.options().get_lr());
+    }
+    metrics.add("loss", 0.0, 0);  // the first of a row
+    if (options.checkpoint.folder.empty()) return;
+    checkpoint = std::make_unique<Checkpoint>(options.checkpoint);
+    checkpoint->add("model", *model).add("optimizer", optimizer);
+    checkpoint->add("trainer", [this] { return state_text(); }, [this](const auto& text) { load_state(text); });
+    checkpoint->add(
+        "data", [this] { return train == nullptr ? cursor
+                                : train->cursor  ? train->cursor()
+                                                 : std::string(); },
+        [this](const std::string& text) {
+          if (train != nullptr && train->load_cursor && !text.empty()) train->load_cursor(text);
+        });
+    checkpoint->add(
+        "best_so_far", [this] { return best_so_far.state(); },
+        [this](const auto& text) { best_so_far.load_state(text); });
+    CheckpointOptions of_best = options.checkpoint;
+    of_best.folder += "/best";
+    of_best.keep_last = 1;
+    best = std::make_unique<Checkpoint>(of_best);
+    best->add("model", *model);
+  }
+
+  // ---- What is kept ----------------------------------------------------------------------------------------------
+
+  int ranks() const { return group ? group->size() : 1; }
+
+  std::string state_text() const {
+    return format_text("epoch {} batch {} step {} samples {} ranks {}", state.epoch, state.batch, state.step,
+                       state.samples, ranks());
+  }
+  void load_state(const std::string& text) {
+    std::istringstream in(text);
+    std::string word;
+    TrainerState saved;
+    int saved_ranks = 0;
+    in >> word >> saved.epoch >> word >> saved.batch >> word >> saved.step >> word >> saved.samples >> word >>
+        saved_ranks;
+    MANIPLE_REQUIRE(in && word == "ranks", "Trainer: \"{}\" is no state of a training", text.substr(0, 80));
+    MANIPLE_REQUIRE(
+        saved.batch == 0 || train == nullptr || train->cursor || saved_ranks == ranks(),
+        "Trainer: the checkpoint is of the middle of an epoch on {} ranks, here are {}, and the data has no "
+        "cursor that could divide the rest anew; resume with {} ranks, or train on maniple::sampled(loader, "
+        "sampler)",
+        saved_ranks, ranks(), saved_ranks);
+    state = saved;
+  }
+  void save() {
+    if (checkpoint) checkpoint->save(state.step);
+  }
+
+  // ---- A step ----------------------------------------------------------------------------------------------------
+
+  double rate() const {
+    const auto& groups = optimizer.param_groups();
+    return groups.empty() ? 0 : groups.front().options().get_lr();
+  }
+
+  torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& to) {
+    std::shared_ptr<void> scope = options.autocast ? options.autocast() : nullptr;
+    const torch::Tensor loss = batch.loss(to);
+    scope.reset();
+    MANIPLE_REQUIRE(loss.defined() && loss.numel() == 1,
+                    "Trainer: the loss function returned {}; expected a tensor of one element, the mean over the batch",
+                    loss.defined() ? format_text("a tensor of shape [{}]", joined(loss.sizes())) : "no tensor");
+    to.add("loss", loss, batch.samples);
+    return loss;
+  }
+
+  void step_optimizer() {
+    for (std::size_t i = 0; i < rates.size(); ++i)
+      optimizer.param_groups()[i].options().set_lr(options.lr(state.step, rates[i]));
+    if (options.max_grad_norm > 0) {
+      if (scaler.unscale) scaler.unscale(optimizer);
+      metrics.add("grad_norm", clip_grad_norm_(model->parameters(), options.max_grad_norm));
+    }
+    if (scaler.step) {
+      scaler.step(optimizer);
+      scaler.update();
+    } else {
+      optimizer.step();
+    }
+    ++state.step;
+  }
+
+  /// Of the steps since the row before, if there are any: on all ranks equally many.
+  void write_row() {
+    if (std::exchange(rows_step, state.step) == state.step) return;
+    state.train = metrics.all_reduce(group);
+    log->row("train", state, state.train, rate());
+  }
+
+  /// Whether the training goes on after this batch.
+  bool train_on(const detail::TrainerBatch& batch) {
+    if (accumulation->pending() == 0) optimizer.zero_grad();
+    {
+      const auto scope = accumulation->step(batch.is_last);
+      const torch::Tensor loss = loss_of(batch, metrics);
+      state.loss = loss.detach();
+      const torch::Tensor part = accumulation->scale(loss, batch.samples);
+      (scaler.scale ? scaler.scale(part) : part).backward();
+    }
+    ++state.batch;
+    state.samples += static_cast<std::int64_t>(batch.samples) * ranks();
+    if (!accumulation->ready()) {
+      log->batch(batch.samples);
+      return true;
+    }
+    step_optimizer();
+    if (state.step % options.log_every == 0) write_row();
+    log->batch(batch.samples);
+    if (options.schedule) options.schedule();
+    if (options.on_step) options.on_step(state);
+    if (evaluation != nullptr && options.evaluate_every > 0 && state.step % options.evaluate_every == 0) evaluate_now();
+    const bool asked = stop ? stop->requested_anywhere(group) : stop_asked;
+    if (best_so_far.should_stop()) {
+      state.end = TrainerEnd::early;
+    } else if (options.max_steps > 0 && state.step >= options.max_steps) {
+      state.end = TrainerEnd::steps;
+    } else if (asked) {
+      state.end = TrainerEnd::stopped;
+    }
+    const bool goes_on = state.end == TrainerEnd::none;
+    if (!goes_on || (options.save_every > 0 && state.step % options.save_every == 0)) save();
+    return goes_on;
+  }
+
+  // ---- Evaluations -----------------------------------------------------------------------------------------------
+
+  MetricRow judge(const detail::TrainerData& data) {
+    const torch::NoGradGuard no_grad;
+    const ModuleMode mode(*model, false);
+    Metrics judged;
+    judged.add("loss", 0.0, 0);
+    data.pass(0, [&](const detail::TrainerBatch& batch) {
+      loss_of(batch, judged);
+      return true;
+    });
+    return judged.all_reduce(group);
+  }
+
+  void evaluate_now() {
+    state.evaluation = judge(*evaluation);
+    log->row("evaluation", state, state.evaluation, rate());
+    best_so_far.update(state.evaluation[options.monitor]);
+    if (best && best_so_far.improved()) best->save(state.step);
+  }
+
+  // ---- All of it -------------------------------------------------------------------------------------------------
+
+  /// Where the training goes on from, when there is a checkpoint; otherwise empty.
+  std::string begin() {
+    if (std::exchange(begun, true)) {
+      if (state.batch > 0 && train->cursor)
+        train->load_cursor(train->cursor());  // the next pass begins where it stopped
+      return "";
+    }
+    if (!checkpoint || !checkpoint->load()) return "";
+    return train->cursor ? train->cursor() : format_text("epoch {}, batch {}", state.epoch, state.batch);
+  }
+
+  void train_epoch() {
+    if (train->set_epoch) train->set_epoch(state.epoch);
+    const std::size_t batches = train->batches ? train->batches() : 0;
+    log->begin_epoch(state, options.epochs, train->cursor ? state.batch + batches : batches);
+    accumulation->reset();
+    train->pass(state.batch, [this](const detail::TrainerBatch& batch) { return train_on(batch); });
+    log->end_epoch();
+    write_row();
+    if (state.end != TrainerEnd::none) return;
+    if (evaluation != nullptr && options.evaluate_every == 0) evaluate_now();
+    ++state.epoch;
+    state.batch = 0;
+    if (best_so_far.should_stop()) state.end = TrainerEnd::early;
+    if (options.on_epoch) options.on_epoch(state);
+    save();
+  }
+
+  void run() {
+    MANIPLE_REQUIRE(options.patience == 0 || evaluation != nullptr,
+                    "Trainer: patience {} needs evaluations: give fit() data for them as its second argument",
+                    options.patience);
+    state.end = TrainerEnd::none;
+    stop_asked = false;
+    const std::string resumed = begin();
+    rows_step = state.step;
+    if (options.graceful_stop) stop.emplace();
+    log.emplace(options, group ? group->rank() : 0, is_initialized() && group == get_default_group(), state, resumed);
+    const ModuleMode mode(*model, true);
+    while (state.end == TrainerEnd::none) {
+      if (best_so_far.should_stop()) {
+        state.end = TrainerEnd::early;
+      } else if (state.epoch >= options.epochs) {
+        state.end = TrainerEnd::epochs;
+      } else if (options.max_steps > 0 && state.step >= options.max_steps) {
+        state.end = TrainerEnd::steps;
+      } else {
+        train_epoch();
+      }
+    }
+    // A training that was at its end already: what it has reached.
+    if (evaluation != nullptr && state.evaluation.empty() && state.end != TrainerEnd::stopped)
+      state.evaluation = judge(*evaluation);
+    if (train->cursor) cursor = train->cursor();
+    if (checkpoint) checkpoint->wait();
+    if (best) best->wait();
+  }
+
+  std::shared_ptr<torch::nn::Module> model;
+  torch::optim::Optimizer& optimizer;
+  TrainerOptions options;
+  std::shared_ptr<ProcessGroup> group;  ///< null: this process alone
+  std::unique_ptr<detail::DdpBase> ddp;
+  std::optional<Accumulation> accumulation;
+  EarlyStopping best_so_far;
+  detail::TrainerScaler scaler;  ///< empty functions: none
+  std::vector<double> rates;     ///< of the optimizer's groups at the beginning, for options.lr
+  Metrics metrics;               ///< since the latest row
+  std::int64_t rows_step = 0;    ///< the step of that row
+  TrainerState state;
+  std::string cursor;  ///< of the data, when run() ended
+  bool begun = false;
+  bool stop_asked = false;
+
+  // While run() runs.
+  const detail::TrainerData* train = nullptr;
+  const detail::TrainerData* evaluation = nullptr;
+  std::optional<GracefulStop> stop;
+  std::optional<TrainingLog> log;
+
+  std::unique_ptr<Checkpoint> checkpoint;  ///< last: a save under way ends before anything else goes
+  std::unique_ptr<Checkpoint> best;
+};
+
+Trainer::Trainer(std::shared_ptr<torch::nn::Module> model, torch::optim::Optimizer& optimizer, TrainerOptions options)
+    : impl_(std::make_unique<Impl>(std::move(model), optimizer, std::move(options))) {}
+Trainer::~Trainer() = default;
+
+const TrainerState& Trainer::run(const detail::TrainerData& train, const detail::TrainerData* evaluation) {
+  impl_->train = &train;
+  impl_->evaluation = evaluation;
+  struct Ends {
+    Impl& impl;
+    ~Ends() {
+      impl.train = impl.evaluation = nullptr;
+      impl.stop.reset();  // signals are as before
+      impl.log.reset();
+    }
+  } ends{*impl_};
+  impl_->run();
+  return impl_->state;
+}
+
+MetricRow Trainer::judge(const detail::TrainerData& data) { return impl_->judge(data); }
+
+void Trainer::set_scaler(detail::TrainerScaler scaler) { impl_->scaler = std::move(scaler); }
+
+void Trainer::stop() noexcept {
+  impl_->stop_asked = true;
+  if (impl_->stop) impl_->stop->request();
+}
+
+const TrainerState& Trainer::state() const noexcept { return impl_->state; }
+Checkpoint* Trainer::checkpoint() noexcept { return impl_->checkpoint.get(); }
+detail::DdpBase* Trainer::ddp() noexcept { return impl_->ddp.get(); }
+int Trainer::rank() const noexcept { return impl_->group ? impl_->group->rank() : 0; }
+int Trainer::ranks() const noexcept { return impl_->ranks(); }
+
+}  // namespace maniple

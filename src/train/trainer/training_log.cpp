@@ -1,0 +1,86 @@
+#include "train/trainer/training_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "base/system_error.h"
+
+namespace maniple {
+
+TrainingLog::TrainingLog(const TrainerOptions& options, int rank, bool default_group, const TrainerState& state,
+                         const std::string& resumed)
+    : writes_(rank == 0 && !options.log_dir.empty()),
+      shows_(rank == 0 && options.progress),
+      default_group_(default_group) {
+  if (shows_ && !resumed.empty())
+    std::fprintf(stderr, "going on after step %lld: %s\n", static_cast<long long>(state.step), resumed.c_str());
+  if (!writes_) return;
+  SummaryWriterOptions writer{.only_rank_0 = false};
+  if (!resumed.empty()) writer.purge_step = state.step + 1;  // what was written after the checkpoint is written again
+  curves_.emplace(options.log_dir, writer);                  // makes the folder
+  path_ = options.log_dir + "/log.jsonl";
+  lines_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!lines_) throw_system_error("cannot make " + path_);
+  if (!resumed.empty()) write_line(nlohmann::ordered_json{{"kind", "resumed"}, {"step", state.step}}.dump());
+}
+
+void TrainingLog::begin_epoch(const TrainerState& state, std::size_t epochs, std::size_t total) {
+  if (!shows_) return;
+  progress_ =
+      std::make_unique<Progress>(total, ProgressOptions{.label = format_text("epoch {} of {}", state.epoch + 1, epochs),
+                                                        .unit = "samples",
+                                                        .start = total > 0 ? std::min(state.batch, total) : 0,
+                                                        .only_rank_0 = default_group_});
+}
+
+void TrainingLog::batch(double samples) {
+  if (progress_) progress_->step(static_cast<std::size_t>(samples), note_);
+}
+
+void TrainingLog::end_epoch() {
+  if (progress_) progress_->finish();
+  progress_.reset();
+}
+
+void TrainingLog::row(std::string_view kind, const TrainerState& state, const MetricRow& metrics, double lr) {
+  if (kind == "train") {
+    note_ = metrics.text();
+  } else if (progress_) {
+    note_ += format_text("  {}: {}", kind, metrics.text());
+  } else if (shows_) {
+    std::fprintf(stderr, "step %lld, %s: %s\n", static_cast<long long>(state.step), std::string(kind).c_str(),
+                 metrics.text().c_str());
+  }
+  if (!writes_) return;
+  nlohmann::ordered_json line = {
+      {"kind", kind},
+      {"epoch", state.epoch},
+      {"step", state.step},
+      {"samples", state.samples},
+      {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()},
+      {"lr", lr}};
+  for (const Metric& metric : metrics) {
+    line[metric.name] = metric.value;
+    curves_->add_scalar(format_text("{}/{}", kind, metric.name), metric.value, state.step);
+  }
+  if (kind == "train") curves_->add_scalar("train/lr", lr, state.step);
+  write_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+/// One write(2): a killed process leaves whole lines.
+void TrainingLog::write_line(const std::string& line) {
+  const std::string whole = line + "\n";
+  if (::write(lines_.get(), whole.data(), whole.size()) != static_cast<ssize_t>(whole.size()))
+    warn_once(format_text("{} lacks lines: {}; training goes on", path_, std::strerror(errno)));
+}
+
+}  // namespace maniple

@@ -1,0 +1,47 @@
+// What a training writes for people and programs, on rank 0 alone: the progress line, curves for TensorBoard, and log.jsonl.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/unique_fd.h"
+#include <maniple/train/progress.h>
+#include <maniple/train/summary_writer.h>
+#include <maniple/train/trainer.h>
+
+namespace maniple {
+
+class TrainingLog {
+ public:
+  /// `resumed`: where it goes on from ("epoch 1, place 512 of 60000"); empty: it begins. Throws SystemError when the folder cannot be
+  /// made.
+  TrainingLog(const TrainerOptions& options, int rank, bool default_group, const TrainerState& state,
+              const std::string& resumed);
+
+  /// The progress line of an epoch of `total` batches; 0: not known.
+  void begin_epoch(const TrainerState& state, std::size_t epochs, std::size_t total);
+  void batch(double samples);
+  void end_epoch();
+
+  /// A row of metrics; `kind` is "train" or "evaluation".
+  void row(std::string_view kind, const TrainerState& state, const MetricRow& metrics, double lr);
+
+ private:
+  void write_line(const std::string& line);
+
+  bool writes_;
+  bool shows_;
+  bool default_group_;
+  std::optional<SummaryWriter> curves_;
+  std::string path_;  ///< of log.jsonl
+  UniqueFd lines_;
+  std::unique_ptr<Progress> progress_;
+  std::string note_;  ///< the latest row of the training
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace maniple
