@@ -4,6 +4,8 @@
 #include <maniple/comm.h>
 #include <maniple/dist.h>
 #include <maniple/train/accumulation.h>
+#include <maniple/train/activation_checkpoint.h>
+#include <maniple/train/amp.h>
 #include <maniple/train/checkpoint.h>
 #include <maniple/train/cifar10.h>
 #include <maniple/train/clip_grad.h>

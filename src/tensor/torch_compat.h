@@ -97,11 +97,18 @@ inline void set_autocast_dtype(torch::DeviceType device, torch::ScalarType dtype
 #endif
 }
 
-inline void enable_cpu_autocast(bool enabled) {
+inline bool autocast_enabled(torch::DeviceType device) {
 #if MANIPLE_TORCH_AT_LEAST(2, 4)
-  at::autocast::set_autocast_enabled(at::kCPU, enabled);
+  return at::autocast::is_autocast_enabled(device);
 #else
-  at::autocast::set_cpu_enabled(enabled);
+  return device == torch::kCPU ? at::autocast::is_cpu_enabled() : at::autocast::is_enabled();
+#endif
+}
+inline void enable_autocast(torch::DeviceType device, bool enabled) {
+#if MANIPLE_TORCH_AT_LEAST(2, 4)
+  at::autocast::set_autocast_enabled(device, enabled);
+#else
+  device == torch::kCPU ? at::autocast::set_cpu_enabled(enabled) : at::autocast::set_enabled(enabled);
 #endif
 }
 

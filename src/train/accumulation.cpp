@@ -15,7 +15,7 @@ namespace maniple {
 Accumulation::Step::Step(std::unique_ptr<NoSync> no_sync) : no_sync_(std::move(no_sync)) {}
 Accumulation::Step::~Step() = default;
 
-Accumulation::Accumulation(detail::DdpBase* ddp, std::vector<torch::Tensor> parameters, int batches)
+Accumulation::Accumulation(GradientAverager* ddp, std::vector<torch::Tensor> parameters, int batches)
     : ddp_(ddp), parameters_(std::move(parameters)), batches_(batches) {
   MANIPLE_REQUIRE(batches >= 1, "Accumulation: over {} batches; expected at least 1", batches);
 }

@@ -272,11 +272,11 @@ TEST(DataParallel, AutocastIsCarriedOver) {
   Twin net;
   const DataParallel dp(net, {.devices = cpus(2)});
   EXPECT_EQ(dp.forward(numbers({4, 8})).scalar_type(), torch::kFloat32);
-  enable_cpu_autocast(true);
+  enable_autocast(torch::kCPU, true);
   const auto before = autocast_dtype(torch::kCPU);
   set_autocast_dtype(torch::kCPU, torch::kBFloat16);
   const Tensor output = dp.forward(numbers({4, 8}));
-  enable_cpu_autocast(false);
+  enable_autocast(torch::kCPU, false);
   at::autocast::clear_cache();
   set_autocast_dtype(torch::kCPU, before);
   EXPECT_EQ(output.scalar_type(), torch::kBFloat16);

@@ -228,7 +228,7 @@ TEST(DdpUnevenInputs, SeveralModulesInOneStep) {
     });
     expect_same_everywhere(r, *one, false);
     expect_same_everywhere(r, *two, false);
-    EXPECT_THROW(with_uneven_inputs(std::vector<detail::DdpBase*>{}, {}, [] {}), InvalidArgument);
+    EXPECT_THROW(with_uneven_inputs(std::vector<GradientAverager*>{}, {}, [] {}), InvalidArgument);
   });
 }
 

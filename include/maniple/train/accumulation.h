@@ -48,7 +48,7 @@ class Accumulation {
   };
 
   /// `batches` small ones make a large one; at least 1. Throws InvalidArgument otherwise.
-  Accumulation(detail::DdpBase& ddp, int batches) : Accumulation(&ddp, ddp.parameters(), batches) {}
+  Accumulation(GradientAverager& ddp, int batches) : Accumulation(&ddp, ddp.trained_parameters(), batches) {}
   /// Without DistributedDataParallel: one process.
   Accumulation(std::vector<torch::Tensor> parameters, int batches)
       : Accumulation(nullptr, std::move(parameters), batches) {}
@@ -70,9 +70,9 @@ class Accumulation {
   void reset() noexcept;
 
  private:
-  Accumulation(detail::DdpBase* ddp, std::vector<torch::Tensor> parameters, int batches);
+  Accumulation(GradientAverager* ddp, std::vector<torch::Tensor> parameters, int batches);
 
-  detail::DdpBase* ddp_;
+  GradientAverager* ddp_;
   std::vector<torch::Tensor> parameters_;
   int batches_;
   int count_ = 0;       ///< of the group, the one under way included

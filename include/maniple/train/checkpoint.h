@@ -32,10 +32,12 @@
 #include <optional>
 #include <string>
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
+#include <maniple/train/amp.h>
 #include <maniple/train/sampler.h>
 
 namespace MANIPLE_API maniple {
@@ -63,10 +65,12 @@ class Checkpoint {
   Checkpoint& operator=(const Checkpoint&) = delete;
 
   // ---- What belongs to it. All of it must outlive this object. Names are file names: letters, digits, "_", "-", ".". -------
-  Checkpoint& add(const std::string& name, torch::nn::Module& module);  ///< parameters and buffers
+  Checkpoint& add(const std::string& name, torch::nn::Module& module);   ///< parameters and buffers
+  Checkpoint& add(const std::string& name, torch::jit::Module& module);  ///< of a scripted model, the same
   /// SGD, Adam, AdamW, RMSprop, Adagrad, and those of optim.h: options of every group, state of every parameter.
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
   Checkpoint& add(const std::string& name, torch::optim::LRScheduler& scheduler);
+  Checkpoint& add(const std::string& name, GradScaler& scaler);
   /// Where training is in its epoch; see "in the middle of an epoch" in sampler.h. (A copy of a sampler is the same sampler.)
   Checkpoint& add(const std::string& name, DistributedSampler sampler);
   /// The same of a DataLoader, or of anything else with a cursor_text() and a load_cursor().

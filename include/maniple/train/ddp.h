@@ -22,6 +22,10 @@
 // It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever a
 // module is expected. `ddp.module()` is the wrapped module, for its other members.
 //
+// Two more faces of the same: DistributedDataParallel<torch::jit::Module> trains a scripted model, such as torch.jit.script has
+// saved in Python; GradientAverager takes parameters and buffers as lists of tensors, for models that are no modules at all. What is
+// said here of modules is said of all three.
+//
 // forward is the wrapped module's own: nothing is intercepted, so `ddp(x)`, `ddp->forward(x)` and `net->forward(x)` do the
 // same, and none of them communicates. What must happen once in each step happens in backward, where all ranks are sure to be: at
 // the end of a synchronised backward, buffers (batch norm's running statistics) become rank 0's on all ranks. So
@@ -53,6 +57,7 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
@@ -188,15 +193,23 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<detail::Reducer> reducer_;
 };
 
-namespace detail {
+/// Tensors and their names.
+using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-/// What DistributedDataParallel does, for any module.
-class DdpBase : public ModuleWrapper {
+/// What DistributedDataParallel does, for tensors that belong to no module:
+///
+///   maniple::GradientAverager ddp({{"weight", weight}, {"bias", bias}}, {{"running_mean", mean}});
+///   loss_of(weight, bias, mean).backward();                  // the gradients of weight and bias are averaged
+///
+/// Parameters are leaves of the graph; those that require no gradient are only copied from rank 0 at construction. The same names,
+/// in the same order, on all ranks.
+class GradientAverager {
  public:
-  DdpBase(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
-  ~DdpBase() override;
-  DdpBase(DdpBase&&) noexcept;
-  DdpBase& operator=(DdpBase&&) noexcept;
+  /// Collective over the group.
+  explicit GradientAverager(NamedTensors parameters, NamedTensors buffers = {}, DdpOptions options = {});
+  virtual ~GradientAverager();
+  GradientAverager(GradientAverager&&) noexcept;
+  GradientAverager& operator=(GradientAverager&&) noexcept;
 
   /// See NoSync: `{ auto guard = ddp.no_sync(); loss.backward(); }`. May be nested.
   NoSync no_sync();
@@ -232,19 +245,34 @@ class DdpBase : public ModuleWrapper {
   /// Sizes and times. Communicates nothing.
   DdpStatistics statistics() const;
 
-  /// Loads the wrapped module. Every rank loads the same archive: nothing is communicated.
-  void load(torch::serialize::InputArchive& archive) override;
+  /// The parameters that require a gradient.
+  std::vector<torch::Tensor> trained_parameters() const;
 
   const DdpOptions& options() const noexcept;
   const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
 
-  const std::shared_ptr<Reducer>& reducer() const noexcept { return reducer_; }  ///< internal
+  const std::shared_ptr<detail::Reducer>& reducer() const noexcept { return reducer_; }  ///< internal
 
  protected:
+  explicit GradientAverager(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {}
   void require_unchanged() const;
 
  private:
-  std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<detail::Reducer> reducer_;
+};
+
+namespace detail {
+
+/// The face for modules, of any class.
+class DdpBase : public ModuleWrapper, public GradientAverager {
+ public:
+  DdpBase(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
+  ~DdpBase() override;
+  DdpBase(DdpBase&&) noexcept;
+  DdpBase& operator=(DdpBase&&) noexcept;
+
+  /// Loads the wrapped module. Every rank loads the same archive: nothing is communicated.
+  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace detail
@@ -283,6 +311,41 @@ class DistributedDataParallel : public detail::DdpBase {
   std::shared_ptr<Module> module_;
 };
 
+/// A scripted model: made in C++, or loaded from a file that Python's torch.jit.script(...).save wrote.
+///
+///   maniple::DistributedDataParallel<torch::jit::Module> ddp(torch::jit::load("net.pt"));
+///   ddp.train();
+///   torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+///   torch::nll_loss(ddp(batch.data).toTensor(), batch.target).backward();
+///
+/// `ddp.module()` is the same model (copies of a torch::jit::Module share it): module().save("net.pt") saves it for Python.
+template <>
+class DistributedDataParallel<torch::jit::Module> : public GradientAverager {
+ public:
+  using Module = torch::jit::Module;
+
+  /// Collective over the group.
+  explicit DistributedDataParallel(torch::jit::Module module, DdpOptions options = {});
+
+  /// The model's forward. Never communicates. Throws as that of other modules does.
+  c10::IValue forward(std::vector<c10::IValue> inputs);
+  template <class... Arguments>
+  c10::IValue operator()(Arguments&&... arguments) {
+    return forward({c10::IValue(std::forward<Arguments>(arguments))...});
+  }
+
+  void train(bool on = true) { module_.train(on); }
+  void eval() { module_.eval(); }
+  std::vector<torch::Tensor> parameters() const;
+  const torch::jit::Module& module() const noexcept { return module_; }
+  torch::jit::Module& module() noexcept { return module_; }
+
+ private:
+  torch::jit::Module module_;
+};
+
+DistributedDataParallel(torch::jit::Module) -> DistributedDataParallel<torch::jit::Module>;
+DistributedDataParallel(torch::jit::Module, DdpOptions) -> DistributedDataParallel<torch::jit::Module>;
 template <class Module>
 DistributedDataParallel(std::shared_ptr<Module>) -> DistributedDataParallel<Module>;
 template <class Module>

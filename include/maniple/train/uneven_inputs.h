@@ -60,11 +60,11 @@ struct UnevenInputs : InvalidArgument {
 
 /// Collective: all ranks of ddp's group call it, with the same options. What `train` throws is thrown on, without any
 /// shadowing; the other ranks then fail as with any error (see failure.md). May not be nested for one ddp.
-void with_uneven_inputs(detail::DdpBase& ddp, const std::function<void()>& train);
-void with_uneven_inputs(detail::DdpBase& ddp, const UnevenInputsOptions& options, const std::function<void()>& train);
+void with_uneven_inputs(GradientAverager& ddp, const std::function<void()>& train);
+void with_uneven_inputs(GradientAverager& ddp, const UnevenInputsOptions& options, const std::function<void()>& train);
 
 /// Several wrapped modules, of which every step of `train` runs one synchronised backward each, in this order.
-void with_uneven_inputs(const std::vector<detail::DdpBase*>& ddps, const UnevenInputsOptions& options,
+void with_uneven_inputs(const std::vector<GradientAverager*>& ddps, const UnevenInputsOptions& options,
                         const std::function<void()>& train);
 
 }  // namespace maniple

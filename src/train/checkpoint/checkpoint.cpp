@@ -40,8 +40,15 @@ NamedState state_of(torch::nn::Module& module) {
   return state;
 }
 
-void restore(torch::nn::Module& module, const NamedState& saved, bool strict) {
-  NamedState here = state_of(module);
+NamedState state_of(torch::jit::Module& module) {
+  NamedState state;
+  for (const auto& entry : module.named_parameters()) state.tensors[entry.name] = entry.value;
+  for (const auto& entry : module.named_buffers()) state.tensors[entry.name] = entry.value;
+  return state;
+}
+
+/// Into the tensors of a module, which are `here`.
+void restore(NamedState here, const NamedState& saved, bool strict) {
   std::vector<std::string> missing, surplus;
   for (const auto& [name, tensor] : here.tensors) {
     if (saved.tensors.count(name) == 0) missing.push_back(name);
@@ -339,8 +346,16 @@ Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>
 Checkpoint::~Checkpoint() { impl_->wait(); }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
-  impl_->add({name, [&module] { return state_of(module); },
-              [&module](const NamedState& state, const LoadOptions& load) { restore(module, state, load.strict); }});
+  impl_->add(
+      {name, [&module] { return state_of(module); },
+       [&module](const NamedState& state, const LoadOptions& load) { restore(state_of(module), state, load.strict); }});
+  return *this;
+}
+
+Checkpoint& Checkpoint::add(const std::string& name, torch::jit::Module& module) {
+  impl_->add(
+      {name, [&module] { return state_of(module); },
+       [&module](const NamedState& state, const LoadOptions& load) { restore(state_of(module), state, load.strict); }});
   return *this;
 }
 
@@ -356,6 +371,11 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::optim::LRScheduler& 
                 SchedulerSteps::of(scheduler) = static_cast<unsigned>(integer_of(text_in(state)));
               }});
   return *this;
+}
+
+Checkpoint& Checkpoint::add(const std::string& name, GradScaler& scaler) {
+  return add(
+      name, [&scaler] { return scaler.state(); }, [&scaler](const std::string& text) { scaler.load_state(text); });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, DistributedSampler sampler) {

@@ -8,30 +8,92 @@ namespace maniple {
 NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) { reducer_->pause(); }
 NoSync::~NoSync() { reducer_->resume(); }
 
+namespace {
+
+TensorSource source_of(NamedTensors parameters, NamedTensors buffers) {
+  const auto visiting = [](NamedTensors tensors) {
+    return [all = std::move(tensors)](const TensorSource::Visit& visit) {
+      for (const auto& [name, tensor] : all) visit(name, tensor);
+    };
+  };
+  return {visiting(std::move(parameters)), visiting(std::move(buffers))};
+}
+
+/// Does not keep the module alive.
+TensorSource source_of(const std::weak_ptr<torch::nn::Module>& module) {
+  return {[module](const TensorSource::Visit& visit) {
+            const auto one = module.lock();
+            if (!one) return;
+            for (const auto& item : one->named_parameters()) visit(item.key(), item.value());
+          },
+          [module](const TensorSource::Visit& visit) {
+            const auto one = module.lock();
+            if (!one) return;
+            for (const auto& item : one->named_buffers()) visit(item.key(), item.value());
+          }};
+}
+
+TensorSource source_of(const torch::jit::Module& module) {
+  return {[module](const TensorSource::Visit& visit) {
+            for (const auto& item : module.named_parameters()) visit(item.name, item.value);
+          },
+          [module](const TensorSource::Visit& visit) {
+            for (const auto& item : module.named_buffers()) visit(item.name, item.value);
+          },
+          true};
+}
+
+}  // namespace
+
+GradientAverager::GradientAverager(NamedTensors parameters, NamedTensors buffers, DdpOptions options)
+    : reducer_(detail::Reducer::make(source_of(std::move(parameters), std::move(buffers)), std::move(options))) {}
+GradientAverager::~GradientAverager() = default;
+GradientAverager::GradientAverager(GradientAverager&&) noexcept = default;
+GradientAverager& GradientAverager::operator=(GradientAverager&&) noexcept = default;
+
+NoSync GradientAverager::no_sync() { return NoSync(reducer_); }
+void GradientAverager::set_weight(double weight) { reducer_->set_weight(weight); }
+void GradientAverager::register_comm_hook(CommHook hook) { reducer_->register_hook(std::move(hook)); }
+void GradientAverager::apply_optimizer_in_backward(const OptimizerFactory& make) { reducer_->make_optimizers(make); }
+std::vector<std::shared_ptr<torch::optim::Optimizer>> GradientAverager::optimizers() const {
+  return reducer_->optimizers();
+}
+void GradientAverager::require_unchanged() const { reducer_->require_unchanged(); }
+DdpStatistics GradientAverager::statistics() const { return reducer_->statistics(); }
+std::vector<torch::Tensor> GradientAverager::trained_parameters() const { return reducer_->trained_parameters(); }
+const DdpOptions& GradientAverager::options() const noexcept { return reducer_->options(); }
+const std::shared_ptr<ProcessGroup>& GradientAverager::process_group() const noexcept { return reducer_->group(); }
+
 namespace detail {
 
 DdpBase::DdpBase(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options)
-    : ModuleWrapper("DistributedDataParallel", module), reducer_(Reducer::make(module, std::move(options))) {}
+    : ModuleWrapper("DistributedDataParallel", module),
+      GradientAverager(Reducer::make(source_of(std::weak_ptr(module)), std::move(options))) {}
 DdpBase::~DdpBase() = default;
 DdpBase::DdpBase(DdpBase&&) noexcept = default;
 DdpBase& DdpBase::operator=(DdpBase&&) noexcept = default;
 
-NoSync DdpBase::no_sync() { return NoSync(reducer_); }
-void DdpBase::set_weight(double weight) { reducer_->set_weight(weight); }
-void DdpBase::register_comm_hook(CommHook hook) { reducer_->register_hook(std::move(hook)); }
-void DdpBase::apply_optimizer_in_backward(const OptimizerFactory& make) { reducer_->make_optimizers(make); }
-std::vector<std::shared_ptr<torch::optim::Optimizer>> DdpBase::optimizers() const { return reducer_->optimizers(); }
 // Loading gives parameters other memory, for which LibTorch drops their hooks.
 void DdpBase::load(torch::serialize::InputArchive& archive) {
   ModuleWrapper::load(archive);
-  reducer_->attach_hooks();
+  reducer()->attach_hooks();
 }
-void DdpBase::require_unchanged() const { reducer_->require_unchanged(); }
-DdpStatistics DdpBase::statistics() const { return reducer_->statistics(); }
-const DdpOptions& DdpBase::options() const noexcept { return reducer_->options(); }
-const std::shared_ptr<ProcessGroup>& DdpBase::process_group() const noexcept { return reducer_->group(); }
 
 }  // namespace detail
+
+DistributedDataParallel<torch::jit::Module>::DistributedDataParallel(torch::jit::Module module, DdpOptions options)
+    : GradientAverager(detail::Reducer::make(source_of(module), std::move(options))), module_(std::move(module)) {}
+
+c10::IValue DistributedDataParallel<torch::jit::Module>::forward(std::vector<c10::IValue> inputs) {
+  require_unchanged();
+  return module_.forward(std::move(inputs));
+}
+
+std::vector<torch::Tensor> DistributedDataParallel<torch::jit::Module>::parameters() const {
+  std::vector<torch::Tensor> result;
+  for (const auto& parameter : module_.parameters()) result.push_back(parameter);
+  return result;
+}
 
 std::string DdpStatistics::text() const {
   std::string result = format_text("{} ranks, {} parameters, {:.2f} MiB of gradients in {} bucket{}, overlap {}\n",

@@ -12,13 +12,13 @@
 namespace maniple {
 namespace {
 
-std::vector<NamedTensor> once_each(const torch::OrderedDict<std::string, torch::Tensor>& named,
+std::vector<NamedTensor> once_each(const std::function<void(const TensorSource::Visit&)>& tensors,
                                    std::set<const void*>& seen) {
   std::vector<NamedTensor> result;
-  for (const auto& item : named) {
-    if (!item.value().defined() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    result.push_back({item.key(), item.value()});
-  }
+  tensors([&](const std::string& name, const torch::Tensor& tensor) {
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) return;
+    result.push_back({name, tensor});
+  });
   return result;
 }
 
@@ -98,14 +98,19 @@ std::string ddp_prefix(const ProcessGroup& group) {
   return format_text("[DistributedDataParallel {} rank {}/{}] ", group.name(), group.rank(), group.size());
 }
 
-ModuleTensors tensors_of(const torch::nn::Module& module) {
+ModuleTensors tensors_of(const TensorSource& source) {
   std::set<const void*> seen;
   ModuleTensors result;
-  for (NamedTensor& parameter : once_each(module.named_parameters(), seen)) {
+  for (NamedTensor& parameter : once_each(source.parameters, seen)) {
+    MANIPLE_REQUIRE(
+        parameter.tensor.is_leaf(),
+        "DistributedDataParallel: parameter {} is the result of a computation; expected a leaf of the graph, "
+        "whose gradient autograd keeps",
+        parameter.name);
     auto& list = parameter.tensor.requires_grad() ? result.trained : result.frozen;
     list.push_back(std::move(parameter));
   }
-  result.buffers = once_each(module.named_buffers(), seen);
+  result.buffers = once_each(source.buffers, seen);
   for (const auto* list : {&result.trained, &result.frozen, &result.buffers}) {
     for (const auto& [name, tensor] : *list) {
       const Argument argument{"DistributedDataParallel", name.c_str()};
@@ -134,6 +139,14 @@ void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors&
                       device_ids.front(), name, device.str());
     }
   }
+}
+
+std::vector<torch::Tensor> buffers_of(const TensorSource& source) {
+  std::set<const void*> seen;
+  once_each(source.parameters, seen);
+  std::vector<torch::Tensor> result;
+  for (NamedTensor& buffer : once_each(source.buffers, seen)) result.push_back(std::move(buffer.tensor));
+  return result;
 }
 
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors) {
@@ -203,11 +216,14 @@ Replicator::Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::T
 void Replicator::lay_out() {
   laid_out_ = true;
   std::map<std::string, std::map<torch::ScalarType, Pack>> by_device;
-  for (const torch::Tensor& tensor : tensors_) {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const torch::Tensor& tensor = tensors_[i];
     if (!is_dense(tensor) || tensor.nbytes() > kSmall) {
-      single_.push_back(tensor);
+      single_.push_back(i);
     } else if (tensor.numel() != 0) {
-      by_device[tensor.device().str()][tensor.scalar_type()].tensors.push_back(tensor.detach());
+      Pack& pack = by_device[tensor.device().str()][tensor.scalar_type()];
+      pack.indices.push_back(i);
+      pack.tensors.push_back(tensor.detach());
     }
   }
   for (auto& [name, by_dtype] : by_device) {
@@ -236,7 +252,8 @@ void Replicator::copy_from(int root) {
   if (tensors_.empty()) return;
   const torch::NoGradGuard no_grad;
   if (!laid_out_) lay_out();
-  for (const torch::Tensor& tensor : single_) {
+  for (const std::size_t index : single_) {
+    const torch::Tensor& tensor = tensors_[index];
     const Device device = device_of(tensor, kArgument);
     const CallOptions call{.stream = current_stream_on(device)};
     if (is_dense(tensor)) {
@@ -253,6 +270,25 @@ void Replicator::copy_from(int root) {
     group_->broadcast(pack.all, root, {.stream = current_stream_on(pack.all.device)});
     if (!here) copy_all(pack.tensors, pack.places);
   }
+}
+
+bool Replicator::replace(const std::vector<torch::Tensor>& tensors) {
+  if (tensors.size() != tensors_.size()) return false;
+  bool same = true;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const torch::Tensor &now = tensors[i], &before = tensors_[i];
+    if (now.sizes() != before.sizes() || now.strides() != before.strides() || now.dtype() != before.dtype() ||
+        now.device() != before.device()) {
+      return false;
+    }
+    same = same && now.is_same(before);
+  }
+  if (same) return true;
+  tensors_ = tensors;
+  for (Pack& pack : packs_) {
+    for (std::size_t i = 0; i < pack.indices.size(); ++i) pack.tensors[i] = tensors_[pack.indices[i]].detach();
+  }
+  return true;
 }
 
 }  // namespace maniple

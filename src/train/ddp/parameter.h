@@ -1,8 +1,9 @@
-// The parameters and buffers of a module: what DistributedDataParallel knows of each, whether all ranks have the same, and how one
+// The parameters and buffers of a model: what DistributedDataParallel knows of each, whether all ranks have the same, and how one
 // rank's are copied to all.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,11 +30,21 @@ struct ModuleTensors {
   std::vector<NamedTensor> buffers;
 };
 
+/// Where a model's tensors come from: a module, a scripted one, or lists.
+struct TensorSource {
+  using Visit = std::function<void(const std::string& name, const torch::Tensor& tensor)>;
+  std::function<void(const Visit&)> parameters;  ///< as they are at the call
+  std::function<void(const Visit&)> buffers;
+  bool replaces_buffers = false;  ///< forward may put other tensors in their place, as assignments in a script do
+};
+
 /// What messages begin with: "[DistributedDataParallel world rank 1/4] ".
 std::string ddp_prefix(const ProcessGroup& group);
 
 /// In the order of registration; a tensor that is registered twice appears once, under its first name.
-ModuleTensors tensors_of(const torch::nn::Module& module);
+ModuleTensors tensors_of(const TensorSource& source);
+/// The buffers alone.
+std::vector<torch::Tensor> buffers_of(const TensorSource& source);
 
 /// Throws InvalidArgument if DdpOptions::device_ids is not where the parameters are.
 void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors);
@@ -95,10 +106,13 @@ class Replicator {
   bool empty() const noexcept { return tensors_.empty(); }
   /// Collective. The first call allocates.
   void copy_from(int root);
+  /// Other tensors in the places of the first ones. False, doing nothing, unless they have the same sizes, strides and dtypes.
+  bool replace(const std::vector<torch::Tensor>& tensors);
 
  private:
   /// The small tensors of one device and dtype, and their places in one piece of memory.
   struct Pack {
+    std::vector<std::size_t> indices;  ///< of its tensors among all
     std::vector<torch::Tensor> tensors;
     std::vector<torch::Tensor> places;
     Buffer all;
@@ -109,7 +123,7 @@ class Replicator {
   std::vector<torch::Tensor> tensors_;
   bool laid_out_ = false;
   std::vector<Pack> packs_;
-  std::vector<torch::Tensor> single_;  // broadcast where they lie
+  std::vector<std::size_t> single_;  // of those that are broadcast where they lie
 };
 
 }  // namespace maniple

@@ -21,25 +21,25 @@ std::vector<torch::Tensor> tensors(const std::vector<NamedTensor>& named) {
 
 // ---- Construction and settings ---------------------------------------------------------------------------------------
 
-std::shared_ptr<Reducer> Reducer::make(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options) {
+std::shared_ptr<Reducer> Reducer::make(TensorSource source, DdpOptions options) {
   MANIPLE_REQUIRE(options.bucket_cap_mb > 0, "DistributedDataParallel: bucket_cap_mb is {}; it must be positive",
                   options.bucket_cap_mb);
   MANIPLE_REQUIRE(options.first_bucket_mb >= 0,
                   "DistributedDataParallel: first_bucket_mb is {}; it must not be negative", options.first_bucket_mb);
   if (!options.process_group) options.process_group = get_default_group();
   options.process_group->require_member("DistributedDataParallel");
-  std::shared_ptr<Reducer> reducer(new Reducer(module, std::move(options)));
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(source), std::move(options)));
   reducer->attach_hooks();
   return reducer;
 }
 
-Reducer::Reducer(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options)
+Reducer::Reducer(TensorSource source, DdpOptions options)
     : options_(std::move(options)),
       group_(options_.process_group),
-      module_(module),
+      source_(std::move(source)),
       buffers_(group_, {}),
       active_(group_) {
-  ModuleTensors all = tensors_of(*module);
+  ModuleTensors all = tensors_of(source_);
   require_device_ids(options_.device_ids, all);
   require_same_on_all_ranks(*group_, options_, all);
   state_ = tensors(all.trained);
@@ -86,17 +86,16 @@ void Reducer::attach_hooks() {
 }
 
 std::string Reducer::added_parameter() const {
-  const auto module = module_.lock();
-  if (!module) return {};
-  for (const auto& item : module->named_parameters()) {
-    const torch::Tensor& tensor = item.value();
-    if (!tensor.defined() || !tensor.requires_grad() || known_.count(tensor.unsafeGetTensorImpl()) != 0) continue;
-    return format_text(
+  std::string trouble;
+  source_.parameters([&](const std::string& name, const torch::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.requires_grad() || known_.count(tensor.unsafeGetTensorImpl()) != 0) return;
+    if (!trouble.empty()) return;
+    trouble = format_text(
         "parameter {} requires a gradient and was not there, or required none, when the module was wrapped: its "
         "gradients would not be averaged; change the module first and wrap it then",
-        item.key());
-  }
-  return {};
+        name);
+  });
+  return trouble;
 }
 
 void Reducer::require_unchanged() const {
@@ -142,6 +141,12 @@ std::vector<std::shared_ptr<torch::optim::Optimizer>> Reducer::optimizers() cons
   for (const Parameter& parameter : parameters_) {
     if (steps_in_backward_) result.push_back(parameter.optimizer);
   }
+  return result;
+}
+
+std::vector<torch::Tensor> Reducer::trained_parameters() const {
+  std::vector<torch::Tensor> result;
+  for (const Parameter& parameter : parameters_) result.push_back(parameter.tensor);
   return result;
 }
 
@@ -279,7 +284,7 @@ void Reducer::finish() {
   if (!may_be_unused) require_used();
   if (first) lay_out();
   average_all();
-  buffers_.copy_from(active_.first());
+  copy_buffers();
   for (Parameter& parameter : parameters_) {
     parameter.saved = torch::Tensor();
     parameter.accumulated = false;
@@ -287,6 +292,20 @@ void Reducer::finish() {
   running_ = false;
   communicated_ = false;
   watch_.end(!first);
+}
+
+void Reducer::copy_buffers() {
+  if (source_.replaces_buffers && !buffers_.empty()) {
+    const std::vector<torch::Tensor> now = buffers_of(source_);
+    if (!buffers_.replace(now)) {
+      fail(
+          format_text("a buffer of the module has another size, dtype or device than when it was wrapped, on rank {}; "
+                      "use broadcast_buffers = false if it has to change",
+                      group_->rank()));
+    }
+    std::copy(now.begin(), now.end(), state_.end() - static_cast<std::ptrdiff_t>(now.size()));
+  }
+  buffers_.copy_from(active_.first());
 }
 
 // A gradient that was set to none since counts no more.
@@ -356,7 +375,7 @@ void Reducer::shadow() {
       reset();
       if (buckets_.empty()) lay_out();
       average_all();
-      buffers_.copy_from(active_.first());
+      copy_buffers();
     });
   } catch (...) {
     shadowing_ = false;

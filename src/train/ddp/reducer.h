@@ -50,7 +50,7 @@ namespace maniple::detail {
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Collective.
-  static std::shared_ptr<Reducer> make(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
+  static std::shared_ptr<Reducer> make(TensorSource source, DdpOptions options);
   ~Reducer();
 
   const DdpOptions& options() const noexcept { return options_; }
@@ -65,6 +65,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void register_hook(CommHook hook);
   void make_optimizers(const OptimizerFactory& make);
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers() const;
+  std::vector<torch::Tensor> trained_parameters() const;
   void pause() noexcept { ++paused_; }
   void resume() noexcept { --paused_; }
 
@@ -81,7 +82,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   class EndOfBackward;  // autograd's callback
 
-  Reducer(const std::shared_ptr<torch::nn::Module>& module, DdpOptions options);
+  Reducer(TensorSource source, DdpOptions options);
   std::string added_parameter() const;  ///< what is wrong and what to do, if there is one; otherwise empty
 
   // A backward: reducer.cpp.
@@ -94,6 +95,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void cancel(Bucket& bucket) noexcept;
   void require_used();
   std::vector<bool> used_here() const;
+  void copy_buffers();
 
   // What happens to a bucket: reducer_average.cpp.
   void lay_out();
@@ -113,10 +115,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   DdpOptions options_;
   std::shared_ptr<ProcessGroup> group_;
   Overlap overlap_ = Overlap::none;
-  std::weak_ptr<const torch::nn::Module> module_;
+  TensorSource source_;
   std::vector<Parameter> parameters_;
   std::unordered_set<const void*> known_;  // the TensorImpls of the parameters
-  std::vector<torch::Tensor> state_;       // all parameters and buffers
+  std::vector<torch::Tensor> state_;       // all parameters, then all buffers
   Replicator buffers_;
   CommHook hook_;
   SideStream side_;                 // for buckets on GPUs

@@ -71,14 +71,14 @@ struct UnevenInputsGuard {
 
 }  // namespace
 
-void with_uneven_inputs(const std::vector<detail::DdpBase*>& ddps, const UnevenInputsOptions& options,
+void with_uneven_inputs(const std::vector<GradientAverager*>& ddps, const UnevenInputsOptions& options,
                         const std::function<void()>& train) {
   MANIPLE_REQUIRE(!ddps.empty(), "with_uneven_inputs: no DistributedDataParallel was given");
-  for (const detail::DdpBase* ddp : ddps)
+  for (const GradientAverager* ddp : ddps)
     MANIPLE_REQUIRE(ddp != nullptr, "with_uneven_inputs: a DistributedDataParallel is null");
   if (!options.enable) return train();
   std::vector<UnevenInputsGuard> guards;
-  for (detail::DdpBase* ddp : ddps) {
+  for (GradientAverager* ddp : ddps) {
     guards.emplace_back(*ddp->reducer(),
                         ActiveRanks::Mode{options.divide_by_initial_world_size, options.throw_on_early_termination});
   }
@@ -111,11 +111,11 @@ void with_uneven_inputs(const std::vector<detail::DdpBase*>& ddps, const UnevenI
   for (const UnevenInputsGuard& guard : guards) guard.reducer->copy_final_model();
 }
 
-void with_uneven_inputs(detail::DdpBase& ddp, const UnevenInputsOptions& options, const std::function<void()>& train) {
-  with_uneven_inputs(std::vector<detail::DdpBase*>{&ddp}, options, train);
+void with_uneven_inputs(GradientAverager& ddp, const UnevenInputsOptions& options, const std::function<void()>& train) {
+  with_uneven_inputs(std::vector<GradientAverager*>{&ddp}, options, train);
 }
 
-void with_uneven_inputs(detail::DdpBase& ddp, const std::function<void()>& train) {
+void with_uneven_inputs(GradientAverager& ddp, const std::function<void()>& train) {
   with_uneven_inputs(ddp, {}, train);
 }
 
