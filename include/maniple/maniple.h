@@ -31,3 +31,4 @@
 #include <maniple/train/torch_settings.h>
 #include <maniple/train/trainer.h>
 #include <maniple/train/uneven_inputs.h>
+#include <maniple/train/weights.h>

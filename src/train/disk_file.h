@@ -23,6 +23,7 @@ class RegularFile {
 
   const std::string& path() const noexcept { return path_; }
   std::size_t size() const noexcept { return size_; }  ///< when it was opened
+  int descriptor() const noexcept { return fd_.get(); }
 
   /// Fills `to` with `count` bytes from `offset` on. Throws InvalidArgument if the file ends before, SystemError if it cannot be
   /// read.

@@ -1,8 +1,44 @@
+#include <algorithm>
+#include <cstring>
+
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/torch_file_bytes.h"
+#include "train/weights/pickle.h"
+#include "train/weights/torch_file.h"
+#include "train/weights/weights_files.h"
 
 namespace maniple::fuzz {
+namespace {
+
+/// Whether every element of a view lies in so many bytes.
+bool lies_in(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides, std::string_view dtype,
+             std::uint64_t first, std::uint64_t bytes) {
+  require(shape.size() == strides.size());
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;
+  if (first > bytes) return false;
+  const std::uint64_t elements = (bytes - first) / safetensors_element_bytes(dtype).value();
+  std::uint64_t last = 0;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    require(shape[i] >= 0 && strides[i] >= 0);
+    const auto steps = static_cast<std::uint64_t>(shape[i] - 1), stride = static_cast<std::uint64_t>(strides[i]);
+    if (steps != 0 && stride > elements / steps) return false;
+    last += steps * stride;
+    if (last >= elements) return false;
+  }
+  return last < elements;
+}
+
+std::string small_pickle() {
+  using namespace torch_file_bytes;
+  const std::string from = storage("FloatStorage", "0", 6);
+  const std::string model = dictionary({{"a", tensor(from, 0, {2, 3}, {3, 1})}, {"b", tensor(from, 1, {2}, {3})}});
+  return torch_file_bytes::pickle(
+      dictionary({{"model", model}, {"epoch", integer(3)}, {"c", tensor(from, 2, {}, {})}}));
+}
+
+}  // namespace
 
 void safetensors(std::string_view bytes) {
   tolerate([&] {
@@ -26,6 +62,64 @@ std::vector<std::string> safetensors_seeds() {
   place_safetensors(header);
   const std::string whole = encode_safetensors(header) + std::string(header.data_bytes(), '\7');
   return {whole, encode_safetensors({}), ""};
+}
+
+void pickle(std::string_view bytes) {
+  for (const std::string_view key : {"", "model"}) {
+    tolerate([&] {
+      for (const auto& [name, tensor] : read_state_dict(bytes, key).tensors) {
+        require(lies_in(tensor.shape, tensor.strides, tensor.dtype, tensor.first_byte,
+                        tensor.storage.elements * tensor.storage.element_bytes));
+      }
+    });
+  }
+}
+
+std::vector<std::string> pickle_seeds() {
+  using namespace torch_file_bytes;
+  const std::string typed = global("torch._utils", "_rebuild_tensor_v3") + "(" + "(" + text("storage") +
+                            global("torch.storage", "UntypedStorage") + text("0") + text("cpu") + integer(16) + "tQ" +
+                            integer(0) + tuple({4}) + tuple({1}) + "\x89N" + global("torch", "int32") + "tR";
+  using namespace std::string_literals;
+  const std::string in_memo = "\x80\x04\x95\x20\0\0\0\0\0\0\0]\x94(K\1M\2\1J\3\0\0\0h\0e\x8c\1x\x8c\1y\x93."s;
+  return {small_pickle(), torch_file_bytes::pickle(dictionary({{"t", typed}})), in_memo,
+          torch_file_bytes::pickle(global("collections", "OrderedDict") + "((" + text("k") + integer(1) + "tltR}" +
+                                   text("m") + "}sb"),
+          ""};
+}
+
+void torch_file(std::string_view bytes) {
+  const ReadAt read = [&](std::uint64_t offset, void* to, std::size_t count) {
+    require(offset <= bytes.size() && count <= bytes.size() - offset);
+    std::memcpy(to, bytes.data() + offset, count);
+  };
+  for (const std::string_view key : {"", "model"}) {
+    tolerate([&] {
+      for (const StoredTensor& tensor : read_torch_file(bytes.size(), read, key).tensors)
+        require(lies_in(tensor.shape, tensor.strides, tensor.dtype, tensor.begin, bytes.size()));
+    });
+  }
+  tolerate([&] { refuse_legacy_torch_file(bytes); });
+}
+
+std::vector<std::string> torch_file_seeds() {
+  const std::string data(24, '\7');
+  return {torch_file_bytes::torch_file(small_pickle(), {{"0", data}}),
+          torch_file_bytes::torch_file(small_pickle(), {{"0", data}}, true), torch_file_bytes::zip_of({}), ""};
+}
+
+void weights_index(std::string_view bytes) {
+  tolerate([&] {
+    const WeightsIndex index = parse_weights_index(bytes);
+    require(parse_weights_index(encode_weights_index(index)).files == index.files);
+  });
+}
+
+std::vector<std::string> weights_index_seeds() {
+  WeightsIndex index;
+  index.files = {{"fc.weight", "model-00001-of-00002.safetensors"}, {"fc.bias", "model-00002-of-00002.safetensors"}};
+  index.total_bytes = 100;
+  return {encode_weights_index(index), R"({"weight_map":{"a":"b"},"x":[{"y":[[1]]}]})", ""};
 }
 
 }  // namespace maniple::fuzz

@@ -60,6 +60,11 @@ TEST(Corpus, AgentMessage) {
 }
 TEST(Corpus, PeerTable) { EXPECT_GT(run_all(fuzz::peer_table, fuzz::peer_table_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Safetensors) { EXPECT_GT(run_all(fuzz::safetensors, fuzz::safetensors_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, Pickle) { EXPECT_GT(run_all(fuzz::pickle, fuzz::pickle_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, TorchFile) { EXPECT_GT(run_all(fuzz::torch_file, fuzz::torch_file_seeds()), std::size_t{kMutations}); }
+TEST(Corpus, WeightsIndex) {
+  EXPECT_GT(run_all(fuzz::weights_index, fuzz::weights_index_seeds()), std::size_t{kMutations});
+}
 TEST(Corpus, Idx) { EXPECT_GT(run_all(fuzz::idx, fuzz::idx_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Tar) { EXPECT_GT(run_all(fuzz::tar, fuzz::tar_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Csv) { EXPECT_GT(run_all(fuzz::csv, fuzz::csv_seeds()), std::size_t{kMutations}); }

@@ -25,6 +25,12 @@ void control(std::string_view bytes);
 void peer_table(std::string_view bytes);
 /// As a file of a checkpoint.
 void safetensors(std::string_view bytes);
+/// As the pickle in a file of torch.save.
+void pickle(std::string_view bytes);
+/// As a file of torch.save.
+void torch_file(std::string_view bytes);
+/// As the index of weights in several files.
+void weights_index(std::string_view bytes);
 /// As a file of images or labels, plain and inside gzip.
 void idx(std::string_view bytes);
 /// As a tar of samples, read and passed over.
@@ -46,6 +52,9 @@ std::vector<std::string> error_seeds();
 std::vector<std::string> control_seeds();
 std::vector<std::string> peer_table_seeds();
 std::vector<std::string> safetensors_seeds();
+std::vector<std::string> pickle_seeds();
+std::vector<std::string> torch_file_seeds();
+std::vector<std::string> weights_index_seeds();
 std::vector<std::string> idx_seeds();
 std::vector<std::string> tar_seeds();
 std::vector<std::string> csv_seeds();

@@ -28,45 +28,25 @@ constexpr std::array kElementTypes = {
     ElementType{"BOOL", 1},    ElementType{"U8", 1},  ElementType{"I8", 1},  ElementType{"F8_E5M2", 1},
     ElementType{"F8_E4M3", 1}, ElementType{"I16", 2}, ElementType{"U16", 2}, ElementType{"F16", 2},
     ElementType{"BF16", 2},    ElementType{"I32", 4}, ElementType{"U32", 4}, ElementType{"F32", 4},
-    ElementType{"F64", 8},     ElementType{"I64", 8}, ElementType{"U64", 8},
+    ElementType{"F64", 8},     ElementType{"I64", 8}, ElementType{"U64", 8}, ElementType{"C64", 8},
+    ElementType{"F8_E8M0", 1},
 };
-
-/// Bytes of a tensor, or nullopt when that is no number of bytes a file could have.
-std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element) {
-  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  std::uint64_t product = element;
-  bool empty = false;
-  for (const std::int64_t extent : shape) {
-    if (extent < 0) return std::nullopt;
-    empty |= extent == 0;
-    if (extent != 0 && product > kMost / static_cast<std::uint64_t>(extent)) return std::nullopt;
-    product *= extent == 0 ? 1 : static_cast<std::uint64_t>(extent);
-  }
-  return empty ? 0 : product;
-}
-
-/// A name as it may stand in a message: hostile ones are cut and made printable.
-std::string shown(std::string_view name) {
-  std::string text;
-  for (const char c : name.substr(0, 80)) text += (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) ? '?' : c;
-  return name.size() > 80 ? text + "..." : text;
-}
 
 std::uint64_t get_offset(const Json& value, const std::string& name) {
   // Negative numbers and fractions are other types to the parser.
   if (!value.is_number_unsigned())
-    throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown(name)));
+    throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown_name(name)));
   return value.get<std::uint64_t>();
 }
 
 SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   const auto wrong = [&](std::string_view what) {
-    return ProtocolError(format_text("tensor \"{}\": {}", shown(name), what));
+    return ProtocolError(format_text("tensor \"{}\": {}", shown_name(name), what));
   };
   if (!value.is_object()) throw wrong("its description is no object");
   for (const auto& [key, unused] : value.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets")
-      throw wrong(format_text("unknown field \"{}\"", shown(key)));
+      throw wrong(format_text("unknown field \"{}\"", shown_name(key)));
   }
   if (value.size() != 3) throw wrong("it needs dtype, shape and data_offsets");
   SafetensorsEntry entry;
@@ -74,7 +54,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   if (!value["dtype"].is_string()) throw wrong("its dtype is no text");
   entry.dtype = value["dtype"].get<std::string>();
   const auto element = safetensors_element_bytes(entry.dtype);
-  if (!element) throw wrong(format_text("unknown dtype \"{}\"", shown(entry.dtype)));
+  if (!element) throw wrong(format_text("unknown dtype \"{}\"", shown_name(entry.dtype)));
   const Json& shape = value["shape"];
   if (!shape.is_array() || shape.size() > kMostDimensions) throw wrong("its shape is no list of at most 64 extents");
   for (const Json& extent : shape) {
@@ -104,14 +84,15 @@ void check_places(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
   for (const SafetensorsEntry& entry : entries) {
     if (entry.end > data_bytes) {
       throw ProtocolError(format_text("tensor \"{}\" ends at byte {}, but the file has {} bytes of data: truncated?",
-                                      shown(entry.name), entry.end, data_bytes));
+                                      shown_name(entry.name), entry.end, data_bytes));
     }
     if (entry.begin < at) {
-      throw ProtocolError(format_text("tensors \"{}\" and \"{}\" overlap", shown(before->name), shown(entry.name)));
+      throw ProtocolError(
+          format_text("tensors \"{}\" and \"{}\" overlap", shown_name(before->name), shown_name(entry.name)));
     }
     if (entry.begin > at) {
       throw ProtocolError(
-          format_text("{} bytes before tensor \"{}\" belong to none", entry.begin - at, shown(entry.name)));
+          format_text("{} bytes before tensor \"{}\" belong to none", entry.begin - at, shown_name(entry.name)));
     }
     at = entry.end;
     before = &entry;
@@ -128,19 +109,38 @@ std::optional<std::uint64_t> safetensors_element_bytes(std::string_view dtype) n
   return std::nullopt;
 }
 
+std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element_bytes) {
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  std::uint64_t product = element_bytes;
+  bool empty = false;
+  for (const std::int64_t extent : shape) {
+    if (extent < 0) return std::nullopt;
+    empty |= extent == 0;
+    if (extent != 0 && product > kMost / static_cast<std::uint64_t>(extent)) return std::nullopt;
+    product *= extent == 0 ? 1 : static_cast<std::uint64_t>(extent);
+  }
+  return empty ? 0 : product;
+}
+
+std::string shown_name(std::string_view name) {
+  std::string text;
+  for (const char c : name.substr(0, 80)) text += (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) ? '?' : c;
+  return name.size() > 80 ? text + "..." : text;
+}
+
 void place_safetensors(SafetensorsHeader& header) {
   std::set<std::string_view> names;
   std::uint64_t at = 0;
   for (SafetensorsEntry& entry : header.entries) {
     MANIPLE_REQUIRE(!entry.name.empty() && entry.name.size() <= kMostNameBytes && entry.name != kMetadata,
-                    "a tensor cannot be saved under the name \"{}\"", shown(entry.name));
-    MANIPLE_REQUIRE(names.insert(entry.name).second, "two tensors are called \"{}\"", shown(entry.name));
+                    "a tensor cannot be saved under the name \"{}\"", shown_name(entry.name));
+    MANIPLE_REQUIRE(names.insert(entry.name).second, "two tensors are called \"{}\"", shown_name(entry.name));
     const auto element = safetensors_element_bytes(entry.dtype);
-    MANIPLE_REQUIRE(element, "tensor \"{}\" has dtype {}, which safetensors files cannot hold", shown(entry.name),
+    MANIPLE_REQUIRE(element, "tensor \"{}\" has dtype {}, which safetensors files cannot hold", shown_name(entry.name),
                     entry.dtype);
     const auto bytes = tensor_bytes(entry.shape, *element);
     MANIPLE_REQUIRE(bytes && *bytes <= std::numeric_limits<std::int64_t>::max() - at, "tensor \"{}\" is too large",
-                    shown(entry.name));
+                    shown_name(entry.name));
     entry.begin = at;
     entry.end = at += *bytes;
   }
@@ -198,7 +198,7 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
     if (event == Json::parse_event_t::key && depth == 1) {
       const auto& name = parsed.get_ref<const std::string&>();
       if (name.size() > kMostNameBytes) trouble = "a name is too long";
-      if (!names.insert(name).second) trouble = format_text("tensor \"{}\" is described twice", shown(name));
+      if (!names.insert(name).second) trouble = format_text("tensor \"{}\" is described twice", shown_name(name));
     }
     return trouble.empty();
   };
@@ -218,7 +218,7 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
     }
     if (!value.is_object()) throw ProtocolError("__metadata__ is no object");
     for (const auto& [key, entry] : value.items()) {
-      if (!entry.is_string()) throw ProtocolError(format_text("__metadata__: \"{}\" is no text", shown(key)));
+      if (!entry.is_string()) throw ProtocolError(format_text("__metadata__: \"{}\" is no text", shown_name(key)));
       result.metadata[key] = entry.get<std::string>();
     }
   }

@@ -44,6 +44,12 @@ struct SafetensorsHeader {
 /// Bytes of an element; nullopt for a name that the format does not have.
 std::optional<std::uint64_t> safetensors_element_bytes(std::string_view dtype) noexcept;
 
+/// Bytes of a tensor of these extents; nullopt when that is no number of bytes a file could have.
+std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element_bytes);
+
+/// A name from a file as it may stand in a message: hostile ones are cut and made printable.
+std::string shown_name(std::string_view name);
+
 /// Gives the entries their places, in the order given. Throws InvalidArgument for a name that occurs twice, an unknown dtype,
 /// or a shape that is negative or too large.
 void place_safetensors(SafetensorsHeader& header);

@@ -1,0 +1,226 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <set>
+
+#include "base/check.h"
+#include "base/system_error.h"
+#include "base/unique_fd.h"
+#include "train/checkpoint/safetensors.h"
+#include "train/weights/weight_tensors.h"
+#include <maniple/train/weights.h>
+
+namespace maniple {
+namespace {
+
+constexpr std::string_view kEnding = ".safetensors";
+constexpr std::int64_t kWrittenAtOnce = std::int64_t{16}
+                                        << 20;  // bytes of a tensor that has to be copied or converted first
+
+/// A file that is written under another name and gets its own by commit(), when it is on the disk. Removed if that does not happen.
+class NewFile {
+ public:
+  explicit NewFile(std::string path)
+      : path_(std::move(path)), partial_(format_text("{}.partial-{}", path_, ::getpid())) {
+    ::unlink(partial_.c_str());  // of a process that had the same number
+    fd_.reset(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!fd_) throw_system_error("create " + partial_);
+  }
+  ~NewFile() {
+    if (!partial_.empty()) ::unlink(partial_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const void* data, std::size_t bytes) {
+    for (const auto* at = static_cast<const char*>(data); bytes > 0;) {
+      const ssize_t written = ::write(fd_.get(), at, std::min(bytes, std::size_t{1} << 30));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) throw_system_error("write " + partial_);
+      at += written;
+      bytes -= static_cast<std::size_t>(written);
+    }
+  }
+  void sync() {
+    if (::fsync(fd_.get()) != 0) throw_system_error("fsync " + partial_);
+    if (::close(fd_.release()) != 0 && errno != EINTR) throw_system_error("close " + partial_);
+  }
+  void commit() {
+    if (::rename(partial_.c_str(), path_.c_str()) != 0)
+      throw_system_error(format_text("rename {} to {}", partial_, path_));
+    partial_.clear();
+  }
+
+ private:
+  std::string path_, partial_;
+  UniqueFd fd_;
+};
+
+/// A tensor as it will be in a file.
+struct Saved {
+  SafetensorsEntry entry;
+  torch::Tensor tensor;  // of that shape, perhaps of another dtype
+  torch::ScalarType type{};
+};
+
+/// What is saved, in the module's order; tensors with several names once, and the other names in `metadata`, as Hugging Face has it.
+std::vector<Saved> chosen_tensors(const NamedTensors& tensors, const SaveWeightsOptions& options,
+                                  std::map<std::string, std::string>& metadata) {
+  const Renaming renaming(options.rename, options.rename_by);
+  const NameRules transpose(options.transpose);
+  MANIPLE_REQUIRE(!options.dtype || c10::isFloatingType(*options.dtype), "dtype is {}; expected a floating-point dtype",
+                  c10::toString(options.dtype.value_or(torch::kFloat32)));
+  std::vector<Saved> chosen;
+  std::map<std::string, std::string> saved_as;  // by memory
+  std::set<std::string> names;
+  for (const auto& [own_name, tensor] : tensors) {
+    MANIPLE_REQUIRE(
+        tensor.defined() && tensor.layout() == torch::kStrided && !tensor.is_meta() && !tensor.is_quantized(),
+        "\"{}\" cannot be saved: it is undefined, sparse, quantized, or on the device meta", own_name);
+    const std::string name = renaming(own_name);
+    if (name.empty()) continue;
+    MANIPLE_REQUIRE(names.insert(name).second, "two tensors would be saved under the name \"{}\"", shown_name(name));
+    if (const auto memory = memory_of(tensor)) {
+      const auto [kept, is_new] = saved_as.emplace(*memory, name);
+      if (!is_new) {
+        metadata[name] = kept->second;
+        continue;
+      }
+    }
+    Saved saved;
+    saved.type = options.dtype && c10::isFloatingType(tensor.scalar_type()) ? *options.dtype : tensor.scalar_type();
+    saved.tensor = tensor.detach();
+    if (transpose.matches(name)) {
+      MANIPLE_REQUIRE(tensor.dim() == 2, "\"{}\" has shape [{}]; only matrices can be transposed", shown_name(name),
+                      joined(tensor.sizes()));
+      saved.tensor = saved.tensor.t();
+    }
+    const auto type = stored_dtype(saved.type);
+    saved.entry = {name, type.value_or(c10::toString(saved.type)), saved.tensor.sizes().vec()};
+    chosen.push_back(std::move(saved));
+  }
+  return chosen;
+}
+
+/// Writes a tensor in row-major order, in its dtype of the file, with little memory besides its own.
+void write_tensor(NewFile& file, const Saved& saved) {
+  torch::Tensor tensor = saved.tensor;
+  if (tensor.numel() == 0) return;
+  if (tensor.is_contiguous()) tensor = tensor.view({-1});
+  const bool as_it_is = tensor.device().is_cpu() && tensor.scalar_type() == saved.type && tensor.is_contiguous();
+  if (as_it_is) return file.write(tensor.data_ptr(), tensor.nbytes());
+  const std::int64_t rows = tensor.size(0);
+  const std::int64_t row_bytes = tensor.numel() / rows * static_cast<std::int64_t>(c10::elementSize(saved.type));
+  const std::int64_t at_once = std::max<std::int64_t>(1, kWrittenAtOnce / row_bytes);
+  for (std::int64_t row = 0; row < rows; row += at_once) {
+    const torch::Tensor part =
+        tensor.narrow(0, row, std::min(at_once, rows - row)).to(torch::kCPU, saved.type).contiguous();
+    file.write(part.data_ptr(), part.nbytes());
+  }
+}
+
+std::unique_ptr<NewFile> write_file(const std::string& path, std::vector<Saved> tensors,
+                                    const std::map<std::string, std::string>& metadata) {
+  // Wide elements first: so all are aligned in the file, and readers can use them where they are.
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const Saved& a, const Saved& b) { return c10::elementSize(a.type) > c10::elementSize(b.type); });
+  SafetensorsHeader header;
+  header.metadata = metadata;
+  for (const Saved& saved : tensors) header.entries.push_back(saved.entry);
+  place_safetensors(header);
+  const std::string text = encode_safetensors(header);
+  auto file = std::make_unique<NewFile>(path);
+  file->write(text.data(), text.size());
+  for (const Saved& saved : tensors) write_tensor(*file, saved);
+  file->sync();
+  return file;
+}
+
+/// Tensors in their order, as many in each part as fit; one that is larger has a part of its own.
+std::vector<std::vector<Saved>> divided(std::vector<Saved> tensors, std::uint64_t most_bytes) {
+  std::vector<std::vector<Saved>> parts(1);
+  std::uint64_t bytes = 0;
+  for (Saved& saved : tensors) {
+    const std::uint64_t more = static_cast<std::uint64_t>(saved.tensor.numel()) * c10::elementSize(saved.type);
+    if (most_bytes != 0 && !parts.back().empty() && more > most_bytes - std::min(bytes, most_bytes)) {
+      parts.emplace_back();
+      bytes = 0;
+    }
+    bytes += more;
+    parts.back().push_back(std::move(saved));
+  }
+  return parts;
+}
+
+/// The files of an earlier save at this path that are not of this one.
+std::vector<std::string> files_of_index(const std::string& path, const std::string& stem) {
+  std::set<std::string> files;
+  try {
+    for (const auto& [name, file] : parse_weights_index(read_small_file(path, 100'000'000)).files) {
+      const std::string full = folder_of(path) + file;
+      if (full.starts_with(stem + "-") && full.ends_with(kEnding)) files.insert(full);
+    }
+  } catch (const Error&) {  // there is none, or it is not ours to understand
+  }
+  return {files.begin(), files.end()};
+}
+
+void save(const NamedTensors& tensors, std::string path, const SaveWeightsOptions& options) {
+  const torch::NoGradGuard no_grad;
+  if (is_folder(path)) path += path.ends_with('/') ? "model.safetensors" : "/model.safetensors";
+  MANIPLE_REQUIRE(
+      path.ends_with(kEnding),
+      "{}: weights are saved as safetensors; give a name that ends in .safetensors, or a folder that is there", path);
+  std::map<std::string, std::string> metadata(options.metadata.begin(), options.metadata.end());
+  const auto parts = divided(chosen_tensors(tensors, options, metadata), options.max_shard_bytes);
+  const std::string stem = path.substr(0, path.size() - kEnding.size()), index_path = path + ".index.json";
+  const std::vector<std::string> old = files_of_index(index_path, stem);
+  std::set<std::string> current;
+  std::vector<std::unique_ptr<NewFile>> files;
+  WeightsIndex index;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::string name =
+        parts.size() == 1 ? path : format_text("{}-{:05}-of-{:05}{}", stem, i + 1, parts.size(), kEnding);
+    for (const Saved& saved : parts[i]) {
+      index.files[saved.entry.name] = name.substr(folder_of(name).size());
+      index.total_bytes += static_cast<std::uint64_t>(saved.tensor.numel()) * c10::elementSize(saved.type);
+    }
+    files.push_back(write_file(name, parts[i], metadata));
+    current.insert(name);
+  }
+  const std::string folder = folder_of(path).empty() ? "." : folder_of(path);
+  if (parts.size() == 1) {
+    files.front()->commit();
+  } else {
+    NewFile index_file(index_path);
+    const std::string text = encode_weights_index(index);
+    index_file.write(text.data(), text.size());
+    index_file.sync();
+    // An index must not point to files of two saves, not even if this process is killed here: so it goes first, and comes last.
+    ::unlink(index_path.c_str());
+    for (const auto& file : files) file->commit();
+    index_file.commit();
+  }
+  sync_directory(folder);
+  // What an earlier save left would be taken for this one's.
+  ::unlink(parts.size() == 1 ? index_path.c_str() : path.c_str());
+  for (const std::string& file : old) {
+    if (current.count(file) == 0) ::unlink(file.c_str());
+  }
+}
+
+}  // namespace
+
+void save_weights(const torch::nn::Module& module, const std::string& path, const SaveWeightsOptions& options) {
+  save(named_tensors_of(module), path, options);
+}
+
+void save_weights(const std::vector<std::pair<std::string, torch::Tensor>>& tensors, const std::string& path,
+                  const SaveWeightsOptions& options) {
+  save(tensors, path, options);
+}
+
+}  // namespace maniple
