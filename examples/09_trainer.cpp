@@ -43,16 +43,17 @@ int main(int argc, char** argv) try {
                      nn::MaxPool2d(2), nn::Flatten(), nn::Linear(512, 128), nn::ReLU(), nn::Dropout(0.25),
                      nn::Linear(128, 10), nn::LogSoftmax(1));
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(lr).momentum(0.9));
-  maniple::Trainer trainer(net, optimizer,
-                           {.epochs = epochs,
-                            .checkpoint = {.folder = checkpoint},
-                            .save_every = static_cast<std::int64_t>(save_every),
-                            .monitor = "accuracy",
-                            .mode = maniple::StopMode::max,
-                            .log_dir = log,
-                            .on_epoch = [](const maniple::TrainerState& state) {
-                              maniple::print_once("epoch ", state.epoch, ": accuracy ", state.evaluation["accuracy"]);
-                            }});
+  maniple::TrainerOptions options;
+  options.epochs = epochs;
+  options.checkpoint.folder = checkpoint;
+  options.save_every = static_cast<std::int64_t>(save_every);
+  options.monitor = "accuracy";
+  options.mode = maniple::StopMode::max;
+  options.log_dir = log;
+  options.on_epoch = [](const maniple::TrainerState& state) {
+    maniple::print_once("epoch ", state.epoch, ": accuracy ", state.evaluation["accuracy"]);
+  };
+  maniple::Trainer trainer(net, optimizer, options);
   const auto loss = [&](auto& batch, maniple::Metrics& metrics) {
     const auto output = net->forward(batch.data);
     metrics.add_accuracy("accuracy", output, batch.target);
@@ -60,19 +61,16 @@ int main(int argc, char** argv) try {
   };
 
   // Training: equally many samples on each rank, in another order in each epoch. Test: each sample once, over all ranks.
-  const auto stack = torch::data::transforms::Stack<>();
-  auto train = digits(maniple::Mnist::Split::train, train_samples, 1).map(stack);
-  auto test = digits(maniple::Mnist::Split::test, test_samples, 2).map(stack);
-  maniple::DistributedSampler sampler(train.size().value(), {.seed = 7});
-  maniple::DistributedSampler test_sampler(test.size().value(),
-                                           {.shuffle = false, .mode = maniple::SamplerMode::evaluation});
-  const auto loader_options = torch::data::DataLoaderOptions()
-                                  .batch_size(maniple::per_process_batch_size(batch_size, trainer.ranks()))
-                                  .workers(workers);
-  const auto loader = torch::data::make_data_loader(train, sampler, loader_options);
-  const auto test_loader = torch::data::make_data_loader(test, test_sampler, 256);
+  maniple::DataLoader train(
+      digits(maniple::Mnist::Split::train, train_samples, 1),
+      {.batch_size = maniple::per_process_batch_size(batch_size, trainer.ranks()), .workers = workers, .seed = 7});
+  const auto test_digits = digits(maniple::Mnist::Split::test, test_samples, 2);
+  maniple::DataLoader test(test_digits,
+                           maniple::DistributedSampler(test_digits.size().value(),
+                                                       {.shuffle = false, .mode = maniple::SamplerMode::evaluation}),
+                           {.batch_size = 256});
 
-  const auto& end = trainer.fit(maniple::sampled(*loader, sampler), *test_loader, loss);
+  const auto& end = trainer.fit(train, test, loss);
   if (end.end == maniple::TrainerEnd::stopped || end.evaluation["accuracy"] >= target) return 0;
   maniple::print_once("accuracy ", end.evaluation["accuracy"], " is below the target ", target);
   return 1;

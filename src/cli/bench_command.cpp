@@ -290,8 +290,9 @@ int measure_and_report(const Arguments& arguments) {
 
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  app.add_option("operations", arguments->operations,
-                 "operations to measure; `all`: every one; `ddp`: training; `optim`: optimizers; `gpu`: ranks on a GPU");
+  app.add_option(
+      "operations", arguments->operations,
+      "operations to measure; `all`: every one; `ddp`: training; `optim`: optimizers; `gpu`: ranks on a GPU");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";

@@ -92,6 +92,9 @@ Environment rank_environment(const Environment& own, const NodeEnvironment& node
   if (node.secret_fd >= 0) set("MANIPLE_SECRET_FD", node.secret_fd);
   if (node.init_fd >= 0) set("MANIPLE_INIT_FD", node.init_fd);
   if (node.report_fd >= 0) set("MANIPLE_REPORT_FD", node.report_fd);
+  if (node.gpu_queues > 0 && find_variable(result, "CUDA_DEVICE_MAX_CONNECTIONS") == nullptr) {
+    set("CUDA_DEVICE_MAX_CONNECTIONS", node.gpu_queues);
+  }
   if (find_variable(result, "OMP_NUM_THREADS") == nullptr) {
     set("OMP_NUM_THREADS", std::max(1, node.cores / std::max(1, assignment.local_size)));
   }

@@ -36,6 +36,7 @@ struct NodeEnvironment {
   /// Names of the devices that may be shared out ("0", "1", or what CUDA_VISIBLE_DEVICES held); empty: there are none,
   /// and the numbers of the assignment are used if devices are shared out all the same.
   std::vector<std::string> devices = {};
+  int gpu_queues = 0;  ///< of a rank, to its GPU: CUDA_DEVICE_MAX_CONNECTIONS, unless it is set; 0: left alone
 };
 
 using Environment = std::vector<std::string>;  ///< "NAME=VALUE"

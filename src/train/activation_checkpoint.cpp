@@ -138,11 +138,13 @@ class RandomStatesGuard {
 
 struct AutocastSettings {
   struct OfDevice {
+    explicit OfDevice(torch::DeviceType type)
+        : device(type), enabled(autocast_enabled(type)), dtype(autocast_dtype(type)) {}
     torch::DeviceType device;
-    bool enabled = autocast_enabled(device);
-    torch::ScalarType dtype = autocast_dtype(device);
+    bool enabled;
+    torch::ScalarType dtype;
   };
-  std::array<OfDevice, 2> devices = {OfDevice{torch::kCPU}, OfDevice{torch::kCUDA}};
+  std::array<OfDevice, 2> devices = {OfDevice(torch::kCPU), OfDevice(torch::kCUDA)};
   bool cache = at::autocast::is_autocast_cache_enabled();
 
   void set() const {

@@ -157,7 +157,16 @@ struct GradScaler::Impl {
     for (const auto& [key, gradients] : lists) {
       const torch::Device device = gradients.front().device();
       torch::Tensor here = torch::zeros({}, torch::TensorOptions().device(device).dtype(torch::kFloat32));
-      at::_amp_foreach_non_finite_check_and_unscale_(gradients, here, inverse.to(device, torch::kFloat32, true));
+      const torch::Tensor factor = inverse.to(device, torch::kFloat32, true);
+      if (key.second == torch::kBFloat16) {  // for which LibTorch has no such kernel on a GPU
+        for (torch::Tensor gradient : gradients) {
+          here += gradient.isfinite().all().logical_not();
+          gradient.copy_(gradient.to(torch::kFloat32).mul_(factor));
+        }
+        here.clamp_max_(1);
+      } else {
+        at::_amp_foreach_non_finite_check_and_unscale_(gradients, here, factor);
+      }
       found += here.to(found.device(), torch::kFloat32, true);
     }
     if (options.group) all_reduce(found, ReduceOp::max, {.group = options.group});

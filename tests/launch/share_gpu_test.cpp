@@ -147,6 +147,9 @@ TEST_F(ShareGpu, StreamsOfAWorkerHaveQueuesOfTheirOwn) {
   const std::vector<std::string> command = {"run", "--share-gpu", "/bin/sh", "-c",
                                             "echo queues=$CUDA_DEVICE_MAX_CONNECTIONS."};
   EXPECT_EQ(after(maniple(command, setting()).out, "queues="), "32");
+  std::vector<std::string> four = command;
+  four.insert(four.begin() + 1, {"-n", "4", "--devices-per-node", "2"});
+  EXPECT_EQ(after(maniple(four, setting()).out, "queues="), "16") << "two ranks on a GPU";
   EXPECT_EQ(after(maniple(command, with("CUDA_DEVICE_MAX_CONNECTIONS", "4")).out, "queues="), "4");
 }
 

@@ -334,7 +334,7 @@ TEST(Optim, AnInterruptedRunEndsWithTheSameBits) {
 // From torch::optim's checkpoint to ours, and back.
 TEST(Optim, CheckpointsAreThoseOfTorch) {
   for (const char* name : {"SGD, momentum", "Adam, all", "AdamW"}) {
-    const Pair& pair = pair_named(name);
+    const Pair pair = pair_named(name);
     for (const bool from_torch : {true, false}) {
       const Parameters reference = some_parameters(torch::kFloat64), a = some_parameters(torch::kFloat64),
                        b = some_parameters(torch::kFloat64);
@@ -424,7 +424,7 @@ TEST(Optim, WithGradientsInBuckets) {
   for (const int n : {1, 2, 3}) {
     run_ranks({.n = n}, [](Rank& r) {
       for (const char* name : {"SGD, all", "AdamW"}) {
-        const Pair& pair = pair_named(name);
+        const Pair pair = pair_named(name);
         const Parameters after = trained(r, pair.ours, false, true);
         expect_near(after, trained(r, pair.torch, false, true), 1e-6, name);
         expect_bits(trained(r, pair.ours, false, false), after, "gradients outside of buckets");

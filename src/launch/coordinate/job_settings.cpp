@@ -67,10 +67,6 @@ WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
     set_variable(settings.environment, "TERM", "dumb");
     set_variable(settings.environment, "NO_COLOR", "1");
   }
-  if (options.share_gpu && find_variable(settings.environment, "CUDA_DEVICE_MAX_CONNECTIONS") == nullptr) {
-    // MPS gives a process 2 queues for all of its streams, unless told: one that waits for another rank would hold up half of them.
-    set_variable(settings.environment, "CUDA_DEVICE_MAX_CONNECTIONS", "32");
-  }
   for (const Assignment& assignment : options.environment) {
     if (!assignment.inherit) set_variable(settings.environment, assignment.name, assignment.value);
   }

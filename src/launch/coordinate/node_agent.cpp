@@ -3,6 +3,8 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "base/check.h"
@@ -66,6 +68,18 @@ void NodeAgent::reserve(int generation) {
   reply_(answer);
 }
 
+namespace {
+
+/// MPS gives a process 2 queues for all of its streams, unless told: one that waits for another rank would hold up half of them. A GPU
+/// has not enough for many ranks with 32 each: 2 have worked, with 4 no more than some could begin.
+int queues_of_rank(int ranks, int gpus) {
+  constexpr int kOfAll = 32, kAtLeast = 2;
+  const int on_one = gpus > 0 ? (ranks + gpus - 1) / gpus : ranks;
+  return std::max(kAtLeast, kOfAll / std::max(on_one, 1));
+}
+
+}  // namespace
+
 void NodeAgent::start(const AgentMessage& start) {
   generation_ = start.generation;
   if (!start.text.empty()) settings_.job = start.text;
@@ -91,7 +105,8 @@ void NodeAgent::start(const AgentMessage& start) {
                          .generation = start.generation,
                          .restarts = start.restarts,
                          .max_restarts = settings_.max_restarts,
-                         .devices = std::move(devices)};
+                         .devices = std::move(devices),
+                         .gpu_queues = workers.share_gpu ? queues_of_rank(start.processes, shared) : 0};
     secret_.reset();
     const Secret secret =
         settings_.own_secrets ? Secret::random() : secret_of_generation(settings_.secret, start.generation);

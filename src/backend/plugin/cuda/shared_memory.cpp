@@ -92,7 +92,20 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
   }
 }
 
-SharedMemory::~SharedMemory() { unmap(); }
+// What is enqueued may use the memory yet, on streams that nobody here knows of, and unmapping does not wait for it: as cudaFree does, this
+// waits for all of the device. Where it may not, because a graph is being captured, the memory stays.
+SharedMemory::~SharedMemory() {
+  int before = 0;
+  ::cudaGetDevice(&before);
+  ::cudaSetDevice(device_);
+  const bool captures = ::cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported;
+  ::cudaSetDevice(before);
+  if (captures) {
+    ::cudaGetLastError();
+  } else {
+    unmap();
+  }
+}
 
 void SharedMemory::unmap() noexcept {
   int before = 0;
