@@ -100,7 +100,7 @@ class Arena {
 
   // ---- Contributions -------------------------------------------------------------------------------------------
 
-  std::uint32_t next_epoch() noexcept { return ++epoch_; }
+  std::uint32_t next_epoch(std::uint32_t step = 1) noexcept { return epoch_ += step; }
   Contribution& contribution(int rank, std::uint32_t epoch) noexcept { return blocks_[rank].contributions[epoch & 1]; }
   void publish(std::uint32_t epoch) {
     // Only some operations count what is finished. Half the range behind, that counter would seem to be ahead.

@@ -151,12 +151,11 @@ TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
 
 TEST(Arena, WhatWasFinishedLongAgoIsNotTakenForNew) {
   World world(2);
-  std::uint32_t epoch = 0;
-  // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`.
-  while (epoch < (std::uint32_t{1} << 31) + 100) {
-    epoch = world[1].next_epoch();
-    if (epoch % Arena::kRefresh == 0) world[1].publish(epoch);  // it publishes all; these are the ones that matter
-  }
+  // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`. It publishes
+  // all; those are taken here that matter.
+  for (std::uint64_t done = 0; done < std::uint64_t{1} << 31; done += Arena::kRefresh)
+    world[1].publish(world[1].next_epoch(Arena::kRefresh));
+  const std::uint32_t epoch = world[1].next_epoch(100);
   OperationContext context(Deadline::after(milliseconds(1)));
   EXPECT_THROW(world[0].await(Counter::finished, 1, epoch, context), Timeout);
   world[1].set(Counter::finished, epoch);
