@@ -29,6 +29,9 @@ inline constexpr int kFailed = 1;  ///< the command failed
 inline constexpr int kUsage = 2;   ///< the command line is invalid
 inline constexpr int kInterrupted = 130;
 
+/// What stands for `--` where a command takes a program: no word that the parser takes for an option.
+inline constexpr const char* kEndOfOptions = "\1--";
+
 std::function<int()> declare_bench(CLI::App& app);
 std::function<int()> declare_bench_worker(CLI::App& app);
 std::function<int()> declare_doctor(CLI::App& app);

@@ -41,15 +41,19 @@ void refuse_empty_values(const CLI::App& command) {
   }
 }
 
-/// mpirun's -np means -n; the parser would read it as -n with the value "p". What follows the program is left as it is.
-void replace_np(const CLI::App& command, std::vector<const char*>& arguments) {
+/// mpirun's -np means -n; the parser would read it as -n with the value "p". And `--` ends the options of `maniple run`: the parser would
+/// give what follows it to no command. What follows the program is left as it is.
+void prepare(const CLI::App& command, std::vector<const char*>& arguments) {
   if (command.get_option_no_throw("-n") == nullptr) return;
   for (std::size_t i = 2; i < arguments.size() && arguments[i][0] == '-'; ++i) {
     const std::string_view word = arguments[i];
-    if (word == "--") return;
+    if (word == "--") {
+      arguments[i] = kEndOfOptions;
+      return;
+    }
     if (word == "-np" || word == "--np") arguments[i] = "-n";
     const CLI::Option* option = command.get_option_no_throw(arguments[i]);
-    if (option != nullptr && option->get_type_size() != 0) ++i;  // its value
+    if (option != nullptr && option->get_items_expected_max() != 0) ++i;  // its value
   }
 }
 
@@ -70,7 +74,7 @@ int run(int argc, char** argv) {
   if (argc > 1 && argv[1][0] != '-' && find_command(argv[1]) == nullptr) return refuse_unknown(argv[1]);
   try {
     std::vector<const char*> arguments(argv, argv + argc);
-    if (meant != nullptr) replace_np(*app.get_subcommand(meant->name), arguments);
+    if (meant != nullptr) prepare(*app.get_subcommand(meant->name), arguments);
     app.parse(argc, arguments.data());
   } catch (const CLI::Success& asked) {  // for help or the version
     return app.exit(asked);

@@ -378,7 +378,7 @@ std::function<int()> declare_run(CLI::App& app) {
   return [arguments, &app] {
     arguments->options.command = app.remaining();
     std::vector<std::string>& command = arguments->options.command;
-    if (!command.empty() && command.front() == "--") {
+    if (!command.empty() && command.front() == kEndOfOptions) {
       command.erase(command.begin());
     } else if (!command.empty() && command.front().starts_with('-')) {
       throw InvalidArgument(unknown_option(app, command.front()));

@@ -117,6 +117,13 @@ struct Mistake {
   int code;
   const char* words;
 };
+TEST(Run, TwoDashesEndTheOptions) {
+  const Result result = maniple({"run", "-n", "2", "--no-prefix", "--", "/bin/echo", "--", "-n", "3"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "-- -n 3\n-- -n 3\n");
+  EXPECT_EQ(maniple({"run", "-n", "2", "--"}).code, 2);
+}
+
 TEST(Run, MistakesCostOneLine) {
   const TemporaryDirectory folder;
   const auto program = [&](const char* name, const std::string& contents) {
@@ -173,6 +180,7 @@ TEST(Run, MistakesCostOneLine) {
       {{"run", "-n", "2", interpreter}, 126, "its interpreter /no/such/python, named in its first line, is not there"},
       {{"run", windows}, 126, "CR LF"},
       {{"run", "--bind", "sockets", "true"}, 2, "--bind"},
+      {{"run", "--", "--unknown"}, 127, "--unknown"},
       {{"run", "--unknown", "true"},
        2,
        "no option --unknown (see maniple run --help); a program of that name: -- --unknown"},
