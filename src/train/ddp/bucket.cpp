@@ -114,12 +114,13 @@ std::vector<torch::Tensor> Bucket::flush() {
   std::vector<torch::Tensor> to, from;
   for (const std::size_t i : noted_) {
     torch::Tensor& gradient = parameters_[i].mutable_grad();
+    if (lives_here(gradient, i)) continue;  // noted twice: a copy onto itself would race with the first
     to.push_back(views_[i]);
     from.push_back(gradient);
     if (gradients_live_here_) gradient = views_[i];
   }
   noted_.clear();
-  copy_all(to, from);
+  if (!from.empty()) copy_all(to, from);
   return from;
 }
 

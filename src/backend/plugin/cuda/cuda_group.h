@@ -89,8 +89,9 @@ class CudaGroup final : public DevicePlugin {
   bool in_kernel_ = false;   // kernels of the ranks run side by side, so they wait for each other, not the streams
   std::size_t slot_bytes_ = 0;
   DescriptorExchange* descriptors_ = nullptr;
-  std::unique_ptr<SharedMemory> arena_;  // null, like what follows, in a group of one rank
+  // Null in a group of one rank. The arena ends first: that waits for kernels, which look at the page.
   std::unique_ptr<ControlPage> control_;
+  std::unique_ptr<SharedMemory> arena_;
   std::vector<Registration> registrations_;
 
   cudaEvent_t last_event_ = nullptr;  // after the last operation that was enqueued outside of graphs

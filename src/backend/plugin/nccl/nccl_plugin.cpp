@@ -296,7 +296,13 @@ class Memory {
       throw SystemError(what + " failed: NCCL says " + describe(result), 0);
     }
   }
+  // What is enqueued may use the memory yet: freeing it by NCCL unmaps it and does not wait, where cudaFree would.
   ~Memory() {
+    int before = 0;
+    ::cudaGetDevice(&before);
+    ::cudaSetDevice(device());
+    ::cudaDeviceSynchronize();
+    ::cudaSetDevice(before);
     communicator_->deregister(data_);
     try {
       on_device(device(), [this] {
