@@ -296,6 +296,8 @@ std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std
   const std::shared_ptr<CheckpointBackward> node(new CheckpointBackward(), torch::autograd::deleteNode);
   if (options.preserve_random_state) node->random = RandomStates::for_inputs(inputs);
 
+  // Before the function has run: should it change one in place, LibTorch says so in backward.
+  for (const torch::Tensor& input : inputs) node->inputs.emplace_back(input, false);
   edge_list next;
   std::vector<torch::Tensor> outputs;
   {
@@ -321,7 +323,6 @@ std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std
       if (node->captured.emplace(edge, next.size()).second) next.push_back(edge);
     });
   }
-  for (const torch::Tensor& input : inputs) node->inputs.emplace_back(input, false);
   node->results = outputs.size();
   node->function = std::move(function);
   node->set_next_edges(std::move(next));

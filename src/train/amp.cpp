@@ -214,7 +214,8 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   if (!impl_->options.enabled) return loss;
   MANIPLE_REQUIRE(loss.defined(), "GradScaler: the loss is undefined");
   impl_->place(loss.device());
-  return loss * impl_->scale.to(loss.device(), torch::kFloat32, true);
+  const bool is_short = loss.scalar_type() == torch::kFloat16 || loss.scalar_type() == torch::kBFloat16;
+  return (is_short ? loss.to(torch::kFloat32) : loss) * impl_->scale.to(loss.device(), torch::kFloat32, true);
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {

@@ -388,5 +388,12 @@ TEST(ActivationCheckpoint, GradientsOfDataParallelTraining) {
   }
 }
 
+TEST(ActivationCheckpoint, AnArgumentThatWasChangedIsNoticed) {
+  const Tensor weight = torch::full({3}, 2.0, torch::requires_grad());
+  const Tensor pixels = torch::full({3}, 255.0);
+  const Tensor result = maniple::checkpoint([&](Tensor x) { return x.div_(255) * weight; }, pixels);
+  EXPECT_THROW(result.sum().backward(), c10::Error);
+}
+
 }  // namespace
 }  // namespace maniple::harness::activation_checkpoint_test

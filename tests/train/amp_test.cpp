@@ -295,5 +295,12 @@ TEST(MixedPrecision, ParametersAndCommunicationInBFloat16) {
   }
 }
 
+TEST(GradScaler, ShortLossesAreScaledInFloat32) {
+  GradScaler scaler;
+  const Tensor scaled = scaler.scale(torch::full({1}, 2.0, torch::kFloat16));
+  EXPECT_EQ(scaled.scalar_type(), torch::kFloat32);
+  EXPECT_EQ(scaled.item<double>(), 131072);
+}
+
 }  // namespace
 }  // namespace maniple::harness::amp_test

@@ -263,5 +263,23 @@ TEST(DataLoader, MistakesAreNamed) {
             "DataLoader: the dataset has 4 samples, but its sampler was made for 5");
 }
 
+struct NotCopied {
+  NotCopied() = default;
+  NotCopied(NotCopied&&) = default;
+  torch::Tensor get(std::size_t index) { return torch::full({2}, static_cast<double>(index)); }
+  std::size_t size() const { return 4; }
+};
+
+TEST(DataLoader, WorkersDoNotShareWhatIsNotConst) {
+  EXPECT_NE(error_of([] {
+              DataLoader<NotCopied>(NotCopied(), {.batch_size = 2, .workers = 2});
+            }).find("its get() is not const"),
+            std::string::npos);
+  DataLoader<NotCopied> loader(NotCopied(), {.batch_size = 2, .workers = 1, .shuffle = false});
+  int batches = 0;
+  for (const torch::Tensor& batch : loader) EXPECT_EQ(batch[1][0].item<int>(), 2 * batches++ + 1);
+  EXPECT_EQ(batches, 2);
+}
+
 }  // namespace
 }  // namespace maniple::data_loader_test

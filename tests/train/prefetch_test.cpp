@@ -127,5 +127,16 @@ TEST(Prefetch, ALoaderWhoseBatchesAreCounted) {
   }
 }
 
+struct Epochs : std::vector<torch::Tensor> {
+  void set_epoch(std::size_t number) { epoch = number; }
+  std::size_t epoch = 0;
+};
+
+TEST(Prefetch, TellsTheLoaderTheEpoch) {
+  Epochs epochs;
+  prefetch_to(torch::kCPU, epochs).set_epoch(3);
+  EXPECT_EQ(epochs.epoch, 3u);
+}
+
 }  // namespace
 }  // namespace maniple::harness::prefetch_test

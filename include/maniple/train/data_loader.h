@@ -95,7 +95,7 @@ template <class Dataset, class Collate>
 class BatchMaker {
  public:
   static constexpr bool kStreams = StreamDataset<Dataset>;
-  static constexpr bool kShared = kStreams || Gets<const Dataset> || !std::copy_constructible<Dataset>;
+  static constexpr bool kShared = kStreams || Gets<const Dataset>;
   static_assert(
       kStreams || Gets<Dataset> || GetsBatches<Dataset>,
       "a dataset has get(index), or get(index, SampleRandom&), or get_batch(indices); or it is a ShardStream");
@@ -104,8 +104,13 @@ class BatchMaker {
       : collate_(std::move(collate)), seed_(options.seed), pin_(options.pin_memory) {
     datasets_.reserve(1 + options.workers);
     datasets_.push_back(std::move(dataset));
-    if constexpr (!kShared) {
+    if constexpr (!kShared && std::copy_constructible<Dataset>) {
       for (std::size_t i = 1; i < options.workers; ++i) datasets_.push_back(datasets_.front());
+    } else if (!kShared && options.workers > 1) {
+      throw InvalidArgument(
+          "DataLoader: the dataset cannot be copied, and its get() is not const, so several workers cannot use it; "
+          "make "
+          "get() const if threads may call it together, or take one worker");
     }
   }
 

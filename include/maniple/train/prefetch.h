@@ -170,6 +170,12 @@ class Prefetched {
   {
     return range_.options();
   }
+  /// The same; Trainer calls it. (The cursor of the loader below counts what was read ahead, so there is none here.)
+  void set_epoch(std::size_t epoch)
+    requires requires(std::remove_reference_t<Range>& range) { range.set_epoch(epoch); }
+  {
+    range_.set_epoch(epoch);
+  }
 
  private:
   detail::Prefetcher prefetcher_;

@@ -25,7 +25,10 @@
 // Resuming        With a checkpoint folder, fit() goes on from the newest checkpoint: after a kill at any moment the weights at the
 //                 end are, bit for bit, those of a run that was not disturbed. In the middle of an epoch data with a cursor (`sampled`, or any
 //                 class with set_epoch, batches, cursor_text and load_cursor) goes on there, on another number of ranks too; of other
-//                 ranges the batches that were done are skipped, so they must hand out the same ones in each run.
+//                 ranges the batches that were done are skipped, so they must hand out the same ones in each run. What communication
+//                 hooks keep (errors of powerSGD and int8, counts of post-local SGD) is not in the checkpoints.
+// Gradients       are set to none before each step, those of parameters that the optimizer has not, too; clipped are the optimizer's.
+// Modes           A model that is in training mode stays as it is: parts that the program has put in evaluation mode remain so.
 // Evaluation      Each sample once, and sums over ranks by counts: give it data of a sampler in SamplerMode::evaluation.
 //                 The model is in evaluation mode, no gradients are recorded. `at("loss").count` of the row is the number of samples.
 // Stopping        SIGINT and SIGTERM end fit() after the step under way, on all ranks, with a checkpoint. stop() does so too.
@@ -82,8 +85,8 @@ struct TrainerState {
 struct TrainerOptions {
   std::size_t epochs = 1;      ///< in all, those before a restart included
   std::int64_t max_steps = 0;  ///< of the optimizer; 0: as many as the epochs have
-  int accumulate = 1;          ///< batches that make a step; the last step of an epoch may have fewer
-  double max_grad_norm = 0;    ///< see clip_grad_norm_; the metric "grad_norm" is the norm before. 0: not clipped
+  int accumulate = 1;  ///< batches that make a step; the last of an epoch may have fewer, if their number is known
+  double max_grad_norm = 0;  ///< see clip_grad_norm_; the metric "grad_norm" is the norm before. 0: not clipped
 
   /// The learning rate of step n (from 0) of a group of the optimizer that had the rate `base` when the trainer was made. It
   /// depends on n alone, so nothing of it is in checkpoints.

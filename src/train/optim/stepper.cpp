@@ -115,6 +115,7 @@ void Stepper::add(const Tensor& parameter, std::array<Tensor*, 3> states, int st
       masters_.set_master_weight(parameter, master);
     }
   }
+  if (parameter.numel() == 0) return;  // it has no address by which a kernel could tell whether there is a master
   changed_.push_back(parameter);
 
   const bool on_cpu = parameter.device().is_cpu() && step_dtype(dtype);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tensor/torch_compat.h"
 #include "train/trainer/training_log.h"
 #include <maniple/dist.h>
 #include <maniple/train/accumulation.h>
@@ -15,20 +16,31 @@
 namespace maniple {
 namespace {
 
-/// A module in another mode, until this goes.
+/// A module in another mode, until this goes: each part of it is then in its own mode again. One that is in the mode already stays as it
+/// is, with parts that are in the other one.
 class ModuleMode {
  public:
-  ModuleMode(torch::nn::Module& module, bool training) : module_(module), before_(module.is_training()) {
-    module_.train(training);
+  ModuleMode(torch::nn::Module& module, bool training) {
+    if (module.is_training() == training) return;
+    for (const auto& part : module.modules()) before_.emplace_back(part, part->is_training());
+    module.train(training);
   }
-  ~ModuleMode() { module_.train(before_); }
+  ~ModuleMode() {
+    for (const auto& [part, training] : before_) part->train(training);  // parents first: train() reaches all below
+  }
   ModuleMode(const ModuleMode&) = delete;
   ModuleMode& operator=(const ModuleMode&) = delete;
 
  private:
-  torch::nn::Module& module_;
-  bool before_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
+
+std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
+  std::vector<torch::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
 
 TrainerOptions checked(TrainerOptions options) {
   MANIPLE_REQUIRE(options.accumulate >= 1, "Trainer: {} batches make a step; expected at least 1", options.accumulate);
@@ -77,7 +89,12 @@ struct Trainer::Impl {
                                 : train->cursor  ? train->cursor()
                                                  : std::string(); },
         [this](const std::string& text) {
-          if (train != nullptr && train->load_cursor && !text.empty()) train->load_cursor(text);
+          if (train == nullptr || !train->load_cursor) return;
+          MANIPLE_REQUIRE(
+              !text.empty() || state.batch == 0,
+              "Trainer: the checkpoint is of the middle of an epoch of data without a cursor, and this data "
+              "has one, which would begin the epoch again; resume with the data that it was saved with");
+          if (!text.empty()) train->load_cursor(text);
         });
     checkpoint->add(
         "best_so_far", [this] { return best_so_far.state(); },
@@ -140,7 +157,7 @@ struct Trainer::Impl {
       optimizer.param_groups()[i].options().set_lr(options.lr(state.step, rates[i]));
     if (options.max_grad_norm > 0) {
       if (scaler.unscale) scaler.unscale(optimizer);
-      metrics.add("grad_norm", clip_grad_norm_(model->parameters(), options.max_grad_norm));
+      metrics.add("grad_norm", clip_grad_norm_(parameters_of(optimizer), options.max_grad_norm));
     }
     if (scaler.step) {
       scaler.step(optimizer);
@@ -149,6 +166,13 @@ struct Trainer::Impl {
       optimizer.step();
     }
     ++state.step;
+  }
+
+  /// Of all parameters, those that the optimizer has not included, and to none rather than zero: a parameter that a step does not use
+  /// is left alone by the optimizer, before and after a restart.
+  void drop_gradients() {
+    zero_grad(optimizer, true);
+    for (torch::Tensor& parameter : model->parameters()) parameter.mutable_grad() = torch::Tensor();
   }
 
   /// Of the steps since the row before, if there are any: on all ranks equally many.
@@ -160,7 +184,7 @@ struct Trainer::Impl {
 
   /// Whether the training goes on after this batch.
   bool train_on(const detail::TrainerBatch& batch) {
-    if (accumulation->pending() == 0) optimizer.zero_grad();
+    if (accumulation->pending() == 0) drop_gradients();
     {
       const auto scope = accumulation->step(batch.is_last);
       const torch::Tensor loss = loss_of(batch, metrics);
@@ -218,19 +242,22 @@ struct Trainer::Impl {
 
   /// Where the training goes on from, when there is a checkpoint; otherwise empty.
   std::string begin() {
-    if (std::exchange(begun, true)) {
+    if (begun) {
       if (state.batch > 0 && train->cursor)
-        train->load_cursor(train->cursor());  // the next pass begins where it stopped
+        train->load_cursor(cursor.empty() ? train->cursor() : cursor);  // the next pass begins where it stopped
       return "";
     }
-    if (!checkpoint || !checkpoint->load()) return "";
+    const bool loaded = checkpoint && checkpoint->load();
+    begun = true;  // not if that threw: the next call tries again
+    if (!loaded) return "";
     return train->cursor ? train->cursor() : format_text("epoch {}, batch {}", state.epoch, state.batch);
   }
 
   void train_epoch() {
     if (train->set_epoch) train->set_epoch(state.epoch);
+    cursor.clear();
     const std::size_t batches = train->batches ? train->batches() : 0;
-    log->begin_epoch(state, options.epochs, train->cursor ? state.batch + batches : batches);
+    log->begin_epoch(state, options.epochs, train->cursor && batches > 0 ? state.batch + batches : batches);
     accumulation->reset();
     train->pass(state.batch, [this](const detail::TrainerBatch& batch) { return train_on(batch); });
     log->end_epoch();

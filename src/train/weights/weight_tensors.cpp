@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -116,10 +117,9 @@ struct MappedFiles::Mapping {
 torch::Tensor MappedFiles::tensor(const StoredTensor& stored, torch::ScalarType type) {
   const auto options = torch::TensorOptions().dtype(type);
   std::int64_t last = 0;
-  for (std::size_t i = 0; i < stored.shape.size(); ++i) {
-    if (stored.shape[i] == 0) return torch::empty(stored.shape, options);
-    last += (stored.shape[i] - 1) * stored.strides[i];
-  }
+  if (std::find(stored.shape.begin(), stored.shape.end(), 0) != stored.shape.end())
+    return torch::empty(stored.shape, options);
+  for (std::size_t i = 0; i < stored.shape.size(); ++i) last += (stored.shape[i] - 1) * stored.strides[i];
   std::shared_ptr<Mapping>& mapping = mapped_[stored.file];
   if (!mapping) mapping = std::make_shared<Mapping>(*files_.files[stored.file]);
   char* begin = mapping->begin + stored.begin;
