@@ -123,12 +123,12 @@ void split_csv(const CsvRecord& record, char separator, const std::string& file,
     if (at < text.size() && text[at] == '"') {
       const std::size_t start = at + 1;
       std::size_t end = start;
-      for (;; ++end) {
+      for (;;) {
         end = text.find('"', end);
         MANIPLE_REQUIRE(end != std::string_view::npos, "{}: the quote that begins here is not closed",
                         csv_place(file, record, at));
         if (end + 1 >= text.size() || text[end + 1] != '"') break;
-        ++end;
+        end += 2;
       }
       fields.push_back({text.substr(start, end - start), start});
       at = end + 1;
