@@ -23,8 +23,8 @@
 // that is not finite is left out and the scale halved; after growth_interval good steps in a row it is doubled.
 //
 // With DistributedDataParallel the averaged gradients are the same on all ranks, and infinity or NaN of one rank is in the average of
-// all: so all ranks decide the same, and nothing is communicated. Where ranks hold other parameters (a model in parts, parameters outside of
-// DistributedDataParallel), `group` makes it one decision. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_,
+// all: so all ranks decide the same, and nothing is communicated. Where gradients differ (a model in parts, parameters outside of
+// DistributedDataParallel, post-local SGD), `group` makes it one decision. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_,
 // step and update in its shadow_step too.
 #pragma once
 
