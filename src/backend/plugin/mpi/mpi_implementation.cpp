@@ -33,7 +33,9 @@ std::string mapped_segment(const std::string& local_rank) {
     std::string range, rights, offset, device, path;
     ino_t inode = 0;
     words >> range >> rights >> offset >> device >> inode >> path;
-    if (path.find("/vader_segment.") == std::string::npos || !path.ends_with("." + local_rank)) continue;
+    const bool segment = path.find("/vader_segment.") != std::string::npos ||  // Open MPI 4
+                         path.find("/sm_segment.") != std::string::npos;       // Open MPI 5
+    if (!segment || !path.ends_with("." + local_rank)) continue;
     struct stat file{};
     if (::stat(path.c_str(), &file) == 0 && file.st_ino == inode && file.st_uid == ::geteuid()) return path;
   }
