@@ -49,6 +49,9 @@ class Backend {
   /// A rank of the group has left, or its process has ended: it will send nothing new. Any thread; must not block.
   virtual void mark_gone(int rank) noexcept { (void)rank; }
 
+  /// A send or recv that can be done at once, or after a short wait, without what `start` needs; false: it was not, and nothing has
+  /// happened.
+  virtual bool try_now(Message& message) { return (void)message, false; }
   virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;
   virtual void drive(Message& message) = 0;
   virtual AwaitedMessages awaited() = 0;  ///< any thread; must not block

@@ -104,6 +104,8 @@ class detail::GroupImpl {
   [[noreturn]] void fail(const Operation& operation);
 
   // ---- Messages ------------------------------------------------------------------------------------------------
+  /// Checks the arguments, and fills in what they say.
+  void describe_message(const PointToPoint& operation, Message& message) const;
   std::shared_ptr<Message> make_message(const PointToPoint& operation, const CallOptions& call) const;
   int run_message(const PointToPoint& operation, const CallOptions& call);
   std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);

@@ -13,7 +13,7 @@ Device device_of(const PointToPoint& p2p) { return p2p.op == Op::send ? p2p.out.
 
 }  // namespace
 
-std::shared_ptr<Message> detail::GroupImpl::make_message(const PointToPoint& p2p, const CallOptions& call) const {
+void detail::GroupImpl::describe_message(const PointToPoint& p2p, Message& message) const {
   const bool sends = p2p.op == Op::send;
   MANIPLE_REQUIRE(sends || p2p.op == Op::recv, "a batch holds send and recv, not {}", to_string(p2p.op));
   MANIPLE_REQUIRE((p2p.peer >= 0 && p2p.peer < size()) || (!sends && p2p.peer == kAnySource),
@@ -21,14 +21,18 @@ std::shared_ptr<Message> detail::GroupImpl::make_message(const PointToPoint& p2p
   const ConstBuffer buffer = sends ? p2p.out : ConstBuffer(p2p.in);
   require_memory(p2p.op, "buffer", buffer);
   MANIPLE_REQUIRE(p2p.tag >= 0, "{}: tag {}; tags are 0 or more", to_string(p2p.op), p2p.tag);
-  auto message = std::make_shared<Message>();
-  message->op = p2p.op;
-  message->peer = p2p.peer;
-  message->tag = p2p.tag;
-  message->dtype = buffer.dtype;
-  message->bytes = buffer.bytes();
+  message.op = p2p.op;
+  message.peer = p2p.peer;
+  message.tag = p2p.tag;
+  message.dtype = buffer.dtype;
+  message.bytes = buffer.bytes();
   // Messages that are sent are only read from; one pointer type serves both.
-  message->data = static_cast<std::byte*>(const_cast<void*>(buffer.data));
+  message.data = static_cast<std::byte*>(const_cast<void*>(buffer.data));
+}
+
+std::shared_ptr<Message> detail::GroupImpl::make_message(const PointToPoint& p2p, const CallOptions& call) const {
+  auto message = std::make_shared<Message>();
+  describe_message(p2p, *message);
   message->deadline = Deadline::after(limit(call));
   // Reading the clock once is enough.
   message->since = message->deadline.is_never()
@@ -69,6 +73,9 @@ int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& c
     device_calls().start_messages({&p2p, 1}, &source, call).front().synchronize();  // who sent it is known then
     return source;
   }
+  Message quick;
+  describe_message(p2p, quick);
+  if (backend_->try_now(quick)) return quick.source;
   auto message = make_message(p2p, call);
   backend_->start({&message, 1}, false);
   backend_->drive(*message);

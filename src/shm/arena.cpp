@@ -25,7 +25,8 @@ std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit
 // Pages of rings that are never used are never allocated, so small groups can afford large rings.
 std::size_t ring_bytes_for(int size) {
   const std::size_t capacity = size <= 16 ? 256 * 1024 : size <= 64 ? 64 * 1024 : 4 * 1024;
-  return capacity + kPage;  // a ring's capacity is a power of two; its counters need a little more
+  // A ring's capacity is a power of two; its counters, and slots for small messages, lie behind it.
+  return capacity + (size <= 16 ? 10 : 1) * kPage;
 }
 
 // Of one core, in bytes; 0 when the system does not say. glibc knows it of x86 only.

@@ -133,7 +133,9 @@ class Arena {
 
   /// Memory for the ring from one rank to another; `set` 0 or 1. Zeroed at first.
   std::span<std::byte> ring(int set, int from, int to) noexcept;
-  void notify(int rank);                                           ///< something moved in a ring of that rank
+  void notify(int rank);  ///< something moved in a ring of that rank
+  /// How long a rank spins before it yields its core.
+  std::uint64_t spin_ticks() const noexcept { return spin_ticks_; }
   std::uint32_t notifications() const noexcept;                    ///< of this rank, so far
   void await_notification(std::uint32_t seen, Deadline deadline);  ///< sleeps until there are others than the `seen`
 

@@ -27,6 +27,7 @@ class ByteSink {
   virtual ~ByteSink() = default;
   virtual std::size_t write_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;                           ///< to poll for EPOLLOUT; -1: none (shared memory)
+  virtual std::size_t room() { return 0; }                       ///< what write_some takes now, whole; 0: unknown
   virtual bool authenticates() const noexcept { return false; }  ///< what it carries needs no checksum
 };
 
@@ -34,7 +35,8 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   virtual std::size_t read_some(std::span<const iovec> parts) = 0;
-  virtual int fd() const noexcept = 0;  ///< to poll for EPOLLIN; -1: none (shared memory)
+  virtual int fd() const noexcept = 0;       ///< to poll for EPOLLIN; -1: none (shared memory)
+  virtual std::size_t ready() { return 0; }  ///< what read_some gives now, in one call; 0: unknown
   virtual bool holds_bytes() const noexcept {
     return false;
   }  ///< there may be some although the descriptor is not readable

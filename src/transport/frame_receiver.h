@@ -44,6 +44,11 @@ class FrameReceiver {
   /// PeerLost, Mismatch, ProtocolError.
   bool advance(std::size_t most = SIZE_MAX);
 
+  /// Whether `peek` will show a message that is in shared memory.
+  bool arrived() { return offered_ || streams_[0].source->ready() > 0; }
+  /// Whether the rest of the message that `peek` has shown is here, in shared memory.
+  bool has_whole() { return !streams_[0].network && streams_[0].source->ready() >= offered_->length; }
+
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return streams_[0].source && !streams_[0].network; }
   int fd() const noexcept { return streams_[0].source->fd(); }  ///< of stream 0, once it is open; -1: shared memory

@@ -37,6 +37,11 @@ class FrameSender {
   /// Writes what the streams take now, `most` bytes or little more; false when that is nothing. Throws PeerLost.
   bool advance(std::size_t most = SIZE_MAX);
 
+  /// Whether a message of that size can be written whole now, in shared memory.
+  bool takes_whole(std::size_t size) {
+    return queue_.empty() && !network_ && streams_[0].sink->room() >= kFrameHeaderBytes + size;
+  }
+
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return !streams_.empty() && !network_; }
   int fd() const noexcept { return streams_[0].sink->fd(); }     ///< of stream 0, once it is open; -1: shared memory

@@ -196,6 +196,7 @@ bool MessageEngine::progress_sends(int rank) {
       peer.outgoing.from = message->data;
       peer.outgoing.size = message->bytes;
       peer.sender->post(peer.outgoing, Deadline::never());
+      ++peer.frames_out;
     }
     moved |= peer.sender->advance(kBytesAtOnce);
     message->moved = peer.outgoing.moved;
@@ -219,6 +220,7 @@ bool MessageEngine::open_outgoing(int rank) {
   }
   if (auto sink = options_.local_sink ? options_.local_sink(rank) : nullptr) {
     peer.sender = std::make_unique<FrameSender>(peer_of(rank), std::move(sink));
+    if (options_.slots_to) peer.slots_out = options_.slots_to(rank);
     return true;
   }
   const auto dials =
@@ -245,6 +247,7 @@ bool MessageEngine::open_incoming(int rank) {
   PeerState& peer = state(rank);
   if (peer.receiver) return true;
   auto source = options_.local_source ? options_.local_source(rank) : nullptr;
+  if (source && options_.slots_from) peer.slots_in = options_.slots_from(rank);
   if (!source) {
     SecureConnection connection = options_.connector->try_take(peer_of(rank).global_rank, options_.topic);
     if (!connection) return false;
@@ -260,7 +263,23 @@ bool MessageEngine::progress_receives(int rank) {
   bool moved = false;
   for (int messages = 0; messages < kMessagesAtOnce && expects_from(rank); ++messages) {
     if (!peer.receiving && !peer.buffering) {
-      const FrameHeader* header = peer.receiver->peek();
+      if (take_slot(rank)) {
+        moved = true;
+        continue;
+      }
+      const FrameHeader* header = nullptr;
+      std::exception_ptr closed;
+      try {
+        header = peer.receiver->peek();
+      } catch (const PeerLost&) {
+        closed = std::current_exception();
+      }
+      // Asked again: it may have come before the frame, or before the end, that is seen now.
+      if (take_slot(rank)) {
+        moved = true;
+        continue;
+      }
+      if (closed) std::rethrow_exception(closed);
       if (header == nullptr) return moved;
       accept_message(rank, *header);
       moved = true;
@@ -290,15 +309,9 @@ void MessageEngine::accept_message(int rank, const FrameHeader& header) {
     to = message->data;
     peer.receiving = std::move(message);
   } else {
-    if (header.length > options_.unexpected_limit - std::min(options_.unexpected_limit, unexpected_bytes_)) {
-      throw ProtocolError(
-          fmt::format("too many unexpected messages from {}: {} bytes are buffered, {} more of tag {} do not fit; "
-                      "post their receives earlier or raise MANIPLE_UNEXPECTED_MIB",
-                      name_of(rank), unexpected_bytes_, header.length, header.tag));
-    }
+    reserve_unexpected(rank, header.tag, header.length);
     peer.buffering =
         std::make_unique<Unexpected>(Unexpected{header.dtype, header.tag, std::vector<std::byte>(header.length)});
-    unexpected_bytes_ += header.length;
     to = peer.buffering->bytes.data();
   }
   peer.incoming = {};
@@ -307,6 +320,17 @@ void MessageEngine::accept_message(int rank, const FrameHeader& header) {
   peer.incoming.to = to;
   peer.incoming.size = header.length;
   peer.receiver->accept(peer.incoming);
+  ++peer.frames_in;
+}
+
+void MessageEngine::reserve_unexpected(int rank, int tag, std::size_t bytes) {
+  if (bytes > options_.unexpected_limit - std::min(options_.unexpected_limit, unexpected_bytes_)) {
+    throw ProtocolError(
+        fmt::format("too many unexpected messages from {}: {} bytes are buffered, {} more of tag {} do not fit; "
+                    "post their receives earlier or raise MANIPLE_UNEXPECTED_MIB",
+                    name_of(rank), unexpected_bytes_, bytes, tag));
+  }
+  unexpected_bytes_ += bytes;
 }
 
 // The receive that matches, no longer in the list; null: none. Throws Mismatch when that receive expects something else; it has

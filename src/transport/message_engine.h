@@ -26,6 +26,7 @@
 #include "transport/frame_receiver.h"
 #include "transport/frame_sender.h"
 #include "transport/message.h"
+#include "transport/message_slots.h"
 #include "transport/tcp_channel.h"
 
 namespace maniple {
@@ -41,10 +42,14 @@ struct MessageEngineOptions {
   /// Rings to and from the ranks of this host; return null for pairs that use TCP. May be empty.
   std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
   std::function<std::unique_ptr<ByteSource>(int rank)> local_source;
+  /// The same for small messages; null for pairs without. May be empty.
+  std::function<std::unique_ptr<MessageSlots>(int rank)> slots_to;
+  std::function<std::unique_ptr<MessageSlots>(int rank)> slots_from;
   /// Notifications of this rank, which count up when a local ring may have moved; empty without rings.
   std::function<std::uint32_t()> notifications;
   std::function<void(std::uint32_t seen, Deadline)> await_notification;
   std::function<void()> notify_self;
+  std::uint64_t spin_ticks = 0;  ///< how long try_now waits for a message
   /// How a rank has left the group; unknown: it is here. May be empty.
   std::function<LossKind(int rank)> departure_of;
   /// Why another rank of this host has aborted the group; null: it has not. May be empty.
@@ -56,6 +61,9 @@ class MessageEngine {
   explicit MessageEngine(MessageEngineOptions options);
   ~MessageEngine();  ///< what is still pending fails with Aborted
 
+  /// Sends or receives a small message in the calling thread, past all queues: when nothing else is under way with that rank of this
+  /// host, and (receiving) the message comes soon. False: nothing has happened.
+  bool try_now(Message& message);
   /// Starts the messages together. `background`: a thread finishes them even without a waiter.
   void start(std::span<const std::shared_ptr<Message>> messages, bool background);
   /// Returns when the message is done (its error is in it).
@@ -73,6 +81,10 @@ class MessageEngine {
     std::unique_ptr<BackgroundDial> dial;  // makes the connection of `sender`
     std::unique_ptr<FrameSender> sender;
     std::unique_ptr<FrameReceiver> receiver;
+    std::unique_ptr<MessageSlots> slots_out;
+    std::unique_ptr<MessageSlots> slots_in;
+    std::uint32_t frames_out = 0;  // sent by `sender`, received by `receiver`
+    std::uint32_t frames_in = 0;
     std::deque<std::shared_ptr<Message>> sends;
     bool sending = false;  // the first of them is being sent: it is in `outgoing`
     Transfer outgoing;
@@ -87,12 +99,16 @@ class MessageEngine {
   static constexpr int kAnyone = -1;
 
   using Lock = std::unique_lock<std::mutex>;
+  static bool send_now(PeerState& peer, const Message& message);
+  bool receive_now(PeerState& peer, const Message& message);
   bool progress(Lock& lock);  // true if anything moved
   bool progress_sends(int rank);
   bool progress_receives(int rank);
   bool open_outgoing(int rank);
   bool open_incoming(int rank);
   void accept_message(int rank, const FrameHeader& header);
+  bool take_slot(int rank);
+  void reserve_unexpected(int rank, int tag, std::size_t bytes);
   bool take_unexpected();
   std::shared_ptr<Message> match(int rank, DType dtype, int tag, std::size_t bytes);
   void finish(const std::shared_ptr<Message>& message, std::exception_ptr error);

@@ -105,6 +105,15 @@ class RingSink final : public ByteSink {
     return written_ - before;
   }
   int fd() const noexcept override { return -1; }
+  std::size_t room() override {
+    if (ring_.head().reader_gone.load(std::memory_order_relaxed) != 0) return 0;
+    std::size_t free = ring_.capacity() - ring_.filled(written_, read_);
+    if (free < ring_.stride()) {
+      read_ = ring_.head().read.load(std::memory_order_acquire);
+      free = ring_.capacity() - ring_.filled(written_, read_);
+    }
+    return std::min(free, ring_.stride());
+  }
 
  private:
   Ring ring_;
@@ -148,6 +157,9 @@ class RingSource final : public ByteSource {
     return read_ - before;
   }
   int fd() const noexcept override { return -1; }
+  std::size_t ready() override {
+    return std::min(ring_.filled(ring_.head().written.load(std::memory_order_acquire), read_), ring_.stride());
+  }
 
  private:
   Ring ring_;

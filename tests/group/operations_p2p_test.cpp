@@ -7,6 +7,7 @@
 
 #include "group/matrix.h"
 #include "group/pattern.h"
+#include <maniple/comm/error.h>
 
 namespace maniple::harness {
 namespace {
@@ -127,6 +128,64 @@ TEST_P(PointToPointTest, SendMayComeBeforeAndAfterItsReceive) {
       }
       work.synchronize();
       EXPECT_EQ(values, std::vector<std::int32_t>(5000, round));
+    }
+  });
+}
+
+// Small messages go another way in shared memory than large ones: they must not overtake each other. 40 are sent before the first is
+// received, more than there are slots for small ones.
+TEST_P(PointToPointTest, MessagesOfAllSizesStayInOrder) {
+  run([](Rank& r) {
+    if (r.rank > 1) return;
+    constexpr std::size_t kSizes[] = {0, 1, 12, 13, 100, 1260, 1261, 1300, 5000, 1, 20'000};
+    constexpr int kMessages = 200;
+    const auto count_of = [&](int i) {
+      return i < 40 ? static_cast<std::size_t>(i % 13) : kSizes[i % std::size(kSizes)];
+    };
+    std::vector<std::vector<std::int32_t>> out;
+    for (int i = 0; i < kMessages; ++i) out.emplace_back(count_of(i), i);
+    if (r.rank == 1) {
+      std::vector<Work> works;
+      for (int i = 0; i < kMessages; ++i) {
+        if (i == 40) r.world->send({}, 0, 1);
+        if (i % 7 == 3) {
+          works.push_back(r.world->isend(buffer_of(out[i]), 0, 2));
+        } else {
+          r.world->send(buffer_of(out[i]), 0, 2);
+        }
+      }
+      for (const Work& work : works) work.synchronize();
+    } else {
+      r.world->recv({}, 1, 1);
+      for (int i = 0; i < kMessages; ++i) {
+        std::vector<std::int32_t> in(count_of(i), -1);
+        if (i % 5 == 2) {
+          r.world->irecv(buffer_of(in), 1, 2).synchronize();
+        } else {
+          r.world->recv(buffer_of(in), i % 3 == 0 ? kAnySource : 1, 2);
+        }
+        ASSERT_EQ(in, out[i]) << "message " << i;
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, WhatWasSentBeforeARankLeftArrives) {
+  run([](Rank& r) {
+    if (r.rank > 1) return;
+    int value = -1;
+    if (r.rank == 0) {
+      r.world->recv(buffer_of(value), 1, 1);  // so that both ends are there
+      r.world->send(buffer_of(value), 1, 1);
+      for (int i = 0; i < 20; ++i) {
+        r.world->recv(buffer_of(value), 1, 2);
+        EXPECT_EQ(value, i);
+      }
+      EXPECT_THROW(r.world->recv(buffer_of(value), 1, 2), PeerLost);
+    } else {
+      r.world->send(buffer_of(value), 0, 1);
+      r.world->recv(buffer_of(value), 0, 1);
+      for (int i = 0; i < 20; ++i) r.world->send(buffer_of(i), 0, 2);
     }
   });
 }

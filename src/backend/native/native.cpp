@@ -79,6 +79,7 @@ class NativeBackend final : public Backend {
     choose_mesh_algorithm(op, topology_.size(), context_.algorithm).run(exchange, op);
   }
 
+  bool try_now(Message& message) override { return messages_->try_now(message); }
   void start(std::span<const std::shared_ptr<Message>> messages, bool background) override {
     messages_->start(messages, background);
   }
@@ -180,10 +181,13 @@ class NativeBackend final : public Backend {
     options.local_sink = [this](int rank) { return ring_sink(kMessageRings, rank); };
     options.local_source = [this](int rank) { return ring_source(kMessageRings, rank); };
     if (arena_) {
+      options.slots_to = [this](int rank) { return slots(rank, true); };
+      options.slots_from = [this](int rank) { return slots(rank, false); };
       options.notifications = [this] { return arena_->notifications(); };
       options.await_notification = [this](std::uint32_t seen, Deadline deadline) {
         arena_->await_notification(seen, deadline);
       };
+      options.spin_ticks = arena_->spin_ticks();
       options.notify_self = [this] { arena_->notify(arena_->rank()); };
       options.departure_of = [this](int rank) {
         return on_this_host(rank) ? arena_->departure_of(local_index(rank)) : LossKind::unknown;
@@ -214,6 +218,15 @@ class NativeBackend final : public Backend {
   std::span<std::byte> ring(int set, int from, int to) {
     const std::span<std::byte> memory = arena_->ring(set, from, to);
     return memory.first(ring_bytes(std::bit_floor(memory.size())));
+  }
+  // Behind the ring of messages.
+  std::unique_ptr<MessageSlots> slots(int rank, bool out) {
+    if (rank == topology_.rank || !on_this_host(rank)) return nullptr;
+    const int peer = local_index(rank);
+    const int self = arena_->rank();
+    const std::span<std::byte> memory = arena_->ring(kMessageRings, out ? self : peer, out ? peer : self);
+    return std::make_unique<MessageSlots>(memory.subspan(ring_bytes(std::bit_floor(memory.size()))),
+                                          [this, peer] { arena_->notify(peer); });
   }
   // For messages that a rank sends to itself.
   std::span<std::byte> own_ring() {
