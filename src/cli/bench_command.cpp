@@ -195,10 +195,11 @@ int measure_ddp(const Arguments& arguments, const SignalWatch& watch, ProgressLi
   return bench.failed() ? kFailed : 0;
 }
 
-/// Steps of optimizers: a program of its own measures LibTorch's and ours in turn and prints the table.
-int measure_optim(const Arguments& arguments, const SignalWatch& watch) {
+/// Parts of a training: a program on LibTorch measures ours and what it is compared with in turn, and prints the table.
+int measure_by_worker(const Arguments& arguments, const SignalWatch& watch, const std::string& program,
+                      std::vector<std::string> own_arguments) {
   ScratchDirectory scratch;
-  const std::string worker = Testbed::here(scratch).libexec + "/optim_worker";
+  const std::string worker = Testbed::here(scratch).libexec + "/" + program;
   if (access(worker.c_str(), X_OK) != 0) {
     throw Unsupported(
         fmt::format("this build has no {}: it was made without LibTorch (Debian: apt-get install "
@@ -206,9 +207,9 @@ int measure_optim(const Arguments& arguments, const SignalWatch& watch) {
                     worker));
   }
   ChildSpec spec;
-  spec.name = "optim_worker";
-  spec.argv = {worker, arguments.models.empty() ? "small,large" : arguments.models,
-               std::to_string(arguments.budget_ms / 1e3 * kDdpBudgets)};
+  spec.name = program;
+  spec.argv = std::move(own_arguments);
+  spec.argv.insert(spec.argv.begin(), worker);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   const auto on_line = [&](std::string_view line) {
     if (line.starts_with('{')) {
@@ -266,7 +267,17 @@ int measure_and_report(const Arguments& arguments) {
   const SignalWatch watch;
   ProgressLine progress;
   if (arguments.operations == std::vector<std::string>{"ddp"}) return measure_ddp(arguments, watch, progress);
-  if (arguments.operations == std::vector<std::string>{"optim"}) return measure_optim(arguments, watch);
+  if (arguments.operations.size() == 1) {
+    const std::string& kind = arguments.operations.front();
+    const std::string seconds = std::to_string(arguments.budget_ms / 1e3 * kDdpBudgets);
+    const std::string& models = arguments.models;
+    if (kind == "optim")
+      return measure_by_worker(arguments, watch, "optim_worker", {models.empty() ? "small,large" : models, seconds});
+    if (kind == "weights")
+      return measure_by_worker(arguments, watch, "train_worker", {kind, seconds, models.empty() ? "2G" : models});
+    if (kind == "data" || kind == "activations")
+      return measure_by_worker(arguments, watch, "train_worker", {kind, seconds});
+  }
   if (arguments.operations == std::vector<std::string>{"gpu"}) return measure_gpu(arguments, watch, progress);
   Runner runner(watch, [&](const std::string& text) { progress.show(text); });
   if (arguments.list) {
@@ -290,9 +301,10 @@ int measure_and_report(const Arguments& arguments) {
 
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  app.add_option(
-      "operations", arguments->operations,
-      "operations to measure; `all`: every one; `ddp`: training; `optim`: optimizers; `gpu`: ranks on a GPU");
+  app.add_option("operations", arguments->operations,
+                 "operations to measure; `all`: every one; `ddp`: training; `optim`, `data`, `weights`, `activations`: "
+                 "parts of it; "
+                 "`gpu`: ranks on a GPU");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
@@ -320,9 +332,11 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->group(with);
   app.add_flag("--no-limit", arguments->no_limit, "leave out the limits of this machine")->group(with);
 
-  const char* training = "Training (`maniple bench ddp`, `maniple bench optim`)";
-  app.add_option("--models", arguments->models,
-                 "of ddp: mnist_cnn, mlp25m, gpt5m, tiny50; of optim: small, large; or a list; default: all")
+  const char* training = "Training (`maniple bench ddp`, `optim`, `data`, `weights`, `activations`)";
+  app.add_option(
+         "--models", arguments->models,
+         "of ddp: mnist_cnn, mlp25m, gpt5m, tiny50; of optim: small, large; of weights: sizes such as 64M, 2G; or a "
+         "list; default: all (weights: 2G)")
       ->group(training);
   app.add_flag("--torch,!--no-torch", arguments->torch, "measure PyTorch's DDP on Gloo too, where it is installed")
       ->group(training);

@@ -146,32 +146,37 @@ TEST(DdpScript, GoesOnFromACheckpoint) {
   });
 }
 
-TEST(DdpScript, NoSyncAccumulationAndUnevenInputs) {
-  run_ranks({.n = 2}, [](Rank& r) {
-    NetImpl net, whole;
-    fill(net, 3);
-    fill(whole, 3);
-    DistributedDataParallel ddp(scripted(net), {.process_group = r.world});
-    const Tensor batch = numbers({8, 8});
-    const Tensor own = shard(batch, r.rank, 2);
-    Accumulation accumulation(ddp, 2);
-    for (int i = 0; i < 2; ++i) {
-      const auto step = accumulation.step();
-      accumulation.scale(loss_of(ddp(own.narrow(0, 2 * i, 2)).toTensor())).backward();
+void train_with_uneven_inputs(Rank& r, bool broadcast_buffers) {
+  NetImpl net, whole;
+  fill(net, 3);
+  fill(whole, 3);
+  DistributedDataParallel ddp(scripted(net), {.broadcast_buffers = broadcast_buffers, .process_group = r.world});
+  const Tensor batch = numbers({8, 8});
+  const Tensor own = shard(batch, r.rank, 2);
+  Accumulation accumulation(ddp, 2);
+  for (int i = 0; i < 2; ++i) {
+    const auto step = accumulation.step();
+    accumulation.scale(loss_of(ddp(own.narrow(0, 2 * i, 2)).toTensor())).backward();
+  }
+  loss_of(whole.forward(batch)).backward();
+  expect_close(gradients_of_script(ddp.module()), gradients_of(whole), 1e-5);
+  torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+  with_uneven_inputs(ddp, [&] {
+    for (int i = 0; i <= r.rank; ++i) {
+      optimizer.zero_grad();
+      loss_of(ddp(own).toTensor()).backward();
+      optimizer.step();
     }
-    loss_of(whole.forward(batch)).backward();
-    expect_close(gradients_of_script(ddp.module()), gradients_of(whole), 1e-5);
-    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
-    with_uneven_inputs(ddp, [&] {
-      for (int i = 0; i <= r.rank; ++i) {
-        optimizer.zero_grad();
-        loss_of(ddp(own).toTensor()).backward();
-        optimizer.step();
-      }
-    });
-    for (const Tensor& parameter : ddp.parameters()) expect_same_on_all(r, parameter.detach());
-    expect_same_on_all(r, buffer_of_script(ddp.module(), "mean"));
+    const torch::NoGradGuard no_grad;
+    ddp(own + r.rank);  // puts another tensor in the place of `mean`, and no backward follows
   });
+  for (const Tensor& parameter : ddp.parameters()) expect_same_on_all(r, parameter.detach());
+  expect_same_on_all(r, buffer_of_script(ddp.module(), "mean"));
+}
+
+TEST(DdpScript, NoSyncAccumulationAndUnevenInputs) {
+  for (const bool broadcast_buffers : {true, false})
+    run_ranks({.n = 2}, [&](Rank& r) { train_with_uneven_inputs(r, broadcast_buffers); });
 }
 
 TEST(DdpScript, ErrorsNameWhatIsWrong) {

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <map>
-#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,8 +11,11 @@
 
 #include "../examples/models/gpt2.h"
 #include "../examples/models/resnet.h"
+#include "base/files.h"
 #include "base/format.h"
+#include "harness/temporary_directory.h"
 #include "train/models.h"
+#include <maniple/train/weights.h>
 
 namespace maniple::harness::models_test {
 namespace {
@@ -33,30 +35,27 @@ class WeightsFile {
   int seed_ = 0;
 };
 
-std::string renamed(std::string name, const std::vector<std::pair<std::string, std::string>>& pairs) {
-  for (const auto& [pattern, text] : pairs)
-    name = std::regex_replace(name, std::regex(pattern, std::regex::extended), text, std::regex_constants::format_sed);
-  return name;
-}
-
-/// Copies by names, as load_weights does; every tensor of the module must be there, and nothing else but what is renamed to nothing.
+/// Through files, as published weights come: one, or shards with their index. Everything in the module is loaded, and nothing is left over
+/// but what is renamed to nothing.
 void load(torch::nn::Module& module, const Weights& weights,
-          const std::vector<std::pair<std::string, std::string>>& pairs = {}) {
-  const torch::NoGradGuard no_grad;
+          const std::vector<std::pair<std::string, std::string>>& renames = {}, std::size_t left_out = 0) {
   module.to(torch::kFloat64);
-  std::map<std::string, torch::Tensor> here;
-  for (const auto& item : module.named_parameters()) here[item.key()] = item.value();
-  for (const auto& item : module.named_buffers()) here[item.key()] = item.value();
-  for (const auto& [name, tensor] : weights) {
-    const std::string place = renamed(name, pairs);
-    if (place.empty()) continue;
-    const auto found = here.find(place);
-    ASSERT_NE(found, here.end()) << name << " has no place";
-    ASSERT_EQ(found->second.sizes(), tensor.sizes()) << name;
-    found->second.copy_(tensor);
-    here.erase(found);
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : weights) bytes += tensor.nbytes();
+  for (const std::uint64_t shard_bytes : {std::uint64_t{0}, bytes / 3}) {
+    const TemporaryDirectory folder;
+    std::vector<std::pair<std::string, torch::Tensor>> named(weights.begin(), weights.end());
+    save_weights(named, folder.path(), {.max_shard_bytes = shard_bytes});
+    EXPECT_EQ(names_in(folder.path()).size() > 2, shard_bytes > 0);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : module.parameters()) parameter.fill_(-3);
+    }
+    const WeightsReport report = load_weights(module, folder.path(), {.rename = renames});
+    EXPECT_TRUE(report.complete()) << report.text();
+    EXPECT_EQ(report.loaded.size(), weights.size() - left_out);
+    EXPECT_EQ(report.ignored.size(), left_out);
   }
-  for (const auto& [name, tensor] : here) ADD_FAILURE() << name << " is not in the file";
 }
 
 // ---- GPT-2 ---------------------------------------------------------------------------------------------------------------
@@ -147,11 +146,11 @@ TEST(Gpt2, LogitsFromWeightsInTheirPublishedNames) {
     auto weights = gpt2_file(prefix);
     const auto expected = gpt2_by_hand(weights, ids, prefix);
     // What files of the Hub hold besides.
-    weights[prefix + "h.0.attn.bias"] = torch::ones({1, 1, kPositions, kPositions});
+    weights[prefix + "h.0.attn.bias"] = torch::ones({1, 1, kPositions, kPositions}, torch::kBool).tril();
     weights[prefix + "h.1.attn.masked_bias"] = torch::tensor(-1e4);
-    weights["lm_head.weight"] = weights.at(prefix + "wte.weight");
+    weights["lm_head.weight"] = weights.at(prefix + "wte.weight").clone();  // tied ones are saved once
     models::Gpt2 net(small_gpt2());
-    load(*net, weights, models::kGpt2Renames);
+    load(*net, weights, models::kGpt2Renames, 3);
     net->eval();
     const torch::NoGradGuard no_grad;
     const auto batch = torch::tensor(ids).repeat({2, 1});
@@ -165,6 +164,29 @@ TEST(Gpt2, LogitsFromWeightsInTheirPublishedNames) {
     EXPECT_TRUE(torch::allclose(net->forward(batch.slice(1, 3), &cache)[0], expected.slice(0, 3), 1e-9, 1e-9));
     EXPECT_THROW(net->forward(batch, &cache), std::invalid_argument) << "14 tokens";
   }
+}
+
+// What is saved has the names and shapes of GPT2LMHeadModel's files; for a model of torch::nn::Linear, Conv1D is transposed.
+TEST(Gpt2, IsSavedInThePublishedNames) {
+  const auto weights = gpt2_file("transformer.");
+  models::Gpt2 net(small_gpt2());
+  load(*net, weights);
+  const TemporaryDirectory folder;
+  save_weights(*net, folder.path(), {.max_shard_bytes = 3000});
+  const auto saved = read_weights(folder.path());
+  ASSERT_EQ(saved.size(), weights.size());
+  for (const auto& [name, tensor] : weights) {
+    ASSERT_TRUE(saved.contains(name)) << name;
+    EXPECT_TRUE(saved[name].equal(tensor)) << name;
+  }
+  torch::nn::Linear in(kWidth, 3 * kWidth);
+  in->to(torch::kFloat64);
+  const std::string layer = "transformer.h.1.attn.c_attn.";
+  load_weights({{layer + "weight", in->weight}, {layer + "bias", in->bias}}, folder.path(),
+               {.strict = false, .transpose = {"c_(attn|proj|fc)\\.weight$"}});
+  const auto x = testing_models::numbers({3, kWidth}).to(torch::kFloat64);
+  EXPECT_TRUE(
+      torch::allclose(in(x), x.matmul(weights.at(layer + "weight")) + weights.at(layer + "bias"), 1e-12, 1e-12));
 }
 
 TEST(Gpt2, HasAsManyParametersAsThePublishedOne) {

@@ -356,22 +356,5 @@ TEST(Weights, RankZeroLoadsForAll) {
   }
 }
 
-TEST(Weights, PythonReadsWhatWasSaved) {
-  if (::system("python3 -c 'import torch, safetensors.torch' >/dev/null 2>&1") != 0)
-    GTEST_SKIP() << "needs python3 with torch and safetensors";
-  const TemporaryDirectory folder;
-  const std::string path = folder.path() + "/w.safetensors";
-  save_weights({{"a", torch::arange(6, torch::kFloat32).view({2, 3})}, {"b", torch::ones({2}, torch::kBFloat16)}},
-               path);
-  const std::string script = "import torch, safetensors.torch as s; d = s.load_file('" + path +
-                             "'); "
-                             "assert d['a'].tolist() == [[0, 1, 2], [3, 4, 5]] and d['b'].dtype == torch.bfloat16; "
-                             "torch.save({'model': {'a': d['a'].t(), 'b': d['b']}, 'epoch': 3}, '" +
-                             folder.path() + "/w.pt')";
-  ASSERT_EQ(::system(("python3 -c \"" + script + "\"").c_str()), 0);
-  EXPECT_TRUE(read_weights(folder.path() + "/w.pt", {.key = "model"})["a"].equal(
-      torch::arange(6, torch::kFloat32).view({2, 3}).t()));
-}
-
 }  // namespace
 }  // namespace maniple::harness::weights_test

@@ -30,6 +30,7 @@ struct LoaderOptions {
       false;  ///< batches in page-locked memory, from which copies to a GPU are faster; ignored without CUDA
   std::uint64_t seed = 0;  ///< of SampleRandom, and of the sampler that the loader makes
   bool shuffle = true;     ///< of the sampler that the loader makes; streams have options of their own
+  SamplerMode mode = SamplerMode::training;  ///< of that sampler; evaluation: every sample once, over all ranks
 };
 
 /// A dataset, a decode or a collate function threw: the text names the sample and quotes the error. std::rethrow_if_nested(error) throws

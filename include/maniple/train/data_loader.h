@@ -15,7 +15,8 @@
 // Dataset     anything with `get(index)` and `size()`: a class of your own or one of torch::data; or one with `get_batch(indices)`, which
 //             is what torch's map() gives; or a ShardStream (streaming.h). get() may have a second parameter, SampleRandom&.
 // Ranks       share it as the DistributedSampler says that is given, or that is made: for the default group if there is one,
-//             otherwise for this process alone. Streams divide their shards by themselves.
+//             otherwise for this process alone; equally many samples for each rank, or with SamplerMode::evaluation every sample once.
+//             Streams divide their shards by themselves.
 // Threads     `workers` threads fetch a batch each, and the loop gets the batches in order. At most workers * prefetch batches are
 //             held or being made. 0 workers: the loop fetches. Streams have one more thread, which reads the files.
 //             A dataset whose get() is const is shared by the workers; of others each has a copy, as in torch::data. Workers compute

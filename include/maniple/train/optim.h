@@ -22,8 +22,8 @@
 //
 // master_weights: parameters in float16 or bfloat16 lose small updates: at 1.0 bfloat16 has no number nearer than 0.4 %. With this option
 // the optimizer keeps a float32 copy of each, and its state in float32, steps those, and rounds the result into the parameter. The copies
-// are made from the parameters in the first step; Checkpoint saves them, torch::save does not. Who changes parameters between steps calls
-// reset_master_weights(), or the next step undoes the change.
+// are made from the parameters in the first step; Checkpoint and torch::save keep them, and torch::optim's own classes load such a file,
+// without the copies. Who changes parameters between steps calls reset_master_weights(), or the next step undoes the change.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +72,7 @@ class SGD : public torch::optim::SGD, public MasterWeights {
                StepOptions options = {});
   explicit SGD(std::vector<torch::Tensor> parameters, torch::optim::SGDOptions defaults, StepOptions options = {});
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 };
 
@@ -83,6 +84,7 @@ class Adam : public torch::optim::Adam, public MasterWeights {
   explicit Adam(std::vector<torch::Tensor> parameters, torch::optim::AdamOptions defaults = {},
                 StepOptions options = {});
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 };
 
@@ -94,6 +96,7 @@ class AdamW : public torch::optim::AdamW, public MasterWeights {
   explicit AdamW(std::vector<torch::Tensor> parameters, torch::optim::AdamWOptions defaults = {},
                  StepOptions options = {});
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 };
 

@@ -8,7 +8,7 @@
 //     metrics.add_accuracy("accuracy", output, batch.target);
 //     return torch::nll_loss(output, batch.target);                      // a mean over the batch
 //   };
-//   const auto& end = trainer.fit(maniple::sampled(*loader, sampler), *test_loader, loss);
+//   const auto& end = trainer.fit(loader, test_loader, loss);            // a DataLoader, or any range of batches
 //   maniple::print_once(end.evaluation.text());                          // loss 0.0812  accuracy 0.975
 //
 // Each piece is a class of its own, which a loop written by hand uses just as well (docs/training.md): DistributedDataParallel,
@@ -21,7 +21,9 @@
 //
 // Data            Any range of batches: a container, a loader of torch::data, a class with begin() and end(). One with set_epoch(n)
 //                 gets the number of the epoch. All ranks have equally many batches in a training (see uneven_inputs.h for others);
-//                 in an evaluation they may differ.
+//                 in an evaluation they may differ. A batch is done before the next one is asked for, so a range may fill the same
+//                 tensors again. Only with `accumulate` above 1 a range without a cursor is asked for one batch more than is done, to
+//                 know the last one; of iterators that go once, the batch's tensors (tensor_nest.h) are copied for that.
 // Resuming        With a checkpoint folder, fit() goes on from the newest checkpoint: after a kill at any moment the weights at the
 //                 end are, bit for bit, those of a run that was not disturbed. In the middle of an epoch data with a cursor (`sampled`, or any
 //                 class with set_epoch, batches, cursor_text and load_cursor) goes on there, on another number of ranks too; of other
@@ -32,8 +34,9 @@
 // Evaluation      Each sample once, and sums over ranks by counts: give it data of a sampler in SamplerMode::evaluation.
 //                 The model is in evaluation mode, no gradients are recorded. `at("loss").count` of the row is the number of samples.
 // Stopping        SIGINT and SIGTERM end fit() after the step under way, on all ranks, with a checkpoint. stop() does so too.
-// Logs            On rank 0: a progress line; with log_dir also curves for TensorBoard ("train/loss", "evaluation/loss") and
-//                 log.jsonl, a JSON object per line: kind, epoch, step, samples, seconds, lr, and the metrics (a NaN is null).
+// Logs            On rank 0: a progress line, and "epoch 2: loss 0.0812  accuracy 0.975" after the evaluation of an epoch; with log_dir also
+//                 curves for TensorBoard ("train/loss", "evaluation/loss") and log.jsonl, a JSON object per line: kind, epoch, step,
+//                 samples, seconds, lr, and the metrics (a NaN is null).
 //
 // fit() and evaluate() are collectives: all ranks call them, with the same options. One thread. Errors are those of the pieces;
 // mistakes in the options are InvalidArgument.
@@ -48,6 +51,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -138,8 +142,8 @@ struct TrainerBatch {
 struct TrainerData {
   std::function<void(std::size_t epoch)> set_epoch;
   std::function<std::size_t()> batches;  ///< of the pass that comes next; 0: not known
-  /// A pass without its first `skip` batches, until `each` returns false.
-  std::function<void(std::size_t skip, const std::function<bool(const TrainerBatch&)>& each)> pass;
+  /// A pass without its first `skip` batches, until `each` returns false. Without `look_ahead` no batch need be known as the last.
+  std::function<void(std::size_t skip, bool look_ahead, const std::function<bool(const TrainerBatch&)>& each)> pass;
   std::function<std::string()> cursor;  ///< null: it has none, and the trainer counts batches
   std::function<void(const std::string&)> load_cursor;
 };
@@ -172,6 +176,14 @@ double samples_of(const Batch& batch) {
   }
 }
 
+template <class Batch>
+Batch with_own_tensors(const Batch& batch) {
+  std::vector<torch::Tensor> tensors = tensors_in(batch);
+  for (torch::Tensor& tensor : tensors)
+    if (tensor.defined()) tensor = tensor.clone();
+  return with_tensors(batch, tensors);
+}
+
 template <class Batch, class Loss>
 TrainerBatch trainer_batch(Batch& batch, Loss& loss, bool is_last) {
   return {[&batch, &loss](Metrics& metrics) -> torch::Tensor {
@@ -194,7 +206,7 @@ TrainerData trainer_data(Data& data, Loss& loss) {
     made.batches = [&data] { return static_cast<std::size_t>(data.batches()); };
     made.cursor = [&data] { return std::string(data.cursor_text()); };
     made.load_cursor = [&data](const std::string& text) { data.load_cursor(text); };
-    made.pass = [&data, &loss](std::size_t, const auto& each) {
+    made.pass = [&data, &loss](std::size_t, bool, const auto& each) {
       std::size_t left = data.batches();
       for (auto& batch : data)
         if (!each(trainer_batch(batch, loss, --left == 0))) break;
@@ -205,12 +217,18 @@ TrainerData trainer_data(Data& data, Loss& loss) {
                   }) {
       made.batches = [&data] { return static_cast<std::size_t>(data.size()); };
     }
-    made.pass = [&data, &loss](std::size_t skip, const auto& each) {
+    made.pass = [&data, &loss](std::size_t skip, bool look_ahead, const auto& each) {
       auto next = std::begin(data);
       auto end = std::end(data);
       for (; skip > 0 && next != end; --skip) ++next;
       while (next != end) {
-        auto batch = *next;  // a copy: whether it is the last one is known when the next has been asked for
+        auto batch = *next;
+        if (!look_ahead) {
+          if (!each(trainer_batch(batch, loss, false))) break;
+          ++next;
+          continue;
+        }
+        if constexpr (!std::forward_iterator<decltype(next)>) batch = with_own_tensors(batch);  // ++ may fill them anew
         ++next;
         if (!each(trainer_batch(batch, loss, !(next != end)))) break;
       }

@@ -229,7 +229,7 @@ std::shared_ptr<BatchSource> sampled_batches(DistributedSampler sampler, std::si
 }
 
 std::shared_ptr<BatchSource> sampled_batches(std::size_t size, const LoaderOptions& options) {
-  SamplerOptions sampler{.shuffle = options.shuffle, .seed = options.seed};
+  SamplerOptions sampler{.shuffle = options.shuffle, .seed = options.seed, .mode = options.mode};
   if (!is_initialized()) {
     sampler.num_replicas = 1;
     sampler.rank = 0;

@@ -43,6 +43,7 @@ Reducer::Reducer(TensorSource source, DdpOptions options)
   require_device_ids(options_.device_ids, all);
   require_same_on_all_ranks(*group_, options_, all);
   state_ = tensors(all.trained);
+  first_buffer_ = all.trained.size() + all.frozen.size();
   for (const auto* more : {&all.frozen, &all.buffers}) {
     for (const NamedTensor& one : *more) state_.push_back(one.tensor);
   }
@@ -294,17 +295,26 @@ void Reducer::finish() {
   watch_.end(!first);
 }
 
-void Reducer::copy_buffers() {
-  if (source_.replaces_buffers && !buffers_.empty()) {
-    const std::vector<torch::Tensor> now = buffers_of(source_);
-    if (!buffers_.replace(now)) {
-      fail(
-          format_text("a buffer of the module has another size, dtype or device than when it was wrapped, on rank {}; "
-                      "use broadcast_buffers = false if it has to change",
-                      group_->rank()));
-    }
-    std::copy(now.begin(), now.end(), state_.end() - static_cast<std::ptrdiff_t>(now.size()));
+// Those that the module has now: forward may have put other tensors in the places of the first.
+std::vector<torch::Tensor> Reducer::find_buffers() {
+  if (!source_.replaces_buffers) return {};
+  std::vector<torch::Tensor> now = buffers_of(source_);
+  const auto first = state_.begin() + static_cast<std::ptrdiff_t>(first_buffer_);
+  if (!Replicator(group_, {first, state_.end()}).replace(now)) {
+    fail(
+        format_text("a buffer of the module has another size, dtype or device than when it was wrapped, on rank {}; "
+                    "{}",
+                    group_->rank(),
+                    options_.broadcast_buffers
+                        ? "use broadcast_buffers = false if it has to change"
+                        : "with_uneven_inputs ends with the same model on all ranks, which such a buffer cannot have"));
   }
+  std::copy(now.begin(), now.end(), first);
+  return now;
+}
+
+void Reducer::copy_buffers() {
+  if (source_.replaces_buffers && !buffers_.empty()) buffers_.replace(find_buffers());
   buffers_.copy_from(active_.first());
 }
 
@@ -388,7 +398,9 @@ void Reducer::shadow() {
 }
 
 void Reducer::copy_final_model() {
-  if (active_.were_uneven()) Replicator(group_, state_).copy_from(active_.last_first());
+  if (!active_.were_uneven()) return;
+  find_buffers();  // also with broadcast_buffers = false, and after a forward without a backward
+  Replicator(group_, state_).copy_from(active_.last_first());
 }
 
 }  // namespace maniple::detail

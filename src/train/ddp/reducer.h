@@ -95,6 +95,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void cancel(Bucket& bucket) noexcept;
   void require_used();
   std::vector<bool> used_here() const;
+  std::vector<torch::Tensor> find_buffers();
   void copy_buffers();
 
   // What happens to a bucket: reducer_average.cpp.
@@ -119,6 +120,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Parameter> parameters_;
   std::unordered_set<const void*> known_;  // the TensorImpls of the parameters
   std::vector<torch::Tensor> state_;       // all parameters, then all buffers
+  std::size_t first_buffer_ = 0;           // in state_
   Replicator buffers_;
   CommHook hook_;
   SideStream side_;                 // for buckets on GPUs

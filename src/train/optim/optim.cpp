@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/format.h"
 #include "train/optim/stepper.h"
 
 namespace maniple::optim {
@@ -77,6 +78,47 @@ void step_adam(torch::optim::Optimizer& optimizer, MasterWeights& masters, const
   stepper.run();
 }
 
+// ---- Master weights in LibTorch's archives ------------------------------------------------------------------------------
+
+constexpr const char* kMasterWeights =
+    "maniple_master_weights";  // beside what torch::optim writes, which looks for its own names
+
+std::string master_name(std::size_t group, std::size_t i) { return format_text("group_{}_parameter_{}", group, i); }
+
+void save_masters(torch::serialize::OutputArchive& archive, const MasterWeights& masters,
+                  const torch::optim::Optimizer& optimizer) {
+  if (!masters.step_options().master_weights) return;
+  torch::serialize::OutputArchive copies(archive.compilation_unit());
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
+      const Tensor copy = masters.master_weight(groups[g].params()[i]);
+      if (copy.defined()) copies.write(master_name(g, i), copy);
+    }
+  }
+  archive.write(kMasterWeights, copies);
+}
+
+/// Of an archive without copies the next step makes them from the parameters.
+void load_masters(torch::serialize::InputArchive& archive, MasterWeights& masters,
+                  const torch::optim::Optimizer& optimizer) {
+  masters.reset_master_weights();
+  torch::serialize::InputArchive copies;
+  if (!masters.step_options().master_weights || !archive.try_read(kMasterWeights, copies)) return;
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
+      const Tensor& parameter = groups[g].params()[i];
+      Tensor copy;
+      if (!copies.try_read(master_name(g, i), copy)) continue;
+      MANIPLE_REQUIRE(copy.sizes() == parameter.sizes(),
+                      "the master weight of parameter {} of group {} has shape [{}] in the archive, the parameter [{}]",
+                      i, g, joined(copy.sizes()), joined(parameter.sizes()));
+      masters.set_master_weight(parameter, copy.to(parameter.device(), torch::kFloat32));
+    }
+  }
+}
+
 }  // namespace
 
 Tensor MasterWeights::master_weight(const Tensor& parameter) const {
@@ -130,9 +172,14 @@ Tensor SGD::step(LossClosure closure) {
   return loss;
 }
 
+void SGD::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::SGD::save(archive);
+  save_masters(archive, *this, *this);
+}
+
 void SGD::load(torch::serialize::InputArchive& archive) {
   torch::optim::SGD::load(archive);
-  reset_master_weights();
+  load_masters(archive, *this, *this);
 }
 
 // ---- Adam, AdamW -------------------------------------------------------------------------------------------------------
@@ -154,9 +201,14 @@ Tensor Adam::step(LossClosure closure) {
   return loss;
 }
 
+void Adam::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::Adam::save(archive);
+  save_masters(archive, *this, *this);
+}
+
 void Adam::load(torch::serialize::InputArchive& archive) {
   torch::optim::Adam::load(archive);
-  reset_master_weights();
+  load_masters(archive, *this, *this);
 }
 
 AdamW::AdamW(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::AdamWOptions defaults,
@@ -176,9 +228,14 @@ Tensor AdamW::step(LossClosure closure) {
   return loss;
 }
 
+void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::AdamW::save(archive);
+  save_masters(archive, *this, *this);
+}
+
 void AdamW::load(torch::serialize::InputArchive& archive) {
   torch::optim::AdamW::load(archive);
-  reset_master_weights();
+  load_masters(archive, *this, *this);
 }
 
 // ---- Lion --------------------------------------------------------------------------------------------------------------
@@ -240,11 +297,12 @@ Tensor Lion::step(LossClosure closure) {
 
 void Lion::save(torch::serialize::OutputArchive& archive) const {
   torch::optim::serialize<LionParamState, LionOptions>(archive, *this);
+  save_masters(archive, *this, *this);
 }
 
 void Lion::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<LionParamState, LionOptions>(archive, *this);
-  reset_master_weights();
+  load_masters(archive, *this, *this);
 }
 
 }  // namespace maniple::optim

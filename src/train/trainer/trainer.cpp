@@ -224,7 +224,7 @@ struct Trainer::Impl {
     const ModuleMode mode(*model, false);
     Metrics judged;
     judged.add("loss", 0.0, 0);
-    data.pass(0, [&](const detail::TrainerBatch& batch) {
+    data.pass(0, false, [&](const detail::TrainerBatch& batch) {
       loss_of(batch, judged);
       return true;
     });
@@ -259,7 +259,8 @@ struct Trainer::Impl {
     const std::size_t batches = train->batches ? train->batches() : 0;
     log->begin_epoch(state, options.epochs, train->cursor && batches > 0 ? state.batch + batches : batches);
     accumulation->reset();
-    train->pass(state.batch, [this](const detail::TrainerBatch& batch) { return train_on(batch); });
+    train->pass(state.batch, options.accumulate > 1,
+                [this](const detail::TrainerBatch& batch) { return train_on(batch); });
     log->end_epoch();
     write_row();
     if (state.end != TrainerEnd::none) return;

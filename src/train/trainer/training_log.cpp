@@ -57,8 +57,7 @@ void TrainingLog::row(std::string_view kind, const TrainerState& state, const Me
   } else if (progress_) {
     note_ += format_text("  {}: {}", kind, metrics.text());
   } else if (shows_) {
-    std::fprintf(stderr, "step %lld, %s: %s\n", static_cast<long long>(state.step), std::string(kind).c_str(),
-                 metrics.text().c_str());
+    std::fprintf(stderr, "epoch %zu: %s\n", state.epoch + 1, metrics.text().c_str());  // between two progress lines
   }
   if (!writes_) return;
   nlohmann::ordered_json line = {
