@@ -3,6 +3,7 @@
 
 #include <maniple/comm/deadline.h>
 #include <maniple/comm/error.h>
+#include <maniple/comm/mesh.h>
 #include <maniple/comm/options.h>
 #include <maniple/comm/process_group.h>
 #include <maniple/comm/registered_memory.h>

@@ -94,6 +94,11 @@ int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank);
 /// list and options; those that are not in it get a handle of which is_member() is false, never null.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
+/// The ranks of the default group as a grid with named dimensions: see comm/mesh.h. Collective.
+///
+///   const auto mesh = maniple::init_device_mesh({{"pipe", 2}, {"data", -1}});
+DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options = {});
+
 // ---- This process ----------------------------------------------------------------------------------------------------
 
 /// The rank among those of this host, and the number of this host: LOCAL_RANK, and NODE_RANK or GROUP_RANK, as launchers

@@ -24,6 +24,8 @@
 #include <maniple/train/prefetch.h>
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
+#include <maniple/train/shard.h>
+#include <maniple/train/sharded_optimizer.h>
 #include <maniple/train/stop.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/sync_batch_norm.h>

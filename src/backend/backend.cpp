@@ -25,6 +25,10 @@ constexpr BackendEntry kBackends[] = {
 
 }  // namespace
 
+RegisteredMemory Backend::allocate_shared(std::size_t, std::uint64_t, Deadline) {
+  throw Unsupported("allocate_shared: this backend has no memory that ranks of a host share; the backend native has");
+}
+
 std::span<const BackendEntry> backends() noexcept { return kBackends; }
 
 const BackendEntry& find_backend(std::string_view name) {

@@ -58,6 +58,8 @@ class Backend {
 
   /// `sizes`: of all ranks of the group; `number`: of the allocation in the group. All ranks call it together.
   virtual RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) = 0;
+  /// The same memory on all ranks of a host. Throws Unsupported on all ranks, or on none.
+  virtual RegisteredMemory allocate_shared(std::size_t bytes, std::uint64_t number, Deadline deadline);
 };
 
 struct BackendEntry {

@@ -273,6 +273,10 @@ int measure_and_report(const Arguments& arguments) {
     const std::string& models = arguments.models;
     if (kind == "optim")
       return measure_by_worker(arguments, watch, "optim_worker", {models.empty() ? "small,large" : models, seconds});
+    if (kind == "sharded") {
+      const std::string ranks = std::to_string(parse_ranks(arguments.ranks).front());
+      return measure_by_worker(arguments, watch, "sharded_worker", {ranks, seconds});
+    }
     if (kind == "weights")
       return measure_by_worker(arguments, watch, "train_worker", {kind, seconds, models.empty() ? "2G" : models});
     if (kind == "data" || kind == "activations")
@@ -302,9 +306,8 @@ int measure_and_report(const Arguments& arguments) {
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   app.add_option("operations", arguments->operations,
-                 "operations to measure; `all`: every one; `ddp`: training; `optim`, `data`, `weights`, `activations`: "
-                 "parts of it; "
-                 "`gpu`: ranks on a GPU");
+                 "operations to measure; `all`: every one; `ddp`: training; `optim`, `sharded`, `data`, `weights`, "
+                 "`activations`: parts of it; `gpu`: ranks on a GPU");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";

@@ -82,10 +82,42 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& ca
   return allocate(bytes, Device{}, call);
 }
 
+namespace {
+constexpr std::size_t kMostBytes = std::size_t{1} << 46;  // the sizes of all ranks must still add up
+}
+
+RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOptions& call) {
+  if (!impl_->takes_part("allocate_shared")) return {};
+  MANIPLE_REQUIRE(bytes <= kMostBytes, "allocate_shared: {} bytes exceed the maximum of {}", bytes, kMostBytes);
+  RegisteredMemory memory;
+  impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
+    const std::int64_t mine = static_cast<std::int64_t>(bytes);
+    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
+    impl_->execute(sizes, context);
+    for (std::size_t r = 1; r < all.size(); ++r) {
+      MANIPLE_REQUIRE(
+          all[r] == all[0],
+          "allocate_shared: rank {} of the group asked for {} bytes, rank 0 for {}; all ranks pass the same", r, all[r],
+          all[0]);
+    }
+    try {
+      memory = impl_->backend().allocate_shared(bytes, impl_->next_allocation(), context.deadline());
+    } catch (const Unsupported&) {  // on all ranks alike: the group can go on
+      throw;
+    } catch (...) {
+      sizes.op = Op::allocate;
+      impl_->fail(sizes);
+    }
+    Operation mapped = barrier_operation(call);
+    impl_->execute(mapped, context);
+  });
+  return memory;
+}
+
 RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const CallOptions& call) {
   if (!impl_->takes_part("allocate")) return {};
-  constexpr std::size_t kMost = std::size_t{1} << 46;  // the sizes of all ranks must still add up
-  MANIPLE_REQUIRE(bytes <= kMost, "allocate: {} bytes exceed the maximum of {}", bytes, kMost);
+  MANIPLE_REQUIRE(bytes <= kMostBytes, "allocate: {} bytes exceed the maximum of {}", bytes, kMostBytes);
   RegisteredMemory memory;
   impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);

@@ -152,4 +152,8 @@ std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const Gro
   return get_default_group()->new_group(ranks, options);
 }
 
+DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options) {
+  return {get_default_group(), std::move(dimensions), options};
+}
+
 }  // namespace maniple

@@ -10,7 +10,7 @@ cd "${2:-$here/../..}"
 layers="base net shm store rendezvous call transport session collective backend group process jobs launch spawn doctor tensor train bench cli"
 
 # The only folders that may include LibTorch.
-torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp"
+torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp bench/sharded_worker.cpp"
 
 forbidden_names="manager helper utils common misc"
 longest_file=450

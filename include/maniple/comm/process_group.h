@@ -188,6 +188,11 @@ class ProcessGroup {
   /// The same in memory of a GPU, for the backends cuda and nccl. Either all ranks pass memory of one such allocation to a collective,
   /// or none does.
   RegisteredMemory allocate(std::size_t bytes, Device device, const CallOptions& options = {});
+  /// Memory of which each host has one: all ranks of this group on a host get the same pages, as by MPI_Win_allocate_shared. Collective
+  /// over the group; all pass the same size. Zeroed, page-aligned; freed when the last of them drops its handle. Who writes it when is
+  /// for the ranks to agree on, by barriers; to operations it is ordinary memory. Throws `Unsupported` where ranks of a host share no
+  /// memory: with other backends than native, and with transport tcp.
+  RegisteredMemory allocate_shared(std::size_t bytes, const CallOptions& options = {});
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,20 @@ class NativeBackend final : public Backend {
     return registered_->add(std::move(segment), local_sizes, arena_ ? topology_.local_rank() : 0);
   }
 
+  RegisteredMemory allocate_shared(std::size_t bytes, std::uint64_t number, Deadline deadline) override {
+    if (context_.transport == TransportKind::tcp && largest_host() > 1) {
+      throw Unsupported("allocate_shared: with transport tcp ranks of a host share no memory; use transport auto");
+    }
+    const std::size_t mapped = std::max<std::size_t>(bytes, 1);
+    const auto& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
+    auto segment = arena_ ? context_.session->share_segment(fmt::format("{}:memory{}", context_.group, number),
+                                                            global_ranks(local), mapped, deadline, *context_.abort)
+                          : Segment::create(mapped);
+    if (topology_.local_rank() == 0) segment->populate(0, mapped);
+    void* data = segment->data();
+    return {data, bytes, std::move(segment)};
+  }
+
  private:
   void check_transport() {
     const bool one_host = topology_.node_count() == 1;

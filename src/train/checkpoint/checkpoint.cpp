@@ -19,6 +19,7 @@
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/pending_checkpoint.h"
+#include "train/shard/sharded_state.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -31,6 +32,7 @@ struct Part {
   std::string name;
   std::function<NamedState()> save;
   std::function<void(const NamedState&, const LoadOptions&)> load;
+  ShardedOptimizerBase* sharded = nullptr;  // then save is collective, and its result is a copy already
 };
 
 NamedState state_of(torch::nn::Module& module) {
@@ -240,10 +242,17 @@ struct Checkpoint::Impl {
     MANIPLE_REQUIRE(step >= 0, "a checkpoint of step {}: steps begin with 0", step);
     const auto ranks = group();
     const NamedState random = random_states(ranks.get());
+    std::map<std::string, NamedState> states;
+    for (const Part& part : parts)
+      if (part.sharded != nullptr) states[part.name] = part.save();
     if (ranks && ranks->rank() != 0) return;
     wait();
-    std::map<std::string, NamedState> states;
-    for (const Part& part : parts) states[part.name] = snapshot_of(part.save());
+    for (const Part& part : parts) {
+      if (part.sharded == nullptr) states[part.name] = snapshot_of(part.save());
+      MANIPLE_REQUIRE(part.sharded == nullptr || part.sharded->process_group()->rank() == 0,
+                      "{} is gathered on rank 0 of its group, here rank {} writes; give CheckpointOptions that group",
+                      part.name, part.sharded->process_group()->rank());
+    }
     states[kRandomPart] = snapshot_of(random);
     if (!options.background) return write(step, states);
     writer = std::thread([this, step, states = std::move(states)] { write(step, states); });
@@ -361,7 +370,8 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::jit::Module& module)
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
   impl_->add({name, [&optimizer] { return state_of(optimizer); },
-              [&optimizer](const NamedState& state, const LoadOptions&) { restore(optimizer, state); }});
+              [&optimizer](const NamedState& state, const LoadOptions&) { restore(optimizer, state); },
+              dynamic_cast<ShardedOptimizerBase*>(&optimizer)});
   return *this;
 }
 

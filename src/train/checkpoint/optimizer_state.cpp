@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "train/optim/stepper.h"
+#include "train/shard/sharded_state.h"
 
 namespace maniple {
 namespace {
@@ -214,6 +215,7 @@ void for_each_master(torch_optim::Optimizer& optimizer, const F& f) {
 }  // namespace
 
 NamedState state_of(torch_optim::Optimizer& optimizer) {
+  if (auto* sharded = dynamic_cast<ShardedOptimizerBase*>(&optimizer)) return whole_state(*sharded);
   const Kind& found = kind_of(optimizer);
   NamedState state = found.save(optimizer);
   state.texts["kind"] = found.name;
@@ -226,6 +228,7 @@ NamedState state_of(torch_optim::Optimizer& optimizer) {
 }
 
 void restore(torch_optim::Optimizer& optimizer, const NamedState& state) {
+  if (auto* sharded = dynamic_cast<ShardedOptimizerBase*>(&optimizer)) return restore_shards(*sharded, state);
   const Kind& found = kind_of(optimizer);
   const auto saved = state.texts.find("kind");
   MANIPLE_REQUIRE(saved != state.texts.end() && saved->second == found.name,

@@ -1,0 +1,236 @@
+#include "train/shard/flat_parameters.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "tensor/device.h"
+#include "tensor/torch_compat.h"
+
+namespace maniple {
+namespace {
+
+/// Parameters begin, and are cut, at multiples of so many bytes: a cache line, which two ranks never write at once.
+constexpr std::size_t kRowAlignment = 64;
+
+std::int64_t unit_of(std::size_t element_bytes) {
+  return static_cast<std::int64_t>(std::max<std::size_t>(1, kRowAlignment / element_bytes));
+}
+
+std::int64_t rounded_up(std::int64_t count, std::int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+/// The strides it has in the row: its own where they leave no gaps.
+std::vector<std::int64_t> row_strides(const torch::Tensor& parameter) {
+  if (is_dense(parameter)) return parameter.strides().vec();
+  return torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
+}
+
+/// Elements in a row have the order of a contiguous tensor.
+bool is_flat(const torch::Tensor& parameter) { return parameter.is_contiguous() || !is_dense(parameter); }
+
+std::string named(std::size_t group, std::size_t index) {
+  return format_text("parameter {} of group {}", index, group);
+}
+
+/// Each would be moved to a place of its own, and no longer see what happens to the other.
+void require_apart(const std::vector<FlatParameters::Item>& items) {
+  struct Extent {
+    const char *begin, *end;
+    const FlatParameters::Item* item;
+  };
+  std::vector<Extent> extents;
+  for (const auto& item : items) {
+    const torch::Tensor& tensor = item.parameter;
+    if (tensor.numel() == 0) continue;
+    std::int64_t last = 0;
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    const auto* begin = static_cast<const char*>(tensor.data_ptr());
+    extents.push_back({begin, begin + (last + 1) * static_cast<std::int64_t>(tensor.element_size()), &item});
+  }
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (std::size_t i = 1; i < extents.size(); ++i) {
+    const auto &one = *extents[i - 1].item, &other = *extents[i].item;
+    MANIPLE_REQUIRE(extents[i - 1].end <= extents[i].begin || one.parameter.device() != other.parameter.device(),
+                    "ShardedOptimizer: {} and {} share memory; where two modules use one weight, give both the same "
+                    "tensor, and the optimizer that tensor once",
+                    named(one.group, one.index), named(other.group, other.index));
+  }
+}
+
+}  // namespace
+
+std::vector<CutPoint> cut_evenly(const std::vector<CutMember>& members, int parts) {
+  std::int64_t total = 0;
+  for (const CutMember& member : members) total += member.elements * member.cost;
+  std::vector<CutPoint> points;
+  std::size_t at = 0;
+  std::int64_t before = 0;  // cost of the members before `at`
+  for (int part = 1; part < parts; ++part) {
+    // total * part / parts, without overflow
+    const std::int64_t target = total / parts * part + total % parts * part / parts;
+    while (at < members.size() && before + members[at].elements * members[at].cost <= target) {
+      before += members[at].elements * members[at].cost;
+      ++at;
+    }
+    if (at == members.size()) {
+      points.push_back({at, 0});
+      continue;
+    }
+    const CutMember& member = members[at];
+    const std::int64_t unit = member.unit == 0 ? member.elements : member.unit;
+    const std::int64_t element = ((target - before) / member.cost + unit / 2) / unit * unit;
+    points.push_back(element >= member.elements ? CutPoint{at + 1, 0} : CutPoint{at, element});
+  }
+  return points;
+}
+
+FlatParameters::FlatParameters(FlatOptions options, const std::vector<Item>& items) : options_(std::move(options)) {
+  const torch::NoGradGuard no_grad;
+  require_apart(items);
+  lay_out(items);
+  for (Row& row : rows_) move_in(row);
+  cut();
+}
+
+void FlatParameters::lay_out(const std::vector<Item>& items) {
+  for (const Item& item : items) {
+    const torch::Tensor& parameter = item.parameter;
+    auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& one) {
+      const torch::Tensor& other = one.members.front().parameter;
+      return other.scalar_type() == parameter.scalar_type() && other.device() == parameter.device();
+    });
+    if (row == rows_.end()) {
+      row = rows_.emplace(rows_.end());
+      row->element_bytes = parameter.element_size();
+      row->device = device_of(parameter, {"ShardedOptimizer", "parameter"});
+    }
+    row->members.push_back({item.group, item.index, parameter, item.cost, row->elements, nullptr});
+    row->elements += rounded_up(parameter.numel(), unit_of(row->element_bytes));
+  }
+}
+
+void FlatParameters::move_in(Row& row) {
+  ProcessGroup& group = *options_.group;
+  const std::size_t bytes = static_cast<std::size_t>(row.elements) * row.element_bytes;
+  row.memory =
+      options_.shared ? group.allocate_shared(bytes) : allocate_for(group, std::max<std::size_t>(bytes, 1), row.device);
+  std::vector<torch::Tensor> places;
+  for (const Member& member : row.members) {
+    const torch::Tensor& tensor = member.parameter;
+    places.push_back(tensor_on(row.memory, static_cast<std::size_t>(member.offset) * row.element_bytes, tensor.sizes(),
+                               row_strides(tensor), tensor.options()));
+    if (group.rank() == 0) places.back().copy_(tensor.detach());
+  }
+  const Buffer all{row.memory.data(), bytes, DType::uint8, row.device};
+  if (!options_.shared) {
+    group.broadcast(all, 0, {.stream = current_stream_on(row.device)});
+  } else {
+    if (options_.leaders && options_.leaders->is_member()) options_.leaders->broadcast(all, 0);
+    group.barrier();
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    row.members[i].parameter.set_data(places[i]);
+    row.members[i].address = places[i].data_ptr();
+  }
+}
+
+void FlatParameters::cut() {
+  const Topology& topology = options_.group->topology();
+  const int ranks = topology.size();
+  // Parts in a row: by rank; shared, those of a host follow each other.
+  std::vector<int> order(static_cast<std::size_t>(ranks));
+  std::iota(order.begin(), order.end(), 0);
+  if (options_.shared) {
+    order.clear();
+    for (const auto& node : topology.nodes) order.insert(order.end(), node.begin(), node.end());
+  }
+  std::vector<CutMember> members;
+  for (const Row& row : rows_) {
+    for (const Member& member : row.members) {
+      const std::int64_t unit = unit_of(row.element_bytes);
+      members.push_back(
+          {rounded_up(member.parameter.numel(), unit), is_flat(member.parameter) ? unit : 0, member.cost});
+    }
+  }
+  std::vector<CutPoint> points = cut_evenly(members, ranks);
+  points.insert(points.begin(), CutPoint{});
+  points.push_back({members.size(), 0});
+
+  std::size_t first = 0;  // member of the row
+  for (Row& row : rows_) {
+    const std::size_t last = first + row.members.size();
+    const auto in_row = [&](std::size_t part) {
+      const CutPoint& point = points[part];
+      if (point.member < first) return std::int64_t{0};
+      if (point.member >= last) return row.elements;
+      return row.members[point.member - first].offset + point.element;
+    };
+    const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * row.element_bytes; };
+    row.bytes_of_parts.assign(options_.shared ? topology.nodes.size() : order.size(), 0);
+    std::int64_t begin = 0, end = 0;
+    for (std::size_t part = 0; part < order.size(); ++part) {
+      const auto node = static_cast<std::size_t>(topology.members[static_cast<std::size_t>(order[part])].node_rank);
+      row.bytes_of_parts[options_.shared ? node : part] += bytes(in_row(part + 1) - in_row(part));
+      if (order[part] == topology.rank) begin = in_row(part), end = in_row(part + 1);
+    }
+    const auto own = static_cast<std::size_t>(options_.shared ? topology.node_rank() : topology.rank);
+    row.first_byte = std::accumulate(row.bytes_of_parts.begin(),
+                                     row.bytes_of_parts.begin() + static_cast<std::ptrdiff_t>(own), std::size_t{0});
+
+    for (const Member& member : row.members) {
+      const torch::Tensor& parameter = member.parameter;
+      const std::int64_t from = std::max(begin, member.offset) - member.offset;
+      const std::int64_t to = std::min(end, member.offset + parameter.numel()) - member.offset;
+      // One without elements has a state as well: it is rank 0's.
+      const bool empty_here = parameter.numel() == 0 && topology.rank == 0;
+      if (to <= from && !empty_here) continue;
+      ParameterSlice& slice = slices_.emplace_back();
+      slice.group = member.group, slice.index = member.index;
+      slice.parameter = parameter;
+      slice.offset = empty_here ? 0 : from;
+      slice.count = empty_here ? 0 : to - from;
+      const std::size_t at = bytes(member.offset + slice.offset);
+      slice.local = slice.is_whole()
+                        ? tensor_on(row.memory, at, parameter.sizes(), parameter.strides(), parameter.options())
+                        : tensor_on(row.memory, at, {slice.count}, {1}, parameter.options());
+    }
+    first = last;
+  }
+}
+
+std::string FlatParameters::moved() const {
+  for (const Row& row : rows_) {
+    for (const Member& member : row.members) {
+      if (member.parameter.numel() != 0 && member.parameter.data_ptr() != member.address)
+        return named(member.group, member.index);
+    }
+  }
+  return {};
+}
+
+void FlatParameters::gather() {
+  const bool hosts_exchange = options_.shared && options_.group->topology().node_count() > 1;
+  if (hosts_exchange) options_.group->barrier();
+  if (!options_.shared || (hosts_exchange && options_.leaders->is_member())) {
+    ProcessGroup& group = options_.shared ? *options_.leaders : *options_.group;
+    for (Row& row : rows_) {
+      if (row.elements == 0) continue;
+      auto* data = static_cast<std::byte*>(row.memory.data());
+      const auto own = static_cast<std::size_t>(group.rank());
+      group.all_gather(
+          ConstBuffer{data + row.first_byte, row.bytes_of_parts[own], DType::uint8, row.device},
+          Buffer{data, static_cast<std::size_t>(row.elements) * row.element_bytes, DType::uint8, row.device},
+          row.bytes_of_parts, {.stream = current_stream_on(row.device)});
+    }
+  }
+  if (options_.shared) options_.group->barrier();
+}
+
+void FlatParameters::leave() {
+  const torch::NoGradGuard no_grad;
+  for (Row& row : rows_) {
+    for (Member& member : row.members) member.parameter.set_data(member.parameter.detach().clone());
+  }
+}
+
+}  // namespace maniple
