@@ -25,10 +25,12 @@
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/shard.h>
+#include <maniple/train/sharded_checkpoint.h>
 #include <maniple/train/sharded_optimizer.h>
 #include <maniple/train/stop.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/sync_batch_norm.h>
+#include <maniple/train/tensor_parallel.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>
 #include <maniple/train/trainer.h>

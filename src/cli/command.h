@@ -34,6 +34,7 @@ inline constexpr const char* kEndOfOptions = "\1--";
 
 std::function<int()> declare_bench(CLI::App& app);
 std::function<int()> declare_bench_worker(CLI::App& app);
+std::function<int()> declare_checkpoint(CLI::App& app);
 std::function<int()> declare_doctor(CLI::App& app);
 std::function<int()> declare_run(CLI::App& app);
 std::function<int()> declare_run_agent(CLI::App& app);

@@ -62,6 +62,7 @@ std::span<const Command> commands() noexcept {
       {"backends", "list the backends: what each is, whether it is installed, how to get it",
        without_options<print_backends>},
       {"bench", "measure the operations, next to this machine's limits and other libraries", declare_bench},
+      {"checkpoint", "list, verify, merge and split checkpoints", declare_checkpoint},
       {"knobs", "list the MANIPLE_ variables that change behaviour", without_options<print_knobs>},
       {"version", "print the version", without_options<print_version>},
       {"bench-worker", "", declare_bench_worker},

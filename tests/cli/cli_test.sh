@@ -48,6 +48,12 @@ expect 2 '0 is too small; expected 1 or more' bench all_reduce --repeat 0
 expect 2 '-5 is too small; expected -1 or more' bench all_reduce --warmup -5
 expect 2 '0 is too small; expected 0.001 or more' bench all_reduce --budget 0
 expect 1 'write /nonexistent/out.json: No such file' bench all_reduce --json /nonexistent/out.json
+mkdir "$scratch/checkpoints"
+expect 2 'subcommand is required' checkpoint
+expect 2 'there is no checkpoint in .*/checkpoints; expected folders like step-' checkpoint ls "$scratch/checkpoints"
+expect 2 'there is no checkpoint in' checkpoint verify /nonexistent
+expect 2 'OUT is required' checkpoint merge "$scratch/checkpoints"
+expect 2 '0 not in range 1 to 4095' checkpoint split "$scratch/checkpoints" "$scratch/out" 0
 expect 0 'all_reduce' bench --list
 expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --csv "$scratch/out.csv"
 expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback

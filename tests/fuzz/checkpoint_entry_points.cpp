@@ -3,6 +3,8 @@
 
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
+#include "train/checkpoint/checkpoint_folder.h"
+#include "train/checkpoint/checkpoint_index.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/torch_file_bytes.h"
 #include "train/weights/pickle.h"
@@ -120,6 +122,44 @@ std::vector<std::string> weights_index_seeds() {
   index.files = {{"fc.weight", "model-00001-of-00002.safetensors"}, {"fc.bias", "model-00002-of-00002.safetensors"}};
   index.total_bytes = 100;
   return {encode_weights_index(index), R"({"weight_map":{"a":"b"},"x":[{"y":[[1]]}]})", ""};
+}
+
+void checkpoint_index(std::string_view bytes) {
+  tolerate([&] {
+    const CheckpointIndex index = parse_index(bytes);
+    require(parse_index(encode_index(index)) == index);
+    for (const auto& [name, part] : index.parts) {
+      for (const auto& [key, tensor] : part.tensors) {
+        // Every element is in one piece. Only of small tensors: a piece may be described that no file could hold.
+        if (elements_of(tensor.shape) > 10'000) continue;
+        std::vector<int> seen(static_cast<std::size_t>(elements_of(tensor.shape)), 0);
+        const TensorBox whole = TensorBox::whole(tensor.shape);
+        for (const IndexedPiece& piece : tensor.pieces) {
+          for_each_common(BoxRuns(whole), BoxRuns(piece.box), [&](std::int64_t at, std::int64_t, std::int64_t count) {
+            for (std::int64_t i = at; i < at + count; ++i) ++seen.at(static_cast<std::size_t>(i));
+          });
+        }
+        require(std::count(seen.begin(), seen.end(), 1) == static_cast<std::ptrdiff_t>(seen.size()));
+      }
+    }
+  });
+  tolerate([&] {
+    const CheckpointManifest manifest = parse_manifest(bytes);
+    require(parse_manifest(encode(manifest)).files == manifest.files);
+  });
+}
+
+std::vector<std::string> checkpoint_index_seeds() {
+  CheckpointIndex index;
+  index.files = {"rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"};
+  IndexedPart& part = index.parts["model"];
+  part.texts = {{"kind", "Adam"}};
+  part.tensors["w"] = {"F32", {2, 3}, {2, 3}, {{{{2, 3}, {0, 0}, {2, 1}}, 0, "w"}, {{{2, 3}, {0, 1}, {2, 2}}, 1, "w"}}};
+  part.tensors["b"] = {"I64", {2, 2}, {4}, {{TensorBox::flat(4, 0, 3), 0, "b"}, {TensorBox::flat(4, 3, 1), 1, "b"}}};
+  CheckpointManifest manifest;
+  manifest.step = 7;
+  manifest.files["index.json"] = {100, std::string(64, '0')};
+  return {encode_index(index), encode(manifest), ""};
 }
 
 }  // namespace maniple::fuzz

@@ -65,6 +65,9 @@ TEST(Corpus, TorchFile) { EXPECT_GT(run_all(fuzz::torch_file, fuzz::torch_file_s
 TEST(Corpus, WeightsIndex) {
   EXPECT_GT(run_all(fuzz::weights_index, fuzz::weights_index_seeds()), std::size_t{kMutations});
 }
+TEST(Corpus, CheckpointIndex) {
+  EXPECT_GT(run_all(fuzz::checkpoint_index, fuzz::checkpoint_index_seeds()), std::size_t{kMutations});
+}
 TEST(Corpus, Idx) { EXPECT_GT(run_all(fuzz::idx, fuzz::idx_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Tar) { EXPECT_GT(run_all(fuzz::tar, fuzz::tar_seeds()), std::size_t{kMutations}); }
 TEST(Corpus, Csv) { EXPECT_GT(run_all(fuzz::csv, fuzz::csv_seeds()), std::size_t{kMutations}); }

@@ -31,6 +31,8 @@ void pickle(std::string_view bytes);
 void torch_file(std::string_view bytes);
 /// As the index of weights in several files.
 void weights_index(std::string_view bytes);
+/// As the index of a sharded checkpoint, and as a manifest.
+void checkpoint_index(std::string_view bytes);
 /// As a file of images or labels, plain and inside gzip.
 void idx(std::string_view bytes);
 /// As a tar of samples, read and passed over.
@@ -55,6 +57,7 @@ std::vector<std::string> safetensors_seeds();
 std::vector<std::string> pickle_seeds();
 std::vector<std::string> torch_file_seeds();
 std::vector<std::string> weights_index_seeds();
+std::vector<std::string> checkpoint_index_seeds();
 std::vector<std::string> idx_seeds();
 std::vector<std::string> tar_seeds();
 std::vector<std::string> csv_seeds();

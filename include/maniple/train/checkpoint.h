@@ -28,9 +28,12 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
@@ -39,6 +42,7 @@
 #include <maniple/export.h>
 #include <maniple/train/amp.h>
 #include <maniple/train/sampler.h>
+#include <maniple/train/sharded_checkpoint.h>
 
 namespace MANIPLE_API maniple {
 
@@ -46,6 +50,9 @@ struct CheckpointOptions {
   std::string folder = {};  ///< made if need be; something else than a directory is an error
   int keep_last = 3;        ///< older ones are removed after each save; at least 1. Damaged ones do not count
   bool background = true;   ///< false: save() returns when the checkpoint is on the disk
+  /// Every rank writes what it holds, instead of rank 0 everything: see sharded_checkpoint.h. Loading does not depend on it, but for
+  /// modules that are divided over the ranks, which need it.
+  bool sharded = false;
   /// Whose ranks save and load together. Null: the default group if there is one, otherwise this process alone.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
@@ -100,6 +107,21 @@ class Checkpoint {
   /// Anything that can be written as text.
   Checkpoint& add(const std::string& name, std::function<std::string()> save,
                   std::function<void(const std::string&)> load);
+  /// Anything that is divided over the ranks; see sharded_checkpoint.h.
+  Checkpoint& add(const std::string& name, std::function<ShardedState()> save,
+                  std::function<void(const SavedPart&)> load);
+  /// Anything that describes its parts as ShardOf and makes them anew before they are read. A sharded optimizer is added as any other
+  /// optimizer; without `sharded` its state is gathered on rank 0.
+  template <class T>
+    requires(!std::derived_from<T, torch::optim::Optimizer>) &&
+            requires(T& part, const std::map<std::string, std::string>& texts, const std::set<std::string>& names) {
+              { part.shards() } -> std::convertible_to<std::vector<ShardOf>>;
+              { part.state_texts() } -> std::convertible_to<std::map<std::string, std::string>>;
+              { part.begin_load(texts, names) } -> std::convertible_to<std::vector<ShardOf>>;
+            }
+  Checkpoint& add(const std::string& name, T& part) {
+    return add_shards(name, part);
+  }
 
   /// Takes a copy of everything, and writes it. Waits for an earlier save that is still being written. Throws for mistakes
   /// (a negative step) and lost ranks, not for a disk that is full or not writable: see last_error().
@@ -118,6 +140,22 @@ class Checkpoint {
   std::string last_pruned() const;
 
  private:
+  template <class T>
+  Checkpoint& add_shards(const std::string& name, T& part) {
+    return add(
+        name,
+        [&part] {
+          ShardedState state{.texts = part.state_texts()};
+          for (const ShardOf& shard : part.shards()) state.tensors.push_back(TensorShard::flat(shard));
+          return state;
+        },
+        [&part](const SavedPart& saved) {
+          std::set<std::string> names;
+          for (const auto& entry : saved.tensors()) names.insert(entry.first);
+          for (const ShardOf& shard : part.begin_load(saved.texts(), names)) saved.read(shard);
+        });
+  }
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

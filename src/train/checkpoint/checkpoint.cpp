@@ -1,4 +1,5 @@
-// A checkpoint is a list of parts; each knows how to describe itself as a NamedState and how to take one back.
+// A checkpoint is a list of parts (part.h). Rank 0 writes it (pending_checkpoint.h), or all ranks do (sharded_save.h); either kind is read as a
+// SavedCheckpoint.
 #include <maniple/train/checkpoint.h>
 
 #include <sys/stat.h>
@@ -6,19 +7,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <thread>
-
-#include <ATen/CPUGeneratorImpl.h>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "tensor/device.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
+#include "train/checkpoint/part.h"
 #include "train/checkpoint/pending_checkpoint.h"
+#include "train/checkpoint/random_states.h"
+#include "train/checkpoint/saved_checkpoint.h"
+#include "train/checkpoint/sharded_save.h"
 #include "train/shard/sharded_state.h"
 #include <maniple/dist.h>
 
@@ -26,83 +28,6 @@ namespace maniple {
 namespace {
 
 constexpr const char* kRandomPart = "random";
-constexpr const char* kValue = "value";
-
-struct Part {
-  std::string name;
-  std::function<NamedState()> save;
-  std::function<void(const NamedState&, const LoadOptions&)> load;
-  ShardedOptimizerBase* sharded = nullptr;  // then save is collective, and its result is a copy already
-};
-
-NamedState state_of(torch::nn::Module& module) {
-  NamedState state;
-  for (const auto& entry : module.named_parameters()) state.tensors[entry.key()] = entry.value();
-  for (const auto& entry : module.named_buffers()) state.tensors[entry.key()] = entry.value();
-  return state;
-}
-
-NamedState state_of(torch::jit::Module& module) {
-  NamedState state;
-  for (const auto& entry : module.named_parameters()) state.tensors[entry.name] = entry.value;
-  for (const auto& entry : module.named_buffers()) state.tensors[entry.name] = entry.value;
-  return state;
-}
-
-/// Into the tensors of a module, which are `here`.
-void restore(NamedState here, const NamedState& saved, bool strict) {
-  std::vector<std::string> missing, surplus;
-  for (const auto& [name, tensor] : here.tensors) {
-    if (saved.tensors.count(name) == 0) missing.push_back(name);
-  }
-  for (const auto& [name, tensor] : saved.tensors) {
-    if (here.tensors.count(name) == 0) surplus.push_back(name);
-  }
-  if (!missing.empty() || !surplus.empty()) {
-    const std::string text =
-        format_text("not in the checkpoint: [{}]; not in the module: [{}]", joined(missing), joined(surplus));
-    MANIPLE_REQUIRE(!strict, "{} (strict = false loads the rest)", text);
-    log_warning("checkpoint: {}", text);
-  }
-  // Everything is looked at before anything is changed.
-  for (const auto& [name, tensor] : here.tensors) {
-    const auto found = saved.tensors.find(name);
-    if (found == saved.tensors.end()) continue;
-    MANIPLE_REQUIRE(found->second.sizes() == tensor.sizes(), "{} has shape [{}] in the checkpoint and [{}] here", name,
-                    joined(found->second.sizes()), joined(tensor.sizes()));
-  }
-  const torch::NoGradGuard no_grad;
-  for (auto& [name, tensor] : here.tensors) {
-    if (const auto found = saved.tensors.find(name); found != saved.tensors.end()) tensor.copy_(found->second);
-  }
-}
-
-/// LibTorch keeps the count of steps to itself; a derived class may name it.
-struct SchedulerSteps : torch::optim::LRScheduler {
-  static unsigned& of(torch::optim::LRScheduler& scheduler) { return scheduler.*(&SchedulerSteps::step_count_); }
-};
-
-NamedState text_state(std::string text) {
-  NamedState state;
-  state.texts[kValue] = std::move(text);
-  return state;
-}
-
-const std::string& text_in(const NamedState& state) {
-  const auto found = state.texts.find(kValue);
-  if (found == state.texts.end()) throw ProtocolError("it holds no value");
-  return found->second;
-}
-
-torch::Tensor random_state(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state().clone();
-}
-
-void set_random_state(at::Generator generator, const torch::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
 
 /// Only what waiting cannot fix is an error here; what cannot be read or made is an error of load and save.
 void require_directory(const std::string& folder) {
@@ -124,9 +49,6 @@ std::string what_is_left(const std::string& folder) {
   }
 }
 
-std::string random_name(int rank) { return format_text("rank.{}", rank); }
-std::string device_random_name(int rank) { return format_text("rank.{}.cuda", rank); }
-
 }  // namespace
 
 struct Checkpoint::Impl {
@@ -135,6 +57,7 @@ struct Checkpoint::Impl {
   std::set<std::string> names = {kRandomPart, "manifest"};
 
   std::thread writer;                  // of the save under way
+  ShardedSave sharded;                 // with options.sharded
   std::optional<std::int64_t> loaded;  // since the latest save: where the run went on from
   mutable std::mutex mutex;
   std::string error;
@@ -163,95 +86,88 @@ struct Checkpoint::Impl {
 
   // ---- Saving --------------------------------------------------------------------------------------------------
 
-  /// Of all ranks, on rank 0.
-  NamedState random_states(ProcessGroup* ranks) const {
-    NamedState state;
-    const torch::Tensor mine = random_state(at::detail::getDefaultCPUGenerator());
-    add_device_states(ranks, state);
-    if (ranks == nullptr || ranks->size() == 1) {
-      state.tensors[random_name(0)] = mine;
-      return state;
+  /// Ends a save, however it went.
+  void report(std::int64_t step, ShardedSave::Outcome outcome) {
+    if (outcome.saved) loaded.reset();
+    if (!outcome.trouble.empty()) {
+      outcome.trouble =
+          format_text("checkpoint of step {} in {} was {}: {}", step, options.folder,
+                      outcome.saved ? "saved, but older ones were not removed" : "not saved", outcome.trouble);
+      log_warning("{}; training goes on, {}", outcome.trouble, what_is_left(options.folder));
     }
-    const auto bytes = static_cast<std::size_t>(mine.numel());
-    const std::int64_t n = ranks->rank() == 0 ? ranks->size() : 0;
-    const torch::Tensor all = torch::empty({n, mine.numel()}, torch::kUInt8);
-    ranks->gather(ConstBuffer{mine.data_ptr(), bytes, DType::uint8},
-                  Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0);
-    for (std::int64_t r = 0; r < n; ++r) state.tensors[random_name(static_cast<int>(r))] = all[r];
-    return state;
-  }
-
-  /// Of the GPUs that each rank sees, one after the other. A rank may see none.
-  static void add_device_states([[maybe_unused]] ProcessGroup* ranks, [[maybe_unused]] NamedState& state) {
-#ifdef MANIPLE_TORCH_CUDA
-    std::string mine;
-    for (const at::Generator& generator : device_generators()) {
-      const torch::Tensor bytes = random_state(generator);
-      mine.append(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes());
-    }
-    const bool alone = ranks == nullptr || ranks->size() == 1;
-    const std::vector<std::string> all = alone ? std::vector{mine} : ranks->all_gather_objects(mine);
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r].empty()) continue;
-      torch::Tensor& bytes = state.tensors[device_random_name(static_cast<int>(r))];
-      bytes = torch::empty({static_cast<std::int64_t>(all[r].size())}, torch::kUInt8);
-      std::memcpy(bytes.data_ptr(), all[r].data(), all[r].size());
-    }
-#endif
-  }
-
-  /// As far as this rank sees as many as it did.
-  static void set_device_states(const NamedState& random, int rank) {
-    const auto saved = random.tensors.find(device_random_name(rank));
-    if (saved == random.tensors.end()) return;
-    std::int64_t at = 0;
-    for (const at::Generator& generator : device_generators()) {
-      const std::int64_t bytes = random_state(generator).numel();
-      if (at + bytes > saved->second.numel()) return;
-      set_random_state(generator, saved->second.narrow(0, at, bytes).clone());
-      at += bytes;
-    }
+    const std::lock_guard lock(mutex);
+    error = std::move(outcome.trouble);
+    pruned = joined(outcome.notes, "\n");
   }
 
   void write(std::int64_t step, const std::map<std::string, NamedState>& states) {
-    std::string trouble;
-    std::vector<std::string> notes;
-    bool saved = false;
+    ShardedSave::Outcome outcome;
     try {
       PendingCheckpoint pending(options.folder, step);
       for (const auto& [name, state] : states) {
         const std::string file = name + ".safetensors";
         pending.add(file, write_state(pending.path_of(file), state));
       }
-      notes = pending.commit(loaded);
-      saved = true;
-      loaded.reset();
+      outcome.notes = pending.commit(loaded);
+      outcome.saved = true;
       for (std::string& note : prune_checkpoints(options.folder, options.keep_last, step))
-        notes.push_back(std::move(note));
+        outcome.notes.push_back(std::move(note));
     } catch (const std::exception& failure) {
-      trouble = format_text("checkpoint of step {} in {} was {}: {}", step, options.folder,
-                            saved ? "saved, but older ones were not removed" : "not saved", failure.what());
-      log_warning("{}; training goes on, {}", trouble, what_is_left(options.folder));
+      outcome.trouble = failure.what();
     }
-    const std::lock_guard lock(mutex);
-    error = std::move(trouble);
-    pruned = joined(notes, "\n");
+    report(step, std::move(outcome));
+  }
+
+  void write_shards(std::int64_t step) {
+    ShardedSave::Outcome outcome;
+    try {
+      outcome = sharded.write(options.folder, step, options.keep_last, loaded);
+    } catch (const std::exception& failure) {
+      outcome.trouble = failure.what();
+    }
+    report(step, std::move(outcome));
+  }
+
+  /// Null where every rank holds the whole.
+  std::unique_ptr<Layouts> layouts() const {
+    if (!options.sharded) return nullptr;
+    auto all = std::make_unique<Layouts>();
+    for (const Part& part : parts) {
+      if (part.add_layouts) part.add_layouts(*all);
+    }
+    return all;
+  }
+
+  void save_shards(std::int64_t step) {
+    wait();
+    const auto ranks = group();
+    sharded.prepare(ranks, [&] {
+      const auto divided = layouts();
+      PartStates states;
+      for (const Part& part : parts) states.emplace_back(part.name, part.save(divided.get()));
+      states.emplace_back(kRandomPart, own_random_state(ranks ? ranks->rank() : 0));
+      return states;
+    });
+    if (!options.background) return write_shards(step);
+    writer = std::thread([this, step] { write_shards(step); });
   }
 
   void save(std::int64_t step) {
     MANIPLE_REQUIRE(step >= 0, "a checkpoint of step {}: steps begin with 0", step);
+    if (options.sharded) return save_shards(step);
     const auto ranks = group();
     const NamedState random = random_states(ranks.get());
     std::map<std::string, NamedState> states;
-    for (const Part& part : parts)
-      if (part.sharded != nullptr) states[part.name] = part.save();
+    for (const Part& part : parts) {
+      if (part.divided != nullptr) states[part.name] = whole_state(part.save(nullptr), part.name);  // a copy already
+    }
     if (ranks && ranks->rank() != 0) return;
     wait();
     for (const Part& part : parts) {
-      if (part.sharded == nullptr) states[part.name] = snapshot_of(part.save());
-      MANIPLE_REQUIRE(part.sharded == nullptr || part.sharded->process_group()->rank() == 0,
+      if (part.divided == nullptr) states[part.name] = snapshot_of(whole_state(part.save(nullptr), part.name));
+      MANIPLE_REQUIRE(part.divided == nullptr || part.divided->process_group()->rank() == 0,
                       "{} is gathered on rank 0 of its group, here rank {} writes; give CheckpointOptions that group",
-                      part.name, part.sharded->process_group()->rank());
+                      part.name, part.divided->process_group()->rank());
     }
     states[kRandomPart] = snapshot_of(random);
     if (!options.background) return write(step, states);
@@ -283,23 +199,60 @@ struct Checkpoint::Impl {
     return -1;
   }
 
-  void read(std::int64_t step, const LoadOptions& load, int rank) {
-    const std::string path = options.folder + "/" + checkpoint_name(step) + "/";
-    std::map<std::string, NamedState> states;
-    for (const Part& part : parts) states[part.name] = read_state(path + part.name + ".safetensors");
-    const NamedState random = read_state(path + kRandomPart + ".safetensors");
-    for (const Part& part : parts) {
+  /// The same, with every rank verifying some of the files. Collective.
+  std::int64_t choose_together(const LoadOptions& load, ProcessGroup& ranks) const {
+    std::string offered, failed;
+    if (ranks.rank() == 0) {
       try {
-        part.load(states[part.name], load);
-      } catch (const InvalidArgument& failure) {
-        throw InvalidArgument(format_text("{}{}.safetensors: {}", path, part.name, failure.what()));
-      } catch (const ProtocolError& failure) {
-        throw ProtocolError(format_text("{}{}.safetensors: {}", path, part.name, failure.what()));
+        restore_replaced(options.folder);
+        offered = load.step ? std::to_string(*load.step) : joined(list_checkpoints(options.folder), " ");
+      } catch (const Error& failure) {
+        failed = failure.what();
       }
     }
-    if (const auto mine = random.tensors.find(random_name(rank)); mine != random.tensors.end())
-      set_random_state(at::detail::getDefaultCPUGenerator(), mine->second);
-    set_device_states(random, rank);
+    failed = ranks.broadcast_object(failed, 0);
+    if (!failed.empty()) throw ProtocolError(failed);
+    std::istringstream steps(ranks.broadcast_object(offered, 0));
+    std::vector<std::string> troubles;
+    for (std::int64_t step = 0; steps >> step;) {
+      std::string mine;
+      try {
+        const std::string path = options.folder + "/" + checkpoint_name(step) + "/";
+        int next = 0;
+        for (const auto& [name, digest] : read_manifest(options.folder, step).files) {
+          if (next++ % ranks.size() == ranks.rank()) verify_file(path + name, digest);
+        }
+      } catch (const Error& failure) {
+        mine = failure.what();
+      }
+      const std::vector<std::string> all = ranks.all_gather_objects(mine);
+      const auto trouble = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
+      if (trouble == all.end()) return step;
+      if (!load.step) log_warning("{}; trying the one before it", *trouble);
+      troubles.push_back(*trouble);
+    }
+    if (troubles.empty()) return -1;
+    if (load.step) throw ProtocolError(troubles.front());
+    throw ProtocolError(format_text("no checkpoint in {} can be used: {}", options.folder, joined(troubles, "; ")));
+  }
+
+  void read(std::int64_t step, const LoadOptions& load, int rank) {
+    SavedCheckpoint saved(options.folder + "/" + checkpoint_name(step), read_manifest(options.folder, step));
+    std::vector<SavedPart> states;
+    for (const Part& part : parts) states.emplace_back(saved, part.name);
+    const SavedPart random(saved, kRandomPart);
+    const auto divided = layouts();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const std::string place = saved.place_of(parts[i].name);
+      try {
+        parts[i].load(states[i], load, divided.get());
+      } catch (const InvalidArgument& failure) {
+        throw InvalidArgument(format_text("{}: {}", place, failure.what()));
+      } catch (const ProtocolError& failure) {
+        throw ProtocolError(format_text("{}: {}", place, failure.what()));
+      }
+    }
+    set_random_states(random, rank);
   }
 
   std::optional<std::int64_t> load(const LoadOptions& load) {
@@ -316,14 +269,16 @@ struct Checkpoint::Impl {
     constexpr std::int64_t kFailed = -2;
     std::int64_t step = kFailed;
     std::exception_ptr failure;
-    if (ranks->rank() == 0) {
+    if (options.sharded) {
+      step = choose_together(load, *ranks);  // throws on all ranks
+    } else if (ranks->rank() == 0) {
       try {
         step = choose(load);
       } catch (const Error&) {
         failure = std::current_exception();
       }
     }
-    ranks->broadcast(buffer_of(step), 0);
+    if (!options.sharded) ranks->broadcast(buffer_of(step), 0);
     if (step == -1) return std::nullopt;
     if (step >= 0) {
       try {
@@ -355,31 +310,30 @@ Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>
 Checkpoint::~Checkpoint() { impl_->wait(); }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
-  impl_->add(
-      {name, [&module] { return state_of(module); },
-       [&module](const NamedState& state, const LoadOptions& load) { restore(state_of(module), state, load.strict); }});
+  const std::string shard = impl_->options.sharded ? "" : first_shard_in(module);
+  MANIPLE_REQUIRE(
+      shard.empty(),
+      "part \"{}\" of a checkpoint: {} is divided over the ranks, and one rank cannot save the others' shards; set "
+      "CheckpointOptions::sharded",
+      name, shard);
+  impl_->add(module_part(name, module));
   return *this;
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::jit::Module& module) {
-  impl_->add(
-      {name, [&module] { return state_of(module); },
-       [&module](const NamedState& state, const LoadOptions& load) { restore(state_of(module), state, load.strict); }});
+  impl_->add(module_part(name, module));
   return *this;
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
-  impl_->add({name, [&optimizer] { return state_of(optimizer); },
-              [&optimizer](const NamedState& state, const LoadOptions&) { restore(optimizer, state); },
-              dynamic_cast<ShardedOptimizerBase*>(&optimizer)});
+  auto* const divided = dynamic_cast<ShardedOptimizerBase*>(&optimizer);
+  if (divided != nullptr && impl_->options.sharded) return add_shards(name, *divided);
+  impl_->add(optimizer_part(name, optimizer));
   return *this;
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::LRScheduler& scheduler) {
-  impl_->add({name, [&scheduler] { return text_state(std::to_string(SchedulerSteps::of(scheduler))); },
-              [&scheduler](const NamedState& state, const LoadOptions&) {
-                SchedulerSteps::of(scheduler) = static_cast<unsigned>(integer_of(text_in(state)));
-              }});
+  impl_->add(scheduler_part(name, scheduler));
   return *this;
 }
 
@@ -395,20 +349,7 @@ Checkpoint& Checkpoint::add(const std::string& name, DistributedSampler sampler)
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::Tensor& tensor) {
-  impl_->add({name,
-              [&tensor] {
-                NamedState state;
-                state.tensors[kValue] = tensor;
-                return state;
-              },
-              [&tensor](const NamedState& state, const LoadOptions& load) {
-                const auto found = state.tensors.find(kValue);
-                if (found == state.tensors.end()) throw ProtocolError("it holds no value");
-                const torch::Device device = load.map_location  ? *load.map_location
-                                             : tensor.defined() ? tensor.device()
-                                                                : torch::Device(torch::kCPU);
-                tensor = found->second.to(device).set_requires_grad(tensor.defined() && tensor.requires_grad());
-              }});
+  impl_->add(tensor_part(name, tensor));
   return *this;
 }
 
@@ -428,8 +369,26 @@ Checkpoint& Checkpoint::add(const std::string& name, std::string& text) {
 
 Checkpoint& Checkpoint::add(const std::string& name, std::function<std::string()> save,
                             std::function<void(const std::string&)> load) {
-  impl_->add({name, [save = std::move(save)] { return text_state(save()); },
-              [load = std::move(load)](const NamedState& state, const LoadOptions&) { load(text_in(state)); }});
+  impl_->add(text_part(name, std::move(save), std::move(load)));
+  return *this;
+}
+
+Checkpoint& Checkpoint::add(const std::string& name, std::function<ShardedState()> save,
+                            std::function<void(const SavedPart&)> load) {
+  const auto ranks = impl_->group();
+  MANIPLE_REQUIRE(impl_->options.sharded || !ranks || ranks->size() == 1,
+                  "part \"{}\" of a checkpoint is divided over {} ranks; set CheckpointOptions::sharded", name,
+                  ranks->size());
+  impl_->add({name,
+              [save = std::move(save)](const Layouts*) {
+                ShardedState held = save();
+                PartState state;
+                state.texts = std::move(held.texts);
+                state.kind = PartState::Texts::united;
+                for (TensorShard& shard : held.tensors) state.tensors.push_back({std::move(shard)});
+                return state;
+              },
+              [load = std::move(load)](const SavedPart& saved, const LoadOptions&, const Layouts*) { load(saved); }});
   return *this;
 }
 

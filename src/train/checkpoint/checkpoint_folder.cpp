@@ -24,19 +24,18 @@ constexpr std::string_view kFormat = "maniple-checkpoint-1";
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kAside = "aside-";
 constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20;
-constexpr std::size_t kMostFiles = 4096;
 
 bool exists(const std::string& path) {
   struct stat status{};
   return ::lstat(path.c_str(), &status) == 0;
 }
 
+}  // namespace
+
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name.front() != '.' && name.find('/') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;
 }
-
-}  // namespace
 
 std::string encode(const CheckpointManifest& manifest) {
   Json files = Json::object();
@@ -54,7 +53,7 @@ CheckpointManifest parse_manifest(std::string_view text) {
   if (step == json.end() || !step->is_number_unsigned() || step->get<std::uint64_t>() > INT64_MAX) {
     throw ProtocolError("the manifest has no step");
   }
-  if (files == json.end() || !files->is_object() || files->size() > kMostFiles)
+  if (files == json.end() || !files->is_object() || files->size() > kMostFilesOfCheckpoint)
     throw ProtocolError("the manifest has no files");
   CheckpointManifest manifest;
   manifest.step = step->get<std::int64_t>();
@@ -89,7 +88,7 @@ std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
   return steps;
 }
 
-CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t step) {
+CheckpointManifest read_manifest(const std::string& folder, std::int64_t step) {
   const std::string path = folder + "/" + checkpoint_name(step);
   CheckpointManifest manifest;
   try {
@@ -100,6 +99,12 @@ CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t st
   if (manifest.step != step) {
     throw ProtocolError(format_text("{}: its manifest is of step {}", path, manifest.step));
   }
+  return manifest;
+}
+
+CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t step) {
+  const CheckpointManifest manifest = read_manifest(folder, step);
+  const std::string path = folder + "/" + checkpoint_name(step);
   for (const auto& [name, expected] : manifest.files) {
     const RegularFile file(path + "/" + name);
     if (file.size() != expected.bytes) {
@@ -109,14 +114,15 @@ CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t st
   return manifest;
 }
 
+void verify_file(const std::string& path, const FileDigest& expected) {
+  if (digest_of(RegularFile(path)) != expected)
+    throw ProtocolError(format_text("{} is damaged: its SHA-256 is not the one that was saved", path));
+}
+
 CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t step) {
   const CheckpointManifest manifest = inspect_checkpoint(folder, step);
   const std::string path = folder + "/" + checkpoint_name(step);
-  for (const auto& [name, expected] : manifest.files) {
-    if (digest_of(RegularFile(path + "/" + name)) != expected) {
-      throw ProtocolError(format_text("{}/{} is damaged: its SHA-256 is not the one that was saved", path, name));
-    }
-  }
+  for (const auto& [name, expected] : manifest.files) verify_file(path + "/" + name, expected);
   return manifest;
 }
 

@@ -10,6 +10,7 @@
 // disk has done to it since.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -29,16 +30,23 @@ std::string encode(const CheckpointManifest& manifest);
 CheckpointManifest parse_manifest(std::string_view text);
 
 inline constexpr std::string_view kManifest = "manifest.json";
+inline constexpr std::size_t kMostFilesOfCheckpoint = 4096;
+/// Of a file in a checkpoint: no slash, no leading dot.
+bool is_plain_name(std::string_view name);
 inline constexpr std::string_view kRemoved = ".removed-";
 
 std::string checkpoint_name(std::int64_t step);  ///< "step-000000000120"
 /// Newest first; empty if there is no folder. Throws SystemError if there is one that cannot be read.
 std::vector<std::int64_t> list_checkpoints(const std::string& folder);
 
+/// Throws ProtocolError or SystemError naming the file and what is wrong with it.
+CheckpointManifest read_manifest(const std::string& folder, std::int64_t step);
 /// Looks at the manifest and at the lengths of all files, without reading them. Throws ProtocolError, SystemError, or InvalidArgument for
 /// what is no regular file, naming the file and what is wrong with it.
 CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t step);
-/// The same, and then reads every file and compares.
+/// Reads a file that the manifest lists, and compares. Throws ProtocolError or SystemError naming it.
+void verify_file(const std::string& path, const FileDigest& expected);
+/// The same for all files, after inspect_checkpoint.
 CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t step);
 
 /// A name under which the checkpoint can be set aside, which nothing has yet: "aside-step-000000000300", then "...-2".

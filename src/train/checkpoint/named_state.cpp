@@ -23,20 +23,6 @@ constexpr DtypeName kDtypes[] = {
     {torch::kFloat32, "F32"}, {torch::kFloat64, "F64"},
 };
 
-std::string name_of(torch::ScalarType type) {
-  for (const DtypeName& entry : kDtypes) {
-    if (entry.type == type) return entry.name;
-  }
-  return toString(type);  // unknown to the format: refused by name when it is placed
-}
-
-torch::ScalarType type_of(const std::string& name, const std::string& tensor) {
-  for (const DtypeName& entry : kDtypes) {
-    if (name == entry.name) return entry.type;
-  }
-  throw ProtocolError(format_text("tensor \"{}\" has dtype {}, which LibTorch does not know", tensor, name));
-}
-
 NamedState read_from(const RegularFile& file) {
   std::string prefix(std::min<std::size_t>(kSafetensorsPrefixBytes, file.size()), '\0');
   file.read(0, prefix.data(), prefix.size());
@@ -48,7 +34,7 @@ NamedState read_from(const RegularFile& file) {
   NamedState state;
   state.texts = header.metadata;
   for (const SafetensorsEntry& entry : header.entries) {
-    torch::Tensor tensor = torch::empty(entry.shape, type_of(entry.dtype, entry.name));
+    torch::Tensor tensor = torch::empty(entry.shape, scalar_type_of(entry.dtype, entry.name));
     file.read(data + entry.begin, tensor.data_ptr(), entry.bytes());
     state.tensors[entry.name] = std::move(tensor);
   }
@@ -56,6 +42,20 @@ NamedState read_from(const RegularFile& file) {
 }
 
 }  // namespace
+
+std::string safetensors_dtype(torch::ScalarType type) {
+  for (const DtypeName& entry : kDtypes) {
+    if (entry.type == type) return entry.name;
+  }
+  return toString(type);  // unknown to the format: refused by name when it is placed
+}
+
+torch::ScalarType scalar_type_of(const std::string& name, const std::string& tensor) {
+  for (const DtypeName& entry : kDtypes) {
+    if (name == entry.name) return entry.type;
+  }
+  throw ProtocolError(format_text("tensor \"{}\" has dtype {}, which LibTorch does not know", tensor, name));
+}
 
 NamedState snapshot_of(const NamedState& state) {
   const torch::NoGradGuard no_grad;
@@ -75,7 +75,7 @@ FileDigest write_state(const std::string& path, const NamedState& state) {
   SafetensorsHeader header;
   header.metadata = state.texts;
   for (const auto& [name, tensor] : state.tensors) {
-    header.entries.push_back({name, name_of(tensor.scalar_type()), tensor.sizes().vec()});
+    header.entries.push_back({name, safetensors_dtype(tensor.scalar_type()), tensor.sizes().vec()});
   }
   place_safetensors(header);
   DurableFile file(path);

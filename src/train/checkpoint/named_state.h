@@ -18,6 +18,11 @@ struct NamedState {
 /// A copy in memory of its own, on the CPU, contiguous: what is saved does not change while training goes on.
 NamedState snapshot_of(const NamedState& state);
 
+/// As safetensors spells it: "F32". A type that the format has not: LibTorch's name, which is refused later.
+std::string safetensors_dtype(torch::ScalarType type);
+/// Throws ProtocolError naming the tensor.
+torch::ScalarType scalar_type_of(const std::string& dtype, const std::string& tensor);
+
 /// `state` as snapshot_of gives it.
 FileDigest write_state(const std::string& path, const NamedState& state);
 
@@ -38,5 +43,8 @@ NamedState state_of(torch::optim::Optimizer& optimizer);
 
 /// Throws InvalidArgument naming what does not fit: another kind, other groups, other parameters.
 void restore(torch::optim::Optimizer& optimizer, const NamedState& state);
+
+/// The parameter that a tensor of such a state belongs to; undefined if there is none.
+torch::Tensor parameter_of_state(const torch::optim::Optimizer& optimizer, const std::string& name);
 
 }  // namespace maniple

@@ -1,5 +1,7 @@
 #include "train/checkpoint/named_state.h"
 
+#include <cstdio>
+
 #include "base/check.h"
 #include "train/optim/stepper.h"
 #include "train/shard/sharded_state.h"
@@ -242,6 +244,15 @@ void restore(torch_optim::Optimizer& optimizer, const NamedState& state) {
         masters->set_master_weight(parameter, copy->second.to(parameter.device(), torch::kFloat32, false, true));
     });
   }
+}
+
+torch::Tensor parameter_of_state(const torch_optim::Optimizer& optimizer, const std::string& name) {
+  std::size_t group = 0, i = 0;
+  int end = 0;
+  if (std::sscanf(name.c_str(), "group.%zu.parameter.%zu.%n", &group, &i, &end) != 2 || end == 0) return {};
+  const auto& groups = optimizer.param_groups();
+  if (group >= groups.size() || i >= groups[group].params().size()) return {};
+  return groups[group].params()[i];
 }
 
 }  // namespace maniple

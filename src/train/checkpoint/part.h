@@ -1,0 +1,64 @@
+// A part of a checkpoint: how to describe its state as tensors and texts, and how to take it back.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "train/checkpoint/named_state.h"
+#include "train/checkpoint/save_plan.h"
+#include <maniple/train/checkpoint.h>
+#include <maniple/train/sharded_checkpoint.h>
+#include <maniple/train/sharded_optimizer.h>
+
+namespace maniple {
+
+struct PartState {
+  struct Tensor {
+    TensorShard shard;
+    bool of_lowest_rank = false;  ///< see HeldBox
+  };
+  enum class Texts {
+    of_rank_0,  ///< they may differ, and those of rank 0 are saved
+    equal,      ///< or they are a mistake
+    united,     ///< those of all ranks are saved
+  };
+  std::vector<Tensor> tensors;
+  std::map<std::string, std::string> texts;
+  Texts kind = Texts::of_rank_0;
+};
+
+/// Of every parameter of the modules that were added: which part of which shape it is.
+using Layouts = std::unordered_map<const c10::TensorImpl*, TensorShard>;
+
+struct Part {
+  std::string name;
+  /// Layouts are null where every rank holds the whole.
+  std::function<PartState(const Layouts*)> save;
+  std::function<void(const SavedPart&, const LoadOptions&, const Layouts*)> load;
+  std::function<void(Layouts&)> add_layouts = {};  ///< modules
+  ShardedOptimizerBase* divided = nullptr;  ///< then `save` gathers its state on rank 0: all ranks call it together
+};
+
+Part module_part(const std::string& name, torch::nn::Module& module);
+Part module_part(const std::string& name, torch::jit::Module& module);
+Part optimizer_part(const std::string& name, torch::optim::Optimizer& optimizer);
+Part scheduler_part(const std::string& name, torch::optim::LRScheduler& scheduler);
+Part tensor_part(const std::string& name, torch::Tensor& tensor);
+Part text_part(const std::string& name, std::function<std::string()> save,
+               std::function<void(const std::string&)> load);
+
+/// Of what one rank writes alone. Throws InvalidArgument for a shard.
+NamedState whole_state(const PartState& state, const std::string& part);
+
+/// The name of a parameter of the module that is a shard; empty if there is none.
+std::string first_shard_in(torch::nn::Module& module);
+
+/// The box of a shard. Throws InvalidArgument if it does not fit together.
+TensorBox box_of(const TensorShard& shard);
+
+}  // namespace maniple
