@@ -1,12 +1,17 @@
 // One rank of the training of `maniple bench gpu`: steps on a GPU, plain and with DistributedDataParallel.
 //
-//   ddp_gpu_worker MODEL BACKEND ROUNDS KINDS      KINDS: plain,DDP or one of them
+//   ddp_gpu_worker MODEL BACKEND ROUNDS KINDS      KINDS: some of plain,DDP,again,hooks,buckets,skip, in any order
+//
+// What the cost of DDP is made of: `again` is a second plain one, which shows what chance does; `hooks` DDP under no_sync, which averages
+// nothing; `buckets` DDP that does not broadcast buffers; `skip` trains nothing, but takes a stream from LibTorch's pool, so that what
+// follows gets others.
 //
 // MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers of width 64, batch 32). A round has
 // steps of each kind, back to back; the host waits once at the end. Both kinds alternate, so that they find the GPU in the same state, and
 // medians over the rounds count. Optimizer: SGD with momentum on lists of tensors (foreach), PyTorch's default on a GPU. Rank 0 prints one
 // JSON object for each kind. The number of ranks comes from the environment; one rank takes the same path as many.
 #include <ATen/autocast_mode.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -15,8 +20,10 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <maniple/maniple.h>
@@ -153,23 +160,23 @@ struct Task {
   std::int64_t items = 0;  ///< images, tokens or samples of a step
   std::string kinds = {};
   int rounds = 7;
-  bool has(const std::string& kind) const { return ("," + kinds + ",").find("," + kind + ",") != std::string::npos; }
 };
 
-void print_row(const Task& task, const char* kind, std::vector<double> step_us) {
+void print_row(const Task& task, const char* kind, std::vector<double> step_us, std::vector<double> host_us) {
   if (maniple::get_rank() != 0) return;
   std::printf(
-      "{\"case\": \"%s\", \"system\": \"maniple\", \"kind\": \"%s\", \"ranks\": %d, \"us\": %.2f, \"items\": %lld, "
-      "\"note\": \"%s, SGD foreach\"}\n",
-      task.name.c_str(), kind, maniple::get_world_size(), median(std::move(step_us)),
+      "{\"case\": \"%s\", \"system\": \"maniple\", \"kind\": \"%s\", \"ranks\": %d, \"us\": %.2f, "
+      "\"enqueue_us\": %.2f, \"items\": %lld, \"note\": \"%s, SGD foreach\"}\n",
+      task.name.c_str(), kind, maniple::get_world_size(), median(std::move(step_us)), median(std::move(host_us)),
       static_cast<long long>(task.items * maniple::get_world_size()), maniple::get_backend().c_str());
   std::fflush(stdout);
 }
 
-/// A module on the GPU with its optimizer, and with DistributedDataParallel around it or without.
+/// A module on the GPU with its optimizer, trained in one of the ways.
 template <class Module>
 struct Trained {
-  Trained(std::shared_ptr<Module> made, const Task& task, bool parallel) : module(std::move(made)) {
+  Trained(std::shared_ptr<Module> made, const Task& task, std::string how)
+      : kind(std::move(how)), module(std::move(made)) {
     module->to(torch::Device(torch::kCUDA, 0));
     if (task.x.dim() == 4) {
       const torch::NoGradGuard no_grad;
@@ -177,13 +184,18 @@ struct Trained {
         if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
       }
     }
-    if (parallel) ddp = std::make_unique<maniple::DistributedDataParallel<Module>>(module);
+    maniple::DdpOptions options;
+    options.broadcast_buffers = kind != "buckets";
+    const bool parallel = kind != "plain" && kind != "again";
+    if (parallel) ddp = std::make_unique<maniple::DistributedDataParallel<Module>>(module, options);
     sgd = std::make_unique<FastSgd>(module->parameters());
   }
 
-  /// Microseconds of one step.
-  double time(const Task& task, int count) {
+  /// Microseconds of one step, and how many of them the host took to enqueue it.
+  std::pair<double, double> time(const Task& task, int count) {
     using Clock = std::chrono::steady_clock;
+    std::unique_ptr<maniple::NoSync> alone;
+    if (kind == "hooks") alone.reset(new maniple::NoSync(ddp->no_sync()));
     torch::cuda::synchronize();
     const auto from = Clock::now();
     for (int i = 0; i < count; ++i) {
@@ -196,33 +208,44 @@ struct Trained {
       loss.backward();
       sgd->step();
     }
+    const auto since = [&] { return std::chrono::duration<double, std::micro>(Clock::now() - from).count() / count; };
+    const double enqueued = since();
     torch::cuda::synchronize();
-    return std::chrono::duration<double, std::micro>(Clock::now() - from).count() / count;
+    return {since(), enqueued};
   }
 
+  std::string kind;
   std::shared_ptr<Module> module;
   std::unique_ptr<maniple::DistributedDataParallel<Module>> ddp;
   std::unique_ptr<FastSgd> sgd;
+  std::vector<double> step_us, host_us;
 };
 
 template <class Module>
 void measure(const Task& task, const std::function<std::shared_ptr<Module>()>& make) {
   torch::manual_seed(1);
-  std::unique_ptr<Trained<Module>> plain, parallel;
-  if (task.has("plain")) plain = std::make_unique<Trained<Module>>(make(), task, false);
-  if (task.has("DDP")) parallel = std::make_unique<Trained<Module>>(make(), task, true);
-  std::vector<double> plain_us, parallel_us;
-  for (int round = -2; round < task.rounds; ++round) {  // two to warm up
-    maniple::barrier();
-    if (plain) plain_us.push_back(plain->time(task, task.steps));
-    maniple::barrier();
-    if (parallel) parallel_us.push_back(parallel->time(task, task.steps));
-    if (round >= 0) continue;
-    plain_us.clear();
-    parallel_us.clear();
+  std::vector<std::unique_ptr<Trained<Module>>> all;
+  std::istringstream kinds(task.kinds);
+  for (std::string kind; std::getline(kinds, kind, ',');) {
+    if (kind != "plain" && kind != "DDP" && kind != "again" && kind != "hooks" && kind != "buckets" && kind != "skip") {
+      throw std::invalid_argument("no kind \"" + kind + "\"; expected plain, DDP, again, hooks, buckets or skip");
+    }
+    if (kind == "skip") {
+      c10::cuda::getStreamFromPool(true);
+    } else {
+      all.push_back(std::make_unique<Trained<Module>>(make(), task, kind));
+    }
   }
-  if (plain) print_row(task, "plain", std::move(plain_us));
-  if (parallel) print_row(task, "DDP", std::move(parallel_us));
+  for (int round = -2; round < task.rounds; ++round) {  // two to warm up
+    for (const auto& one : all) {
+      maniple::barrier();
+      const auto [step_us, host_us] = one->time(task, task.steps);
+      if (round < 0) continue;
+      one->step_us.push_back(step_us);
+      one->host_us.push_back(host_us);
+    }
+  }
+  for (const auto& one : all) print_row(task, one->kind.c_str(), one->step_us, one->host_us);
 }
 
 nn::Sequential mlp() {
@@ -266,7 +289,7 @@ void run(const std::string& model, Task task) {
 
 int main(int argc, char** argv) try {
   if (argc != 5) {
-    std::fprintf(stderr, "usage: ddp_gpu_worker resnet50|gpt2|mlp BACKEND ROUNDS plain,DDP\n");
+    std::fprintf(stderr, "usage: ddp_gpu_worker resnet50|gpt2|mlp BACKEND ROUNDS plain,DDP,again,hooks,buckets,skip\n");
     return 2;
   }
   maniple::init_process_group({.backend = argv[2]});

@@ -210,9 +210,20 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: limit_gpu 1|2|4|8 SIZES ROUNDS MILLISECONDS\n");
     return 2;
   }
+  // The launcher knows of one process and gives it all queues of the GPU; with as many for each rank, some could not begin.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(std::max(2, 32 / ranks)).c_str(), 1);
   const Sockets sockets(ranks);
   const SharedLargest agreement(ranks);
-  return run_forked(ranks, [&](int rank) { run(rank, request, sockets, agreement); });
+  return run_forked(ranks, [&](int rank) {
+    try {
+      run(rank, request, sockets, agreement);
+    } catch (const std::exception& error) {
+      // The others would wait for this rank. They end with the first, which started them.
+      std::fprintf(stderr, "limit_gpu: rank %d: %s\n", rank, error.what());
+      if (rank != 0) kill(getppid(), SIGKILL);
+      _exit(1);
+    }
+  });
 } catch (const std::exception& error) {
   std::fprintf(stderr, "limit_gpu: %s\n", error.what());
   return 1;

@@ -5,6 +5,7 @@
 // --text FILE  --steps N  --batch-size N (all ranks together)  --block N (bytes that it sees)  --width N  --layers N  --heads N
 // --lr X  --prompt TEXT, --length N: what it writes  --log FOLDER: for TensorBoard  --target X: fail when the loss stays above
 // --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
+// --precision float32, bfloat16: of matrix products, by autocast
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -70,7 +71,7 @@ struct Gpt : nn::Module {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  std::string file = "LICENSE", prompt = "The ", log, device_name = "cpu", backend = "native";
+  std::string file = "LICENSE", prompt = "The ", log, device_name = "cpu", backend = "native", precision = "float32";
   std::size_t steps = 600, batch_size = 32, block = 64, width = 128, layers = 3, heads = 4, length = 400;
   double rate = 3e-3, target = 1e9;
   read_arguments(argc, argv,
@@ -80,6 +81,7 @@ int main(int argc, char** argv) try {
                   {"--log", &log},
                   {"--device", &device_name},
                   {"--backend", &backend},
+                  {"--precision", &precision},
                   {"--steps", &steps},
                   {"--lr", &rate},
                   {"--batch-size", &batch_size},
@@ -89,6 +91,8 @@ int main(int argc, char** argv) try {
                   {"--heads", &heads},
                   {"--target", &target}});
   if (heads == 0 || width % heads != 0) throw std::invalid_argument("--width must be a multiple of --heads");
+  if (precision != "float32" && precision != "bfloat16")
+    throw std::invalid_argument("--precision is float32 or bfloat16, not \"" + precision + "\"");
   maniple::init_process_group({.backend = backend});
   const int rank = maniple::get_rank(), ranks = maniple::get_world_size();
   const auto device = device_named<torch::Device>(device_name, maniple::get_local_rank(), torch::cuda::device_count());
@@ -118,7 +122,12 @@ int main(int argc, char** argv) try {
           static_cast<double>(step) / static_cast<double>(steps);  // the rate rises quickly and falls slowly
       lr = rate * std::min(1.0, 20 * way + 0.01) * (0.5 + 0.5 * std::cos(3.1416 * way));
       optimizer.zero_grad();
-      const auto loss = torch::cross_entropy_loss(ddp.forward(batch.data).flatten(0, 1), batch.target.flatten());
+      torch::Tensor loss;
+      {
+        const maniple::Autocast autocast(device.type(),
+                                         {.dtype = torch::kBFloat16, .enabled = precision == "bfloat16"});
+        loss = torch::cross_entropy_loss(ddp.forward(batch.data).flatten(0, 1), batch.target.flatten());
+      }
       loss.backward();
       metrics.add("norm", maniple::clip_grad_norm_(net->parameters(), 1.0));
       optimizer.step();

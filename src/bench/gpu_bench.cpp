@@ -24,7 +24,7 @@ constexpr const char* kSizes = "4,1M,64M,256M";
 constexpr const char* kRounds = "5";          // of collectives, each of which lasts
 constexpr const char* kMilliseconds = "30";   // so long for a variant
 constexpr const char* kTrainingRounds = "7";  // of some steps
-constexpr std::chrono::seconds kLimit{90};    // for one measurement
+constexpr std::chrono::seconds kLimit{60};    // for one measurement
 constexpr const char* kMpsControl = "nvidia-cuda-mps-control";
 constexpr const char* kMpsFolder = "CUDA_MPS_PIPE_DIRECTORY";
 constexpr const char* kModels[] = {"resnet50", "gpt2", "mlp"};

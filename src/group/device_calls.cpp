@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/log.h"
 #include "group/group_impl.h"
 
 namespace maniple {
@@ -153,6 +154,7 @@ DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entr
     }
   }
   if (engine_) {
+    engine_tells_ = engine_->waits() != DevicePlugin::Waits::unknown;
     const std::lock_guard lock(mutex_);
     start_watching();  // an abort must reach the engine, whatever was called
   }
@@ -177,6 +179,13 @@ DeviceCalls::~DeviceCalls() {
   changed_.notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (!pending_.empty() && engine_) engine_->abort();
+  // Before memory is let go that operations kept: it is not freed, either, where the device may be using it.
+  if (engine_ && !engine_->finish()) {
+    log_warning(
+        "[{}] rank {} left the group while cuda:{} was still busy with its operations: their memory stays until the "
+        "process ends",
+        group_.facts().name, group_.rank(), device_);
+  }
   for (Pending& pending : pending_) {
     retire(pending, std::make_exception_ptr(Aborted("the group was destroyed with operations under way")));
   }
@@ -218,7 +227,7 @@ void DeviceCalls::order_after_last(void* stream, bool captured) {
 
 std::shared_ptr<detail::WorkState> DeviceCalls::make_work(int device, void* stream, bool captured) {
   auto work = std::make_shared<detail::WorkState>();
-  work->device = {&runtime_, DevicePools::event(pools_, device), device, stream, captured};
+  work->device = {&runtime_, DevicePools::event(pools_, device), device, stream, captured, watch_};
   return work;
 }
 
@@ -263,7 +272,8 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
   // With one rank there is nobody to wait for.
   const bool alone = group_.size() == 1;
   pending.limit = alone ? Seconds::max() : group_.limit(call);
-  if (!captured && !alone) {
+  pending.told = engine_tells_ && !alone;
+  if (!captured && !alone && !engine_tells_) {
     pending.started = DevicePools::event(pools_, device.index);
     runtime_.record(pending.started.get(), stream);
   }
@@ -272,11 +282,18 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
     group_.begin_on_device(op);
   }
   Operation& last = operations.back();
+  const std::shared_ptr<void>& end = pending.work->device.event;
+  pending.before = ++stamp_;
   try {
-    if (operations.size() > 1) engine_->begin_batch();
-    for (const Operation& op : operations) engine_->enqueue(op);
-    if (operations.size() > 1) engine_->end_batch(stream);
-    runtime_.record(pending.work->device.event.get(), stream);
+    if (operations.size() == 1) {
+      engine_->enqueue(last, end.get());
+      engine_event_ = end;
+    } else {
+      engine_->begin_batch();
+      for (const Operation& op : operations) engine_->enqueue(op);
+      engine_->end_batch(stream);
+      runtime_.record(end.get(), stream);
+    }
   } catch (const SystemError&) {
     await_first_cause();
     group_.end_on_device(last.seq, true);
@@ -352,6 +369,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   }
   Pending pending;
   pending.work = make_work(op.device.index, stream, false);
+  pending.before = ++stamp_;
   runtime_.record(pending.work->device.event.get(), stream);
   last_event_ = pending.work->device.event;
   last_stream_ = stream;
@@ -396,6 +414,7 @@ Work DeviceCalls::mark(Device device, void* stream, std::shared_ptr<void> keep) 
   const bool captured = runtime_.is_capturing(stream);
   Pending pending;
   pending.work = make_work(device.index, stream, captured);
+  pending.before = ++stamp_;
   runtime_.record(pending.work->device.event.get(), stream);
   pending.limit = Seconds::max();  // the operations in it have limits
   pending.context = group_.context_of("copy");
@@ -407,15 +426,6 @@ Work DeviceCalls::mark(Device device, void* stream, std::shared_ptr<void> keep) 
     watch(std::move(pending));
   }
   return Work(work);
-}
-
-RegisteredMemory DeviceCalls::allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) {
-  if (!engine_) {
-    throw Unsupported(
-        fmt::format("allocate: backend {} has no registered memory on a GPU; the backends cuda and nccl have",
-                    group_.facts().backend));
-  }
-  return engine_->allocate(sizes, number, deadline);
 }
 
 }  // namespace maniple

@@ -1,8 +1,8 @@
 // The operations of a group on memory of a device: enqueued on streams, watched by a thread that never blocks them.
 //
-//   call -> order after the group's last operation on a device -> record "started" -> engine enqueues -> record "finished" -> watch
+//   call -> order after the group's last operation on a device -> engine enqueues, and records "finished" -> watch
 //
-// The watching thread notes when operations finish. An operation whose stream has reached it and that is not finished when its
+// Where the engine cannot tell that it waits for others, "started" is recorded before. The watching thread notes when operations finish. An operation whose stream has reached it and that is not finished when its
 // time-out has passed, a fault that the engine reports, and the failure of the group (a rank that died, say) all end in the same way:
 // the group is aborted, the engine ends what is enqueued so that streams go on, and the error is thrown by the next call on the host.
 //
@@ -85,8 +85,10 @@ class DeviceCalls {
   /// One operation that is enqueued and not known to be finished.
   struct Pending {
     std::shared_ptr<detail::WorkState> work;
-    std::shared_ptr<void> started;  // null: counted from when it was enqueued
-    bool running = false;           // the stream has reached it
+    std::shared_ptr<void> started;        // null: the engine tells, or the time counts from when it was enqueued
+    bool told = false;                    // by the engine
+    bool running = false;                 // the stream has reached it
+    std::uint64_t before = 0, after = 0;  // when its end was recorded: between these numbers of stamp_
     Seconds limit{};
     Deadline deadline;
     ErrorInfo context;
@@ -120,17 +122,19 @@ class DeviceCalls {
   void start_watching();  // with the mutex held
   void watch(Pending pending);
   void watch_loop();
-  bool look();  ///< true when something has changed
-  bool start_staged_messages();
-  /// Gives up, and returns true, when the stream has reached it and its time is over.
-  bool is_late(Pending& pending);
+  void look();
+  /// Those of one stream, in the order of the calls, whose end the stream has reached. The rest, in the same order, is left.
+  std::vector<std::list<Pending>::iterator> take_ended(std::vector<std::list<Pending>::iterator>& of_stream);
+  void start_staged_messages();
+  /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the engine tells of.
+  bool is_late(Pending& pending, bool oldest);
   /// Before an error of the device is reported: it may be a consequence. Where ranks share a GPU by MPS, one that is killed while its
   /// kernels run makes the device fail for all; the failure detector knows which, and tells soon.
   void await_first_cause();
   void retire(Pending& pending, const std::exception_ptr& error);
   /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails, but for what has a part on the host
-  /// that is still to end. True when anything has failed by it.
-  bool give_up(const std::exception_ptr& error, const ErrorInfo& context);
+  /// that is still to end.
+  void give_up(const std::exception_ptr& error, const ErrorInfo& context);
 
   detail::GroupImpl& group_;
   DeviceRuntime& runtime_;
@@ -140,13 +144,17 @@ class DeviceCalls {
   std::unique_ptr<AbortToken> abort_token_;
   std::shared_ptr<Store> store_;
   std::unique_ptr<DevicePlugin> engine_;
+  bool engine_tells_ = false;           // DevicePlugin::waits
+  std::shared_ptr<void> engine_event_;  // that it was given last
   std::map<std::pair<int, Purpose>, void*> streams_;
 
   std::shared_ptr<void> last_event_;  // of the last operation outside of graphs, and where it ran
   void* last_stream_ = nullptr;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  const std::shared_ptr<DeviceWatch> watch_ = std::make_shared<DeviceWatch>();
+  std::mutex& mutex_ = watch_->mutex;
+  std::condition_variable& changed_ = watch_->changed;
+  std::atomic<std::uint64_t> stamp_{0};
   std::list<Pending> pending_;  // in the order of the calls; only the watching thread removes from it
   std::vector<StagedMessages> staged_messages_;
   bool stopping_ = false;

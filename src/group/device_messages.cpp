@@ -48,6 +48,7 @@ std::vector<Work> DeviceCalls::enqueue_messages(std::span<const PointToPoint> op
     pending.started = captured ? nullptr : DevicePools::event(pools_, device.index);
     pending.context = group_.context_of(*checked.front());
     if (!captured) runtime_.record(pending.started.get(), stream);
+    pending.before = ++stamp_;
     try {
       engine_->enqueue_messages(messages, stream);
       runtime_.record(pending.work->device.event.get(), stream);
@@ -99,6 +100,7 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
         if (message.bytes != 0) runtime_.copy(on_device, message.data, message.bytes, stream);
       }
       pending[i].work = make_work(device.index, stream, false);
+      pending[i].before = ++stamp_;
       runtime_.record(pending[i].work->device.event.get(), stream);
       pending[i].limit = Seconds::max();
       pending[i].context = group_.context_of(message);

@@ -14,8 +14,22 @@
 namespace maniple {
 namespace {
 
-constexpr auto kShortestPause = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::milliseconds(1);
+constexpr auto kSoon = std::chrono::microseconds(20);     // between two looks while a thread of the host waits
+constexpr auto kSeldom = std::chrono::microseconds(100);  // and while none does
+
+/// Frees registered memory of a device, which may wait for all that the device does: so not in a thread of ours, which the device may be
+/// waiting for. (The thread that watches drops what an operation kept.)
+void free_registered(void* memory) {
+  auto* const registered = static_cast<RegisteredMemory*>(memory);
+  if (!on_group_thread) {
+    delete registered;
+    return;
+  }
+  try {
+    std::thread([registered] { delete registered; }).detach();
+  } catch (const std::system_error&) {  // no thread to be had: the memory stays
+  }
+}
 
 }  // namespace
 
@@ -31,6 +45,7 @@ void DeviceCalls::watch(Pending pending) {
     const std::lock_guard lock(mutex_);
     start_watching();
     wake = pending_.empty();
+    pending.after = ++stamp_;
     pending_.push_back(std::move(pending));
   }
   if (wake) changed_.notify_all();
@@ -38,65 +53,96 @@ void DeviceCalls::watch(Pending pending) {
 
 void DeviceCalls::watch_loop() {
   on_group_thread = true;
-  std::chrono::nanoseconds pause = kShortestPause;
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const bool to_abort = engine_ && !gave_up_ && group_.abort_signal().raised();  // graphs are not in the list
     if (pending_.empty() && staged_messages_.empty() && !to_abort) {
       changed_.notify_all();  // whoever destroys the group waits for this
       changed_.wait(lock);
-      pause = kShortestPause;
       continue;
     }
-    const bool awaited =
-        std::any_of(pending_.begin(), pending_.end(), [](const Pending& one) { return one.work->waiters.load() != 0; });
     lock.unlock();
-    bool moved = false;
     try {
-      moved = look();
+      look();
     } catch (...) {
       await_first_cause();
       give_up(std::current_exception(), group_.context_of("device"));
     }
     lock.lock();
-    pause = moved || awaited ? std::chrono::nanoseconds(kShortestPause)
-                             : std::min<std::chrono::nanoseconds>(pause * 2, kLongestPause);
-    if (!moved && !stopping_) changed_.wait_for(lock, pause);
+    if (stopping_) break;
+    // Messages start when what they send has been copied, and another rank may be waiting for them.
+    const bool soon = watch_->waiting != 0 || !staged_messages_.empty();
+    changed_.wait_for(lock, soon ? kSoon : kSeldom);
   }
 }
 
-bool DeviceCalls::look() {
-  if (group_.abort_signal().raised()) return give_up(group_.abort_signal().cause(), {});
-  bool moved = start_staged_messages();
-  // What follows in a stream is not done before what precedes; other streams go on.
-  std::vector<const void*> busy;
-  std::vector<std::list<Pending>::iterator> ended, next;  // they stay where they are: others only add to the list
-  std::unique_lock lock(mutex_);
-  for (auto it = pending_.begin(); it != pending_.end(); ++it) {
-    lock.unlock();
-    const DeviceEnd& end = it->work->device;
-    if (std::find(busy.begin(), busy.end(), end.stream) == busy.end()) {
-      if (runtime_.reached(end.event.get())) {
-        ended.push_back(it);
-      } else {
-        busy.push_back(end.stream);
-        next.push_back(it);
-      }
-    }
-    lock.lock();
+// A stream comes to the ends of operations in the order in which they were recorded: so few events need to be asked.
+std::vector<std::list<DeviceCalls::Pending>::iterator> DeviceCalls::take_ended(
+    std::vector<std::list<Pending>::iterator>& of_stream) {
+  const auto has_ended = [&](std::size_t i) { return runtime_.reached(of_stream[i]->work->device.event.get()); };
+  std::size_t ended = 0, busy = of_stream.size();  // the first `ended` have; `busy` and those after it have not
+  if (!has_ended(0)) {
+    busy = 0;
+  } else if (ended = 1; busy > 1 && has_ended(busy - 1)) {
+    ended = busy;
   }
-  lock.unlock();
+  while (ended + 1 < busy) {
+    const std::size_t middle = (ended + busy) / 2;
+    (has_ended(middle) ? ended : busy) = middle;
+  }
+  std::vector<std::list<Pending>::iterator> result, rest;
+  for (std::size_t i = 0; i < of_stream.size(); ++i) {
+    // Calls of several threads may be listed in another order than their ends were recorded.
+    const bool known = i < ended && (i + 1 == ended || of_stream[i]->after < of_stream[ended - 1]->before);
+    (known || (i < ended && has_ended(i)) ? result : rest).push_back(of_stream[i]);
+  }
+  of_stream = std::move(rest);
+  return result;
+}
+
+void DeviceCalls::look() {
+  if (group_.abort_signal().raised()) return give_up(group_.abort_signal().cause(), {});
+  start_staged_messages();
+  std::vector<std::vector<std::list<Pending>::iterator>> streams;  // others only add to the list
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = pending_.begin(); it != pending_.end(); ++it) {
+      const auto is_same = [&](const auto& one) { return one.front()->work->device.stream == it->work->device.stream; };
+      auto stream = std::find_if(streams.begin(), streams.end(), is_same);
+      if (stream == streams.end()) stream = streams.insert(streams.end(), {{}});
+      stream->push_back(it);
+    }
+  }
+  std::vector<std::list<Pending>::iterator> ended;
+  for (auto& stream : streams) {
+    const auto more = take_ended(stream);
+    ended.insert(ended.end(), more.begin(), more.end());
+  }
   // After the events: an operation that an engine could only end, not complete, must not pass for a good one.
   const DeviceFault fault = engine_ ? engine_->fault() : DeviceFault{};
   const bool good = fault.kind == DeviceFault::Kind::none;
+  std::list<Pending> done;  // what it keeps is let go without the lock
   for (const auto it : ended) {
     if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up sees to it
     retire(*it, it->host && it->host->ended ? it->host->error : nullptr);
-    moved = true;
     const std::lock_guard guard(mutex_);
-    pending_.erase(it);
+    done.splice(done.end(), pending_, it);
   }
-  if (good) return std::any_of(next.begin(), next.end(), [this](const auto it) { return is_late(*it); }) || moved;
+  if (good) {
+    Pending* oldest = nullptr;  // of those that the engine tells of: it is the one that waits, if any does
+    for (const auto& stream : streams) {
+      for (const auto it : stream) {
+        if (!it->told) continue;
+        if (oldest == nullptr || it->context.sequence < oldest->context.sequence) oldest = &*it;
+        break;
+      }
+    }
+    // What follows in a stream has not begun before what precedes it has ended; other streams go on.
+    for (const auto& stream : streams) {
+      if (!stream.empty() && is_late(*stream.front(), &*stream.front() == oldest)) return;
+    }
+    return;
+  }
   ErrorInfo context = group_.context_of("device", fault.seq);
   {
     const std::lock_guard guard(mutex_);
@@ -112,12 +158,13 @@ bool DeviceCalls::look() {
     await_first_cause();
     give_up(std::make_exception_ptr(SystemError(fmt::format("{}: {}", engine_->name(), fault.reason), 0)), context);
   }
-  return true;
 }
 
-bool DeviceCalls::is_late(Pending& pending) {
-  if (!pending.running && (!pending.started || runtime_.reached(pending.started.get()))) {
-    pending.running = true;
+bool DeviceCalls::is_late(Pending& pending, bool oldest) {
+  if (!pending.running) {
+    pending.running = pending.told      ? oldest && engine_->waits() == DevicePlugin::Waits::yes
+                      : pending.started ? runtime_.reached(pending.started.get())
+                                        : true;
     pending.deadline = Deadline::after(pending.limit);
   }
   if (!pending.running || !pending.deadline.expired()) return false;
@@ -143,7 +190,7 @@ bool DeviceCalls::is_late(Pending& pending) {
   return true;
 }
 
-bool DeviceCalls::start_staged_messages() {
+void DeviceCalls::start_staged_messages() {
   std::vector<StagedMessages> ready;
   {
     const std::lock_guard lock(mutex_);
@@ -163,7 +210,6 @@ bool DeviceCalls::start_staged_messages() {
     }
     group_.backend().start(batch.messages, true);
   }
-  return !ready.empty();
 }
 
 void DeviceCalls::retire(Pending& pending, const std::exception_ptr& error) {
@@ -177,7 +223,7 @@ void DeviceCalls::await_first_cause() {
   if (group_.size() > 1) ::poll(&raised, 1, kDetectorMs);
 }
 
-bool DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& context) {
+void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& context) {
   std::exception_ptr cause = error;
   if (!group_.abort_signal().raised()) cause = group_.propagate(error, context);
   if (engine_) engine_->abort();
@@ -206,7 +252,16 @@ bool DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& cont
     const bool own = pending.host && (pending.host->error || runtime_.reached(pending.work->device.event.get()));
     retire(pending, own ? pending.host->error : with_context(pending.context, cause));
   }
-  return !failed.empty();
+}
+
+RegisteredMemory DeviceCalls::allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) {
+  if (!engine_) {
+    throw Unsupported(
+        fmt::format("allocate: backend {} has no registered memory on a GPU; the backends cuda and nccl have",
+                    group_.facts().backend));
+  }
+  auto* const memory = new RegisteredMemory(engine_->allocate(sizes, number, deadline));
+  return {memory->data(), memory->size(), std::shared_ptr<void>(memory, free_registered)};
 }
 
 }  // namespace maniple

@@ -9,10 +9,27 @@
 namespace maniple {
 namespace {
 
-struct WaiterCount {
-  std::atomic<int>& waiters;
-  explicit WaiterCount(std::atomic<int>& count) : waiters(count) { ++waiters; }
-  ~WaiterCount() { --waiters; }
+class WaiterCount {
+ public:
+  explicit WaiterCount(detail::WorkState& state) : state_(state) {
+    ++state_.waiters;
+    if (!state_.device.watch) return;
+    count(1);
+    state_.device.watch->changed.notify_all();
+  }
+  ~WaiterCount() {
+    --state_.waiters;
+    if (state_.device.watch) count(-1);
+  }
+  WaiterCount(const WaiterCount&) = delete;
+  WaiterCount& operator=(const WaiterCount&) = delete;
+
+ private:
+  void count(int change) {
+    const std::lock_guard lock(state_.device.watch->mutex);
+    state_.device.watch->waiting += change;
+  }
+  detail::WorkState& state_;
 };
 
 }  // namespace
@@ -67,7 +84,7 @@ bool Work::wait_until(Deadline deadline) const {
     if (fork_generation() != state_->generation) {
       throw Aborted("a child of fork() cannot wait for what its parent started");
     }
-    const WaiterCount count{state_->waiters};
+    const WaiterCount count(*state_);
     std::unique_lock lock(state_->mutex);
     const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
     if (deadline.is_never()) {
@@ -101,6 +118,7 @@ void when_done(const Work& work, std::function<void(const std::exception_ptr& er
 Work Work::then(std::function<void()> next) const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
   auto following = std::make_shared<detail::WorkState>();
+  following->device.watch = state_->device.watch;  // who waits for the one waits for the other
   auto run = [state = state_.get(), following, next = std::move(next)] {
     std::exception_ptr error = state->error;
     if (!error) {

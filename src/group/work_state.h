@@ -18,6 +18,14 @@
 
 namespace MANIPLE_API maniple {
 
+/// What the thread that watches operations on a device sleeps on. It looks often while a thread of the host waits for one of them, and
+/// seldom otherwise: each look takes locks of the driver that those who enqueue need.
+struct DeviceWatch {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int waiting = 0;  // threads of the host
+};
+
 /// The end of an operation on a device, for those who wait for it.
 struct DeviceEnd {
   DeviceRuntime* runtime = nullptr;
@@ -25,6 +33,7 @@ struct DeviceEnd {
   int device = 0;
   void* stream = nullptr;  ///< on which it runs
   bool captured = false;   ///< into a graph: it is not run now
+  std::shared_ptr<DeviceWatch> watch = {};
 };
 
 /// The stream that the calling thread enqueues on (tensor/ sets it to LibTorch's current stream). Null: nobody knows.

@@ -300,10 +300,43 @@ torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10:
   return torch::from_blob(data, sizes, strides, [memory](void*) {}, options.requires_grad(false));
 }
 
+#if MANIPLE_TORCH_AT_LEAST(2, 2)
+namespace {
+
+/// Whether both have their elements in the same order. Strides of dimensions of size 1 mean nothing: those of a convolution's weight and
+/// of its gradient often differ there.
+bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.dtype() != b.dtype()) return false;
+  for (std::int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) != 1 && a.stride(i) != b.stride(i)) return false;
+  }
+  return true;
+}
+
+/// The kernel for many tensors wants equal strides; for the sake of one that has others, LibTorch would copy all of them one by one. And it
+/// has too few bytes under way to fill the memory's bandwidth: large ones are copied by themselves, as CUDA does it.
+void copy_all_on_device(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
+  constexpr std::size_t kLarge = std::size_t{1} << 20;
+  std::vector<torch::Tensor> targets, sources;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    if (to[i].nbytes() >= kLarge || !same_order(to[i], from[i])) {
+      to[i].copy_(from[i]);
+      continue;
+    }
+    targets.push_back(to[i]);
+    const bool equal = to[i].strides() == from[i].strides();
+    sources.push_back(equal ? from[i] : from[i].as_strided(to[i].sizes(), to[i].strides()));
+  }
+  if (!targets.empty()) at::_foreach_copy_(targets, sources);
+}
+
+}  // namespace
+#endif
+
 void copy_all(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
   const bool on_cpu = to.empty() || to.front().is_cpu();
 #if MANIPLE_TORCH_AT_LEAST(2, 2)
-  if (!on_cpu) return at::_foreach_copy_(to, from);
+  if (!on_cpu) return copy_all_on_device(to, from);
 #endif
   for (std::size_t i = 0; i < to.size(); ++i) {
     // Most are so small that a tensor operation would take longer than the copy.

@@ -186,6 +186,29 @@ TEST(Cuda, CountsBeyondFourGigabytes) {
             "");
 }
 
+// The device maps more than was asked for. What lies behind the end is ordinary memory, on the root and on those that receive.
+TEST(Cuda, MemoryBehindRegisteredMemoryIsOrdinary) {
+  EXPECT_EQ(run_ranks(2, 60,
+                      [](Rank& rank) {
+                        Place place(rank);
+                        const RegisteredMemory memory = rank.allocate(*place.plugin, 1 << 20);
+                        auto* const behind = static_cast<std::byte*>(memory.data()) + memory.size();
+                        upload(rank, behind, Bytes(1000, static_cast<std::byte>(rank.rank() + 1)), place.stream);
+                        Operation operation;
+                        operation.op = Op::broadcast;
+                        operation.dtype = DType::uint8;
+                        operation.count = 1000;
+                        operation.root = 1;
+                        operation.in = operation.out = behind;
+                        operation.stream = place.stream;
+                        place.plugin->enqueue(operation);
+                        const Bytes got = download(rank, behind, 1000, place.stream);
+                        require(place.plugin->fault().kind == DeviceFault::Kind::none, "a mismatch");
+                        require(got == Bytes(1000, std::byte{2}), "not the bytes of the root");
+                      }),
+            "");
+}
+
 TEST(Cuda, ASlowProducerIsWaitedForAndStreamsFollowEachOther) {
   EXPECT_EQ(run_ranks(2, 60,
                       [](Rank& rank) {

@@ -1,5 +1,5 @@
 // Operations of a group on memory of a device, in the order of streams, and what becomes of them when the group fails. With a GPU, or with
-// host_device_plugin.cpp in its place: memory is pinned, which both the device and this test can reach.
+// host_device_plugin.cpp in its place.
 #include <gtest/gtest.h>
 
 #include <sched.h>
@@ -8,10 +8,13 @@
 #include <atomic>
 #include <csignal>
 #include <stdexcept>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/plugin/load.h"
 #include "fault/expect_error.h"
+#include "group/work_state.h"
 #include "harness/run_ranks.h"
 
 namespace maniple::device_calls_test {
@@ -31,24 +34,41 @@ class Place {
  public:
   ~Place() {
     for (void* stream : streams_) runtime_.free_stream(stream);
-    for (std::byte* memory : memory_) runtime_.free_pinned(memory);
+    for (std::byte* memory : memory_) runtime_.free_memory(memory);
+    for (std::byte* memory : pinned_) runtime_.free_pinned(memory);
   }
   DeviceRuntime& runtime() { return runtime_; }
   void* stream() {
     streams_.push_back(runtime_.make_stream(0));
     return streams_.back();
   }
-  /// All of one value.
+  /// Memory of the device, all of one value. Waits for a stream of its own alone.
   Buffer ints(std::size_t count, int value) {
-    memory_.push_back(runtime_.make_pinned(count * sizeof(int)));
+    memory_.push_back(runtime_.make_memory(0, count * sizeof(int)));
     auto* const data = reinterpret_cast<int*>(memory_.back());
-    std::fill(data, data + count, value);
+    int* const values = on_host(count);
+    std::fill(values, values + count, value);
+    runtime_.copy(data, values, count * sizeof(int), copies_);
+    finish(copies_);
     return {data, count, DType::int32, Device::cuda(0)};
+  }
+  /// What it holds now. The stream that writes it has been waited for.
+  std::vector<int> values(const Buffer& buffer) {
+    int* const values = on_host(buffer.count);
+    runtime_.copy(values, buffer.data, buffer.bytes(), copies_);
+    finish(copies_);
+    return {values, values + buffer.count};
+  }
+  void expect_all(const Buffer& buffer, int value) {
+    const std::vector<int> found = values(buffer);
+    const auto other = std::find_if(found.begin(), found.end(), [&](int one) { return one != value; });
+    if (other == found.end()) return;
+    ADD_FAILURE() << "element " << other - found.begin() << " of " << found.size() << " is " << *other << ", not "
+                  << value;
   }
   /// What follows in the stream waits for `open`.
   void hold(void* stream) {
-    memory_.push_back(runtime_.make_pinned(sizeof(std::uint32_t)));
-    word_ = reinterpret_cast<std::uint32_t*>(memory_.back());
+    word_ = reinterpret_cast<std::uint32_t*>(on_host(1));
     *word_ = 0;
     runtime_.wait_for_bits(stream, word_, 1);
   }
@@ -70,21 +90,17 @@ class Place {
   }
 
  private:
+  int* on_host(std::size_t count) {
+    pinned_.push_back(runtime_.make_pinned(count * sizeof(int)));
+    return reinterpret_cast<int*>(pinned_.back());
+  }
+
   DeviceRuntime& runtime_ = device_runtime();
   std::vector<void*> streams_;
-  std::vector<std::byte*> memory_;
+  void* const copies_ = stream();
+  std::vector<std::byte*> memory_, pinned_;
   std::uint32_t* word_ = nullptr;
 };
-
-void expect_all(const Buffer& buffer, int value) {
-  const auto* const data = static_cast<const int*>(buffer.data);
-  for (std::size_t i = 0; i < buffer.count; ++i) {
-    if (data[i] != value) {
-      ADD_FAILURE() << "element " << i << " of " << buffer.count << " is " << data[i] << ", not " << value;
-      return;
-    }
-  }
-}
 
 class DeviceCalls : public testing::TestWithParam<const char*> {
  protected:
@@ -113,7 +129,7 @@ TEST_P(DeviceCalls, RunInTheOrderOfTheStream) {
         if (async_op) work.synchronize();
         place.copy(result, data, stream);
         place.finish(stream);
-        expect_all(result, 6);
+        place.expect_all(result, 6);
       }
     }
   });
@@ -131,7 +147,95 @@ TEST_P(DeviceCalls, OfSeveralStreamsRunInTheOrderOfTheCalls) {
     }
     if (r.rank == 0) place.open();
     last.synchronize();
-    expect_all(data, 64);
+    place.expect_all(data, 64);
+  });
+}
+
+// What the thread that watches has found to be over is what comes before the hold, all of it, and nothing after.
+TEST_P(DeviceCalls, EndInTheOrderOfTheirStream) {
+  static constexpr std::size_t kBefore = 37, kAll = 60;
+  run_ranks(ranks(2), [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer data = place.ints(10, 0);
+    std::atomic<std::size_t> over{0};
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < kAll; ++i) {
+      if (i == kBefore && r.rank == 0) place.hold(stream);
+      works.push_back(r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}));
+      when_done(works.back(), [&over, i](const std::exception_ptr& error) {
+        EXPECT_FALSE(error);
+        EXPECT_EQ(over++, i);
+      });
+    }
+    works[kBefore - 1].synchronize();
+    r.phase("before");
+    EXPECT_EQ(over, kBefore);
+    r.phase("held");
+    if (r.rank == 0) place.open();
+    works.back().synchronize();
+    EXPECT_EQ(over, kAll);
+  });
+}
+
+TEST_P(DeviceCalls, OfSeveralThreadsEndOnce) {
+  run_ranks(ranks(2), [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer data = place.ints(10, 1);
+    const Buffer sent = place.ints(10, r.rank);
+    const Buffer received = place.ints(10, -1);
+    std::atomic<int> over{0};
+    const auto count = [&](const Work& work) {
+      when_done(work, [&over](const std::exception_ptr& error) { over += error ? 0 : 1; });
+    };
+    std::thread messages([&] {
+      for (int i = 0; i < 20; ++i) {
+        const Work send = r.world->isend(sent, 1 - r.rank, 3, {.stream = stream});
+        count(send);
+        count(r.world->irecv(received, 1 - r.rank, 3, nullptr, {.stream = stream}));
+      }
+    });
+    std::vector<Work> works;
+    for (int i = 0; i < 20; ++i) works.push_back(r.world->all_reduce(data, ReduceOp::max, {.stream = stream}));
+    for (const Work& work : works) count(work);
+    messages.join();
+    const Deadline limit = Deadline::after(std::chrono::seconds(20));
+    while (over != 60 && !limit.expired()) ::sched_yield();
+    EXPECT_EQ(over, 60);
+    place.finish(stream);
+    place.expect_all(received, 1 - r.rank);
+    place.expect_all(data, 1);
+  });
+}
+
+// Freeing registered memory waits for all that the device does. The thread that watches, which drops what an operation kept, must not:
+// another operation may be waiting for a rank that never comes.
+TEST_P(DeviceCalls, TheWatchGoesOnWhenMemoryIsFreed) {
+  if (std::string(GetParam()) == "native") return;  // has no such memory on a device
+  run_ranks(ranks(2), [](Rank& r) {
+    Place place;
+    void* const streams[] = {place.stream(), place.stream()};
+    const Buffer data = place.ints(kFew, 1);
+    RegisteredMemory memory = r.world->allocate(1000, Device::cuda(0));
+    if (r.rank == 1) {
+      r.phase("enqueued");
+      static_cast<void>(
+          catch_error([&] { r.world->all_reduce(data, ReduceOp::sum, {.stream = streams[0]}).synchronize(); }));
+      r.phase("over");
+      return;
+    }
+    const Work first = r.world->all_reduce(data, ReduceOp::sum, {.stream = streams[0]});
+    when_done(first, [memory](const std::exception_ptr&) {});
+    memory = {};
+    const Work second =
+        r.world->all_reduce(data, ReduceOp::sum, {.timeout = std::chrono::milliseconds(300), .stream = streams[1]});
+    r.phase("enqueued");
+    const Caught caught = catch_error([&] { second.synchronize(); });
+    EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
+    EXPECT_EQ(caught.info.ranks, std::vector<int>{1});
+    place.finish(streams[1]);
+    r.phase("over");
   });
 }
 
@@ -144,8 +248,8 @@ TEST_P(DeviceCalls, MoveData) {
     r.world->all_gather(one, all, {}, {.stream = stream});
     r.world->broadcast(one, 2, {.stream = stream});
     place.finish(stream);
-    expect_all(one, 2);
-    const auto* const gathered = static_cast<const int*>(all.data);
+    place.expect_all(one, 2);
+    const std::vector<int> gathered = place.values(all);
     for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(gathered[static_cast<std::size_t>(rank) * kFew + 7], rank);
 
     // To the next rank, from the one before.
@@ -157,7 +261,7 @@ TEST_P(DeviceCalls, MoveData) {
     Work received = r.world->irecv(from, before, 5, nullptr, {.stream = stream});
     received.synchronize();
     sent.synchronize();
-    expect_all(from, 10 + before);
+    place.expect_all(from, 10 + before);
   });
 }
 
@@ -266,7 +370,7 @@ void kill_a_rank(RunOptions options, Doing doing) {
     r.init(again);
     const Buffer fresh = place.ints(kFew, 1);
     r.world->all_reduce(fresh, ReduceOp::sum, {.stream = stream}).synchronize();
-    expect_all(fresh, 2);
+    place.expect_all(fresh, 2);
     place.finish(stream);
   });
 }

@@ -14,6 +14,8 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "backend/device/device_plugin.h"
 
@@ -24,9 +26,44 @@ void pause() {
   ::usleep(20);  // sleep: words are set by the host, and by other processes, without a wake-up
 }
 
+/// How much a stream was given, and has done.
+struct Progress {
+  std::atomic<std::uint64_t> given{0};
+  std::atomic<std::uint64_t> done{0};
+};
+
+class AllStreams {
+ public:
+  std::shared_ptr<Progress> add() {
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(std::make_shared<Progress>());
+    return streams_.back();
+  }
+  /// Waits until they have done what they hold now, as freeing memory of a GPU does.
+  void synchronize() {
+    std::vector<std::pair<std::shared_ptr<Progress>, std::uint64_t>> awaited;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& stream : streams_) awaited.emplace_back(stream, stream->given.load());
+    }
+    for (const auto& [stream, number] : awaited) {
+      while (stream->done < number) pause();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Progress>> streams_;
+};
+
+AllStreams& all_streams() {
+  static auto* const one = new AllStreams;  // memory may be freed after static objects
+  return *one;
+}
+
 class Stream {
  public:
-  Stream() : thread_([this] { run(); }) {}
+  Stream() : progress_(all_streams().add()), thread_([this] { run(); }) {}
   ~Stream() {
     push(nullptr);
     thread_.join();
@@ -34,6 +71,7 @@ class Stream {
   void push(std::function<void()> task) {
     {
       const std::lock_guard lock(mutex_);
+      if (task) ++progress_->given;
       tasks_.push_back(std::move(task));
     }
     changed_.notify_one();
@@ -49,11 +87,13 @@ class Stream {
       lock.unlock();
       if (!task) return;
       task();
+      ++progress_->done;
     }
   }
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
+  std::shared_ptr<Progress> progress_;
   std::thread thread_;
 };
 
@@ -90,6 +130,11 @@ class HostRuntime final : public DeviceRuntime {
     });
   }
   bool reached(void* event) override { return event_of(event)->reached >= event_of(event)->recorded; }
+  std::byte* make_memory(int, std::size_t bytes) override { return make_pinned(bytes); }
+  void free_memory(std::byte* memory) noexcept override {
+    all_streams().synchronize();
+    free_pinned(memory);
+  }
   std::byte* make_pinned(std::size_t bytes) override {
     return static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
   }
@@ -130,9 +175,10 @@ class HostGroup final : public DevicePlugin {
     if (memory == MAP_FAILED) throw SystemError("mmap failed", 0);
     board_ = static_cast<Board*>(memory);
   }
-  ~HostGroup() override {
+  ~HostGroup() override { ::munmap(board_, sizeof(Board)); }
+  bool finish() noexcept override {
     while (running_ != 0) pause();
-    ::munmap(board_, sizeof(Board));
+    return true;
   }
 
   std::string_view name() const noexcept override { return "host device"; }
@@ -140,7 +186,7 @@ class HostGroup final : public DevicePlugin {
     return op.op == Op::barrier || (op.op == Op::all_reduce && op.dtype == DType::int32 &&
                                     op.reduce.kind() == ReduceOp::sum && op.count <= kMostElements);
   }
-  void enqueue(const Operation& op) override {
+  void enqueue(const Operation& op, void* end) override {
     if (stop_) throw Aborted("the group was aborted");
     const std::uint64_t number = ++calls_;
     {
@@ -153,6 +199,7 @@ class HostGroup final : public DevicePlugin {
       run(op, number);
       --running_;
     });
+    if (end != nullptr) HostRuntime().record(end, op.stream);
   }
   void begin_batch() override {}
   void end_batch(void*) override {}
@@ -161,13 +208,17 @@ class HostGroup final : public DevicePlugin {
   bool can_capture() const noexcept override { return false; }
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t, Deadline) override {
     const std::size_t bytes = sizes[static_cast<std::size_t>(rank_)];
-    const std::shared_ptr<void> memory(std::calloc(bytes + 1, 1), &std::free);
+    const std::shared_ptr<void> memory(std::calloc(bytes + 1, 1), [](void* data) {
+      all_streams().synchronize();
+      std::free(data);
+    });
     return RegisteredMemory(static_cast<std::byte*>(memory.get()), bytes, memory);
   }
   DeviceFault fault() noexcept override {
     const std::uint64_t seq = stop_ ? 0 : board_->mismatch.load();
     return {.kind = seq != 0 ? DeviceFault::Kind::mismatch : DeviceFault::Kind::none, .reason = {}, .seq = seq};
   }
+  Waits waits() noexcept override { return waiting_ ? Waits::yes : Waits::no; }
   std::vector<LateRank> late_ranks(std::uint64_t seq) noexcept override {
     const std::lock_guard lock(mutex_);
     std::vector<LateRank> late;
@@ -180,14 +231,12 @@ class HostGroup final : public DevicePlugin {
 
  private:
   /// Waits until all ranks have come to a number; false when the group was aborted first.
-  bool await(const std::atomic<std::uint64_t>* numbers, std::uint64_t number) const {
-    for (int rank = 0; rank < ranks_; ++rank) {
-      while (numbers[rank] < number) {
-        if (stop_) return false;
-        pause();
-      }
+  bool await(const std::atomic<std::uint64_t>* numbers, std::uint64_t number) {
+    for (int rank = 0; rank < ranks_ && !stop_; ++rank) {
+      for (; numbers[rank] < number && !stop_; pause()) waiting_ = true;
     }
-    return true;
+    waiting_ = false;
+    return !stop_;
   }
   void run(const Operation& op, std::uint64_t number) {
     const std::size_t count = op.op == Op::barrier ? 0 : op.count;
@@ -215,6 +264,7 @@ class HostGroup final : public DevicePlugin {
   std::mutex mutex_;
   std::map<std::uint64_t, std::uint64_t> numbers_;  // of operations, by their seq
   std::atomic<int> running_{0};
+  std::atomic<bool> waiting_{false};
   std::atomic<bool> stop_{false};
 };
 

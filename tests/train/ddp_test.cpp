@@ -312,7 +312,8 @@ TEST(Ddp, BuffersBecomeRankZerosAfterBackward) {
 
 TEST(Ddp, DeviceIdsAreOfOneGpu) {
   run_ranks({.n = 1}, [](Rank& r) {
-    auto net = std::make_shared<NetImpl>();  // on the CPU
+    auto net = std::make_shared<NetImpl>();
+    net->to(torch::kCPU);
     const auto text = [&](const std::vector<int>& ids) {
       return catch_error([&] { DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = ids}); })
           .text;

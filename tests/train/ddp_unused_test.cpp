@@ -12,7 +12,7 @@ struct Branches : torch::nn::Module {
     for (const char* name : {"a", "b", "c"}) register_module(name, torch::nn::Linear(8, 4));
   }
   torch::Tensor forward(const torch::Tensor& x, const std::vector<std::string>& names) {
-    torch::Tensor sum = torch::zeros({x.size(0), 4});
+    torch::Tensor sum = torch::zeros({x.size(0), 4}, x.options());
     for (const auto& name : names) sum = sum + named_children()[name]->as<torch::nn::Linear>()->forward(x);
     return sum;
   }
@@ -159,6 +159,7 @@ TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
 TEST(Ddp, BucketsFollowTheOrderOfGradients) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<Branches>();
+    fill(*net, 2);
     DistributedDataParallel<Branches> ddp(net,
                                           {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world});
     // Ranks use the branches in opposite orders; all follow rank 0, whose last branch comes first in backward.

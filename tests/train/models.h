@@ -13,12 +13,18 @@
 
 namespace maniple::testing_models {
 
-/// Two layers, with batch norm if asked for.
+/// Where the tests train: MANIPLE_TEST_DEVICE=cuda runs them on a GPU (see harness/device_memory.h).
+inline torch::Device training_device() {
+  return harness::test_device().is_cpu() ? torch::Device(torch::kCPU) : torch::Device(torch::kCUDA, 0);
+}
+
+/// Two layers, with batch norm if asked for, where the tests train.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(std::int64_t width = 16, bool batch_norm = false)
       : fc1(register_module("fc1", torch::nn::Linear(8, width))),
         fc2(register_module("fc2", torch::nn::Linear(width, 4))) {
     if (batch_norm) norm = register_module("norm", torch::nn::BatchNorm1d(width));
+    to(training_device());
   }
   torch::Tensor forward(torch::Tensor x) {
     x = fc1->forward(x);
@@ -44,11 +50,6 @@ inline Gradients gradients_of(const torch::nn::Module& module) {
 inline torch::Tensor shard(const torch::Tensor& batch, int rank, int n) {
   const std::int64_t rows = batch.size(0) / n;
   return batch.narrow(0, rank * rows, rows);
-}
-
-/// Where the tests train: MANIPLE_TEST_DEVICE=cuda runs them on a GPU (see harness/device_memory.h).
-inline torch::Device training_device() {
-  return harness::test_device().is_cpu() ? torch::Device(torch::kCPU) : torch::Device(torch::kCUDA, 0);
 }
 
 /// A batch that is the same wherever it is made: nobody's generator is touched.

@@ -49,6 +49,9 @@ class DeviceRuntime {
   virtual void wait(void* stream, void* event) = 0;  ///< what follows in the stream comes after the event
   virtual bool reached(void* event) = 0;             ///< polls
 
+  virtual std::byte* make_memory(int device, std::size_t bytes) = 0;  ///< of the device
+  virtual void free_memory(std::byte* memory) noexcept = 0;           ///< may wait for all that the device does
+
   /// Memory of the host that devices reach directly.
   virtual std::byte* make_pinned(std::size_t bytes) = 0;
   virtual void free_pinned(std::byte* memory) noexcept = 0;
@@ -109,7 +112,7 @@ struct DeviceMessage {
 /// The operations of one group on one device. Calls come one at a time; `fault` and `abort` come from other threads at any time.
 class DevicePlugin {
  public:
-  /// After `abort`, or when all that was enqueued is complete. Does not communicate.
+  /// After `finish`. Does not communicate.
   virtual ~DevicePlugin() = default;
 
   virtual std::string_view name() const noexcept = 0;  ///< "cuda", "NCCL 2.28": for people
@@ -117,8 +120,9 @@ class DevicePlugin {
   /// Whether `enqueue` can do it with the result that types.h promises. The same answer on all ranks of the group. What it cannot do
   /// goes through host memory.
   virtual bool can(const Operation& operation) const noexcept = 0;
-  /// Enqueues it on operation.stream. Several between begin_batch and end_batch are started as one.
-  virtual void enqueue(const Operation& operation) = 0;
+  /// Enqueues it on operation.stream. Several between begin_batch and end_batch are started as one. `end`, where it is not null, is an
+  /// event that is recorded after it: not in a batch. It stays until another is given, or this object ends.
+  virtual void enqueue(const Operation& operation, void* end = nullptr) = 0;
   virtual void begin_batch() = 0;
   virtual void end_batch(void* stream) = 0;
 
@@ -136,11 +140,18 @@ class DevicePlugin {
 
   /// Polled; never blocks.
   virtual DeviceFault fault() noexcept = 0;
+  /// Whether an operation waits for other ranks now: the oldest of this rank that is not complete. Unknown: the engine cannot tell, and an
+  /// event has to be recorded before each operation. Which of the two it is does not change.
+  enum class Waits : std::uint8_t { unknown, no, yes };
+  virtual Waits waits() noexcept { return Waits::unknown; }
   /// Who is waited for in the operation of that number (Operation::seq), which is under way. Empty: nobody knows.
   virtual std::vector<LateRank> late_ranks(std::uint64_t) noexcept { return {}; }
   /// Ends what is enqueued, with results that mean nothing, so that streams go on. Later calls of enqueue throw Aborted. Any thread,
   /// also while another is inside enqueue; takes milliseconds.
   virtual void abort() noexcept = 0;
+  /// The last call, after `abort` or when all that was enqueued is complete: waits until the device uses no memory of this object any
+  /// more. False: it still does after some seconds; then that memory, with what `allocate` made, is never freed.
+  virtual bool finish() noexcept { return true; }
 };
 
 /// What such a plugin's library exports: `extern "C" const maniple::DevicePluginEntry* maniple_device_plugin_entry()`.
@@ -153,7 +164,7 @@ struct DevicePluginEntry {
   DeviceRuntime* (*runtime)() = nullptr;  ///< "cuda" alone has one; otherwise null
   std::unique_ptr<DevicePlugin> (*make)(const DeviceContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kDevicePluginAbi = 2;
+inline constexpr std::uint32_t kDevicePluginAbi = 3;
 inline constexpr const char* kDevicePluginSymbol = "maniple_device_plugin_entry";
 
 }  // namespace maniple

@@ -101,7 +101,7 @@ CudaGroup::CudaGroup(const DeviceContext& context)
   }
   in_kernel_ = side_by_side || std::set<std::string>(ids.begin(), ids.end()).size() == ids.size();
   load_kernels();
-  check(::cudaEventCreateWithFlags(&last_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check(::cudaEventCreateWithFlags(&own_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   check(::cudaEventCreateWithFlags(&capture_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   if (ranks_ == 1) return;
   slot_bytes_ = std::min(kSlotBytes, kSlotsBytes / static_cast<std::size_t>(ranks_)) / kAlignment * kAlignment;
@@ -110,12 +110,9 @@ CudaGroup::CudaGroup(const DeviceContext& context)
   control_ = std::make_unique<ControlPage>(*context.descriptors, rank_, ranks_, context.deadline);
 }
 
-CudaGroup::~CudaGroup() {
+// Memory that a kernel still uses must not be unmapped: that would end the process, and under MPS those of others.
+bool CudaGroup::finish() noexcept {
   const Relaxed relaxed;
-  int before = 0;
-  ::cudaGetDevice(&before);
-  ::cudaSetDevice(device_);
-  // Memory that a kernel still uses must not be unmapped: that would end the process, and under MPS those of others.
   const Deadline limit = Deadline::after(std::chrono::seconds(5));
   while (!is_idle() && !limit.expired()) std::this_thread::yield();
   {
@@ -124,13 +121,22 @@ CudaGroup::~CudaGroup() {
   }
   changed_.notify_all();
   if (releaser_.joinable()) releaser_.join();
-  if (!is_idle()) {
+  *in_use_ = !is_idle();
+  return !*in_use_;
+}
+
+CudaGroup::~CudaGroup() {
+  if (!leaving_) finish();
+  if (*in_use_) {
     static_cast<void>(arena_.release());
     static_cast<void>(control_.release());
-    ::cudaSetDevice(before);
     return;
   }
-  ::cudaEventDestroy(last_event_);
+  const Relaxed relaxed;
+  int before = 0;
+  ::cudaGetDevice(&before);
+  ::cudaSetDevice(device_);
+  ::cudaEventDestroy(own_event_);
   ::cudaEventDestroy(capture_event_);
   ::cudaSetDevice(before);
 }
@@ -141,8 +147,8 @@ void CudaGroup::enqueue_messages(std::span<const DeviceMessage>, void*) {
 
 RegisteredMemory CudaGroup::allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) {
   if (aborted_) throw Aborted("the group was aborted");
-  auto memory =
-      std::make_shared<SharedMemory>(*descriptors_, rank_, device_, sizes, "cuda/" + std::to_string(number), deadline);
+  auto memory = std::make_shared<SharedMemory>(*descriptors_, rank_, device_, sizes, "cuda/" + std::to_string(number),
+                                               deadline, in_use_);
   std::erase_if(registrations_, [](const Registration& old) { return old.memory.expired(); });
   std::byte* const data = memory->of(rank_);
   registrations_.push_back({number, data, sizes[rank_], memory});
@@ -172,20 +178,28 @@ void CudaGroup::order_after_last(cudaStream_t stream) {
       check(::cudaStreamWaitEvent(stream, capture_event_, 0), "cudaStreamWaitEvent");
     }
     capture_ = capture;
-  } else if (any_ && stream != last_stream_) {
+  } else if (last_event_ != nullptr && stream != last_stream_) {
     check(::cudaStreamWaitEvent(stream, last_event_, 0), "cudaStreamWaitEvent");
   }
 }
 
-void CudaGroup::remember_last(cudaStream_t stream) {
-  check(::cudaEventRecord(capturing_ ? capture_event_ : last_event_, stream), "cudaEventRecord");
-  (capturing_ ? capture_stream_ : last_stream_) = stream;
-  if (!capturing_) any_ = true;
+void CudaGroup::remember_last(cudaStream_t stream, cudaEvent_t end) {
+  if (capturing_) {
+    check(::cudaEventRecord(capture_event_, stream), "cudaEventRecord");
+    if (end != nullptr) check(::cudaEventRecord(end, stream), "cudaEventRecord");
+    capture_stream_ = stream;
+    return;
+  }
+  const cudaEvent_t event = end != nullptr ? end : own_event_;
+  check(::cudaEventRecord(event, stream), "cudaEventRecord");
+  last_event_ = event;
+  last_stream_ = stream;
 }
 
 bool CudaGroup::is_idle() noexcept {
-  if (!any_) return true;
-  const cudaError_t code = ::cudaEventQuery(last_event_);
+  const cudaEvent_t last = last_event_;
+  if (last == nullptr) return true;
+  const cudaError_t code = ::cudaEventQuery(last);
   if (code != cudaSuccess) ::cudaGetLastError();
   return code != cudaErrorNotReady;
 }
@@ -201,12 +215,21 @@ DeviceFault CudaGroup::fault() noexcept {
   const std::uint64_t seq = control_->find_mismatch(found);
   if (found) return {.kind = DeviceFault::Kind::mismatch, .reason = {}, .seq = seq};
   const Relaxed relaxed;
-  const cudaError_t code = any_ ? ::cudaEventQuery(last_event_) : cudaSuccess;
+  const cudaEvent_t last = last_event_;
+  const cudaError_t code = last != nullptr ? ::cudaEventQuery(last) : cudaSuccess;
   if (code == cudaSuccess || code == cudaErrorNotReady) {
     if (code != cudaSuccess) ::cudaGetLastError();
     return {};
   }
   return {.kind = DeviceFault::Kind::failed, .reason = ::cudaGetErrorString(code), .seq = 0};
+}
+
+DevicePlugin::Waits CudaGroup::waits() noexcept {
+  if (!in_kernel_ || ranks_ == 1) return Waits::unknown;
+  for (const std::uint8_t& awaited : control_->record(rank_).awaited) {
+    if (__atomic_load_n(&awaited, __ATOMIC_ACQUIRE) != 0) return Waits::yes;
+  }
+  return Waits::no;
 }
 
 std::vector<LateRank> CudaGroup::late_ranks(std::uint64_t seq) noexcept try {

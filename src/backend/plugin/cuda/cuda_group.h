@@ -25,7 +25,7 @@ class CudaGroup final : public DevicePlugin {
 
   std::string_view name() const noexcept override { return "cuda"; }
   bool can(const Operation& operation) const noexcept override;
-  void enqueue(const Operation& operation) override;
+  void enqueue(const Operation& operation, void* end) override;
   // What is enqueued starts at once: to wait for the end of a batch would gain nothing.
   void begin_batch() override {}
   void end_batch(void*) override {}
@@ -34,8 +34,10 @@ class CudaGroup final : public DevicePlugin {
   bool can_capture() const noexcept override { return true; }
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) override;
   DeviceFault fault() noexcept override;
+  Waits waits() noexcept override;
   std::vector<LateRank> late_ranks(std::uint64_t seq) noexcept override;
   void abort() noexcept override;
+  bool finish() noexcept override;
 
  private:
   /// Memory that operations recognise by its address. Its owner is whoever holds the handle.
@@ -76,7 +78,7 @@ class CudaGroup final : public DevicePlugin {
   void wait_for(const std::uint8_t* bytes, std::uint64_t active, bool all_at_once, cudaStream_t stream);
 
   void order_after_last(cudaStream_t stream);
-  void remember_last(cudaStream_t stream);
+  void remember_last(cudaStream_t stream, cudaEvent_t end);
   void release();
   void set_flags() noexcept;
   bool is_idle() noexcept;
@@ -93,10 +95,12 @@ class CudaGroup final : public DevicePlugin {
   std::unique_ptr<ControlPage> control_;
   std::unique_ptr<SharedMemory> arena_;
   std::vector<Registration> registrations_;
+  const std::shared_ptr<std::atomic<bool>> in_use_ = std::make_shared<std::atomic<bool>>(false);  // of SharedMemory
 
-  cudaEvent_t last_event_ = nullptr;  // after the last operation that was enqueued outside of graphs
+  cudaEvent_t own_event_ = nullptr;
+  std::atomic<cudaEvent_t> last_event_{
+      nullptr};  // after the last operation outside of graphs: the own, or the caller's
   cudaStream_t last_stream_ = nullptr;
-  std::atomic<bool> any_{false};
   cudaEvent_t capture_event_ = nullptr;  // after the last one that was captured
   cudaStream_t capture_stream_ = nullptr;
   unsigned long long capture_ = 0;

@@ -69,7 +69,7 @@ bool CudaGroup::can(const Operation& operation) const noexcept {
   }
 }
 
-void CudaGroup::enqueue(const Operation& operation) {
+void CudaGroup::enqueue(const Operation& operation, void* end) {
   if (aborted_) throw Aborted("the group was aborted");
   const OnDevice on(device_);
   Call call{operation,
@@ -84,7 +84,8 @@ void CudaGroup::enqueue(const Operation& operation) {
   if (operation.op == Op::broadcast) call.in = operation.out;
   if (ranks_ > 1 && (call.plan.largest != 0 || call.plan.pairwise)) {
     // Whether the call works on registered memory is said by what others read; for all_reduce, by what they write.
-    const bool by_out = all_reduce || (operation.op == Op::scatter && rank_ != operation.root);
+    const bool by_out =
+        all_reduce || ((operation.op == Op::scatter || operation.op == Op::broadcast) && rank_ != operation.root);
     call.memory = by_out ? locate(call.out, call.plan.out_bytes) : locate(call.in, call.plan.in_bytes);
   }
   call.hash = mix(call.memory.memory != nullptr ? call.memory.number + 2 : 1, ranks_);
@@ -102,8 +103,7 @@ void CudaGroup::enqueue(const Operation& operation) {
     call.out = static_cast<std::byte*>(memory);
   }
   if (in_place && call.in != call.out) {
-    check(::cudaMemcpyAsync(call.out, call.in, call.plan.out_bytes, cudaMemcpyDeviceToDevice, call.stream),
-          "cudaMemcpyAsync");
+    check(::cudaMemcpyAsync(call.out, call.in, call.plan.out_bytes, cudaMemcpyDefault, call.stream), "cudaMemcpyAsync");
     call.in = call.out;
   }
   if (ranks_ == 1) {
@@ -116,11 +116,14 @@ void CudaGroup::enqueue(const Operation& operation) {
     run_rounds(call);
   }
   if (result != nullptr) {
-    check(::cudaMemcpyAsync(result, call.out, call.plan.out_bytes, cudaMemcpyDeviceToDevice, call.stream),
-          "cudaMemcpyAsync");
+    check(::cudaMemcpyAsync(result, call.out, call.plan.out_bytes, cudaMemcpyDefault, call.stream), "cudaMemcpyAsync");
     check(::cudaFreeAsync(call.out, call.stream), "cudaFreeAsync");
   }
-  if (ranks_ > 1) remember_last(call.stream);
+  if (ranks_ > 1) {
+    remember_last(call.stream, static_cast<cudaEvent_t>(end));
+  } else if (end != nullptr) {
+    check(::cudaEventRecord(static_cast<cudaEvent_t>(end), call.stream), "cudaEventRecord");
+  }
 }
 
 Signal CudaGroup::make_signal(std::uint64_t active) const noexcept {
@@ -169,7 +172,7 @@ void CudaGroup::run_alone(const Call& call) {
     return launch_work(call, work);
   }
   if (call.out + to.offset == call.in + from.offset) return;
-  check(::cudaMemcpyAsync(call.out + to.offset, call.in + from.offset, to.bytes, cudaMemcpyDeviceToDevice, call.stream),
+  check(::cudaMemcpyAsync(call.out + to.offset, call.in + from.offset, to.bytes, cudaMemcpyDefault, call.stream),
         "cudaMemcpyAsync");
 }
 
@@ -223,11 +226,9 @@ void CudaGroup::run_lead_staged(const Call& call) {
   const std::size_t element = call.operation.element();
   for (std::size_t start = 0; start < call.plan.largest; start += slot_bytes_) {
     const std::size_t bytes = std::min(slot_bytes_, call.plan.largest - start);
-    check(::cudaMemcpyAsync(slot(rank_), call.in + start, bytes, cudaMemcpyDeviceToDevice, call.stream),
-          "cudaMemcpyAsync");
+    check(::cudaMemcpyAsync(slot(rank_), call.in + start, bytes, cudaMemcpyDefault, call.stream), "cudaMemcpyAsync");
     run_lead(call, slot(rank_), bytes / element);
-    check(::cudaMemcpyAsync(call.out + start, slot(rank_), bytes, cudaMemcpyDeviceToDevice, call.stream),
-          "cudaMemcpyAsync");
+    check(::cudaMemcpyAsync(call.out + start, slot(rank_), bytes, cudaMemcpyDefault, call.stream), "cudaMemcpyAsync");
   }
 }
 

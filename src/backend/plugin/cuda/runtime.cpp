@@ -71,6 +71,18 @@ class CudaRuntime final : public DeviceRuntime {
     return true;
   }
 
+  std::byte* make_memory(int device, std::size_t bytes) override {
+    const Relaxed relaxed;
+    const OnDevice on(device);
+    void* memory = nullptr;
+    check(::cudaMalloc(&memory, bytes), "cudaMalloc");
+    return static_cast<std::byte*>(memory);
+  }
+  void free_memory(std::byte* memory) noexcept override {
+    const Relaxed relaxed;
+    ::cudaFree(memory);
+  }
+
   std::byte* make_pinned(std::size_t bytes) override {
     const Relaxed relaxed;
     void* memory = nullptr;

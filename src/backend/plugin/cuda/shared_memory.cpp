@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 #include "backend/plugin/cuda/driver.h"
 
 namespace maniple::cuda_plugin {
@@ -37,8 +39,8 @@ void zero(std::byte* memory, std::size_t bytes) {
 }  // namespace
 
 SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device, std::span<const std::size_t> sizes,
-                           const std::string& topic, Deadline deadline)
-    : device_(device), pieces_(sizes.size()) {
+                           const std::string& topic, Deadline deadline, std::shared_ptr<const std::atomic<bool>> in_use)
+    : device_(device), in_use_(std::move(in_use)), pieces_(sizes.size()) {
   const OnDevice on(device);
   check(::cudaFree(nullptr), "cudaFree");  // makes the context, if this is the first use
   CUmemAllocationProp properties = {};
@@ -96,6 +98,7 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
 // waits for all of the device. Where it may not, because a graph is being captured, the memory stays, and the capture is lost: registered
 // memory is not to be freed during one.
 SharedMemory::~SharedMemory() {
+  if (in_use_ && *in_use_) return;
   int before = 0;
   ::cudaGetDevice(&before);
   ::cudaSetDevice(device_);

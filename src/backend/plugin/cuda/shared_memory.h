@@ -1,8 +1,10 @@
 // Memory of devices that all ranks of a group map: one piece for each rank, on its own device.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,9 +15,10 @@ namespace maniple::cuda_plugin {
 
 class SharedMemory {
  public:
-  /// All ranks call it with the same sizes (bytes, of all ranks) and topic, and wait for each other. Zeroed.
+  /// All ranks call it with the same sizes (bytes, of all ranks) and topic, and wait for each other. Zeroed. If `in_use` says so at its
+  /// end, the device may be using it for ever: it stays mapped.
   SharedMemory(DescriptorExchange& descriptors, int rank, int device, std::span<const std::size_t> sizes,
-               const std::string& topic, Deadline deadline);
+               const std::string& topic, Deadline deadline, std::shared_ptr<const std::atomic<bool>> in_use = nullptr);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -33,6 +36,7 @@ class SharedMemory {
   void unmap() noexcept;
 
   int device_ = 0;
+  std::shared_ptr<const std::atomic<bool>> in_use_;
   std::vector<Piece> pieces_;
 };
 

@@ -145,17 +145,49 @@ void check_cuda(cudaError_t result, const std::string& what) {
   throw SystemError(what + " failed: " + ::cudaGetErrorString(result), 0);
 }
 
-std::shared_future<void> on_device(int device, std::function<void()> body) {
-  std::packaged_task<void()> task([device, body = std::move(body)] {
-    check_cuda(::cudaSetDevice(device), "cudaSetDevice of cuda:" + std::to_string(device));
-    cudaStreamCaptureMode mode =
-        cudaStreamCaptureModeRelaxed;  // nothing here concerns a graph that another thread captures
-    ::cudaThreadExchangeStreamCaptureMode(&mode);
-    body();
-  });
-  std::shared_future<void> done = task.get_future().share();
-  std::thread(std::move(task)).detach();
-  return done;
+struct Task::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+bool Task::wait_for(Milliseconds time) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, time, [this] { return state_->done; });
+}
+
+void Task::wait() const {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->done; });
+}
+
+void Task::get() const {
+  wait();
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+Task on_device(int device, std::function<void()> body) {
+  Task task;
+  task.state_ = std::make_shared<Task::State>();
+  std::thread([state = task.state_, device, body = std::move(body)]() mutable {
+    std::exception_ptr error;
+    try {
+      check_cuda(::cudaSetDevice(device), "cudaSetDevice of cuda:" + std::to_string(device));
+      cudaStreamCaptureMode mode =
+          cudaStreamCaptureModeRelaxed;  // nothing here concerns a graph that another thread captures
+      ::cudaThreadExchangeStreamCaptureMode(&mode);
+      body();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    body = nullptr;  // what it holds is gone when it is done
+    const std::lock_guard lock(state->mutex);
+    state->error = error;
+    state->done = true;
+    state->changed.notify_all();
+  }).detach();
+  return task;
 }
 
 // ---- Setting up ----------------------------------------------------------------------------------------------------------
@@ -165,11 +197,11 @@ std::shared_ptr<Communicator> Communicator::make(const DeviceContext& context) {
   const ncclUniqueId id = rendezvous.unique_id();
 
   const auto shared = std::make_shared<Initialisation>();
-  const std::shared_future<void> done =
-      on_device(context.device,
-                [shared, id, size = context.size(), rank = context.rank] { initialise(*shared, id, size, rank); });
+  const Task done = on_device(context.device, [shared, id, size = context.size(), rank = context.rank] {
+    initialise(*shared, id, size, rank);
+  });
   try {
-    while (done.wait_for(kTurn) != std::future_status::ready) rendezvous.require_alive();
+    while (!done.wait_for(kTurn)) rendezvous.require_alive();
   } catch (...) {
     const std::lock_guard lock(shared->mutex);
     shared->given_up = true;
@@ -238,8 +270,8 @@ DeviceFault Communicator::fault() noexcept {
 
 void Communicator::call_within(Deadline deadline, const char* what, std::function<void()> body) {
   const Clock::time_point begin = Clock::now();
-  const std::shared_future<void> done = on_device(device_, std::move(body));
-  while (done.wait_for(kTurn) != std::future_status::ready) {
+  const Task done = on_device(device_, std::move(body));
+  while (!done.wait_for(kTurn)) {
     if (!deadline.expired()) continue;
     abort();
     throw Timeout(std::string(what) + " of " + group_ + " timed out after " + seconds_since(begin) +
@@ -276,7 +308,7 @@ void Communicator::forget(ncclComm_t comm, const Registration& registration) con
 }
 
 void Communicator::deregister(void* memory) noexcept {
-  std::shared_future<void> ended;
+  Task ended;
   {
     const std::lock_guard lock(ending_);
     ended = ended_;

@@ -9,8 +9,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,9 +22,25 @@
 
 namespace maniple::nccl_plugin {
 
+/// What a thread of its own does; copies are of the same. Not a std::future: that uses std::call_once, whose inline part may be bound to the
+/// program's copy and whose variable of the thread to the one of a C++ library inside the plugin, which crashes (seen).
+class Task {
+ public:
+  Task() = default;  ///< none
+  bool valid() const noexcept { return state_ != nullptr; }
+  bool wait_for(std::chrono::milliseconds time) const;  ///< whether it is done
+  void wait() const;
+  void get() const;  ///< waits, and throws what it threw
+
+ private:
+  friend Task on_device(int device, std::function<void()> body);
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
 /// Runs `body` in a thread of its own whose current device is `device`. The calling thread's stays as it is: to put it back would make
 /// a context, which takes memory, on a device that the thread may never have used.
-std::shared_future<void> on_device(int device, std::function<void()> body);
+Task on_device(int device, std::function<void()> body);
 
 /// Throws SystemError: "cudaMalloc of 64 bytes on cuda:0 failed: out of memory".
 void check_cuda(cudaError_t result, const std::string& what);
@@ -91,7 +108,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::atomic<bool> aborted_ = false;
   std::mutex ending_;
-  std::shared_future<void> ended_;  // valid once NCCL was asked to end it
+  Task ended_;  // valid once NCCL was asked to end it
 };
 
 }  // namespace maniple::nccl_plugin

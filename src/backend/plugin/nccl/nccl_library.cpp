@@ -19,9 +19,19 @@ std::string driver_problem() {
   return {};
 }
 
+/// The start of the library that an address is in; null: of none.
+const void* library_of(const void* address) {
+  Dl_info found{};
+  return address != nullptr && ::dladdr(address, &found) != 0 ? found.dli_fbase : nullptr;
+}
+
+/// Of the global symbols (`library` is RTLD_DEFAULT) those that the same library has: never functions of two NCCLs.
 template <class Function>
 void take(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
+  void* const found = ::dlsym(library, name);
+  static const void* const global = library_of(::dlsym(RTLD_DEFAULT, "ncclGetVersion"));
+  if (library == RTLD_DEFAULT && library_of(found) != global) return;
+  function = reinterpret_cast<Function>(found);
 }
 
 template <class Function>
@@ -34,9 +44,12 @@ NcclLibrary load() {
   NcclLibrary all;
   all.missing = driver_problem();
   if (!all.missing.empty()) return all;
-  void* library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
+  // An NCCL that the process has among its global symbols comes first, also one inside of another library, as in some LibTorchs: those of
+  // a second one would be bound to its functions, and crash.
+  void* library = RTLD_DEFAULT;
+  const bool is_global = ::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr;
+  if (!is_global) library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (!is_global && library == nullptr) {
     const char* const reason = ::dlerror();
     all.missing = "no libnccl.so.2: install NCCL 2.18 or later, or add its folder to LD_LIBRARY_PATH (";
     all.missing += std::string(reason != nullptr ? reason : "not found") + ")";

@@ -349,8 +349,6 @@ class NcclPlugin final : public DevicePlugin {
     }).get();
   }
   ~NcclPlugin() override { communicator_->leave(); }
-  NcclPlugin(const NcclPlugin&) = delete;
-  NcclPlugin& operator=(const NcclPlugin&) = delete;
 
   std::string_view name() const noexcept override { return name_; }
 
@@ -361,7 +359,7 @@ class NcclPlugin final : public DevicePlugin {
     return operation.op != Op::send && operation.op != Op::recv && operation.op != Op::allocate;
   }
 
-  void enqueue(const Operation& operation) override {
+  void enqueue(const Operation& operation, void* end) override {
     if (!can(operation)) throw Unsupported("NCCL has no such reduction of this dtype; it goes through host memory");
     if (is_reduction(operation.op) && !is_aligned(operation, communicator_->rank()))
       throw InvalidArgument("NCCL reduces only memory that is aligned to its elements; use native, or copy it");
@@ -370,6 +368,8 @@ class NcclPlugin final : public DevicePlugin {
       return;
     }
     start(is_composed(operation), [&](Calls& calls) { calls.add(operation, word_->data()); });
+    auto* const stream = static_cast<cudaStream_t>(operation.stream);
+    if (end != nullptr) check_cuda(::cudaEventRecord(static_cast<cudaEvent_t>(end), stream), "cudaEventRecord");
   }
 
   // Collected here and not inside NCCL, whose groups belong to a thread and cannot be given up half-way.
@@ -435,7 +435,6 @@ class NcclPlugin final : public DevicePlugin {
 };
 
 std::string missing() { return nccl().missing; }
-DeviceRuntime* runtime() { return nullptr; }
 std::unique_ptr<DevicePlugin> make(const DeviceContext& context) { return std::make_unique<NcclPlugin>(context); }
 
 }  // namespace
@@ -445,6 +444,6 @@ extern "C" MANIPLE_API const maniple::DevicePluginEntry* maniple_device_plugin_e
   using namespace maniple::nccl_plugin;  // NOLINT: for this function
   static const std::string version = nccl().version == 0 ? std::string("NCCL") : "NCCL " + version_text(nccl().version);
   static const maniple::DevicePluginEntry entry = {
-      maniple::kDevicePluginAbi, sizeof(maniple::Operation), version.c_str(), missing, runtime, make};
+      maniple::kDevicePluginAbi, sizeof(maniple::Operation), version.c_str(), missing, nullptr, make};
   return &entry;
 }
