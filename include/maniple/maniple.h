@@ -19,6 +19,8 @@
 #include <maniple/train/metrics.h>
 #include <maniple/train/mnist.h>
 #include <maniple/train/optim.h>
+#include <maniple/train/pipeline.h>
+#include <maniple/train/placement.h>
 #include <maniple/train/post_local_sgd.h>
 #include <maniple/train/power_sgd.h>
 #include <maniple/train/prefetch.h>

@@ -27,6 +27,7 @@ constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_JOB", "name of the job", true},
     {"MANIPLE_GENERATION", "which start of the job this is", true},
     {"MANIPLE_RESTART_COUNT", "how often the launcher has started the group again", true},
+    {"MANIPLE_DEVICES_PER_PROCESS", "how many devices the launcher gave this process", true},
     {"MANIPLE_STORE_HOSTED", "1: the launcher serves the store", true},
     {"MANIPLE_INIT_FD", "inherited socket by which a rank notifies the launcher of init()"},
     {"MANIPLE_REPORT_FD", "inherited socket or pipe by which a rank reports its failure to the launcher"},

@@ -64,7 +64,7 @@ Environment rank_environment(const Environment& own, const NodeEnvironment& node
   // Left over from a launcher around this one, they would contradict what is set below.
   for (const char* name :
        {"MANIPLE_GENERATION", "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_INIT_FD", "MANIPLE_REPORT_FD",
-        "MANIPLE_SPAWNED", "MANIPLE_STORE_HOSTED", "TORCHELASTIC_USE_AGENT_STORE"}) {
+        "MANIPLE_SPAWNED", "MANIPLE_STORE_HOSTED", "MANIPLE_DEVICES_PER_PROCESS", "TORCHELASTIC_USE_AGENT_STORE"}) {
     unset_variable(result, name);
   }
   const auto set = [&](const char* name, const auto& value) { set_variable(result, name, fmt::format("{}", value)); };
@@ -98,7 +98,10 @@ Environment rank_environment(const Environment& own, const NodeEnvironment& node
   if (find_variable(result, "OMP_NUM_THREADS") == nullptr) {
     set("OMP_NUM_THREADS", std::max(1, node.cores / std::max(1, assignment.local_size)));
   }
-  if (assignment.device_count > 0) set("CUDA_VISIBLE_DEVICES", devices_of(node, assignment));
+  if (assignment.device_count > 0) {
+    set("CUDA_VISIBLE_DEVICES", devices_of(node, assignment));
+    set("MANIPLE_DEVICES_PER_PROCESS", assignment.device_count);
+  }
   return result;
 }
 

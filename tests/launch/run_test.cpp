@@ -95,6 +95,16 @@ TEST(Run, DevicesAreSharedOut) {
   EXPECT_NE(result.out.find("[rank 1] 6,7\n"), std::string::npos) << result.out;
 }
 
+// Where there is no GPU, too, a process learns how many devices it was given.
+TEST(Run, WorkersKnowHowManyDevicesTheyHave) {
+  const Result given = maniple({"run", "--devices-per-node", "4", "--devices-per-process", "2", "sh", "-c",
+                                "echo has ${MANIPLE_DEVICES_PER_PROCESS-none}"});
+  EXPECT_NE(given.out.find("[rank 1] has 2\n"), std::string::npos) << given.out << given.err;
+  const Result plain = maniple({"run", "-n", "2", "sh", "-c", "echo has ${MANIPLE_DEVICES_PER_PROCESS-none}"},
+                               {.env = {{"MANIPLE_DEVICES_PER_PROCESS", "7"}, {"CUDA_VISIBLE_DEVICES", ""}}});
+  EXPECT_NE(plain.out.find("[rank 1] has none\n"), std::string::npos) << "left over from outside: " << plain.out;
+}
+
 // What people type who come from mpirun and torchrun.
 TEST(Run, TakesTheOptionsOfOtherLaunchers) {
   const std::vector<std::vector<std::string>> options = {

@@ -212,16 +212,20 @@ void ReplicaThreads::require_outside() const {
   MANIPLE_REQUIRE(!workers_.inside(), "DataParallel: a replica's forward calls the DataParallel that it belongs to");
 }
 
-void ReplicaThreads::run(std::size_t count, const char* what, const Workers::Task& task) {
+std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const Workers::Task& task) {
   const CallerSettings settings;
   const int threads = intra_op_threads();
   const BlasThreads blas(threads);
-  const auto thrown = workers_.run(count, [&](std::size_t i) {
+  return workers_.run(count, [&](std::size_t i) {
     use_intra_op_threads(threads);
     const CallerSettings::Scope scope(settings);
     const c10::DeviceGuard device(devices_[i]);
     task(i);
   });
+}
+
+void ReplicaThreads::run(std::size_t count, const char* what, const Workers::Task& task) {
+  const auto thrown = run(count, task);
   const auto failed = [](const std::exception_ptr& one) { return one != nullptr; };
   const auto first = std::find_if(thrown.begin(), thrown.end(), failed);
   if (first == thrown.end()) return;

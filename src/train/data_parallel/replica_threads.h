@@ -57,8 +57,13 @@ class ReplicaThreads {
   /// Throws InvalidArgument in a thread of a replica, which would wait for itself.
   void require_outside() const;
 
+  /// Whether the caller is one of the threads.
+  bool inside() const noexcept { return workers_.inside(); }
+
   /// Runs task(0) .. task(count-1), each in the thread of its replica with its device current and the caller's settings.
-  /// When all have ended, the first exception, by number of replica, is thrown as ReplicaError; `what` is what failed.
+  /// When all have ended: what each threw, or null.
+  std::vector<std::exception_ptr> run(std::size_t count, const Workers::Task& task);
+  /// The same; the first exception, by number of replica, is thrown as ReplicaError; `what` is what failed.
   void run(std::size_t count, const char* what, const Workers::Task& task);
 
  private:
