@@ -17,6 +17,11 @@ nlohmann-json3-dev      # results of `maniple bench`
 libssl-dev              # HMAC-SHA256 of the handshake
 zlib1g-dev              # compressed data files
 libtorch-dev            # LibTorch, for maniple::train
+python3-torch           # PyTorch, for the backend of torch.distributed
+python3-dev             # the same, to compile
+pybind11-dev            # the same
+python3-numpy           # the tests of it: hooks of PyTorch use it
+python3-pytest          # the same
 libopenblas-dev         # without it LibTorch multiplies matrices 20 times slower
 libgtest-dev            # the tests
 libgmock-dev            # the tests

@@ -17,6 +17,7 @@
 #include "collective/algorithms.h"
 #include "group/environment_check.h"
 #include "group/group_impl.h"
+#include "group/named_groups.h"
 #include "group/validate.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/rendezvous.h"
@@ -43,9 +44,10 @@ Topology topology_of(const Session& session, const std::vector<int>& global_rank
   return topology;
 }
 
-std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOptions& options, Deadline deadline) {
+std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOptions& options, Deadline deadline,
+                                         const std::string& name = "world") {
   GroupFacts facts;
-  facts.name = "world";
+  facts.name = name;
   facts.backend = options.backend;
   facts.device = options.device;
   facts.timeout = options.timeout;
@@ -93,20 +95,21 @@ Secret secret_from(Store& store) {
   return secret;
 }
 
-std::shared_ptr<ProcessGroup> init_with(std::shared_ptr<Store> store, const InitOptions& options, Deadline deadline) {
+/// The secret and the address of the result are filled in where they are not given.
+std::shared_ptr<ProcessGroup> init_with(std::shared_ptr<Store> store, const InitOptions& options, Deadline deadline,
+                                        RendezvousResult result = {}, const std::string& name = "world") {
   MANIPLE_REQUIRE(store != nullptr, "init: no store was given");
   MANIPLE_REQUIRE(options.world_size >= 1, "init: world_size is {}; it must be given with a store", options.world_size);
   MANIPLE_REQUIRE(options.rank >= 0 && options.rank < options.world_size, "init: rank {} in a world of {}",
                   options.rank, options.world_size);
   notify_init_started(options.world_size);
-  RendezvousResult result;
-  result.identity.secret = secret_from(*store);
+  if (result.identity.secret.is_none()) result.identity.secret = secret_from(*store);
   result.identity.rank = options.rank;
   result.identity.world_size = options.world_size;
-  const std::string interface = knob_text(Knob::interface_name);
-  result.data_address = interface.empty() ? Address::parse("127.0.0.1:0") : Address::of_interface(interface);
+  const Address master = result.data_address.length() != 0 ? result.data_address : Address::parse("127.0.0.1:0");
+  result.data_address = choose_data_address(master);
   result.store = std::move(store);
-  return make_world(std::move(result), options, deadline);
+  return make_world(std::move(result), options, deadline, name);
 }
 
 // A process that cannot begin mostly ends: whoever started it learns why.
@@ -141,6 +144,19 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
 
 std::shared_ptr<ProcessGroup> init(std::shared_ptr<Store> store, const InitOptions& options) {
   return reporting([&] { return init_with(std::move(store), options, check(options)); });
+}
+
+std::shared_ptr<ProcessGroup> init_named(std::shared_ptr<Store> store, const InitOptions& options,
+                                         const std::string& name, const std::string& master) {
+  return reporting([&] {
+    const Deadline deadline = check(options);
+    MANIPLE_REQUIRE(options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
+                    "init: rank {} in a world of {}", options.rank, options.world_size);
+    RendezvousResult result;
+    result.identity = identity_from_environment(options.rank, options.world_size);
+    if (!master.empty()) result.data_address = Address::resolve(master, 0, deadline).front();
+    return init_with(register_rank(std::move(store), result.identity), options, deadline, std::move(result), name);
+  });
 }
 
 namespace {
@@ -183,7 +199,30 @@ void require_good(const GroupOptions& options, const char* operation) {
   if (options.algorithm) require_algorithm(*options.algorithm);
 }
 
+void require_distinct(std::span<const int> ranks, int size) {
+  MANIPLE_REQUIRE(!ranks.empty(), "new_group: no ranks");
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    MANIPLE_REQUIRE(rank >= 0 && rank < size, "new_group: rank {} in a group of {} ranks", rank, size);
+    MANIPLE_REQUIRE(seen.insert(rank).second, "new_group: rank {} is listed twice", rank);
+  }
+}
+
+bool has(std::span<const int> ranks, int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+
 }  // namespace
+
+std::shared_ptr<ProcessGroup> make_named_group(ProcessGroup& parent, const std::string& name,
+                                               std::span<const int> ranks, const GroupOptions& options) {
+  parent.require_member("new_group");
+  require_distinct(ranks, parent.size());
+  MANIPLE_REQUIRE(has(ranks, parent.rank()), "new_group: rank {} is not among the ranks of group {}", parent.rank(),
+                  name);
+  require_good(options, "new_group");
+  detail::GroupImpl& impl = parent.impl();
+  const Deadline deadline = Deadline::after(options.timeout.value_or(impl.facts().timeout));
+  return make_group(impl, name, {ranks.begin(), ranks.end()}, options, deadline);
+}
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks, const GroupOptions& options,
                                                       const CallOptions& call) {
@@ -195,15 +234,10 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks
   Operation agree = barrier_operation(call);
   agree.parts = Parts(given);
   impl_->run_now(agree, call);
-  MANIPLE_REQUIRE(!ranks.empty(), "new_group: no ranks");
-  std::set<int> seen;
-  for (const int rank : ranks) {
-    MANIPLE_REQUIRE(rank >= 0 && rank < size(), "new_group: rank {} in a group of {} ranks", rank, size());
-    MANIPLE_REQUIRE(seen.insert(rank).second, "new_group: rank {} is listed twice", rank);
-  }
+  require_distinct(ranks, size());
   require_good(options, "new_group");
   const std::string name = fmt::format("{}/{}", impl_->facts().name, impl_->next_group());
-  if (seen.count(rank()) == 0) return make_outside(*impl_, name);
+  if (!has(ranks, rank())) return make_outside(*impl_, name);
   return make_group(*impl_, name, {ranks.begin(), ranks.end()}, options, deadline);
 }
 

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/error_codec.h"
 #include "base/files.h"
+#include "base/interrupt.h"
 #include "base/ticks.h"
 
 namespace maniple {
@@ -205,6 +206,7 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
     const bool stop = must_stop();
     if (reached(word, target)) return;
     if (stop) fail_waiting(rank, since);
+    Interrupt::check();
     auto& sleepers = of(rank).sleepers.value;
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);

@@ -10,6 +10,7 @@
 #include <chrono>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "base/system_error.h"
 #include "transport/mesh.h"
 
@@ -188,6 +189,10 @@ struct Exchange::Impl {
       limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
     }
     if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedPoll);
+    if (Interrupt::is_set()) {
+      Interrupt::check();
+      limit = std::min<Deadline::Duration>(limit, Interrupt::kLook);
+    }
     const timespec time = to_timespec(limit);
     const bool forever = limit == Deadline::Duration::max();
     if (::ppoll(descriptors.data(), descriptors.size(), forever ? nullptr : &time, nullptr) < 0 && errno != EINTR) {

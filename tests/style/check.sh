@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
 # The layers, lowest first: a folder of src/ may include itself and the folders before it.
-layers="base net shm store rendezvous call transport session collective backend group process jobs launch spawn doctor tensor train bench cli"
+layers="base net shm store rendezvous call transport session collective backend group capi process jobs launch spawn doctor tensor train bench cli"
 
 # The only folders that may include LibTorch.
 torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp bench/sharded_worker.cpp"

@@ -1,0 +1,210 @@
+#include "backend.h"
+
+#include <algorithm>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "calls.h"
+#include "errors.h"
+
+namespace maniple_torch {
+
+using c10d::OpType;
+Backend::Backend(maniple_group* group, int rank, int size) : Base(rank, size), engine_(std::make_shared<Engine>()) {
+  engine_->group = group;
+  watch(engine_);
+#if TORCH_VERSION_MAJOR < 2
+  init();
+#endif
+}
+
+Backend::~Backend() {
+  // The group's thread may need the interpreter to let go of tensors.
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+    const py::gil_scoped_release release;
+    leave(*engine_);
+  } else {
+    leave(*engine_);
+  }
+}
+
+double Backend::limit(Milliseconds timeout) const {
+  const auto ms = timeout.count() > 0 ? timeout.count() : timeout_ms_.load();
+  return static_cast<double>(ms) / 1000;
+}
+
+void Backend::require_ranks(const char* op, std::size_t count) const {
+  if (count != static_cast<std::size_t>(size_))
+    refuse(std::string(op) + ": a list of " + std::to_string(count) + " tensors for " + std::to_string(size_) +
+           " ranks; expected one for each");
+}
+
+WorkPointer Backend::note(c10::intrusive_ptr<OperationWork> work) {
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+WorkPointer Backend::call(OpType type, const char* title, std::size_t bytes, Milliseconds timeout,
+                          Operation operation) {
+  ++sequence_;
+  operation.timeout_s = limit(timeout);
+  auto run = std::move(operation.run);
+  operation.run = [run = std::move(run)](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return group == nullptr ? is_gone() : run(group, how, work);
+  };
+  auto work = c10::make_intrusive<OperationWork>(engine_, rank_, type, title, std::move(operation));
+  post(engine_, work, bytes <= kDeferredBytes);
+  return note(std::move(work));
+}
+
+WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only("broadcast", tensors);
+  const int root = static_cast<int>(options.rootRank);
+  const Memory memory = memory_of("broadcast", tensor, rank_ == root ? Use::in : Use::out);
+  Operation operation;
+  operation.run = [buffer = memory.buffer, root](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return maniple_broadcast(group, &buffer, root, how, work);
+  };
+  if (!memory.own && rank_ != root) operation.finish = [memory] { memory.copy_back(); };
+  operation.tensors = {tensor, memory.flat};
+  operation.outputs = tensors;
+  return call(OpType::BROADCAST, "maniple:broadcast", bytes_of(memory), options.timeout, std::move(operation));
+}
+
+WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = only("all_reduce", tensors);
+  const Memory memory = memory_of("all_reduce", tensor, Use::in_out);
+  Operation operation;
+  operation.run = [buffer = memory.buffer, op = reduce_op_of("all_reduce", options.reduceOp, tensor)](
+                      maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return maniple_all_reduce(group, &buffer, &buffer, op, how, work);
+  };
+  if (!memory.own) operation.finish = [memory] { memory.copy_back(); };
+  operation.tensors = {tensor, memory.flat};
+  operation.outputs = tensors;
+  return call(OpType::ALLREDUCE, "maniple:all_reduce", bytes_of(memory), options.timeout, std::move(operation));
+}
+
+WorkPointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  if (tensors.empty()) refuse("all_reduce_coalesced: the list of tensors is empty");
+  std::vector<Memory> memories;
+  std::vector<maniple_buffer> buffers;
+  Operation operation;
+  std::size_t bytes = 0;
+  maniple_reduce_op op{};
+  for (const at::Tensor& tensor : tensors) {
+    op = reduce_op_of("all_reduce_coalesced", options.reduceOp, tensor);
+    memories.push_back(memory_of("all_reduce_coalesced", tensor, Use::in_out));
+    buffers.push_back(memories.back().buffer);
+    operation.tensors.push_back(memories.back().flat);
+    bytes += bytes_of(memories.back());
+  }
+  operation.run = [buffers, op](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return maniple_all_reduce_coalesced(group, buffers.data(), buffers.size(), op, how, work);
+  };
+  operation.finish = [memories] {
+    for (const Memory& memory : memories) memory.copy_back();
+  };
+  operation.outputs = tensors;
+  return call(OpType::ALLREDUCE_COALESCED, "maniple:all_reduce_coalesced", bytes, options.timeout,
+              std::move(operation));
+}
+
+WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only("reduce", tensors);
+  const int root = static_cast<int>(options.rootRank);
+  const Memory memory = memory_of("reduce", tensor, Use::in_out);
+  const maniple_buffer out = rank_ == root ? memory.buffer : nothing_like(memory).buffer;
+  Operation operation;
+  operation.run = [in = memory.buffer, out, root, op = reduce_op_of("reduce", options.reduceOp, tensor)](
+                      maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return maniple_reduce(group, &in, &out, root, op, how, work);
+  };
+  if (!memory.own && rank_ == root) operation.finish = [memory] { memory.copy_back(); };
+  operation.tensors = {tensor, memory.flat};
+  operation.outputs = tensors;
+  return call(OpType::REDUCE, "maniple:reduce", bytes_of(memory), options.timeout, std::move(operation));
+}
+
+WorkPointer Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const Tensors& list = only("all_gather", outputs);
+  const at::Tensor& input = only("all_gather", inputs);
+  require_ranks("all_gather", list.size());
+  require_dtype("all_gather", input, list.front());
+  const Memory in = memory_of("all_gather", input, Use::in);
+  const Memory out = memory_of("all_gather", list, Use::out);
+  Operation operation;
+  operation.run = [in = in.buffer, out](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return maniple_all_gather(group, &in, &out.buffer, out.counts_if_unequal(), how, work);
+  };
+  operation.finish = [out] { out.copy_back(); };
+  operation.tensors = {in.flat, out.flat};
+  operation.outputs = list;
+  return call(OpType::ALLGATHER, "maniple:all_gather", bytes_of(out), options.timeout, std::move(operation));
+}
+
+WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::AllgatherOptions& options) {
+  if (outputs.size() != inputs.size() || inputs.empty())
+    refuse("all_gather_into_tensor: " + std::to_string(outputs.size()) + " outputs for " +
+           std::to_string(inputs.size()) + " inputs");
+  std::vector<std::pair<Memory, Memory>> pairs;
+  Operation operation;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    pairs.emplace_back(memory_of("all_gather_into_tensor", inputs[i], Use::in),
+                       memory_of("all_gather_into_tensor", outputs[i], Use::out));
+    operation.tensors.push_back(pairs.back().first.flat);
+    operation.tensors.push_back(pairs.back().second.flat);
+    bytes += bytes_of(pairs.back().second);
+  }
+  operation.run = [pairs](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return run_all(pairs.size(), work, [&](std::size_t i, maniple_work** each) {
+      return maniple_all_gather(group, &pairs[i].first.buffer, &pairs[i].second.buffer, nullptr, how, each);
+    });
+  };
+  operation.finish = [pairs] {
+    for (const auto& pair : pairs) pair.second.copy_back();
+  };
+  operation.outputs = outputs;
+  return call(OpType::_ALLGATHER_BASE, "maniple:all_gather", bytes, options.timeout, std::move(operation));
+}
+
+WorkPointer Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  require_ranks("all_gather_coalesced", outputs.size());
+  std::vector<std::pair<Memory, Memory>> pairs;
+  Operation operation;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Tensors column;
+    for (const Tensors& of_rank : outputs) {
+      if (of_rank.size() != inputs.size())
+        refuse("all_gather_coalesced: a list of outputs is not as long as that of inputs");
+      column.push_back(of_rank[i]);
+      operation.outputs.push_back(of_rank[i]);
+    }
+    pairs.emplace_back(memory_of("all_gather_coalesced", inputs[i], Use::in),
+                       memory_of("all_gather_coalesced", column, Use::out));
+    bytes += bytes_of(pairs.back().second);
+  }
+  if (pairs.empty()) refuse("all_gather_coalesced: the list of tensors is empty");
+  operation.run = [pairs](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return run_all(pairs.size(), work, [&](std::size_t i, maniple_work** each) {
+      const Memory& out = pairs[i].second;
+      return maniple_all_gather(group, &pairs[i].first.buffer, &out.buffer, out.counts_if_unequal(), how, each);
+    });
+  };
+  operation.finish = [pairs] {
+    for (const auto& pair : pairs) pair.second.copy_back();
+  };
+  return call(OpType::ALLGATHER_COALESCED, "maniple:all_gather_coalesced", bytes, options.timeout,
+              std::move(operation));
+}
+
+}  // namespace maniple_torch

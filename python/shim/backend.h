@@ -1,0 +1,107 @@
+// The backend "maniple" of torch.distributed.
+//
+// Since PyTorch 2.0 a backend derives from c10d::Backend, before it was c10d::ProcessGroup; the operations are the same. Methods that only some
+// versions have are not marked `override`: they override where there is something to override.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/version.h>
+
+#if TORCH_VERSION_MAJOR >= 2
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#else
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#endif
+
+#include "tensors.h"
+#include "work.h"
+
+namespace maniple_torch {
+
+#if TORCH_VERSION_MAJOR >= 2
+using Base = c10d::Backend;
+#else
+using Base = c10d::ProcessGroup;
+#endif
+
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+using Milliseconds = std::chrono::milliseconds;
+
+class Backend : public Base {
+ public:
+  /// Takes the group.
+  Backend(maniple_group* group, int rank, int size);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "maniple"; }
+
+  WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPointer allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPointer allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPointer allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& options) override;
+  virtual WorkPointer allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                      const c10d::AllgatherOptions& options);
+  WorkPointer gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPointer scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+  WorkPointer reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override;
+  WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& options) override;
+  virtual WorkPointer reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                      const c10d::ReduceScatterOptions& options);
+  WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                            std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPointer alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPointer barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+  WorkPointer send(Tensors& tensors, int peer, int tag) override;
+  WorkPointer recv(Tensors& tensors, int peer, int tag) override;
+  WorkPointer recvAnysource(Tensors& tensors, int tag) override;
+
+  void startCoalescing() override;
+#if TORCH_VERSION_MAJOR >= 2
+  WorkPointer endCoalescing() override;
+#else
+  void endCoalescing(std::vector<WorkPointer>& works) override;
+#endif
+
+  // Every collective has the number that Maniple's messages show, from 1.
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+
+  virtual void setTimeout(Milliseconds timeout) { timeout_ms_.store(timeout.count()); }
+  virtual void abort();
+  virtual void shutdown();
+  virtual bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // -1 is the CPU
+  /// Registered memory. Collective.
+  virtual at::Tensor allocateTensor(long size, at::TensorOptions options);
+
+  maniple_group* group() const { return engine_->group; }
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
+
+ private:
+  double limit(Milliseconds timeout) const;
+  /// Calls a collective of so many bytes.
+  WorkPointer call(c10d::OpType type, const char* title, std::size_t bytes, Milliseconds timeout, Operation operation);
+  WorkPointer message(c10d::OpType type, const char* title, const Memory& memory, int peer, int tag);
+  WorkPointer note(c10::intrusive_ptr<OperationWork> work);
+  void require_ranks(const char* op, std::size_t count) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::atomic<int64_t> timeout_ms_{0};  // 0: that of the group
+  std::atomic<uint64_t> sequence_{0};
+  bool coalescing_ = false;
+  std::vector<WorkPointer> coalesced_;
+};
+
+}  // namespace maniple_torch

@@ -1,0 +1,99 @@
+// The Python module maniple_torch._shim: makes backends, and gives the classes of errors to C++.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend.h"
+#include "errors.h"
+#include "store.h"
+
+namespace maniple_torch {
+namespace {
+
+using StorePointer = c10::intrusive_ptr<c10d::Store>;
+using BackendPointer = c10::intrusive_ptr<Backend>;
+
+// The default group, of which others are made: so they share its connections, and messages count ranks in the world.
+std::mutex world_mutex;
+std::weak_ptr<Engine> world;
+
+BackendPointer make_world(const StorePointer& store, int rank, int size, double timeout_s, const std::string& name,
+                          const std::string& master, const std::string& description, bool is_default) {
+  const maniple_store ours = store_of(store, description);
+  const maniple_init_options options{rank, size, timeout_s, name.c_str(), master.c_str()};
+  maniple_group* group = nullptr;
+  bool interrupted = false;
+  const maniple_call call{0, interrupted_by_signal, &interrupted};
+  const auto error = exception_of(maniple_init(&ours, &options, &call, &group));
+  if (interrupted) throw_python_error();
+  if (error) std::rethrow_exception(error);
+  auto backend = c10::make_intrusive<Backend>(group, rank, size);
+  if (is_default) {
+    const std::lock_guard lock(world_mutex);
+    world = backend->engine();
+  }
+  return backend;
+}
+
+/// Null if there is no default group of Maniple.
+BackendPointer make_subgroup(const std::vector<int>& ranks, double timeout_s, const std::string& name) {
+  std::shared_ptr<Engine> parent;
+  {
+    const std::lock_guard lock(world_mutex);
+    parent = world.lock();
+  }
+  if (!parent || parent->group == nullptr) return {};
+  flush(*parent);
+  maniple_group* group = nullptr;
+  check(maniple_subgroup(parent->group, name.c_str(), ranks.data(), ranks.size(), timeout_s, &group));
+  return c10::make_intrusive<Backend>(group, maniple_group_rank(group), maniple_group_size(group));
+}
+
+}  // namespace
+}  // namespace maniple_torch
+
+PYBIND11_MODULE(_shim, m) {
+  using namespace maniple_torch;
+  using release_gil = py::call_guard<py::gil_scoped_release>;
+  py::module_::import("torch.distributed");  // the base class
+
+  if (maniple_c_interface() != MANIPLE_C_INTERFACE)
+    throw std::runtime_error("libmaniple.so has C interface " + std::to_string(maniple_c_interface()) +
+                             ", and this module was built for " + std::to_string(MANIPLE_C_INTERFACE) +
+                             "; build both from one version of Maniple");
+
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (Failure& failure) {
+      PyErr_SetString(failure.python_type(), failure.what());
+    }
+  });
+  m.def("set_error_classes", [](const py::list& classes) {
+    if (classes.size() != kErrorKinds) throw std::runtime_error("wrong number of classes of errors");
+    for (int kind = 0; kind < kErrorKinds; ++kind) {
+      py::object type = classes[static_cast<std::size_t>(kind)];
+      set_python_type(kind, type.release().ptr());  // kept for ever
+    }
+  });
+  m.def("version", [] { return std::string(maniple_version()); });
+  m.def("built_for", [] { return std::string(TORCH_VERSION); });
+
+  py::class_<Backend, Base, BackendPointer>(m, "Backend")
+      .def("abort", &Backend::abort, release_gil())
+      .def(
+          "monitored_barrier_",
+          [](Backend& self, std::chrono::milliseconds timeout) {
+            c10d::BarrierOptions options;
+            options.timeout = timeout;
+            self.monitoredBarrier(options, true);
+          },
+          release_gil())
+      .def(
+          "allocate_",
+          [](Backend& self, long size, const at::Tensor& like) { return self.allocateTensor(size, like.options()); },
+          release_gil())
+      .def("transport", [](Backend& self) { return std::string(maniple_group_transport(self.group())); })
+      .def("group_name", [](Backend& self) { return std::string(maniple_group_name(self.group())); });
+  m.def("make_world", &make_world, release_gil());
+  m.def("make_subgroup", &make_subgroup, release_gil());
+}
