@@ -6,6 +6,7 @@
 Ranks may be started by torchrun, `maniple run`, torch.multiprocessing.spawn, or by hand. See docs/python.md.
 """
 
+import atexit
 import datetime
 import os
 from typing import Optional, Sequence, Union
@@ -126,6 +127,14 @@ def _register() -> None:
 
 
 _register()
+
+
+def _leave_all(process: int) -> None:
+    if os.getpid() == process:  # a child that was forked has no part in the groups
+        _shim.leave_all()
+
+
+atexit.register(_leave_all, os.getpid())  # for programs that end without destroy_process_group()
 
 
 def _backend_of(group) -> "_shim.Backend":

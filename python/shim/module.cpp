@@ -68,6 +68,7 @@ PYBIND11_MODULE(_shim, m) {
       PyErr_SetString(failure.python_type(), failure.what());
     }
   });
+  m.def("leave_all", &leave_all, release_gil());
   m.def("set_error_classes", [](const py::list& classes) {
     if (classes.size() != kErrorKinds) throw std::runtime_error("wrong number of classes of errors");
     for (int kind = 0; kind < kErrorKinds; ++kind) {

@@ -35,9 +35,18 @@ class StartTimer {
     running_ = true;
   }
 
+  std::vector<std::shared_ptr<Engine>> engines() {
+    std::vector<std::shared_ptr<Engine>> all;
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : engines_) {
+      if (auto engine = each.lock()) all.push_back(std::move(engine));
+    }
+    return all;
+  }
+
   /// One system call, and no other thread runs unless the time passes.
   void arm() const {
-    static constexpr itimerspec kDelay{{0, 0}, {0, 50'000}};
+    static constexpr itimerspec kDelay{{0, 0}, {0, 100'000}};
     ::timerfd_settime(fd_, 0, &kDelay, nullptr);
   }
 
@@ -45,17 +54,11 @@ class StartTimer {
   void run() {
     for (std::uint64_t count = 0;;) {
       if (::read(fd_, &count, sizeof count) < 0 && errno != EINTR) return;
-      std::vector<std::shared_ptr<Engine>> engines;
-      {
-        const std::lock_guard lock(mutex_);
-        for (const auto& each : engines_) {
-          if (auto engine = each.lock()) engines.push_back(std::move(engine));
-        }
-      }
-      for (const auto& engine : engines) {
+      for (const auto& engine : engines()) {
         std::unique_lock order(engine->order, std::try_to_lock);
-        if (!order) {  // somebody runs or starts an operation; look again
-          arm();
+        if (!order) {
+          // Somebody starts an operation: look again. If one is run, nothing is deferred, and this thread must not disturb it.
+          if (!engine->runs_here.load()) arm();
           continue;
         }
         if (auto work = std::move(engine->deferred)) work->start_locked();
@@ -182,7 +185,9 @@ bool OperationWork::run_here() {
   bool interrupted = false;
   const maniple_call call{operation_.timeout_s, interrupted_by_signal, &interrupted};
   if (engine_->deferred.get() == this) engine_->deferred.reset();
+  engine_->runs_here.store(true);
   complete(operation_.run(engine_->group, &call, nullptr));
+  engine_->runs_here.store(false);
   return !interrupted;
 }
 
@@ -280,6 +285,10 @@ void leave(Engine& engine) {
     group = std::exchange(engine.group, nullptr);
   }
   maniple_group_free(group);
+}
+
+void leave_all() {
+  for (const auto& engine : StartTimer::instance().engines()) leave(*engine);
 }
 
 // ---- Several as one ------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // The c10d::Work of an operation, and when an operation starts.
 //
 // torch.distributed calls a backend and then waits for the Work, and the backend is not told whether that wait follows at once. Handing each
-// operation to another thread would make small ones ten times slower than Maniple is. So a small operation is *deferred*: whoever called it
+// operation to another thread costs two changes of threads, more than a small one takes by itself. So a small operation is *deferred*: whoever called it
 // runs it in wait(), in its own thread, if that comes within microseconds. Otherwise it is started in the group's thread: by a timer, by the
 // next operation of the group, or by a question for its future or its state. The order of operations is that of the calls in any case.
 #pragma once
@@ -25,6 +25,7 @@ class OperationWork;
 /// A group of Maniple, and the order in which its operations start. Shared by the backend, which owns the group, and its operations.
 struct Engine {
   std::mutex order;                              ///< held by whoever starts a collective, or runs one in its own thread
+  std::atomic<bool> runs_here{false};            ///< `order` is held by a thread that runs a collective by itself
   maniple_group* group = nullptr;                ///< null once the backend is gone; guarded by order
   c10::intrusive_ptr<OperationWork> deferred{};  ///< the last call, if it may still be deferred; guarded by order
 };
@@ -87,6 +88,8 @@ void watch(const std::shared_ptr<Engine>& engine);
 void flush(Engine& engine);
 /// Takes the group away from the engine and leaves it. What is under way fails.
 void leave(Engine& engine);
+/// The same of all groups, when the interpreter ends: what follows destroys things that their threads use (OpenSSL's, for one).
+void leave_all();
 
 /// Several works as one, for coalesced calls.
 c10::intrusive_ptr<c10d::Work> combine(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works);

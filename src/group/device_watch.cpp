@@ -14,8 +14,8 @@
 namespace maniple {
 namespace {
 
-constexpr auto kSoon = std::chrono::microseconds(20);     // between two looks while a thread of the host waits
-constexpr auto kSeldom = std::chrono::microseconds(100);  // and while none does
+constexpr auto kSoon = std::chrono::microseconds(20);      // between two looks while a thread of the host waits
+constexpr auto kSeldom = std::chrono::microseconds(1000);  // and while none does
 
 /// Frees registered memory of a device, which may wait for all that the device does: so not in a thread of ours, which the device may be
 /// waiting for. (The thread that watches drops what an operation kept.)

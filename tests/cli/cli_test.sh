@@ -54,6 +54,7 @@ expect 2 'there is no checkpoint in .*/checkpoints; expected folders like step-'
 expect 2 'there is no checkpoint in' checkpoint verify /nonexistent
 expect 2 'OUT is required' checkpoint merge "$scratch/checkpoints"
 expect 2 '0 not in range 1 to 4095' checkpoint split "$scratch/checkpoints" "$scratch/out" 0
+rmdir "$scratch/checkpoints"
 expect 0 'all_reduce' bench --list
 expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --csv "$scratch/out.csv"
 expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback

@@ -40,6 +40,9 @@ class WeightsFile {
 void load(torch::nn::Module& module, const Weights& weights,
           const std::vector<std::pair<std::string, std::string>>& renames = {}, std::size_t left_out = 0) {
   module.to(torch::kFloat64);
+  for (auto& buffer : module.named_buffers()) {  // whole numbers are to stay that
+    if (buffer.key().ends_with("num_batches_tracked")) buffer.value().set_data(buffer.value().to(torch::kInt64));
+  }
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : weights) bytes += tensor.nbytes();
   for (const std::uint64_t shard_bytes : {std::uint64_t{0}, bytes / 3}) {

@@ -239,10 +239,13 @@ TEST(Balance, ABalancedSequentialIsTheSequential) {
   auto placed = balance(parts, two_devices());
   EXPECT_EQ(placed->named_parameters().keys(), whole->named_parameters().keys());
   EXPECT_EQ(placed->named_buffers().keys(), whole->named_buffers().keys());
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);  // as the slots have: batch norm adds in another order with several
   for (int step = 0; step < 2; ++step) {
     loss_of(whole->forward(numbers({6, 8}, step))).backward();
     loss_of(placed->forward(numbers({6, 8}, step))).backward();
   }
+  at::set_num_threads(threads);
   if (test_device().is_cpu()) expect_identical(gradients_of(*placed), gradients_of(*whole));
   expect_close(gradients_of(*placed), gradients_of(*whole), 1e-5);
   EXPECT_EQ(placed->forward(torch::zeros({0, 8}).to(training_device())).size(0), 0) << "no rows";

@@ -292,7 +292,9 @@ TEST(ShardedCheckpoint, WhatDescribesItselfAsShardsIsAdded) {
       Checkpoint checkpoint({.folder = folder.path(), .background = false, .sharded = true, .group = r.world});
       checkpoint.add("part", part);
       const torch::Tensor all = numbered(0).flatten();
-      if (n == 2) EXPECT_EQ(checkpoint.load(), std::optional<std::int64_t>(3));
+      if (n == 2) {
+        EXPECT_EQ(checkpoint.load(), std::optional<std::int64_t>(3));
+      }
       if (n == 3) part.state = all.narrow(0, part.begin, part.end - part.begin).clone();
       EXPECT_TRUE(part.state.equal(all.narrow(0, part.begin, part.end - part.begin)));
       EXPECT_TRUE(part.transposed.equal(torch::arange(6.0).view({3, 2}).t()));

@@ -52,8 +52,8 @@ constexpr int kHalf = 3;
 /// Steps `from` to `from` + kHalf on parameters that a checkpoint brings along, if there is one.
 template <class Optimizer>
 void train_half(Parameters& parameters, Optimizer& optimizer, const std::string& folder,
-                const std::shared_ptr<ProcessGroup>& group, int from) {
-  Checkpoint checkpoint({.folder = folder, .background = false, .group = group});
+                const std::shared_ptr<ProcessGroup>& group, bool all_write, int from) {
+  Checkpoint checkpoint({.folder = folder, .background = false, .sharded = all_write, .group = group});
   const auto module = module_of(parameters);
   checkpoint.add("optimizer", optimizer).add("model", *module);
   EXPECT_EQ(checkpoint.load().value_or(0), from);
@@ -66,18 +66,18 @@ void train_half(Parameters& parameters, Optimizer& optimizer, const std::string&
 }
 
 /// `n` ranks; 0: one process with the plain optimizer.
-void run_half(int n, bool shared, torch::ScalarType dtype, const std::string& folder, int from) {
+void run_half(int n, bool shared, bool all_write, torch::ScalarType dtype, const std::string& folder, int from) {
   const auto options = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
   const optim::StepOptions masters{.master_weights = dtype != torch::kFloat32};
   if (n == 0) {
     Parameters parameters = checkpointed_parameters(dtype);
     optim::AdamW optimizer(parameters, options, masters);
-    return train_half(parameters, optimizer, folder, nullptr, from);
+    return train_half(parameters, optimizer, folder, nullptr, all_write, from);
   }
   run_ranks({.n = n}, [&](Rank& r) {
     Parameters parameters = checkpointed_parameters(dtype);
     ShardedOptimizer<optim::AdamW> optimizer(parameters, options, {r.world, shared}, masters);
-    train_half(parameters, optimizer, folder, r.world, from);
+    train_half(parameters, optimizer, folder, r.world, all_write, from);
   });
 }
 
@@ -92,17 +92,18 @@ TEST(ShardedOptimizer, CheckpointsFitEveryNumberOfRanksAndThePlainOptimizer) {
     }
     const auto dict = optim::state_dict(reference);
     for (const auto& [first, second] : std::vector<std::pair<int, int>>{{0, 3}, {3, 0}, {3, 2}, {2, 4}}) {
-      for (const bool shared : {false, true}) {
+      for (const auto& [shared, all_write] : {std::pair(false, false), {true, false}, {false, true}}) {
         const TemporaryDirectory folder;
-        run_half(first, shared, dtype, folder.path(), 0);
-        run_half(second, shared, dtype, folder.path(), kHalf);
+        run_half(first, shared, all_write, dtype, folder.path(), 0);
+        run_half(second, shared, all_write, dtype, folder.path(), kHalf);
         Parameters loaded = checkpointed_parameters(dtype);
         optim::AdamW plain(loaded, 0.5, optim::StepOptions{.master_weights = dtype != torch::kFloat32});
         Checkpoint checkpoint({.folder = folder.path()});
         const auto module = module_of(loaded);
         checkpoint.add("optimizer", plain).add("model", *module);
         EXPECT_EQ(checkpoint.load().value_or(0), 2 * kHalf);
-        expect_equal(loaded, expected, format_text("{} ranks, then {}", first, second));
+        expect_equal(loaded, expected,
+                     format_text("{} ranks, then {}{}", first, second, all_write ? ", all write" : ""));
         const auto own = optim::state_dict(plain);
         ASSERT_EQ(own.size(), dict.size());
         for (const auto& [name, tensor] : dict) EXPECT_TRUE(torch::equal(own.at(name), tensor)) << name;
