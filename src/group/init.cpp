@@ -155,7 +155,8 @@ std::shared_ptr<ProcessGroup> init_named(std::shared_ptr<Store> store, const Ini
     RendezvousResult result;
     result.identity = identity_from_environment(options.rank, options.world_size);
     if (!master.empty()) result.data_address = Address::resolve(master, 0, deadline).front();
-    return init_with(register_rank(std::move(store), result.identity), options, deadline, std::move(result), name);
+    auto registered = register_rank(std::move(store), result.identity);
+    return init_with(std::move(registered), options, deadline, std::move(result), name);
   });
 }
 
