@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 """What the project wants of its own speed (the table in docs/benchmarks.md), checked against results of `maniple bench --json`.
 
-    bench/goals.py --measure FOLDER [MANIPLE]    # runs the measurements as root, about five minutes, and checks them
+    bench/goals.py --measure FOLDER [MANIPLE]    # runs the measurements as root, about ten minutes, and checks them
     bench/goals.py FILE.json...                  # checks what was measured before
 
 Prints one line for each goal: reached, MISSED or not measured. The exit code is 1 if one was missed.
 """
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
+from typing import Tuple
 
 KIB, MIB = 1024, 1024 * 1024
+CORES = len(os.sched_getaffinity(0))
 
 # One `maniple bench` each. The cost of the checks comes first and many times over: where the pages of a run happen to lie moves a small
 # operation by a tenth of a microsecond.
@@ -21,80 +27,140 @@ RUNS = [
     "all_reduce --peers --sizes 64K,256K,1M,16M,64M,256M",
     "all_reduce --peers --ranks 4 --sizes 4,64K,1M,16M,64M,256M",
     "all_reduce --peers --ranks 8 --sizes 4,1M",
-    "all_reduce --peers --hosts 2 --sizes 4,1M,4M,16M,64M",
+    "all_reduce --peers --hosts 2 --sizes 4,64K,1M,4M,16M,64M,256M",
     "all_reduce --peers --hosts 2 --link 1gbit --sizes 64M",
-    "ddp --no-torch --repeat 3",
+    "all_reduce --systems native,openmpi --buffer ordinary --busy 2 --iterations 1500 --sizes 64K,256K,512K,4M",
+    f"all --systems native,openmpi --ranks {','.join(str(n) for n in (2, 4, 8) if n <= max(2, CORES))} --sizes 8,64K,1M,16M --repeat 3",
+    "ddp --repeat 3",
 ]
 
-# text, relation, bound, compared with, our buffer ("": the worse of both), ranks, bytes from, to, hosts, link
+
+@dataclass
+class Goal:
+    """The worst row of `op` with this many ranks and bytes, beside the same of another system, must be within the bound."""
+    text: str
+    relation: str  # time: at most the bound times the other's; speed: at least; extra: at most so many us more; wire: share of the link
+    bound: float
+    beside: str  # a backend; "best": the fastest peer
+    ranks: Tuple[int, ...] = (2,)
+    low: int = 4
+    high: int = 4
+    buffer: str = ""  # the worse of both
+    hosts: int = 1
+    link: str = ""
+    busy: int = 0
+    op: str = "all_reduce"
+    field: str = "median_us"
+
+    @property
+    def at_most(self):
+        return self.relation in ("time", "extra")
+
+
 GOALS = [
-    ("2 ranks, 4 B to 1 KiB: time by Open MPI's", "time", 1.5, "openmpi", "", (2,), 4, KIB, 1, ""),
-    ("2 ranks, 64 KiB to 256 MiB, registered: speed against Open MPI", "speed", 5, "openmpi", "registered", (2,), 64 * KIB, 256 * MIB, 1, ""),
-    ("2 ranks, 64 KiB to 256 MiB, registered: speed against the limit", "speed", 0.7, "limit", "registered", (2,), 64 * KIB, 256 * MIB, 1, ""),
-    ("2 ranks, 1 MiB to 256 MiB, ordinary: speed against Open MPI", "speed", 1.8, "openmpi", "ordinary", (2,), MIB, 256 * MIB, 1, ""),
-    ("4 ranks, 1 MiB to 256 MiB, registered: speed against Open MPI", "speed", 4, "openmpi", "registered", (4,), MIB, 256 * MIB, 1, ""),
-    ("4 and 8 ranks, 4 B: time by Open MPI's", "time", 2, "openmpi", "", (4, 8), 4, 4, 1, ""),
-    ("2 hosts, 1 MiB to 64 MiB: speed against Open MPI over TCP", "speed", 1, "openmpi", "", (2,), MIB, 64 * MIB, 2, ""),
-    ("2 hosts, 1 MiB to 64 MiB: speed against Gloo", "speed", 1.3, "gloo", "", (2,), MIB, 64 * MIB, 2, ""),
-    ("2 hosts, links of 1 Gbit/s, 64 MiB: share of what the wire carries", "wire", 0.93, "", "", (2,), 64 * MIB, 64 * MIB, 2, "1gbit"),
-    ("checks, recorder and heartbeat at 64 KiB: time by that without", "time", 1.01, "bare", "registered", (2,), 64 * KIB, 64 * KIB, 1, ""),
-    ("checks, recorder and heartbeat at 4 B: us more than without", "extra", 0.06, "bare", "registered", (2,), 4, 4, 1, ""),
+    Goal("2 ranks, 4 B to 1 KiB: time by Open MPI's", "time", 1, "openmpi", high=KIB),
+    Goal("2 ranks, 64 KiB to 256 MiB, registered: speed against Open MPI", "speed", 5, "openmpi", (2,), 64 * KIB, 256 * MIB, "registered"),
+    Goal("2 ranks, 64 KiB to 256 MiB, registered: speed against the limit", "speed", 0.7, "limit", (2,), 64 * KIB, 256 * MIB, "registered"),
+    Goal("2 ranks, 1 MiB to 256 MiB, ordinary: speed against Open MPI", "speed", 1.8, "openmpi", (2,), MIB, 256 * MIB, "ordinary"),
+    Goal("4 ranks, 1 MiB to 256 MiB, registered: speed against Open MPI", "speed", 4, "openmpi", (4,), MIB, 256 * MIB, "registered"),
+    Goal("4 and 8 ranks, 4 B: time by Open MPI's", "time", 2, "openmpi", (4, 8)),
+    Goal("2 hosts, 4 B to 256 MiB: speed against the best peer", "speed", 1, "best", high=256 * MIB, hosts=2),
+    Goal("2 hosts, 16 MiB to 256 MiB: speed against the best peer", "speed", 1.3, "best", (2,), 16 * MIB, 256 * MIB, hosts=2),
+    Goal("2 hosts, links of 1 Gbit/s, 64 MiB: share of what the wire carries", "wire", 0.93, "", (2,), 64 * MIB, 64 * MIB, hosts=2, link="1gbit"),
+    Goal("2 busy processes, 64 KiB to 4 MiB: speed against Open MPI", "speed", 1, "openmpi", (2,), 64 * KIB, 4 * MIB, busy=2),
+    Goal("the same, 99th percentile", "speed", 1, "openmpi", (2,), 64 * KIB, 4 * MIB, busy=2, field="p99_us"),
+    Goal("checks, recorder and heartbeat at 64 KiB: time by that without", "time", 1.01, "bare", (2,), 64 * KIB, 64 * KIB, "registered"),
+    Goal("checks, recorder and heartbeat at 4 B: us more than without", "extra", 0.06, "bare", buffer="registered"),
 ]
+for operation in ("broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", "send"):
+    for count in (2, 4, 8):
+        GOALS.append(Goal(f"{operation}, {count} ranks, 8 B to 16 MiB: speed against Open MPI", "speed", 1, "openmpi", (count,), 8, 16 * MIB,
+                          op=operation))
+
 EFFICIENCIES = {"mnist_cnn": 0.95, "mlp25m": 0.95, "gpt5m": 0.97, "tiny50": 0.85}  # DDP with 2 ranks: step without averaging / with it
 
 WIRE = 1e9 / 8 * 1448 / 1514  # bytes a second at 1 Gbit/s: payload of a full segment by the frame that the shaper counts
+PEERS = ("openmpi", "mpich", "gloo")
 
 
-def rival_of(ours, backend, rows):
+def rival_of(ours, goal, rows):
     """The row to compare with: of the same buffer where the other system has both kinds."""
-    for row in rows:
-        same = all(row.get(key) == ours.get(key) for key in ("op", "ranks", "bytes", "hosts", "link", "file" if backend == "bare" else "op"))
-        if row["backend"] == backend and same and (backend not in ("limit", "bare") or row["buffer"] == ours["buffer"]):
-            return row
-    return None
+    same_file = "file" if goal.beside == "bare" else "op"
+    found = [row for row in rows
+             if row["backend"] in (PEERS if goal.beside == "best" else (goal.beside,))
+             and all(row.get(key) == ours.get(key) for key in ("op", "ranks", "bytes", "hosts", "link", "busy", same_file))
+             and (goal.beside not in ("limit", "bare") or row["buffer"] == ours["buffer"])]
+    if goal.beside != "best":
+        return found[0] if found else None
+    return min(found, key=lambda row: row[goal.field], default=None)
 
 
-def value_of(relation, ours, rival):
-    if relation == "wire":
+def value_of(goal, ours, rival):
+    if goal.relation == "wire":
         return ours["bytes"] / WIRE / (ours["median_us"] * 1e-6)  # all_reduce of two hosts: the buffer once in each direction
-    if relation == "extra":
-        return ours["median_us"] - rival["median_us"]
-    ratio = ours["median_us"] / rival["median_us"]
-    return ratio if relation == "time" else 1 / ratio
+    if goal.relation == "extra":
+        return ours[goal.field] - rival[goal.field]
+    ratio = ours[goal.field] / rival[goal.field]
+    return ratio if goal.relation == "time" else 1 / ratio
 
 
 def worst(goal, rows):
-    _, relation, _, backend, buffer, ranks, low, high, hosts, link = goal
     found = []
     for row in rows:
-        ours = row["backend"] == "native" and row["op"] == "all_reduce" and buffer in ("", row["buffer"]) and row["ranks"] in ranks
-        if not ours or not low <= row["bytes"] <= high or row["hosts"] != hosts or row.get("link", "") != link:
+        if row["backend"] != "native" or row["op"] != goal.op or goal.buffer not in ("", row["buffer"]) or row["ranks"] not in goal.ranks:
             continue
-        rival = rival_of(row, backend, rows)
-        if rival or relation == "wire":
-            found.append((value_of(relation, row, rival), row["bytes"]))
-    return (max if relation in ("time", "extra") else min)(found, default=None)
+        if not goal.low <= row["bytes"] <= goal.high or (row["hosts"], row.get("link", ""), row.get("busy", 0)) != (goal.hosts, goal.link, goal.busy):
+            continue
+        rival = rival_of(row, goal, rows)
+        if rival or goal.relation == "wire":
+            found.append((value_of(goal, row, rival), row["bytes"]))
+    return (max if goal.at_most else min)(found, default=None)
 
 
 def check(rows):
     missed = 0
 
-    def line(text, reached, value, bound, at_most):
+    def line(text, value, bound, at_most, where=""):
         nonlocal missed
+        reached = None if value is None else value <= bound if at_most else value >= bound
         missed += reached is False
         state = "not measured" if reached is None else "reached" if reached else "MISSED"
-        print(f"{state:<12}  {text:<68} {value:>18}  (at {'most' if at_most else 'least'} {bound:g})")
+        shown = "" if value is None else f"{value:.2f}{where}"
+        print(f"{state:<12}  {text:<68} {shown:>18}  (at {'most' if at_most else 'least'} {bound:g})")
 
     collectives = [row for row in rows if "median_us" in row and not row.get("error")]
     for goal in GOALS:
-        at_most, found = goal[1] in ("time", "extra"), worst(goal, collectives)
-        reached = None if found is None else found[0] <= goal[2] if at_most else found[0] >= goal[2]
-        line(goal[0], reached, "" if found is None else f"{found[0]:.2f} at {found[1]} B", goal[2], at_most)
+        value, size = worst(goal, collectives) or (None, 0)
+        line(goal.text, value, goal.bound, goal.at_most, f" at {size} B")
+    steps = [row for row in rows if "nosync_ms" in row]
     for model, bound in EFFICIENCIES.items():
-        measured = [row["efficiency"] for row in rows if row.get("model") == model and row["system"] == "maniple" and row["ranks"] == 2]
-        line(f"DDP, 2 ranks, {model}: efficiency", min(measured) >= bound if measured else None, f"{min(measured):.2f}" if measured else "",
-             bound, False)
+        mine = [row for row in steps if row["model"] == model and row["system"] == "maniple" and row["ranks"] == 2]
+        line(f"DDP, 2 ranks, {model}: efficiency", min((row["efficiency"] for row in mine), default=None), bound, False)
+    for model in EFFICIENCIES:
+        of = {row["system"]: row["ddp_ms"] for row in steps if row["model"] == model and row["ranks"] == 2}
+        ratio = of["torch"] / of["maniple"] if len(of) >= 2 and {"torch", "maniple"} <= set(of) else None
+        line(f"DDP, 2 ranks, {model}: speed of the whole step against PyTorch's", ratio, 1, False)
+    started = {row["system"]: row["start_ms"] for row in rows if "start_ms" in row}
+    ratio = started["maniple"] / started["mpich"] if len(started) == 2 else None
+    line("`maniple run -n 2 /bin/true`: time by that of MPICH's mpirun", ratio, 1, True)
     return missed
+
+
+def start_up(program, file):
+    """The launcher and MPICH's in turn: medians."""
+    commands = {"maniple": [program, "run", "-n", "2", "/bin/true"], "mpich": ["mpirun.mpich", "-n", "2", "/bin/true"]}
+    if shutil.which("mpirun.mpich") is None:
+        del commands["mpich"]
+    times = {system: [] for system in commands}
+    for _ in range(100):
+        for system, command in commands.items():
+            start = time.perf_counter()
+            subprocess.run(command, check=True)
+            times[system].append((time.perf_counter() - start) * 1e3)
+    rows = [{"system": system, "start_ms": statistics.median(measured)} for system, measured in times.items()]
+    with open(file, "w", encoding="utf-8") as out:
+        json.dump({"rows": rows}, out)
+    print("start-up, 2 ranks: " + ", ".join(f"{row['system']} {row['start_ms']:.2f} ms" for row in rows))
 
 
 def measure(folder, program):
@@ -103,6 +169,8 @@ def measure(folder, program):
     for number, arguments in enumerate(RUNS):
         files.append(os.path.join(folder, f"{number}.json"))
         subprocess.run([program, "bench", *arguments.split(), "--json", files[-1]], check=False)
+    files.append(os.path.join(folder, "start.json"))
+    start_up(program, files[-1])
     return [file for file in files if os.path.exists(file)]
 
 

@@ -22,7 +22,8 @@ NAMES = {"native": "Maniple", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "
 def chart_title(row):
     title = f"{row['op']} of {row['dtype']}, {row['ranks']} ranks"
     title += f", {row['hosts']} hosts" if row.get("hosts", 1) > 1 else ""
-    return title + (f", links of {row['link']}" if row.get("link") else "")
+    title += f", links of {row['link']}" if row.get("link") else ""
+    return title + (f", beside {row['busy']} busy processes" if row.get("busy") else "")
 
 
 def series_label(row):

@@ -72,9 +72,13 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TORCH_MODULE(Net);
 
+struct StepTimes {
+  double alone = 1e9, parallel = 1e9;
+};
+
 /// The best of several steps, in milliseconds: with the module alone, and with its replicas, in turns.
 template <class Parallel>
-std::pair<double, double> step_ms(Net net, const Parallel& dp, std::int64_t batch_size) {
+StepTimes step_ms(Net net, const Parallel& dp, std::int64_t batch_size) {
   const auto x = torch::randn({batch_size, 1, 28, 28}), y = torch::randint(10, {batch_size}, torch::kInt64);
   torch::optim::SGD optimizer(net->parameters(), 1e-6);
   const auto time = [&](const auto& model) {
@@ -84,8 +88,8 @@ std::pair<double, double> step_ms(Net net, const Parallel& dp, std::int64_t batc
     optimizer.step();
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   };
-  std::pair<double, double> best(1e9, 1e9);
-  for (int i = 0; i < 12; ++i) best = {std::min(best.first, time(net.ptr())), std::min(best.second, time(dp))};
+  StepTimes best;
+  for (int i = 0; i < 12; ++i) best = {std::min(best.alone, time(net.ptr())), std::min(best.parallel, time(dp))};
   return best;
 }
 

@@ -5,7 +5,7 @@
 // --text FILE  --steps N  --batch-size N (all ranks together)  --block N (bytes that it sees)  --width N  --layers N  --heads N
 // --lr X  --prompt TEXT, --length N: what it writes  --log FOLDER: for TensorBoard  --target X: fail when the loss stays above
 // --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
-// --precision float32, bfloat16: of matrix products, by autocast
+// --precision float32, bfloat16: of matrix products, by autocast  --explain: what each rank holds and sends
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -14,59 +14,24 @@
 #include <torch/torch.h>
 
 #include "arguments.h"
+#include "explain.h"
+#include "models/byte_gpt.h"
 #include <maniple/maniple.h>
 
 namespace {
-namespace nn = torch::nn;
 
-/// Every place looks at itself and the places before it, and then thinks about what it saw.
-struct Layer : nn::Module {
-  Layer(std::int64_t w, std::int64_t h) : width(w), heads(h) {}
-  torch::Tensor forward(torch::Tensor x) {
-    const auto batch = x.size(0), places = x.size(1);
-    const auto parts =
-        in(norm1(x)).view({batch, places, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});  // query, key, value
-    const auto scores = parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads));
-    const auto future = torch::ones({places, places}, x.options().dtype(torch::kBool)).triu(1);
-    const auto seen = scores.masked_fill(future, -INFINITY).softmax(-1).matmul(parts[2]);
-    x = x + out(seen.transpose(1, 2).reshape({batch, places, width}));
-    return x + down(torch::gelu(up(norm2(x))));
+/// Byte after byte, each drawn from what the network thinks of it.
+std::string written_by(torch::nn::Sequential& net, std::string text, std::size_t block, std::size_t length,
+                       torch::Device device) {
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < length; ++i) {
+    const std::string last = text.substr(text.size() - std::min(text.size(), block));
+    const auto input = torch::tensor(std::vector<std::int64_t>(last.begin(), last.end())).bitwise_and(255).unsqueeze(0);
+    const auto scores = net->forward(input.to(device))[0][-1];
+    text += static_cast<char>((scores / 0.7).softmax(-1).multinomial(1).item<std::int64_t>());
   }
-  std::int64_t width, heads;
-  nn::Linear in = register_module("in", nn::Linear(width, 3 * width)),
-             out = register_module("out", nn::Linear(width, width));
-  nn::Linear up = register_module("up", nn::Linear(width, 4 * width)),
-             down = register_module("down", nn::Linear(4 * width, width));
-  nn::LayerNorm norm1 = register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({width})));
-  nn::LayerNorm norm2 = register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({width})));
-};
-
-struct Gpt : nn::Module {
-  Gpt(std::int64_t b, std::int64_t w, std::int64_t h, std::size_t depth) : block(b), width(w) {
-    for (std::size_t i = 0; i < depth; ++i) layers->push_back(std::make_shared<Layer>(w, h));
-  }
-  torch::Tensor forward(const torch::Tensor& text) {  // [batch, places] -> [batch, places, 256]: what may come next
-    return head(norm(layers->forward(bytes(text) + places(torch::arange(text.size(1), text.device())))));
-  }
-  /// Byte after byte, each drawn from what the network thinks of it.
-  std::string write(std::string text, std::size_t length) {
-    const torch::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < length; ++i) {
-      const std::string last = text.substr(text.size() - std::min(text.size(), static_cast<std::size_t>(block)));
-      const auto input =
-          torch::tensor(std::vector<std::int64_t>(last.begin(), last.end())).bitwise_and(255).unsqueeze(0);
-      text += static_cast<char>(
-          (forward(input.to(head->weight.device()))[0][-1] / 0.7).softmax(-1).multinomial(1).item<std::int64_t>());
-    }
-    return text;
-  }
-  std::int64_t block, width;
-  nn::Embedding bytes = register_module("bytes", nn::Embedding(maniple::ByteText::kVocabulary, width));
-  nn::Embedding places = register_module("places", nn::Embedding(block, width));
-  nn::Sequential layers = register_module("layers", nn::Sequential());
-  nn::LayerNorm norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
-  nn::Linear head = register_module("head", nn::Linear(width, maniple::ByteText::kVocabulary));
-};
+  return text;
+}
 
 }  // namespace
 
@@ -74,6 +39,7 @@ int main(int argc, char** argv) try {
   std::string file = "LICENSE", prompt = "The ", log, device_name = "cpu", backend = "native", precision = "float32";
   std::size_t steps = 600, batch_size = 32, block = 64, width = 128, layers = 3, heads = 4, length = 400;
   double rate = 3e-3, target = 1e9;
+  bool explain = false;
   read_arguments(argc, argv,
                  {{"--text", &file},
                   {"--prompt", &prompt},
@@ -89,8 +55,8 @@ int main(int argc, char** argv) try {
                   {"--width", &width},
                   {"--layers", &layers},
                   {"--heads", &heads},
-                  {"--target", &target}});
-  if (heads == 0 || width % heads != 0) throw std::invalid_argument("--width must be a multiple of --heads");
+                  {"--target", &target},
+                  {"--explain", &explain}});
   if (precision != "float32" && precision != "bfloat16")
     throw std::invalid_argument("--precision is float32 or bfloat16, not \"" + precision + "\"");
   maniple::init_process_group({.backend = backend});
@@ -104,9 +70,19 @@ int main(int argc, char** argv) try {
   const auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler,
                                                     maniple::per_process_batch_size(batch_size, ranks));
   const auto number = [](std::size_t n) { return static_cast<std::int64_t>(n); };
-  auto net = std::make_shared<Gpt>(number(block), number(width), number(heads), layers);
+  const models::ByteGptOptions sizes{
+      .block = number(block), .width = number(width), .layers = number(layers), .heads = number(heads)};
+  auto net = models::byte_gpt(sizes);
   net->to(device);
   maniple::DistributedDataParallel ddp(net);
+  if (explain) {
+    Explanation mine{.holds = "the whole model"};
+    mine.count(net->parameters());
+    const std::size_t rows = maniple::per_process_batch_size(batch_size, ranks);
+    mine.activation_bytes = models::activation_bytes(sizes, 0, number(layers) + 2, number(rows));
+    if (ranks > 1) mine.traffic.push_back({"gradients averaged over all ranks, all_reduce", 1, mine.gradient_bytes});
+    print_explanations(mine);
+  }
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(rate));
   auto& lr = static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr();
 
@@ -126,7 +102,7 @@ int main(int argc, char** argv) try {
       {
         const maniple::Autocast autocast(device.type(),
                                          {.dtype = torch::kBFloat16, .enabled = precision == "bfloat16"});
-        loss = torch::cross_entropy_loss(ddp.forward(batch.data).flatten(0, 1), batch.target.flatten());
+        loss = models::byte_loss(ddp.forward(batch.data), batch.target);
       }
       loss.backward();
       metrics.add("norm", maniple::clip_grad_norm_(net->parameters(), 1.0));
@@ -142,7 +118,7 @@ int main(int argc, char** argv) try {
     }
   }
   progress.finish();
-  if (rank == 0) std::printf("%s\n", net->write(prompt.empty() ? "\n" : prompt, length).c_str());
+  if (rank == 0) std::printf("%s\n", written_by(net, prompt.empty() ? "\n" : prompt, block, length, device).c_str());
   return row.empty() || row["loss"] < target ? 0 : 1;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

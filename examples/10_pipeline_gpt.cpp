@@ -6,61 +6,20 @@
 // --pipe N: ranks of a pipeline (default: all)  --micro-batches N  --schedule gpipe, 1f1b, interleaved  --stages N: of each rank
 // --checkpoint 1: activations are computed again in backward  --text FILE  --steps N  --batch-size N (of all pipelines together)  --block N
 // --width N  --layers N  --heads N  --lr X  --target X: fail when the loss stays above  --measure N
-#include <cmath>
+// --explain: what each rank holds and sends; the steps are compared with it
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <string>
 
 #include <torch/torch.h>
 
 #include "arguments.h"
+#include "explain.h"
+#include "models/byte_gpt.h"
 #include <maniple/maniple.h>
 
 namespace {
-namespace nn = torch::nn;
-
-/// Bytes and their places.
-struct Embed : nn::Module {
-  Embed(std::int64_t b, std::int64_t w) : block(b), width(w) {
-    const torch::NoGradGuard no_grad;
-    bytes->weight.mul_(0.1);  // it is the head's weight, too
-  }
-  torch::Tensor forward(const torch::Tensor& text) {
-    return bytes(text) + places(torch::arange(text.size(1), text.device()));
-  }
-  std::int64_t block, width;
-  nn::Embedding bytes = register_module("bytes", nn::Embedding(maniple::ByteText::kVocabulary, width));
-  nn::Embedding places = register_module("places", nn::Embedding(block, width));
-};
-
-struct Layer : nn::Module {
-  Layer(std::int64_t w, std::int64_t h) : width(w), heads(h) {}
-  torch::Tensor forward(torch::Tensor x) {
-    const auto batch = x.size(0), places = x.size(1);
-    const auto parts = in(norm1(x)).view({batch, places, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
-    const auto scores = parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads));
-    const auto future = torch::ones({places, places}, x.options().dtype(torch::kBool)).triu(1);
-    const auto seen = scores.masked_fill(future, -INFINITY).softmax(-1).matmul(parts[2]);
-    x = x + out(seen.transpose(1, 2).reshape({batch, places, width}));
-    return x + down(torch::gelu(up(norm2(x))));
-  }
-  std::int64_t width, heads;
-  nn::Linear in = register_module("in", nn::Linear(width, 3 * width)),
-             out = register_module("out", nn::Linear(width, width));
-  nn::Linear up = register_module("up", nn::Linear(width, 4 * width)),
-             down = register_module("down", nn::Linear(4 * width, width));
-  nn::LayerNorm norm1 = register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({width})));
-  nn::LayerNorm norm2 = register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({width})));
-};
-
-/// What may come next. Its weight is that of the embedding: tied, though the two are on different ranks.
-struct Head : nn::Module {
-  Head(std::int64_t width, const torch::Tensor& embedding)
-      : norm(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})))),
-        weight(register_parameter("weight", embedding)) {}
-  torch::Tensor forward(const torch::Tensor& x) { return torch::linear(norm(x), weight); }
-  nn::LayerNorm norm;
-  torch::Tensor weight;
-};
 
 maniple::PipelineSchedule schedule_named(const std::string& name) {
   if (name == "gpipe") return maniple::PipelineSchedule::gpipe;
@@ -69,18 +28,87 @@ maniple::PipelineSchedule schedule_named(const std::string& name) {
   throw std::invalid_argument("--schedule is \"" + name + "\"; expected gpipe, 1f1b or interleaved");
 }
 
-torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) {
-  return torch::cross_entropy_loss(output.flatten(0, 1), target.flatten());
+/// What this rank holds, and what it sends for a batch of so many rows. `begins`: the first layer of each stage.
+Explanation explanation(const models::ByteGptOptions& sizes, const std::vector<std::size_t>& begins,
+                        const maniple::PipelineOptions& options, const maniple::NamedTensors& tied,
+                        const maniple::Pipeline& pipeline, std::int64_t rows) {
+  Explanation mine;
+  mine.count(pipeline.parameters());
+  const int rank = options.group->rank(), ranks = options.group->size();
+  const int count = static_cast<int>(begins.size()), stages = count / ranks;
+  const std::int64_t micro_batches = std::min(options.micro_batches, rows);
+  const std::int64_t micro_rows = (rows + micro_batches - 1) / micro_batches;
+  // Of how many micro-batches a rank keeps the activations of a stage at the same time.
+  std::int64_t kept = micro_batches * stages;
+  if (options.schedule != maniple::PipelineSchedule::gpipe) {
+    const std::int64_t rounds = std::max<std::int64_t>(1, micro_batches / ranks);
+    const std::int64_t round = (micro_batches + rounds - 1) / rounds;
+    kept = std::min(kept, stages == 1 ? ranks - rank : 2 * (ranks - rank - 1) + (stages - 1) * round + 1);
+  }
+  const auto boundary =
+      static_cast<std::uint64_t>(rows * sizes.block * sizes.width * 4);  // an activation, or its gradient
+  const auto messages = static_cast<std::uint64_t>((rows + micro_rows - 1) / micro_rows);
+  const auto& members = options.group->topology().members;
+  for (int stage = rank; stage < count; stage += ranks) {
+    const auto begin = static_cast<std::int64_t>(begins[static_cast<std::size_t>(stage)]);
+    const auto end =
+        stage + 1 < count ? static_cast<std::int64_t>(begins[static_cast<std::size_t>(stage) + 1]) : sizes.layers + 2;
+    mine.holds += (mine.holds.empty() ? "stage " : ", stage ") + std::to_string(stage) + " (layers " +
+                  std::to_string(begin) + " to " + std::to_string(end - 1) + ")";
+    const std::uint64_t whole = models::activation_bytes(sizes, begin, end, micro_rows);
+    const std::uint64_t input = boundary / messages;
+    const auto copies = static_cast<std::uint64_t>(kept);
+    mine.activation_bytes += options.activation_checkpointing
+                                 ? (copies * input + whole) / static_cast<std::uint64_t>(stages)
+                                 : copies * whole / static_cast<std::uint64_t>(stages);
+    if (ranks == 1) continue;
+    const auto neighbour = [&](int other) {
+      return std::to_string(members[static_cast<std::size_t>(other % ranks)].global_rank);
+    };
+    if (stage + 1 < count) mine.traffic.push_back({"activations to rank " + neighbour(stage + 1), messages, boundary});
+    if (stage > 0) mine.traffic.push_back({"gradients to rank " + neighbour(stage - 1), messages, boundary});
+  }
+  for (const auto& [name, parameter] : tied)
+    mine.traffic.push_back({"gradient of the tied " + name + ", all_reduce", 1, parameter.nbytes()});
+  if (options.data_group) {
+    mine.traffic.push_back(
+        {"gradients averaged over " + std::to_string(options.data_group->size()) + " pipelines, all_reduce",
+         static_cast<std::uint64_t>(stages), mine.gradient_bytes});
+  }
+  return mine;
 }
 
-/// Steps with one batch, and what each rank did meanwhile.
-void measure(maniple::Pipeline& pipeline, std::size_t steps, std::size_t batch_size, std::size_t block,
-             std::size_t micro_batches, int ranks, std::size_t stages) {
-  const auto sizes = {static_cast<std::int64_t>(batch_size), static_cast<std::int64_t>(block)};
-  const auto data = torch::randint(maniple::ByteText::kVocabulary, sizes, torch::kInt64);
-  for (int i = 0; i < 3; ++i) pipeline.step(data, data);  // memory, shapes, connections
+/// What the neighbours in the pipeline get.
+std::uint64_t bytes_to_neighbours(const Explanation& mine) {
+  std::uint64_t bytes = 0;
+  for (const Traffic& one : mine.traffic) bytes += one.what.find(" to rank ") != std::string::npos ? one.bytes : 0;
+  return bytes;
+}
+
+/// Steps with one batch, in turn on rank 0 alone and in the pipeline, and what each rank did meanwhile.
+void measure(maniple::Pipeline& pipeline, const models::ByteGptOptions& sizes, const maniple::PipelineOptions& options,
+             std::size_t steps, std::int64_t batch_size, std::size_t stages) {
+  auto alone = models::byte_gpt(sizes);
+  const auto data = torch::randint(maniple::ByteText::kVocabulary, {batch_size, sizes.block}, torch::kInt64);
+  const auto world = maniple::get_default_group();
+  const auto seconds_of = [&](const auto& step) {
+    world->barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    step();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  const auto step_alone = [&] {
+    if (world->rank() != 0) return;
+    for (const auto& rows : data.chunk(options.micro_batches)) models::byte_loss(alone->forward(rows), rows).backward();
+  };
+  const auto step = [&] { pipeline.step(data, data); };
+  for (int i = 0; i < 3; ++i) seconds_of(step_alone), seconds_of(step);  // memory, shapes, connections
   const auto before = pipeline.statistics();
-  for (std::size_t i = 0; i < steps; ++i) pipeline.step(data, data);
+  std::vector<double> alone_s, pipeline_s;
+  for (std::size_t i = 0; i < steps; ++i) {
+    alone_s.push_back(seconds_of(step_alone));
+    pipeline_s.push_back(seconds_of(step));
+  }
   auto row = pipeline.statistics();
   row.steps -= before.steps;
   row.step_ms -= before.step_ms;
@@ -90,8 +118,11 @@ void measure(maniple::Pipeline& pipeline, std::size_t steps, std::size_t batch_s
   row.sent_bytes -= before.sent_bytes;
   const auto texts = maniple::gather_object(row.text());
   for (std::size_t rank = 0; rank < texts.size(); ++rank) std::printf("rank %zu: %s\n", rank, texts[rank].c_str());
-  const double p = ranks, m = static_cast<double>(micro_batches * stages);
+  const double p = options.group->size(), m = static_cast<double>(options.micro_batches) * static_cast<double>(stages);
   maniple::print_once("with equal stages and free messages each rank is idle for ", 100 * (p - 1) / (m + p - 1), " %");
+  const auto best = [](const std::vector<double>& all) { return 1000 * *std::min_element(all.begin(), all.end()); };
+  maniple::print_once("best step: ", best(alone_s), " ms on one rank, ", best(pipeline_s),
+                      " ms in the pipeline: ", best(alone_s) / best(pipeline_s), " times as fast");
 }
 
 }  // namespace
@@ -101,6 +132,7 @@ int main(int argc, char** argv) try {
   std::size_t pipe = 0, micro_batches = 4, stages = 1, checkpointing = 0, measured = 0;
   std::size_t steps = 300, batch_size = 32, block = 64, width = 128, layers = 4, heads = 4;
   double rate = 3e-3, target = 1e9;
+  bool explain = false;
   read_arguments(argc, argv,
                  {{"--text", &file},
                   {"--pipe", &pipe},
@@ -116,37 +148,40 @@ int main(int argc, char** argv) try {
                   {"--width", &width},
                   {"--layers", &layers},
                   {"--heads", &heads},
-                  {"--target", &target}});
-  if (heads == 0 || width % heads != 0) throw std::invalid_argument("--width must be a multiple of --heads");
+                  {"--target", &target},
+                  {"--explain", &explain}});
   maniple::init_process_group();
   const auto world = maniple::get_default_group();
   const auto number = [](std::size_t n) { return static_cast<std::int64_t>(n); };
   const int ranks = pipe == 0 ? world->size() : static_cast<int>(pipe);
   if (world->size() % ranks != 0) throw std::invalid_argument("the number of ranks must be a multiple of --pipe");
   // Ranks 0 1 | 2 3 are two pipelines; 0 2 and 1 3 have the same stages.
-  const auto pipeline_group = world->split(world->rank() / ranks), data_group = world->split(world->rank() % ranks);
+  const auto mesh = maniple::init_device_mesh({{"data", -1}, {"pipe", ranks}});
+  const auto pipeline_group = mesh["pipe"], data_group = mesh["data"];
   maniple::apply_fast_settings({.threads = 1});
   maniple::seed_all(7);
 
-  nn::Sequential net;
-  const auto embed = std::make_shared<Embed>(number(block), number(width));
-  net->push_back(embed);
-  for (std::size_t i = 0; i < layers; ++i) net->push_back(std::make_shared<Layer>(number(width), number(heads)));
-  net->push_back(std::make_shared<Head>(number(width), embed->bytes->weight));
+  const auto rows = number(maniple::per_process_batch_size(batch_size, data_group->size()));
+  // The head's weight is that of the embedding: tied, though the two are on different ranks.
+  const models::ByteGptOptions sizes{
+      .block = number(block), .width = number(width), .layers = number(layers), .heads = number(heads), .tied = true};
   auto cut = maniple::cut_into_stages(
-      net, {.group = pipeline_group,
-            .stages_per_rank = stages,
-            .sample = torch::zeros({number(std::max<std::size_t>(1, batch_size / micro_batches)), number(block)},
-                                   torch::kInt64)});
-  maniple::Pipeline pipeline(cut.stages, {.micro_batches = number(micro_batches),
-                                          .schedule = schedule_named(schedule),
-                                          .loss = loss_of,
-                                          .activation_checkpointing = checkpointing != 0,
-                                          .group = pipeline_group,
-                                          .data_group = data_group->size() > 1 ? data_group : nullptr,
-                                          .tied = cut.tied});
+      models::byte_gpt(sizes),
+      {.group = pipeline_group,
+       .stages_per_rank = stages,
+       .sample =
+           torch::zeros({std::max<std::int64_t>(1, rows / number(micro_batches)), number(block)}, torch::kInt64)});
+  const maniple::PipelineOptions options{.micro_batches = number(micro_batches),
+                                         .schedule = schedule_named(schedule),
+                                         .loss = models::byte_loss,
+                                         .activation_checkpointing = checkpointing != 0,
+                                         .group = pipeline_group,
+                                         .data_group = data_group->size() > 1 ? data_group : nullptr,
+                                         .tied = cut.tied};
+  maniple::Pipeline pipeline(cut.stages, options);
+  if (explain) print_explanations(explanation(sizes, cut.begins, options, cut.tied, pipeline, rows));
   if (measured > 0) {
-    measure(pipeline, measured, batch_size, block, micro_batches, ranks, stages);
+    measure(pipeline, sizes, options, measured, rows, stages);
     return 0;
   }
 
@@ -154,14 +189,21 @@ int main(int argc, char** argv) try {
   // All ranks of a pipeline go through the same batches.
   maniple::DistributedSampler sampler(text.size().value(), {.seed = 7, .group = data_group});
   const auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler,
-                                                    maniple::per_process_batch_size(batch_size, data_group->size()));
+                                                    static_cast<std::size_t>(rows));
   torch::optim::AdamW optimizer(pipeline.trained_parameters(), torch::optim::AdamWOptions(rate));
   double mean = 0;
   for (std::size_t epoch = 0, step = 0; step < steps; ++epoch) {
     sampler.set_epoch(epoch);
     for (auto& batch : *loader) {
       optimizer.zero_grad();
+      const std::uint64_t sent = pipeline.statistics().sent_bytes;
       const double loss = pipeline.step(batch.data, batch.target);
+      if (explain) {
+        require_as_explained(
+            "activations and gradients",
+            bytes_to_neighbours(explanation(sizes, cut.begins, options, cut.tied, pipeline, batch.data.size(0))),
+            pipeline.statistics().sent_bytes - sent);
+      }
       optimizer.step();
       mean = step == 0 ? loss : 0.95 * mean + 0.05 * loss;
       if (++step % 50 == 0 || step == steps) maniple::print_once("step ", step, ": loss ", mean);

@@ -1,4 +1,4 @@
-// Options of the examples: pairs "--name value" go into variables.
+// Options of the examples: pairs "--name value" go into variables; "--name" alone makes a bool true.
 #pragma once
 
 #include <map>
@@ -6,7 +6,7 @@
 #include <string>
 #include <variant>
 
-using Place = std::variant<std::string*, std::size_t*, double*>;
+using Place = std::variant<std::string*, std::size_t*, double*, bool*>;
 
 /// "cpu", "cuda" (the GPU of this rank) or "cuda:1", as torch::Device understands it; for programs on LibTorch.
 template <class Device>
@@ -18,13 +18,17 @@ Device device_named(const std::string& name, int local_rank, std::size_t gpus) {
 }
 
 inline void read_arguments(int argc, char** argv, const std::map<std::string, Place>& places) {
-  for (int i = 1; i < argc; i += 2) {
+  for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto place = places.find(name);
     if (place == places.end())
       throw std::invalid_argument("no option " + name + "; the head of the source file lists them");
-    if (i + 1 == argc) throw std::invalid_argument(name + " needs a value");
-    const std::string value = argv[i + 1];
+    if (auto* flag = std::get_if<bool*>(&place->second)) {
+      **flag = true;
+      continue;
+    }
+    if (++i == argc) throw std::invalid_argument(name + " needs a value");
+    const std::string value = argv[i];
     std::size_t end = value.size();
     try {
       if (auto* text = std::get_if<std::string*>(&place->second)) **text = value;

@@ -24,8 +24,8 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "-S", ROOT, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release", "-DMANIPLE_TRAIN=OFF",
                         "-DMANIPLE_TESTS=OFF", "-DMANIPLE_EXAMPLES=OFF", "-DMANIPLE_BENCH=OFF", "-DMANIPLE_PYTHON=ON",
                         f"-DMANIPLE_PYTHON_EXECUTABLE={sys.executable}"], check=True)
-        subprocess.run(["cmake", "--build", build, "--target", "maniple_torch", "--parallel"], check=True)
-        # The module finds the library beside itself.
+        subprocess.run(["cmake", "--build", build, "--target", "maniple_torch", "maniple_plugins", "--parallel"], check=True)
+        # The module finds the library beside itself, and the library its plugins in libexec/maniple beside it.
         target = os.path.join(os.path.abspath(self.build_lib), "maniple_torch")
         if self.inplace:
             target = os.path.join(HERE, "maniple_torch")
@@ -35,8 +35,11 @@ class CMakeBuild(build_ext):
         os.makedirs(target, exist_ok=True)
         for folder, _, files in os.walk(staging):
             for name in files:
-                if name.startswith("_shim") or name.startswith("libmaniple.so"):
-                    path = os.path.join(folder, name)
+                path = os.path.join(folder, name)
+                if name.startswith("libmaniple_"):
+                    os.makedirs(os.path.join(target, "libexec", "maniple"), exist_ok=True)
+                    shutil.copy2(path, os.path.join(target, "libexec", "maniple", name))
+                elif name.startswith("_shim") or name.startswith("libmaniple.so"):
                     if not os.path.islink(path):
                         name = re.sub(r"^(libmaniple\.so\.\d+\.\d+).*", r"\1", name)
                         shutil.copy2(path, os.path.join(target, name))

@@ -36,6 +36,7 @@ for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
 print(f"version={sys.version_info[0]}.{sys.version_info[1]}")
 print(f"suffix={sysconfig.get_config_var('EXT_SUFFIX')}")
 print(f"torch={torch.__version__.split('+')[0]}")
+print(f"cuda={torch.version.cuda or ''}")
 print(f"torch_lib={os.path.join(os.path.dirname(torch.__file__), 'lib')}")
 print("includes=" + "|".join(includes))
 print("definitions=" + "|".join(definitions))

@@ -54,7 +54,9 @@ if [[ ! -e $base/.ready ]]; then
     sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\?\([^ ]*\) .*/\2/p' | sed -n 1p)
   echo "fresh: making a pristine Debian $release" >&2
   rm -rf --one-file-system "$base" && mkdir -p "$base"
-  debootstrap --variant=minbase --include=ca-certificates,git "$release" "$base" "$mirror" >"$place/$release.log" 2>&1 ||
+  script=/usr/share/debootstrap/scripts/$release
+  [[ -e $script ]] || script=/usr/share/debootstrap/scripts/sid  # a release that is newer than debootstrap
+  debootstrap --variant=minbase --include=ca-certificates,git "$release" "$base" "$mirror" "$script" >"$place/$release.log" 2>&1 ||
     { tail -n 20 "$place/$release.log" >&2; fail "debootstrap could not make Debian $release"; }
   # Packages come from where this machine's come from.
   rm -rf "$base/etc/apt" && cp -a /etc/apt "$base/etc/apt"

@@ -42,7 +42,8 @@ cmake --preset release -DMANIPLE_WERROR=$werror --log-level=WARNING ${torch:+-DC
 cmake --build --preset release -j "$(nproc)" --target tests_gpu maniple_plugins maniple || broken "the build failed"
 
 status=0 output=build/gpu_output.txt tally=build/gpu_tally.txt
-ctest --preset release-gpu -j 1 2>&1 | tee "$output" || status=$?
+# Ranks of these tests are processes, three or so in each test, which mostly start.
+ctest --preset release-gpu -j "$((($(nproc) + 3) / 4))" 2>&1 | tee "$output" || status=$?
 awk -v stage=gpu -v root=$((EUID == 0)) -f scripts/tally.awk tests/expected_skips.txt "$output" build/Testing/Temporary/LastTest.log >"$tally" ||
   broken "the results of ctest could not be read"
 grep -v '^total ' "$tally" || true

@@ -3,7 +3,8 @@
 #
 #   (nothing)  release build and all tests; unit and thread-rank tests under the address and undefined-behaviour sanitizers; five
 #              seconds of each fuzzer
-#   --quick    release build and its tests only, without those of plugin backends (MPI, Gloo), clang-tidy, and what waits long
+#   --quick    release build and its tests only, without those of plugin backends (MPI, Gloo), of the installed package, clang-tidy, and what
+#              waits long
 #   --long     the same as plain, with the tests labelled long, the thread sanitizer, and ten minutes of each fuzzer
 #
 # A skip that tests/expected_skips.txt does not list is a failure. No test gets a second try: one that fails now and then has a race in

@@ -31,7 +31,7 @@ typedef struct maniple_memory maniple_memory;
 typedef struct maniple_error maniple_error;
 
 /* Changes with every change of this file that a program built against an older one would not survive. */
-#define MANIPLE_C_INTERFACE 1
+#define MANIPLE_C_INTERFACE 2
 int maniple_c_interface(void);     /* that of the library */
 const char* maniple_version(void); /* "0.1.0" */
 
@@ -92,6 +92,9 @@ typedef struct {
   const char*
       master; /* a host name or address that all ranks reach: data goes over the interface that leads there. NULL or empty:
                          loopback, which is right for ranks of one host. MANIPLE_INTERFACE overrides it */
+  const char*
+      backend; /* as InitOptions::backend in maniple/comm/options.h: NULL or "native", "cpu:native,cuda:nccl", ... */
+  int device; /* the GPU of this rank, where the backend is made for one; -1: its rank on this host, modulo the number of GPUs */
 } maniple_init_options;
 
 typedef struct {
@@ -100,6 +103,8 @@ typedef struct {
    * group. So a binding can look for signals. NULL: nobody is asked. */
   int (*interrupted)(void* context);
   void* context;
+  /* For memory of a GPU: the stream (a cudaStream_t) in whose order the operation runs. NULL: the default stream. */
+  void* stream;
 } maniple_call;
 
 /* Makes this process a rank of a world. The job's secret is that of the launcher (maniple run), otherwise one that a rank makes and
@@ -155,11 +160,20 @@ typedef struct {
   double factor; /* of MANIPLE_PREMUL_SUM */
 } maniple_reduce_op;
 
-typedef struct { /* memory of the host */
+/* As maniple::DeviceType. */
+enum { MANIPLE_CPU = 0, MANIPLE_CUDA = 1 };
+
+typedef struct {
   void* data;
   size_t count; /* of elements */
   int dtype;
+  int device;       /* MANIPLE_CPU: memory of the host */
+  int device_index; /* of MANIPLE_CUDA: the GPU, as this process counts them */
 } maniple_buffer;
+
+/* On memory of a GPU the host never waits. A call without a work returns when the operation is enqueued on the stream of the call; one with
+ * a work starts after what that stream holds and runs on a stream of the group's own: maniple_work_order makes others wait for it. Its work
+ * is done when the operation is complete. See maniple/comm/work.h. */
 
 /* `call` may be NULL everywhere. `counts` has one number for each rank, or is NULL: equal parts. */
 maniple_error* maniple_broadcast(maniple_group*, const maniple_buffer*, int root, const maniple_call*, maniple_work**);
@@ -195,6 +209,9 @@ maniple_error* maniple_irecv(maniple_group*, const maniple_buffer*, int peer, in
 int maniple_work_done(const maniple_work* work);
 /* Waits at most so long (negative: until it is done). The error is that of the operation; *done says whether it is done. */
 maniple_error* maniple_work_wait(const maniple_work* work, double seconds, int* done);
+/* What is enqueued on the stream (a cudaStream_t) from now on comes after the operation, and the host goes on; of an operation on memory of
+ * the host: waits until it is done. The error is one that is known by now. */
+maniple_error* maniple_work_order(const maniple_work* work, void* stream);
 /* Calls back once, when it is done: at once if it is. The callback frees the error, which is NULL after success, and must not wait for
  * operations of the group. */
 void maniple_work_on_done(const maniple_work* work, void (*callback)(void* context, maniple_error* error),
@@ -204,8 +221,9 @@ void maniple_work_free(maniple_work* work);
 
 /* ---- Registered memory: mapped by all ranks of a host, so that collectives copy less -------------------------------------------- */
 
-/* Collective. */
-maniple_error* maniple_allocate(maniple_group*, size_t bytes, const maniple_call*, maniple_memory**);
+/* Collective. Memory of a GPU: only of a group whose backend has an engine for it. */
+maniple_error* maniple_allocate(maniple_group*, size_t bytes, int device, int device_index, const maniple_call*,
+                                maniple_memory**);
 void* maniple_memory_data(const maniple_memory* memory);
 void maniple_memory_free(maniple_memory* memory);
 

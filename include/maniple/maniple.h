@@ -14,6 +14,7 @@
 #include <maniple/train/data_loader.h>
 #include <maniple/train/data_parallel.h>
 #include <maniple/train/ddp.h>
+#include <maniple/train/fully_sharded.h>
 #include <maniple/train/int8_hook.h>
 #include <maniple/train/lr_scheduler.h>
 #include <maniple/train/metrics.h>

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "calls.h"
+#include "device.h"
 #include "errors.h"
 
 namespace maniple_torch {
@@ -39,7 +40,14 @@ void Backend::require_ranks(const char* op, std::size_t count) const {
            " ranks; expected one for each");
 }
 
-WorkPointer Backend::note(c10::intrusive_ptr<OperationWork> work) {
+int Backend::require_root(const char* op, int64_t root) const {
+  if (root < 0 || root >= size_)
+    refuse(std::string(op) + ": invalid root rank " + std::to_string(root) + "; the group has ranks 0 to " +
+           std::to_string(size_ - 1));
+  return static_cast<int>(root);
+}
+
+WorkPointer Backend::note(WorkPointer work) {
   if (coalescing_) coalesced_.push_back(work);
   return work;
 }
@@ -52,6 +60,8 @@ WorkPointer Backend::call(OpType type, const char* title, std::size_t bytes, Mil
   operation.run = [run = std::move(run)](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return group == nullptr ? is_gone() : run(group, how, work);
   };
+  const at::Device device = device_of(title, operation);
+  if (!device.is_cpu()) return note(run_on_gpu(engine_, rank_, type, title, device, std::move(operation)));
   auto work = c10::make_intrusive<OperationWork>(engine_, rank_, type, title, std::move(operation));
   post(engine_, work, bytes <= kDeferredBytes);
   return note(std::move(work));
@@ -59,7 +69,7 @@ WorkPointer Backend::call(OpType type, const char* title, std::size_t bytes, Mil
 
 WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only("broadcast", tensors);
-  const int root = static_cast<int>(options.rootRank);
+  const int root = require_root("broadcast", options.rootRank);
   const Memory memory = memory_of("broadcast", tensor, rank_ == root ? Use::in : Use::out);
   Operation operation;
   operation.run = [buffer = memory.buffer, root](maniple_group* group, const maniple_call* how, maniple_work** work) {
@@ -73,6 +83,7 @@ WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 
 WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only("all_reduce", tensors);
+  if (tensor.defined() && tensor.layout() == at::kSparse) return allreduce_of_sparse(tensor, options);
   const Memory memory = memory_of("all_reduce", tensor, Use::in_out);
   Operation operation;
   operation.run = [buffer = memory.buffer, op = reduce_op_of("all_reduce", options.reduceOp, tensor)](
@@ -83,6 +94,72 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
   operation.tensors = {tensor, memory.flat};
   operation.outputs = tensors;
   return call(OpType::ALLREDUCE, "maniple:all_reduce", bytes_of(memory), options.timeout, std::move(operation));
+}
+
+// Every rank gets the elements of all and adds them in the order of ranks. How many each has must be known before memory can be had for
+// them: the call itself meets the other ranks for that, and what it returns is under way.
+WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
+  const c10d::ReduceOp::RedOpType kind = options.reduceOp.op_;
+  if (kind != c10d::ReduceOp::SUM && !(kind == c10d::ReduceOp::AVG && at::isFloatingType(tensor.scalar_type())))
+    throw Failure(MANIPLE_UNSUPPORTED,
+                  "all_reduce: sparse tensors can be summed (SUM), and averaged (AVG) if they are floating-point; "
+                  "pass a dense one (x.to_dense())");
+  if (!tensor.is_cpu())
+    throw Failure(MANIPLE_UNSUPPORTED, "all_reduce: a sparse tensor is on " + tensor.device().str() +
+                                           "; expected one of the CPU, or a dense one (x.to_dense())");
+  const at::NoGradGuard no_grad;
+  const at::Tensor own = tensor.coalesce();
+  const std::int64_t places = own.sparse_dim();
+  at::Tensor facts =
+      at::cat({at::tensor({own._nnz(), places, own.dim()}, at::kLong), at::tensor(own.sizes(), at::kLong)});
+  constexpr std::int64_t kFacts = 3 + 64;  // the same on all ranks
+  if (facts.numel() > kFacts) refuse("all_reduce: a sparse tensor of more than 64 dimensions");
+  facts = at::constant_pad_nd(facts, {0, kFacts - facts.numel()});
+  at::Tensor all = at::empty({size_, kFacts}, facts.options());
+  c10d::AllgatherOptions how_long;
+  how_long.timeout = options.timeout;
+  _allgather_base(all, facts, how_long)->wait();
+  for (int rank = 1; rank < size_; ++rank) {
+    if (all[rank].slice(0, 1).equal(all[0].slice(0, 1))) continue;
+    refuse("all_reduce: rank " + std::to_string(rank) + " has a sparse tensor of another shape than rank 0");
+  }
+
+  struct Part {
+    Memory in, out;
+    std::vector<std::size_t> counts;
+  };
+  std::vector<Part> parts;  // where the elements are, and what they are
+  const std::int64_t total = all.select(1, 0).sum().item<std::int64_t>();
+  Operation operation;
+  operation.tensors = {tensor};
+  std::size_t bytes = 0;
+  for (const at::Tensor& in : {own.indices().t().contiguous(), own.values().contiguous()}) {
+    std::vector<std::int64_t> shape = in.sizes().vec();
+    shape[0] = total;
+    Part part{
+        memory_of("all_reduce", in, Use::in), memory_of("all_reduce", at::empty(shape, in.options()), Use::out), {}};
+    const std::size_t elements = total == 0 ? 0 : part.out.buffer.count / static_cast<std::size_t>(total);  // of each
+    for (int rank = 0; rank < size_; ++rank)
+      part.counts.push_back(elements * static_cast<std::size_t>(all[rank][0].item<std::int64_t>()));
+    operation.tensors.insert(operation.tensors.end(), {part.in.flat, part.out.flat});
+    bytes += bytes_of(part.out);
+    parts.push_back(std::move(part));
+  }
+  operation.run = [parts](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return run_all(parts.size(), work, [&](std::size_t i, maniple_work** each) {
+      const Part& part = parts[i];
+      return maniple_all_gather(group, &part.in.buffer, &part.out.buffer, part.counts.data(), how, each);
+    });
+  };
+  operation.finish = [tensor, parts, divisor = kind == c10d::ReduceOp::AVG ? size_ : 1] {
+    const at::NoGradGuard no_grad_here;
+    at::Tensor result =
+        at::sparse_coo_tensor(parts[0].out.flat.t(), parts[1].out.flat, tensor.sizes(), tensor.options()).coalesce();
+    if (divisor != 1) result.values().div_(divisor);
+    at::Tensor(tensor).copy_(result);
+  };
+  operation.outputs = {tensor};
+  return call(OpType::ALLREDUCE, "maniple:all_reduce", bytes, options.timeout, std::move(operation));
 }
 
 WorkPointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -99,20 +176,21 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allreduce
     operation.tensors.push_back(memories.back().flat);
     bytes += bytes_of(memories.back());
   }
+  operation.inputs = tensors.size();
   operation.run = [buffers, op](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return maniple_all_reduce_coalesced(group, buffers.data(), buffers.size(), op, how, work);
   };
-  operation.finish = [memories] {
-    for (const Memory& memory : memories) memory.copy_back();
-  };
+  if (std::any_of(memories.begin(), memories.end(), [](const Memory& memory) { return !memory.own; }))
+    operation.finish = [memories] {
+      for (const Memory& memory : memories) memory.copy_back();
+    };
   operation.outputs = tensors;
-  return call(OpType::ALLREDUCE_COALESCED, "maniple:all_reduce_coalesced", bytes, options.timeout,
-              std::move(operation));
+  return call(OpType::ALLREDUCE_COALESCED, "maniple:all_reduce", bytes, options.timeout, std::move(operation));
 }
 
 WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only("reduce", tensors);
-  const int root = static_cast<int>(options.rootRank);
+  const int root = require_root("reduce", options.rootRank);
   const Memory memory = memory_of("reduce", tensor, Use::in_out);
   const maniple_buffer out = rank_ == root ? memory.buffer : nothing_like(memory).buffer;
   Operation operation;
@@ -137,7 +215,7 @@ WorkPointer Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d
   operation.run = [in = in.buffer, out](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return maniple_all_gather(group, &in, &out.buffer, out.counts_if_unequal(), how, work);
   };
-  operation.finish = [out] { out.copy_back(); };
+  if (!out.own) operation.finish = [out] { out.copy_back(); };
   operation.tensors = {in.flat, out.flat};
   operation.outputs = list;
   return call(OpType::ALLGATHER, "maniple:all_gather", bytes_of(out), options.timeout, std::move(operation));
@@ -161,17 +239,19 @@ WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
     pairs.emplace_back(memory_of("all_gather_into_tensor", inputs[i], Use::in),
                        memory_of("all_gather_into_tensor", outputs[i], Use::out));
     operation.tensors.push_back(pairs.back().first.flat);
-    operation.tensors.push_back(pairs.back().second.flat);
     bytes += bytes_of(pairs.back().second);
   }
+  operation.inputs = pairs.size();
+  for (const auto& pair : pairs) operation.tensors.push_back(pair.second.flat);
   operation.run = [pairs](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return run_all(pairs.size(), work, [&](std::size_t i, maniple_work** each) {
       return maniple_all_gather(group, &pairs[i].first.buffer, &pairs[i].second.buffer, nullptr, how, each);
     });
   };
-  operation.finish = [pairs] {
-    for (const auto& pair : pairs) pair.second.copy_back();
-  };
+  if (std::any_of(pairs.begin(), pairs.end(), [](const auto& pair) { return !pair.second.own; }))
+    operation.finish = [pairs] {
+      for (const auto& pair : pairs) pair.second.copy_back();
+    };
   operation.outputs = outputs;
   return call(OpType::_ALLGATHER_BASE, "maniple:all_gather", bytes, options.timeout, std::move(operation));
 }
@@ -191,20 +271,23 @@ WorkPointer Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, 
     }
     pairs.emplace_back(memory_of("all_gather_coalesced", inputs[i], Use::in),
                        memory_of("all_gather_coalesced", column, Use::out));
+    operation.tensors.push_back(pairs.back().first.flat);
     bytes += bytes_of(pairs.back().second);
   }
   if (pairs.empty()) refuse("all_gather_coalesced: the list of tensors is empty");
+  operation.inputs = pairs.size();
+  for (const auto& pair : pairs) operation.tensors.push_back(pair.second.flat);
   operation.run = [pairs](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return run_all(pairs.size(), work, [&](std::size_t i, maniple_work** each) {
       const Memory& out = pairs[i].second;
       return maniple_all_gather(group, &pairs[i].first.buffer, &out.buffer, out.counts_if_unequal(), how, each);
     });
   };
-  operation.finish = [pairs] {
-    for (const auto& pair : pairs) pair.second.copy_back();
-  };
-  return call(OpType::ALLGATHER_COALESCED, "maniple:all_gather_coalesced", bytes, options.timeout,
-              std::move(operation));
+  if (std::any_of(pairs.begin(), pairs.end(), [](const auto& pair) { return !pair.second.own; }))
+    operation.finish = [pairs] {
+      for (const auto& pair : pairs) pair.second.copy_back();
+    };
+  return call(OpType::ALLGATHER_COALESCED, "maniple:all_gather", bytes, options.timeout, std::move(operation));
 }
 
 }  // namespace maniple_torch

@@ -33,6 +33,10 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 using Milliseconds = std::chrono::milliseconds;
 
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
 class Backend : public Base {
  public:
   /// Takes the group.
@@ -85,6 +89,11 @@ class Backend : public Base {
   virtual bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // -1 is the CPU
   /// Registered memory. Collective.
   virtual at::Tensor allocateTensor(long size, at::TensorOptions options);
+  /// Moves a contiguous tensor that has its storage for itself, and whoever shares that storage, to registered memory. Collective: it
+  /// allocates the memory in any case, and returns false where the tensor is not of that kind. Pointers into the old memory dangle.
+  bool move_to_registered(const at::Tensor& tensor);
+  /// An average over the ranks, in place, in this thread: nothing is handed to another.
+  void average_here(const at::Tensor& tensor);
 
   maniple_group* group() const { return engine_->group; }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
@@ -94,8 +103,11 @@ class Backend : public Base {
   /// Calls a collective of so many bytes.
   WorkPointer call(c10d::OpType type, const char* title, std::size_t bytes, Milliseconds timeout, Operation operation);
   WorkPointer message(c10d::OpType type, const char* title, const Memory& memory, int peer, int tag);
-  WorkPointer note(c10::intrusive_ptr<OperationWork> work);
+  WorkPointer allreduce_of_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
+  WorkPointer note(WorkPointer work);
   void require_ranks(const char* op, std::size_t count) const;
+  /// Here, and not when the operation runs: then the call itself fails.
+  int require_root(const char* op, int64_t root) const;
 
   std::shared_ptr<Engine> engine_;
   std::atomic<int64_t> timeout_ms_{0};  // 0: that of the group
@@ -103,5 +115,8 @@ class Backend : public Base {
   bool coalescing_ = false;
   std::vector<WorkPointer> coalesced_;
 };
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
 
 }  // namespace maniple_torch

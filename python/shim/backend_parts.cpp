@@ -1,9 +1,13 @@
 // The backend's operations that give each rank a part of something: gather, scatter, reduce_scatter, all_to_all. Then barriers, messages,
 // coalesced calls, registered memory.
+#include <algorithm>
+#include <cstring>
+
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
 #include "calls.h"
+#include "device.h"
 #include "errors.h"
 
 namespace maniple_torch {
@@ -12,7 +16,7 @@ using c10d::OpType;
 
 WorkPointer Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const at::Tensor& input = only("gather", inputs);
-  const int root = static_cast<int>(options.rootRank);
+  const int root = require_root("gather", options.rootRank);
   const Memory in = memory_of("gather", input, Use::in);
   Memory out = nothing_like(in);
   Operation operation;
@@ -23,7 +27,7 @@ WorkPointer Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::G
     out = memory_of("gather", list, Use::out);
     if (!out.equal || out.counts.front() != in.buffer.count)
       refuse("gather: the outputs must all be as large as the input, " + std::to_string(input.numel()) + " elements");
-    operation.finish = [out] { out.copy_back(); };
+    if (!out.own) operation.finish = [out] { out.copy_back(); };
     operation.outputs = list;
   } else if (!outputs.empty() && !outputs.front().empty()) {
     refuse("gather: rank " + std::to_string(rank_) + " has a list of outputs, but the root is rank " +
@@ -41,7 +45,7 @@ WorkPointer Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::G
 
 WorkPointer Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
   const at::Tensor& output = only("scatter", outputs);
-  const int root = static_cast<int>(options.rootRank);
+  const int root = require_root("scatter", options.rootRank);
   const Memory out = memory_of("scatter", output, Use::out);
   Memory in = nothing_like(out);
   if (rank_ == root) {
@@ -60,7 +64,7 @@ WorkPointer Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::
                                                            maniple_work** work) {
     return maniple_scatter(group, &in, &out, root, nullptr, how, work);
   };
-  operation.finish = [out] { out.copy_back(); };
+  if (!out.own) operation.finish = [out] { out.copy_back(); };
   operation.tensors = {in.flat, out.flat};
   operation.outputs = outputs;
   const std::size_t bytes = bytes_of(out) * static_cast<std::size_t>(size_);
@@ -79,7 +83,7 @@ WorkPointer Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const
                       maniple_group* group, const maniple_call* how, maniple_work** work) {
     return maniple_reduce_scatter(group, &in.buffer, &out, op, in.counts_if_unequal(), how, work);
   };
-  operation.finish = [out] { out.copy_back(); };
+  if (!out.own) operation.finish = [out] { out.copy_back(); };
   operation.tensors = {in.flat, out.flat};
   operation.outputs = outputs;
   return call(OpType::REDUCE_SCATTER, "maniple:reduce_scatter", bytes_of(in), options.timeout, std::move(operation));
@@ -118,9 +122,10 @@ WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
       return maniple_reduce_scatter(group, &pairs[i].in.buffer, &pairs[i].out.buffer, pairs[i].op, nullptr, how, each);
     });
   };
-  operation.finish = [pairs] {
-    for (const Pair& pair : pairs) pair.out.copy_back();
-  };
+  if (std::any_of(pairs.begin(), pairs.end(), [](const Pair& pair) { return !pair.out.own; }))
+    operation.finish = [pairs] {
+      for (const Pair& pair : pairs) pair.out.copy_back();
+    };
   operation.outputs = outputs;
   return call(OpType::_REDUCE_SCATTER_BASE, "maniple:reduce_scatter", bytes, options.timeout, std::move(operation));
 }
@@ -141,7 +146,7 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::v
                       maniple_group* group, const maniple_call* how, maniple_work** work) {
     return maniple_all_to_all(group, &in, &out, in_counts.data(), out_counts.data(), how, work);
   };
-  operation.finish = [out] { out.copy_back(); };
+  if (!out.own) operation.finish = [out] { out.copy_back(); };
   operation.tensors = {in.flat, out.flat};
   operation.outputs = {output};
   return call(OpType::ALLTOALL_BASE, "maniple:all_to_all", bytes_of(in), options.timeout, std::move(operation));
@@ -157,13 +162,15 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::All
   operation.run = [in, out](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return maniple_all_to_all(group, &in.buffer, &out.buffer, in.counts.data(), out.counts.data(), how, work);
   };
-  operation.finish = [out] { out.copy_back(); };
+  if (!out.own) operation.finish = [out] { out.copy_back(); };
   operation.tensors = {in.flat, out.flat};
   operation.outputs = outputs;
   return call(OpType::ALLTOALL, "maniple:all_to_all", bytes_of(in), options.timeout, std::move(operation));
 }
 
 WorkPointer Backend::barrier(const c10d::BarrierOptions& options) {
+  // Ranks meet on the host: what they have given to their GPUs belongs to what comes before.
+  if (const int gpu = engine_->gpu.load(); gpu >= 0) drain_current_stream(gpu);
   Operation operation;
   operation.run = [](maniple_group* group, const maniple_call* how, maniple_work** work) {
     return maniple_barrier(group, how, work);
@@ -176,7 +183,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
   constexpr double kDefault = 30 * 60;
   const double timeout = limit(options.timeout);
   bool interrupted = false;
-  const maniple_call call{0, interrupted_by_signal, &interrupted};
+  const maniple_call call{0, interrupted_by_signal, &interrupted, nullptr};
   const auto error = exception_of(maniple_monitored_barrier(engine_->group, timeout > 0 ? timeout : kDefault, &call));
   if (interrupted) throw_python_error();
   if (error) std::rethrow_exception(error);
@@ -194,6 +201,8 @@ WorkPointer Backend::message(OpType type, const char* title, const Memory& memor
   if (!sends && !memory.own) operation.finish = [memory] { memory.copy_back(); };
   operation.tensors = {memory.flat};
   if (!sends) operation.outputs = {memory.own ? memory.flat : memory.tensors.front()};
+  if (!memory.flat.is_cpu())
+    return note(run_on_gpu(engine_, rank_, type, title, memory.flat.device(), std::move(operation)));
   auto work = c10::make_intrusive<OperationWork>(engine_, rank_, type, title, std::move(operation));
   work->start_locked();
   return note(std::move(work));
@@ -237,14 +246,40 @@ void Backend::abort() { maniple_group_abort(engine_->group, "aborted by the prog
 void Backend::shutdown() { flush(*engine_); }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  if (!options.device().is_cpu()) refuse("allocateTensor: the backend maniple has registered memory of the CPU only");
   if (size < 0) refuse("allocateTensor: a size is negative");
   flush(*engine_);
   const auto type = c10::typeMetaToScalarType(options.dtype());
   maniple_memory* memory = nullptr;
-  const maniple_call call{limit(c10d::kUnsetTimeout), nullptr, nullptr};
-  check(maniple_allocate(engine_->group, static_cast<std::size_t>(size) * c10::elementSize(type), &call, &memory));
-  return at::from_blob(maniple_memory_data(memory), {size}, [memory](void*) { maniple_memory_free(memory); }, options);
+  const maniple_call call{limit(c10d::kUnsetTimeout), nullptr, nullptr, nullptr};
+  const int gpu = require_served("allocate", options.device());
+  check(maniple_allocate(engine_->group, static_cast<std::size_t>(size) * c10::elementSize(type),
+                         gpu < 0 ? MANIPLE_CPU : MANIPLE_CUDA, std::max(gpu, 0), &call, &memory));
+  // Memory of a GPU is freed when the GPU is idle, and never in a thread that the GPU may be waiting for: the group sees to that.
+  const auto release = [memory](void*) { maniple_memory_free(memory); };
+  return at::from_blob(maniple_memory_data(memory), {size}, release, options);
+}
+
+bool Backend::move_to_registered(const at::Tensor& tensor) {
+  const at::Tensor registered = allocateTensor(tensor.numel(), tensor.options());
+  const bool is_whole = tensor.is_cpu() && tensor.is_contiguous() && tensor.storage_offset() == 0 &&
+                        tensor.storage().nbytes() == tensor.nbytes() && tensor.numel() > 0;
+  if (!is_whole) return false;
+  std::memcpy(registered.data_ptr(), tensor.data_ptr(), tensor.nbytes());
+  tensor.storage().set_data_ptr(registered.storage().set_data_ptr(at::DataPtr()));
+  return true;
+}
+
+void Backend::average_here(const at::Tensor& tensor) {
+  const Memory memory = memory_of("all_reduce", tensor, Use::in_out);
+  Operation operation;
+  operation.run = [buffer = memory.buffer](maniple_group* group, const maniple_call* how, maniple_work** work) {
+    return maniple_all_reduce(group, &buffer, &buffer, {MANIPLE_AVG, 1}, how, work);
+  };
+  if (!memory.own) operation.finish = [memory] { memory.copy_back(); };
+  operation.tensors = {tensor, memory.flat};
+  operation.outputs = {tensor};
+  // Of no bytes, so that it is deferred: wait() runs it.
+  call(OpType::ALLREDUCE, "maniple:all_reduce", 0, c10d::kUnsetTimeout, std::move(operation))->wait();
 }
 
 }  // namespace maniple_torch

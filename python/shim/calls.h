@@ -6,6 +6,7 @@
 
 #include "errors.h"
 #include "tensors.h"
+#include "work.h"
 
 namespace maniple_torch {
 
@@ -52,6 +53,21 @@ maniple_error* run_all(std::size_t count, maniple_work** work, One&& one) {
     if (work != nullptr && i + 1 == count) *work = each;
   }
   return nullptr;
+}
+
+/// Where the tensors of an operation are. Refuses those of several devices.
+inline at::Device device_of(const char* op, const Operation& operation) {
+  const at::Tensor* first = nullptr;
+  for (const auto* list : {&operation.tensors, &operation.outputs}) {
+    for (const at::Tensor& tensor : *list) {
+      if (!tensor.defined()) continue;
+      if (first == nullptr) first = &tensor;
+      if (tensor.device() != first->device())
+        refuse(std::string(op) + ": tensors are on " + first->device().str() + " and " + tensor.device().str() +
+               "; expected one device");
+    }
+  }
+  return first == nullptr ? at::Device(at::kCPU) : first->device();
 }
 
 inline maniple_error* is_gone() {

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
+#include "device.h"
 #include "errors.h"
 #include "store.h"
 
@@ -17,12 +18,13 @@ std::mutex world_mutex;
 std::weak_ptr<Engine> world;
 
 BackendPointer make_world(const StorePointer& store, int rank, int size, double timeout_s, const std::string& name,
-                          const std::string& master, const std::string& description, bool is_default) {
+                          const std::string& master, const std::string& description, bool is_default,
+                          const std::string& engine, int device) {
   const maniple_store ours = store_of(store, description);
-  const maniple_init_options options{rank, size, timeout_s, name.c_str(), master.c_str()};
+  const maniple_init_options options{rank, size, timeout_s, name.c_str(), master.c_str(), engine.c_str(), device};
   maniple_group* group = nullptr;
   bool interrupted = false;
-  const maniple_call call{0, interrupted_by_signal, &interrupted};
+  const maniple_call call{0, interrupted_by_signal, &interrupted, nullptr};
   const auto error = exception_of(maniple_init(&ours, &options, &call, &group));
   if (interrupted) throw_python_error();
   if (error) std::rethrow_exception(error);
@@ -78,6 +80,7 @@ PYBIND11_MODULE(_shim, m) {
   });
   m.def("version", [] { return std::string(maniple_version()); });
   m.def("built_for", [] { return std::string(TORCH_VERSION); });
+  m.def("built_for_cuda", &built_for_cuda);
 
   py::class_<Backend, Base, BackendPointer>(m, "Backend")
       .def("abort", &Backend::abort, release_gil())
@@ -93,6 +96,8 @@ PYBIND11_MODULE(_shim, m) {
           "allocate_",
           [](Backend& self, long size, const at::Tensor& like) { return self.allocateTensor(size, like.options()); },
           release_gil())
+      .def("move_to_registered_", &Backend::move_to_registered, release_gil())
+      .def("average_here_", &Backend::average_here, release_gil())
       .def("transport", [](Backend& self) { return std::string(maniple_group_transport(self.group())); })
       .def("group_name", [](Backend& self) { return std::string(maniple_group_name(self.group())); });
   m.def("make_world", &make_world, release_gil());

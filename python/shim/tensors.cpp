@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device.h"
 #include "errors.h"
 
 namespace maniple_torch {
@@ -60,11 +61,7 @@ std::string name_of(at::ScalarType type) { return c10::toString(type); }
 
 void require_dense(const char* op, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(std::string(op) + ": a tensor is undefined");
-  if (!tensor.device().is_cpu())
-    throw Failure(
-        MANIPLE_UNSUPPORTED,
-        std::string(op) + ": a tensor is on " + tensor.device().str() +
-            ", and the backend maniple serves the CPU; combine it: init_process_group(\"cpu:maniple,cuda:nccl\")");
+  require_served(op, tensor.device());
   if (tensor.layout() != at::kStrided)
     throw Failure(MANIPLE_UNSUPPORTED, std::string(op) + ": a tensor is sparse; pass a dense one (x.to_dense())");
   if (tensor.is_quantized())
@@ -87,7 +84,9 @@ bool are_consecutive(const std::vector<at::Tensor>& tensors) {
 
 void set_buffer(Memory& memory, void* data, std::int64_t numel, at::ScalarType type) {
   const Element element = element_of(type);
-  memory.buffer = {data, static_cast<std::size_t>(numel) * element.parts, element.dtype};
+  const int gpu = memory.flat.is_cpu() ? -1 : memory.flat.device().index();
+  memory.buffer = {data, static_cast<std::size_t>(numel) * element.parts, element.dtype,
+                   gpu < 0 ? MANIPLE_CPU : MANIPLE_CUDA, std::max(gpu, 0)};
 }
 
 }  // namespace
@@ -116,6 +115,15 @@ Memory memory_of(const char* op, const at::Tensor& tensor, Use use) {
   }
   set_buffer(memory, memory.flat.data_ptr(), tensor.numel(), tensor.scalar_type());
   return memory;
+}
+
+int require_served(const char* op, const at::Device& device) {
+  if (device.is_cpu()) return -1;
+  if (device.is_cuda() && built_for_cuda()) return device.index();
+  throw Failure(MANIPLE_UNSUPPORTED, std::string(op) + ": a tensor is on " + device.str() +
+                                         ", and this maniple_torch was built for the CPU" +
+                                         (built_for_cuda() ? " and NVIDIA GPUs" : "") +
+                                         "; combine backends: init_process_group(\"cpu:maniple,cuda:nccl\")");
 }
 
 Memory memory_of(const char* op, const std::vector<at::Tensor>& tensors, Use use) {
@@ -152,7 +160,7 @@ Memory memory_of(const char* op, const std::vector<at::Tensor>& tensors, Use use
 
 Memory nothing_like(const Memory& other) {
   Memory memory;
-  memory.buffer = {nullptr, 0, other.buffer.dtype};
+  memory.buffer = {nullptr, 0, other.buffer.dtype, other.buffer.device, other.buffer.device_index};
   return memory;
 }
 

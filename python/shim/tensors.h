@@ -27,10 +27,13 @@ struct Memory {
 
 enum class Use { in, out, in_out };
 
-/// What is given as `op` names the operation in messages. Refuses tensors that are not dense tensors of the CPU.
+/// What is given as `op` names the operation in messages. Refuses tensors that are not dense, or on a
+/// device that this module does not serve.
 Memory memory_of(const char* op, const at::Tensor& tensor, Use use);
 /// All must have one dtype.
 Memory memory_of(const char* op, const std::vector<at::Tensor>& tensors, Use use);
+/// The number of the GPU, or -1 for the CPU. Refuses other devices.
+int require_served(const char* op, const at::Device& device);
 /// Memory of no elements, of the dtype of another.
 Memory nothing_like(const Memory& other);
 

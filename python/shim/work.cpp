@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 
+#include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "errors.h"
@@ -147,9 +148,19 @@ void throw_python_error() {
   throw py::error_already_set();
 }
 
+c10::optional<std::vector<at::Tensor>> profiled_inputs(const Operation& operation) {
+  if (!at::hasCallbacks() || operation.tensors.size() < operation.inputs) return {};
+  std::vector<at::Tensor> inputs(operation.tensors.begin(),
+                                 operation.tensors.begin() + static_cast<std::ptrdiff_t>(operation.inputs));
+  std::erase_if(inputs, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  return inputs;
+}
+
 OperationWork::OperationWork(std::shared_ptr<Engine> engine, int rank, c10d::OpType type, const char* title,
                              Operation operation)
-    : Work(rank, type, title), engine_(std::move(engine)), operation_(std::move(operation)) {
+    : Work(rank, type, title, profiled_inputs(operation)),
+      engine_(std::move(engine)),
+      operation_(std::move(operation)) {
   outputs_ = operation_.outputs;
 }
 
@@ -158,7 +169,7 @@ OperationWork::~OperationWork() { maniple_work_free(handle_); }
 void OperationWork::start_locked() {
   State expected = State::deferred;
   if (!state_.compare_exchange_strong(expected, State::started)) return;
-  const maniple_call call{operation_.timeout_s, nullptr, nullptr};
+  const maniple_call call{operation_.timeout_s, nullptr, nullptr, nullptr};
   if (maniple_error* error = operation_.run(engine_->group, &call, &handle_)) return complete(error);
   c10::raw::intrusive_ptr::incref(this);  // for the callback
   maniple_work_on_done(
@@ -183,7 +194,7 @@ bool OperationWork::run_here() {
   State expected = State::deferred;
   if (!state_.compare_exchange_strong(expected, State::started)) return true;
   bool interrupted = false;
-  const maniple_call call{operation_.timeout_s, interrupted_by_signal, &interrupted};
+  const maniple_call call{operation_.timeout_s, interrupted_by_signal, &interrupted, nullptr};
   if (engine_->deferred.get() == this) engine_->deferred.reset();
   engine_->runs_here.store(true);
   complete(operation_.run(engine_->group, &call, nullptr));
@@ -321,6 +332,16 @@ class CombinedWork : public c10d::Work {
   c10::intrusive_ptr<Future> getFuture() override {
     const std::lock_guard lock(mutex_);
     if (future_) return future_;
+    const std::vector<at::Tensor> results = result();
+    for (const at::Tensor& tensor : results) {
+      if (tensor.is_cpu()) continue;
+      // On a GPU nobody waits on the host: the current stream comes after all of them, and the future is complete there.
+      for (const auto& work : works_) work->wait();
+      future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()),
+                                            std::vector<at::Device>{tensor.device()});
+      future_->markCompleted(c10::IValue(results));
+      return future_;
+    }
     future_ = make_future();
     if (works_.empty()) future_->markCompleted(c10::IValue(std::vector<at::Tensor>()));
     struct Rest {
@@ -330,9 +351,9 @@ class CombinedWork : public c10d::Work {
     auto rest = std::make_shared<Rest>();
     rest->count = works_.size();
     for (const auto& work : works_) {
-      work->getFuture()->addCallback([rest, all = result(), future = future_](Future& one) {
+      work->getFuture()->addCallback([rest, results, future = future_](Future& one) {
         if (one.hasError() && !rest->failed.exchange(true)) future->setError(one.exception_ptr());
-        if (rest->count.fetch_sub(1) == 1 && !rest->failed) future->markCompleted(c10::IValue(all));
+        if (rest->count.fetch_sub(1) == 1 && !rest->failed) future->markCompleted(c10::IValue(results));
       });
     }
     return future_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/Optional.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <maniple/c.h>
@@ -28,6 +29,7 @@ struct Engine {
   std::atomic<bool> runs_here{false};            ///< `order` is held by a thread that runs a collective by itself
   maniple_group* group = nullptr;                ///< null once the backend is gone; guarded by order
   c10::intrusive_ptr<OperationWork> deferred{};  ///< the last call, if it may still be deferred; guarded by order
+  std::atomic<int> gpu{-1};                      ///< the one whose tensors came last; -1: none did
 };
 
 /// One operation: how to run it (without a work: now) and what to do with its result.
@@ -36,6 +38,7 @@ struct Operation {
   std::function<void()> finish =
       {};  ///< after success, before anyone learns of it: copies results to where they belong
   std::vector<at::Tensor> tensors = {};  ///< kept alive until it is done
+  std::size_t inputs = 1;                ///< so many of the first of them are inputs, for the profiler
   std::vector<at::Tensor> outputs = {};  ///< the value of the future
   double timeout_s = 0;                  ///< 0: that of the group
 };
@@ -71,6 +74,9 @@ class OperationWork : public c10d::Work {
   maniple_work* handle_ = nullptr;
   c10::intrusive_ptr<c10::ivalue::Future> future_ = {};  // guarded by mutex_
 };
+
+/// For the constructor of a Work: the inputs, whose shapes PyTorch's profiler shows. Nothing where nobody profiles.
+c10::optional<std::vector<at::Tensor>> profiled_inputs(const Operation& operation);
 
 // Python's handlers of signals only note them; whoever waits for long lets them run.
 

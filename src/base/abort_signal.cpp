@@ -2,13 +2,9 @@
 
 #include <sys/eventfd.h>
 
-#include "base/system_error.h"
-
 namespace maniple {
 
-AbortSignal::AbortSignal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!event_) throw_system_error("eventfd");
-}
+AbortSignal::AbortSignal() : event_(new_event()) {}
 
 bool AbortSignal::raise(std::exception_ptr cause) {
   {

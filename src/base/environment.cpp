@@ -55,6 +55,8 @@ constexpr KnobInfo kKnobs[] = {
      "socket buffer size; 0: the kernel's own tuning"},
     {Knob::tcp_congestion, "MANIPLE_TCP_CONGESTION", "", text("a name"),
      "congestion control, such as cubic; default: the system's"},
+    {Knob::tcp_checksum, "MANIPLE_TCP_CHECKSUM", "1", flag(),
+     "0: no CRC-32C of data over TCP; damage that TCP's own checksum misses is not noticed"},
     {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(),
      "1: encrypt and authenticate data between ranks over TCP; alike on all ranks"},
     {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", whole_or(0, 16, 1048576),

@@ -27,6 +27,7 @@ enum class Knob {
   tcp_streams,
   tcp_buffer_kib,
   tcp_congestion,
+  tcp_checksum,
   encrypt,
   stage_kib,
   spin_us,

@@ -1,15 +1,17 @@
 #include "base/files.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
-#include <sstream>
+
+#include "base/unique_fd.h"
 
 namespace maniple {
 
@@ -30,11 +32,22 @@ std::string link_target(const std::string& path) {
   return length > 0 ? std::string(target.data(), static_cast<std::size_t>(length)) : std::string();
 }
 
+// Without streams: to set one up takes as long as to read a file of /proc.
 std::string file_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  constexpr std::size_t kStep = 4096;
+  const UniqueFd file = open_file(path, O_RDONLY | O_CLOEXEC);
+  if (!file) return {};
+  std::string text;
+  std::size_t size = 0;
+  while (true) {
+    text.resize(size + kStep);
+    const ssize_t got = ::read(file.get(), text.data() + size, kStep);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    size += static_cast<std::size_t>(got);
+  }
+  text.resize(size);
+  return text;
 }
 
 std::vector<std::string> paths_below(const std::string& directory) {

@@ -6,7 +6,6 @@
 #include <array>
 #include <bit>
 #include <climits>
-#include <fstream>
 #include <memory>
 
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 #include "base/check.h"
 #include "base/codec.h"
 #include "base/environment.h"
+#include "base/files.h"
 
 namespace maniple {
 namespace {
@@ -86,10 +86,8 @@ CoreSet CoreSet::decode(std::string_view bytes) {
 namespace {
 
 std::string first_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+  const std::string text = file_text(path);
+  return text.substr(0, text.find('\n'));
 }
 
 std::string link_target(const char* path) {

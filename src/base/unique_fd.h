@@ -1,8 +1,11 @@
-// A file descriptor that is closed when its owner goes.
+// A file descriptor that is closed when its owner goes, and new ones where the limit of open files may be reached.
 #pragma once
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdint>
+#include <string>
 #include <utility>
 
 #include <maniple/export.h>
@@ -31,5 +34,46 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+// The limit of open files of this process.
+
+/// Raises the soft limit to the hard one.
+void raise_descriptor_limit() noexcept;
+
+struct DescriptorUse {
+  std::uint64_t open = 0;
+  std::uint64_t limit = 0;
+};
+DescriptorUse descriptor_use() noexcept;
+
+/// For the error after raising did not help: "1024 descriptors are open and the limit is 1024; ...".
+std::string descriptor_shortage(std::uint64_t needed_more = 1);
+
+/// SystemError; of EMFILE with the number of open descriptors and what to do.
+[[noreturn]] void throw_no_descriptor(const std::string& purpose, int code);
+
+/// The descriptor that `make` returns (a call such as ::socket: -1 and errno if there is none). When descriptors run out
+/// the soft limit is raised, once; every descriptor of a rank is made by this, as any may be the one that is too many.
+template <class Make>
+UniqueFd try_new_descriptor(Make make) {
+  UniqueFd fd(make());
+  if (!fd && errno == EMFILE) {
+    raise_descriptor_limit();  // whether or not it does: another thread may just have
+    fd.reset(make());
+  }
+  return fd;
+}
+template <class Make>
+UniqueFd new_descriptor(const std::string& purpose, Make make) {
+  UniqueFd fd = try_new_descriptor(std::move(make));
+  if (!fd) throw_no_descriptor(purpose, errno);
+  return fd;
+}
+
+/// open(2), and the same; none, and errno, where there is none.
+UniqueFd open_file(const std::string& path, int flags, unsigned mode = 0);
+
+UniqueFd new_event();  // an eventfd, not blocking
+UniqueFd duplicate(int fd);
 
 }  // namespace maniple

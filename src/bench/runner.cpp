@@ -24,6 +24,8 @@ void check(const BenchRequest& request) {
     MANIPLE_REQUIRE(std::find(known.begin(), known.end(), name) != known.end(),
                     "unknown operation \"{}\"; expected some of {}; or all, or ddp or gpu alone", name, joined(known));
   }
+  MANIPLE_REQUIRE(request.busy >= 0 && request.busy <= kMaxRanks, "--busy is {}; expected 0 to {}", request.busy,
+                  kMaxRanks);
   MANIPLE_REQUIRE(request.hosts >= 1, "--hosts is {}; expected 1 or more", request.hosts);
   for (const std::string& name : request.transports) {
     const TransportKind kind = parse_transport(name);
@@ -98,8 +100,8 @@ std::vector<Block> plan_blocks(const BenchRequest& request) {
     if (op == "send") rank_counts = {2};  // a ping-pong; others would only watch
     for (const int ranks : rank_counts) {
       for (const std::string& dtype : request.dtypes) {
-        blocks.push_back(
-            {request.hosts, request.link, request.repeat, work_items_of(request, op, ranks, dtype), request.systems});
+        blocks.push_back({request.hosts, request.link, request.busy, request.repeat,
+                          work_items_of(request, op, ranks, dtype), request.systems});
       }
     }
   }
@@ -133,10 +135,19 @@ std::vector<Row> Runner::run_item(const System& system, const WorkItem& item, co
     if (auto row = parse_row_line(line)) {
       row->hosts = block.hosts;
       row->link = block.link;
+      row->busy = block.busy;
       if (on_row) on_row(*row);
       rows.push_back(std::move(*row));
     }
   };
+  // What else may run on a machine: processes that want all the time they can get, on any core.
+  std::vector<Child> spinning;
+  for (int i = 0; i < block.busy; ++i) {
+    ChildSpec spec;
+    spec.name = fmt::format("busy process {}", i);
+    spec.argv = {testbed_.program, "bench-worker", "--spin"};
+    spinning.emplace_back(spec);
+  }
   run_process_set(system.processes(item, testbed_), take,
                   Deadline::after(std::chrono::duration<double>(item.timeout_s)), watch_);
   return rows;

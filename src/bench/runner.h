@@ -30,6 +30,7 @@ struct BenchRequest {
   double timeout_s = 300;
   int hosts = 1;
   std::string link;
+  int busy = 0;                                            ///< processes that compete for the cores meanwhile
   std::vector<std::string> systems = {"native", "limit"};  ///< names, in the order of a turn
   int repeat = 1;
 };
@@ -39,6 +40,7 @@ struct BenchRequest {
 struct Block {
   int hosts = 1;
   std::string link;
+  int busy = 0;
   int repeat = 1;
   std::vector<WorkItem> items;       ///< one for each transport, buffer and algorithm
   std::vector<std::string> systems;  ///< in the order of the turn

@@ -108,6 +108,7 @@ void to_json(nlohmann::json& json, const Row& row) {
                                 {"iterations", row.iterations},
                                 {"hosts", row.hosts}};
   if (!row.link.empty()) json["link"] = row.link;
+  if (row.busy != 0) json["busy"] = row.busy;
   if (!row.error.empty()) json["error"] = row.error;
 }
 
@@ -127,6 +128,7 @@ void from_json(const nlohmann::json& json, Row& row) {
   row.iterations = json.value("iterations", std::uint64_t{0});
   row.hosts = json.value("hosts", 1);
   row.link = json.value("link", "");
+  row.busy = json.value("busy", 0);
   row.error = json.value("error", "");
 }
 

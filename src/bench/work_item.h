@@ -95,6 +95,7 @@ struct Row {
   std::uint64_t iterations = 0;
   int hosts = 1;
   std::string link;   ///< rate of a host's link when shaped, "1gbit"
+  int busy = 0;       ///< processes that competed for the cores
   std::string error;  ///< not empty: the figures mean nothing
 };
 

@@ -81,6 +81,8 @@ maniple_error* maniple_init(const maniple_store* store, const maniple_init_optio
     init.rank = options->rank;
     init.world_size = options->world_size;
     init.timeout = maniple::Seconds(options->timeout_s);
+    if (options->backend != nullptr) init.backend = options->backend;
+    init.device = options->device;
     const std::string name = options->name == nullptr ? "world" : options->name;
     const std::string master = options->master == nullptr ? "" : options->master;
     *group = new maniple_group{maniple::init_named(std::move(ours), init, name, master)};

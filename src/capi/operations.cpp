@@ -1,4 +1,6 @@
 // maniple/c.h: collectives, messages, works, registered memory.
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,11 +27,22 @@ static_assert(same(ReduceOp::sum, MANIPLE_SUM) && same(ReduceOp::avg, MANIPLE_AV
               same(ReduceOp::bor, MANIPLE_BOR) && same(ReduceOp::bxor, MANIPLE_BXOR) &&
               same(ReduceOp::premul_sum, MANIPLE_PREMUL_SUM));
 
+static_assert(same(DeviceType::cpu, MANIPLE_CPU) && same(DeviceType::cuda, MANIPLE_CUDA));
+
+Device device_from(int device, int index) {
+  if (device == MANIPLE_CPU) return {};
+  if (device != MANIPLE_CUDA) throw InvalidArgument("device " + std::to_string(device) + " is none of maniple/c.h");
+  if (index < 0 || index > std::numeric_limits<std::int16_t>::max())
+    throw InvalidArgument("the index of a GPU is " + std::to_string(index));
+  return Device::cuda(index);
+}
+
 // Numbers outside the enumerations are refused here: inside, they index tables.
 Buffer buffer_from(const maniple_buffer* buffer) {
   if (buffer->dtype < 0 || buffer->dtype >= kDTypeCount)
     throw InvalidArgument("dtype " + std::to_string(buffer->dtype) + " is none of maniple/c.h");
-  return {buffer->data, buffer->count, static_cast<DType>(buffer->dtype)};
+  return {buffer->data, buffer->count, static_cast<DType>(buffer->dtype),
+          device_from(buffer->device, buffer->device_index)};
 }
 
 ReduceOp op_from(const maniple_reduce_op& op) {
@@ -47,6 +60,7 @@ std::span<const std::size_t> counts_from(const std::size_t* counts, const manipl
 CallOptions options_from(const maniple_call* call, bool async) {
   CallOptions options{.where = SourceLocation()};  // the line of this file would help nobody
   if (call != nullptr && call->timeout_s != 0) options.timeout = Seconds(call->timeout_s);
+  if (call != nullptr) options.stream = call->stream;
   options.async_op = async;
   return options;
 }
@@ -192,6 +206,16 @@ maniple_error* maniple_work_wait(const maniple_work* work, double seconds, int* 
   });
 }
 
+maniple_error* maniple_work_order(const maniple_work* work, void* stream) {
+  return guarded([&] {
+    const detail::WorkState& state = *detail::WorkAccess::state(work->work);
+    const DeviceEnd& end = state.device;
+    if (end.runtime == nullptr) return work->work.synchronize();
+    if (state.done.load(std::memory_order_acquire) && state.error) std::rethrow_exception(state.error);
+    if (stream != end.stream) end.runtime->wait(stream, end.event.get());
+  });
+}
+
 void maniple_work_on_done(const maniple_work* work, void (*callback)(void* context, maniple_error* error),
                           void* context) {
   when_done(work->work, [callback, context](const std::exception_ptr& error) { callback(context, error_of(error)); });
@@ -203,8 +227,14 @@ int maniple_work_source(const maniple_work* work) {
 
 void maniple_work_free(maniple_work* work) { delete work; }
 
-maniple_error* maniple_allocate(maniple_group* group, size_t bytes, const maniple_call* call, maniple_memory** memory) {
-  return guarded([&] { *memory = new maniple_memory{group->group->allocate(bytes, options_from(call, false))}; });
+maniple_error* maniple_allocate(maniple_group* group, size_t bytes, int device, int device_index,
+                                const maniple_call* call, maniple_memory** memory) {
+  return guarded([&] {
+    const Device where = device_from(device, device_index);
+    const CallOptions options = options_from(call, false);
+    *memory = new maniple_memory{where.is_cpu() ? group->group->allocate(bytes, options)
+                                                : group->group->allocate(bytes, where, options)};
+  });
 }
 
 void* maniple_memory_data(const maniple_memory* memory) { return memory->memory.data(); }

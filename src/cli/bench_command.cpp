@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <set>
 
 #include "backend/backend.h"
 #include "base/check.h"
@@ -33,7 +34,7 @@ struct Arguments {
   std::vector<std::string> operations;
   std::string ranks = "2", sizes = "4,1K,64K,1M,16M,64M,256M", dtypes = "float32", reduce = "sum", buffer = "both";
   std::string transports = "auto", algorithms, systems, backends;
-  int iterations = 0, warmup = -1, hosts = 1, repeat = 0;
+  int iterations = 0, warmup = -1, hosts = 1, busy = 0, repeat = 0;
   double budget_ms = 250, timeout_s = 300;
   std::string link, json, csv;
   bool peers = false, list = false, no_limit = false;
@@ -106,6 +107,7 @@ BenchRequest request_of(const Arguments& arguments) {
   request.timeout_s = arguments.timeout_s;
   request.hosts = arguments.hosts;
   request.link = arguments.link;
+  request.busy = arguments.busy;
   request.systems = systems_of(arguments);
   request.repeat = arguments.repeat > 0 ? arguments.repeat : arguments.peers || !arguments.backends.empty() ? 3 : 1;
   return request;
@@ -264,6 +266,11 @@ int measure_and_report(const Arguments& arguments) {
   warn_of_unknown_variables_for_children(launch::own_environment());
   require_good_knobs(environment_text);
   check_output(arguments);
+  static const std::set<std::string> kTraining = {"ddp", "optim", "sharded", "weights", "data", "activations", "gpu"};
+  for (const std::string& name : arguments.operations) {
+    MANIPLE_REQUIRE(arguments.busy == 0 || !kTraining.contains(name),
+                    "--busy is for operations such as all_reduce; `{}` is measured without it", name);
+  }
   const SignalWatch watch;
   ProgressLine progress;
   if (arguments.operations == std::vector<std::string>{"ddp"}) return measure_ddp(arguments, watch, progress);
@@ -326,6 +333,9 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->capture_default_str()
       ->group(what);
   app.add_option("--link", arguments->link, "shape each host's link to this rate: 1gbit")->group(what);
+  app.add_option("--busy", arguments->busy, "run this many processes beside the ranks that compete for the cores")
+      ->capture_default_str()
+      ->group(what);
 
   const char* with = "What to compare with";
   app.add_flag("--peers", arguments->peers, "measure the installed peers in turn with us")->group(with);
@@ -384,18 +394,21 @@ std::function<int()> declare_bench(CLI::App& app) {
   };
 }
 
-/// Internal: one rank of a measurement, started by `maniple bench`.
+/// Internal: one rank of a measurement, or a process beside it, started by `maniple bench`.
 std::function<int()> declare_bench_worker(CLI::App& app) {
   struct WorkerArguments {
     std::string item;
     int rank = 0;
     std::string rendezvous;
+    bool spin = false;
   };
   auto arguments = std::make_shared<WorkerArguments>();
-  app.add_option("work_item", arguments->item)->required();
-  app.add_option("rank", arguments->rank)->required();
-  app.add_option("rendezvous", arguments->rendezvous)->required();
+  app.add_option("work_item", arguments->item);
+  app.add_option("rank", arguments->rank);
+  app.add_option("rendezvous", arguments->rendezvous);
+  app.add_flag("--spin", arguments->spin);
   return [arguments] {
+    for (volatile std::uint64_t turns = 0; arguments->spin;) turns = turns + 1;  // one of --busy: until it is ended
     bench::run_worker(bench::parse_work_item(arguments->item), arguments->rank, arguments->rendezvous);
     return 0;
   };

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 #include <nlohmann/json.hpp>
 
 #include <algorithm>

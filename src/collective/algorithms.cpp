@@ -69,7 +69,7 @@ std::string_view automatic(const Operation& op, int ranks) noexcept {
   constexpr int kVeryMany = 64;  // beyond this, even connections from everyone to everyone cost too much: n (n-1)
   // Two ranks: "direct" has each reduce one half and wait for the other's, "exchange" has both reduce all. Beyond this size the
   // arithmetic saved is worth the wait.
-  constexpr std::size_t kWorthHalving = 2 * 1024 * 1024;
+  constexpr std::size_t kWorthHalving = 256 * 1024;
   switch (op.op) {
     case Op::all_reduce:
       if (ranks == 2 && op.bytes() <= kWorthHalving) return "exchange";

@@ -17,8 +17,6 @@ namespace maniple {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that go through host memory at once
-constexpr auto kPause = std::chrono::milliseconds(1);
-constexpr auto kLeavingTime = std::chrono::seconds(1);  // for what is enqueued when a group is destroyed
 
 std::size_t round_up(std::size_t bytes) { return (bytes + kWordStride - 1) / kWordStride * kWordStride; }
 
@@ -168,12 +166,7 @@ DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entr
 DeviceCalls::~DeviceCalls() {
   listener_.reset();
   {
-    // What other ranks still need of this one is done by then, or never.
-    std::unique_lock lock(mutex_);
-    const Deadline deadline = Deadline::after(kLeavingTime);
-    while (!(pending_.empty() && staged_messages_.empty()) && !group_.abort_signal().raised() && !deadline.expired()) {
-      changed_.wait_for(lock, kPause);
-    }
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -205,6 +198,7 @@ void DeviceCalls::require_device(Device device, Op op) const {
 }
 
 void* DeviceCalls::own_stream(int device, Purpose purpose) {
+  const std::lock_guard lock(streams_mutex_);  // threads may send while another calls a collective
   void*& stream = streams_[{device, purpose}];
   if (stream == nullptr) stream = runtime_.make_stream(device);
   return stream;
@@ -390,18 +384,21 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
     for (const Piece& piece : *pieces) set_word(piece.word);
   };
   try {
-    const Work host = group_.start_tasks(op.op, host_call, [this, pieces, limit](OperationContext&) {
-      for (Piece& piece : *pieces) {
-        while (!runtime_.reached(piece.copied.get())) {
-          group_.abort_signal().check();
-          const timespec pause{0, 20'000};
-          ::nanosleep(&pause, nullptr);  // sleep: events of a device can only be polled
-        }
-        OperationContext context(limit);
-        group_.execute(piece.operation, context);
-        set_word(piece.word);
-      }
-    });
+    const Work host = group_.start_tasks(
+        op.op, host_call,
+        [this, pieces, limit](OperationContext&) {
+          for (Piece& piece : *pieces) {
+            while (!runtime_.reached(piece.copied.get())) {
+              group_.abort_signal().check();
+              const timespec pause{0, 20'000};
+              ::nanosleep(&pause, nullptr);  // sleep: events of a device can only be polled
+            }
+            OperationContext context(limit);
+            group_.execute(piece.operation, context);
+            set_word(piece.word);
+          }
+        },
+        /*seen=*/false);
     when_done(host, release);
   } catch (...) {
     release(std::current_exception());  // the stream must not wait for what never runs

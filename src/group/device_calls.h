@@ -58,6 +58,9 @@ class DeviceCalls {
   DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entry, int device, Deadline deadline);
   ~DeviceCalls();
 
+  /// Waits for what is enqueued, before the group is destroyed: until the group fails, or all others have left.
+  void finish();
+
   std::string_view engine() const noexcept {
     return engine_ ? engine_->name() : std::string_view("through host memory");
   }
@@ -146,6 +149,7 @@ class DeviceCalls {
   std::unique_ptr<DevicePlugin> engine_;
   bool engine_tells_ = false;           // DevicePlugin::waits
   std::shared_ptr<void> engine_event_;  // that it was given last
+  std::mutex streams_mutex_;
   std::map<std::pair<int, Purpose>, void*> streams_;
 
   std::shared_ptr<void> last_event_;  // of the last operation outside of graphs, and where it ran

@@ -5,8 +5,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 #include "base/threads.h"
 #include "group/group_impl.h"
@@ -16,6 +18,9 @@ namespace {
 
 constexpr auto kSoon = std::chrono::microseconds(20);      // between two looks while a thread of the host waits
 constexpr auto kSeldom = std::chrono::microseconds(1000);  // and while none does
+constexpr auto kPause = std::chrono::milliseconds(1);
+constexpr auto kLeavingTime = std::chrono::seconds(1);  // for what is enqueued when all other ranks have left the group
+constexpr int kPausesToAsk = 50;                        // between two questions whether they have
 
 /// Frees registered memory of a device, which may wait for all that the device does: so not in a thread of ours, which the device may be
 /// waiting for. (The thread that watches drops what an operation kept.)
@@ -225,7 +230,10 @@ void DeviceCalls::await_first_cause() {
 
 void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& context) {
   std::exception_ptr cause = error;
-  if (!group_.abort_signal().raised()) cause = group_.propagate(error, context);
+  if (!group_.abort_signal().raised()) {
+    cause = group_.propagate(error, context);
+    group_.keep_unseen(with_context(context, cause));
+  }
   if (engine_) engine_->abort();
   gave_up_ = true;
   std::vector<StagedMessages> messages;
@@ -262,6 +270,28 @@ RegisteredMemory DeviceCalls::allocate(std::span<const std::size_t> sizes, std::
   }
   auto* const memory = new RegisteredMemory(engine_->allocate(sizes, number, deadline));
   return {memory->data(), memory->size(), std::shared_ptr<void>(memory, free_registered)};
+}
+
+void DeviceCalls::finish() {
+  const auto left = [this](std::int64_t more) {  // so many ranks have nothing enqueued any more
+    try {
+      return group_.store_->add("left", more);
+    } catch (const Error&) {
+      return std::int64_t{group_.size()};  // the store has gone
+    }
+  };
+  std::unique_lock lock(mutex_);
+  std::optional<Deadline> last;  // what waits for ranks that have left is never done
+  for (int i = 1; !(pending_.empty() && staged_messages_.empty()) && !group_.abort_signal().raised(); ++i) {
+    changed_.wait_for(lock, kPause);
+    if (last && last->expired()) return;
+    if (last || i % kPausesToAsk != 0) continue;
+    lock.unlock();
+    if (left(0) >= group_.size() - 1) last = Deadline::after(kLeavingTime);
+    lock.lock();
+  }
+  lock.unlock();
+  if (group_.size() > 1 && !group_.abort_signal().raised()) left(1);
 }
 
 }  // namespace maniple

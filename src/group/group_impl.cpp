@@ -19,6 +19,9 @@ namespace {
 constexpr const char* kForked =
     "a child of fork() is not a rank and cannot use its parent's groups; start ranks as processes of their own";
 
+/// This thread runs what the caller does not wait for (start_tasks).
+thread_local bool nobody_sees = false;
+
 }  // namespace
 
 detail::GroupImpl::GroupImpl(GroupFacts facts, Deadline deadline)
@@ -114,6 +117,8 @@ void detail::GroupImpl::begin_on_device(Operation& op) {
 
 detail::GroupImpl::~GroupImpl() {
   if (!is_member()) return;
+  // Operations on a device were done for the caller when they were enqueued: other ranks, which may be late, need them yet.
+  if (device_ && !in_forked_child()) device_->finish();
   leaving_.store(true);
   // What is queued must not wait for peers: it fails at once.
   if (queued_.load() != 0) {
@@ -149,7 +154,13 @@ void detail::GroupImpl::throw_unusable(Op op, const CallOptions& call) {
   }
   // The group failed between two calls of this rank: the first of them to notice the failure throws it as it is.
   const std::exception_ptr cause = abort_->cause();
-  if (!thrown_.load()) std::rethrow_exception(failure(cause, context_of(to_string(op), seq_ + 1)));
+  if (!thrown_.load()) {
+    const ErrorInfo context = context_of(to_string(op), seq_ + 1);
+    std::unique_lock lock(unseen_mutex_);
+    const std::exception_ptr first = unseen_ ? unseen_ : cause;
+    lock.unlock();
+    std::rethrow_exception(failure(first, context));
+  }
   const ErrorInfo first = info_of(cause);
   ErrorInfo info = context_of("aborted");
   info.ranks = first.ranks;
@@ -191,8 +202,19 @@ void detail::GroupImpl::fail(const Operation& op) {
 
 std::exception_ptr detail::GroupImpl::failure(const std::exception_ptr& error, const ErrorInfo& context) {
   std::exception_ptr thrown = with_context(context, error);
-  if (!thrown_.exchange(true)) report_failure(info_of(thrown));
+  if (nobody_sees) {
+    keep_unseen(thrown);
+  } else if (!thrown_.exchange(true)) {
+    report_failure(info_of(thrown));
+  }
   return thrown;
+}
+
+void detail::GroupImpl::keep_unseen(const std::exception_ptr& error) {
+  const std::lock_guard lock(unseen_mutex_);
+  if (unseen_ || thrown_.load()) return;
+  unseen_ = error;
+  report_failure(info_of(error));
 }
 
 std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error, const ErrorInfo& context) {
@@ -201,15 +223,18 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
     pollfd raised{abort_->fd(), POLLIN, 0};
     ::poll(&raised, 1, milliseconds);
   };
-  const ErrorKind kind = info_of(error).kind;
+  const ErrorInfo info = info_of(error);
+  const ErrorKind kind = info.kind;
   const bool detects = facts_.session->has_failure_detector();
   // The failure detector knows who died first; its message is milliseconds away.
   if (kind == ErrorKind::peer_lost && detects && !abort_->raised()) await_abort(150);
   if (abort_->raised()) return abort_->cause();
-  if (detects && !(kind == ErrorKind::mismatch && backend_ && backend_->all_share_memory())) {
+  // Ranks that share memory all know by themselves what was called, unless the error names the call to ask for.
+  if (detects && !(kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory())) {
     // The leader of the detector passes it on (and, for a mismatch, first asks all ranks what they called); we receive it last.
     const bool asks = kind == ErrorKind::mismatch && context.sequence != 0;
-    facts_.session->spread_abort(facts_.name, context.sequence, asks ? error : with_context(context, error));
+    const std::uint64_t asked = info.sequence != 0 ? info.sequence : context.sequence;
+    facts_.session->spread_abort(facts_.name, asked, asks ? error : with_context(context, error));
     await_abort(asks ? 1500 : 100);
     if (asks && abort_->raised()) return abort_->cause();
   }
@@ -232,13 +257,15 @@ Work detail::GroupImpl::start(Operation operation, const CallOptions& call) {
   });
 }
 
-Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body) {
+Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body,
+                                    bool seen) {
   require_usable(op, call);
   auto state = std::make_shared<detail::WorkState>();
   const Deadline deadline = Deadline::after(limit(call));
   queued_.fetch_add(1, std::memory_order_acq_rel);
-  queue_.push([this, state, body = std::move(body), deadline, op, call] {
+  queue_.push([this, state, body = std::move(body), deadline, op, call, seen] {
     std::exception_ptr error;
+    nobody_sees = !seen;
     // A synchronous call that began before us may still be running inline.
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     try {
@@ -248,6 +275,7 @@ Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::functio
     } catch (...) {
       error = std::current_exception();
     }
+    nobody_sees = false;
     busy_.store(false, std::memory_order_release);
     queued_.fetch_sub(1, std::memory_order_acq_rel);
     state->finish(std::move(error));

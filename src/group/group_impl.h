@@ -93,7 +93,8 @@ class detail::GroupImpl {
     }
     start_tasks(op, call, [&body](OperationContext& context) { body(context); }).wait();
   }
-  Work start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body);
+  /// `seen`: the caller learns of its failure by the Work. Otherwise the next call throws it.
+  Work start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body, bool seen = true);
 
   /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
   void execute(Operation& operation, OperationContext& context);
@@ -148,6 +149,8 @@ class detail::GroupImpl {
   std::exception_ptr propagate(const std::exception_ptr& error, const ErrorInfo& context);
   /// The error that a call throws for it. The first one on this rank is also reported to the launcher.
   std::exception_ptr failure(const std::exception_ptr& error, const ErrorInfo& context);
+  /// For the failure of what nobody waits for.
+  void keep_unseen(const std::exception_ptr& error);
   ErrorInfo context_of(const Message& message) const;
 
   GroupFacts facts_;
@@ -163,6 +166,8 @@ class detail::GroupImpl {
   std::uint32_t generation_;
   // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
   std::atomic<bool> thrown_{false};
+  std::mutex unseen_mutex_;
+  std::exception_ptr unseen_;         // the first failure of what nobody waited for: the next call throws it
   std::atomic<bool> leaving_{false};  // being destroyed: what fails by that is nobody else's concern
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};

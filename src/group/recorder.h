@@ -27,16 +27,17 @@ class Recorder {
     if (mask_ == 0) return 0;
     const std::uint64_t now = ticks();
     Entry& entry = entries_[operation.seq & mask_];
+    // Release stores instead of a fence: nobody sees what follows under the old number, and nothing has to wait until all before it
+    // can be seen.
     entry.seq.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);  // nobody sees what follows under the old number
     const Signature signature = Signature::of(operation);
-    entry.words[0].store(signature.what, std::memory_order_relaxed);
-    entry.words[1].store(signature.count, std::memory_order_relaxed);
-    entry.words[2].store(signature.detail, std::memory_order_relaxed);
-    entry.file.store(operation.where.file_name(), std::memory_order_relaxed);
-    entry.line.store(operation.where.line(), std::memory_order_relaxed);
-    entry.began.store(now, std::memory_order_relaxed);
-    entry.ended.store(0, std::memory_order_relaxed);
+    entry.words[0].store(signature.what, std::memory_order_release);
+    entry.words[1].store(signature.count, std::memory_order_release);
+    entry.words[2].store(signature.detail, std::memory_order_release);
+    entry.file.store(operation.where.file_name(), std::memory_order_release);
+    entry.line.store(operation.where.line(), std::memory_order_release);
+    entry.began.store(now, std::memory_order_release);
+    entry.ended.store(0, std::memory_order_release);
     entry.seq.store(signature.seq, std::memory_order_release);
     return now;
   }

@@ -1,5 +1,7 @@
 #include "group/validate.h"
 
+#include <bit>
+
 #include "base/check.h"
 #include "collective/reduce/reduce.h"
 
@@ -10,7 +12,9 @@ void require_root(Op op, int root, int size) {
   MANIPLE_REQUIRE(root >= 0 && root < size, "{}: root {} in a group of {} ranks", to_string(op), root, size);
 }
 
-void require_same_dtype(Op op, ConstBuffer input, ConstBuffer output) {
+// Buffers are passed as they are: made into each other and copied, byte by byte and word by word, they cost more than all checks.
+
+void require_same_dtype(Op op, const auto& input, const auto& output) {
   MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op),
                   to_string(input.dtype), to_string(output.dtype));
 }
@@ -22,12 +26,21 @@ void require_count(Op op, const char* what, std::size_t count, std::size_t expec
 // More than any machine addresses, and little enough that products with numbers of ranks do not wrap around.
 constexpr std::size_t kMostBytes = std::size_t{1} << 48;
 
-std::size_t most_elements(DType dtype) { return kMostBytes / size_of(dtype); }
+// Sizes of elements are powers of two; a division would take as long as the other checks together.
+std::size_t most_elements(DType dtype) { return kMostBytes >> std::countr_zero(size_of(dtype)); }
+
+void require_valid(Op op, const char* what, const auto& buffer) {
+  const bool known = static_cast<int>(buffer.dtype) < kDTypeCount;
+  if (known && buffer.count <= most_elements(buffer.dtype) && (buffer.data != nullptr || buffer.count == 0)) [[likely]]
+    return;
+  require_memory(op, what, buffer);
+}
 
 Parts parts_of(Op op, DType dtype, std::size_t each, std::span<const std::size_t> counts, int size) {
   const std::size_t most = most_elements(dtype);
   if (counts.empty()) {
-    MANIPLE_REQUIRE(each <= most / static_cast<std::size_t>(size),
+    std::size_t total = 0;
+    MANIPLE_REQUIRE(!__builtin_mul_overflow(each, static_cast<std::size_t>(size), &total) && total <= most,
                     "{}: {} elements of {} for each of {} ranks exceed the maximum of {} in all", to_string(op), each,
                     to_string(dtype), size, most);
     return {each, size};
@@ -54,10 +67,12 @@ Operation base(Op op, DType dtype, const CallOptions& call) {
 }
 
 // `input` and `output` are those that this rank's part of the operation looks at; an empty one may be anywhere.
-void set_memory(Operation& operation, ConstBuffer input, Buffer output, const CallOptions& call) {
+void set_memory(Operation& operation, const auto& input, const Buffer& output, const CallOptions& call) {
   operation.in = static_cast<const std::byte*>(input.data);
   operation.out = static_cast<std::byte*>(output.data);
-  operation.device = input.data != nullptr || output.data == nullptr ? input.device : output.device;
+  const bool by_input = input.data != nullptr || output.data == nullptr;
+  operation.device.type = by_input ? input.device.type : output.device.type;
+  operation.device.index = by_input ? input.device.index : output.device.index;
   if (input.device != output.device) [[unlikely]] {
     MANIPLE_REQUIRE(input.data == nullptr || output.data == nullptr,
                     "{}: input is on {} but output is on {}; both must be on one device", to_string(operation.op),
@@ -94,7 +109,7 @@ void require_transport(TransportKind kind) {
 
 Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const CallOptions& call) {
   require_root(Op::broadcast, root, group.size);
-  require_memory(Op::broadcast, "buffer", buffer);
+  require_valid(Op::broadcast, "buffer", buffer);
   Operation operation = base(Op::broadcast, buffer.dtype, call);
   operation.root = root;
   operation.count = buffer.count;
@@ -106,11 +121,11 @@ Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, i
                            const CallOptions& call) {
   require_root(Op::reduce, root, group.size);
   require_reducible(input.dtype, op);
-  require_memory(Op::reduce, "input", input);
+  require_valid(Op::reduce, "input", input);
   if (group.rank == root) {
     require_same_dtype(Op::reduce, input, output);
     require_count(Op::reduce, "output", output.count, input.count);
-    require_memory(Op::reduce, "output", output);
+    require_valid(Op::reduce, "output", output);
   }
   Operation operation = base(Op::reduce, input.dtype, call);
   operation.reduce = op;
@@ -124,8 +139,8 @@ Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, Red
   require_reducible(input.dtype, op);
   require_same_dtype(Op::all_reduce, input, output);
   require_count(Op::all_reduce, "output", output.count, input.count);
-  require_memory(Op::all_reduce, "input", input);
-  require_memory(Op::all_reduce, "output", output);
+  require_valid(Op::all_reduce, "input", input);
+  require_valid(Op::all_reduce, "output", output);
   Operation operation = base(Op::all_reduce, input.dtype, call);
   operation.reduce = op;
   operation.count = input.count;
@@ -136,7 +151,7 @@ Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, Red
 Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, int root,
                            std::span<const std::size_t> counts, const CallOptions& call) {
   require_root(Op::gather, root, group.size);
-  require_memory(Op::gather, "input", input);
+  require_valid(Op::gather, "input", input);
   Operation operation = base(Op::gather, input.dtype, call);
   operation.root = root;
   set_parts(operation, parts_of(Op::gather, input.dtype, input.count, counts, group.size));
@@ -144,7 +159,7 @@ Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, i
   if (group.rank == root) {
     require_same_dtype(Op::gather, input, output);
     require_count(Op::gather, "output", output.count, operation.parts.total());
-    require_memory(Op::gather, "output", output);
+    require_valid(Op::gather, "output", output);
   }
   set_memory(operation, input, output, call);
   return operation;
@@ -153,8 +168,8 @@ Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, i
 Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer output, std::span<const std::size_t> counts,
                                const CallOptions& call) {
   require_same_dtype(Op::all_gather, input, output);
-  require_memory(Op::all_gather, "input", input);
-  require_memory(Op::all_gather, "output", output);
+  require_valid(Op::all_gather, "input", input);
+  require_valid(Op::all_gather, "output", output);
   Operation operation = base(Op::all_gather, input.dtype, call);
   set_parts(operation, parts_of(Op::all_gather, input.dtype, input.count, counts, group.size));
   require_count(Op::all_gather, "input", input.count, operation.parts.count(group.rank));
@@ -166,7 +181,7 @@ Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer outpu
 Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, int root,
                             std::span<const std::size_t> counts, const CallOptions& call) {
   require_root(Op::scatter, root, group.size);
-  require_memory(Op::scatter, "output", output);
+  require_valid(Op::scatter, "output", output);
   Operation operation = base(Op::scatter, output.dtype, call);
   operation.root = root;
   set_parts(operation, parts_of(Op::scatter, output.dtype, output.count, counts, group.size));
@@ -174,7 +189,7 @@ Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, 
   if (group.rank == root) {
     require_same_dtype(Op::scatter, input, output);
     require_count(Op::scatter, "input", input.count, operation.parts.total());
-    require_memory(Op::scatter, "input", input);
+    require_valid(Op::scatter, "input", input);
   }
   set_memory(operation, input, output, call);
   return operation;
@@ -184,8 +199,8 @@ Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer o
                                    std::span<const std::size_t> counts, const CallOptions& call) {
   require_reducible(input.dtype, op);
   require_same_dtype(Op::reduce_scatter, input, output);
-  require_memory(Op::reduce_scatter, "input", input);
-  require_memory(Op::reduce_scatter, "output", output);
+  require_valid(Op::reduce_scatter, "input", input);
+  require_valid(Op::reduce_scatter, "output", output);
   Operation operation = base(Op::reduce_scatter, input.dtype, call);
   operation.reduce = op;
   set_parts(operation, parts_of(Op::reduce_scatter, output.dtype, output.count, counts, group.size));
@@ -200,8 +215,8 @@ Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer outpu
                                const CallOptions& call) {
   constexpr Op kOp = Op::all_to_all;
   require_same_dtype(kOp, input, output);
-  require_memory(kOp, "input", input);
-  require_memory(kOp, "output", output);
+  require_valid(kOp, "input", input);
+  require_valid(kOp, "output", output);
   MANIPLE_REQUIRE(input.data != output.data || input.count == 0,
                   "all_to_all: input and output must not be the same memory");
   MANIPLE_REQUIRE(input_counts.empty() == output_counts.empty(),

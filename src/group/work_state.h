@@ -66,7 +66,14 @@ void when_done(const Work& work, std::function<void(const std::exception_ptr& er
 
 /// A Work that is done. All of them share one state, which nobody owns: copying them counts no references.
 inline Work done_work() {
-  static detail::WorkState* const state = detail::WorkState::make_done();
+  // A static one is asked for by an acquire load, which on aarch64 waits for the stores before it. Here the pointer itself orders
+  // what is read through it.
+  static constinit std::atomic<detail::WorkState*> known{nullptr};
+  detail::WorkState* state = known.load(std::memory_order_relaxed);
+  if (state == nullptr) [[unlikely]] {
+    static detail::WorkState* const made = detail::WorkState::make_done();
+    known.store(state = made, std::memory_order_release);
+  }
   return Work(std::shared_ptr<detail::WorkState>(std::shared_ptr<void>(), state));
 }
 

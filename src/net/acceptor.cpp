@@ -93,22 +93,25 @@ struct Acceptor::Impl {
   void accept_some() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       if (pending.size() >= limits.unauthenticated && !make_room()) return pause(PausedFor::room, next_ripe());
-      const int fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      int fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (fd < 0 && errno == EMFILE) {
+        raise_descriptor_limit();
+        fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      }
       if (fd >= 0) {
         admit(UniqueFd(fd));
         continue;
       }
       if (errno == EAGAIN) return;
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        if (!survive_shortage(errno)) return;
+        return turn_one_away(errno);
       }
       // Anything else (ECONNABORTED, EINTR, pending network errors) concerns that one connection.
     }
   }
 
   /// Without this the loop would spin: the connection stays in the queue and the listener stays readable.
-  bool survive_shortage(int code) {
-    if (code == EMFILE && raise_descriptor_limit()) return true;
+  void turn_one_away(int code) {
     log.warn("descriptors", fmt::format("{} cannot accept a connection: {}", address.to_string(),
                                         code == EMFILE ? descriptor_shortage() : errno_text(code)));
     if (reserve) {
@@ -119,7 +122,6 @@ struct Acceptor::Impl {
       ++refused;
     }
     pause(PausedFor::descriptors, Clock::now() + kDescriptorPause);
-    return false;
   }
 
   /// When a pending connection may be displaced. One that has sent its hello is more likely to be one of ours.

@@ -79,20 +79,6 @@ Address route_to(const Address& peer);
 /// there are and how many are allowed.
 UniqueFd open_stream_socket(int family, const std::string& purpose);
 
-// The limit of open files of this process.
-
-/// Raises the soft limit to the hard one. True if that gave more descriptors.
-bool raise_descriptor_limit() noexcept;
-
-struct DescriptorUse {
-  std::uint64_t open = 0;
-  std::uint64_t limit = 0;
-};
-DescriptorUse descriptor_use() noexcept;
-
-/// For the error after raising did not help: "1024 descriptors are open and the limit is 1024; ...".
-std::string descriptor_shortage(std::uint64_t needed_more = 1);
-
 // Who listens on a port: for the message that it is taken.
 
 /// Inodes of the sockets that listen on `port`, from the text of /proc/net/tcp or tcp6.

@@ -1,8 +1,6 @@
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -62,14 +60,7 @@ bool network_may_recover(int code) noexcept {
 }
 
 UniqueFd open_stream_socket(int family, const std::string& purpose) {
-  for (bool raised = false;; raised = true) {
-    UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (fd) return fd;
-    if (errno == EMFILE && !raised && raise_descriptor_limit()) continue;
-    const int code = errno;
-    if (code == EMFILE) throw SystemError(fmt::format("{}: {}", purpose, descriptor_shortage()), code);
-    throw_system_error(purpose, code);
-  }
+  return new_descriptor(purpose, [&] { return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
 }
 
 UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int cancel) {
@@ -148,37 +139,12 @@ Address route_to(const Address& peer) {
   if (peer.is_unix()) return peer;
   // Connecting a datagram socket sends nothing; it only makes the kernel choose the route.
   constexpr std::uint16_t kDiscardPort = 9;
-  UniqueFd fd(::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd) throw_system_error(fmt::format("route to {}", peer.host()));
+  const UniqueFd fd = new_descriptor(fmt::format("route to {}", peer.host()),
+                                     [&] { return ::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0); });
   const Address target = peer.with_port(kDiscardPort);
   if (::connect(fd.get(), target.get(), target.length()) != 0)
     throw_system_error(fmt::format("route to {}", peer.host()));
   return Address::of_socket(fd.get()).with_port(0);
-}
-
-bool raise_descriptor_limit() noexcept {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
-  limit.rlim_cur = limit.rlim_max;
-  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
-}
-
-DescriptorUse descriptor_use() noexcept {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  DescriptorUse use{.open = 0, .limit = limit.rlim_cur};
-  // Listing /proc/self/fd would itself need a descriptor, and there is none left when this is asked.
-  const std::uint64_t highest = std::min<std::uint64_t>(limit.rlim_cur, 65536);
-  for (std::uint64_t fd = 0; fd < highest; ++fd) {
-    if (::fcntl(static_cast<int>(fd), F_GETFD) != -1) ++use.open;
-  }
-  return use;
-}
-
-std::string descriptor_shortage(std::uint64_t needed_more) {
-  const DescriptorUse use = descriptor_use();
-  return fmt::format("{} file descriptors are open, {} more needed, but the limit is {}; raise it (ulimit -n {})",
-                     use.open, needed_more, use.limit, (use.open + needed_more) * 2);
 }
 
 }  // namespace maniple

@@ -1,7 +1,6 @@
 #include "net/event_loop.h"
 
 #include <pthread.h>
-#include <sys/eventfd.h>
 
 #include <cerrno>
 #include <condition_variable>
@@ -37,8 +36,8 @@ struct EventLoop::Impl {
     std::function<void()> callback;
   };
 
-  UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
-  UniqueFd wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  UniqueFd epoll = new_descriptor("epoll_create1", [] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  UniqueFd wake = new_event();
 
   std::mutex mutex;
   std::condition_variable idle;  // `running` has changed
@@ -173,8 +172,6 @@ struct EventLoop::Impl {
 thread_local const EventLoop::Impl* EventLoop::Impl::current = nullptr;
 
 EventLoop::EventLoop(const char* name) : impl_(std::make_shared<Impl>()) {
-  if (!impl_->epoll) throw_system_error("epoll_create1");
-  if (!impl_->wake) throw_system_error("eventfd");
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = Impl::kWake;

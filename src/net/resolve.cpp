@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -34,7 +33,7 @@ struct Answer {
 struct Lookup {
   std::mutex mutex;
   std::optional<Answer> answer;
-  UniqueFd finished{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // readable once there is an answer
+  UniqueFd finished = new_event();  // readable once there is an answer
 };
 
 Answer ask(const std::string& host, int flags) {
@@ -80,7 +79,6 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
 
   const auto start = Deadline::Clock::now();
   auto lookup = std::make_shared<Lookup>();
-  if (!lookup->finished) throw_system_error("eventfd");
   start_thread("resolving a name", [lookup, host] {
     Answer answer = ask(host, 0);
     const std::lock_guard lock(lookup->mutex);

@@ -3,13 +3,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/files.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/schedulers.h"
 
@@ -53,19 +52,14 @@ void check_local(const RankAssignment& assignment, std::optional<int> local_rank
   }
 }
 
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 bool has_variable(pid_t pid, std::string_view name) {
-  const std::string environment = '\0' + contents(fmt::format("/proc/{}/environ", pid));
+  const std::string environment = '\0' + file_text(fmt::format("/proc/{}/environ", pid));
   return environment.find(fmt::format("{}{}=", '\0', name)) != std::string::npos;
 }
 
 pid_t parent_of(pid_t pid) {
   // "PID (name) state PPID ...", and the name may hold anything.
-  const std::string stat = contents(fmt::format("/proc/{}/stat", pid));
+  const std::string stat = file_text(fmt::format("/proc/{}/stat", pid));
   const auto end = stat.rfind(") ");
   return end == std::string::npos || end + 4 > stat.size() ? 0 : std::atoi(stat.c_str() + end + 4);
 }

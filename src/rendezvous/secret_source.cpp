@@ -93,7 +93,7 @@ std::optional<Secret> parse_secret(std::string_view text) {
 std::string hex_of(const Secret& secret) { return fmt::format("{:02x}", fmt::join(secret.bytes, "")); }
 
 Secret secret_from_file(const std::string& path, const std::string& what) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const UniqueFd fd = open_file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   MANIPLE_REQUIRE(static_cast<bool>(fd), "{}: it cannot be opened: {}", what, errno_text(errno));
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) throw_system_error(what);

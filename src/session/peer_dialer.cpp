@@ -6,11 +6,10 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <fstream>
 
 #include <fmt/format.h>
 
-#include "base/system_error.h"
+#include "base/files.h"
 #include "net/address.h"
 #include <maniple/comm/error.h>
 
@@ -22,8 +21,7 @@ constexpr std::chrono::milliseconds kHandshakeGrace{200};
 
 }  // namespace
 
-PeerDialer::PeerDialer(Task task) : task_(std::move(task)), cancel_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!cancel_) throw_system_error("eventfd");
+PeerDialer::PeerDialer(Task task) : task_(std::move(task)), cancel_(new_event()) {
   thread_ = std::thread([this] {
     run();
     finished_.set_value();
@@ -66,9 +64,7 @@ void PeerDialer::run() {
 }
 
 char process_state(int pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(file, line);
+  const std::string line = file_text(fmt::format("/proc/{}/stat", pid));
   const auto end = line.rfind(')');  // the name in parentheses may hold anything
   return end != std::string::npos && end + 2 < line.size() ? line[end + 2] : '\0';
 }

@@ -1,6 +1,5 @@
 #include "session/session.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -55,8 +54,7 @@ Session::Session(RendezvousResult result, TransportKind transport)
       transport_(transport),
       encrypts_(knob_flag(Knob::encrypt)),
       loop_(EventLoop::shared()),
-      arrivals_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!arrivals_) throw_system_error("eventfd");
+      arrivals_(new_event()) {
   MANIPLE_REQUIRE(
       !encrypts_ || !rendezvous_.identity.secret.is_none(),
       "MANIPLE_ENCRYPT is 1, but the job has no secret, so anyone could decrypt: set MANIPLE_SECRET_FILE on every "
@@ -337,17 +335,12 @@ std::shared_ptr<Segment> Session::share_segment(const std::string& topic, const 
 
 UniqueFd Session::share_descriptor(const std::string& topic, const std::vector<int>& members, int descriptor,
                                    Deadline deadline, const AbortSignal& abort) {
-  const auto copy_of = [](int fd) {
-    UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-    if (!copy) throw_system_error("fcntl(F_DUPFD_CLOEXEC)");
-    return copy;
-  };
   if (members.front() == rank()) {
-    offer(topic, members, {nullptr, std::make_shared<UniqueFd>(copy_of(descriptor))});
+    offer(topic, members, {nullptr, std::make_shared<UniqueFd>(duplicate(descriptor))});
     return {};
   }
   return take(
-      topic, members.front(), deadline, abort, [&](const SharedFile& file) { return copy_of(file.fd()); },
+      topic, members.front(), deadline, abort, [&](const SharedFile& file) { return duplicate(file.fd()); },
       [](ReceivedDescriptor received) { return std::move(received.fd); });
 }
 

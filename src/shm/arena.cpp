@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -21,13 +22,18 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
+// How long a rank sleeps before it looks by itself: at first, in case it was overlooked (see wake_if_asleep), and then, in case a
+// rank died before it could wake this one.
+constexpr auto kFirstSleep = std::chrono::microseconds(100);
+constexpr auto kLook = std::chrono::milliseconds(50);
+
 std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Pages of rings that are never used are never allocated, so small groups can afford large rings.
 std::size_t ring_bytes_for(int size) {
   const std::size_t capacity = size <= 16 ? 256 * 1024 : size <= 64 ? 64 * 1024 : 4 * 1024;
   // A ring's capacity is a power of two; its counters, and slots for small messages, lie behind it.
-  return capacity + (size <= 16 ? 10 : 1) * kPage;
+  return capacity + (size <= 16 ? 17 : 1) * kPage;  // 8 slots of 8 KiB and a little more
 }
 
 // Of one core, in bytes; 0 when the system does not say. glibc knows it of x86 only.
@@ -57,10 +63,19 @@ std::size_t Arena::stage_bytes_for(int size) {
   return size <= 8 ? 512 * kKiB : size <= 64 ? 256 * kKiB : 64 * kKiB;
 }
 
+std::size_t Arena::payload_bytes_for(int size) {
+  constexpr std::size_t kMost = 8192;
+  if (size <= 4) return kMost;
+  return std::max<std::size_t>(1024, 4 * kMost / static_cast<std::size_t>(size) / kCacheLine * kCacheLine);
+}
+
+// Behind the header: blocks, contributions, their payloads, each on pages of its own; then the stages, then the rings.
 std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
   static_assert(sizeof(Header) == 2 * kPage && sizeof Header::abort_error >= kMaxReportBytes);
   const auto n = static_cast<std::size_t>(size);
-  const std::size_t fixed = round_up(sizeof(Header), kPage) + round_up(sizeof(RankBlock) * n, kPage);
+  const std::size_t contributions = kContributions * (sizeof(Contribution) + payload_bytes_for(size));
+  const std::size_t fixed =
+      sizeof(Header) + round_up(sizeof(RankBlock) * n, kPage) + round_up(contributions * n, kPage);
   return fixed + n * round_up(stage_bytes, kPage) + 2 * n * n * ring_bytes_for(size);
 }
 
@@ -73,17 +88,27 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   }
   const std::size_t stage = (segment_->size() - bytes_for(options.size, 0)) / n / kPage * kPage;
   stage_slot_bytes_ = stage / kStageSlots / kCacheLine * kCacheLine;
-  stage_offset_ = round_up(sizeof(Header), kPage) + round_up(sizeof(RankBlock) * n, kPage);
-  ring_offset_ = stage_offset_ + n * stage;
   ring_bytes_ = ring_bytes_for(options.size);
-  blocks_ = reinterpret_cast<RankBlock*>(segment_->data() + round_up(sizeof(Header), kPage));
-  // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS.
-  segment_->populate(0, ring_offset_);
+  stage_offset_ = bytes_for(options.size, 0) - 2 * n * n * ring_bytes_;
+  ring_offset_ = stage_offset_ + n * stage;
+  std::byte* at = segment_->data() + sizeof(Header);
+  blocks_ = reinterpret_cast<RankBlock*>(at);
+  at += round_up(sizeof(RankBlock) * n, kPage);
+  contributions_ = reinterpret_cast<Contribution*>(at);
+  payloads_ = at + n * kContributions * sizeof(Contribution);
+  payload_bytes_ = payload_bytes_for(options.size);
+  // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS. Of the stages this rank's
+  // own: others read of it what this rank has written. (With 256 ranks, looking at the pages of all takes each of them 0.5 ms.)
+  segment_->populate(0, stage_offset_);
+  segment_->populate(stage_offset_ + static_cast<std::size_t>(options.rank) * stage, stage);
   abort_state_ = &header().abort_state;
-  const bool crowded = options.size > options.cores;
-  const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded ? 0 : 20;
-  spin_ticks_ = static_cast<std::uint64_t>(spin_us * 1e-6 * ticks_per_second());
-  yield_ticks_ = static_cast<std::uint64_t>(1e-3 * ticks_per_second());
+  crowded_ = options.size > options.cores;
+  const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded_ ? 0 : 20;
+  const auto in_ticks = [](double us) { return static_cast<std::uint64_t>(us * 1e-6 * ticks_per_second()); };
+  spin_ticks_ = in_ticks(spin_us);
+  yield_ticks_ = in_ticks(1000);
+  gap_ticks_ = in_ticks(50);
+  contended_ticks_ = in_ticks(1e6);
 }
 
 Arena::~Arena() {
@@ -96,11 +121,17 @@ void Arena::mark_gone(int rank) noexcept {
   if (of(rank).left.value.compare_exchange_strong(none, 2, std::memory_order_seq_cst)) wake_all_for(rank);
 }
 
-// Those that wait for a word of this rank, or for a notification.
+// Those that wait for a word of this rank. (One that announces itself only now looks, before it sleeps, why it should not.)
+void Arena::wake_sleepers_on(int rank) noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (of(rank).sleepers.value.load(std::memory_order_seq_cst) == 0) return;
+  for (std::uint32_t i = 0; i < kContributions; ++i) futex_wake_all(contribution(rank, i).stamp);
+  for (auto& counter : of(rank).counters) futex_wake_all(counter.value);
+}
+
+// Also those that wait for a notification.
 void Arena::wake_all_for(int rank) noexcept {
-  RankBlock& theirs = of(rank);
-  for (Contribution& contribution : theirs.contributions) futex_wake_all(contribution.stamp);
-  for (auto& counter : theirs.counters) futex_wake_all(counter.value);
+  wake_sleepers_on(rank);
   for (int r = 0; r < size(); ++r) notify(r);
 }
 
@@ -110,12 +141,13 @@ void Arena::await_contributions(std::uint32_t epoch, OperationContext& context) 
   try {
     for (int i = 1; i < size(); ++i) {
       const int peer = rank() + i < size() ? rank() + i : rank() + i - size();
-      await(contribution(peer, epoch).stamp, epoch, peer, context);
+      await_contribution(peer, epoch, context);
     }
+    all_published_ = epoch;
   } catch (const Timeout&) {
     std::vector<int> missing, names;
     for (int r = 0; r < size(); ++r) {
-      if (r == rank() || reached(contribution(r, epoch).stamp, epoch)) continue;
+      if (r == rank() || has_published(r, epoch)) continue;
       missing.push_back(global_rank(r));
       names.push_back(name_of(r));
     }
@@ -148,8 +180,8 @@ std::span<std::byte> Arena::ring(int set, int from, int to) noexcept {
 
 void Arena::notify(int rank) {
   RankBlock& theirs = of(rank);
-  theirs.notifications.value.fetch_add(1, std::memory_order_seq_cst);
-  if (theirs.notification_sleepers.value.load(std::memory_order_seq_cst) != 0)
+  theirs.notifications.value.fetch_add(1, std::memory_order_acq_rel);
+  if (theirs.notification_sleepers.value.load(std::memory_order_relaxed) != 0)  // as in wake_if_asleep
     futex_wake_all(theirs.notifications.value);
 }
 
@@ -160,15 +192,20 @@ std::uint32_t Arena::notifications() const noexcept {
 void Arena::await_notification(std::uint32_t seen, Deadline deadline) {
   RankBlock& mine = of(rank());
   const auto start = ticks();
+  auto now = start;
   while (mine.notifications.value.load(std::memory_order_acquire) == seen) {
-    const auto waited = ticks() - start;
+    const auto before = std::exchange(now, ticks());
+    note_gap(before, now);
+    const auto waited = now - start;
     if (waited < spin_ticks_) {
       relax();
-    } else if (waited < spin_ticks_ + yield_ticks_) {
+    } else if (waited < spin_ticks_ + yield_ticks_ && !is_contended(now)) {
       ::sched_yield();
     } else {
       mine.notification_sleepers.value.fetch_add(1, std::memory_order_seq_cst);
-      futex_wait(mine.notifications.value, seen, deadline);
+      futex_wait(mine.notifications.value, seen, Deadline::sooner(deadline, Deadline::after(kFirstSleep)));
+      if (mine.notifications.value.load(std::memory_order_acquire) == seen)
+        futex_wait(mine.notifications.value, seen, deadline);
       mine.notification_sleepers.value.fetch_sub(1, std::memory_order_seq_cst);
       return;
     }
@@ -180,11 +217,15 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
   std::uint64_t now = context.take_start();
   if (now == 0) now = ticks();
   const std::uint64_t start = now;
-  for (; now - start < spin_ticks_; now = ticks()) {
+  while (now - start < spin_ticks_) {
     for (int i = 0; i < 16; ++i) {
       if (reached(word, target)) return context.set_end(now);
       relax();
     }
+    if (now == start && is_on_this_core(rank) && !leave_core_of(rank, now))
+      break;  // it cannot run while this rank does
+    const std::uint64_t before = std::exchange(now, ticks());
+    note_gap(before, now);
   }
   context.forget_ticks();
   const auto since = Deadline::Clock::now();
@@ -194,15 +235,16 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
            deadline.expired();
   };
   // Reaching the target counts even when there is a reason to stop: a rank that finished and left has left its data.
-  while (ticks() - start < spin_ticks_ + yield_ticks_) {
+  while (now - start < spin_ticks_ + yield_ticks_ && !is_contended(now) && !is_on_this_core(rank)) {
     for (int i = 0; i < 8; ++i) {
       if (reached(word, target)) return;
       ::sched_yield();
+      const std::uint64_t before = std::exchange(now, ticks());
+      note_gap(before, now);
     }
     if (must_stop()) break;
   }
-  constexpr auto kLook = std::chrono::milliseconds(50);  // in case a rank died before it could wake this one
-  for (;;) {
+  for (std::chrono::microseconds nap = kFirstSleep;; nap = kLook) {
     const bool stop = must_stop();
     if (reached(word, target)) return;
     if (stop) fail_waiting(rank, since);
@@ -211,10 +253,46 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
     if (static_cast<std::int32_t>(seen - target) < 0 && !must_stop()) {
-      futex_wait(word, seen, Deadline::sooner(deadline, Deadline::after(kLook)));
+      show_core();
+      futex_wait(word, seen, Deadline::sooner(deadline, Deadline::after(nap)));
+      show_core();
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
+}
+
+void Arena::wake(const std::atomic<std::uint32_t>& word) {
+  show_core();
+  futex_wake_all(word);
+}
+
+void Arena::show_core() noexcept {
+  of(rank()).core.value.store(static_cast<std::uint32_t>(::sched_getcpu() + 1), std::memory_order_relaxed);
+}
+
+bool Arena::is_on_this_core(int rank) const noexcept {
+  if (crowded_) return false;
+  const std::uint32_t theirs = of(rank).core.value.load(std::memory_order_relaxed);
+  return theirs != 0 && theirs == static_cast<std::uint32_t>(::sched_getcpu() + 1);
+}
+
+// Moves this thread off the core that it shares with a rank that works on the same operation, to another that it may use. Unbound ranks can
+// meet on a core while others are idle, and the kernel sees only after milliseconds that it should part them: the rest of the operation would
+// take twice as long. Only if that rank's place is known to be of this operation, once in a millisecond, and where no other processes want the
+// cores.
+bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
+  if (of(rank).core.epoch.load(std::memory_order_relaxed) != epoch_ || is_contended(now)) return false;
+  if (now - left_core_ < yield_ticks_) return false;
+  left_core_ = now;
+  cpu_set_t allowed, others;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return false;
+  others = allowed;
+  const int here = ::sched_getcpu();
+  if (here < 0 || here >= CPU_SETSIZE) return false;
+  CPU_CLR(static_cast<std::size_t>(here), &others);
+  if (::sched_setaffinity(0, sizeof others, &others) != 0) return false;
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
+  return true;
 }
 
 void Arena::check_raised_slowly(std::uint32_t epoch) const {
@@ -234,6 +312,14 @@ void Arena::throw_raised() const {
   options_.abort->check();
   if (auto cause = raised()) std::rethrow_exception(cause);
   throw Aborted("the group was aborted by another rank");
+}
+
+void Arena::await_raised() const {
+  const Deadline limit = Deadline::after(std::chrono::seconds(3));
+  while (abort_state_->load(std::memory_order_acquire) == 0 && !options_.abort->raised() && !limit.expired()) {
+    futex_wait(*abort_state_, 0, Deadline::after(std::chrono::milliseconds(1)));
+  }
+  throw_raised();
 }
 
 void Arena::fail_waiting(int rank, Deadline::Clock::time_point since) {
@@ -282,9 +368,7 @@ void Arena::raise(const std::exception_ptr& cause) noexcept {
     head.abort_state.store(2, std::memory_order_release);
   }
   for (int r = 0; r < size(); ++r) {
-    RankBlock& block = of(r);
-    for (Contribution& contribution : block.contributions) futex_wake_all(contribution.stamp);
-    for (auto& counter : block.counters) futex_wake_all(counter.value);
+    wake_sleepers_on(r);
     notify(r);
   }
 }

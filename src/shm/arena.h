@@ -3,17 +3,25 @@
 //
 // Words:
 //   epoch         number of a synchronisation in which all ranks take part; the same on all ranks
-//   contribution  what a rank publishes at the start of an epoch: four words about the call, and either a small payload or
-//                 references to registered memory. Two per rank, used in turn: a rank reaches epoch e+2 only after all have
-//                 published e+1, and a rank publishes e+1 only when it has finished reading the contributions of e.
+//   contribution  what a rank publishes at the start of an epoch: four words about the call, a hash of all calls so far, and either
+//                 a small payload or references to registered memory. Each rank has kContributions of them, used in turn.
+//   window        kWindow epochs. A rank need not wait for those that it takes nothing from, so it may be ahead of them, but it ends
+//                 the first epoch of a window only when all have published the first one of the window before. A rank publishes an
+//                 epoch when it has finished reading those before it, so none is more than two windows ahead of another, and the
+//                 four windows of contributions hold what a rank that is behind may still read.
 //   stage         each rank's buffers for bytes in transit: some slots, used in turn
 //   counter       how many slots a rank has filled, reduced, drained since the beginning, and the last epoch that it has finished;
 //                 only ever grows (modulo 2^32)
 //   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for messages
 //   notification  a count for each rank, raised by whoever moved bytes in a ring of that rank
 //
-// All waiting is spin, then yield, then sleep (futex), so that more ranks than cores works. It ends with an error when the
-// group is aborted, the awaited rank has left, or the deadline passes; what has arrived by then is used first.
+// All waiting is spin, then yield, then sleep (futex), so that more ranks than cores works. With a core for each rank, a yield that lets
+// something else run loses the core for a whole time slice, a thousand operations; a rank that sleeps gets it back when it is woken.
+// So where other processes want the cores (see `note_gap`) a rank does not yield, and where the awaited rank is on this very core
+// it does not spin either.
+//
+// Waiting ends with an error when the group is aborted, the awaited rank has left, or the deadline passes; what has arrived by then
+// is used first.
 #pragma once
 
 #include <array>
@@ -41,12 +49,13 @@ struct SharedRef {
 };
 
 struct alignas(kCacheLine) Contribution {
-  static constexpr std::size_t kPayload = 8192;
+  static constexpr std::size_t kSmallPayload = kCacheLine - 48;
 
-  std::atomic<std::uint32_t> stamp;        // the epoch; written last
-  std::uint32_t mode;                      // given a meaning by its writer
-  std::array<std::uint64_t, 4> words;      // what is called
-  alignas(8) std::byte payload[kPayload];  // starts in the first cache line: tiny calls touch one line per rank
+  std::atomic<std::uint32_t> stamp;             // the epoch; written last
+  std::uint32_t mode;                           // given a meaning by its writer
+  std::array<std::uint64_t, 4> words;           // what is called
+  std::uint64_t history;                        // of all calls up to this one
+  alignas(8) std::byte payload[kSmallPayload];  // here, so that tiny calls touch one line per rank; see Arena::payload
 
   struct Refs {
     SharedRef in, out;
@@ -55,6 +64,7 @@ struct alignas(kCacheLine) Contribution {
   Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
   const Refs& refs() const noexcept { return *reinterpret_cast<const Refs*>(payload); }
 };
+static_assert(sizeof(Contribution) == kCacheLine && sizeof(Contribution::Refs) <= Contribution::kSmallPayload);
 
 enum class Counter { filled, reduced, drained, finished };
 inline constexpr int kCounterCount = 4;
@@ -72,11 +82,15 @@ struct ArenaOptions {
 class Arena {
  public:
   static constexpr int kStageSlots = 4;
+  static constexpr std::uint32_t kWindow = 4;
+  static constexpr std::uint32_t kContributions = 4 * kWindow;
   static constexpr std::uint32_t kRefresh = std::uint32_t{1} << 29;
 
   /// Bytes of shared memory needed, with so many for the stage of each rank (whole pages).
   static std::size_t bytes_for(int size, std::size_t stage_bytes);
   static std::size_t stage_bytes_for(int size);
+  /// The largest payload of a contribution. Work that all ranks repeat grows with their number, so it shrinks.
+  static std::size_t payload_bytes_for(int size);
 
   /// A fresh segment (all zero) is an empty arena: no rank needs to set it up for another. The stages are as large as
   /// the segment allows, so its maker alone decides.
@@ -101,16 +115,38 @@ class Arena {
   // ---- Contributions -------------------------------------------------------------------------------------------
 
   std::uint32_t next_epoch(std::uint32_t step = 1) noexcept { return epoch_ += step; }
-  Contribution& contribution(int rank, std::uint32_t epoch) noexcept { return blocks_[rank].contributions[epoch & 1]; }
+  std::uint32_t epoch() const noexcept { return epoch_; }
+  Contribution& contribution(int rank, std::uint32_t epoch) noexcept { return contributions_[index(rank, epoch)]; }
+  std::size_t payload_bytes() const noexcept { return payload_bytes_; }
+  /// Where the payload of a contribution lies; `bytes` is the largest of that epoch, the same number on all ranks.
+  std::byte* payload(int rank, std::uint32_t epoch, std::size_t bytes) noexcept {
+    if (bytes <= Contribution::kSmallPayload) return contribution(rank, epoch).payload;
+    return payloads_ + index(rank, epoch) * payload_bytes_;
+  }
   void publish(std::uint32_t epoch) {
     // Only some operations count what is finished. Half the range behind, that counter would seem to be ahead.
     if (epoch % kRefresh == 0) [[unlikely]]
       set(Counter::finished, epoch - 1);
     auto& stamp = contribution(rank(), epoch).stamp;
-    stamp.store(epoch, std::memory_order_seq_cst);
+    stamp.store(epoch, std::memory_order_release);
     wake_if_asleep(stamp);
   }
+  /// Of an operation that takes long: where this rank runs, for those that wait for it on the same core.
+  void show_core_in(std::uint32_t epoch) noexcept {
+    show_core();
+    of(rank()).core.epoch.store(epoch, std::memory_order_relaxed);
+  }
+  bool has_published(int rank, std::uint32_t epoch) noexcept { return reached(contribution(rank, epoch).stamp, epoch); }
+  /// Of all ranks, or of one.
   void await_contributions(std::uint32_t epoch, OperationContext& context);
+  void await_contribution(int rank, std::uint32_t epoch, OperationContext& context) {
+    await(contribution(rank, epoch).stamp, epoch, rank, context);
+  }
+  /// Whether an epoch is the first of a window and its rank may be too far ahead to end it: it has to wait for the contributions
+  /// of all ranks to the first epoch of the window before.
+  bool is_ahead(std::uint32_t epoch) const noexcept {
+    return epoch % kWindow == 0 && static_cast<std::int32_t>(all_published_ - (epoch - kWindow)) < 0;
+  }
 
   // ---- Stages and counters -------------------------------------------------------------------------------------
 
@@ -121,7 +157,7 @@ class Arena {
   void advance_steps(std::uint32_t n) noexcept { steps_ += n; }
   void set(Counter counter, std::uint32_t value) {
     auto& word = blocks_[rank()].counters[static_cast<int>(counter)].value;
-    word.store(value, std::memory_order_seq_cst);
+    word.store(value, std::memory_order_release);
     wake_if_asleep(word);
   }
   void await(Counter counter, int rank, std::uint32_t value, OperationContext& context) {
@@ -148,9 +184,11 @@ class Arena {
   void mark_gone(int rank) noexcept;
   /// Throws if a rank of this host has failed and had not finished this epoch: it will not take part in it.
   void check_raised(std::uint32_t epoch) const {
-    if (abort_state_->load(std::memory_order_acquire) != 0) [[unlikely]]
+    if (abort_state_->load(std::memory_order_relaxed) != 0) [[unlikely]]
       check_raised_slowly(epoch);
   }
+  /// Another rank is about to raise a cause: throws it, or after a few seconds that there was none.
+  [[noreturn]] void await_raised() const;
   void finish_epoch(std::uint32_t epoch) noexcept { finished_epoch_.store(epoch, std::memory_order_relaxed); }
   /// Tells every rank of this host, with all fields of the error; the first cause wins. Safe from any thread.
   void raise(const std::exception_ptr& cause) noexcept;
@@ -160,7 +198,6 @@ class Arena {
  private:
   struct Header;
   struct alignas(kCacheLine) RankBlock {
-    Contribution contributions[2];
     struct alignas(kCacheLine) Line {
       std::atomic<std::uint32_t> value;
     };
@@ -168,18 +205,43 @@ class Arena {
     Line sleepers;               // ranks asleep on a word of this rank
     Line notifications;          // see `notify`
     Line notification_sleepers;  // 1 while this rank waits for a notification
-    Line left;                   // 1 once this rank has destroyed its group; 2: another rank found that it is gone
+    struct alignas(kCacheLine) Core {
+      std::atomic<std::uint32_t>
+          value;  // 1 + the core on which this rank last slept, woke another, or called a large operation; 0: neither
+      std::atomic<std::uint32_t> epoch;  // of that operation
+    };
+    Core core;
+    Line left;  // 1 once this rank has destroyed its group; 2: another rank found that it is gone
   };
+  // Contributions that follow each other are not neighbours, or a processor that saw a row of them being read would fetch the
+  // next one just before it is written.
+  static std::size_t index(int rank, std::uint32_t epoch) noexcept {
+    constexpr std::uint64_t kReversed = 0xf7b3d591e6a2c480;  // in each of 16 places, its number with the bits reversed
+    static_assert(kContributions == 16);
+    return static_cast<std::size_t>(rank) * kContributions + (kReversed >> (epoch % kContributions * 4) & 15);
+  }
   static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
     return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
   }
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
-  // Sleepers announce themselves before they look again (both sequentially consistent), so either they see the new value or
-  // we see them.
+  // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the time of the
+  // smallest operation. So a rank that announces itself as a sleeper meanwhile may be overlooked, and may itself overlook the value,
+  // for the microsecond that takes. Sleepers allow for it: their first sleep is short (kFirstSleep).
   void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
-    if (blocks_[rank()].sleepers.value.load(std::memory_order_seq_cst) != 0) [[unlikely]]
-      futex_wake_all(word);
+    if (blocks_[rank()].sleepers.value.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      wake(word);
   }
+  void wake(const std::atomic<std::uint32_t>& word);
+  void show_core() noexcept;
+  bool is_on_this_core(int rank) const noexcept;
+  bool leave_core_of(int rank, std::uint64_t now) noexcept;
+  /// In the middle of waiting: ticks between two looks. Many mean that something else ran on this core.
+  void note_gap(std::uint64_t from, std::uint64_t to) noexcept {
+    if (!crowded_ && to - from > gap_ticks_) [[unlikely]]
+      contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
+  }
+  bool is_contended(std::uint64_t now) const noexcept { return now < contended_until_.load(std::memory_order_relaxed); }
+  void wake_sleepers_on(int rank) noexcept;
   void wake_all_for(int rank) noexcept;
   void check_raised_slowly(std::uint32_t epoch) const;
   [[noreturn]] void throw_raised() const;
@@ -191,8 +253,12 @@ class Arena {
   ArenaOptions options_;
   std::shared_ptr<Segment> segment_;
   RankBlock* blocks_ = nullptr;  // one for each rank
+  Contribution* contributions_ = nullptr;
+  std::byte* payloads_ = nullptr;
+  std::size_t payload_bytes_ = 0;
   const std::atomic<std::uint32_t>* abort_state_ = nullptr;
   std::uint32_t epoch_ = 0;
+  std::uint32_t all_published_ = 0;               // an epoch that all are known to have published
   std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises
   std::uint32_t steps_ = 0;
   std::size_t stage_slot_bytes_ = 0;
@@ -201,6 +267,13 @@ class Arena {
   std::size_t ring_bytes_ = 0;
   std::uint64_t spin_ticks_ = 0;
   std::uint64_t yield_ticks_ = 0;
+  std::uint64_t gap_ticks_ = 0;
+  std::uint64_t contended_ticks_ = 0;
+  std::uint64_t left_core_ = 0;  // when this rank last moved to another core
+  // Other processes want the cores until then, by what was seen last. (Of the thread that runs collectives, and of the one that waits
+  // for notifications; that either may overwrite what the other found does no harm.)
+  std::atomic<std::uint64_t> contended_until_{0};
+  bool crowded_ = false;  // more ranks than cores: they have to yield to each other
 };
 
 }  // namespace maniple

@@ -22,8 +22,8 @@
 namespace maniple {
 
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
-  UniqueFd fd(::memfd_create("maniple", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) throw_system_error("memfd_create");
+  UniqueFd fd =
+      new_descriptor("memfd_create", [] { return ::memfd_create("maniple", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw_system_error(fmt::format("{} bytes of shared memory", bytes));
   }
@@ -92,6 +92,8 @@ ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel)
     message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = sizeof control;
+    // A descriptor that comes when there is no number for it is lost: first see that there is one.
+    duplicate(socket).reset();
     const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
       pollfd waiting[] = {{socket, POLLIN, 0}, {cancel, POLLIN, 0}};
@@ -102,7 +104,7 @@ ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel)
     if (got < 0) throw_system_error("receiving shared memory");
     if (got == 0) throw SystemError("the peer closed the connection before handing over shared memory", ECONNRESET);
     if ((message.msg_flags & MSG_CTRUNC) != 0)
-      throw_system_error("receiving shared memory", EMFILE);  // no number was free
+      throw_no_descriptor("receiving shared memory", EMFILE);  // no number was free
     const cmsghdr* header = CMSG_FIRSTHDR(&message);
     if (got != static_cast<ssize_t>(sizeof result.about) || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
       throw ProtocolError("a message without a descriptor where shared memory was expected");

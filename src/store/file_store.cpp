@@ -118,7 +118,7 @@ class FileStore final : public Store {
  public:
   explicit FileStore(const std::string& path) : path_(path) {
     MANIPLE_REQUIRE(!path.empty(), "a file store needs a path");
-    fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    fd_ = open_file(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (!fd_) throw_not_opened(errno);
     const struct stat status = look();
     MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is {}, not a regular file", path,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "tensor/staged.h"
@@ -34,13 +35,19 @@ Device require_one_device(ProcessGroup& group, const std::vector<Staged>& tensor
 /// used.
 class SideStream {
  public:
+  SideStream() = default;
+  ~SideStream();  ///< join(): memory that it uses may be freed next, and be given to what the current stream does
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+
   /// Runs `body`; what it enqueues on the current stream of the device goes to the side stream, after what the current one holds.
   void run(Device device, const std::function<void()>& body);
   /// In the body of `run`: these tensors, which the current stream made and the side stream reads, stay until what it has been given so
   /// far is done. The current stream waits for that two calls later: by then it is most often over, and few tensors are kept.
   void keep(Device device, std::vector<torch::Tensor> tensors);
-  /// What is enqueued on the current streams from now on comes after all that `run` has enqueued.
-  void join();
+  /// What is enqueued on the current streams of this thread from now on comes after all that `run` has enqueued; on those of one device, if
+  /// that is given.
+  void join(std::optional<Device> only = std::nullopt);
 
  private:
   struct Streams;

@@ -1,4 +1,4 @@
-// The differences between LibTorch 1.13 and 2.x, all in one place. The rest of the code sees the newer spelling.
+// The differences between LibTorch 1.13 and later ones, all in one place. The rest of the code sees the newer spelling.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 // TORCH_VERSION_MAJOR exists since 1.8.
@@ -41,6 +42,43 @@ inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
     for (auto& parameter : group.params()) parameter.mutable_grad() = torch::Tensor();
   }
 #endif
+}
+
+// Nodes of autograd's graph. They are held by std::shared_ptr, and by c10::intrusive_ptr in recent versions (2.14 for one).
+
+using AnyNode = decltype(torch::autograd::Edge::function);
+inline constexpr bool kNodesAreIntrusive = !std::is_same_v<AnyNode, std::shared_ptr<torch::autograd::Node>>;
+
+template <class Kind>
+using NodePointer = std::conditional_t<kNodesAreIntrusive, c10::intrusive_ptr<Kind>, std::shared_ptr<Kind>>;
+template <class Kind>
+using WeakNodePointer = std::conditional_t<kNodesAreIntrusive, c10::weak_intrusive_ptr<Kind>, std::weak_ptr<Kind>>;
+
+template <class Kind, class... Arguments>
+NodePointer<Kind> make_node(Arguments&&... arguments) {
+  if constexpr (kNodesAreIntrusive) {
+    return c10::make_intrusive<Kind>(std::forward<Arguments>(arguments)...);
+  } else {
+    // Nodes may form long chains, which deleteNode (of torch::autograd) takes apart without recursion.
+    return NodePointer<Kind>(new Kind(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); });
+  }
+}
+
+/// Another pointer to a node that some pointer holds already.
+template <class Kind>
+NodePointer<Kind> pointer_to(Kind* node) {
+  if constexpr (kNodesAreIntrusive) {
+    return NodePointer<Kind>::unsafe_reclaim_from_nonowning(node);
+  } else {
+    return std::static_pointer_cast<Kind>(node->shared_from_this());
+  }
+}
+
+/// In `void release_resources()` of a node, what is to be done when nobody holds it any more: that of its base. It is called by intrusive
+/// pointers alone, whose destructor waits for weak pointers.
+template <class Base>
+void release_base(Base& node) {
+  if constexpr (requires { node.Base::release_resources(); }) node.Base::release_resources();
 }
 
 /// Calls `before` each time autograd is about to put a gradient into `parameter.grad()`, and `after` when it has, until it is
@@ -76,7 +114,7 @@ class GradientHook {
   };
   torch::Tensor parameter_;
   unsigned before_;
-  std::shared_ptr<torch::autograd::Node> accumulator_;  // autograd itself only holds it weakly
+  AnyNode accumulator_;  // autograd itself only holds it weakly
   std::uintptr_t after_;
 };
 

@@ -207,12 +207,12 @@ struct CheckpointBackward final : Node {
 
  private:
   edge_list compute_again(const variable_list& gradients, variable_list& root_gradients,
-                          std::vector<std::shared_ptr<Collector>>& collectors);
+                          std::vector<NodePointer<Collector>>& collectors);
 };
 
 /// The roots of a graph whose edges out of the function lead to collectors, and the gradients that belong to them.
 edge_list CheckpointBackward::compute_again(const variable_list& gradients, variable_list& root_gradients,
-                                            std::vector<std::shared_ptr<Collector>>& collectors) {
+                                            std::vector<NodePointer<Collector>>& collectors) {
   detail::TensorFunction again;
   std::vector<torch::Tensor> saved;
   {
@@ -264,7 +264,7 @@ edge_list CheckpointBackward::compute_again(const variable_list& gradients, vari
       place = found->second;
     }
     auto& collector = collectors[place];
-    if (!collector) collector = std::make_shared<Collector>(edge);
+    if (!collector) collector = make_node<Collector>(edge);
     edge = Edge(collector, 0);
   });
   return roots;
@@ -274,7 +274,7 @@ variable_list CheckpointBackward::apply(variable_list&& gradients) {
   MANIPLE_REQUIRE(!torch::GradMode::is_enabled(),
                   "checkpoint: backward with create_graph is not supported through a checkpointed function");
   variable_list root_gradients;
-  std::vector<std::shared_ptr<Collector>> collectors(num_outputs());
+  std::vector<NodePointer<Collector>> collectors(num_outputs());
   const edge_list roots = compute_again(gradients, root_gradients, collectors);
   gradients.clear();
   if (!roots.empty()) {
@@ -292,8 +292,7 @@ namespace detail {
 std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std::vector<torch::Tensor>& inputs,
                                               const ActivationCheckpointOptions& options) {
   if (!torch::GradMode::is_enabled()) return function(inputs);
-  // Nodes may form long chains, which deleteNode takes apart without recursion.
-  const std::shared_ptr<CheckpointBackward> node(new CheckpointBackward(), torch::autograd::deleteNode);
+  const NodePointer<CheckpointBackward> node = make_node<CheckpointBackward>();
   if (options.preserve_random_state) node->random = RandomStates::for_inputs(inputs);
 
   // Before the function has run: should it change one in place, LibTorch says so in backward.

@@ -21,7 +21,7 @@ namespace maniple {
 bool is_readable(const std::string& path) noexcept { return ::access(path.c_str(), R_OK) == 0; }
 
 RegularFile::RegularFile(std::string path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    : path_(std::move(path)), fd_(open_file(path_, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (!fd_) throw_system_error("cannot open " + path_);
   struct stat status = {};
   if (::fstat(fd_.get(), &status) != 0) throw_system_error("cannot look at " + path_);
@@ -76,7 +76,7 @@ class Sha256 {
 struct DurableFile::Hash : Sha256 {};
 
 DurableFile::DurableFile(std::string path) : path_(std::move(path)), hash_(std::make_unique<Hash>()) {
-  fd_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  fd_ = open_file(path_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (!fd_) throw_system_error("create " + path_);
 }
 
@@ -114,7 +114,7 @@ FileDigest digest_of(const RegularFile& file) {
 }
 
 void sync_directory(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd fd = open_file(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (!fd) throw_system_error("open " + path);
   if (::fsync(fd.get()) != 0) throw_system_error("fsync " + path);
 }

@@ -28,7 +28,10 @@ class ByteSink {
   virtual std::size_t write_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;                           ///< to poll for EPOLLOUT; -1: none (shared memory)
   virtual std::size_t room() { return 0; }                       ///< what write_some takes now, whole; 0: unknown
-  virtual bool authenticates() const noexcept { return false; }  ///< what it carries needs no checksum
+  virtual bool authenticates() const noexcept { return false; }  ///< the other end refuses bytes that were changed
+  virtual bool wants_checksums() const noexcept {
+    return true;
+  }  ///< of payloads, unless it authenticates or is shared memory
 };
 
 class ByteSource {

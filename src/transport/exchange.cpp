@@ -1,7 +1,6 @@
 #include "transport/exchange.h"
 
 #include <poll.h>
-#include <sched.h>
 
 #include <fmt/format.h>
 
@@ -20,8 +19,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Deadline::Clock;
 
-// Polling costs less than sleeping and being woken while a peer answers at once; the processor is offered to
-// others between polls, so ranks that share a core do not hinder each other.
+// Polling costs less than sleeping and being woken while a peer answers at once. The processor is not offered to others between
+// polls: where there are any, it comes back after milliseconds, and from a sleep at once. Ranks that share a core lose this much.
 constexpr auto kSpin = 20us;
 // Asking the kernel which of many sockets are ready is cheaper than trying each.
 constexpr std::size_t kTryEach = 6;
@@ -155,9 +154,7 @@ struct Exchange::Impl {
         idle_since = {};
       } else if (idle_since == Clock::time_point{}) {
         idle_since = now;
-      } else if (now - idle_since < kSpin) {
-        ::sched_yield();
-      } else {
+      } else if (now - idle_since >= kSpin) {
         wait_for_events();
       }
     }
@@ -173,10 +170,11 @@ struct Exchange::Impl {
       awaits_ring |= sender->local();
       sender->add_descriptors(descriptors);
     }
-    for (const FrameReceiver* receiver : receivers) {
+    for (FrameReceiver* receiver : receivers) {
       awaits_ring |= receiver->local();
       awaits_connection |= receiver->awaits_connection();
       receiver->add_descriptors(descriptors);
+      if (const int fd = receiver->watched(); fd >= 0) descriptors.push_back({fd, 0, 0});
     }
     std::erase_if(descriptors, [](const pollfd& entry) { return entry.fd < 0; });
     if (awaits_ring && !awaits_connection && descriptors.size() == 1 && mesh.options_.local_wait) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x46'504dU;         // "MPF"
 constexpr std::uint32_t kPieceMagic = 0x504e'504dU;  // "MPNP"
-constexpr std::uint8_t kVersion = 3;
+constexpr std::uint8_t kVersion = 4;
 constexpr std::uint8_t kChecked = 1;
 constexpr std::uint8_t kPieced = 2;
 constexpr std::size_t kPayloadCheckAt = 24;
@@ -46,7 +46,10 @@ std::uint32_t check_of(const std::byte* at) noexcept {
 }
 
 bool possible(const FrameHeader& header) noexcept {
-  if (header.kind == FrameKind::collective) return header.dtype == DType{} && header.tag == 0;
+  if (header.kind != FrameKind::message) {
+    const bool empty = header.length == 0 && header.check == 0 && !header.checked && header.streams == 1;
+    return header.dtype == DType{} && header.tag == 0 && (empty || header.kind == FrameKind::collective);
+  }
   return static_cast<int>(header.dtype) < kDTypeCount && (header.length & (size_of(header.dtype) - 1)) == 0 &&
          header.streams == 1;
 }
@@ -64,7 +67,7 @@ void encode(const FrameHeader& header, std::byte* to) noexcept {
   store(to + 16, header.number);
   store(to + 20, static_cast<std::uint32_t>(message ? header.tag : 0));
   store(to + kPayloadCheckAt, header.check);
-  if (!message) {
+  if (header.kind == FrameKind::collective) {
     store(to + 32, header.signature.seq);
     store(to + 40, header.signature.what);
     store(to + 48, header.signature.count);
@@ -95,7 +98,7 @@ FrameHeader decode_frame_header(const std::byte* first) {
   }
   FrameHeader header;
   header.kind = static_cast<FrameKind>(first[4]);
-  if (header.kind != FrameKind::collective && header.kind != FrameKind::message) {
+  if (header.kind < FrameKind::collective || header.kind > FrameKind::notice) {
     throw ProtocolError(fmt::format("frame of unknown kind {}", static_cast<int>(header.kind)));
   }
   const auto flags = static_cast<std::uint8_t>(first[5]);

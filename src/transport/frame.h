@@ -4,7 +4,8 @@
 // signature of the call (call/signature.h), to be compared. A short payload follows at once. A long one is cut into pieces of
 // 256 KiB, each behind a header of 16 bytes: piece k travels on stream k mod `streams`, so every stream carries its pieces in
 // order and needs no other bookkeeping. (In shared memory nothing is cut.) Which group a frame belongs to is known from its
-// connection. All integers are little-endian.
+// connection. A *notice* is a frame without payload and signature: it is the last on its connection, and the frames after it travel on
+// the connection that the receiver has opened for its own (see mesh.h). All integers are little-endian.
 //
 //   header     0 magic (3)  3 version  4 kind  5 flags  6 streams  7 dtype  8 length (8)  16 number  20 tag
 //              24 CRC-32C of the payload (whole and checked only)
@@ -31,7 +32,7 @@ inline constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 inline constexpr std::size_t kReadAheadBytes = 4096;  ///< what a receiver reads at once to get a header
 inline constexpr int kMostStreams = 16;
 
-enum class FrameKind : std::uint8_t { collective = 1, message = 2 };
+enum class FrameKind : std::uint8_t { collective = 1, message = 2, notice = 3 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::collective;

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "base/crc32c.h"
@@ -68,6 +71,30 @@ bool FrameReceiver::open(std::size_t index) {
   return true;
 }
 
+// The sender goes on with the connection that this rank opened: see mesh.h.
+void FrameReceiver::follow_notice() {
+  Stream& stream = streams_[0];
+  if (stream.begin != stream.end) throw ProtocolError("bytes behind the notice that frames continue elsewhere");
+  auto source = moved_ ? nullptr : open_(kOwnConnection);
+  if (!source) throw ProtocolError("frames are to continue on a connection that this rank has not opened");
+  moved_ = true;
+  stream.begin = stream.end = 0;
+  stream.dry = false;
+  left_ = std::move(stream.source);
+  set_source(stream, std::move(source));
+}
+
+int FrameReceiver::watched() {
+  if (!left_) return -1;
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::getsockopt(left_->fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0) return left_->fd();
+  left_.reset();
+  if (error == 0 || error == ECONNRESET || error == EPIPE)
+    return -1;  // closed: the other connection says so, too, behind the last frame
+  return with_peer_named([error]() -> int { throw SystemError("keep-alive", error); });
+}
+
 void FrameReceiver::set_source(Stream& stream, std::unique_ptr<ByteSource> source) {
   stream.network = source->fd() >= 0;
   stream.ahead = std::make_unique_for_overwrite<std::byte[]>(kReadAheadBytes);
@@ -98,10 +125,14 @@ bool FrameReceiver::advance(std::size_t index, std::size_t& budget) {
     } else if (const std::size_t more = missing(stream, frame); more > 0) {
       if (!read_ahead(stream, more)) return moved;
     } else if (frame) {
-      Transfer& transfer = at(stream.frame);
       const FrameHeader header = take_frame_header();
-      check_call(header, transfer);
-      begin(header, transfer);
+      if (header.kind == FrameKind::notice) {
+        follow_notice();
+      } else {
+        Transfer& transfer = at(stream.frame);
+        check_call(header, transfer);
+        begin(header, transfer);
+      }
     } else {
       take_piece_header(stream);
     }
@@ -212,7 +243,8 @@ FrameHeader FrameReceiver::take_frame_header() {
   Stream& stream = streams_[0];
   const FrameHeader header = decode_frame_header(stream.ahead.get() + stream.begin);
   stream.begin += header_bytes(header.kind);
-  if (header.kind != kind_) {
+  const bool notice = header.kind == FrameKind::notice && kind_ == FrameKind::collective;
+  if (header.kind != kind_ && !notice) {
     throw ProtocolError(kind_ == FrameKind::message ? "a collective on a connection for messages"
                                                     : "a message on a connection for collectives");
   }

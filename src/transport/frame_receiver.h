@@ -26,8 +26,10 @@ namespace maniple {
 class FrameReceiver {
  public:
   using Open = std::function<std::unique_ptr<ByteSource>(int stream)>;
+  static constexpr int kOwnConnection = -1;  ///< as a stream: what this rank opened for its own frames to that sender
 
-  /// Of collectives. `open` does not block: it returns null while the sender has not connected that stream.
+  /// Of collectives. `open` does not block: it returns null while the sender has not connected that stream, or where this rank
+  /// has no connection of its own.
   FrameReceiver(Peer peer, Open open);
   /// Of point-to-point messages.
   FrameReceiver(Peer peer, std::unique_ptr<ByteSource> source);
@@ -52,9 +54,14 @@ class FrameReceiver {
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return streams_[0].source && !streams_[0].network; }
   int fd() const noexcept { return streams_[0].source->fd(); }  ///< of stream 0, once it is open; -1: shared memory
-  bool awaits_connection() const noexcept;                      ///< the sender has not connected yet
-  bool has_read_ahead() const noexcept;  ///< there may be bytes although no descriptor is readable
+  /// The TCP connection of stream 0, for the other direction; -1: there is none.
+  int connection() const noexcept { return streams_[0].source ? fd() : -1; }
+  bool awaits_connection() const noexcept;  ///< the sender has not connected yet
+  bool has_read_ahead() const noexcept;     ///< there may be bytes although no descriptor is readable
   void add_descriptors(std::vector<pollfd>& descriptors) const;
+  /// The connection that frames came by before they moved to another (mesh.h), to be polled for errors; -1: there is none. Throws PeerLost when
+  /// the other host does not answer there.
+  int watched();
   std::string progress() const;  ///< "3.0 of 8.0 MiB received"; empty when nothing is pending
   TransferProgress bytes() const { return progress_of(queue_); }
   const Peer& peer() const noexcept { return peer_; }
@@ -81,6 +88,7 @@ class FrameReceiver {
   auto with_peer_named(Body body);
   bool advance(std::size_t index, std::size_t& budget);
   bool open(std::size_t index);
+  void follow_notice();
   static void set_source(Stream& stream, std::unique_ptr<ByteSource> source);
   void skip_frames_without_piece(std::size_t index);
   bool wants_bytes(const Stream& stream) const noexcept;
@@ -106,6 +114,8 @@ class FrameReceiver {
   std::deque<Transfer*> queue_;
   std::uint64_t first_ = 0;             // number of the frame at the front of the queue
   std::uint64_t headers_seen_ = 0;      // frames whose header has been taken
+  bool moved_ = false;                  // stream 0 is this rank's own connection
+  std::unique_ptr<ByteSource> left_;    // what it was before
   std::optional<FrameHeader> offered_;  // of a message that has not been accepted yet
 };
 

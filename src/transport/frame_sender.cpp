@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/crc32c.h"
 
@@ -29,6 +30,7 @@ void FrameSender::open_next(Deadline deadline) { add_stream(open_(static_cast<in
 void FrameSender::add_stream(std::unique_ptr<ByteSink> sink) {
   network_ = sink->fd() >= 0;
   authenticates_ = sink->authenticates();
+  checks_ = network_ && !authenticates_ && sink->wants_checksums();
   Stream& stream = streams_.emplace_back();
   stream.sink = std::move(sink);
   stream.piece = streams_.size() - 1;
@@ -36,12 +38,33 @@ void FrameSender::add_stream(std::unique_ptr<ByteSink> sink) {
 
 void FrameSender::post(Transfer& transfer, Deadline deadline) {
   if (streams_.empty()) open_next(deadline);
-  transfer.checked = network_ && !authenticates_;
+  transfer.checked = checks_;
   transfer.pieced = network_ && transfer.size > (kind_ == FrameKind::message ? kEarlyHeaderBytes : kPieceBytes);
   transfer.streams = static_cast<std::uint8_t>(network_ ? most_streams_ : 1);
   transfer.segments_left = segment_count(transfer.size, transfer.pieced);
   while (streams_.size() < std::min<std::uint64_t>(transfer.segments_left, transfer.streams)) open_next(deadline);
   queue_.push_back(&transfer);
+}
+
+void FrameSender::move_to(std::unique_ptr<ByteSink> sink) {
+  Stream& stream = streams_[0];
+  FrameHeader notice;
+  notice.kind = FrameKind::notice;
+  notice.number = static_cast<std::uint32_t>(first_);
+  encode(notice, stream.headers.data());
+  stream.headers_size = header_bytes(FrameKind::notice);
+  stream.headers_done = 0;
+  next_sink_ = std::move(sink);
+  moved_ = true;
+}
+
+bool FrameSender::send_notice() {
+  Stream& stream = streams_[0];
+  const iovec part{stream.headers.data() + stream.headers_done, stream.headers_size - stream.headers_done};
+  stream.headers_done += write(stream, {&part, 1});
+  if (stream.headers_done < stream.headers_size) return false;
+  left_ = std::exchange(stream.sink, std::move(next_sink_));
+  return true;
 }
 
 bool FrameSender::advance(std::size_t most) {
@@ -55,6 +78,7 @@ bool FrameSender::advance(std::size_t index, std::size_t& budget) {
   bool moved = false;
   while (budget > 0) {
     if (!stream.loaded) {
+      if (index == 0 && next_sink_ && !send_notice()) return moved;
       if (!find_segment(index)) return moved;
       load_segment(index);
     }
@@ -156,7 +180,7 @@ void FrameSender::add_descriptors(std::vector<pollfd>& descriptors) const {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     // A stream without one, although frames are pending, has done its share of all of them.
     const Stream& stream = streams_[index];
-    if (stream.loaded) descriptors.push_back({stream.sink->fd(), POLLOUT, 0});
+    if (stream.loaded || (index == 0 && next_sink_)) descriptors.push_back({stream.sink->fd(), POLLOUT, 0});
   }
 }
 

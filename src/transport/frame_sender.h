@@ -34,6 +34,11 @@ class FrameSender {
   /// Queues a frame; opens the streams that it needs. The transfer must stay in place until it is done.
   void post(Transfer& transfer, Deadline deadline);
 
+  /// Sends later frames through `sink`, and tells the receiver so where it has received those before: see mesh.h. Of collectives over
+  /// TCP, once, while nothing is pending.
+  void move_to(std::unique_ptr<ByteSink> sink);
+  bool can_move() const noexcept { return network_ && !authenticates_ && !moved_ && queue_.empty(); }
+
   /// Writes what the streams take now, `most` bytes or little more; false when that is nothing. Throws PeerLost.
   bool advance(std::size_t most = SIZE_MAX);
 
@@ -44,7 +49,9 @@ class FrameSender {
 
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return !streams_.empty() && !network_; }
-  int fd() const noexcept { return streams_[0].sink->fd(); }     ///< of stream 0, once it is open; -1: shared memory
+  int fd() const noexcept { return streams_[0].sink->fd(); }  ///< of stream 0, once it is open; -1: shared memory
+  /// The TCP connection of stream 0, for the other direction; -1: there is none, or it is encrypted.
+  int connection() const noexcept { return streams_.empty() || authenticates_ ? -1 : fd(); }
   void add_descriptors(std::vector<pollfd>& descriptors) const;  ///< of streams that have something to write
   std::string progress() const;                                  ///< "3.0 of 8.0 MiB sent"
   TransferProgress bytes() const { return progress_of(queue_); }
@@ -69,6 +76,7 @@ class FrameSender {
   void add_stream(std::unique_ptr<ByteSink> sink);
   bool advance(std::size_t index, std::size_t& budget);
   std::size_t write(Stream& stream, std::span<const iovec> parts) const;
+  bool send_notice();
   bool find_segment(std::size_t index);
   void load_segment(std::size_t index);
   void finish_segment(std::size_t index);
@@ -80,6 +88,10 @@ class FrameSender {
   Open open_;
   bool network_ = false;        // of the streams, once one is open
   bool authenticates_ = false;  // likewise
+  bool checks_ = false;         // likewise
+  bool moved_ = false;
+  std::unique_ptr<ByteSink> left_;       // what stream 0 was before it moved; the receiver watches it
+  std::unique_ptr<ByteSink> next_sink_;  // of stream 0, once the notice in its headers has been written
   std::vector<Stream> streams_;
   std::deque<Transfer*> queue_;
   std::uint64_t first_ = 0;  // number of the frame at the front of the queue

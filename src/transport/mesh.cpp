@@ -8,7 +8,7 @@
 namespace maniple {
 namespace {
 constexpr std::size_t kScratchAlignment = 64;
-}
+}  // namespace
 
 Mesh::Mesh(MeshOptions options) : options_(std::move(options)), channel_options_(tcp_channel_options()) {
   const std::size_t ranks = options_.global_ranks.size();
@@ -30,13 +30,25 @@ FrameSender& Mesh::sender(int rank) {
                                 channel_options_);
         });
   }
+  if (rank < options_.rank && sender->can_move()) move(rank);
   return *sender;
+}
+
+void Mesh::move(int rank) {
+  const FrameReceiver* const receiver = receivers_[static_cast<std::size_t>(rank)].get();
+  const int fd = receiver == nullptr ? -1 : receiver->connection();
+  if (fd >= 0) senders_[static_cast<std::size_t>(rank)]->move_to(make_tcp_sink(duplicate(fd), channel_options_));
 }
 
 FrameReceiver& Mesh::receiver(int rank) {
   auto& receiver = receivers_[static_cast<std::size_t>(rank)];
   if (!receiver) {
     receiver = std::make_unique<FrameReceiver>(peer(rank), [this, rank](int stream) -> std::unique_ptr<ByteSource> {
+      if (stream == FrameReceiver::kOwnConnection) {
+        const FrameSender* const own = senders_[static_cast<std::size_t>(rank)].get();
+        const int fd = own == nullptr ? -1 : own->connection();
+        return fd < 0 ? nullptr : make_tcp_source(duplicate(fd), channel_options_);
+      }
       if (stream == 0 && options_.local_source) {
         if (auto source = options_.local_source(rank)) return source;
       }

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/system_error.h"
 #include "base/threads.h"
 #include "transport/sealed_channel.h"
 
@@ -24,11 +23,7 @@ constexpr std::size_t kBytesAtOnce = std::size_t{8} << 20;
 }  // namespace
 
 MessageEngine::MessageEngine(MessageEngineOptions options)
-    : options_(std::move(options)),
-      peers_(options_.global_ranks.size()),
-      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!wake_fd_) throw_system_error("eventfd");
-}
+    : options_(std::move(options)), peers_(options_.global_ranks.size()), wake_fd_(new_event()) {}
 
 MessageEngine::~MessageEngine() {
   {

@@ -93,15 +93,20 @@ class RingSink final : public ByteSink {
     }
     free = std::min(free, ring_.stride());
     const std::uint64_t before = written_;
+    std::uint64_t shown = written_;
     for (const iovec& part : parts) {
-      const std::size_t size = std::min(free, part.iov_len);
-      if (size > 0) ring_.put(written_, static_cast<const std::byte*>(part.iov_base), size);
-      written_ += size;
-      free -= size;
+      const auto* from = static_cast<const std::byte*>(part.iov_base);
+      for (std::size_t left = std::min(free, part.iov_len); left > 0;) {
+        const std::size_t size = std::min<std::size_t>(left, kShown - (written_ - shown));
+        ring_.put(written_, from, size);
+        written_ += size;
+        from += size;
+        left -= size;
+        free -= size;
+        if (written_ - shown == kShown) shown = show();
+      }
     }
-    if (written_ == before) return 0;
-    ring_.head().written.store(written_, std::memory_order_release);
-    if (notify_peer_) notify_peer_();
+    if (written_ != shown) show();
     return written_ - before;
   }
   int fd() const noexcept override { return -1; }
@@ -116,6 +121,15 @@ class RingSink final : public ByteSink {
   }
 
  private:
+  // Bytes after which the reader may start on them, while the next ones are copied.
+  static constexpr std::size_t kShown = 16 * 1024;
+
+  std::uint64_t show() {
+    ring_.head().written.store(written_, std::memory_order_release);
+    if (notify_peer_) notify_peer_();
+    return written_;
+  }
+
   Ring ring_;
   NotifyPeer notify_peer_;
   std::uint64_t written_;

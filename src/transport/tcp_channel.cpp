@@ -43,7 +43,7 @@ bool would_block(int code) noexcept { return code == EAGAIN || code == EWOULDBLO
 
 class TcpSink final : public ByteSink {
  public:
-  explicit TcpSink(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
+  TcpSink(UniqueFd socket, bool checksum) noexcept : socket_(std::move(socket)), checksum_(checksum) {}
 
   std::size_t write_some(std::span<const iovec> parts) override {
     msghdr message{};
@@ -55,9 +55,11 @@ class TcpSink final : public ByteSink {
     throw_system_error("send");
   }
   int fd() const noexcept override { return socket_.get(); }
+  bool wants_checksums() const noexcept override { return checksum_; }
 
  private:
   UniqueFd socket_;
+  bool checksum_;
 };
 
 class TcpSource final : public ByteSource {
@@ -84,6 +86,7 @@ TcpChannelOptions tcp_channel_options() {
   options.buffer_kib = static_cast<int>(knob_integer(Knob::tcp_buffer_kib));
   options.congestion = knob_text(Knob::tcp_congestion);
   options.heartbeat_s = knob_number(Knob::heartbeat_s);
+  options.checksum = knob_flag(Knob::tcp_checksum);
   return options;
 }
 
@@ -98,7 +101,7 @@ void require_congestion(const std::string& name) {
 
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options) {
   prepare(socket.get(), SO_SNDBUF, options);
-  return std::make_unique<TcpSink>(std::move(socket));
+  return std::make_unique<TcpSink>(std::move(socket), options.checksum);
 }
 
 std::unique_ptr<ByteSource> make_tcp_source(UniqueFd socket, const TcpChannelOptions& options) {

@@ -13,6 +13,7 @@ struct TcpChannelOptions {
   int buffer_kib = 0;      ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
   std::string congestion;  ///< name of the congestion control; empty: the system's
   double heartbeat_s = 0;  ///< see set_liveness
+  bool checksum = true;    ///< of what is sent: payloads carry a CRC-32C
 };
 
 /// From the environment.

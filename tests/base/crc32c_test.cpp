@@ -56,6 +56,20 @@ TEST(Crc32c, AllWaysAgreeAtEverySizeAndAlignment) {
   }
 }
 
+TEST(Crc32c, AllWaysAgreeOnManyBytes) {
+  const auto bytes = random_bytes(std::size_t{1} << 20);
+  std::vector<std::size_t> sizes{65536, 100003, 262144, bytes.size() - 7};
+  for (std::size_t size = 16370; size <= 16900; ++size) sizes.push_back(size);
+  for (const std::size_t size : sizes) {
+    const std::size_t offset = size % 8;
+    const std::uint32_t expected = crc32c_tables(0x1234567, bytes.data() + offset, size - offset);
+    EXPECT_EQ(crc32c(0x1234567, bytes.data() + offset, size - offset), expected) << size;
+    if (crc32c_has_wide()) {
+      EXPECT_EQ(crc32c_wide(0x1234567, bytes.data() + offset, size - offset), expected) << size;
+    }
+  }
+}
+
 TEST(Crc32c, PiecesGiveTheValueOfTheWhole) {
   const auto bytes = random_bytes(5000);
   const std::uint32_t whole = crc32c(0, bytes.data(), bytes.size());

@@ -77,6 +77,8 @@ TEST(Table, SaysWhatTheColumnsDoNot) {
   row.link = "1gbit";
   EXPECT_NE(table({row}).find("-- all_reduce, 2 ranks, float16, algorithm ring, 2 hosts, links of 1gbit\n"),
             std::string::npos);
+  row.busy = 2;
+  EXPECT_NE(table({row}).find("links of 1gbit, beside 2 busy processes\n"), std::string::npos);
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ TEST(PlanBlocks, ChecksEveryName) {
   refuses([](BenchRequest& w) { w.algorithms = {"magic"}; });
   refuses([](BenchRequest& w) { w.hosts = 4; });
   refuses([](BenchRequest& w) { w.link = "1gbit"; });
+  refuses([](BenchRequest& w) { w.busy = -1; });
 }
 
 Row sample() {

@@ -103,7 +103,7 @@ int kind_of(maniple_error* error) {
 
 template <class Value>
 maniple_buffer buffer_of(std::vector<Value>& values, int dtype) {
-  return {values.data(), values.size(), dtype};
+  return {values.data(), values.size(), dtype, MANIPLE_CPU, 0};
 }
 
 /// Runs the body as `size` ranks that are threads, each with the world.
@@ -114,7 +114,7 @@ void with_ranks(int size, Body body) {
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       const maniple_store store = store_of(keys);
-      const maniple_init_options options{rank, size, 60, "test", nullptr};
+      const maniple_init_options options{rank, size, 60, "test", nullptr, nullptr, -1};
       maniple_group* group = nullptr;
       ASSERT_EQ(text_of(maniple_init(&store, &options, nullptr, &group)), "success");
       EXPECT_EQ(maniple_group_rank(group), rank);
@@ -245,7 +245,7 @@ TEST(CInterface, AStoreThatFailsIsNamed) {
   Keys keys;
   keys.broken = true;
   const maniple_store store = store_of(keys);
-  const maniple_init_options options{0, 1, 60, nullptr, nullptr};
+  const maniple_init_options options{0, 1, 60, nullptr, nullptr, nullptr, -1};
   maniple_group* group = nullptr;
   EXPECT_THAT(text_of(maniple_init(&store, &options, nullptr, &group)), HasSubstr("the map is broken"));
   EXPECT_EQ(keys.released, 1);

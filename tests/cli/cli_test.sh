@@ -42,6 +42,8 @@ expect 2 'no system is named "nosuch"' bench all_reduce --systems nosuch
 expect 2 'expected some of .*send; or all' bench all_redoos
 expect 2 'allocate is not measured by itself' bench allocate
 expect 2 'hosts is 0; expected 1 or more' bench all_reduce --hosts 0
+expect 2 'busy is -1; expected 0 to 256' bench all_reduce --busy -1
+expect 2 'busy is for operations such as all_reduce; .optim. is measured without it' bench optim --busy 2
 expect 2 'transport shm does not leave a host' bench all_reduce --hosts 2 --transport shm
 expect 2 '-1 is too small; expected 0 or more' bench all_reduce --iterations -1
 expect 2 '0 is too small; expected 1 or more' bench all_reduce --repeat 0
@@ -53,9 +55,10 @@ expect 2 'subcommand is required' checkpoint
 expect 2 'there is no checkpoint in .*/checkpoints; expected folders like step-' checkpoint ls "$scratch/checkpoints"
 expect 2 'there is no checkpoint in' checkpoint verify /nonexistent
 expect 2 'OUT is required' checkpoint merge "$scratch/checkpoints"
-expect 2 '0 not in range 1 to 4095' checkpoint split "$scratch/checkpoints" "$scratch/out" 0
+expect 2 '0 not in range' checkpoint split "$scratch/checkpoints" "$scratch/out" 0
 rmdir "$scratch/checkpoints"
 expect 0 'all_reduce' bench --list
+expect 0 'beside 1 busy process$' bench all_reduce --ranks 2 --sizes 4 --budget 5 --busy 1
 expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --csv "$scratch/out.csv"
 expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
 expect 0 'all_reduce cuda, 2 ranks, MPS' bench gpu --list

@@ -14,6 +14,7 @@ INSTANTIATE_TEST_SUITE_P(Few, AbortTest, testing::ValuesIn(places({2, 5})), name
 TEST_P(AbortTest, WakesEveryRankThatWaits) {
   run([](Rank& r) {
     r.world->barrier();
+    r.phase("all are out of the barrier");
     if (r.rank == 0) {
       r.world->abort("the coffee is cold");
     } else {
@@ -34,6 +35,7 @@ TEST_P(AbortTest, WakesEveryRankThatWaits) {
 TEST_P(AbortTest, MayBeCalledWhileItsOwnRankWaits) {
   run([](Rank& r) {
     r.world->barrier();
+    r.phase("all are out of the barrier");
     if (r.rank == 0) {
       // Nobody else comes, so only the abort can end this.
       int x = 1;
@@ -51,6 +53,7 @@ TEST_P(AbortTest, MayBeCalledWhileItsOwnRankWaits) {
 TEST_P(AbortTest, FailsOperationsInFlightAndTheirContinuations) {
   run([](Rank& r) {
     r.world->barrier();
+    r.phase("all are out of the barrier");
     if (r.rank == 0) {
       std::vector<int> x(10, 1);
       std::vector<Work> works;

@@ -2,6 +2,8 @@
 #include <dirent.h>
 #include <sys/resource.h>
 
+#include "base/host.h"
+#include "base/unique_fd.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
 
@@ -19,6 +21,14 @@ void set_limit(rlim_t soft, rlim_t hard) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
+int open_descriptors() {
+  int count = -3;  // ".", "..", and the folder itself
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
 void talk_to_all(Rank& r) {
   std::vector<float> in(100 * r.size, static_cast<float>(r.rank)), out(in.size());
   r.world->all_to_all(buffer_of(in), buffer_of(out));
@@ -31,6 +41,35 @@ TEST_P(FdLimit, SoftLimitOf64IsRaised) {
     set_limit(64, RLIM_INFINITY);
     r.init();
     talk_to_all(r);
+  });
+}
+
+TEST_P(FdLimit, ASoftLimitReachedInInitIsRaised) {
+  for (rlim_t spare = 0; spare < 24; ++spare) {
+    run_ranks({.n = 2, .as = As::processes, .transport = GetParam(), .init = false}, [&](Rank& r) {
+      set_limit(open_descriptors() + spare, RLIM_INFINITY);
+      r.init();
+      talk_to_all(r);
+    });
+  }
+}
+
+// Whichever descriptor is the first over the soft limit: of a group, a connection, its acceptance, its second use, memory.
+TEST_P(FdLimit, ASoftLimitReachedAnywhereIsRaised) {
+  run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .init = false}, [](Rank& r) {
+    r.init();
+    for (const bool as_group_is_made : {true, false}) {
+      for (rlim_t spare = 0; spare < 24; ++spare) {
+        r.world->barrier();
+        if (as_group_is_made) set_limit(open_descriptors() + spare, RLIM_INFINITY);
+        const auto group = r.world->split(0);
+        if (!as_group_is_made) set_limit(open_descriptors() + spare, RLIM_INFINITY);
+        std::vector<float> in(100 * r.size, static_cast<float>(r.rank)), out(in.size());
+        group->all_to_all(buffer_of(in), buffer_of(out));
+        group->all_reduce(buffer_of(in));
+        set_limit(4096, RLIM_INFINITY);
+      }
+    }
   });
 }
 
@@ -61,12 +100,16 @@ TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
       << result.texts("error").at(1);
 }
 
-int open_descriptors() {
-  int count = -3;  // ".", "..", and the folder itself
-  DIR* const folder = ::opendir("/proc/self/fd");
-  while (::readdir(folder) != nullptr) ++count;
-  ::closedir(folder);
-  return count;
+// Otherwise it would seem to be on a host of its own, and use TCP.
+TEST(FdLimitOfFiles, ARankThatReachedItKnowsItsHost) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const std::string key = host_identity().key;
+  const auto lowest_free = static_cast<rlim_t>(UniqueFd(::dup(STDERR_FILENO)).get());
+  set_limit(lowest_free, RLIM_INFINITY);
+  ASSERT_LT(::dup(STDERR_FILENO), 0);
+  EXPECT_EQ(host_identity().key, key);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 // The others wait for it: they get an error, long before their deadline. (By TCP it may also be that a connection is not accepted.)

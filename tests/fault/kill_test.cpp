@@ -78,12 +78,51 @@ TEST_P(Kill, BeforeItsTurnOfAnAllReduce) {
   judge("killed before");
 }
 
+// Ranks that only send go on without the dead one for a few operations at most.
+TEST_P(Kill, TheRootOfReducesAndTheOthers) {
+  for (const int victim : {0, 2}) {
+    run_ranks({.n = 3, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 20)}, [victim](Rank& r) {
+      float x = 1, sum = 0;
+      const Caught caught = catch_error([&] {
+        for (int i = 0;; ++i) {
+          r.step();
+          if (i % 2 == 0) {
+            r.world->reduce(buffer_of(x), buffer_of(sum), 0);
+          } else {
+            r.world->broadcast(buffer_of(x), 0);
+          }
+        }
+      });
+      EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+      EXPECT_EQ(caught.lost_rank, victim) << caught;
+      expect_aborted_from_now_on(r);
+    });
+  }
+}
+
+// What a rank sent before it left is used. (Over a network a sender waits for its root.)
+TEST(KillInSharedMemory, ARankThatOnlySendsMayLeave) {
+  run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm}, [](Rank& r) {
+    float x = static_cast<float>(r.rank + 1), sum = 0;
+    r.world->barrier();
+    if (r.rank == 0) r.phase("the others have left");
+    r.world->reduce(buffer_of(x), buffer_of(sum), 0);
+    if (r.rank == 0) {
+      EXPECT_EQ(sum, 6);
+      return;
+    }
+    r.world.reset();
+    r.phase("the others have left");
+  });
+}
+
 TEST_P(Kill, InTheMiddleOfAnAllReduce) {
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
     const int victim = (3 * repetition + 1) % kRanks;
     const auto result = run_ranks(
         {.n = kRanks, .as = As::processes, .transport = GetParam(), .fault = kill_at(victim, 1)}, [victim](Rank& r) {
           std::vector<float> values(8'000'000, 1.0f);
+          r.phase("all have joined");
           const Caught caught = catch_error([&] {
             const Work work = r.world->all_reduce(buffer_of(values), ReduceOp::sum, {.async_op = true});
             r.step();

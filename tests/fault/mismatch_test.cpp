@@ -36,7 +36,10 @@ class MismatchTest : public Operations {
       run([&](Rank& r) {
         r.phase("all have joined");
         r.world->barrier();
-        const Caught caught = catch_error([&] { call(r, r.rank == odd); });
+        const Caught caught = catch_error([&] {
+          call(r, r.rank == odd);
+          r.world->barrier();  // a rank that only sends may hear of it one operation later
+        });
         EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << "odd rank " << odd << ": " << caught;
         for (const std::string& word : words)
           EXPECT_TRUE(contains(caught.text, word)) << '"' << word << "\" is not in: " << caught;
@@ -105,6 +108,54 @@ TEST_P(MismatchTest, Root) {
     std::vector<float> x(1000);
     r.world->broadcast(buffer_of(x), odd ? 1 : 0);
   });
+}
+
+TEST_P(MismatchTest, RootOfOperationsThatSomeOnlySendIn) {
+  const auto root = [](bool odd) { return odd ? 1 : 0; };
+  expect_mismatch({"reduce", "root"}, [&](Rank& r, bool odd) {
+    float x = 1, sum = 0;
+    r.world->reduce(buffer_of(x), buffer_of(sum), root(odd));
+  });
+  expect_mismatch({"gather", "root"}, [&](Rank& r, bool odd) {
+    float x = 1;
+    std::vector<float> all(r.size);
+    r.world->gather(buffer_of(x), buffer_of(all), root(odd));
+  });
+  expect_mismatch({"scatter", "root"}, [&](Rank& r, bool odd) {
+    float x = 1;
+    std::vector<float> all(r.size);
+    r.world->scatter(buffer_of(all), buffer_of(x), root(odd));
+  });
+}
+
+TEST_P(MismatchTest, CountThatNobodyWaitsFor) {
+  expect_mismatch({"reduce", "float32[3]", "float32[4]"}, [](Rank& r, bool odd) {
+    std::vector<float> x(odd ? 3 : 4), sum(x.size());
+    r.world->reduce(buffer_of(x), buffer_of(sum), 0);
+  });
+}
+
+// All ranks only send, and go on: what they call next is the same again, but not what they called before.
+TEST_P(MismatchTest, ItIsFoundLaterWhereNobodyWaits) {
+  for (const int more : {0, 1, 3, 4, 11}) {
+    run([more](Rank& r) {
+      if (r.world->transport() == "tcp") return;  // there the root receives what was meant for the other
+      r.phase("all have joined");
+      r.world->barrier();
+      float x = 1, sum = 0;
+      const Caught caught = catch_error([&] {
+        r.world->reduce(buffer_of(x), buffer_of(sum), r.rank == 0 ? 1 : 0);
+        for (int i = 0; i < more; ++i) r.world->broadcast(buffer_of(x), i % 2);
+        r.world->barrier();
+      });
+      EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << more << ": " << caught;
+      EXPECT_TRUE(contains(caught.text, "reduce #") && contains(caught.text, "root 0") &&
+                  contains(caught.text, "root 1"))
+          << caught;
+      EXPECT_EQ(caught.info.calls.size(), static_cast<std::size_t>(r.size)) << caught;
+      expect_aborted_from_now_on(r);
+    });
+  }
 }
 
 TEST_P(MismatchTest, ReduceOperation) {

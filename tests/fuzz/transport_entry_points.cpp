@@ -153,8 +153,15 @@ std::vector<std::string> frame_seeds() {
   const FrameHeader whole{.signature = {}, .length = payload.size(), .number = 1};
   const FrameHeader pieced{.signature = {}, .length = payload.size(), .number = 1, .streams = 2, .pieced = true};
   const std::string piece = text_of(PieceHeader{.number = 1, .index = 0}) + payload;
-  return {"", piece, text_of(empty), text_of(empty) + text_of(whole) + payload,
-          text_of(empty) + text_of(pieced) + piece};
+  FrameHeader notice;
+  notice.kind = FrameKind::notice;
+  notice.number = 1;
+  return {"",
+          piece,
+          text_of(empty),
+          text_of(empty) + text_of(whole) + payload,
+          text_of(empty) + text_of(pieced) + piece,
+          text_of(empty) + text_of(notice)};
 }
 
 std::vector<std::string> message_seeds() {

@@ -1,4 +1,6 @@
 // A thousand ranks meet and pass a barrier; hundreds of them, or a thousand, without shared memory.
+#include <sched.h>
+
 #include <cstdio>
 
 #include <gtest/gtest.h>
@@ -22,6 +24,28 @@ TEST(ManyRanks, AThousandThreadsJoinAndPassABarrier) {
   for (const auto& [rank, seconds] : result.numbers("passed")) passed = std::max(passed, seconds);
   std::printf("1000 ranks: joined in %.3f s, through the barrier after %.3f s\n", joined, passed);
   EXPECT_EQ(result.numbers("passed").size(), 1000u);
+}
+
+// Ranks that run on one core part if they may use others (Arena::leave_core_of), and stay free to use all of them.
+TEST(ManyRanks, RanksThatMeetOnACoreKeepTheirAffinity) {
+  run_ranks({.n = 2, .as = As::processes, .transport = TransportKind::shm}, [](Rank& r) {
+    cpu_set_t all, one;
+    ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+    int first = 0;
+    while (!CPU_ISSET(first, &all)) ++first;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    std::vector<float> values(2 << 20, 1.0F);
+    for (int turn = 0; turn < 10; ++turn) {
+      ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+      ASSERT_EQ(::sched_setaffinity(0, sizeof all, &all), 0);
+      r.world->all_reduce(buffer_of(values), ReduceOp::max);
+      cpu_set_t now;
+      ASSERT_EQ(::sched_getaffinity(0, sizeof now, &now), 0);
+      EXPECT_TRUE(CPU_EQUAL(&now, &all));
+    }
+    EXPECT_EQ(values.back(), 1.0F);
+  });
 }
 
 void reduce_over_tcp(int n) {

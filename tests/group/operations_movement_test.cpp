@@ -1,7 +1,9 @@
 // broadcast, gather, all_gather, scatter, all_to_all with equal parts; barrier.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -142,6 +144,61 @@ TEST_P(Movement, AllToAll) {
       }
       EXPECT_TRUE(arena.guards_intact());
     });
+  });
+}
+
+// Ranks that only send go on, so some are operations ahead of others: of other sizes, with other roots, of a smaller group too. Each
+// rank in turn is late.
+TEST_P(Movement, RootedOperationsInARowWithALateRank) {
+  if (!test_device().is_cpu()) return;  // they are made for memory of the host
+  run([](Rank& r) {
+    const int half = (r.size + 1) / 2;
+    const auto group = r.world->split(r.rank < half ? 0 : 1, r.rank);
+    constexpr std::size_t kLengths[] = {1, 3, 5, 40, 700, 2000, 30'000};
+    std::vector<std::int32_t> in, out, all;
+    const auto value = [](int round, int rank, std::size_t i) {
+      return static_cast<std::int32_t>(static_cast<std::size_t>(round * 100 + rank * 7) + i % 90);
+    };
+    std::size_t wrong = 0;
+    const int rounds = kSanitized || r.world->transport() == "tcp" ? 60 : 300;
+    for (int round = 0; round < rounds; ++round) {
+      ProcessGroup& now = round % 5 == 4 ? *group : *r.world;
+      const int n = now.size(), me = now.rank(), root = round / 3 % n;
+      const std::size_t count = kLengths[static_cast<std::size_t>(round) % std::size(kLengths)];
+      const CallOptions call{.async_op = round % 11 == 10};
+      if (round % 40 == 39 && round / 40 % r.size == r.rank) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));  // sleep: it is late
+      }
+      in.resize(count);
+      for (std::size_t i = 0; i < count; ++i) in[i] = value(round, me, i);
+      switch (round * 7 / 3 % 4) {
+        case 0:
+          now.broadcast(buffer_of(in), root, call).synchronize();
+          for (std::size_t i = 0; i < count; ++i) wrong += in[i] != value(round, root, i);
+          break;
+        case 1: {
+          out.assign(count, -1);
+          now.reduce(buffer_of(in), buffer_of(out), root, ReduceOp::max, call).synchronize();
+          for (std::size_t i = 0; me == root && i < count; ++i) wrong += out[i] != value(round, n - 1, i);
+          break;
+        }
+        case 2:
+          all.assign(me == root ? count * static_cast<std::size_t>(n) : 0, -1);
+          now.gather(buffer_of(in), buffer_of(all), root, {}, call).synchronize();
+          for (std::size_t i = 0; i < all.size(); ++i)
+            wrong += all[i] != value(round, static_cast<int>(i / count), i % count);
+          break;
+        default:
+          all.resize(me == root ? count * static_cast<std::size_t>(n) : 0);
+          for (std::size_t i = 0; i < all.size(); ++i) all[i] = value(round, static_cast<int>(i / count), i % count);
+          now.scatter(buffer_of(all), buffer_of(in), root, {}, call).synchronize();
+          std::fill(all.begin(), all.end(), -1);  // the memory is the caller's again
+          for (std::size_t i = 0; i < count; ++i) wrong += in[i] != value(round, me, i);
+      }
+      std::fill(in.begin(), in.end(), -1);
+    }
+    EXPECT_EQ(wrong, 0u);
+    r.world->barrier();
   });
 }
 

@@ -39,6 +39,8 @@ ProcessResources ProcessResources::now() {
     const std::string target = link_target("/proc/self/fd/" + name);
     // The listing's own descriptor shows up in the listing.
     if (target.empty() || target.starts_with("/proc/")) continue;
+    // LibTorch 2.6 asks what caches there are when it first needs to know, and leaves the files open.
+    if (target.starts_with("/sys/devices/system/cpu/")) continue;
     // A sanitizer talks to its symbolizer by pipes, which it opens when it first needs it.
     if (kSanitized && target.starts_with("pipe:")) continue;
     held.descriptors_.insert(fmt::format("{} -> {}", name, target));

@@ -132,7 +132,7 @@ TEST(Names, ASilentServerCostsTheLauncherNoMoreThanTenSeconds) {
   NEED(server, hosts && master && single);
   for (const auto* launched : {&hosts, &master, &single}) {
     EXPECT_EQ((*launched)->wait(), 2) << (*launched)->err();
-    EXPECT_NE((*launched)->err().find("resolving host \"slow.test\": no answer from the resolver within 10.0 s"),
+    EXPECT_NE((*launched)->err().find("resolving host \"slow.test\": no answer from the resolver within 10."),
               std::string::npos)
         << (*launched)->err();
   }

@@ -22,9 +22,9 @@ def needs(major, minor, what):
         raise Skip(f"PyTorch {torch.__version__} has no {what}")
 
 
-def main(cases):
+def main(cases, **options):
     torch.set_num_threads(1)
-    dist.init_process_group("maniple", timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group("maniple", timeout=datetime.timedelta(seconds=120), **options)
     gloo = dist.new_group(backend="gloo")
     chosen, failed = sys.argv[1:], False
     for name, case in list(cases.items()):

@@ -23,6 +23,8 @@ def caught(call):
         call()
     except maniple_torch.Error as error:
         print(f"CAUGHT {type(error).__name__}: {error}", flush=True)
+    except RuntimeError as error:
+        print(f"CAUGHT RuntimeError: {error}", flush=True)
     else:
         print("NOTHING WAS RAISED", flush=True)
 
@@ -36,14 +38,18 @@ def killed():
     caught(lambda: dist.all_reduce(torch.ones(4)))
 
 
-def killed_in_backward():
+def killed_in_backward(wrapper=torch.nn.parallel.DistributedDataParallel):
     """The same in backward of DDP: the class of the error passes through autograd."""
     rank, _ = init()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    model = wrapper(torch.nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     caught(lambda: model(torch.ones(2, 4)).sum().backward())
+
+
+def killed_in_backward_of_ours():
+    killed_in_backward(maniple_torch.DistributedDataParallel)
 
 
 def mismatched():
@@ -149,6 +155,19 @@ def data_loader_fork():
 
 def data_loader_spawn():
     data_loader("spawn")
+
+
+def plugin():
+    """A plugin is found, though the program is Python's and not Maniple's."""
+    options = maniple_torch.Options()
+    options._engine = lambda: os.environ["MANIPLE_TEST_BACKEND"]
+    dist.init_process_group("maniple", pg_options=options)
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    assert x.eq(dist.get_world_size()).all()
+    dist.barrier()
+    dist.destroy_process_group()
+    print("OK", flush=True)
 
 
 def threads():

@@ -173,6 +173,30 @@ def case_coalesced(gloo):
         same(out[r][1], values_of(r, torch.float32, 4).view(2, 2))
 
 
+def case_coalescing_manager(gloo):
+    needs(2, 6, "coalescing manager for any backend")
+    size, me = dist.get_world_size(), dist.get_rank()
+    a, b = torch.ones(3), torch.full((5,), 2.0)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+    manager.wait()
+    same(a, torch.full((3,), float(size)))
+    same(b, torch.full((5,), 2.0 * size))
+    wide, narrow = torch.zeros(2 * size), torch.zeros(4 * size)
+    with dist._coalescing_manager():
+        dist.all_gather_into_tensor(wide, torch.full((2,), float(me)))
+        dist.all_gather_into_tensor(narrow, torch.full((4,), float(me)))
+    same(wide, torch.arange(float(size)).repeat_interleave(2))
+    same(narrow, torch.arange(float(size)).repeat_interleave(4))
+    part, other = torch.zeros(2), torch.zeros(3)
+    with dist._coalescing_manager():
+        dist.reduce_scatter_tensor(part, torch.ones(2 * size))
+        dist.reduce_scatter_tensor(other, torch.ones(3 * size))
+    same(part, torch.full((2,), float(size)))
+    same(other, torch.full((3,), float(size)))
+
+
 def case_gather_and_scatter(gloo):
     for root in everyone():
         for count in SIZES:
@@ -370,8 +394,40 @@ def case_monitored_barrier(gloo):
     maniple_torch.monitored_barrier()
 
 
+def case_sparse(gloo):
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def rows(dtype, where, dense_dims):  # some of them twice
+        generator = torch.Generator().manual_seed(rank)
+        shape = (len(where), *([3] * dense_dims))
+        elements = torch.randint(-9, 9, shape, generator=generator).to(dtype)
+        places = torch.tensor([where, [at % 4 for at in where]], dtype=torch.int64).view(2, len(where))
+        return torch.sparse_coo_tensor(places, elements, (10, 4, *([3] * dense_dims)), dtype=dtype)
+
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16):
+        for dense_dims in (0, 1, 2):
+            for where in ([rank, 9, rank, 5], [], [7] * (rank + 1), list(range(10)) if rank == size - 1 else []):
+                ours = rows(dtype, where, dense_dims)
+                expected = ours.to_dense().to(torch.float64)
+                dist.all_reduce(expected, group=gloo)
+                dist.all_reduce(ours)
+                assert ours.is_sparse and ours.is_coalesced()
+                same(ours.to_dense().to(torch.float64), expected)
+    ours = rows(torch.float32, [rank, rank, 2], 1)
+    expected = ours.to_dense() / size
+    dist.all_reduce(expected, group=gloo)
+    work = dist.all_reduce(ours, dist.ReduceOp.AVG, async_op=True)
+    torch.testing.assert_close(work.get_future().wait()[0].to_dense(), expected)
+    torch.testing.assert_close(ours.to_dense(), expected)
+
+
 def case_refusals(gloo):
-    refused(lambda: dist.all_reduce(torch.ones(3).to_sparse()), maniple_torch.Error)
+    sparse = (maniple_torch.Unsupported, NotImplementedError)  # PyTorch 2 refuses most of these by itself
+    refused(lambda: dist.broadcast(torch.ones(3).to_sparse(), 0), sparse)
+    refused(lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX), maniple_torch.Unsupported)
+    refused(lambda: dist.all_reduce(torch.ones(3, 3).to_sparse_csr()), sparse)
+    if dist.get_world_size() > 1:
+        refused(lambda: dist.all_reduce(torch.ones(3 + dist.get_rank()).to_sparse()))  # each another shape
     refused(lambda: dist.all_gather([torch.ones(1)] * (dist.get_world_size() + 1), torch.ones(1)))
     refused(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND))
     assert issubclass(maniple_torch.InvalidArgument, ValueError) and issubclass(maniple_torch.PeerLost, RuntimeError)

@@ -84,20 +84,27 @@ def run(program, size, *arguments, env=None):
     return results
 
 
+def usable_backends():
+    """What `maniple backends` says is here."""
+    output = subprocess.run([os.environ.get("PROGRAM_UNDER_TEST", "maniple"), "backends"], stdout=subprocess.PIPE, text=True).stdout
+    return {line.split()[0] for line in output.splitlines() if line.split()[1:2] == ["here"]}
+
+
 def launch(command, env=None):
     """Any command, which must succeed. Returns its output."""
     variables = dict(os.environ, **SETTINGS, **(env or {}))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         if env is None or name not in env:
             variables.pop(name, None)
-    # A session of its own, so that what it started ends with it.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-                               env=variables, start_new_session=True, cwd=HERE)
-    try:
-        output, _ = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise AssertionError(f"{command} did not end within {LIMIT} s; it printed\n{output}") from None
+    with tempfile.TemporaryDirectory() as folder:  # torchrun leaves its logs there
+        # A session of its own, so that what it started ends with it.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+                                   env=dict(variables, TMPDIR=folder), start_new_session=True, cwd=HERE)
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"{command} did not end within {LIMIT} s; it printed\n{output}") from None
     assert process.returncode == 0, f"{command}: exit code {process.returncode}\n{output}"
     return output

@@ -58,9 +58,11 @@ TEST(Arena, PartsLieInTheSegmentAndApart) {
   for (int r = 0; r < kRanks; ++r) {
     for (std::uint32_t s = 0; s < Arena::kStageSlots; ++s)
       parts.emplace_back(world[0].stage_slot(r, s), world[0].stage_slot(r, s) + world[0].stage_slot_bytes());
-    for (std::uint32_t epoch = 0; epoch < 2; ++epoch) {
+    for (std::uint32_t epoch = 0; epoch < Arena::kContributions; ++epoch) {
       auto* const memory = reinterpret_cast<std::byte*>(&world[0].contribution(r, epoch));
       parts.emplace_back(memory, memory + sizeof(Contribution));
+      std::byte* const payload = world[0].payload(r, epoch, world[0].payload_bytes());
+      parts.emplace_back(payload, payload + world[0].payload_bytes());
     }
     for (int to = 0; to < kRanks; ++to) {
       for (int set = 0; set < 2; ++set) {
@@ -89,15 +91,15 @@ TEST(Arena, EveryRankReadsWhatAllPublished) {
         OperationContext context = soon();
         const std::uint32_t epoch = arena.next_epoch();
         const std::uint64_t mine = round * kRanks + static_cast<unsigned>(r);
-        Contribution& contribution = arena.contribution(r, epoch);
-        contribution.words[0] = mine;
-        std::memcpy(contribution.payload + Contribution::kPayload - sizeof mine, &mine, sizeof mine);
+        const std::size_t bytes = arena.payload_bytes();
+        arena.contribution(r, epoch).words[0] = mine;
+        std::memcpy(arena.payload(r, epoch, bytes) + bytes - sizeof mine, &mine, sizeof mine);
         arena.publish(epoch);
         arena.await_contributions(epoch, context);
         for (int peer = 0; peer < kRanks; ++peer) {
           const Contribution& theirs = arena.contribution(peer, epoch);
           std::uint64_t tail = 0;
-          std::memcpy(&tail, theirs.payload + Contribution::kPayload - sizeof tail, sizeof tail);
+          std::memcpy(&tail, arena.payload(peer, epoch, bytes) + bytes - sizeof tail, sizeof tail);
           const std::uint64_t expected = round * kRanks + static_cast<unsigned>(peer);
           if (theirs.words[0] != expected || tail != expected) ++wrong;
         }
@@ -106,6 +108,40 @@ TEST(Arena, EveryRankReadsWhatAllPublished) {
   }
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(wrong, 0);
+}
+
+TEST(Arena, AContributionStaysUntilTheSlowestRankHasReadIt) {
+  // Rank 0 only publishes. Rank 1 reads each contribution as late as it may: rank 0 waits for it where it must.
+  constexpr std::uint32_t kEpochs = 400;
+  World world(2);
+  std::thread sender([&] {
+    for (std::uint32_t i = 0; i < kEpochs; ++i) {
+      OperationContext context = soon();
+      const std::uint32_t epoch = world[0].next_epoch();
+      world[0].contribution(0, epoch).words[0] = epoch;
+      world[0].publish(epoch);
+      if (world[0].is_ahead(epoch)) world[0].await_contributions(epoch - Arena::kWindow, context);
+    }
+  });
+  std::uint32_t wrong = 0;
+  std::uint32_t furthest = 0;
+  for (std::uint32_t i = 0; i < kEpochs; ++i) {
+    OperationContext context = soon();
+    const std::uint32_t epoch = world[1].next_epoch();
+    world[1].publish(epoch);
+    // The sender must stop before the contribution that would take this one's place.
+    const std::uint32_t last = std::min(epoch + 2 * Arena::kWindow, kEpochs);
+    if (epoch % Arena::kWindow == 0) world[1].await_contribution(0, last, context);
+    while (furthest < kEpochs && world[1].has_published(0, furthest + 1)) ++furthest;
+    if (furthest > epoch + 2 * Arena::kWindow) ++wrong;
+    world[1].await_contribution(0, epoch, context);
+    for (std::uint32_t back = 0; back < 2 * Arena::kWindow && back < epoch; ++back) {
+      if (world[1].contribution(0, epoch - back).words[0] != epoch - back) ++wrong;
+    }
+  }
+  sender.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(furthest, kEpochs);
 }
 
 TEST(Arena, CountersCarryBytesThroughTheStage) {

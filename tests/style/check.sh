@@ -63,6 +63,10 @@ check_torch() {
         print FILENAME ":" FNR ": LibTorch is included below src/tensor" }
       allowed && /^[ \t]*#[ \t]*include[ \t]*[<"]fmt\// {
         print FILENAME ":" FNR ": LibTorch brings a fmt of its own; use base/format.h" }'
+  sources src | xargs -r awk '
+    FNR == 1 { has_ranges = 0 }
+    /#[ \t]*include[ \t]*<fmt\/ranges.h>/ { has_ranges = 1 }
+    /fmt::join\(/ && !has_ranges { print FILENAME ":" FNR ": fmt::join is in <fmt/ranges.h> since fmt 11" }'
 }
 
 # LibTorch 2.x exports a broken copy of std::filesystem, see src/base/files.h. The `maniple` program never links LibTorch.

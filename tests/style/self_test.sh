@@ -40,6 +40,7 @@ expect fail torch include/maniple/comm/a.h '#include <ATen/Tensor.h>'
 expect pass torch src/tensor/a.cpp '#include <torch/torch.h>'
 expect fail torch src/train/a.cpp "#include <fmt/format.h>"
 expect pass torch src/group/a.cpp "#include <fmt/format.h>"
+expect fail torch src/group/a.cpp "fmt::join(names, \", \")"
 
 expect fail filesystem src/net/a.cpp '#include <filesystem>'
 expect fail filesystem tests/harness/a.cpp 'std::filesystem::path p;'

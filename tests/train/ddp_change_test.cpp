@@ -50,8 +50,11 @@ TEST(DdpChange, AConvertedModuleThatIsUsedThroughItself) {
 }
 
 TEST(DdpChange, AParameterThatIsAddedReplacedOrNoLongerFrozen) {
-  const Change replace = [](NetImpl& net) { net.fc2 = net.replace_module("fc2", torch::nn::Linear(16, 4)); };
-  const Change add = [](NetImpl& net) { net.register_parameter("scale", torch::ones({1})); };
+  const Change replace = [](NetImpl& net) {
+    net.fc2 = net.replace_module("fc2", torch::nn::Linear(16, 4));
+    net.to(training_device());
+  };
+  const Change add = [](NetImpl& net) { net.register_parameter("scale", torch::ones({1}, training_device())); };
   const Change thaw = [](NetImpl& net) { net.fc1->bias.requires_grad_(true); };
   for (const bool find_unused : {false, true}) {
     expect_error_after(replace, "parameter fc2.weight requires a gradient and was not there", kAll, find_unused);

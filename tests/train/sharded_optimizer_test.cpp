@@ -337,12 +337,12 @@ TEST(ShardedOptimizer, DifferencesBetweenRanksAreErrorsOnAllOfThem) {
     };
     const Tensor other = leaf(torch::ones({r.rank == 2 ? 5 : 4}));
     EXPECT_TRUE(contains(text_of([&] { ShardedOptimizer<optim::SGD>(Parameters{other}, 0.1, {r.world}); }),
-                         "rank 2 of the group has parameter 0 of group 0: Float [5]"));
+                         "rank 2 has parameter 0 of group 0: Float [5]"));
     EXPECT_TRUE(contains(text_of([&] {
                            ShardedOptimizer<optim::SGD>(Parameters{leaf(torch::ones(3))}, r.rank == 1 ? 0.2 : 0.1,
                                                         {r.world});
                          }),
-                         "rank 1 of the group has group.0.lr"));
+                         "rank 1 has group.0.lr"));
 
     Parameters parameters = {leaf(torch::ones({100})), leaf(torch::ones({3}))};
     ShardedOptimizer<optim::SGD> optimizer(parameters, 0.1, {r.world});

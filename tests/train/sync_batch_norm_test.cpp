@@ -378,6 +378,7 @@ TEST(SyncBatchNorm, GroupsThatAreMissing) {
   EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
   norm->eval();
   EXPECT_NO_THROW(norm->forward(numbers({4, 3})));
+  if (!training_device().is_cpu()) return;  // ranks are processes there
   auto converted = here(torch::nn::BatchNorm1d(3));
   run_ranks({.n = 1}, [&](Rank& r) { convert_sync_batchnorm(converted, r.world); });
   caught = catch_error([&] { converted->forward(numbers({4, 3})); });

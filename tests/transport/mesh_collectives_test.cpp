@@ -2,12 +2,19 @@
 // in place and not, even and uneven parts, over TCP and over rings.
 #include <gtest/gtest.h>
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "harness/sanitizers.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
+#include "base/files.h"
 #include "transport/mesh_world.h"
 
 namespace maniple::test {
@@ -295,6 +302,90 @@ TEST_P(MeshBits, IdenticalOnAllRanksAndInEveryRun) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(WorldSizes, MeshBits, ::testing::Values(2, 3, 5));
+
+struct Carried {
+  std::uint64_t sent = 0, received = 0;
+};
+/// Bytes of the TCP sockets of this process, by socket.
+std::map<std::string, Carried> carried() {
+  std::map<std::string, Carried> sockets;
+  for (const std::string& name : names_in("/proc/self/fd")) {
+    const std::string target = link_target("/proc/self/fd/" + name);
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (!target.starts_with("socket:") || ::getsockopt(std::stoi(name), IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+      continue;
+    sockets[target] = {info.tcpi_bytes_acked, info.tcpi_bytes_received};
+  }
+  return sockets;
+}
+
+/// How many sockets have sent and received since.
+std::size_t used_both_ways(const std::map<std::string, Carried>& since) {
+  std::size_t count = 0;
+  for (const auto& [name, now] : carried()) {
+    const auto found = since.find(name);
+    if (found != since.end() && now.sent > found->second.sent && now.received > found->second.received) ++count;
+  }
+  return count;
+}
+
+void sum_of_ranks(MeshWorld& world, std::uint64_t seq, std::size_t count) {
+  world.run([&](int rank) {
+    std::vector<float> data(count, static_cast<float>(rank + 1));
+    Operation operation;
+    operation.op = Op::all_reduce;
+    operation.dtype = DType::float32;
+    operation.count = count;
+    operation.seq = seq;
+    operation.in = operation.out = reinterpret_cast<std::byte*>(data.data());
+    world.call(rank, mesh_all_reduce_direct, operation);
+    const auto expected = static_cast<float>(world.size() * (world.size() + 1) / 2);
+    EXPECT_EQ(std::count(data.begin(), data.end(), expected), static_cast<std::ptrdiff_t>(count));
+  });
+}
+
+// Each pair begins with a connection for each direction and goes on with one for both, unless it has keys for one direction.
+TEST(MeshConnections, AreJoinedAfterTheFirstExchange) {
+  for (const int size : {2, 3, 5}) {
+    const auto pairs = static_cast<std::size_t>(size * (size - 1) / 2);
+    MeshWorld world({.size = size, .streams = 1});
+    std::uint64_t seq = 0;
+    for (int i = 0; i < 3; ++i) sum_of_ranks(world, seq++, 1000);
+    const auto joined = carried();
+    for (const std::size_t count : {1000, 0, 300'001, 1}) sum_of_ranks(world, seq++, count);
+    EXPECT_EQ(used_both_ways(joined), 2 * pairs);  // both ends are here
+  }
+}
+
+TEST(MeshConnections, ThatAreEncryptedStayApart) {
+  MeshWorld world({.size = 2, .channel = Channel::sealed, .streams = 1});
+  sum_of_ranks(world, 0, 1000);
+  const auto opened = carried();
+  for (std::uint64_t seq = 1; seq < 4; ++seq) sum_of_ranks(world, seq, 1000);
+  EXPECT_EQ(used_both_ways(opened), 0U);
+}
+
+TEST(MeshConnections, OfARankThatEndsLoseItOnceJoinedToo) {
+  for (const int lost : {0, 1}) {
+    MeshWorld world({.size = 2});
+    for (std::uint64_t seq = 0; seq < 3; ++seq) sum_of_ranks(world, seq, 1000);
+    world.drop(lost);
+    std::vector<float> data(100'000);
+    Operation operation;
+    operation.op = Op::all_reduce;
+    operation.dtype = DType::float32;
+    operation.count = data.size();
+    operation.seq = 3;
+    operation.in = operation.out = reinterpret_cast<std::byte*>(data.data());
+    try {
+      world.call(1 - lost, mesh_all_reduce_direct, operation);
+      ADD_FAILURE() << "nothing was noticed of the end of rank " << lost;
+    } catch (const PeerLost& error) {
+      EXPECT_EQ(error.rank(), lost);
+    }
+  }
+}
 
 TEST(MeshAlgorithms, TableHasEveryOperationAndFindsByName) {
   for (const Op op : {Op::broadcast, Op::reduce, Op::all_reduce, Op::gather, Op::all_gather, Op::scatter,

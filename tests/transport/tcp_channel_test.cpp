@@ -3,13 +3,16 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <string>
 
+#include "transport/frame_sender.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::test {
@@ -57,6 +60,36 @@ int option(int fd, int name) {
   socklen_t length = sizeof value;
   EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, name, &value, &length), 0);
   return value;
+}
+
+/// Whether a frame that is sent with these options says that its payload has a checksum, and what the checksum is.
+FrameHeader header_sent(const TcpChannelOptions& options) {
+  int ends[2] = {};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd reader(ends[1]);
+  FrameSender sender({1, 1}, 1, [&](int, Deadline) { return make_tcp_sink(UniqueFd(ends[0]), options); });
+  const Signature signature{1, 2, 3, 4};
+  const std::array<std::byte, 8> payload{std::byte{7}};
+  Transfer transfer;
+  transfer.signature = &signature;
+  transfer.from = payload.data();
+  transfer.size = payload.size();
+  sender.post(transfer, Deadline::never());
+  sender.advance();
+  EXPECT_TRUE(transfer.done);
+  std::array<std::byte, kMostHeaderBytes> header{};
+  EXPECT_EQ(::read(reader.get(), header.data(), header.size()), static_cast<ssize_t>(header.size()));
+  return decode_frame_header(header.data());
+}
+
+TEST(Checksum, OfPayloadsIsSentUnlessTheVariableSaysNo) {
+  EXPECT_TRUE(header_sent(tcp_channel_options()).checked);
+  EXPECT_NE(header_sent(tcp_channel_options()).check, 0U);
+  ::setenv("MANIPLE_TCP_CHECKSUM", "0", 1);
+  const TcpChannelOptions without = tcp_channel_options();
+  ::unsetenv("MANIPLE_TCP_CHECKSUM");
+  EXPECT_FALSE(header_sent(without).checked);
+  EXPECT_EQ(header_sent(without).check, 0U);
 }
 
 // With a user timeout the kernel ends connections whose receiver is merely late.

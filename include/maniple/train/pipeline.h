@@ -30,6 +30,8 @@
 //           over it by DistributedDataParallel's machinery in the backward of the last micro-batch, once in a step.
 // Tied      parameters, on several ranks under one name: all begin with the values of the first, and their gradients are added, so that
 //           equal optimizers keep them equal.
+// Saving    with CheckpointOptions::sharded, as any module and its optimizer. Where the names of parameters differ between stages (those of
+//           cut_into_stages do), they are in the checkpoint without "stage1.": another number of stages, or the undivided Sequential, loads it.
 //
 // Errors. What is wrong with a call (rows that differ, no loss, a schedule that does not fit) is an InvalidArgument on all ranks, before
 // anything is computed; the pipeline stays usable. A stage that throws ends the step on all ranks: there it is thrown as it is, elsewhere
@@ -43,6 +45,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -52,6 +55,7 @@
 #include <maniple/export.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/placement.h>
+#include <maniple/train/sharded_checkpoint.h>
 
 namespace MANIPLE_API maniple {
 
@@ -94,7 +98,7 @@ struct PipelineStatistics {
   std::string text() const;
 };
 
-class Pipeline : public torch::nn::Module {
+class Pipeline : public torch::nn::Module, public PartialModule {
  public:
   /// `stages` are those of this rank, in their order; they become its children "stage0", "stage3", ... by their numbers. Collective over
   /// the group, and over data_group. Throws InvalidArgument on all ranks if ranks disagree about the options.
@@ -114,6 +118,11 @@ class Pipeline : public torch::nn::Module {
   bool has_first_stage() const noexcept;
   bool has_last_stage() const noexcept;
   const PipelineStatistics& statistics() const noexcept;
+
+  /// For checkpoints: "stage1.3.weight" is "3.weight" there, unless stages have names in common.
+  std::string checkpoint_name(const std::string& name) const override;
+  const std::set<std::string>& names_of_all_ranks() const override;
+  const ProcessGroup& divided_over() const override;
 
   /// Throws InvalidArgument: move the stages before the Pipeline is made.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;

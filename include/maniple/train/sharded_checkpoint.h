@@ -21,8 +21,11 @@
 //                   different tensors on two ranks, and replicas that are not equal (a few elements of each are compared) throw
 //                   InvalidArgument on all ranks: nothing is left out silently.
 //
-// What is divided. Parameters of modules that derive from ShardedModule (those of tensor_parallel.h do) are known to be shards, and so is the
-// state of an optimizer for them: any of LibTorch's, and those of optim.h. Everything else that is added is taken for the same on all ranks.
+// What is divided. Parameters of modules that derive from ShardedModule (those of tensor_parallel.h and fully_sharded.h do) are known to be
+// shards, and so is the state of an optimizer for them: any of LibTorch's, and those of optim.h. Modules that derive from PartialModule (Pipeline does) have other
+// parameters on other ranks, and so have their optimizers. Everything else that is added is taken for the same on all ranks.
+// Optimizers    The state of a parameter is named by the part and the name that the parameter has there:
+//               "group.0.parameter.model/3.weight.exp_avg". So its module is added, too, and another layout whose module has these names loads it.
 // Whatever else is divided is added as two functions:
 //
 //   checkpoint.add("embedding",
@@ -37,6 +40,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +51,7 @@
 
 namespace MANIPLE_API maniple {
 
+class ProcessGroup;
 class SavedCheckpoint;
 
 /// The part of a tensor that this rank holds: a range in each dimension.
@@ -99,13 +104,25 @@ class SavedPart {
   std::map<std::string, Tensor> tensors_;
 };
 
-/// A module some of whose own parameters are shards derives from this, too, so that checkpoints know.
+/// A module some of whose parameters are shards derives from this, too, so that checkpoints know.
 class ShardedModule {
  public:
   virtual ~ShardedModule();
-  /// Which part of which shape a parameter of this module itself (not of its children) is; name and local may be left empty. nullopt:
-  /// it is whole.
+  /// Which part of which shape a parameter of this module is; name and local may be left empty. nullopt: it is whole, or the module that
+  /// it belongs to knows. Names are those of named_parameters(): also of the modules inside it, to which this one is asked last.
   virtual std::optional<TensorShard> shard_of(const std::string& parameter) const = 0;
+};
+
+/// A module of which each rank holds some parameters and buffers, whole ones, derives from this, too: a pipeline with its stages.
+class PartialModule {
+ public:
+  virtual ~PartialModule();
+  /// The name that a parameter or buffer has in checkpoints: no other tensor of any rank has it, but replicas.
+  virtual std::string checkpoint_name(const std::string& name) const = 0;
+  /// Of all parameters and buffers of all ranks, in checkpoints: those of others are no mistake there.
+  virtual const std::set<std::string>& names_of_all_ranks() const = 0;
+  /// The ranks that together hold all of it.
+  virtual const ProcessGroup& divided_over() const = 0;
 };
 
 }  // namespace maniple

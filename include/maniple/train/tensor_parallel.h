@@ -90,6 +90,13 @@ struct VocabParallelLossOptions {
 torch::Tensor vocab_parallel_cross_entropy(const torch::Tensor& logits, const torch::Tensor& targets,
                                            std::int64_t vocabulary, const VocabParallelLossOptions& options = {});
 
+/// What this process has given to the collectives above, and to those of the layers below, so far.
+struct TensorParallelStatistics {
+  std::uint64_t operations = 0;
+  std::uint64_t bytes = 0;  ///< of this rank's input to them
+};
+TensorParallelStatistics tensor_parallel_statistics() noexcept;
+
 namespace nn {
 
 struct ColumnParallelOptions {

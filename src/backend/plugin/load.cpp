@@ -84,10 +84,11 @@ std::vector<std::string> folders() {
   if (const auto folder = environment_text(info(Knob::plugins).name)) all.push_back(*folder);
   for (const std::string& file : {program_file(), library_file()}) {
     if (file.empty()) continue;
-    std::string folder = folder_of(file);  // bin, or a folder of it; lib, or lib/<architecture>
-    for (int up = 0; up < 2; ++up) {
-      folder = folder_of(folder);
+    // The file is in bin, or a folder of it; in lib, or lib/<architecture>; or a library in a build folder or Python's package.
+    std::string folder = folder_of(file);
+    for (int up = 0; up < 3; ++up) {
       all.push_back(folder + "/libexec/maniple");
+      folder = folder_of(folder);
     }
   }
   for (std::string& folder : library_folders()) all.push_back(std::move(folder));

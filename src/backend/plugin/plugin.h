@@ -71,8 +71,9 @@ class Plugin {
   /// after it returned.
   virtual bool run(const Operation& operation, Deadline deadline) = 0;
 
-  /// The group was aborted: `run` is to return soon. Called from any thread; must not block.
-  virtual void interrupt() noexcept = 0;
+  /// The group was aborted: `run` is to return soon. `lost`: a rank may be gone; otherwise one has left in good order, and all processes are
+  /// there. Called from any thread; must not block.
+  virtual void interrupt(bool lost) noexcept = 0;
 
   /// Bytes to and from another rank of the group; each is made once. They must be gone before the plugin is. Null: there are
   /// none, on any rank.
@@ -87,7 +88,7 @@ struct PluginEntry {
   const char* version = nullptr;  ///< of the library, for people
   std::unique_ptr<Plugin> (*make)(const PluginContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kPluginAbi = 3;
+inline constexpr std::uint32_t kPluginAbi = 4;
 inline constexpr const char* kPluginSymbol = "maniple_plugin_entry";
 
 }  // namespace maniple

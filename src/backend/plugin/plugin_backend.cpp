@@ -19,6 +19,7 @@
 #include "base/abort_signal.h"
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/error_codec.h"
 #include "collective/algorithms.h"
 #include "collective/reduce/reduce.h"
 #include "collective/shm/arena_call.h"
@@ -151,7 +152,9 @@ class PluginBackend final : public Backend {
       context_.abort->check();
       throw SystemError(fmt::format("setting up {} failed: {}", entry.version, error.what()), 0);
     }
-    listener_.emplace(*context_.abort, [plugin = plugin_.get()] { plugin->interrupt(); });
+    listener_.emplace(*context_.abort, [plugin = plugin_.get(), abort = context_.abort.get()] {
+      plugin->interrupt(info_of(abort->cause()).loss != LossKind::left);
+    });
   }
 
   void make_mesh() {

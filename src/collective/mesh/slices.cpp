@@ -9,8 +9,9 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kLag = 3;
-constexpr std::size_t kSlots = kLag + 1;
+// Chunks by which reduced ones follow raw ones. More keep longer links full; fewer keep what is in transit in the caches, and leave
+// less to do at the end: a short slice has two chunks.
+std::size_t lag_of(std::size_t chunks) { return std::clamp<std::size_t>(chunks / 2, 1, 2); }
 
 class SlicePipeline {
  public:
@@ -21,8 +22,9 @@ class SlicePipeline {
         size_(exchange.size()),
         element_(size_of(work.reduction.dtype)),
         chunk_(chunk_elements(work.slices.largest(), element_)),
-        raw_tickets_(static_cast<std::size_t>(size_) * kSlots) {
-    const std::size_t slots = static_cast<std::size_t>(size_) * kSlots * chunk_ * element_;
+        lag_(lag_of(Chunks{{0, work.slices.largest()}, chunk_}.count())),
+        raw_tickets_(static_cast<std::size_t>(size_) * slots_each()) {
+    const std::size_t slots = static_cast<std::size_t>(size_) * slots_each() * chunk_ * element_;
     const std::size_t kept = work.own == nullptr ? work.slices.count(rank_) * element_ : 0;
     const std::span<std::byte> scratch = exchange.scratch(slots + kept);
     slots_ = scratch.data();
@@ -31,11 +33,11 @@ class SlicePipeline {
 
   std::span<const std::byte> run() {
     std::size_t steps = 0;
-    for (int owner = 0; owner < size_; ++owner) steps = std::max(steps, chunks_of(owner).count() + kLag);
+    for (int owner = 0; owner < size_; ++owner) steps = std::max(steps, chunks_of(owner).count() + lag_);
     for (std::size_t step = 0; step < steps; ++step) {
       post_receives(step);
       send_raw(step);
-      if (step >= kLag && step - kLag < chunks_of(rank_).count()) finish_own(step - kLag);
+      if (step >= lag_ && step - lag_ < chunks_of(rank_).count()) finish_own(step - lag_);
     }
     exchange_.wait_all();
     return {own_, work_.slices.count(rank_) * element_};
@@ -43,6 +45,7 @@ class SlicePipeline {
 
  private:
   Chunks chunks_of(int owner) const { return {part_of(work_.slices, owner), chunk_}; }
+  std::size_t slots_each() const { return lag_ + 1; }  // chunks in transit from each rank
 
   bool in_audience(int rank) const {
     return work_.audience == SliceWork::Audience::everyone ||
@@ -50,11 +53,11 @@ class SlicePipeline {
   }
 
   std::byte* slot(std::size_t chunk, int peer) const {
-    return slots_ +
-           (chunk % kSlots * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)) * chunk_ * element_;
+    return slots_ + (chunk % slots_each() * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)) * chunk_ *
+                        element_;
   }
   Exchange::Ticket& raw_ticket(std::size_t chunk, int peer) {
-    return raw_tickets_[chunk % kSlots * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)];
+    return raw_tickets_[chunk % slots_each() * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)];
   }
 
   void post_receives(std::size_t step) {
@@ -64,8 +67,8 @@ class SlicePipeline {
         const std::size_t bytes = chunks_of(rank_).at(step).count * element_;
         raw_ticket(step, peer) = exchange_.recv(peer, {slot(step, peer), bytes});
       }
-      if (in_audience(rank_) && step >= kLag && step - kLag < chunks_of(peer).count()) {
-        exchange_.recv(peer, bytes_at(work_.all, element_, chunks_of(peer).at(step - kLag)));
+      if (in_audience(rank_) && step >= lag_ && step - lag_ < chunks_of(peer).count()) {
+        exchange_.recv(peer, bytes_at(work_.all, element_, chunks_of(peer).at(step - lag_)));
       }
     }
   }
@@ -107,6 +110,7 @@ class SlicePipeline {
   const int size_;
   const std::size_t element_;
   const std::size_t chunk_;  // elements
+  const std::size_t lag_;
   std::vector<Exchange::Ticket> raw_tickets_;
   std::vector<const void*> sources_;
   std::byte* slots_ = nullptr;

@@ -63,7 +63,7 @@ struct Chunks {
 inline std::size_t chunk_elements(std::size_t largest, std::size_t element) noexcept {
   constexpr std::size_t kLargest = std::size_t{256} << 10;
   constexpr std::size_t kSmallest = std::size_t{64} << 10;
-  constexpr std::size_t kChunksPerSlice = 4;
+  constexpr std::size_t kChunksPerSlice = 2;
   const std::size_t bytes = std::clamp(largest * element / kChunksPerSlice, kSmallest, kLargest);
   return std::max<std::size_t>(bytes / 64 * 64 / element, 1);
 }
@@ -72,11 +72,11 @@ inline std::size_t chunk_elements(std::size_t largest, std::size_t element) noex
 //
 // Words: the buffer is cut into one *slice* for each rank, its owner; a slice is cut into *chunks*. Everyone sends the
 // owner its *raw* chunks; the owner reduces each chunk over all ranks in rank order and sends the *reduced* one to the
-// audience (none, the root, everyone). The audience's part of the pipeline runs `kLag` chunks behind: on every connection
-// raw chunk t comes before reduced chunk t - kLag, so that both directions stay full while the owner reduces.
+// audience (none, the root, everyone). The audience's part of the pipeline runs some chunks (the *lag*) behind: on every connection
+// raw chunk t comes before reduced chunk t - lag, so that both directions stay full while the owner reduces.
 //
 // Cost for a rank, n ranks, buffer of B bytes: sends (n-1)/n B raw, and (n-1)/n B reduced for an audience of everyone
-// (B/n for the root); two steps of latency. Scratch: (n-1) (kLag+1) chunks.
+// (B/n for the root); two steps of latency. Scratch: n (lag+1) chunks.
 
 struct SliceWork {
   enum class Audience { none, root, everyone };

@@ -1,7 +1,7 @@
 // Collectives of ranks that share memory. `run_in_arena` runs any operation, by one of three algorithms:
 //
-//   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One synchronisation.
-//            (run.cpp)
+//   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One synchronisation;
+//            in rooted operations those that only send do not wait. (run.cpp)
 //   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. (direct.cpp)
 //   staged   ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
 #pragma once

@@ -1,7 +1,6 @@
 #include "launch/coordinate/launcher_listener.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,7 +54,7 @@ std::vector<Address> addresses_of(const MasterAddress& place, const Secret& secr
 struct LauncherListener::Queue {
   std::mutex mutex;
   std::deque<SecureConnection> arrived;
-  UniqueFd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  UniqueFd event = new_event();
 };
 
 LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,

@@ -128,12 +128,10 @@ struct Checkpoint::Impl {
     report(step, std::move(outcome));
   }
 
-  /// Null where every rank holds the whole.
-  std::unique_ptr<Layouts> layouts() const {
-    if (!options.sharded) return nullptr;
-    auto all = std::make_unique<Layouts>();
+  Layouts layouts() const {
+    Layouts all;
     for (const Part& part : parts) {
-      if (part.add_layouts) part.add_layouts(*all);
+      if (part.add_layouts) part.add_layouts(all);
     }
     return all;
   }
@@ -142,9 +140,9 @@ struct Checkpoint::Impl {
     wait();
     const auto ranks = group();
     sharded.prepare(ranks, [&] {
-      const auto divided = layouts();
+      const Layouts divided = layouts();
       PartStates states;
-      for (const Part& part : parts) states.emplace_back(part.name, part.save(divided.get()));
+      for (const Part& part : parts) states.emplace_back(part.name, part.save(&divided));
       states.emplace_back(kRandomPart, own_random_state(ranks ? ranks->rank() : 0));
       return states;
     });
@@ -241,11 +239,11 @@ struct Checkpoint::Impl {
     std::vector<SavedPart> states;
     for (const Part& part : parts) states.emplace_back(saved, part.name);
     const SavedPart random(saved, kRandomPart);
-    const auto divided = layouts();
+    const Layouts divided = layouts();
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const std::string place = saved.place_of(parts[i].name);
       try {
-        parts[i].load(states[i], load, divided.get());
+        parts[i].load(states[i], load, divided);
       } catch (const InvalidArgument& failure) {
         throw InvalidArgument(format_text("{}: {}", place, failure.what()));
       } catch (const ProtocolError& failure) {
@@ -310,7 +308,7 @@ Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>
 Checkpoint::~Checkpoint() { impl_->wait(); }
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
-  const std::string shard = impl_->options.sharded ? "" : first_shard_in(module);
+  const std::string shard = impl_->options.sharded ? "" : first_held_elsewhere(module, impl_->group().get());
   MANIPLE_REQUIRE(
       shard.empty(),
       "part \"{}\" of a checkpoint: {} is divided over the ranks, and one rank cannot save the others' shards; set "
@@ -327,8 +325,8 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::jit::Module& module)
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
   auto* const divided = dynamic_cast<ShardedOptimizerBase*>(&optimizer);
-  if (divided != nullptr && impl_->options.sharded) return add_shards(name, *divided);
-  impl_->add(optimizer_part(name, optimizer));
+  impl_->add(divided != nullptr && impl_->options.sharded ? sharded_optimizer_part(name, *divided)
+                                                          : optimizer_part(name, optimizer));
   return *this;
 }
 
@@ -388,7 +386,7 @@ Checkpoint& Checkpoint::add(const std::string& name, std::function<ShardedState(
                 for (TensorShard& shard : held.tensors) state.tensors.push_back({std::move(shard)});
                 return state;
               },
-              [load = std::move(load)](const SavedPart& saved, const LoadOptions&, const Layouts*) { load(saved); }});
+              [load = std::move(load)](const SavedPart& saved, const LoadOptions&, const Layouts&) { load(saved); }});
   return *this;
 }
 

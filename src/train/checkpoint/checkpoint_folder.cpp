@@ -74,7 +74,7 @@ std::string checkpoint_name(std::int64_t step) { return format_text("{}{:012}", 
 
 std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
   // What cannot be looked into may hold some: a run that then began anew would be a surprise.
-  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd fd = open_file(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (!fd && errno != ENOENT) throw_system_error("look into the checkpoint folder " + folder);
   std::vector<std::int64_t> steps;
   for (const std::string& name : names_in(folder)) {

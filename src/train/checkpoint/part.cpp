@@ -12,12 +12,28 @@ constexpr const char* kValue = "value";
 
 struct ModuleTensors {
   std::map<std::string, torch::Tensor> parameters, buffers;
+  std::set<std::string> of_all_ranks;  // names, of modules whose ranks hold different tensors
 };
 
-ModuleTensors tensors_of(torch::nn::Module& module) {
+void add_tensors(const torch::nn::Module& module, const std::string& prefix, ModuleTensors& tensors) {
+  const auto* const partial = dynamic_cast<const PartialModule*>(&module);
+  const bool with_children = partial != nullptr;
+  const auto name_of = [&](const std::string& name) {
+    return prefix + (partial == nullptr ? name : partial->checkpoint_name(name));
+  };
+  for (const auto& entry : module.named_parameters(with_children))
+    tensors.parameters[name_of(entry.key())] = entry.value();
+  for (const auto& entry : module.named_buffers(with_children)) tensors.buffers[name_of(entry.key())] = entry.value();
+  if (partial != nullptr) {
+    for (const std::string& name : partial->names_of_all_ranks()) tensors.of_all_ranks.insert(prefix + name);
+    return;
+  }
+  for (const auto& child : module.named_children()) add_tensors(*child.value(), prefix + child.key() + ".", tensors);
+}
+
+ModuleTensors tensors_of(const torch::nn::Module& module) {
   ModuleTensors tensors;
-  for (const auto& entry : module.named_parameters()) tensors.parameters[entry.key()] = entry.value();
-  for (const auto& entry : module.named_buffers()) tensors.buffers[entry.key()] = entry.value();
+  add_tensors(module, "", tensors);
   return tensors;
 }
 
@@ -28,31 +44,18 @@ ModuleTensors tensors_of(torch::jit::Module& module) {
   return tensors;
 }
 
-/// Calls f(name, tensor, shard) for the parameters that are shards.
+/// Calls f(name, tensor, shard) for the parameters that are shards. A module that divides those below it, too, comes after them: it knows.
 template <class F>
 void for_each_shard(torch::nn::Module& module, const std::string& prefix, const F& f) {
+  for (const auto& child : module.named_children()) for_each_shard(*child.value(), prefix + child.key() + ".", f);
   if (const auto* divided = dynamic_cast<const ShardedModule*>(&module)) {
-    for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
+    for (const auto& entry : module.named_parameters()) {
       if (auto shard = divided->shard_of(entry.key())) f(prefix + entry.key(), entry.value(), *shard);
     }
   }
-  for (const auto& child : module.named_children()) for_each_shard(*child.value(), prefix + child.key() + ".", f);
 }
 template <class F>
 void for_each_shard(torch::jit::Module&, const std::string&, const F&) {}  // scripted models are not divided
-
-TensorShard shard_with(const Layouts* layouts, const std::string& name, const torch::Tensor& parameter,
-                       const torch::Tensor& local) {
-  if (layouts != nullptr) {
-    if (const auto found = layouts->find(parameter.unsafeGetTensorImpl()); found != layouts->end()) {
-      TensorShard shard = found->second;
-      shard.name = name;
-      shard.local = local;
-      return shard;
-    }
-  }
-  return TensorShard::whole(name, local);
-}
 
 template <class Module>
 PartState save_module(Module& module, const Layouts* layouts) {
@@ -67,16 +70,17 @@ PartState save_module(Module& module, const Layouts* layouts) {
 }
 
 template <class Module>
-void load_module(Module& module, const SavedPart& saved, const LoadOptions& options, const Layouts* layouts) {
+void load_module(Module& module, const SavedPart& saved, const LoadOptions& options, const Layouts& layouts) {
   std::map<std::string, TensorShard> here;
-  for (PartState::Tensor& tensor : save_module(module, layouts).tensors)
+  for (PartState::Tensor& tensor : save_module(module, &layouts).tensors)
     here[tensor.shard.name] = std::move(tensor.shard);
+  const std::set<std::string> of_all_ranks = tensors_of(module).of_all_ranks;
   std::vector<std::string> missing, surplus;
   for (const auto& [name, shard] : here) {
     if (saved.tensors().count(name) == 0) missing.push_back(name);
   }
   for (const auto& [name, tensor] : saved.tensors()) {
-    if (here.count(name) == 0) surplus.push_back(name);
+    if (here.count(name) == 0 && of_all_ranks.count(name) == 0) surplus.push_back(name);
   }
   if (!missing.empty() || !surplus.empty()) {
     const std::string text =
@@ -97,25 +101,30 @@ void load_module(Module& module, const SavedPart& saved, const LoadOptions& opti
 }
 
 template <class Module>
-void add_module_layouts(Module& module, Layouts& layouts) {
-  for (const auto& [name, tensor] : tensors_of(module).parameters)
-    layouts.emplace(tensor.unsafeGetTensorImpl(), TensorShard::whole(name, tensor));
+void add_module_layouts(const std::string& part, Module& module, Layouts& layouts) {
+  const ModuleTensors tensors = tensors_of(module);
+  layouts.partial = layouts.partial || !tensors.of_all_ranks.empty();
+  for (const auto& [name, tensor] : tensors.parameters) {
+    Layouts::Parameter& known = layouts.of[tensor.unsafeGetTensorImpl()];
+    if (known.names.empty()) known.shard = TensorShard::whole(name, tensor);
+    known.names.push_back(part + "/" + name);
+  }
   for_each_shard(module, "", [&](const std::string& name, const torch::Tensor& tensor, TensorShard shard) {
     shard.name = name;
     shard.local = tensor;
     box_of(shard);  // throws if it cannot be
-    layouts[tensor.unsafeGetTensorImpl()] = std::move(shard);
+    layouts.of[tensor.unsafeGetTensorImpl()].shard = std::move(shard);
   });
-  for (auto& [tensor, shard] : layouts) shard.local = torch::Tensor();
+  for (auto& [tensor, known] : layouts.of) known.shard.local = torch::Tensor();
 }
 
 template <class Module>
 Part any_module_part(const std::string& name, Module& module) {
   return {name, [&module](const Layouts* layouts) { return save_module(module, layouts); },
-          [&module](const SavedPart& saved, const LoadOptions& options, const Layouts* layouts) {
+          [&module](const SavedPart& saved, const LoadOptions& options, const Layouts& layouts) {
             load_module(module, saved, options, layouts);
           },
-          [&module](Layouts& layouts) { add_module_layouts(module, layouts); }};
+          [name, &module](Layouts& layouts) { add_module_layouts(name, module, layouts); }};
 }
 
 /// LibTorch keeps the count of steps to itself; a derived class may name it.
@@ -129,18 +138,23 @@ const std::string& text_in(const SavedPart& saved) {
   return found->second;
 }
 
-/// Of a tensor of the optimizer's state: as its parameter, if it has its shape.
-TensorShard shard_of_state(torch::optim::Optimizer& optimizer, const std::string& name, const torch::Tensor& local,
-                           const Layouts& layouts) {
-  const torch::Tensor parameter = parameter_of_state(optimizer, name);
-  if (!parameter.defined()) return TensorShard::whole(name, local);
-  MANIPLE_REQUIRE(
-      layouts.count(parameter.unsafeGetTensorImpl()) != 0,
-      "{} belongs to a parameter of [{}] that is in none of the modules that were added: add its module, so that "
-      "it is known how the ranks divide it",
-      name, joined(parameter.sizes()));
-  if (parameter.sizes() != local.sizes()) return TensorShard::whole(name, local);
-  return shard_with(&layouts, name, parameter, local);
+/// Of a tensor of the module that another of the ranks that save holds.
+std::string name_elsewhere(const torch::nn::Module& module, const Topology& savers) {
+  if (const auto* const partial = dynamic_cast<const PartialModule*>(&module)) {
+    int both = 0;
+    for (const auto& holder : partial->divided_over().topology().members) {
+      for (const auto& saver : savers.members) both += holder.global_rank == saver.global_rank ? 1 : 0;
+    }
+    const ModuleTensors here = tensors_of(module);
+    for (const std::string& name : here.of_all_ranks) {
+      if (both > 1 && here.parameters.count(name) == 0 && here.buffers.count(name) == 0) return name;
+    }
+    return {};
+  }
+  for (const auto& child : module.named_children()) {
+    if (std::string name = name_elsewhere(*child.value(), savers); !name.empty()) return name;
+  }
+  return {};
 }
 
 }  // namespace
@@ -148,6 +162,7 @@ TensorShard shard_of_state(torch::optim::Optimizer& optimizer, const std::string
 // ---- sharded_checkpoint.h --------------------------------------------------------------------------------------------
 
 ShardedModule::~ShardedModule() = default;
+PartialModule::~PartialModule() = default;
 
 TensorShard TensorShard::whole(std::string name, torch::Tensor tensor) {
   TensorShard shard;
@@ -243,41 +258,14 @@ void SavedPart::read(const ShardOf& shard) const {
 Part module_part(const std::string& name, torch::nn::Module& module) { return any_module_part(name, module); }
 Part module_part(const std::string& name, torch::jit::Module& module) { return any_module_part(name, module); }
 
-Part optimizer_part(const std::string& name, torch::optim::Optimizer& optimizer) {
-  return {name,
-          [&optimizer](const Layouts* layouts) {
-            PartState state;
-            NamedState named = state_of(optimizer);
-            state.texts = std::move(named.texts);
-            state.kind = PartState::Texts::equal;
-            for (const auto& [key, tensor] : named.tensors) {
-              state.tensors.push_back({layouts == nullptr ? TensorShard::whole(key, tensor)
-                                                          : shard_of_state(optimizer, key, tensor, *layouts)});
-            }
-            return state;
-          },
-          [&optimizer](const SavedPart& saved, const LoadOptions&, const Layouts* layouts) {
-            NamedState state;
-            state.texts = saved.texts();
-            for (const auto& [key, tensor] : saved.tensors()) {
-              const torch::Tensor parameter = parameter_of_state(optimizer, key);
-              if (layouts == nullptr || !parameter.defined()) {
-                state.tensors[key] = saved.read(key);
-                continue;
-              }
-              const TensorShard like =
-                  shard_of_state(optimizer, key, torch::empty(parameter.sizes(), tensor.dtype), *layouts);
-              if (like.shape == tensor.shape) {
-                saved.read(like);
-                state.tensors[key] = like.local;
-              } else {
-                state.tensors[key] = saved.read(key);
-              }
-            }
-            restore(optimizer, state);
-          },
-          {},
-          dynamic_cast<ShardedOptimizerBase*>(&optimizer)};
+TensorShard shard_with(const Layouts* layouts, const std::string& name, const torch::Tensor& parameter,
+                       const torch::Tensor& local) {
+  const Layouts::Parameter* const known = layouts == nullptr ? nullptr : layouts->find(parameter);
+  if (known == nullptr) return TensorShard::whole(name, local);
+  TensorShard shard = known->shard;
+  shard.name = name;
+  shard.local = local;
+  return shard;
 }
 
 Part text_part(const std::string& name, std::function<std::string()> save,
@@ -289,7 +277,7 @@ Part text_part(const std::string& name, std::function<std::string()> save,
         state.texts[kValue] = save();
         return state;
       },
-      [load = std::move(load)](const SavedPart& saved, const LoadOptions&, const Layouts*) { load(text_in(saved)); }};
+      [load = std::move(load)](const SavedPart& saved, const LoadOptions&, const Layouts&) { load(text_in(saved)); }};
 }
 
 Part scheduler_part(const std::string& name, torch::optim::LRScheduler& scheduler) {
@@ -308,7 +296,7 @@ Part tensor_part(const std::string& name, torch::Tensor& tensor) {
             state.tensors.push_back({TensorShard::whole(kValue, tensor)});
             return state;
           },
-          [&tensor](const SavedPart& saved, const LoadOptions& options, const Layouts*) {
+          [&tensor](const SavedPart& saved, const LoadOptions& options, const Layouts&) {
             if (saved.tensors().count(kValue) == 0) throw ProtocolError("it holds no value");
             const torch::Device device = options.map_location ? *options.map_location
                                          : tensor.defined()   ? tensor.device()
@@ -332,12 +320,12 @@ NamedState whole_state(const PartState& state, const std::string& part) {
   return named;
 }
 
-std::string first_shard_in(torch::nn::Module& module) {
+std::string first_held_elsewhere(torch::nn::Module& module, const ProcessGroup* ranks) {
   std::string first;
   for_each_shard(module, "", [&](const std::string& name, const torch::Tensor& tensor, const TensorShard& shard) {
     if (first.empty() && tensor.sizes().vec() != shard.shape) first = name;
   });
-  return first;
+  return first.empty() && ranks != nullptr ? name_elsewhere(module, ranks->topology()) : first;
 }
 
 }  // namespace maniple

@@ -32,14 +32,26 @@ struct PartState {
   Texts kind = Texts::of_rank_0;
 };
 
-/// Of every parameter of the modules that were added: which part of which shape it is.
-using Layouts = std::unordered_map<const c10::TensorImpl*, TensorShard>;
+/// Of every parameter of the modules that were added: which part of which shape it is, and what it is called.
+struct Layouts {
+  struct Parameter {
+    TensorShard shard;
+    std::vector<std::string> names;  ///< "model/3.weight"; several where modules share it
+  };
+  std::unordered_map<const c10::TensorImpl*, Parameter> of;
+  bool partial = false;  ///< ranks have different parameters: the stages of a pipeline
+
+  const Parameter* find(const torch::Tensor& parameter) const {
+    const auto found = of.find(parameter.unsafeGetTensorImpl());
+    return found == of.end() ? nullptr : &found->second;
+  }
+};
 
 struct Part {
   std::string name;
-  /// Layouts are null where every rank holds the whole.
+  /// Layouts are null where one rank writes the whole.
   std::function<PartState(const Layouts*)> save;
-  std::function<void(const SavedPart&, const LoadOptions&, const Layouts*)> load;
+  std::function<void(const SavedPart&, const LoadOptions&, const Layouts&)> load;
   std::function<void(Layouts&)> add_layouts = {};  ///< modules
   ShardedOptimizerBase* divided = nullptr;  ///< then `save` gathers its state on rank 0: all ranks call it together
 };
@@ -47,6 +59,8 @@ struct Part {
 Part module_part(const std::string& name, torch::nn::Module& module);
 Part module_part(const std::string& name, torch::jit::Module& module);
 Part optimizer_part(const std::string& name, torch::optim::Optimizer& optimizer);
+/// Each rank writes its part of the state.
+Part sharded_optimizer_part(const std::string& name, ShardedOptimizerBase& optimizer);
 Part scheduler_part(const std::string& name, torch::optim::LRScheduler& scheduler);
 Part tensor_part(const std::string& name, torch::Tensor& tensor);
 Part text_part(const std::string& name, std::function<std::string()> save,
@@ -55,8 +69,12 @@ Part text_part(const std::string& name, std::function<std::string()> save,
 /// Of what one rank writes alone. Throws InvalidArgument for a shard.
 NamedState whole_state(const PartState& state, const std::string& part);
 
-/// The name of a parameter of the module that is a shard; empty if there is none.
-std::string first_shard_in(torch::nn::Module& module);
+/// What a parameter has as shard, under another name.
+TensorShard shard_with(const Layouts* layouts, const std::string& name, const torch::Tensor& parameter,
+                       const torch::Tensor& local);
+
+/// The name of a parameter of the module that is a shard, or that another of these ranks holds; empty if there is none. `ranks` may be null.
+std::string first_held_elsewhere(torch::nn::Module& module, const ProcessGroup* ranks);
 
 /// The box of a shard. Throws InvalidArgument if it does not fit together.
 TensorBox box_of(const TensorShard& shard);

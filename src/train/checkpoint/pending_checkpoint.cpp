@@ -21,7 +21,7 @@ constexpr std::string_view kPartial = ".partial-";
 constexpr std::string_view kReplaced = ".replaced-";
 
 UniqueFd open_directory(const std::string& path) {
-  return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  return open_file(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 }
 
 /// A lock that others cannot have while the descriptor is open; none if somebody has it.

@@ -4,6 +4,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "base/format.h"
 #include "tensor/device.h"
 
 namespace maniple {

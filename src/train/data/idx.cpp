@@ -204,7 +204,7 @@ IdxArray parse_idx(std::string_view file, const std::string& name) {
 }
 
 IdxArray read_idx(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const UniqueFd file = open_file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (!file) throw_system_error("cannot open " + path);
   struct stat status = {};
   if (::fstat(file.get(), &status) != 0) throw_system_error("cannot look at " + path);

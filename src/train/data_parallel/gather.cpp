@@ -232,7 +232,7 @@ Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<Repli
                     "DataParallel: replica 0 returned {} tensors, replica {} returned {}", count, i,
                     graphs[i].outputs.size());
   }
-  auto node = std::shared_ptr<GatherBackward>(new GatherBackward, torch::autograd::deleteNode);
+  const auto node = make_node<GatherBackward>();
   Tensors gathered(count);
   for (std::size_t k = 0; k < count; ++k) {
     const Tensors parts = across(graphs, k);

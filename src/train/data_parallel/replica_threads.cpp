@@ -11,6 +11,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "base/check.h"
+#include "tensor/exception_text.h"
 #include "tensor/torch_compat.h"
 #include <maniple/train/data_parallel.h>
 
@@ -99,18 +100,6 @@ BlasThreads::~BlasThreads() {
 }
 
 thread_local const Workers* owner = nullptr;  // whose thread this is
-
-std::string text_of(const std::exception_ptr& thrown) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
 
 ErrorKind kind_of(const std::exception_ptr& thrown) {
   try {
@@ -231,11 +220,12 @@ void ReplicaThreads::run(std::size_t count, const char* what, const Workers::Tas
   if (first == thrown.end()) return;
   const auto index = static_cast<std::size_t>(first - thrown.begin());
   const auto more = std::count_if(first + 1, thrown.end(), failed);
-  throw_with_cause(*first, ReplicaError(kind_of(*first),
-                                        format_text("DataParallel: replica {} of {}, on {}, failed in {}: {}{}", index,
-                                                    devices_.size(), devices_[index].str(), what, text_of(*first),
-                                                    more > 0 ? format_text(" (and {} more)", more) : ""),
-                                        index, devices_[index]));
+  throw_with_cause(*first,
+                   ReplicaError(kind_of(*first),
+                                format_text("DataParallel: replica {} of {}, on {}, failed in {}: {}{}", index,
+                                            devices_.size(), devices_[index].str(), what, exception_text(*first),
+                                            more > 0 ? format_text(" (and {} more)", more) : ""),
+                                index, devices_[index]));
 }
 
 }  // namespace maniple

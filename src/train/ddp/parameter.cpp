@@ -65,8 +65,14 @@ std::vector<std::string> split(const std::string& text) {
   return lines;
 }
 
-/// "rank 0, 2 have A; rank 1 has B" for the first line in which the ranks differ.
-std::string first_difference(const std::vector<std::string>& texts) {
+}  // namespace
+
+std::string first_difference(ProcessGroup& group, const std::vector<std::string>& lines) {
+  if (group.size() == 1) return "";
+  std::string mine;
+  for (const std::string& line : lines) mine += line + "\n";
+  const std::vector<std::string> texts = group.all_gather_objects(mine);
+  if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return "";
   std::vector<std::vector<std::string>> ranks;
   std::size_t longest = 0;
   for (const std::string& text : texts) {
@@ -91,8 +97,6 @@ std::string first_difference(const std::vector<std::string>& texts) {
   }
   return "";
 }
-
-}  // namespace
 
 std::string ddp_prefix(const ProcessGroup& group) {
   return format_text("[DistributedDataParallel {} rank {}/{}] ", group.name(), group.rank(), group.size());
@@ -150,14 +154,11 @@ std::vector<torch::Tensor> buffers_of(const TensorSource& source) {
 }
 
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors) {
-  if (group.size() == 1) return;
-  std::string text;
-  for (const std::string& line : description(options, tensors)) text += line + "\n";
-  const std::vector<std::string> texts = group.all_gather_objects(text);
-  if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return;
+  const std::string difference = first_difference(group, description(options, tensors));
+  if (difference.empty()) return;
   throw InvalidArgument(
       format_text("{}the ranks do not agree: {}; build the same module with the same options on every rank",
-                  ddp_prefix(group), first_difference(texts)));
+                  ddp_prefix(group), difference));
 }
 
 std::string Parameter::conversion() const {

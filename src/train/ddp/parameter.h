@@ -49,6 +49,10 @@ std::vector<torch::Tensor> buffers_of(const TensorSource& source);
 /// Throws InvalidArgument if DdpOptions::device_ids is not where the parameters are.
 void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors);
 
+/// Of the lines with which ranks describe what must be the same everywhere, the first in which they differ: "ranks 0, 2 have A; rank 1
+/// has B". Empty where they do not. The same on all ranks. Collective.
+std::string first_difference(ProcessGroup& group, const std::vector<std::string>& lines);
+
 /// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text
 /// names the first difference and what each rank has. Collective.
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors);

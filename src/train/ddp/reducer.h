@@ -123,12 +123,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t first_buffer_ = 0;           // in state_
   Replicator buffers_;
   CommHook hook_;
-  SideStream side_;                 // for buckets on GPUs
   bool steps_in_backward_ = false;  // every parameter has its optimizer
   int paused_ = 0;
   double weight_ = 1;
 
   std::vector<Bucket> buckets_;  // empty until laid out
+  SideStream side_;              // for buckets on GPUs; destroyed before them
   std::optional<DelayedGradients> delayed_;
   ActiveRanks active_;
   bool expected_known_ = false;  // static_graph: this rank has had its first backward

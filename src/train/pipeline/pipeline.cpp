@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "tensor/exception_text.h"
 #include "train/pipeline/agreement.h"
 #include "train/pipeline/step.h"
 #include <maniple/dist.h>
@@ -23,17 +24,8 @@ const char* name_of(PipelineCall call) {
   return call == PipelineCall::step ? "step" : call == PipelineCall::evaluate ? "evaluate" : "forward";
 }
 
-std::string text_of_current_exception() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
+/// As a child of the Pipeline.
+std::string stage_name(int stage) { return format_text("stage{}", stage); }
 
 [[noreturn]] void refuse_conversion() {
   throw InvalidArgument(
@@ -103,6 +95,8 @@ class Pipeline::Impl {
   Tensor forward(const Tensor& input);
 
   PipelineRank rank;
+  std::set<std::string> names;  ///< in checkpoints, of what all ranks hold
+  bool named_by_stage = false;  ///< there, too: stages have names in common
 
  private:
   struct Tied {
@@ -113,6 +107,7 @@ class Pipeline::Impl {
   };
 
   void agree_on_options(ProcessGroup& group, std::string error) const;
+  void exchange_names();
   void tie(const NamedTensors& given);
   void average_over(const std::shared_ptr<ProcessGroup>& data_group);
   /// What all ranks will do, or the same InvalidArgument on all.
@@ -160,6 +155,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   rank.group = given->new_group(all);
   for (const auto& stage : rank.stages) rank.devices.push_back(device_of_stage(*stage.ptr()));
   rank.averagers.resize(rank.stages.size());
+  exchange_names();
   tie(rank.options.tied);
   if (rank.options.data_group) average_over(rank.options.data_group);
 }
@@ -186,6 +182,26 @@ void Pipeline::Impl::agree_on_options(ProcessGroup& group, std::string error) co
     if (other == 0) first = options_there;
     MANIPLE_REQUIRE(options_there == first, "Pipeline: rank 0 has {}, but rank {} has {}; give all ranks the same",
                     first, other, options_there);
+  }
+}
+
+void Pipeline::Impl::exchange_names() {
+  std::string mine;
+  for (int chunk = 0; chunk < rank.chunks; ++chunk) {
+    const torch::nn::Module& stage = *rank.stages[static_cast<std::size_t>(chunk)].ptr();
+    for (const auto& tensors : {stage.named_parameters(), stage.named_buffers()}) {
+      for (const auto& item : tensors) mine += format_text("{} {}\n", stage_name(rank.stage_of(chunk)), item.key());
+    }
+  }
+  std::map<std::string, std::set<std::string>> stages_with;
+  for (const std::string& text : rank.group->all_gather_objects(mine)) {
+    std::istringstream lines(text);
+    std::string stage, name;
+    while (lines >> stage >> name) stages_with[name].insert(stage);
+  }
+  for (const auto& [name, stages] : stages_with) named_by_stage = named_by_stage || stages.size() > 1;
+  for (const auto& [name, stages] : stages_with) {
+    for (const std::string& stage : stages) names.insert(named_by_stage ? stage + "." + name : name);
   }
 }
 
@@ -330,7 +346,7 @@ void Pipeline::Impl::run(PipelineStep& step, const Body& after) {
     step.run();
     after();
   } catch (...) {
-    const std::string text = text_of_current_exception();
+    const std::string text = exception_text(std::current_exception());
     const std::string reason = format_text("Pipeline: {} failed on rank {}: {}", step.doing(), rank.rank(), text);
     if (rank.group->error() == nullptr) rank.group->abort(reason);
     for (const Tied& tied : tied_) {
@@ -343,7 +359,8 @@ void Pipeline::Impl::run(PipelineStep& step, const Body& after) {
 }
 
 double Pipeline::Impl::loss_of(PipelineCall call, const Tensor& input, const Tensor& target) {
-  PipelineStep step(rank, call, agree(call, input, target), *shapes_);
+  PipelineBatch batch = agree(call, input, target);  // chooses shapes_
+  PipelineStep step(rank, call, std::move(batch), *shapes_);
   const bool trains = call == PipelineCall::step;
   double loss = 0;
   for (Tied& tied : tied_) {
@@ -369,7 +386,8 @@ double Pipeline::Impl::loss_of(PipelineCall call, const Tensor& input, const Ten
 }
 
 Tensor Pipeline::Impl::forward(const Tensor& input) {
-  PipelineStep step(rank, PipelineCall::forward, agree(PipelineCall::forward, input, {}), *shapes_);
+  PipelineBatch batch = agree(PipelineCall::forward, input, {});
+  PipelineStep step(rank, PipelineCall::forward, std::move(batch), *shapes_);
   Tensor output;
   run(step, [&] {
     if (rank.is_last_rank()) output = step.output();
@@ -382,8 +400,7 @@ Tensor Pipeline::Impl::forward(const Tensor& input) {
 Pipeline::Pipeline(std::vector<torch::nn::AnyModule> stages, PipelineOptions options)
     : torch::nn::Module("Pipeline"), impl_(std::make_unique<Impl>(std::move(stages), std::move(options))) {
   for (int chunk = 0; chunk < impl_->rank.chunks; ++chunk) {
-    register_module(format_text("stage{}", impl_->rank.stage_of(chunk)),
-                    impl_->rank.stages[static_cast<std::size_t>(chunk)].ptr());
+    register_module(stage_name(impl_->rank.stage_of(chunk)), impl_->rank.stages[static_cast<std::size_t>(chunk)].ptr());
   }
 }
 Pipeline::~Pipeline() = default;
@@ -405,6 +422,12 @@ int Pipeline::stages() const noexcept { return impl_->rank.last_stage() + 1; }
 bool Pipeline::has_first_stage() const noexcept { return impl_->rank.rank() == 0; }
 bool Pipeline::has_last_stage() const noexcept { return impl_->rank.is_last_rank(); }
 const PipelineStatistics& Pipeline::statistics() const noexcept { return impl_->rank.statistics; }
+
+std::string Pipeline::checkpoint_name(const std::string& name) const {
+  return impl_->named_by_stage ? name : name.substr(name.find('.') + 1);
+}
+const std::set<std::string>& Pipeline::names_of_all_ranks() const { return impl_->names; }
+const ProcessGroup& Pipeline::divided_over() const { return *impl_->rank.group; }
 
 void Pipeline::to(torch::Device, torch::Dtype, bool) { refuse_conversion(); }
 void Pipeline::to(torch::Dtype, bool) { refuse_conversion(); }

@@ -77,16 +77,6 @@ std::string ActivationShape::text() const {
   return format_text("{}[{}]{}", c10::toString(dtype), joined(sizes), requires_grad ? " with a gradient" : "");
 }
 
-/// The end of a stage's graph at its input: takes the gradient. The input is no leaf, so a stage may begin with an operation in place.
-struct PipelineStep::TakeGradient final : torch::autograd::Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    gradient = std::move(gradients[0]);
-    return {};
-  }
-  std::string name() const override { return "PipelineInput"; }
-  Tensor gradient;
-};
-
 PipelineStep::PipelineStep(PipelineRank& rank, PipelineCall call, PipelineBatch batch, KnownShapes& shapes)
     : rank_(rank), call_(call), batch_(std::move(batch)), shapes_(shapes) {
   const PipelineShape shape{rank_.rank(), rank_.ranks(), rank_.chunks, static_cast<int>(batch_.rows.size())};
@@ -163,7 +153,7 @@ void PipelineStep::forward(const PipelineAction& action) {
     input = received(Direction::activation, {stage - 1, m}, action.chunk, stage - 1);
     pending.input_shape = shapes_.of.at({stage - 1, m});
     if (pending.input_shape.requires_grad) {
-      pending.input = std::make_shared<TakeGradient>();
+      pending.input = make_node<TakeGradient>();
       torch::autograd::set_history(input, pending.input);
     }
   }

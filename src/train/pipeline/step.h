@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "tensor/torch_compat.h"
 #include "train/pipeline/schedule.h"
 
 namespace maniple {
@@ -71,7 +72,15 @@ class PipelineStep {
   torch::Tensor output() const;
 
  private:
-  struct TakeGradient;
+  /// The end of a stage's graph at its input: takes the gradient. The input is no leaf, so a stage may begin with an operation in place.
+  struct TakeGradient final : torch::autograd::Node {
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+      gradient = std::move(gradients[0]);
+      return {};
+    }
+    std::string name() const override { return "PipelineInput"; }
+    torch::Tensor gradient;
+  };
   enum class Direction : std::uint8_t { activation, gradient };
   using Key = std::pair<int, int>;  // boundary, micro-batch
   struct Incoming {
@@ -80,7 +89,7 @@ class PipelineStep {
   };
   /// Between a forward and its backward.
   struct Pending {
-    std::shared_ptr<TakeGradient> input;  // null: the input needs no gradient
+    NodePointer<TakeGradient> input;  // null: the input needs no gradient
     ActivationShape input_shape;
     torch::autograd::Edge root;   // of the output, or of the loss; invalid: it needs no gradient
     torch::Tensor root_gradient;  // of the loss

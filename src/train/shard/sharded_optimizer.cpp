@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "base/check.h"
-#include "base/codec.h"
 #include "tensor/torch_compat.h"
+#include "train/ddp/parameter.h"
 #include "train/shard/sharded_state.h"
 #include <maniple/dist.h>
 
@@ -30,25 +30,12 @@ std::int64_t states_of(const torch::optim::OptimizerOptions& options) {
   return 1;
 }
 
-/// The first line in which a rank differs from rank 0, as an error on all ranks.
 void require_same_lines(ProcessGroup& group, const std::vector<std::string>& lines) {
-  if (group.size() == 1) return;
-  ByteWriter mine;
-  for (const std::string& line : lines) mine.put_string(line);
-  const std::vector<std::string> all = group.all_gather_objects(mine.take());
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    ByteReader first(all[0]), other(all[r]);
-    std::string here = "nothing more", there = here;
-    while (here == there) {
-      here = first.left() == 0 ? "nothing more" : first.get_string(all[0].size());
-      there = other.left() == 0 ? "nothing more" : other.get_string(all[r].size());
-    }
-    throw InvalidArgument(
-        format_text("ShardedOptimizer: ranks were given different things: rank {} of the group has {}, rank 0 has {}; "
-                    "all ranks pass parameters of the same shapes in the same order, and the same options",
-                    r, there, here));
-  }
+  const std::string difference = first_difference(group, lines);
+  MANIPLE_REQUIRE(difference.empty(),
+                  "ShardedOptimizer: ranks were given different things: {}; all ranks pass parameters of the same "
+                  "shapes in the same order, and the same options",
+                  difference);
 }
 
 std::string described(std::size_t group, std::size_t index, const Tensor& parameter) {

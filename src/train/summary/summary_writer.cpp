@@ -51,7 +51,7 @@ class SummaryWriter::Impl {
   Impl(const std::string& folder, const SummaryWriterOptions& options)
       : path_(new_path(folder, options.filename_suffix)), opening_(record_of(version_event(now()))) {
     make_folders(folder);
-    fd_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
+    fd_ = open_file(path_, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     if (!fd_) throw_system_error("cannot make " + path_);
     if (options.purge_step) opening_ += record_of(restart_event({now(), *options.purge_step}));
     write("");

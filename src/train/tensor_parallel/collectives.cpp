@@ -1,5 +1,6 @@
 // Collectives as autograd functions. Each is a pair of moves, one for forward and one for backward; the pairs are the transposes of each other.
 #include <algorithm>
+#include <atomic>
 
 #include "base/check.h"
 #include "tensor/torch_compat.h"
@@ -24,6 +25,14 @@ std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGrou
   return found;
 }
 
+std::atomic<std::uint64_t> operations_done{0}, bytes_given{0};
+
+/// For tensor_parallel_statistics().
+void note(const Tensor& input) {
+  operations_done.fetch_add(1, std::memory_order_relaxed);
+  bytes_given.fetch_add(input.nbytes(), std::memory_order_relaxed);
+}
+
 /// The part of `x` along `dim` that a rank has of `extent`.
 Tensor part_of(const Tensor& x, std::int64_t dim, int rank, int size) {
   const GroupShare share = group_share(x.size(dim), rank, size);
@@ -33,6 +42,7 @@ Tensor part_of(const Tensor& x, std::int64_t dim, int rank, int size) {
 Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
              const std::shared_ptr<ProcessGroup>& group) {
   const int rank = group->rank(), size = group->size();
+  if (move != Move::none && move != Move::slice) note(x);
   switch (move) {
     case Move::none: return x;
     case Move::sum: {
@@ -136,6 +146,7 @@ struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
                         const std::shared_ptr<ProcessGroup>& group) {
     const DistOptions with{.group = group};
     const Tensor largest = std::get<0>(logits.max(1)).contiguous();
+    if (group->size() > 1) note(largest);
     all_reduce(largest, ReduceOp::max, with);
     const Tensor shifted = logits - largest.unsqueeze(1);
     const Tensor elsewhere = (targets < 0).logical_or(targets >= logits.size(1));
@@ -143,6 +154,7 @@ struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
     const Tensor mine = shifted.gather(1, at).squeeze(1).masked_fill(elsewhere, 0);
     Tensor softmax = shifted.exp_();  // `mine` was taken before
     const Tensor sums = torch::stack({softmax.sum(1), mine});
+    if (group->size() > 1) note(sums);
     all_reduce(sums, ReduceOp::sum, with);
     softmax.div_(sums[0].unsqueeze(1));
     context->save_for_backward({softmax, at, elsewhere});
@@ -161,6 +173,10 @@ struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
 };
 
 }  // namespace
+
+TensorParallelStatistics tensor_parallel_statistics() noexcept {
+  return {operations_done.load(std::memory_order_relaxed), bytes_given.load(std::memory_order_relaxed)};
+}
 
 GroupShare group_share(std::int64_t extent, int rank, int size) {
   const std::int64_t least = extent / size, more = extent % size;

@@ -28,7 +28,7 @@ TrainingLog::TrainingLog(const TrainerOptions& options, int rank, bool default_g
   if (!resumed.empty()) writer.purge_step = state.step + 1;  // what was written after the checkpoint is written again
   curves_.emplace(options.log_dir, writer);                  // makes the folder
   path_ = options.log_dir + "/log.jsonl";
-  lines_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  lines_ = open_file(path_, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (!lines_) throw_system_error("cannot make " + path_);
   if (!resumed.empty()) write_line(nlohmann::ordered_json{{"kind", "resumed"}, {"step", state.step}}.dump());
 }

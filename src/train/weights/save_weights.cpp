@@ -26,7 +26,7 @@ class NewFile {
   explicit NewFile(std::string path)
       : path_(std::move(path)), partial_(format_text("{}.partial-{}", path_, ::getpid())) {
     ::unlink(partial_.c_str());  // of a process that had the same number
-    fd_.reset(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    fd_ = open_file(partial_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (!fd_) throw_system_error("create " + partial_);
   }
   ~NewFile() {

@@ -202,9 +202,16 @@ LimitedContext::LimitedContext(const PluginContext& context)
 
 void LimitedContext::connect(const PluginContext& context) {
   setTimeout(time_until(context.deadline));
-  StoreView store(context);
+  const auto store = std::make_shared<StoreView>(context);
   auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(context.address.c_str()));
-  connectFullMesh(store, device);
+  const auto connect_by = [&](const auto& given) {  // earlier versions of Gloo take a reference
+    if constexpr (requires { this->connectFullMesh(given, device); }) {
+      this->connectFullMesh(given, device);
+    } else {
+      this->connectFullMesh(*given, device);
+    }
+  };
+  connect_by(store);
   transportContext_ = std::make_shared<Transport>(*this, transportContext_);
 }
 
@@ -390,7 +397,7 @@ class GlooPlugin final : public Plugin {
     }
   }
 
-  void interrupt() noexcept override { gloo_->interrupt(); }
+  void interrupt(bool /*lost*/) noexcept override { gloo_->interrupt(); }
 
   // Gloo's receives block, which channels must not; and its one transport is TCP. So is ours.
   std::unique_ptr<ByteSink> sink(int, Traffic) override { return nullptr; }

@@ -266,7 +266,7 @@ class MpiPlugin final : public Plugin {
   }
 
   // Every wait polls the abort token.
-  void interrupt() noexcept override { Runtime::get().note_failure(); }
+  void interrupt(bool lost) noexcept override { lost ? Runtime::get().note_failure() : Runtime::get().note_end(); }
 
   std::unique_ptr<ByteSink> sink(int rank, Traffic traffic) override {
     return make_sink(communicator_.endpoint(rank, traffic));

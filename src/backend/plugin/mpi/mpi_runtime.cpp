@@ -20,7 +20,9 @@ namespace {
 constexpr long kPollNs = 100'000;
 constexpr long kShortestNs = 20'000;  // between two polls of a barrier at exit
 constexpr long kLongestNs = 5'000'000;
-constexpr auto kLinger = std::chrono::seconds(5);     // for what was sent and not received yet, at exit
+constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not received yet, at exit
+constexpr Deadline::Duration kEnded =
+    std::chrono::seconds(10);                         // for the others at exit, when a rank has left too early
 constexpr auto kFinalise = std::chrono::seconds(30);  // for MPI_Finalize when all ranks are about to exit
 constexpr auto kLockPoll = std::chrono::milliseconds(10);
 std::atomic<bool> init_abandoned{false};
@@ -241,7 +243,7 @@ bool Runtime::await_all_ranks() {
         check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
       }
       if (done != 0) return true;
-      if (Deadline::Clock::now() - began > exit_limit()) return false;
+      if (Deadline::Clock::now() - began > (ended_ ? std::min(exit_limit(), kEnded) : exit_limit())) return false;
       pause(pause_ns);
     }
   } catch (const Error&) {

@@ -56,8 +56,10 @@ class Runtime {
   void all_have_started();
 
   void poison(const std::string& why) noexcept;
-  /// A group has failed: at exit no rank is waited for, as one may be gone.
+  /// A group has failed, and a rank may be gone: at exit none is waited for.
   void note_failure() noexcept { failed_.store(true); }
+  /// A group has failed because a rank left it: at exit the others are waited for, but not for long.
+  void note_end() noexcept { ended_.store(true); }
   bool usable() const noexcept { return !poisoned_.load() && !finalised_.load(); }
 
  private:
@@ -77,6 +79,7 @@ class Runtime {
   std::timed_mutex calls_;
   std::atomic<bool> poisoned_{false};
   std::atomic<bool> failed_{false};
+  std::atomic<bool> ended_{false};
   std::atomic<bool> finalised_{false};
 
   std::mutex mutex_;  // of what follows

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Runs PyTorch's own tests of backends and DDP against Maniple: python3 scripts/pytorch_tests.py CHECKOUT [PATTERN...]
+
+CHECKOUT is a checkout of PyTorch at the version that is installed (git clone --branch v1.13.1 https://github.com/pytorch/pytorch); nothing in it
+is changed. The tests are those that PyTorch runs with Gloo on a CPU, and wherever they ask for Gloo they get Maniple: the name is still "gloo", so that
+they choose what they choose for Gloo. Ranks are forked instead of spawned, which saves each of them an import of PyTorch. A PATTERN
+chooses tests: MODULE.CLASS.test, with * for anything.
+
+Prints a line for each test. What is known to fail has its reason below (KNOWN); anything else that fails makes the exit status 1."""
+
+import argparse
+import fnmatch
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import unittest
+
+# Module, and the classes of it that need no GPU. test_distributed_spawn has its tests in torch.testing, which is installed.
+SUITES = {
+    "test_distributed_spawn": ["TestDistBackendWithSpawn"],
+    "test_c10d_gloo": ["RendezvousEnvTest", "TimeoutTest", "ProcessGroupGlooTest", "DistributedDataParallelTest", "ReducerTest", "CommTest",
+                       "GlooProcessGroupWithDispatchedCollectivesTests", "CompilerTest", "LargeCommTest"],
+    "test_c10d_common": ["ComputeBucketAssignmentTest", "CommTest", "ReduceOpTest", "PythonProcessGroupExtensionTest"],
+    "test_c10d_spawn_gloo": ["DistributedDataParallelSingleProcessTest", "TestDistributedNNFunctionsGloo"],
+    "test_c10d_object_collectives": ["TestObjectCollectives"],
+}
+
+TEXT = "it compares the text of an error with Gloo's"
+NAME = "it compares the name of the backend, which is not gloo"
+PICKLE = "it compares the text of an error with that of a Python before 3.13"
+SEVERAL = "it passes several tensors of one process to a call, which PyTorch 2 has given up"
+KNOWN = {
+    "test_barrier_timeout_*": TEXT,
+    "test_monitored_barrier_*": TEXT,
+    "ProcessGroupGlooTest.test_*_checks": TEXT,
+    "test_ddp_logging_data_cpu": NAME,
+    "test_init_process_group_for_all_backends": NAME,
+    "test_gather_object*": PICKLE,
+    "test_send_recv_any_source_*_profiler": "the profiler's event is called recv, and not recvAnySource",
+    "test_allgather_basics": SEVERAL,
+    "test_allgather_noncontiguous_input": SEVERAL,
+    "test_allreduce_basics*": SEVERAL,
+    "test_broadcast_basics": SEVERAL,
+    "CompilerTest.test_allgather_work_wait_cpu": "CommTensor, a prototype of PyTorch 1.13 alone, cannot be copied to outside of Python",
+}
+
+LIMIT = 90  # seconds for one test
+
+
+# ---- In the process that runs the tests of one class ---------------------------------------------------------------------------------
+
+
+def without_packages():
+    """PyTorch's helpers import these, and the tests here do not use them: they are replaced where they are not installed."""
+    for name in ("expecttest", "hypothesis"):
+        if importlib.util.find_spec(name) is None:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].TestCase = unittest.TestCase
+            sys.modules[name].ACCEPT = False
+
+
+def disguise():
+    """Whoever asks torch.distributed for Gloo gets Maniple."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+    from torch.testing._internal import common_distributed
+
+    import maniple_torch
+
+    gloo = dist.ProcessGroupGloo
+
+    class Kind(type):
+        def __instancecheck__(cls, group):
+            return isinstance(group, maniple_torch._shim.Backend)
+
+    class Disguised(metaclass=Kind):
+        """In the place of ProcessGroupGloo(store, rank, size, options or timeout)."""
+
+        def __new__(cls, store, rank, size, options=None, timeout=None):
+            if timeout is None:
+                timeout = getattr(options, "_timeout", c10d.default_pg_timeout if options is None else options)
+            return maniple_torch._shim.make_world(store, rank, size, timeout.total_seconds(), "group", "", "the test's store", False,
+                                                  "native", -1)
+
+    for name in dir(gloo):
+        if not name.startswith("__"):
+            setattr(Disguised, name, inspect.getattr_static(gloo, name))
+    for name in ("create_device", "create_default_device"):
+        setattr(maniple_torch._shim.Backend, name, inspect.getattr_static(gloo, name))
+    dist.ProcessGroupGloo = c10d.ProcessGroupGloo = Disguised
+
+    helper = c10d._new_process_group_helper
+    place = list(inspect.signature(helper).parameters).index("backend")
+
+    def make_group(*arguments, **named):
+        arguments = list(arguments)
+        asked = arguments[place] if len(arguments) > place else named.get("backend")
+        if str(asked).lower() not in ("gloo", "cpu:gloo"):
+            return helper(*arguments, **named)
+        if len(arguments) > place:
+            arguments[place] = c10d.Backend("maniple")
+        else:
+            named["backend"] = c10d.Backend("maniple")
+        result = helper(*arguments, **named)
+        group = result[0] if isinstance(result, tuple) else result
+        groups = c10d._world.pg_map if hasattr(c10d, "_world") else c10d._pg_map
+        if group in groups:
+            groups[group] = (c10d.Backend("gloo"), groups[group][1])
+        if hasattr(c10d, "_world") and group in getattr(c10d._world, "pg_backend_config", {}):
+            c10d._world.pg_backend_config[group] = "cpu:gloo"
+        return result
+
+    c10d._new_process_group_helper = make_group
+
+    import torch.multiprocessing
+
+    def fork(self):
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    common_distributed.MultiProcessTestCase._spawn_processes = fork
+    common_distributed.TIMEOUT_OVERRIDE.clear()
+    try:  # PyTorch 1.13 has a variant of DDP's parameters, off but for tests, that cannot be imported under Python 3.11
+        from torch.nn.parallel import _replicated_tensor_ddp_utils
+    except ImportError:
+        pass
+    else:
+        _replicated_tensor_ddp_utils._set_ddp_with_replicated_tensor = lambda value: None
+    if "BACKEND" in os.environ:
+        from torch.testing._internal.distributed import distributed_test
+
+        find_events = distributed_test.get_profiling_event
+
+        def events_of(postfix, *rest, **named):
+            """The name of an event begins with that of the backend."""
+            found = find_events(postfix.replace("gloo:", "maniple:"), *rest, **named)
+            for event in found:
+                event.name = event.name.replace("maniple:", "gloo:")
+            return found
+
+        distributed_test.get_profiling_event = events_of
+
+
+class Result(unittest.TextTestResult):
+    """Prints one line for each test as it ends: how, where, after how long, and the reason."""
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.began, self.outcome = time.monotonic(), None
+
+    def note(self, kind, reason=""):
+        if self.outcome is None or self.outcome[0] == "ok":
+            self.outcome = (kind, reason)
+
+    def addSuccess(self, test):
+        self.note("ok")
+
+    def addSkip(self, test, reason):
+        self.note("skip", reason)
+
+    def addError(self, test, error):
+        self.note("FAILED", reason_of(error))
+
+    addFailure = addError
+
+    def addSubTest(self, test, subtest, error):
+        if error is not None:
+            self.addError(test, error)
+
+    def addExpectedFailure(self, test, error):
+        self.note("ok")
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        kind, reason = self.outcome or ("FAILED", "it ended without a result")
+        print(f"@{kind}\t{test.id().split('.')[-1]}\t{time.monotonic() - self.began:.1f}\t{reason}", file=sys.__stdout__, flush=True)
+
+
+def reason_of(error):
+    """The last line of the rank's own traceback, which the error of the parent carries in its text."""
+    kind, value, _ = error
+    lines = [line for line in str(value).splitlines() if re.match(r"[A-Za-z_.]*(Error|Exception|Lost|Timeout|Mismatch|Argument|Aborted|"
+                                                                  r"Unsupported|Failure)\b.*", line)]
+    text = lines[-1] if lines else f"{kind.__name__}: {str(value).strip().splitlines()[0] if str(value).strip() else ''}"
+    return text[:300].replace("\t", " ")
+
+
+def run_class(checkout, module_name, class_name, patterns):
+    sys.path.insert(0, os.path.join(checkout, "test", "distributed"))
+    sys.path.insert(0, os.path.join(checkout, "test"))
+    sys.argv = [module_name]  # PyTorch's tests read it when they are imported
+    without_packages()
+    disguise()
+    module = importlib.import_module(module_name)
+    kind = getattr(module, class_name, None)
+    if kind is None:
+        return
+    suite = unittest.TestSuite()
+    for name in unittest.defaultTestLoader.getTestCaseNames(kind):
+        full = f"{module_name}.{class_name}.{name}"
+        if not patterns or any(fnmatch.fnmatch(full, f"*{pattern}*") for pattern in patterns):
+            suite.addTest(kind(name))
+    unittest.TextTestRunner(resultclass=Result, stream=io.StringIO()).run(suite)
+
+
+# ---- In the process that was called --------------------------------------------------------------------------------------------------
+
+
+def results_of(process, errors):
+    """As the process prints them; and its end, if that is not how it should end."""
+    for line in process.stdout:
+        if line.startswith("@"):
+            yield line[1:].rstrip("\n").split("\t", 3)
+    if process.wait() != 0:
+        errors.seek(0)
+        last = (errors.read().strip().splitlines() or ["nothing"])[-1]
+        yield "FAILED", "(the class)", "0", f"exit code {process.returncode}: {last}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="PyTorch's tests of backends and DDP, against Maniple.")
+    parser.add_argument("checkout", help="of PyTorch, at the version that is installed")
+    parser.add_argument("pattern", nargs="*", help="tests to run; all where none is given")
+    parser.add_argument("--ranks", type=int, default=4, help="of test_distributed_spawn (default: 4)")
+    parser.add_argument("--class", dest="one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        return run_class(arguments.checkout, *arguments.one.split("."), arguments.pattern)
+    if not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", "test_c10d_common.py")):
+        parser.error(f"{arguments.checkout} is no checkout of PyTorch: test/distributed/test_c10d_common.py is not there")
+    totals, surprises = {"ok": 0, "skip": 0, "FAILED": 0}, []
+    for module, classes in SUITES.items():
+        if not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", module + ".py")):
+            print(f"{module}: this version of PyTorch does not have it")
+            continue
+        for name in classes:
+            with tempfile.TemporaryDirectory() as folder:
+                os.makedirs(os.path.join(folder, "barrier"))
+                variables = dict(os.environ, BACKEND="gloo", WORLD_SIZE=str(arguments.ranks), TEMP_DIR=folder, OMP_NUM_THREADS="1",
+                                 DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(LIMIT), USE_LIBUV="0")
+                command = [sys.executable, os.path.abspath(__file__), "--class", f"{module}.{name}", os.path.abspath(arguments.checkout),
+                           *arguments.pattern]
+                errors = tempfile.TemporaryFile("w+", errors="replace")
+                process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder, errors="replace")
+                for kind, test, seconds, reason in results_of(process, errors):
+                    full = f"{module}.{name}.{test}"
+                    known = next((why for pattern, why in KNOWN.items() if fnmatch.fnmatch(full, f"*.{pattern}")), None)
+                    totals[kind] += 1
+                    if kind == "FAILED":
+                        surprises += [] if known else [full]
+                        reason = f"{'known: ' + known if known else 'UNEXPECTED'} [{reason}]"
+                    print(f"{kind:6} {full} ({seconds} s){': ' + reason if reason else ''}", flush=True)
+    print(f"{totals['ok']} passed, {totals['FAILED'] - len(surprises)} failed as known, {len(surprises)} failed unexpectedly, "
+          f"{totals['skip']} skipped")
+    return 1 if surprises or totals["ok"] == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+// What the units of a group share: scratch memory, gathering ahead, and the course of a backward.
+#include <algorithm>
+#include <tuple>
+
+#include "base/check.h"
+#include "train/ddp/bucket.h"
+#include "train/fully_sharded/unit.h"
+
+namespace maniple::detail {
+namespace {
+
+/// The contexts of this process, by group. Ranks may be threads, each with groups of its own.
+struct Contexts {
+  std::mutex mutex;
+  std::map<std::tuple<ProcessGroup*, ProcessGroup*, Overlap>, std::weak_ptr<ShardContext>> by_group;
+  static Contexts& all() {
+    static Contexts contexts;
+    return contexts;
+  }
+};
+
+auto key_of(const FullyShardOptions& options) {
+  return std::make_tuple(options.group.get(), options.replicate_group.get(), options.overlap);
+}
+
+}  // namespace
+
+std::shared_ptr<ShardContext> ShardContext::of(const FullyShardOptions& options) {
+  {
+    const std::lock_guard lock(Contexts::all().mutex);
+    if (auto found = Contexts::all().by_group[key_of(options)].lock()) return found;
+  }
+  auto made = std::make_shared<ShardContext>(options);
+  const std::lock_guard lock(Contexts::all().mutex);
+  Contexts::all().by_group[key_of(options)] = made;
+  return made;
+}
+
+// More than enough bytes: whether threads pay is a question of cores and hosts here.
+ShardContext::ShardContext(const FullyShardOptions& options)
+    : group_(options.group),
+      replicate_(options.replicate_group),
+      overlaps_(group_->size() > 1 &&
+                resolve_overlap(options.overlap, *group_, std::size_t{1} << 30) == Overlap::thread) {}
+
+ShardContext::~ShardContext() {
+  for (auto& [use, work] : work_) {
+    try {
+      if (work.valid()) work.wait();  // it writes to the scratch
+    } catch (...) {
+    }
+  }
+  const std::lock_guard lock(Contexts::all().mutex);
+  auto& table = Contexts::all().by_group;
+  for (auto entry = table.begin(); entry != table.end();)
+    entry = entry->second.expired() ? table.erase(entry) : std::next(entry);
+}
+
+int ShardContext::add(ShardUnit* unit) {
+  units_.push_back(unit);
+  return next_number_++;
+}
+
+void ShardContext::remove(ShardUnit* unit) noexcept {
+  units_.erase(std::remove(units_.begin(), units_.end(), unit), units_.end());
+  for (int phase = 0; phase < 2; ++phase) {
+    next_[phase].erase(unit);
+    for (auto entry = next_[phase].begin(); entry != next_[phase].end();)
+      entry = entry->second == unit ? next_[phase].erase(entry) : std::next(entry);
+  }
+  if (last_ == unit) last_ = nullptr;
+  if (ahead_.unit == unit) ahead_.unit = nullptr;  // its gather goes on, and is dropped by the next
+  if (reducing_ == unit) reducing_ = nullptr;
+}
+
+// As large as any of the units needs: it is made once.
+const RegisteredMemory& ShardContext::scratch(Use use, std::size_t bytes, torch::Device device) {
+  if (!asynchronous(device)) use = Use::gather;  // never both at once
+  Scratch& one = scratch_[{use, device.str()}];
+  if (one.bytes >= bytes && one.memory.data() != nullptr) return one.memory;
+  for (const ShardUnit* unit : units_) {
+    if (unit->device() != device) continue;
+    if (use == Use::gather) bytes = std::max(bytes, unit->gather_bytes());
+    if (use == Use::reduce || !asynchronous(device)) bytes = std::max(bytes, unit->reduce_bytes());
+  }
+  one.memory = RegisteredMemory();
+  one.memory = allocate_for(*group_, std::max<std::size_t>(bytes, 1), device_for(device));
+  one.bytes = bytes;
+  return one.memory;
+}
+
+std::size_t ShardContext::scratch_bytes() const {
+  std::size_t gathered = 0, reduced = 0;
+  bool both = overlaps_;
+  for (const ShardUnit* unit : units_) {
+    gathered = std::max(gathered, unit->gather_bytes());
+    reduced = std::max(reduced, unit->reduce_bytes());
+    both = both || !unit->device().is_cpu();
+  }
+  return both ? gathered + reduced : std::max(gathered, reduced);
+}
+
+void ShardContext::start(Use use, torch::Device device, const std::function<Work(const CallOptions&)>& operation) {
+  if (!device.is_cpu()) {
+    side_.run(device_for(device), [&] { operation({.stream = current_stream_on(device_for(device))}); });
+    return;
+  }
+  if (overlaps_) {
+    work_[use] = operation({.async_op = true});
+  } else {
+    operation({});
+  }
+}
+
+void ShardContext::wait(Use use, torch::Device device) {
+  if (!device.is_cpu()) return side_.join(device_for(device));  // this thread's streams of other devices are not theirs
+  if (Work work = std::exchange(work_[use], Work()); work.valid()) work.wait();
+}
+
+// Ranks decide alike: they make the same calls, and write to their shards at the same times.
+void ShardContext::gather(ShardUnit& unit, bool backward) {
+  const std::lock_guard lock(mutex);
+  const int phase = backward ? 1 : 0;
+  const Ahead ahead = std::exchange(ahead_, Ahead());
+  if (ahead.unit == &unit && ahead.version == unit.version()) {
+    unit.finish_gather();
+  } else {
+    wait(Use::gather, unit.device());  // one that nobody wanted
+    unit.start_gather();
+    unit.finish_gather();
+  }
+  if (last_ != nullptr && last_phase_ == phase) {
+    next_[phase][last_] = &unit;
+  } else if (last_ != nullptr) {
+    next_[last_phase_].erase(last_);
+  }
+  last_ = &unit;
+  last_phase_ = phase;
+  const auto next = next_[phase].find(&unit);
+  if (next == next_[phase].end() || next->second->whole() || !asynchronous(unit.device()) ||
+      next->second->device() != unit.device())
+    return;
+  next->second->start_gather();
+  ahead_ = {next->second, next->second->version()};
+}
+
+// ---- A backward ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Lives in autograd's list of callbacks. Either it is called, or it is destroyed without: then backward has thrown.
+class EndOfBackward {
+ public:
+  explicit EndOfBackward(std::weak_ptr<ShardContext> context) : context_(std::move(context)) {}
+  ~EndOfBackward() {
+    if (const auto context = context_.lock(); context && !called_) context->abandon("backward");
+  }
+  void call() {
+    called_ = true;
+    const auto context = context_.lock();
+    if (!context) return;
+    try {
+      context->finish_backward();
+    } catch (...) {
+      context->abandon("backward");
+      throw;
+    }
+  }
+
+ private:
+  std::weak_ptr<ShardContext> context_;
+  bool called_ = false;
+};
+
+}  // namespace
+
+void ShardContext::enter_backward() {
+  if (running_) return;
+  at_end_of_backward([end = std::make_shared<EndOfBackward>(weak_from_this())] { end->call(); });
+  running_ = true;
+}
+
+void ShardContext::note(const NodePointer<GatheredBy>& node) { nodes_.emplace_back(node); }
+
+void ShardContext::finish_reducing() {
+  if (ShardUnit* unit = std::exchange(reducing_, nullptr)) unit->finish_reduce();
+}
+
+// What was added up without synchronisation is due now, also of units that this backward did not reach.
+void ShardContext::finish_backward() {
+  const std::lock_guard lock(mutex);
+  for (const auto& one : std::exchange(nodes_, {})) {
+    if (const auto node = one.lock()) node->leave();
+  }
+  for (ShardUnit* unit : units_) {
+    if (unit->unsynced == 0 && unit->has_accumulated()) unit->reduce({}, {});
+  }
+  finish_reducing();
+  running_ = false;
+}
+
+void ShardContext::abandon(const std::string& what) noexcept {
+  running_ = false;
+  for (const auto& one : std::exchange(nodes_, {})) {
+    if (const auto node = one.lock()) node->leave();
+  }
+  try {
+    abort(
+        format_text("{} of a fully sharded module failed on rank {} (its own output says why): the other ranks would "
+                    "wait for its part of the parameters",
+                    what, group_->rank()));
+  } catch (...) {
+  }
+  reducing_ = nullptr;
+  for (auto& [use, work] : work_) {
+    try {
+      if (Work left = std::exchange(work, Work()); left.valid()) left.wait();
+    } catch (...) {
+    }
+  }
+  for (ShardUnit* unit : units_) unit->forget_gradients();
+}
+
+void ShardContext::abort(const std::string& why) noexcept {
+  try {
+    for (const auto& group : {group_, replicate_}) {
+      if (group && group->size() > 1 && !group->error()) group->abort(why);
+    }
+  } catch (...) {
+    // No memory for the text: the others wait until their deadline.
+  }
+}
+
+}  // namespace maniple::detail

@@ -1,0 +1,226 @@
+// A call of a unit's forward, and the nodes that it leaves in autograd's graph: see unit.h.
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "base/check.h"
+#include "train/fully_sharded/unit.h"
+
+namespace maniple::detail {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// The same memory as `tensor`, behind `node`. Who changes one of the two in place changes the version of both, so that autograd notices.
+Tensor behind(const Tensor& tensor, const AnyNode& node) {
+  Tensor result = tensor.tensor_data();
+  torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(tensor));
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+/// Lets the tensors that require a gradient pass through a node of the given kind. Null, if there are none.
+template <class Kind>
+NodePointer<Kind> pass_through(std::vector<Tensor>& tensors, const NodePointer<GatheredBy>& call) {
+  torch::autograd::edge_list edges;
+  std::vector<Tensor*> passing;
+  for (Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.requires_grad()) continue;
+    edges.push_back(torch::autograd::impl::gradient_edge(tensor));
+    passing.push_back(&tensor);
+  }
+  if (passing.empty()) return {};
+  const NodePointer<Kind> node = make_node<Kind>(call);
+  node->set_next_edges(std::move(edges));
+  for (Tensor* tensor : passing) *tensor = behind(*tensor, node);
+  return node;
+}
+
+struct ResultsOf final : Node {
+  explicit ResultsOf(NodePointer<GatheredBy> given) : call(std::move(given)) {}
+  variable_list apply(variable_list&& gradients) override {
+    call->enter();
+    return std::move(gradients);
+  }
+  NodePointer<GatheredBy> call;
+};
+
+struct ArgumentsOf final : Node {
+  explicit ArgumentsOf(const NodePointer<GatheredBy>& given) : call(given) {}
+  variable_list apply(variable_list&& gradients) override {
+    if (const auto live = call.lock()) live->arguments_done();
+    return std::move(gradients);
+  }
+  WeakNodePointer<GatheredBy> call;  // its own outputs lead to ArgumentsOf
+};
+
+}  // namespace
+
+// ---- GatheredBy --------------------------------------------------------------------------------------------------------
+
+GatheredBy::GatheredBy(std::shared_ptr<ShardUnit> given) : unit(std::move(given)) {}
+
+GatheredBy::~GatheredBy() {
+  leave();
+  let_go_of_forward();
+}
+
+void GatheredBy::release_resources() {
+  leave();
+  let_go_of_forward();
+  release_base<Node>(*this);
+}
+
+void GatheredBy::enter() {
+  const std::lock_guard lock(unit->context().mutex);
+  if (torch::GradMode::is_enabled())
+    unit->fail("backward with create_graph is not supported: averaging gradients would cut the graph");
+  unit->context().enter_backward();
+  gradients_done_ = false;
+  arguments_left_ = arguments;
+  if (entered_) return;
+  unit->hold(/*backward=*/true);
+  unit->expose(pointer_to(this));
+  entered_ = true;
+  unit->context().note(pointer_to(this));
+}
+
+variable_list GatheredBy::apply(variable_list&& gradients) {
+  const std::lock_guard lock(unit->context().mutex);
+  if (!entered_)
+    unit->fail(
+        "a tensor that needs its parameters has left it otherwise than as a result of forward; return it, or use "
+        "reshard_after_forward = false and no such tensor");
+  if (unit->unsynced > 0) {
+    unit->accumulate(trained, std::move(gradients));
+  } else {
+    unit->reduce(trained, std::move(gradients));
+  }
+  gradients_done_ = true;
+  if (arguments_left_ == 0) leave();
+  return {};
+}
+
+void GatheredBy::arguments_done() {
+  const std::lock_guard lock(unit->context().mutex);
+  if (--arguments_left_ == 0 && (gradients_done_ || trained.empty())) leave();
+}
+
+void GatheredBy::leave() noexcept {
+  if (std::exchange(entered_, false)) {
+    unit->conceal();
+    unit->let_go();
+  }
+  if (gradients_done_ || trained.empty()) let_go_of_forward();
+}
+
+void GatheredBy::let_go_of_forward() noexcept {
+  if (std::exchange(holds, false)) unit->let_go();
+}
+
+// ---- UnitForward -------------------------------------------------------------------------------------------------------
+
+struct CallNode {
+  NodePointer<GatheredBy> pointer;
+};
+
+// Inside a backward (of activation checkpointing, which computes again) the unit is needed again at once.
+UnitForward::UnitForward(std::shared_ptr<ShardUnit> unit)
+    : unit_(std::move(unit)), node_(std::make_unique<CallNode>()), graph_(torch::GradMode::is_enabled()) {
+  const std::lock_guard lock(unit_->context().mutex);
+  unit_->hold(unit_->context().in_backward());
+  if (graph_) node_->pointer = make_node<GatheredBy>(unit_);
+  unit_->expose(node_->pointer);
+}
+
+UnitForward::~UnitForward() {
+  if (finished_) return;
+  unit_->conceal();
+  unit_->let_go();
+  try {
+    unit_->context().abort(format_text(
+        "forward of {} failed on rank {} (its own output says why): the other ranks would wait for its part of the "
+        "parameters; make a new group and wrap again, or start again from a checkpoint",
+        unit_->text(), unit_->group().rank()));
+  } catch (...) {
+    // No memory for the text: the others wait until their deadline.
+  }
+}
+
+bool UnitForward::changes_inputs() const noexcept {
+  const MixedPrecision& precision = unit_->options().mixed_precision;
+  return (precision.param_dtype && precision.cast_forward_inputs) || (graph_ && unit_->has_frozen());
+}
+
+std::vector<Tensor> UnitForward::inputs(std::vector<Tensor> tensors) {
+  const MixedPrecision& precision = unit_->options().mixed_precision;
+  if (precision.param_dtype && precision.cast_forward_inputs) {
+    for (Tensor& tensor : tensors) {
+      if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(*precision.param_dtype);
+    }
+  }
+  if (graph_ && unit_->has_frozen() && pass_through<ArgumentsOf>(tensors, node_->pointer)) ++node_->pointer->arguments;
+  return tensors;
+}
+
+std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
+  for (Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (unit_->owns(tensor))
+      throw InvalidArgument(
+          format_text("fully_shard: forward of {} returns one of its parameters, or a view of one, which is whole only "
+                      "while the unit computes; return a clone() of it, or make the unit larger",
+                      unit_->text()));
+    const auto dtype = unit_->options().mixed_precision.output_dtype;
+    if (dtype && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+  }
+  const std::lock_guard lock(unit_->context().mutex);
+  const bool in_backward = unit_->context().in_backward();
+  const bool passed = graph_ && pass_through<ResultsOf>(tensors, node_->pointer);
+  const bool keep = passed && (in_backward || !unit_->reshards());
+  unit_->conceal();
+  if (graph_ && !passed && node_->pointer.use_count() > 1) {
+    unit_->expose({});  // for the destructor
+    throw InvalidArgument(format_text(
+        "fully_shard: forward of {} returns no tensor that requires a gradient, but keeps some that need its "
+        "parameters; return them: as tensors, or in tuples, vectors, maps and optionals (tensor_nest.h)",
+        unit_->text()));
+  }
+  finished_ = true;
+  if (keep) {
+    node_->pointer->holds = true;
+  } else {
+    unit_->let_go();
+  }
+  return tensors;
+}
+
+// ---- Guards ------------------------------------------------------------------------------------------------------------
+
+}  // namespace maniple::detail
+
+namespace maniple {
+
+UnitsNoSync::UnitsNoSync(std::vector<std::shared_ptr<detail::ShardUnit>> units) : units_(std::move(units)) {
+  for (const auto& unit : units_) ++unit->unsynced;
+}
+UnitsNoSync::~UnitsNoSync() {
+  for (const auto& unit : units_) --unit->unsynced;
+}
+
+Unsharded::Unsharded(std::vector<std::shared_ptr<detail::ShardUnit>> units) {
+  for (auto& unit : units) {
+    unit->hold(/*backward=*/false);
+    unit->expose(nullptr);
+    units_.push_back(std::move(unit));
+  }
+}
+Unsharded::~Unsharded() {
+  for (const auto& unit : units_) {
+    unit->conceal();
+    unit->let_go();
+  }
+}
+
+}  // namespace maniple

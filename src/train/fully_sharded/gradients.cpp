@@ -1,0 +1,232 @@
+// The gradients of a unit: from whole ones on every rank to this rank's rows of their average.
+#include <cstring>
+#include <map>
+
+#include "base/check.h"
+#include "train/ddp/bucket.h"
+#include "train/fully_sharded/unit.h"
+
+namespace maniple::detail {
+namespace {
+
+using torch::Tensor;
+
+std::size_t padded_elements(std::size_t elements, std::size_t element_bytes) {
+  const std::size_t step = kGradientAlignment / element_bytes;
+  return (elements + step - 1) / step * step;
+}
+
+/// Small, so that all dtypes hold it exactly, and averages of different ones are none of them (or of some other rank's).
+double tag_of(int number) { return 1 + number % 61; }
+
+}  // namespace
+
+torch::ScalarType ShardUnit::reduced_dtype(const Tensor& parameter) const {
+  const MixedPrecision& precision = options_.mixed_precision;
+  return precision.reduce_dtype.value_or(precision.param_dtype.value_or(parameter.scalar_type()));
+}
+
+std::vector<ShardUnit::ReduceLayout> ShardUnit::reduce_layouts(const std::vector<std::size_t>& which) const {
+  std::map<torch::ScalarType, std::vector<std::size_t>> by_dtype;
+  for (const std::size_t i : which) by_dtype[reduced_dtype(parameters_[i].shard)].push_back(i);
+  std::vector<ReduceLayout> layouts;
+  const int ranks = options_.group->size();
+  for (auto& [dtype, members] : by_dtype) {
+    ReduceLayout& layout = layouts.emplace_back();
+    layout.dtype = dtype;
+    layout.members = std::move(members);
+    const std::size_t element_bytes = c10::elementSize(dtype);
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::size_t elements = padded_elements(1 + layout.members.size(), element_bytes);
+      std::vector<std::size_t>& at = layout.at.emplace_back();
+      for (const std::size_t i : layout.members) {
+        const ShardedParameter& one = parameters_[i];
+        at.push_back(elements);
+        elements += padded_elements(static_cast<std::size_t>(rows_of(one.rows, ranks, rank).count * one.row_elements),
+                                    element_bytes);
+      }
+      layout.counts.push_back(elements);
+      layout.total += elements;
+    }
+  }
+  return layouts;
+}
+
+std::size_t ShardUnit::reduce_bytes() const {
+  std::vector<std::size_t> which;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].parameter.requires_grad()) which.push_back(i);
+  }
+  std::size_t most = 0;
+  for (const ReduceLayout& layout : reduce_layouts(which))
+    most = std::max(most, layout.total * c10::elementSize(layout.dtype));
+  return most;
+}
+
+void ShardUnit::accumulate(const std::vector<std::size_t>& which, std::vector<Tensor> gradients) {
+  const torch::NoGradGuard no_grad;
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    if (!gradients[k].defined()) continue;
+    ShardedParameter& one = parameters_[which[k]];
+    if (one.accumulated.defined()) {
+      one.accumulated.add_(gradients[k]);
+    } else {
+      one.accumulated = gradients[k].to(reduced_dtype(one.shard), /*non_blocking=*/false, /*copy=*/true);
+    }
+    gradients[k] = Tensor();
+  }
+}
+
+bool ShardUnit::has_accumulated() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const ShardedParameter& one) { return one.accumulated.defined(); });
+}
+
+// What was added up without synchronisation counts as part of this gradient.
+void ShardUnit::reduce(const std::vector<std::size_t>& which, std::vector<Tensor> gradients) {
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> all(parameters_.size());
+  std::vector<bool> reduced(parameters_.size());
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    all[which[k]] = std::move(gradients[k]);
+    reduced[which[k]] = true;
+  }
+  std::vector<std::size_t> members;
+  used_here_.assign(parameters_.size(), false);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    ShardedParameter& one = parameters_[i];
+    if (one.accumulated.defined()) {
+      if (all[i].defined()) one.accumulated.add_(all[i]);
+      all[i] = std::exchange(one.accumulated, Tensor());
+      reduced[i] = true;
+    }
+    if (!reduced[i]) continue;
+    members.push_back(i);
+    used_here_[i] = all[i].defined();
+    if (used_here_[i] && all[i].layout() != torch::kStrided)
+      fail(format_text("the gradient of {} is sparse, which is not supported; make its embedding with sparse(false)",
+                       one.name()));
+  }
+  for (const ReduceLayout& layout : reduce_layouts(members)) {
+    context_->finish_reducing();
+    start_reduce(layout, all);
+    for (const std::size_t i : layout.members) all[i] = Tensor();
+    reducing_ = layout;
+    context_->reducing(this);
+    if (!context_->asynchronous(device_)) context_->finish_reducing();
+  }
+}
+
+void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tensor>& gradients) {
+  const std::size_t element_bytes = c10::elementSize(layout.dtype);
+  const RegisteredMemory& memory = context_->scratch(ShardContext::Use::reduce, layout.total * element_bytes, device_);
+  const auto options = torch::TensorOptions().dtype(layout.dtype).device(device_);
+  // Made on the device: for a copy from the host, the host would wait for all that the stream holds.
+  const auto heads = static_cast<std::int64_t>(1 + layout.members.size());
+  const Tensor head = torch::ones({heads}, options);
+  head.narrow(0, 0, 1).fill_(tag_of(number_));
+  for (std::int64_t m = 1; m < heads; ++m) {
+    if (!used_here_[layout.members[static_cast<std::size_t>(m - 1)]]) head.narrow(0, m, 1).zero_();
+  }
+  std::vector<Tensor> to, from;
+  auto* part = static_cast<std::byte*>(memory.data());
+  for (int rank = 0; rank < group().size(); ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    to.push_back(torch::from_blob(part, head.sizes(), options));
+    from.push_back(head);
+    for (std::size_t m = 0; m < layout.members.size(); ++m) {
+      const ShardedParameter& one = parameters_[layout.members[m]];
+      const RowRange rows = rows_of(one.rows, group().size(), rank);
+      const auto elements = rows.count * one.row_elements;
+      if (elements == 0) continue;
+      std::byte* place = part + layout.at[r][m] * element_bytes;
+      const std::size_t bytes = static_cast<std::size_t>(elements) * element_bytes;
+      const Tensor& gradient = gradients[layout.members[m]];
+      if (!gradient.defined() && device_.is_cpu()) {
+        std::memset(place, 0, bytes);
+      } else if (!gradient.defined()) {
+        torch::from_blob(place, {elements}, options).zero_();
+      } else if (device_.is_cpu() && gradient.is_contiguous() && gradient.scalar_type() == layout.dtype) {
+        std::memcpy(place,
+                    static_cast<const std::byte*>(gradient.data_ptr()) +
+                        static_cast<std::size_t>(rows.begin * one.row_elements) * element_bytes,
+                    bytes);
+      } else {
+        const Tensor cut = gradient.dim() == 0 ? gradient.reshape({1}) : gradient.narrow(0, rows.begin, rows.count);
+        to.push_back(torch::from_blob(place, cut.sizes(), options));
+        from.push_back(cut);
+      }
+    }
+    part += layout.counts[r] * element_bytes;
+  }
+  copy_all(to, from);
+
+  const Device device = device_for(device_);
+  const auto rank = static_cast<std::size_t>(group().rank());
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < rank; ++r) first += layout.counts[r];
+  auto* own = static_cast<std::byte*>(memory.data()) + first * element_bytes;
+  const DType dtype = dtype_of(head, {"fully_shard", "gradient"});
+  context_->start(ShardContext::Use::reduce, device_, [&](const CallOptions& call) {
+    const Buffer part_here{own, layout.counts[rank], dtype, device};
+    Work work = group().reduce_scatter(ConstBuffer{memory.data(), layout.total, dtype, device}, part_here,
+                                       ReduceOp::avg, layout.counts, call);
+    if (!options_.replicate_group) return work;
+    const auto over_replicas = [replicas = options_.replicate_group, part_here, stream = call.stream] {
+      replicas->all_reduce(part_here, ReduceOp::avg, {.stream = stream});
+    };
+    if (call.async_op) return work.then(over_replicas);
+    over_replicas();
+    return work;
+  });
+}
+
+void ShardUnit::finish_reduce() {
+  if (!reducing_) return;
+  const torch::NoGradGuard no_grad;
+  context_->wait(ShardContext::Use::reduce, device_);
+  const ReduceLayout layout = std::move(*reducing_);
+  reducing_.reset();
+  const auto rank = static_cast<std::size_t>(group().rank());
+  const std::size_t element_bytes = c10::elementSize(layout.dtype);
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < rank; ++r) first += layout.counts[r];
+  auto* own = static_cast<std::byte*>(
+                  context_->scratch(ShardContext::Use::reduce, layout.total * element_bytes, device_).data()) +
+              first * element_bytes;
+  const auto options = torch::TensorOptions().dtype(layout.dtype).device(device_);
+  const auto heads = static_cast<std::int64_t>(1 + layout.members.size());
+  // What this rank has used was used; on a GPU the host need not wait to know that.
+  Tensor head;
+  const bool all_used =
+      std::all_of(layout.members.begin(), layout.members.end(), [&](std::size_t i) { return used_here_[i]; });
+  if (device_.is_cpu() || !all_used) {
+    head = torch::from_blob(own, {heads}, options).to(torch::kCPU, torch::kFloat64);
+    const double tag = head[0].item<double>();
+    if (std::abs(tag - tag_of(number_)) > 0.4)  // of different tags, at least one rank's is farther away
+      fail(
+          "other ranks average the gradients of another unit meanwhile; all ranks call the same units in the same "
+          "order, in forward and in backward");
+  }
+  for (std::size_t m = 0; m < layout.members.size(); ++m) {
+    ShardedParameter& one = parameters_[layout.members[m]];
+    const bool used = used_here_[layout.members[m]] || head[static_cast<std::int64_t>(m + 1)].item<double>() > 0;
+    if (!used) continue;
+    Tensor& gradient = one.parameter.mutable_grad();
+    const Tensor rows = one.shard.numel() == 0
+                            ? torch::empty(one.shard.sizes(), options)
+                            : torch::from_blob(own + layout.at[rank][m] * element_bytes, one.shard.sizes(), options);
+    if (gradient.defined()) {
+      gradient.add_(rows);
+    } else {
+      gradient = rows.to(one.shard.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    }
+  }
+}
+
+void ShardUnit::forget_gradients() noexcept {
+  reducing_.reset();
+  for (ShardedParameter& one : parameters_) one.accumulated = Tensor();
+}
+
+}  // namespace maniple::detail

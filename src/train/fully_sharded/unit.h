@@ -1,0 +1,264 @@
+// A unit of a fully sharded model: its parameters as shards and as wholes, and the way between them.
+//
+// A parameter is one tensor object, which modules, optimizer and program hold. Its data are the rows of this rank (*concealed*) or, while its
+// unit computes, all rows (*exposed*): set_data moves it between the two. The wholes of a unit are views on one storage of LibTorch's, whose memory
+// is taken by gather() and given back by free_whole(). Tensors that autograd has saved in forward are views on that storage as well: they are
+// valid again as soon as backward has gathered it.
+//
+// While it is exposed in forward, a parameter that requires a gradient is no leaf: its grad_fn is the node GatheredBy of this call, which
+// receives the gradients of all parameters of the unit at once. `grad` stays that of the shard all the time.
+//
+//   forward    UnitForward: hold, expose, compute, conceal, let go.     The results pass through a node, ResultsOf.
+//   backward   ResultsOf:   hold, expose.    GatheredBy: average the gradients, conceal, let go.
+//
+// A unit with frozen parameters may need them longer than until the gradients of the others are complete: there, arguments of forward pass through
+// a third node, ArgumentsOf, and the last of the two lets go. What is still held at the end of a backward is let go then.
+//
+// Communication goes through memory that all units of a group share, their *scratch*. Gathered bytes: for each rank a header and its rows of
+// each parameter. Reduced: for each rank a tag, one flag for each parameter (a rank has computed its gradient) and its rows; the average of the
+// flags tells which parameters were used on any rank, that of the tags whether all ranks reduce the same unit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "tensor/device.h"
+#include "tensor/torch_compat.h"
+#include <maniple/train/fully_sharded.h>
+
+namespace maniple::detail {
+
+/// Rows of dimension 0 that a rank holds.
+struct RowRange {
+  std::int64_t begin = 0, count = 0;
+};
+/// As torch::chunk cuts them; the last ranks may have fewer, or none.
+RowRange rows_of(std::int64_t rows, int ranks, int rank);
+
+struct ShardedParameter {
+  std::vector<std::string> names;   ///< in the module; more than one where it is registered several times
+  torch::Tensor parameter;          ///< the tensor that everybody holds
+  torch::Tensor shard;              ///< its data, concealed
+  torch::Tensor whole;              ///< its data, exposed
+  std::vector<std::int64_t> shape;  ///< of the whole
+  std::int64_t rows = 0;            ///< of the whole; of a scalar 1
+  std::int64_t row_elements = 0;
+  RowRange own;
+  TensorShard layout;         ///< for checkpoints; `local` is empty
+  torch::Tensor accumulated;  ///< the whole gradient, of backwards without synchronisation
+  const std::string& name() const { return names.front(); }
+};
+
+/// Rows begin at multiples of 64 bytes.
+inline std::size_t padded_bytes(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/// As the group sees it.
+inline Device device_for(torch::Device device) { return device.is_cpu() ? Device{} : Device::cuda(device.index()); }
+
+class ShardContext;
+class GatheredBy;
+
+class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
+ public:
+  /// Collective.
+  static std::shared_ptr<ShardUnit> make(torch::nn::Module& module, const FullyShardOptions& options);
+  ~ShardUnit();
+
+  const FullyShardOptions& options() const noexcept { return options_; }
+  const std::vector<ShardedParameter>& parameters() const noexcept { return parameters_; }
+  const ShardedParameter* find(const std::string& name) const;
+  int number() const noexcept { return number_; }
+  std::string text() const;  ///< "unit 3 (LayerImpl)"
+  bool reshards() const noexcept { return reshards_; }
+  bool has_frozen() const;
+  bool whole() const noexcept { return is_whole_; }
+  /// Whether its memory is that of the wholes.
+  bool owns(const torch::Tensor& tensor) const;
+  torch::Device device() const noexcept { return device_; }
+  ShardContext& context() noexcept { return *context_; }
+  ProcessGroup& group() noexcept { return *options_.group; }
+  std::size_t whole_bytes() const noexcept { return whole_bytes_; }
+  std::size_t gather_bytes() const noexcept { return gather_total_; }
+  std::size_t reduce_bytes()
+      const;  ///< of all parameters that require a gradient; the largest dtype's, if there are several
+
+  /// Gathers unless it is whole, and keeps it so until let_go(). `backward`: for the order that is gathered ahead in. Collective.
+  void hold(bool backward);
+  void let_go();
+  /// Parameters are whole; with a node, they are its outputs.
+  void expose(const NodePointer<GatheredBy>& node);
+  void conceal();
+
+  // gather.cpp. start_gather only begins, where communication is asynchronous.
+  void start_gather();
+  void finish_gather();
+  /// Changes when a parameter is written to.
+  std::uint64_t version() const;
+
+  // gradients.cpp
+  /// One for each trained parameter of the node; undefined ones were not used.
+  void reduce(const std::vector<std::size_t>& which, std::vector<torch::Tensor> gradients);
+  void accumulate(const std::vector<std::size_t>& which, std::vector<torch::Tensor> gradients);
+  bool has_accumulated() const;
+  /// Waits for the average, and adds it to `grad`.
+  void finish_reduce();
+  void forget_gradients() noexcept;
+
+  int unsynced = 0;  ///< guards of no_sync that live
+  /// The group is aborted, and `text` thrown.
+  [[noreturn]] void fail(const std::string& text);
+
+ private:
+  /// How the gradients of some parameters lie in the scratch: those of one dtype.
+  struct ReduceLayout {
+    torch::ScalarType dtype;
+    std::vector<std::size_t> members;          ///< of parameters_
+    std::vector<std::size_t> counts;           ///< elements, by rank
+    std::vector<std::vector<std::size_t>> at;  ///< by rank and member: the first element, in the part of the rank
+    std::size_t total = 0;
+  };
+
+  ShardUnit(torch::nn::Module& module, const FullyShardOptions& options);
+  void collect(torch::nn::Module& module);
+  void require_same_on_all_ranks(const torch::nn::Module& module);
+  void synchronize(torch::nn::Module& module);
+  void shard();
+  void lay_out_gather();
+  void allocate_whole();
+  void free_whole() noexcept;
+  void check_headers();
+  std::vector<ReduceLayout> reduce_layouts(const std::vector<std::size_t>& which) const;
+  void start_reduce(const ReduceLayout& layout, const std::vector<torch::Tensor>& gradients);
+  torch::ScalarType gathered_dtype(const torch::Tensor& parameter) const;
+  torch::ScalarType reduced_dtype(const torch::Tensor& parameter) const;
+
+  FullyShardOptions options_;
+  std::shared_ptr<ShardContext> context_;
+  std::string class_name_;
+  int number_ = 0;
+  bool reshards_ = true;
+  bool contains_units_ = false;
+  torch::Device device_{torch::kCPU};
+  std::vector<ShardedParameter> parameters_;
+
+  // The wholes.
+  c10::Storage storage_;
+  std::size_t whole_bytes_ = 0;
+  bool is_whole_ = false;
+  int holds_ = 0, exposures_ = 0;
+
+  // Gathering.
+  std::vector<std::size_t> gather_counts_;           // bytes, by rank
+  std::vector<std::vector<std::size_t>> gather_at_;  // by rank and parameter: the first byte in the part of the rank
+  std::size_t gather_total_ = 0;
+  std::uint64_t gathers_ = 0;
+  bool registered_ = false;  // in the table of all sharded parameters
+
+  // The average under way.
+  std::vector<bool> used_here_;  // by parameter
+  std::optional<ReduceLayout> reducing_;
+};
+
+/// What the units of one group have in common: scratch memory, the order in which they are gathered, the backward under way.
+class ShardContext : public std::enable_shared_from_this<ShardContext> {
+ public:
+  /// That of the group of `options`; a new one, if no unit uses it yet. Collective.
+  static std::shared_ptr<ShardContext> of(const FullyShardOptions& options);
+  explicit ShardContext(const FullyShardOptions& options);
+  ~ShardContext();
+
+  int add(ShardUnit* unit);  ///< its number
+  void remove(ShardUnit* unit) noexcept;
+
+  /// Memory of communication, at least so many bytes. Collective when it has to grow.
+  enum class Use { gather, reduce };
+  const RegisteredMemory& scratch(Use use, std::size_t bytes, torch::Device device);
+  std::size_t scratch_bytes() const;
+  bool asynchronous(torch::Device device) const noexcept { return overlaps_ || !device.is_cpu(); }
+  bool overlaps() const noexcept { return overlaps_; }
+
+  /// Starts an operation: in this thread, in that of the group, or on the side stream.
+  void start(Use use, torch::Device device, const std::function<Work(const CallOptions&)>& operation);
+  /// Returns when it is complete; on a GPU, when what follows on the current stream comes after it.
+  void wait(Use use, torch::Device device);
+
+  /// The wholes of a unit, and afterwards the beginning of those of the unit that came next the last time.
+  void gather(ShardUnit& unit, bool backward);
+
+  // A backward: context.cpp
+  void enter_backward();
+  bool in_backward() const noexcept { return running_; }
+  void note(const NodePointer<GatheredBy>& node);
+  /// `unit` has started an average, which is to be finished before the next one.
+  void reducing(ShardUnit* unit) { reducing_ = unit; }
+  void finish_reducing();
+  void finish_backward();
+  void abandon(const std::string& why) noexcept;
+  void abort(const std::string& why) noexcept;
+
+  std::recursive_mutex mutex;  ///< autograd has a thread for each device
+
+ private:
+  struct Scratch {
+    RegisteredMemory memory;
+    std::size_t bytes = 0;
+  };
+  struct Ahead {
+    ShardUnit* unit = nullptr;
+    std::uint64_t version = 0;
+  };
+  std::shared_ptr<ProcessGroup> group_, replicate_;
+  bool overlaps_ = false;
+  int next_number_ = 0;
+  std::vector<ShardUnit*> units_;
+  std::map<std::pair<Use, std::string>, Scratch> scratch_;
+  std::map<Use, Work> work_;
+  SideStream side_;  // destroyed before the scratch
+
+  ShardUnit* last_ = nullptr;  // gathered last, in forward (0) or backward (1)
+  int last_phase_ = 0;
+  std::unordered_map<ShardUnit*, ShardUnit*> next_[2];  // who came next, in either
+  Ahead ahead_;
+
+  bool running_ = false;
+  std::vector<WeakNodePointer<GatheredBy>> nodes_;
+  ShardUnit* reducing_ = nullptr;
+};
+
+// ---- Nodes of autograd's graph -----------------------------------------------------------------------------------------
+
+/// Where the parameters of a call come from. In backward it gets their gradients.
+class GatheredBy : public torch::autograd::Node {
+ public:
+  explicit GatheredBy(std::shared_ptr<ShardUnit> unit);
+  ~GatheredBy() override;
+  void release_resources();  // overrides where there is something to override
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+
+  /// Backward has reached the results, and has done with the parameters' gradients or the arguments'.
+  void enter();
+  void gradients_done();
+  void arguments_done();
+  void leave() noexcept;
+  void let_go_of_forward() noexcept;
+
+  std::shared_ptr<ShardUnit> unit;
+  std::vector<std::size_t> trained;  ///< the parameters that are its outputs, in order
+  bool holds = false;                ///< since forward, where that does not reshard
+  int arguments = 0;                 ///< how many ArgumentsOf there are
+
+ private:
+  bool entered_ = false, gradients_done_ = false;
+  int arguments_left_ = 0;
+};
+
+}  // namespace maniple::detail
