@@ -129,6 +129,7 @@ class DeviceCalls {
   /// Those of one stream, in the order of the calls, whose end the stream has reached. The rest, in the same order, is left.
   std::vector<std::list<Pending>::iterator> take_ended(std::vector<std::list<Pending>::iterator>& of_stream);
   void start_staged_messages();
+  bool is_sending();  // with the mutex held
   /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the engine tells of.
   bool is_late(Pending& pending, bool oldest);
   /// Before an error of the device is reported: it may be a consequence. Where ranks share a GPU by MPS, one that is killed while its
@@ -161,6 +162,7 @@ class DeviceCalls {
   std::atomic<std::uint64_t> stamp_{0};
   std::list<Pending> pending_;  // in the order of the calls; only the watching thread removes from it
   std::vector<StagedMessages> staged_messages_;
+  std::vector<std::shared_ptr<HostPart>> sends_;  // that another rank may still be receiving
   bool stopping_ = false;
   bool gave_up_ = false;  // of the watching thread alone
   std::thread watcher_;

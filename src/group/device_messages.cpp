@@ -119,6 +119,13 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
       };
     }
   }
+  {
+    const std::lock_guard lock(mutex_);
+    is_sending();  // forgets those that have arrived
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      if (operations[i].op == Op::send) sends_.push_back(pending[i].host);
+    }
+  }
   for (Pending& one : pending) {
     works.emplace_back(one.work);
     watch(std::move(one));
@@ -129,6 +136,11 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
   }
   changed_.notify_all();
   return works;
+}
+
+bool DeviceCalls::is_sending() {
+  std::erase_if(sends_, [](const std::shared_ptr<HostPart>& part) { return part->ended.load(); });
+  return !sends_.empty();
 }
 
 }  // namespace maniple

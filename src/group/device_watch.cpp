@@ -282,7 +282,9 @@ void DeviceCalls::finish() {
   };
   std::unique_lock lock(mutex_);
   std::optional<Deadline> last;  // what waits for ranks that have left is never done
-  for (int i = 1; !(pending_.empty() && staged_messages_.empty()) && !group_.abort_signal().raised(); ++i) {
+  // A send whose bytes have been copied has ended for its caller; the rank that receives it still needs this one.
+  const auto is_busy = [this] { return !pending_.empty() || !staged_messages_.empty() || is_sending(); };
+  for (int i = 1; is_busy() && !group_.abort_signal().raised(); ++i) {
     changed_.wait_for(lock, kPause);
     if (last && last->expired()) return;
     if (last || i % kPausesToAsk != 0) continue;

@@ -214,5 +214,24 @@ TEST_P(DeviceCalls, MoveData) {
   });
 }
 
+// A send has ended, for its sender, when its memory may be used again. A rank that leaves then must not take the message with it.
+TEST_P(DeviceCalls, MessagesArriveFromARankThatHasLeft) {
+  run_ranks(ranks(2), [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    constexpr int kMessages = 6;
+    for (int i = 0; i < kMessages; ++i) {
+      const Buffer message = place.ints(kMany, r.rank == 0 ? i : -1);
+      if (r.rank == 0) {
+        r.world->isend(message, 1, i, {.stream = stream}).synchronize();
+        continue;
+      }
+      r.world->irecv(message, 0, i, nullptr, {.stream = stream}).synchronize();
+      place.expect_all(message, i);
+    }
+    if (r.rank == 0) r.world.reset();
+  });
+}
+
 }  // namespace
 }  // namespace maniple::device_calls_test
