@@ -135,6 +135,14 @@ void set_liveness(int fd, double heartbeat_s) {
   set(fd, {.idle_s = std::min(beat, 60), .interval_s = beat, .probes = 3, .user_timeout_ms = 0});
 }
 
+bool awaits_answer(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;  // not TCP
+  // Both are ages. Sending again counts as sending, and an acknowledgement of nothing new as hearing.
+  return info.tcpi_last_ack_recv > info.tcpi_last_data_sent;
+}
+
 Address route_to(const Address& peer) {
   if (peer.is_unix()) return peer;
   // Connecting a datagram socket sends nothing; it only makes the kernel choose the route.

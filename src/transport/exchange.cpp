@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/interrupt.h"
 #include "base/system_error.h"
+#include "net/address.h"
 #include "transport/mesh.h"
 
 namespace maniple {
@@ -30,6 +31,9 @@ constexpr auto kConnectionPoll = 5ms;
 constexpr auto kMixedPoll = 200us;
 // An abort is seen at the latest after this while only rings are awaited.
 constexpr auto kLocalPoll = 5ms;
+// A host that answers nothing for so many heartbeats is lost: see set_liveness. It is looked at twice in each of them.
+constexpr double kSilentHeartbeats = 4;
+constexpr double kLooksPerHeartbeat = 2;
 
 timespec to_timespec(Deadline::Duration duration) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
@@ -44,12 +48,14 @@ struct Exchange::Impl {
         members(member_ranks.begin(), member_ranks.end()),
         signature(call),
         deadline(until),
-        began(Clock::now()) {
+        began(Clock::now()),
+        look_interval(mesh.channel_options_.heartbeat_s / kLooksPerHeartbeat) {
     MANIPLE_ASSERT(!mesh.busy_);
     if (!mesh.broken_.empty()) throw Aborted("an earlier operation was interrupted: " + mesh.broken_);
     const auto own = std::find(members.begin(), members.end(), mesh.options_.rank);
     MANIPLE_ASSERT(own != members.end());
     rank = static_cast<int>(own - members.begin());
+    if (look_interval.count() > 0) next_look = began + std::chrono::duration_cast<Clock::duration>(look_interval);
     mesh.busy_ = true;
   }
 
@@ -150,6 +156,7 @@ struct Exchange::Impl {
       if (aborted) mesh.options_.abort->rethrow();
       const auto now = Clock::now();
       if (now >= deadline.when()) throw Timeout(timeout(now));
+      if (now >= next_look) look_for_silent_hosts(now);
       if (moved) {
         idle_since = {};
       } else if (idle_since == Clock::time_point{}) {
@@ -174,14 +181,13 @@ struct Exchange::Impl {
       awaits_ring |= receiver->local();
       awaits_connection |= receiver->awaits_connection();
       receiver->add_descriptors(descriptors);
-      if (const int fd = receiver->watched(); fd >= 0) descriptors.push_back({fd, 0, 0});
     }
     std::erase_if(descriptors, [](const pollfd& entry) { return entry.fd < 0; });
     if (awaits_ring && !awaits_connection && descriptors.size() == 1 && mesh.options_.local_wait) {
       mesh.options_.local_wait(Deadline::sooner(deadline, Deadline::after(kLocalPoll)));
       return;
     }
-    auto limit = deadline.remaining();
+    auto limit = std::min<Deadline::Duration>(deadline.remaining(), next_look - Clock::now());
     if (awaits_connection) {
       descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
       limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
@@ -196,6 +202,36 @@ struct Exchange::Impl {
     if (::ppoll(descriptors.data(), descriptors.size(), forever ? nullptr : &time, nullptr) < 0 && errno != EINTR) {
       throw_system_error("ppoll");
     }
+  }
+
+  /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There it is asked
+  /// what it has heard.
+  void look_for_silent_hosts(Clock::time_point now) {
+    // Between looks that are far apart an answer may have come, and more been sent.
+    if (now - next_look > look_interval) unanswered.clear();
+    next_look = now + std::chrono::duration_cast<Clock::duration>(look_interval);
+    std::vector<Unanswered> found;
+    const auto look = [&](const auto& transfers) {
+      for (const auto* each : transfers) {
+        descriptors.clear();
+        each->add_descriptors(descriptors);
+        for (const pollfd& entry : descriptors) {
+          if (entry.fd < 0 || !awaits_answer(entry.fd)) continue;
+          const auto before = std::find_if(unanswered.begin(), unanswered.end(),
+                                           [&](const Unanswered& one) { return one.fd == entry.fd; });
+          found.push_back({entry.fd, before == unanswered.end() ? now : before->since});
+          const std::chrono::duration<double> silent = now - found.back().since;
+          if (silent < look_interval * (kLooksPerHeartbeat * kSilentHeartbeats)) continue;
+          throw each->peer().lost(
+              each->progress(),
+              SystemError(fmt::format("its host has not answered for {:.1f} s", silent.count()), ETIMEDOUT),
+              each->bytes());
+        }
+      }
+    };
+    look(receivers);
+    look(senders);
+    unanswered = std::move(found);
   }
 
   ErrorInfo timeout(Clock::time_point now) const {
@@ -229,6 +265,14 @@ struct Exchange::Impl {
   std::vector<FrameReceiver*> receivers;
   std::vector<pollfd> descriptors;
   std::vector<std::size_t> marks;  // which receiver or sender a descriptor belongs to
+
+  struct Unanswered {
+    int fd;
+    Clock::time_point since;  // the first look that found it so
+  };
+  std::chrono::duration<double> look_interval;  // 0: hosts may be silent
+  Clock::time_point next_look = Clock::time_point::max();
+  std::vector<Unanswered> unanswered;
 };
 
 Exchange::Exchange(Mesh& mesh, std::span<const int> members, const Signature& signature, Deadline deadline)

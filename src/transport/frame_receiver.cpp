@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "base/crc32c.h"
@@ -80,19 +77,7 @@ void FrameReceiver::follow_notice() {
   moved_ = true;
   stream.begin = stream.end = 0;
   stream.dry = false;
-  left_ = std::move(stream.source);
   set_source(stream, std::move(source));
-}
-
-int FrameReceiver::watched() {
-  if (!left_) return -1;
-  int error = 0;
-  socklen_t size = sizeof error;
-  if (::getsockopt(left_->fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0) return left_->fd();
-  left_.reset();
-  if (error == 0 || error == ECONNRESET || error == EPIPE)
-    return -1;  // closed: the other connection says so, too, behind the last frame
-  return with_peer_named([error]() -> int { throw SystemError("keep-alive", error); });
 }
 
 void FrameReceiver::set_source(Stream& stream, std::unique_ptr<ByteSource> source) {

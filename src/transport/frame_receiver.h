@@ -59,9 +59,6 @@ class FrameReceiver {
   bool awaits_connection() const noexcept;  ///< the sender has not connected yet
   bool has_read_ahead() const noexcept;     ///< there may be bytes although no descriptor is readable
   void add_descriptors(std::vector<pollfd>& descriptors) const;
-  /// The connection that frames came by before they moved to another (mesh.h), to be polled for errors; -1: there is none. Throws PeerLost when
-  /// the other host does not answer there.
-  int watched();
   std::string progress() const;  ///< "3.0 of 8.0 MiB received"; empty when nothing is pending
   TransferProgress bytes() const { return progress_of(queue_); }
   const Peer& peer() const noexcept { return peer_; }
@@ -115,7 +112,6 @@ class FrameReceiver {
   std::uint64_t first_ = 0;             // number of the frame at the front of the queue
   std::uint64_t headers_seen_ = 0;      // frames whose header has been taken
   bool moved_ = false;                  // stream 0 is this rank's own connection
-  std::unique_ptr<ByteSource> left_;    // what it was before
   std::optional<FrameHeader> offered_;  // of a message that has not been accepted yet
 };
 

@@ -63,7 +63,7 @@ bool FrameSender::send_notice() {
   const iovec part{stream.headers.data() + stream.headers_done, stream.headers_size - stream.headers_done};
   stream.headers_done += write(stream, {&part, 1});
   if (stream.headers_done < stream.headers_size) return false;
-  left_ = std::exchange(stream.sink, std::move(next_sink_));
+  stream.sink = std::move(next_sink_);
   return true;
 }
 

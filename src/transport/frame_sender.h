@@ -90,7 +90,6 @@ class FrameSender {
   bool authenticates_ = false;  // likewise
   bool checks_ = false;         // likewise
   bool moved_ = false;
-  std::unique_ptr<ByteSink> left_;       // what stream 0 was before it moved; the receiver watches it
   std::unique_ptr<ByteSink> next_sink_;  // of stream 0, once the notice in its headers has been written
   std::vector<Stream> streams_;
   std::deque<Transfer*> queue_;

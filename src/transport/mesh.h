@@ -4,9 +4,8 @@
 // They are opened when first used, each by its sender, so that none waits for the other. Pairs on one host use rings in shared memory
 // when the group has them, others TCP. Where a pair has TCP connections in both directions, the higher rank then *moves*: it sends a
 // notice as its last frame, and the next ones on the connection that it receives from. What acknowledges one rank's bytes then
-// travels with the other's, and no packet is needed for it, which is a quarter of the time of a small all_reduce. The old
-// connection stays, idle: by probes there the kernel finds out that the other host does not answer, which it does not where bytes are on
-// their way. (Encrypted connections have keys for one direction and stay as they are.)
+// travels with the other's, and no packet is needed for it, which is a quarter of the time of a small all_reduce. (Encrypted
+// connections have keys for one direction and stay as they are.)
 #pragma once
 
 #include <cstdlib>
