@@ -119,9 +119,17 @@ WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::A
   c10d::AllgatherOptions how_long;
   how_long.timeout = options.timeout;
   _allgather_base(all, facts, how_long)->wait();
+  const auto shape_of = [&all](int rank) {
+    std::string text = "[";
+    const auto dimensions = all[rank][2].item<std::int64_t>();
+    for (std::int64_t i = 0; i < dimensions; ++i)
+      text += (i == 0 ? "" : ", ") + std::to_string(all[rank][3 + i].item<std::int64_t>());
+    return text + "] with " + std::to_string(all[rank][1].item<std::int64_t>()) + " sparse";
+  };
   for (int rank = 1; rank < size_; ++rank) {
     if (all[rank].slice(0, 1).equal(all[0].slice(0, 1))) continue;
-    refuse("all_reduce: rank " + std::to_string(rank) + " has a sparse tensor of another shape than rank 0");
+    refuse("all_reduce: the sparse tensor of rank " + std::to_string(rank) + " has the shape " + shape_of(rank) +
+           ", that of rank 0 " + shape_of(0) + "; all ranks must pass the same");
   }
 
   struct Part {

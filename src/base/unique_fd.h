@@ -53,7 +53,7 @@ std::string descriptor_shortage(std::uint64_t needed_more = 1);
 [[noreturn]] void throw_no_descriptor(const std::string& purpose, int code);
 
 /// The descriptor that `make` returns (a call such as ::socket: -1 and errno if there is none). When descriptors run out
-/// the soft limit is raised, once; every descriptor of a rank is made by this, as any may be the one that is too many.
+/// the soft limit is raised, once; every descriptor of a rank is made by this or the next, as any may be the one that is too many.
 template <class Make>
 UniqueFd try_new_descriptor(Make make) {
   UniqueFd fd(make());
@@ -63,6 +63,7 @@ UniqueFd try_new_descriptor(Make make) {
   }
   return fd;
 }
+/// The same; throws SystemError, which says `purpose`, where there is none.
 template <class Make>
 UniqueFd new_descriptor(const std::string& purpose, Make make) {
   UniqueFd fd = try_new_descriptor(std::move(make));

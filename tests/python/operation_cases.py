@@ -71,12 +71,12 @@ def case_complex(gloo):
     refused(lambda: dist.all_reduce(x.clone(), dist.ReduceOp.MAX), (RuntimeError, ValueError))
 
 
-def refused(call, kind=maniple_torch.InvalidArgument):
-    """The call is refused, and the group stays usable."""
+def refused(call, kind=maniple_torch.InvalidArgument, text=""):
+    """The call is refused, with this in the message, and the group stays usable."""
     try:
         call()
     except kind as error:
-        assert str(error), error
+        assert str(error) and text in str(error), error
     else:
         raise AssertionError("it was not refused")
     x = torch.ones(1)
@@ -427,7 +427,7 @@ def case_refusals(gloo):
     refused(lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX), maniple_torch.Unsupported)
     refused(lambda: dist.all_reduce(torch.ones(3, 3).to_sparse_csr()), sparse)
     if dist.get_world_size() > 1:
-        refused(lambda: dist.all_reduce(torch.ones(3 + dist.get_rank()).to_sparse()))  # each another shape
+        refused(lambda: dist.all_reduce(torch.ones(3 + dist.get_rank()).to_sparse()), text="has the shape [4] with 1 sparse, that of rank 0 [3]")
     refused(lambda: dist.all_gather([torch.ones(1)] * (dist.get_world_size() + 1), torch.ones(1)))
     refused(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND))
     assert issubclass(maniple_torch.InvalidArgument, ValueError) and issubclass(maniple_torch.PeerLost, RuntimeError)

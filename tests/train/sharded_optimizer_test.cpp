@@ -314,7 +314,7 @@ TEST(ShardedOptimizer, ARankKilledBeforeItsStepIsNamedByAllOthers) {
       Parameters parameters = {leaf(torch::ones({4000}))};
       ShardedOptimizer<optim::AdamW> optimizer(parameters, 0.1, {r.world, shared});
       const Caught caught = catch_error([&] {
-        for (int step = 0;; ++step) {
+        for (;;) {
           set_gradients(parameters, 0);
           r.step();
           optimizer.step();
