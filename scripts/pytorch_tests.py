@@ -2,7 +2,7 @@
 """Runs PyTorch's own tests of backends and DDP against Maniple: python3 scripts/pytorch_tests.py CHECKOUT [PATTERN...]
 
 CHECKOUT is a checkout of PyTorch at the version that is installed (git clone --branch v1.13.1 https://github.com/pytorch/pytorch); nothing in it
-is changed. The tests are those that PyTorch runs with Gloo on a CPU, and wherever they ask for Gloo they get Maniple: the name is still "gloo", so that
+is changed. With - in its place only those tests run that the installed package has (test_distributed_spawn). The tests are those that PyTorch runs with Gloo on a CPU, and wherever they ask for Gloo they get Maniple: the name is still "gloo", so that
 they choose what they choose for Gloo. Ranks are forked instead of spawned, which saves each of them an import of PyTorch. A PATTERN
 chooses tests: MODULE.CLASS.test, with * for anything.
 
@@ -192,14 +192,28 @@ def reason_of(error):
     return text[:300].replace("\t", " ")
 
 
+def class_of_package():
+    """test_distributed_spawn's, of the tests in torch.testing."""
+    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+    class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+    return TestDistBackendWithSpawn
+
+
 def run_class(checkout, module_name, class_name, patterns):
     sys.path.insert(0, os.path.join(checkout, "test", "distributed"))
     sys.path.insert(0, os.path.join(checkout, "test"))
     sys.argv = [module_name]  # PyTorch's tests read it when they are imported
     without_packages()
     disguise()
-    module = importlib.import_module(module_name)
-    kind = getattr(module, class_name, None)
+    if module_name == "test_distributed_spawn":
+        kind = class_of_package()
+    else:
+        kind = getattr(importlib.import_module(module_name), class_name, None)
     if kind is None:
         return
     suite = unittest.TestSuite()
@@ -226,18 +240,21 @@ def results_of(process, errors):
 
 def main():
     parser = argparse.ArgumentParser(description="PyTorch's tests of backends and DDP, against Maniple.")
-    parser.add_argument("checkout", help="of PyTorch, at the version that is installed")
+    parser.add_argument("checkout", help="of PyTorch, at the version that is installed; -: only the tests that the installed package has")
     parser.add_argument("pattern", nargs="*", help="tests to run; all where none is given")
     parser.add_argument("--ranks", type=int, default=4, help="of test_distributed_spawn (default: 4)")
     parser.add_argument("--class", dest="one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         return run_class(arguments.checkout, *arguments.one.split("."), arguments.pattern)
-    if not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", "test_c10d_common.py")):
+    only_package = arguments.checkout == "-"
+    if not only_package and not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", "test_c10d_common.py")):
         parser.error(f"{arguments.checkout} is no checkout of PyTorch: test/distributed/test_c10d_common.py is not there")
     totals, surprises = {"ok": 0, "skip": 0, "FAILED": 0}, []
     for module, classes in SUITES.items():
-        if not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", module + ".py")):
+        if only_package and module != "test_distributed_spawn":
+            continue
+        if not only_package and not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", module + ".py")):
             print(f"{module}: this version of PyTorch does not have it")
             continue
         for name in classes:
