@@ -106,11 +106,11 @@ struct Target {
       const Acceptor::Owner owner{.refusal = {},
                                   .accept = [this](SecureConnection, const Hello&, const Address&) { ++accepted; }};
       acceptor = std::make_unique<Acceptor>(loop, listen_on(Address::parse("127.0.0.1:0")), identity, owner,
-                                            HandshakeLimits{.handshake = std::chrono::milliseconds(400)});
+                                            HandshakeLimits{.handshake = std::chrono::milliseconds(1500)});
     }
   }
   Address address() const { return is_store ? server->address() : acceptor->address(); }
-  double handshake_seconds() const { return is_store ? 5.0 : 0.4; }
+  double handshake_seconds() const { return is_store ? 5.0 : 1.5; }
 
   SecureConnection dial_in(const Identity& as, std::int32_t rank = 1) const {
     return dial(address(), as, {.role = Role::store, .rank = rank, .topic = "x"}, soon());

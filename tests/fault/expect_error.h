@@ -89,7 +89,7 @@ inline void expect_aborted_from_now_on(Rank& r) {
     later = catch_error([&] { r.world->all_reduce(buffer_of(value)); });
   }
   EXPECT_TRUE(later.is(ErrorKind::aborted)) << later;
-  EXPECT_LT(later.took, 1.0);
+  EXPECT_LT(later.took, 5.0);  // at once; a call that does not notice waits for its deadline
   EXPECT_NE(r.world->error(), nullptr);
 }
 

@@ -47,6 +47,7 @@ void join_without_3_and_5(Rank& r) {
   options.world_size = 8;
   // Rank 0 may serve the store, so it must not be the first to leave.
   options.init_timeout = Seconds(options.rank == 0 ? 3.0 : 1.5) * kSlowdown;
+  r.phase("all have started");
   const Caught caught = catch_error([&] { r.init(options); });
   EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
   EXPECT_TRUE(contains(caught.text, "6 of 8 ranks joined")) << caught;
@@ -163,6 +164,7 @@ TEST(InitFault, WorldSizesThatDifferAreRefused) {
     InitOptions options = r.init_options();
     options.world_size = r.rank == 0 ? 2 : 3;
     options.init_timeout = Seconds(r.rank == 0 ? 3 : 20) * kSlowdown;
+    r.phase("both have started");
     const Caught caught = catch_error([&] { r.init(options); });
     EXPECT_TRUE(caught.any);
     if (r.rank == 1) {
@@ -181,6 +183,7 @@ TEST(InitFault, WrongSecretIsRefused) {
     }
     InitOptions options = r.init_options();
     options.init_timeout = Seconds(3) * kSlowdown;
+    r.phase("both have started");
     const Caught caught = catch_error([&] { r.init(options); });
     EXPECT_TRUE(caught.is(r.rank == 0 ? ErrorKind::timeout : ErrorKind::protocol)) << caught;
   });

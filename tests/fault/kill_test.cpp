@@ -33,7 +33,7 @@ class Kill : public EveryTransport {
                 std::string(to_string(GetParam())).c_str(), percentile(0.5) * 1e3, percentile(0.99) * 1e3,
                 times_.back() * 1e3, times_.size(), example_.c_str());
     EXPECT_LT(percentile(0.5), 0.25);
-    EXPECT_LT(times_.back(), 1.0) << "a machine with little time to spare may be late, but not by so much";
+    EXPECT_LT(times_.back(), 5.0) << "a machine with little time to spare may be late, but not by so much";
   }
 
  private:

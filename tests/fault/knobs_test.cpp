@@ -138,6 +138,7 @@ void join_with_a_wrong_rank_1(Rank& r) {
   InitOptions options = r.init_options();
   // Rank 0 may serve the store, so it must not be the first to leave.
   options.init_timeout = Seconds(r.rank == 0 ? 3.0 : 1.5) * kSlowdown;
+  r.phase("all have started");
   const Caught caught = catch_error([&] { r.init(options); });
   if (r.rank == 1) {
     EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;

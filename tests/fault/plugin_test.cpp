@@ -149,7 +149,7 @@ TEST(Plugin, DeadlineInsideThePlugin) {
 TEST(Plugin, OneGroupsDeadlineLeavesTheWorldAlone) {
   run_ranks(options(), [](Rank& r) {
     const auto group = r.world->split(0, 0, {.timeout = Seconds(0.5), .transport = {}, .algorithm = {}});
-    group->barrier();
+    group->barrier({.timeout = Seconds(30)});
     if (r.rank != 0) {
       EXPECT_TRUE(catch_error([&] { group->barrier(); }).is_one_of({ErrorKind::timeout, ErrorKind::aborted}));
     }

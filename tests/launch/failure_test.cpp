@@ -51,7 +51,8 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
 
 // What ranks report through their descriptor decides, not what they print; one of them is shown.
 TEST(Failure, ReportedLossesAreConsequences) {
-  const Result result = maniple({"run", "-n", "4", worker_program(), "report", "2"});
+  const TemporaryDirectory folder;
+  const Result result = maniple({"run", "-n", "4", worker_program(), "report", "2", folder.path() + "/pid"});
   EXPECT_EQ(result.code, 137) << result.err;
   EXPECT_NE(result.err.find("maniple: rank 2 of 4 failed first"), std::string::npos) << result.err;
   const auto lost = result.err.find("rank 2 is lost: its process ended");
@@ -206,11 +207,14 @@ TEST(Interrupt, UserSignalsReachTheWorkers) {
 }
 
 TEST(Restarts, WholeGroupWithANewGeneration) {
-  const TemporaryDirectory folder;
+  const TemporaryDirectory folder, marks;
+  // Rank 1 fails when rank 0 has spoken: what ends a group ends it at once.
   const Result result = maniple(
       {"run", "-n", "2", "--max-restarts", "2", "--restart-delay", "0.05", "--log-dir", folder.path(), "sh", "-c",
-       "echo try $MANIPLE_RESTART_COUNT $MANIPLE_GENERATION; [ $RANK = 0 ] || sleep 1000 & pid=$!; "
-       "[ $RANK = 1 ] && [ $MANIPLE_RESTART_COUNT -lt 2 ] && exit 5; kill $pid; exit 0"});
+       "echo try $MANIPLE_RESTART_COUNT $MANIPLE_GENERATION; mark=" + marks.path() +
+           "/$MANIPLE_RESTART_COUNT; "
+           "[ $RANK = 1 ] || { touch $mark; exit 0; }; while ! [ -e $mark ]; do sleep 0.01; done; "
+           "[ $MANIPLE_RESTART_COUNT -ge 2 ] || exit 5"});
   EXPECT_EQ(result.code, 0) << result.err;
   for (int i = 0; i < 3; ++i)
     EXPECT_NE(result.out.find(fmt::format("[rank 0] try {} {}\n", i, i)), std::string::npos) << result.out;

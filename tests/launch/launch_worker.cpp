@@ -2,7 +2,8 @@
 //   join           joins, passes a barrier, adds up the ranks
 //   leave R        rank R ends with exit code 0 before it joins; the others join
 //   die R          joins; rank R kills itself, the others wait for it
-//   report R       rank R kills itself; the others report that they lost it, print that and end with exit code 1
+//   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with exit code 1.
+//                  Without a file it was no rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
 //   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
@@ -15,11 +16,30 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "base/error_codec.h"
 #include <maniple/comm.h>
+
+namespace {
+
+/// One rank leaves its number in the file and dies. The others return when the launcher has noticed, and outlive what it does about it.
+void die_before_the_others_report(bool dies, const std::string& file) {
+  if (dies) {
+    std::ofstream(file + ".new") << ::getpid();
+    std::rename((file + ".new").c_str(), file.c_str());
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::signal(SIGTERM, SIG_IGN);
+  while (::access(file.c_str(), F_OK) != 0) ::usleep(1000);  // sleep: between two looks for the file
+  pid_t pid = 0;
+  std::ifstream(file) >> pid;
+  while (::kill(pid, 0) == 0) ::usleep(1000);  // sleep: between two looks for the process
+}
+
+}  // namespace
 
 int main(int argc, char** argv) try {
   const std::string word = argc > 1 ? argv[1] : "join";
@@ -49,7 +69,7 @@ int main(int argc, char** argv) try {
   }
   if (word == "report" || word == "recover") {
     const int rank = std::atoi(std::getenv("RANK"));
-    if (word == "report" && rank == argument) ::kill(::getpid(), SIGKILL);
+    if (argc > 3) die_before_the_others_report(rank == argument, argv[3]);
     const maniple::PeerLost lost({.operation = "barrier",
                                   .sequence = 1,
                                   .group = "world",

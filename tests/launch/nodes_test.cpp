@@ -189,7 +189,7 @@ TEST(Nodes, ARangeGrowsShrinksAndIsFullAtLast) {
   const RendezvousSpot rendezvous;
   const std::vector<std::string> program = {"--join-window", "0.2", "sh", "-c", "echo world $WORLD_SIZE; sleep 1000"};
   const auto first = rendezvous.node("1:2", 0, program);
-  ASSERT_TRUE(first->wait_for("world 2")) << first->err();
+  ASSERT_TRUE(first->wait_for("world 2", 60, 2)) << first->err();
   auto second = rendezvous.node("1:2", -1, program);
   ASSERT_TRUE(first->wait_for("world 4")) << first->err();
   ASSERT_TRUE(second->wait_for("world 4")) << second->err();

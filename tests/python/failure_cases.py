@@ -29,9 +29,17 @@ def caught(call):
         print("NOTHING WAS RAISED", flush=True)
 
 
+def meet():
+    """By the store: until all ranks have left init_process_group, which not all versions make them wait for."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"here {dist.get_rank()}", "1")
+    store.wait([f"here {rank}" for rank in range(dist.get_world_size())], datetime.timedelta(seconds=100))
+
+
 def killed():
     """Rank 1 is killed while the others wait for it; what they do next fails at once, too."""
     rank, _ = init()
+    meet()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     caught(lambda: dist.all_reduce(torch.ones(4)))
@@ -63,7 +71,7 @@ def mismatched_operations():
 
 
 def late():
-    rank, _ = init(seconds=2)
+    rank, _ = init(seconds=10)  # that long the ranks may take to start, too
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         caught(lambda: dist.all_reduce(torch.ones(4)))
@@ -85,6 +93,7 @@ def missing_at_the_monitored_barrier():
 
 def aborted():
     rank, _ = init()
+    meet()
     if rank == 1:
         maniple_torch.abort()
     caught(lambda: dist.all_reduce(torch.ones(4)))
