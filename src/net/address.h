@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -72,10 +73,10 @@ void set_keepalive(int fd, double seconds);
 /// acknowledges, after about 15 minutes (net.ipv4.tcp_retries2).
 void set_liveness(int fd, double heartbeat_s);
 
-/// Whether bytes have been sent on this TCP connection since anything was last heard from the other host. That holds for a moment
+/// How long ago anything was last heard from the other host of this TCP connection, if bytes have been sent since; that is so for a moment
 /// whenever something is sent. Where it lasts, that host cannot be reached, or its answers cannot reach this one; one that answers and
 /// does not read is heard.
-bool awaits_answer(int fd);
+std::optional<std::chrono::milliseconds> unanswered_for(int fd);
 
 /// The local address that the kernel would use to reach `peer` (its route), without the port.
 Address route_to(const Address& peer);

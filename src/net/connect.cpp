@@ -135,12 +135,13 @@ void set_liveness(int fd, double heartbeat_s) {
   set(fd, {.idle_s = std::min(beat, 60), .interval_s = beat, .probes = 3, .user_timeout_ms = 0});
 }
 
-bool awaits_answer(int fd) {
+std::optional<std::chrono::milliseconds> unanswered_for(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;  // not TCP
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return std::nullopt;  // not TCP
   // Both are ages. Sending again counts as sending, and an acknowledgement of nothing new as hearing.
-  return info.tcpi_last_ack_recv > info.tcpi_last_data_sent;
+  if (info.tcpi_last_ack_recv <= info.tcpi_last_data_sent) return std::nullopt;
+  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
 Address route_to(const Address& peer) {

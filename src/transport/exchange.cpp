@@ -216,10 +216,11 @@ struct Exchange::Impl {
         descriptors.clear();
         each->add_descriptors(descriptors);
         for (const pollfd& entry : descriptors) {
-          if (entry.fd < 0 || !awaits_answer(entry.fd)) continue;
+          const auto heard = entry.fd < 0 ? std::nullopt : unanswered_for(entry.fd);
+          if (!heard) continue;
           const auto before = std::find_if(unanswered.begin(), unanswered.end(),
                                            [&](const Unanswered& one) { return one.fd == entry.fd; });
-          found.push_back({entry.fd, before == unanswered.end() ? now : before->since});
+          found.push_back({entry.fd, before == unanswered.end() ? now : std::max(before->since, now - *heard)});
           const std::chrono::duration<double> silent = now - found.back().since;
           if (silent < look_interval * (kLooksPerHeartbeat * kSilentHeartbeats)) continue;
           throw each->peer().lost(
@@ -268,7 +269,7 @@ struct Exchange::Impl {
 
   struct Unanswered {
     int fd;
-    Clock::time_point since;  // the first look that found it so
+    Clock::time_point since;  // the first look that found it so, or when its host was heard after that
   };
   std::chrono::duration<double> look_interval;  // 0: hosts may be silent
   Clock::time_point next_look = Clock::time_point::max();

@@ -129,6 +129,22 @@ TEST(Partition, ARankThatReadsNothingIsNotLost) {
             });
 }
 
+// Something is always on its way here, and its answer with it: that is not silence, however long it goes on.
+TEST(Partition, ALongTransferIsNoSilence) {
+  run_ranks({.n = 2,
+             .as = As::netns,
+             .timeout = Seconds(60),
+             .hosts = kHosts,
+             .rate_mbit = 20,
+             .queue_ms = 100,
+             .env = {{"MANIPLE_HEARTBEAT", "1"}}},
+            [](Rank& r) {
+              std::vector<float> values(4'000'000, 1.0f);  // seven seconds
+              r.world->all_reduce(buffer_of(values));
+              EXPECT_EQ(values.back(), 2);
+            });
+}
+
 // Who raises the limit, or has none, keeps what the network interrupts for less: at every layer, whether data is on its way or the
 // connections are idle.
 class Tolerance : public testing::TestWithParam<const char*> {};
