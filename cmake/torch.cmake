@@ -37,8 +37,7 @@ endif()
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
 # GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds, longer than the
-# file itself: so many files are compiled together. While working on the library, -DMANIPLE_UNITY=OFF compiles less after a change.
-option(MANIPLE_UNITY "Compile the sources of maniple_train, and those of its tests, in groups" ON)
+# file itself: so many files are compiled together.
 set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
 if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers

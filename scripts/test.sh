@@ -91,18 +91,40 @@ run_fuzzers() {
   return "$status"
 }
 
+# build_beside PRESET: builds with what the tests leave of the processors, as they often wait. await_build: until it is done.
+beside=''
+build_beside() {
+  local idle=()
+  ! chrt --idle 0 true 2>/dev/null || idle=(chrt --idle 0)
+  export -f configure_and_build
+  export werror jobs
+  mkdir -p build
+  setsid "${idle[@]}" bash -c "configure_and_build $1" >build/beside.txt 2>&1 &
+  beside=$!
+  trap 'kill -- "-$beside" 2>/dev/null || true' EXIT
+}
+await_build() {
+  local status=0
+  wait "$beside" || status=$?
+  trap - EXIT
+  if ((status != 0)); then tail -n 200 build/beside.txt; fi
+  return "$status"
+}
+
 stage_failed=0
 stage setup scripts/setup.sh || exit 1
 
 release_tests=release
 [[ $mode == plain ]] || release_tests=release-$mode
 if stage "build: release" configure_and_build release; then
+  if [[ $mode != quick ]] && command -v clang++ >/dev/null; then build_beside asan-ubsan; fi
   stage "test: release" run_tests "$release_tests" build release || true
 fi
 
 if [[ $mode != quick ]]; then
   if command -v clang++ >/dev/null; then
-    if stage "build: asan-ubsan" configure_and_build asan-ubsan; then
+    [[ -n $beside ]] || build_beside asan-ubsan
+    if stage "build: asan-ubsan (the rest)" await_build; then
       stage "test: asan-ubsan" run_tests asan-ubsan build-asan asan-ubsan steady_addresses || true
       stage "fuzz" run_fuzzers "$fuzz_seconds" || true
     fi

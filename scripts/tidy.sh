@@ -13,20 +13,31 @@ if ! command -v "$program" >/dev/null; then
   echo "tidy: $program is not installed (Debian: apt-get install $program)" >&2
   exit 77
 fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Files that are compiled in groups (MANIPLE_UNITY) are taken one by one here. Clang can read neither GCC's precompiled headers nor some of
+# its options.
+python3 - "$build/compile_commands.json" >"$work/compile_commands.json" <<'EOF'
+import json, re, sys
+unread = r'-Winvalid-pch|-include [^ ]*cmake_pch\.hxx|-Wno-(subobject-linkage|restrict|array-bounds|stringop-overflow|stringop-overread)|-Werror'
+commands = []
+for entry in json.load(open(sys.argv[1])):
+    entry["command"] = re.sub(unread, "", entry["command"])
+    group = entry["file"]
+    files = re.findall(r'^#include "(/.*)"$', open(group).read(), re.M) if "/Unity/" in group else [group]
+    commands += [dict(entry, file=file, command=entry["command"].replace(group, file)) for file in files]
+json.dump(commands, sys.stdout)
+EOF
+
 sources=("$@")
 if ((${#sources[@]} == 0)); then
   # Only what this build compiles: some files are for the other processor architecture.
   while read -r source; do
-    if grep -qF "/$source\"" "$build/compile_commands.json"; then sources+=("$source"); fi
+    if grep -qF "/$source\"" "$work/compile_commands.json"; then sources+=("$source"); fi
   done < <(find src/{base,net,shm,store,rendezvous,call,transport,session,collective,backend,group} -name '*.cpp' \
     -not -path 'src/backend/plugin/*/*' | sort)
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-# Clang can read neither GCC's precompiled headers nor some of its options.
-sed -E 's/-Winvalid-pch//g; s/-include [^ "]*cmake_pch\.hxx//g; s/-Wno-(restrict|array-bounds|stringop-overflow|stringop-overread)//g; s/-Werror//g' \
-  "$build/compile_commands.json" >"$work/compile_commands.json"
 printf '%s\0' "${sources[@]}" | xargs -0 -P "$(nproc)" -n 4 "$program" -p "$work" --quiet >"$work/said" 2>"$work/counts" || {
   cat "$work/said" "$work/counts"
   exit 1

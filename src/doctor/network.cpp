@@ -17,7 +17,7 @@
 namespace maniple::doctor {
 namespace {
 
-constexpr auto kTimeout = std::chrono::seconds(5);
+constexpr auto kNetworkTimeout = std::chrono::seconds(5);
 
 bool is_loopback_text(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
@@ -118,7 +118,7 @@ NetworkFacts inspect_network() {
   ::gethostname(name, sizeof name - 1);
   facts.hostname = name;
   problem_in([&] {
-    for (const Address& address : Address::resolve(name, 0, Deadline::after(kTimeout))) {
+    for (const Address& address : Address::resolve(name, 0, Deadline::after(kNetworkTimeout))) {
       if (std::find(facts.hostname_addresses.begin(), facts.hostname_addresses.end(), address.host()) ==
           facts.hostname_addresses.end()) {
         facts.hostname_addresses.push_back(address.host());
@@ -129,7 +129,7 @@ NetworkFacts inspect_network() {
   facts.port_problem = problem_in([&] { listener = listen_on(Address::parse("127.0.0.1:0")); });
   if (facts.port_problem.empty()) {
     facts.loopback_problem =
-        problem_in([&] { connect_to(Address::of_socket(listener.get()), Deadline::after(kTimeout)); });
+        problem_in([&] { connect_to(Address::of_socket(listener.get()), Deadline::after(kNetworkTimeout)); });
   }
   return facts;
 }

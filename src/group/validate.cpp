@@ -24,10 +24,10 @@ void require_count(Op op, const char* what, std::size_t count, std::size_t expec
 }
 
 // More than any machine addresses, and little enough that products with numbers of ranks do not wrap around.
-constexpr std::size_t kMostBytes = std::size_t{1} << 48;
+constexpr std::size_t kMostBytesOfCall = std::size_t{1} << 48;
 
 // Sizes of elements are powers of two; a division would take as long as the other checks together.
-std::size_t most_elements(DType dtype) { return kMostBytes >> std::countr_zero(size_of(dtype)); }
+std::size_t most_elements(DType dtype) { return kMostBytesOfCall >> std::countr_zero(size_of(dtype)); }
 
 void require_valid(Op op, const char* what, const auto& buffer) {
   const bool known = static_cast<int>(buffer.dtype) < kDTypeCount;

@@ -10,7 +10,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kMostText = 512;
+constexpr std::size_t kMostDescription = 512;
 constexpr auto kLongestWaitToRefuse = std::chrono::seconds(10);
 
 void put(ByteWriter& writer, const PeerInfo& peer) {
@@ -26,12 +26,12 @@ void put(ByteWriter& writer, const PeerInfo& peer) {
 
 PeerInfo get_peer(ByteReader& reader) {
   PeerInfo peer;
-  peer.host_key = reader.get_string(kMostText);
-  peer.host_name = reader.get_string(kMostText);
+  peer.host_key = reader.get_string(kMostDescription);
+  peer.host_name = reader.get_string(kMostDescription);
   peer.pid = reader.get<std::int32_t>();
   peer.process = reader.get<std::uint64_t>();
-  peer.unix_address = reader.get_string(kMostText);
-  peer.tcp_address = reader.get_string(kMostText);
+  peer.unix_address = reader.get_string(kMostDescription);
+  peer.tcp_address = reader.get_string(kMostDescription);
   peer.cores = CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8));
   const auto encrypts = reader.get<std::uint8_t>();
   if (encrypts > 1) throw ProtocolError(fmt::format("a rank that encrypts in an unknown way {}", encrypts));

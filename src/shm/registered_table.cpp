@@ -11,9 +11,9 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kTablePage = 4096;
 
-std::size_t part_bytes(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+std::size_t part_bytes(std::size_t bytes) { return (bytes + kTablePage - 1) / kTablePage * kTablePage; }
 
 std::atomic<std::uint32_t>& dropped(Segment& segment) {
   return *reinterpret_cast<std::atomic<std::uint32_t>*>(segment.data());
@@ -22,7 +22,7 @@ std::atomic<std::uint32_t>& dropped(Segment& segment) {
 }  // namespace
 
 std::size_t RegisteredTable::segment_bytes(std::span<const std::size_t> sizes) {
-  std::size_t total = kPage;
+  std::size_t total = kTablePage;
   for (const std::size_t size : sizes) total += part_bytes(size);
   return total;
 }
@@ -33,7 +33,7 @@ RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::spa
     throw ProtocolError(
         fmt::format("registered memory of {} bytes expected, got {}", segment_bytes(sizes), segment->size()));
   }
-  std::size_t offset = kPage;
+  std::size_t offset = kTablePage;
   for (int r = 0; r < local_rank; ++r) offset += part_bytes(sizes[static_cast<std::size_t>(r)]);
   const std::size_t bytes = sizes[static_cast<std::size_t>(local_rank)];
   segment->populate(offset, part_bytes(bytes));

@@ -24,7 +24,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kRecordHeaderBytes = 4 + 1 + 2 + 4;
+constexpr std::size_t kFileRecordBytes = 4 + 1 + 2 + 4;
 
 std::uint32_t fnv1a(std::string_view bytes) {
   std::uint32_t hash = 2166136261u;
@@ -48,7 +48,7 @@ std::string encode_record(const Record& record) {
 }
 
 std::optional<Record> decode_record(std::string_view& bytes) {
-  if (bytes.size() < kRecordHeaderBytes) return std::nullopt;
+  if (bytes.size() < kFileRecordBytes) return std::nullopt;
   ByteReader reader(bytes);
   const auto check = reader.get<std::uint32_t>();
   Record record;
@@ -59,7 +59,7 @@ std::optional<Record> decode_record(std::string_view& bytes) {
   if (!known || key_length == 0 || key_length > kMaxKeyBytes || value_length > kMaxValueBytes) {
     throw ProtocolError("an impossible record");
   }
-  const std::size_t length = kRecordHeaderBytes + key_length + value_length;
+  const std::size_t length = kFileRecordBytes + key_length + value_length;
   if (bytes.size() < length) return std::nullopt;
   record.key = reader.get_raw(key_length);
   record.value = reader.get_raw(value_length);

@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
 
 constexpr std::size_t kSealedAtOnce = 4 * kMaxRecordBytes;  // of a large value
-constexpr std::size_t kKeptBytes = 16384;                   // of the memory for that, for the next
+constexpr std::size_t kKeptRequest = 16384;                 // of the memory for that, for the next
 
 std::string head_with_key(std::string_view key) {
   require_key(key);
@@ -208,7 +208,7 @@ void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view h
     sealer_.seal(tail.substr(0, kSealedAtOnce), sealed_);
     send_sealed(deadline);
   }
-  if (sealed_.capacity() > kKeptBytes) sealed_ = {};
+  if (sealed_.capacity() > kKeptRequest) sealed_ = {};
 }
 
 void TcpStoreClient::send_sealed(Deadline deadline) {

@@ -63,10 +63,10 @@ std::optional<std::uint64_t> reply_limit(std::uint8_t code) {
 
 std::optional<Frame> FrameReader::next(std::string_view& bytes) {
   if (!in_body_) {
-    const std::size_t needed = std::min(kFrameHeaderBytes - header_.size(), bytes.size());
+    const std::size_t needed = std::min(kStoreHeaderBytes - header_.size(), bytes.size());
     header_.append(bytes.substr(0, needed));
     bytes.remove_prefix(needed);
-    if (header_.size() < kFrameHeaderBytes) return std::nullopt;
+    if (header_.size() < kStoreHeaderBytes) return std::nullopt;
     ByteReader reader(header_);
     frame_.id = reader.get<std::uint32_t>();
     frame_.code = reader.get<std::uint8_t>();

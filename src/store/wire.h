@@ -36,7 +36,7 @@ enum class StoreStatus : std::uint8_t {
   protocol = 2,  ///< the body says what was wrong with the bytes; the server closes the connection
 };
 
-inline constexpr std::size_t kFrameHeaderBytes = 16;
+inline constexpr std::size_t kStoreHeaderBytes = 16;
 inline constexpr std::size_t kMaxKeyListBytes = std::size_t{16} << 20;  ///< of the keys in one request
 inline constexpr std::size_t kMaxReplyBytes = std::size_t{256} << 20;
 

@@ -37,7 +37,7 @@ constexpr PluginInfo kPlugins[] = {
     {"nccl", "NCCL", "libmaniple_nccl.so", "install the CUDA toolkit and NCCL (nccl.h) and build again"},
 };
 
-const PluginInfo& info_of(std::string_view backend) {
+const PluginInfo& plugin_info(std::string_view backend) {
   const std::string_view name = backend == "mpi" ? chosen_mpi() : backend;
   for (const PluginInfo& plugin : kPlugins) {
     if (plugin.name == name) return plugin;
@@ -139,7 +139,7 @@ template <class Entry>
 const Entry& load_once(std::string_view backend, const char* symbol, std::uint32_t abi) {
   static std::mutex mutex;
   static std::map<std::string_view, const Entry*> loaded;
-  const PluginInfo& info = info_of(backend);
+  const PluginInfo& info = plugin_info(backend);
   const std::lock_guard lock(mutex);
   const Entry*& plugin = loaded[info.name];
   if (plugin == nullptr) plugin = &load<Entry>(info, symbol, abi);
@@ -156,7 +156,7 @@ std::string_view chosen_mpi() {
 }
 
 std::string missing_plugin(std::string_view backend) {
-  const PluginInfo& info = info_of(backend);
+  const PluginInfo& info = plugin_info(backend);
   if (find_library(info).empty()) {
     return fmt::format("this build has no {}: {}; or, if {} was moved, set MANIPLE_PLUGINS to its folder", info.label,
                        info.get_it, info.file);
@@ -185,7 +185,7 @@ DeviceRuntime& device_runtime() {
 
 std::string describe_plugin(std::string_view backend) {
   try {
-    return is_device(info_of(backend)) ? load_device_plugin(backend).version : load_plugin(backend).version;
+    return is_device(plugin_info(backend)) ? load_device_plugin(backend).version : load_plugin(backend).version;
   } catch (const Unsupported& error) {
     return error.what();
   }

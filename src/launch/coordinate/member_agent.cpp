@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::duration<double> kGraceAfterLoss{0.8};
 constexpr int kInterruptedBase = 128;
-constexpr std::chrono::duration<double> kRecordPeriod{1.0};
+constexpr std::chrono::duration<double> kMemberRecordPeriod{1.0};
 
 class MemberAgent {
  public:
@@ -177,7 +177,7 @@ class MemberAgent {
   void update_record() {
     const int running = node_->worker_group().running();
     record_->update(running, restarts_, running > 0 ? "running" : "restarting");
-    recording_ = process_.poller().call_after(kRecordPeriod, [this] { update_record(); });
+    recording_ = process_.poller().call_after(kMemberRecordPeriod, [this] { update_record(); });
   }
 
   /// The master's ranks may run all the same. It is lost when its connection breaks, or at the end of the link's tolerance.
