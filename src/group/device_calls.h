@@ -65,10 +65,14 @@ class DeviceCalls {
     return engine_ ? engine_->name() : std::string_view("through host memory");
   }
   DeviceRuntime& runtime() noexcept { return runtime_; }
+  int device() const noexcept { return device_; }  ///< with an engine
 
   Work run(Operation operation, const CallOptions& call);
   /// As one operation where the engine can.
   Work run_all(std::vector<Operation> operations, const CallOptions& call);
+  /// Messages are matched by their tags from now on, also where those of the engine are matched in the order of the calls: they go
+  /// through host memory then. All ranks call it, before their first message.
+  void match_by_tags() noexcept { by_tags_ = true; }
   /// One Work for each. `source` as in ProcessGroup::irecv.
   std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
   /// A Work for all that the stream holds now; `keep` lives until then.
@@ -150,6 +154,7 @@ class DeviceCalls {
   std::unique_ptr<DevicePlugin> engine_;
   bool engine_tells_ = false;           // DevicePlugin::waits
   std::shared_ptr<void> engine_event_;  // that it was given last
+  bool by_tags_ = false;
   std::mutex streams_mutex_;
   std::map<std::pair<int, Purpose>, void*> streams_;
 

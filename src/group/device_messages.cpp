@@ -19,8 +19,8 @@ std::vector<Work> DeviceCalls::start_messages(std::span<const PointToPoint> oper
                     to_string(p2p.op));
     require_device(device, p2p.op);
   }
-  return engine_ && engine_->has_messages() ? enqueue_messages(operations, source, call)
-                                            : stage_messages(operations, source, call);
+  return engine_ && engine_->has_messages() && !by_tags_ ? enqueue_messages(operations, source, call)
+                                                         : stage_messages(operations, source, call);
 }
 
 std::vector<Work> DeviceCalls::enqueue_messages(std::span<const PointToPoint> operations, int* source,

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "collective/algorithms.h"
 #include "group/validate.h"
+#include "session/mismatch_report.h"
 
 namespace maniple {
 namespace {
@@ -232,9 +233,10 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
   // Ranks that share memory all know by themselves what was called, unless the error names the call to ask for.
   if (detects && !(kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory())) {
     // The leader of the detector passes it on (and, for a mismatch, first asks all ranks what they called); we receive it last.
-    const bool asks = kind == ErrorKind::mismatch && context.sequence != 0;
+    const bool asks = asks_for_calls(info, context.sequence);
     const std::uint64_t asked = info.sequence != 0 ? info.sequence : context.sequence;
-    facts_.session->spread_abort(facts_.name, asked, asks ? error : with_context(context, error));
+    facts_.session->spread_abort(facts_.name, asked,
+                                 asks && kind == ErrorKind::mismatch ? error : with_context(context, error));
     await_abort(asks ? 1500 : 100);
     if (asks && abort_->raised()) return abort_->cause();
   }

@@ -134,7 +134,7 @@ void FailureDetector::Impl::report_abort(const DetectorMessage& message) {
     return send(leader, message);
   }
   if (mismatches->is_open(message.group) || !failed.insert(message.group).second) return;  // the first report counts
-  if (message.error.kind != ErrorKind::mismatch || message.seq == 0) return broadcast_abort(message);
+  if (!asks_for_calls(message.error, message.seq)) return broadcast_abort(message);
   std::vector<int> others;
   for (const auto& [peer, link] : links) others.push_back(peer);
   mismatches->begin(message, others);

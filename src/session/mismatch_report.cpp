@@ -1,5 +1,7 @@
 #include "session/mismatch_report.h"
 
+#include <algorithm>
+
 #include "call/signature.h"
 
 namespace maniple {
@@ -57,9 +59,12 @@ void MismatchReports::finish(const std::string& group) {
   const auto it = open_.find(group);
   if (it == open_.end()) return;
   DetectorMessage message = it->second.abort;
-  if (!it->second.answers.empty()) {
-    std::vector<RankCall> calls;
-    for (auto& [peer, call] : it->second.answers) calls.push_back(std::move(call));
+  std::vector<RankCall> calls;
+  for (auto& [peer, call] : it->second.answers) calls.push_back(std::move(call));
+  const auto is_other = [&](const RankCall& call) { return call.call != calls.front().call; };
+  if (message.error.kind == ErrorKind::timeout) {  // of ranks that called the same it stays one
+    if (std::any_of(calls.begin(), calls.end(), is_other)) message.error = mismatch_of(std::move(calls));
+  } else if (!calls.empty()) {
     ErrorInfo listed = mismatch_of(std::move(calls));
     message.error.calls = std::move(listed.calls);
     message.error.reason = std::move(listed.reason);

@@ -16,6 +16,12 @@
 
 namespace maniple {
 
+/// Whether the leader asks what each rank called before it passes an error on: of ranks that called different things, and of a call that
+/// timed out where nobody knows for whom it waited. (NCCL compares nothing: ranks that call different things wait for each other.)
+inline bool asks_for_calls(const ErrorInfo& error, std::uint64_t seq) {
+  return seq != 0 && (error.kind == ErrorKind::mismatch || (error.kind == ErrorKind::timeout && error.ranks.empty()));
+}
+
 class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
  public:
   struct Callbacks {

@@ -165,7 +165,8 @@ struct Board {
 
 class HostGroup final : public DevicePlugin {
  public:
-  explicit HostGroup(const DeviceContext& context) : rank_(context.rank), ranks_(context.size()) {
+  explicit HostGroup(const DeviceContext& context)
+      : rank_(context.rank), ranks_(context.size()), compare_(context.compare) {
     int descriptor = rank_ == 0 ? ::memfd_create("host-device", MFD_CLOEXEC) : -1;
     if (rank_ == 0 && ::ftruncate(descriptor, sizeof(Board)) != 0) throw SystemError("ftruncate failed", 0);
     const int theirs = context.descriptors->share("board", 0, descriptor, context.deadline);
@@ -246,7 +247,8 @@ class HostGroup final : public DevicePlugin {
     if (!await(board_->arrived, number)) return;
     bool same = true;
     for (int rank = 0; rank < ranks_; ++rank) same = same && board_->count[rank] == count;
-    if (!same) board_->mismatch = op.seq;
+    if (!same && compare_) board_->mismatch = op.seq;
+    for (; !same && !compare_ && !stop_; pause()) waiting_ = true;  // as NCCL does
     auto* const out = reinterpret_cast<std::int32_t*>(op.out);
     for (std::size_t i = 0; same && i < count; ++i) {
       std::int32_t sum = 0;
@@ -259,6 +261,7 @@ class HostGroup final : public DevicePlugin {
 
   int rank_;
   int ranks_;
+  bool compare_;
   Board* board_ = nullptr;
   std::uint64_t calls_ = 0;
   std::mutex mutex_;

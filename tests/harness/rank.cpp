@@ -10,12 +10,22 @@
 
 namespace maniple::harness {
 
+namespace {
+
+/// NCCL refuses ranks that share a GPU, unless they seem to be on different hosts.
+void seem_alone(const InitOptions& options, int rank) {
+  if (options.backend.find("nccl") != std::string::npos) ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+}
+
+}  // namespace
+
 Rank::Rank(Setup setup, ControlChannel& channel)
-    : rank(setup.rank), size(setup.size), host(setup.host), setup_(std::move(setup)), channel_(channel) {}
+    : rank(setup.rank), size(setup.size), host(setup.host), setup_(std::move(setup)), channel_(channel) {
+  seem_alone(setup_.init, rank);
+}
 
 void Rank::init(const InitOptions& options) {
-  // NCCL refuses ranks that share a GPU, unless they seem to be on different hosts.
-  if (options.backend.find("nccl") != std::string::npos) ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+  seem_alone(options, rank);
   world = setup_.store ? maniple::init(setup_.store, options) : maniple::init(options);
   channel_.initialised(world);
 }

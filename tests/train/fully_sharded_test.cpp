@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "harness/run_ranks.h"
-#include "harness/temporary_directory.h"
+#include "harness/shared_folder.h"
 #include "train/fully_sharded/unit.h"
 #include "train/models.h"
 #include <maniple/maniple.h>
@@ -353,50 +353,61 @@ TEST(FullySharded, DividesWithinAGroupAndReplicatesOverAnother) {
   }
 }
 
+// Ranks of another run may be other processes: tensors for them go through a file.
+void keep(const NamedTensors& tensors, const std::string& name) {
+  std::vector<Tensor> values;
+  for (const auto& [key, value] : tensors) values.push_back(value.cpu());
+  torch::save(values, SharedFolder::here() + "/" + name);
+}
+void expect_kept(const NamedTensors& tensors, const std::string& name, double tolerance) {
+  std::vector<Tensor> values;
+  torch::load(values, SharedFolder::here() + "/" + name);
+  ASSERT_EQ(values.size(), tensors.size());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    expect_close(tensors[i].second.cpu(), values[i], tensors[i].first, tolerance);
+}
+
 TEST(FullySharded, CheckpointsLoadOnOtherNumbersOfRanksAndInPlainModules) {
-  const TemporaryDirectory folder;
-  NamedTensors then, later;
+  const SharedFolder shared;
   const auto train = [](auto& net, torch::optim::Optimizer& optimizer, int step) {
     optimizer.zero_grad();
     loss_of(net->forward(batch(step, 0))).backward();  // the same batch on all ranks
     optimizer.step();
   };
-  run_ranks({.n = 3}, [&](Rank& r) {
+  run_ranks({.n = 3, .env = shared.env()}, [&](Rank& r) {
     auto net = sharded({.group = r.world});
     torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01));
     train(net, optimizer, 0);
-    Checkpoint checkpoint({.folder = folder.path(), .background = false, .sharded = true, .group = r.world});
+    Checkpoint checkpoint({.folder = SharedFolder::here(), .background = false, .sharded = true, .group = r.world});
     checkpoint.add("model", *net).add("optimizer", optimizer).save(1);
     EXPECT_EQ(checkpoint.last_error(), "");
     const NamedTensors now = full_parameters(*net, 0);
     EXPECT_EQ(now.empty(), r.rank != 0);
     train(net, optimizer, 1);
     const NamedTensors next = full_parameters(*net);
-    if (r.rank == 0) then = now, later = next;
+    if (r.rank == 0) keep(now, "then.pt"), keep(next, "later.pt");
   });
   for (const int n : {1, 2, 4}) {
-    run_ranks({.n = n}, [&](Rank& r) {
+    run_ranks({.n = n, .env = shared.env()}, [&](Rank& r) {
       auto net = sharded({.group = r.world});
       torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.5));
-      Checkpoint checkpoint({.folder = folder.path(), .sharded = true, .group = r.world});
+      Checkpoint checkpoint({.folder = SharedFolder::here(), .sharded = true, .group = r.world});
       checkpoint.add("model", *net).add("optimizer", optimizer);
       EXPECT_EQ(checkpoint.load(), std::optional<std::int64_t>(1));
-      std::size_t i = 0;
-      for (const auto& [name, whole] : full_parameters(*net)) expect_close(whole, then[i++].second, name, 0);
+      const NamedTensors then = full_parameters(*net);
+      expect_kept(then, "then.pt", 0);
       train(net, optimizer, 1);
-      i = 0;
-      for (const auto& [name, whole] : full_parameters(*net)) expect_close(whole, later[i++].second, name, 1e-5);
+      expect_kept(full_parameters(*net), "later.pt", 1e-5);
 
       Net whole = plain();
       torch::optim::AdamW theirs(whole->parameters(), torch::optim::AdamWOptions(0.5));
-      Checkpoint again({.folder = folder.path(), .sharded = true, .group = r.world});
+      Checkpoint again({.folder = SharedFolder::here(), .sharded = true, .group = r.world});
       again.add("model", *whole).add("optimizer", theirs);
       EXPECT_EQ(again.load(), std::optional<std::int64_t>(1));
       train(whole, theirs, 1);
       expect_same(*net, *whole, 1e-5);
       set_full_parameters(*net, then);
-      i = 0;
-      for (const auto& [name, tensor] : full_parameters(*net)) expect_close(tensor, then[i++].second, name, 0);
+      expect_kept(full_parameters(*net), "then.pt", 0);
     });
   }
 }

@@ -1,4 +1,6 @@
 // Pipelines: gradients, losses and errors.
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "fault/expect_error.h"
@@ -10,6 +12,8 @@ namespace maniple::harness::pipeline_test {
 namespace {
 
 namespace nn = torch::nn;
+
+constexpr std::chrono::seconds kLimit(180);  // processes that load LibTorch take seconds to start on a busy machine
 
 // ---- Ranks -------------------------------------------------------------------------------------------------------------------
 
@@ -51,6 +55,20 @@ double reference_step(nn::Sequential& whole, const torch::Tensor& x, const torch
   return sum / static_cast<double>(x.size(0));
 }
 
+/// On a GPU a library may choose another kernel for the same shapes, and kernels add in different orders.
+void expect_loss(double actual, double expected) {
+  if (test_device().is_cpu()) {
+    EXPECT_DOUBLE_EQ(actual, expected);
+  } else {
+    EXPECT_NEAR(actual, expected, 1e-5 * std::max(1.0, std::abs(expected)));
+  }
+}
+
+/// The fewest that are worth the time it takes to start them, where they are processes.
+std::vector<int> numbers_of_ranks() {
+  return test_device().is_cpu() ? std::vector<int>{1, 2, 3, 4} : std::vector<int>{2, 4};
+}
+
 /// Of a pipeline's parameters, by their names in the Sequential: without "stage3.".
 Gradients own_gradients(const Pipeline& pipeline) {
   Gradients result;
@@ -59,6 +77,7 @@ Gradients own_gradients(const Pipeline& pipeline) {
 }
 
 void expect_those_of(nn::Sequential& whole, const Pipeline& pipeline, double tolerance = 0) {
+  if (!test_device().is_cpu()) tolerance = std::max(tolerance, 1e-5);
   const Gradients all = gradients_of(*whole);
   Gradients expected;
   for (const auto& [name, gradient] : own_gradients(pipeline)) expected[name] = all.at(name);
@@ -73,8 +92,8 @@ struct Case {
 };
 
 TEST(Pipeline, GradientsHaveTheBitsOfOneProcess) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run_ranks({.n = ranks}, [](Rank& r) {
+  for (const int ranks : numbers_of_ranks()) {
+    run_ranks({.n = ranks, .limit = kLimit}, [](Rank& r) {
       for (const Case& one :
            {Case{PipelineSchedule::gpipe, 1}, Case{PipelineSchedule::gpipe, 2}, Case{PipelineSchedule::one_f_one_b, 1},
             Case{PipelineSchedule::interleaved, 2}, Case{PipelineSchedule::one_f_one_b, 1, true}}) {
@@ -93,7 +112,7 @@ TEST(Pipeline, GradientsHaveTheBitsOfOneProcess) {
           pipeline.zero_grad();
           whole->zero_grad();
           const double expected = reference_step(whole, x, t, 4);
-          EXPECT_DOUBLE_EQ(pipeline.step(x, t), expected);
+          expect_loss(pipeline.step(x, t), expected);
           expect_those_of(whole, pipeline);
           optimizer.step();
           reference.step();
@@ -103,7 +122,7 @@ TEST(Pipeline, GradientsHaveTheBitsOfOneProcess) {
         const auto output = pipeline.forward(tokens(7));
         EXPECT_EQ(output.defined(), pipeline.has_last_stage());
         if (output.defined()) {
-          EXPECT_TRUE(torch::allclose(output, whole->forward(tokens(7))));
+          EXPECT_TRUE(torch::allclose(output, whole->forward(tokens(7)), 1e-5, test_device().is_cpu() ? 1e-8 : 1e-5));
         }
         EXPECT_NEAR(pipeline.evaluate(tokens(7), target(7)),
                     mean_loss(whole->forward(tokens(7)), target(7)).item<double>(), 1e-5);
@@ -130,7 +149,7 @@ TEST(Pipeline, FrozenLayersAccumulationAndStagesByHand) {
       }
     };
     const auto step = [&](int seed) {
-      EXPECT_DOUBLE_EQ(pipeline.step(tokens(6, seed), target(6)), reference_step(whole, tokens(6, seed), target(6), 3));
+      expect_loss(pipeline.step(tokens(6, seed), target(6)), reference_step(whole, tokens(6, seed), target(6), 3));
       expect_those_of(whole, pipeline);
     };
     step(1);
@@ -158,7 +177,7 @@ TEST(Pipeline, ActivationCheckpointingChangesNothing) {
     Pipeline pipeline(cut_into_stages(make(), {.group = r.world}).stages,
                       {.micro_batches = 3, .loss = mean_loss, .activation_checkpointing = true, .group = r.world});
     const auto x = numbers({5, 3, 6});
-    EXPECT_DOUBLE_EQ(pipeline.step(x, target(5)), reference_step(whole, x, target(5), 3));
+    expect_loss(pipeline.step(x, target(5)), reference_step(whole, x, target(5), 3));
     expect_those_of(whole, pipeline);
   });
 }
@@ -268,9 +287,10 @@ TEST(Pipeline, MistakesAreNamedOnAllRanksAndForgiven) {
     };
     expect([&] { make({.micro_batches = r.rank == 0 ? 2 : 3}); }, "rank 0 has 1 stages, 2 micro-batches");
     expect([&] { make({.micro_batches = r.rank == 0 ? 2 : 0}); }, "rank 1: 0 micro-batches");
-    expect([&] { make({.tied = {{r.rank == 0 ? "a" : "b", torch::zeros({2})}}}); },
+    expect([&] { make({.tied = {{r.rank == 0 ? "a" : "b", torch::zeros({2}, training_device())}}}); },
            "tied parameter a is on rank 0 only");
-    expect([&] { make({.tied = {{"a", torch::zeros({r.rank + 1})}}}); }, "Float[1] on rank 0, but Float[2] on rank 1");
+    expect([&] { make({.tied = {{"a", torch::zeros({r.rank + 1}, training_device())}}}); },
+           "Float[1] on rank 0, but Float[2] on rank 1");
     expect([&] { Pipeline({}, {.group = r.world}); }, "no stages");
     expect(
         [&] {
@@ -298,14 +318,14 @@ TEST(Pipeline, MistakesAreNamedOnAllRanksAndForgiven) {
     expect([&] { pipeline.to(torch::kFloat64); }, "make the Pipeline then");
     // Each rank needs only its own.
     nn::Sequential whole = layers();
-    EXPECT_DOUBLE_EQ(
-        pipeline.step(r.rank == 0 ? tokens(4) : torch::Tensor(), r.rank == 1 ? target(4) : torch::Tensor()),
-        reference_step(whole, tokens(4), target(4), 2));
+    expect_loss(pipeline.step(r.rank == 0 ? tokens(4) : torch::Tensor(), r.rank == 1 ? target(4) : torch::Tensor()),
+                reference_step(whole, tokens(4), target(4), 2));
   });
 }
 
-/// Fails in the second call, or returns fewer rows for negative numbers.
+/// Fails in the second call, or returns fewer columns for negative numbers.
 struct WildImpl : nn::Module {
+  WildImpl() { register_buffer("here", torch::zeros({1}, training_device())); }  // a stage is where its tensors are
   torch::Tensor forward(torch::Tensor x) {
     if (++calls == fails) throw std::runtime_error("failed on purpose");
     return cuts && x.sum().item<double>() < 0 ? x.narrow(1, 0, 2) : x;
@@ -356,7 +376,7 @@ TEST(Pipeline, ShapesThatDependOnValuesAreNoticedOrSent) {
 }
 
 TEST(Pipeline, AKilledRankIsNamed) {
-  run_ranks({.n = 3, .as = As::processes, .limit = std::chrono::seconds(120), .fault = kill_at(1, 3)}, [](Rank& r) {
+  run_ranks({.n = 3, .as = As::processes, .limit = kLimit, .fault = kill_at(1, 3)}, [](Rank& r) {
     Pipeline pipeline(cut_into_stages(layers(), {.group = r.world}).stages,
                       {.micro_batches = 4, .loss = mean_loss, .group = r.world});
     const Caught caught = catch_error([&] {

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "harness/run_ranks.h"
-#include "harness/temporary_directory.h"
+#include "harness/shared_folder.h"
 #include "train/stepped_parameters.h"
 #include <maniple/maniple.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 TEST(ShardedOptimizer, EveryRankHoldsItsPartOfTheState) {
   run_ranks({.n = 4}, [](Rank& r) {
-    Parameters parameters = {leaf(torch::ones({1000, 37})), leaf(torch::ones({1000})), leaf(torch::ones({64, 64}))};
+    Parameters parameters = {leaf(numbers({1000, 37})), leaf(numbers({1000})), leaf(numbers({64, 64}))};
     ShardedOptimizer<optim::AdamW> optimizer(parameters, 0.1, {r.world});
     EXPECT_TRUE(optimizer.shards().empty());
     set_gradients(parameters, 0);
@@ -48,6 +48,14 @@ std::shared_ptr<torch::nn::Module> module_of(const Parameters& parameters) {
 }
 
 constexpr int kHalf = 3;
+constexpr std::chrono::seconds kLimit(180);  // processes that load LibTorch take seconds to start on a busy machine
+
+/// The same bits. On a GPU a slice may be stepped by another kernel than the whole.
+bool same(const Tensor& actual, const Tensor& expected) {
+  if (test_device().is_cpu()) return torch::equal(actual, expected);
+  const double tolerance = expected.element_size() == 2 ? 2e-2 : 1e-5;
+  return torch::allclose(actual.cpu(), expected.cpu(), tolerance, tolerance);
+}
 
 /// Steps `from` to `from` + kHalf on parameters that a checkpoint brings along, if there is one.
 template <class Optimizer>
@@ -65,19 +73,20 @@ void train_half(Parameters& parameters, Optimizer& optimizer, const std::string&
   EXPECT_EQ(checkpoint.last_error(), "");
 }
 
-/// `n` ranks; 0: one process with the plain optimizer.
-void run_half(int n, bool shared, bool all_write, torch::ScalarType dtype, const std::string& folder, int from) {
+/// `n` ranks; 0: one process with the plain optimizer, the parent.
+void run_half(int n, bool shared, bool all_write, torch::ScalarType dtype, const SharedFolder& folder, int from) {
   const auto options = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
   const optim::StepOptions masters{.master_weights = dtype != torch::kFloat32};
   if (n == 0) {
+    if (is_child()) return;
     Parameters parameters = checkpointed_parameters(dtype);
     optim::AdamW optimizer(parameters, options, masters);
-    return train_half(parameters, optimizer, folder, nullptr, all_write, from);
+    return train_half(parameters, optimizer, SharedFolder::here(), nullptr, all_write, from);
   }
-  run_ranks({.n = n}, [&](Rank& r) {
+  run_ranks({.n = n, .limit = kLimit, .env = folder.env()}, [&](Rank& r) {
     Parameters parameters = checkpointed_parameters(dtype);
     ShardedOptimizer<optim::AdamW> optimizer(parameters, options, {r.world, shared}, masters);
-    train_half(parameters, optimizer, folder, r.world, all_write, from);
+    train_half(parameters, optimizer, SharedFolder::here(), r.world, all_write, from);
   });
 }
 
@@ -91,22 +100,26 @@ TEST(ShardedOptimizer, CheckpointsFitEveryNumberOfRanksAndThePlainOptimizer) {
       reference.step();
     }
     const auto dict = optim::state_dict(reference);
+    std::vector<std::pair<bool, bool>> ways = {{false, false}, {true, false}, {false, true}};
+    if (!test_device().is_cpu()) ways.erase(ways.begin() + 1);  // memory of the host is shared
     for (const auto& [first, second] : std::vector<std::pair<int, int>>{{0, 3}, {3, 0}, {3, 2}, {2, 4}}) {
-      for (const auto& [shared, all_write] : {std::pair(false, false), {true, false}, {false, true}}) {
-        const TemporaryDirectory folder;
-        run_half(first, shared, all_write, dtype, folder.path(), 0);
-        run_half(second, shared, all_write, dtype, folder.path(), kHalf);
+      for (const auto& [shared, all_write] : ways) {
+        const SharedFolder folder;
+        run_half(first, shared, all_write, dtype, folder, 0);
+        run_half(second, shared, all_write, dtype, folder, kHalf);
+        if (is_child()) continue;
         Parameters loaded = checkpointed_parameters(dtype);
         optim::AdamW plain(loaded, 0.5, optim::StepOptions{.master_weights = dtype != torch::kFloat32});
-        Checkpoint checkpoint({.folder = folder.path()});
+        Checkpoint checkpoint({.folder = SharedFolder::here()});
         const auto module = module_of(loaded);
         checkpoint.add("optimizer", plain).add("model", *module);
         EXPECT_EQ(checkpoint.load().value_or(0), 2 * kHalf);
-        expect_equal(loaded, expected,
-                     format_text("{} ranks, then {}{}", first, second, all_write ? ", all write" : ""));
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(same(loaded[i].detach(), expected[i].detach()))
+              << first << " ranks, then " << second << (all_write ? ", all write" : "") << ", parameter " << i;
         const auto own = optim::state_dict(plain);
-        ASSERT_EQ(own.size(), dict.size());
-        for (const auto& [name, tensor] : dict) EXPECT_TRUE(torch::equal(own.at(name), tensor)) << name;
+        EXPECT_EQ(own.size(), dict.size());
+        for (const auto& [name, tensor] : dict) EXPECT_TRUE(own.count(name) != 0 && same(own.at(name), tensor)) << name;
       }
     }
   }
@@ -148,7 +161,8 @@ TEST(ShardedOptimizer, ShardsFillAnEmptyOptimizer) {
     }
     set_gradients(parameters, 2), set_gradients(others, 2);
     one.step(), other.step();
-    expect_equal(others, parameters, "filled by shards");
+    for (std::size_t i = 0; i < others.size(); ++i)
+      EXPECT_TRUE(same(others[i].detach(), parameters[i].detach())) << "filled by shards, parameter " << i;
   });
 }
 

@@ -6,7 +6,8 @@
 
 #include "harness/error_of.h"
 #include "harness/run_ranks.h"
-#include "harness/temporary_directory.h"
+#include "harness/shared_folder.h"
+#include "train/models.h"
 #include <maniple/dist.h>
 #include <maniple/train/checkpoint.h>
 #include <maniple/train/ddp.h>
@@ -17,11 +18,19 @@ namespace {
 
 using torch::Tensor;
 constexpr double kTolerance = 1e-12;
+constexpr std::chrono::seconds kLimit(180);  // processes that load LibTorch take seconds to start on a busy machine
 const auto kReal = torch::TensorOptions().dtype(torch::kFloat64);
 
-/// Of a generator of its own: ranks that are threads share LibTorch's.
+using maniple::testing_models::training_device;
+
+/// Of a generator of its own: ranks that are threads share LibTorch's. The same values on every device.
 Tensor random_tensor(std::vector<std::int64_t> sizes, std::uint64_t seed) {
-  return torch::randn(sizes, at::detail::createCPUGenerator(seed), kReal);
+  return torch::randn(sizes, at::detail::createCPUGenerator(seed), kReal).to(training_device());
+}
+
+/// The fewest that are worth the time it takes to start them, where they are processes.
+std::vector<int> numbers_of_ranks() {
+  return test_device().is_cpu() ? std::vector<int>{1, 2, 3, 4} : std::vector<int>{2, 3, 4};
 }
 
 Tensor leaf(const Tensor& x) { return x.detach().clone().requires_grad_(); }
@@ -55,7 +64,7 @@ void for_each_part(torch::nn::Module& module, const Whole& whole, bool of_gradie
 
 /// Gives the module the values of the whole one.
 void take_values(torch::nn::Module& module, const Whole& whole) {
-  module.to(torch::kFloat64);
+  module.to(training_device(), torch::kFloat64);
   const torch::NoGradGuard no_grad;
   for_each_part(module, whole, false, [](const std::string&, Tensor& mine, const Tensor& part) { mine.copy_(part); });
 }
@@ -81,8 +90,8 @@ TEST(TensorParallel, SharesAreEqualOrNearlySo) {
 }
 
 TEST(TensorParallel, LinearLayersAreTheUndividedOnes) {
-  for (const int n : {1, 2, 3, 4}) {
-    run_ranks({.n = n}, [&](Rank& r) {
+  for (const int n : numbers_of_ranks()) {
+    run_ranks({.n = n, .limit = kLimit}, [&](Rank& r) {
       Whole whole = {{"weight", leaf(random_tensor({10, 6}, 1))}, {"bias", leaf(random_tensor({10}, 2))}};
       Whole second = {{"weight", leaf(random_tensor({5, 10}, 3))}, {"bias", leaf(random_tensor({5}, 4))}};
       const Tensor input = random_tensor({6, 3, 2}, 5).permute({1, 2, 0});  // not contiguous
@@ -137,7 +146,7 @@ struct Block {
       return linear("attention." + name, in).view({x.size(0), x.size(1), kHeads, -1}).permute({0, 2, 1, 3});
     };
     Tensor scores = torch::einsum("bhqd,bhkd->bhqk", {heads("query"), heads("key")}) / std::sqrt(kWidth / kHeads * 1.0);
-    scores = scores + torch::full({x.size(1), x.size(1)}, -INFINITY, kReal).triu(1);
+    scores = scores + torch::full({x.size(1), x.size(1)}, -INFINITY, x.options().requires_grad(false)).triu(1);
     const Tensor seen = torch::einsum("bhqk,bhkd->bqhd", {scores.softmax(-1), heads("value")}).reshape(x.sizes());
     const Tensor y = x + linear("attention.proj", seen);
     return y + linear("proj", torch::gelu(linear("fc", norm("norm2", y))));
@@ -146,9 +155,9 @@ struct Block {
 };
 
 TEST(TensorParallel, ATransformerBlockIsTheUndividedOne) {
-  for (const int n : {1, 2, 3, 4}) {
+  for (const int n : numbers_of_ranks()) {
     for (const bool sequence_parallel : {false, true}) {
-      run_ranks({.n = n}, [&](Rank& r) {
+      run_ranks({.n = n, .limit = kLimit}, [&](Rank& r) {
         Block block;
         const Tensor input = random_tensor({2, 12, Block::kWidth}, 99);
         const Tensor x = leaf(input), mine = leaf(input);
@@ -173,11 +182,12 @@ TEST(TensorParallel, ATransformerBlockIsTheUndividedOne) {
 
 TEST(TensorParallel, EmbeddingAndCrossEntropyAreTheUndividedOnes) {
   constexpr std::int64_t kVocabulary = 11, kWidth = 6;
-  const Tensor ids = torch::tensor({{0, 10, 3, 5}, {7, 7, 4, 1}, {2, 6, 9, 8}}, torch::kInt64);
-  const Tensor targets = torch::tensor({{10, 3, 5, -100}, {7, 4, 1, 0}, {6, -100, 8, 2}}, torch::kInt64);
-  for (const int n : {1, 2, 3, 4}) {
+  const auto device = training_device();
+  const Tensor ids = torch::tensor({{0, 10, 3, 5}, {7, 7, 4, 1}, {2, 6, 9, 8}}, torch::kInt64).to(device);
+  const Tensor targets = torch::tensor({{10, 3, 5, -100}, {7, 4, 1, 0}, {6, -100, 8, 2}}, torch::kInt64).to(device);
+  for (const int n : numbers_of_ranks()) {
     for (const bool sequence_parallel : {false, true}) {
-      run_ranks({.n = n}, [&](Rank& r) {
+      run_ranks({.n = n, .limit = kLimit}, [&](Rank& r) {
         Whole table = {{"weight", leaf(random_tensor({kVocabulary, kWidth}, 1))}};
         Whole head = {{"weight", leaf(random_tensor({kVocabulary, kWidth}, 2))}};
         const Tensor logits = torch::linear(torch::embedding(table["weight"], ids), head["weight"]) * 3;
@@ -211,7 +221,7 @@ TEST(TensorParallel, EmbeddingAndCrossEntropyAreTheUndividedOnes) {
 }
 
 TEST(TensorParallel, TheSameSeedMakesTheSameModelAndDropoutKnowsWhatIsDivided) {
-  run_ranks({.n = 3, .as = As::processes}, [&](Rank& r) {
+  run_ranks({.n = 3, .as = As::processes, .limit = kLimit}, [&](Rank& r) {
     torch::manual_seed(5);
     const torch::nn::Linear linear(7, 10);
     const torch::nn::Linear wide(10, 4);
@@ -230,11 +240,11 @@ TEST(TensorParallel, TheSameSeedMakesTheSameModelAndDropoutKnowsWhatIsDivided) {
     EXPECT_TRUE(embedding->weight.equal(table->weight.narrow(0, eight.begin, eight.count)));
 
     const auto on_all = [&](const Tensor& x) {
-      const Tensor all = torch::empty({3, x.numel()});
+      const Tensor all = torch::empty({3, x.numel()}, x.options());
       all_gather_into_tensor(all, x.contiguous(), {.group = r.world});
       return all;
     };
-    const Tensor ones = torch::ones({1000});
+    const Tensor ones = torch::ones({1000}, training_device());
     const Tensor replicated = on_all(torch::dropout(ones, 0.5, true));
     EXPECT_TRUE(replicated[0].equal(replicated[1]) && replicated[0].equal(replicated[2]));
     at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -246,14 +256,14 @@ TEST(TensorParallel, TheSameSeedMakesTheSameModelAndDropoutKnowsWhatIsDivided) {
     generator.set_state(before);
     EXPECT_TRUE(sharded_dropout(ones, 0.25, true, r.world).equal(divided[r.rank]))
         << "the generator's state is all there is";
-    const Tensor next = on_all(torch::rand({5}));
+    const Tensor next = on_all(torch::rand({5}).to(training_device()));
     EXPECT_TRUE(next[0].equal(next[1]) && next[0].equal(next[2])) << "generators stay equal";
     EXPECT_TRUE(sharded_dropout(ones, 0.25, false, r.world).equal(ones));
   });
 }
 
 TEST(TensorParallel, WithDataParallelismOverAnotherDimension) {
-  run_ranks({.n = 4}, [&](Rank& r) {
+  run_ranks({.n = 4, .limit = kLimit}, [&](Rank& r) {
     const auto tensor = r.world->split(r.rank / 2), data = r.world->split(r.rank % 2);
     Block block;
     const Tensor input = random_tensor({4, 6, Block::kWidth}, 7);
@@ -297,10 +307,9 @@ struct Trained {
 };
 
 TEST(TensorParallel, ACheckpointLoadsOnAnyNumberOfRanks) {
-  const TemporaryDirectory folder;
-  std::vector<Tensor> expected(2);
-  run_ranks({.n = 4}, [&](Rank& r) {
-    Trained run(folder.path(), r);
+  const SharedFolder shared;
+  run_ranks({.n = 4, .limit = kLimit, .env = shared.env()}, [](Rank& r) {
+    Trained run(SharedFolder::here(), r);
     run.step();
     run.step();
     run.checkpoint.save(2);
@@ -308,15 +317,17 @@ TEST(TensorParallel, ACheckpointLoadsOnAnyNumberOfRanks) {
     const Tensor saved = run.output();
     run.step();  // with the optimizer's state
     const Tensor next = run.output();
-    if (r.rank == 0) expected = {saved, next};
+    if (r.rank == 0) torch::save(std::vector<Tensor>{saved.cpu(), next.cpu()}, SharedFolder::here() + "/outputs.pt");
   });
   for (const int n : {1, 2, 3}) {
-    run_ranks({.n = n}, [&](Rank& r) {
-      Trained run(folder.path(), r);
+    run_ranks({.n = n, .limit = kLimit, .env = shared.env()}, [](Rank& r) {
+      Trained run(SharedFolder::here(), r);
       EXPECT_EQ(run.checkpoint.load(), std::optional<std::int64_t>(2));
-      expect_close(run.output(), expected[0], "what was saved");
+      std::vector<Tensor> expected;
+      torch::load(expected, SharedFolder::here() + "/outputs.pt");
+      expect_close(run.output().cpu(), expected.at(0), "what was saved");
       run.step();
-      expect_close(run.output(), expected[1], "the step after it");
+      expect_close(run.output().cpu(), expected.at(1), "the step after it");
     });
   }
 }

@@ -25,7 +25,8 @@
 //           (Modules that look at the whole batch, as batch norm does, see micro-batches. Random numbers are each rank's own.)
 // Messages  Activations and gradients are sent while the next micro-batch is computed, and receives are posted ahead. Shapes are sent
 //           along in the first step, and again when rows, shapes, dtypes, train(), requires_grad or autocast change on some rank;
-//           later steps know them.
+//           later steps know them. Tensors of a GPU go through memory of the host, whatever the backend: NCCL matches messages by their
+//           order, which differs between the ranks here.
 // Data      parallelism on top: `data_group` is the group of the ranks that have the same stages in other pipelines. Gradients are averaged
 //           over it by DistributedDataParallel's machinery in the backward of the last micro-batch, once in a step.
 // Tied      parameters, on several ranks under one name: all begin with the values of the first, and their gradients are added, so that

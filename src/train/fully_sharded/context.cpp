@@ -102,7 +102,7 @@ std::size_t ShardContext::scratch_bytes() const {
 
 void ShardContext::start(Use use, torch::Device device, const std::function<Work(const CallOptions&)>& operation) {
   if (!device.is_cpu()) {
-    side_.run(device_for(device), [&] { operation({.stream = current_stream_on(device_for(device))}); });
+    side_.run(device_for(device), [&] { work_[use] = operation({.stream = current_stream_on(device_for(device))}); });
     return;
   }
   if (overlaps_) {
@@ -115,6 +115,10 @@ void ShardContext::start(Use use, torch::Device device, const std::function<Work
 void ShardContext::wait(Use use, torch::Device device) {
   if (!device.is_cpu()) return side_.join(device_for(device));  // this thread's streams of other devices are not theirs
   if (Work work = std::exchange(work_[use], Work()); work.valid()) work.wait();
+}
+
+void ShardContext::require_good(Use use) {
+  if (const Work& work = work_[use]; work.valid()) work.synchronize();
 }
 
 // Ranks decide alike: they make the same calls, and write to their shards at the same times.

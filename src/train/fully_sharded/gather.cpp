@@ -120,6 +120,7 @@ void ShardUnit::check_headers() {
       number = bytes_at(scratch + first, sizeof number, device_).view(torch::kInt64).item<std::int64_t>();
     }
     if (number == number_) continue;
+    context_->require_good(ShardContext::Use::gather);  // one that failed on a GPU leaves what was there before
     fail(
         format_text("rank {} of the group gathers unit {} meanwhile; all ranks call the same units in the same order, "
                     "in forward and in backward",

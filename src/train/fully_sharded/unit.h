@@ -190,6 +190,8 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   void start(Use use, torch::Device device, const std::function<Work(const CallOptions&)>& operation);
   /// Returns when it is complete; on a GPU, when what follows on the current stream comes after it.
   void wait(Use use, torch::Device device);
+  /// Throws what went wrong in the last one. The host waits for it.
+  void require_good(Use use);
 
   /// The wholes of a unit, and afterwards the beginning of those of the unit that came next the last time.
   void gather(ShardUnit& unit, bool backward);

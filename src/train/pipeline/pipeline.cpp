@@ -7,6 +7,8 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "group/device_calls.h"
+#include "group/group_impl.h"
 #include "tensor/exception_text.h"
 #include "train/pipeline/agreement.h"
 #include "train/pipeline/step.h"
@@ -66,13 +68,23 @@ bool is_peer_lost() {
   }
 }
 
-torch::Device device_of_stage(const torch::nn::Module& stage) {
-  for (const auto& tensors : {stage.parameters(), stage.buffers()}) {
-    for (const Tensor& tensor : tensors) {
-      if (tensor.defined()) return tensor.device();
+/// Where the tensors of the stages are. Those without any are where others of this rank are, or else where the group communicates.
+std::vector<torch::Device> devices_of(const std::vector<torch::nn::AnyModule>& stages, ProcessGroup& group) {
+  const auto of_stage = [](const torch::nn::AnyModule& stage, torch::Device otherwise) {
+    for (const auto& tensors : {stage.ptr()->parameters(), stage.ptr()->buffers()}) {
+      for (const Tensor& tensor : tensors) {
+        if (tensor.defined()) return tensor.device();
+      }
     }
-  }
-  return torch::kCPU;
+    return otherwise;
+  };
+  torch::Device common = torch::kCPU;
+  if (auto& impl = group.impl(); impl.has_device_engine())
+    common = {torch::kCUDA, static_cast<c10::DeviceIndex>(impl.device_calls().device())};
+  for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) common = of_stage(*stage, common);
+  std::vector<torch::Device> devices;
+  for (const auto& stage : stages) devices.push_back(of_stage(stage, common));
+  return devices;
 }
 
 }  // namespace
@@ -153,7 +165,9 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   std::vector<int> all(static_cast<std::size_t>(given->size()));
   std::iota(all.begin(), all.end(), 0);
   rank.group = given->new_group(all);
-  for (const auto& stage : rank.stages) rank.devices.push_back(device_of_stage(*stage.ptr()));
+  // A schedule sends and posts receives in an order of its own on each rank.
+  if (rank.group->impl().has_device_engine()) rank.group->impl().device_calls().match_by_tags();
+  rank.devices = devices_of(rank.stages, *rank.group);
   rank.averagers.resize(rank.stages.size());
   exchange_names();
   tie(rank.options.tied);

@@ -62,6 +62,10 @@ Tensor header_of(const ActivationShape& shape) {
   return header;
 }
 
+Buffer buffer_in(const Tensor& header) {
+  return {header.data_ptr(), static_cast<std::size_t>(header.numel()), DType::int64};
+}
+
 ActivationShape shape_in(const Tensor& header) {
   const auto* const words = header.data_ptr<std::int64_t>();
   ActivationShape shape;
@@ -94,7 +98,8 @@ void PipelineStep::run() {
   const torch::AutoGradMode grad_mode(call_ == PipelineCall::step);
   const double begin = wall_ms();
   for (at_ = 0; at_ < actions_.size(); ++at_) {
-    for (std::size_t i = at_; i < std::min(at_ + kAhead, actions_.size()); ++i) post(actions_[i]);
+    bool in_order = true;
+    for (std::size_t i = at_; i < std::min(at_ + kAhead, actions_.size()); ++i) in_order = post(actions_[i], in_order);
     actions_[at_].kind == Kind::forward ? forward(actions_[at_]) : backward(actions_[at_]);
     std::erase_if(sends_, [](const Work& work) { return work.done() && work.error() == nullptr; });
   }
@@ -221,8 +226,9 @@ void PipelineStep::note_shape(Key key, const ActivationShape& shape, int to_stag
     MANIPLE_ASSERT(!shapes_.complete);
     shapes_.of.emplace(key, shape);
     if (rank_of(to_stage) == rank_.rank()) return;
-    sends_.push_back(isend(header_of(shape), GroupRank{rank_of(to_stage)}, tag_of(Direction::activation, key, true),
-                           {.group = rank_.group}));
+    const Tensor header = header_of(shape);
+    sends_.push_back(rank_.group->isend(buffer_in(header), rank_of(to_stage), tag_of(Direction::activation, key, true))
+                         .then([header] {}));
     return;
   }
   MANIPLE_REQUIRE(
@@ -250,27 +256,33 @@ void PipelineStep::post_data(Direction direction, Key key, const ActivationShape
   one.work = irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group});
 }
 
-/// Posts what an action will need, as far as its shape is known.
-void PipelineStep::post(const PipelineAction& action) {
+/// Posts what an action will need, as far as its shape is known. Tensors of a GPU are received one after the other, in the order in which
+/// they were posted: one that is needed later must not be posted first, as it may never come before this rank has got the other.
+/// `in_order` and the result: all that the actions up to this one need has been posted.
+bool PipelineStep::post(const PipelineAction& action, bool in_order) {
   const int stage = rank_.stage_of(action.chunk), m = action.micro_batch;
   if (action.kind == Kind::forward) {
-    if (stage == 0 || rank_of(stage - 1) == rank_.rank()) return;
+    if (stage == 0 || rank_of(stage - 1) == rank_.rank()) return in_order;
     const Key key(stage - 1, m);
     if (const auto known = shapes_.of.find(key); known != shapes_.of.end()) {
-      return post_data(Direction::activation, key, known->second, action.chunk);
+      if (in_order) post_data(Direction::activation, key, known->second, action.chunk);
+      return in_order;
     }
     Incoming& one = incoming_[{Direction::activation, key}];
-    if (one.header_work.valid()) return;
-    one.header = torch::zeros({kHeaderWords}, torch::kInt64);
-    one.header_work = irecv(one.header, GroupRank{rank_of(stage - 1)}, tag_of(Direction::activation, key, true),
-                            {.group = rank_.group});
-    return;
+    if (one.header_work.valid()) return false;
+    const Tensor header = one.header = torch::zeros({kHeaderWords}, torch::kInt64);
+    one.header_work =
+        rank_.group->irecv(buffer_in(header), rank_of(stage - 1), tag_of(Direction::activation, key, true))
+            .then([header] {});
+    return false;
   }
-  if (stage == rank_.last_stage() || rank_of(stage + 1) == rank_.rank()) return;
+  if (stage == rank_.last_stage() || rank_of(stage + 1) == rank_.rank()) return in_order;
   const auto known = shapes_.of.find({stage, m});
-  if (known != shapes_.of.end() && known->second.requires_grad) {
+  if (known == shapes_.of.end()) return false;
+  if (in_order && known->second.requires_grad) {
     post_data(Direction::gradient, {stage, m}, known->second, action.chunk);
   }
+  return in_order;
 }
 
 Tensor PipelineStep::received(Direction direction, Key key, int chunk, int from_stage) {
