@@ -68,16 +68,28 @@ run_tests() {
   ((status == 0 && fails == 0 && passes > 0))
 }
 
-# run_fuzzers SECONDS: each program for so long, starting from its seeds and what earlier runs found.
+# fuzz PROGRAM SECONDS: from its seeds and what earlier runs found. What it says, and its exit status, are left beside it.
+fuzz() {
+  local name status=0
+  name=$(basename "$1")
+  mkdir -p "build-asan/corpus/$name" build-asan/findings
+  MANIPLE_FUZZ_SEEDS=build-asan/corpus/$name "$1" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="build-asan/findings/$name-" "build-asan/corpus/$name" >"build-asan/$name.log" 2>&1 || status=$?
+  echo "$status" >"build-asan/$name.status"
+}
+
+# run_fuzzers SECONDS: each for so long, one on each core.
 run_fuzzers() {
   local program name status=0 count=0
+  export -f fuzz
+  rm -f build-asan/*_fuzz.status
+  find build-asan/bin/tests -name '*_fuzz' -type f -executable -print0 | sort -z |
+    xargs -0 -P "$jobs" -I{} bash -c 'fuzz "$@"' fuzz {} "$1" || status=1
   for program in build-asan/bin/tests/*_fuzz; do
     [[ -f $program && -x $program ]] || continue
     name=$(basename "$program")
-    mkdir -p "build-asan/corpus/$name" build-asan/findings
-    echo "fuzzing $name for $1 s"
-    if MANIPLE_FUZZ_SEEDS=build-asan/corpus/$name "$program" -max_total_time="$1" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-      -artifact_prefix="build-asan/findings/$name-" "build-asan/corpus/$name" >"build-asan/$name.log" 2>&1; then
+    echo "fuzzed $name for $1 s"
+    if [[ $(cat "build-asan/$name.status") == 0 ]]; then
       grep -E 'number_of_executed_units|peak_rss_mb' "build-asan/$name.log" | sed 's/^stat::/  /' || true
       passed=$((passed + 1))
     else

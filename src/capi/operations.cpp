@@ -208,11 +208,8 @@ maniple_error* maniple_work_wait(const maniple_work* work, double seconds, int* 
 
 maniple_error* maniple_work_order(const maniple_work* work, void* stream) {
   return guarded([&] {
-    const detail::WorkState& state = *detail::WorkAccess::state(work->work);
-    const DeviceEnd& end = state.device;
-    if (end.runtime == nullptr) return work->work.synchronize();
-    if (state.done.load(std::memory_order_acquire) && state.error) std::rethrow_exception(state.error);
-    if (stream != end.stream) end.runtime->wait(stream, end.event.get());
+    if (detail::WorkAccess::state(work->work)->device.runtime == nullptr) return work->work.synchronize();
+    order_after(work->work, stream);
   });
 }
 

@@ -91,17 +91,21 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
       message.data = memory.get() + kWordStride;
       void* const stream = stream_for(device, call.stream, call, sends ? Purpose::sends : Purpose::receives);
       pending[i].host = std::make_shared<HostPart>();
+      pending[i].work = make_work(device.index, stream, false);
+      DeviceEnd& end = pending[i].work->device;
       if (sends) {
         if (message.bytes != 0) runtime_.copy(message.data, on_device, message.bytes, stream);
         staged.copied = DevicePools::event(pools_, device.index);
         runtime_.record(staged.copied.get(), stream);
+        pending[i].before = ++stamp_;
+        runtime_.record(end.event.get(), stream);
       } else {
-        runtime_.wait_for_bits(stream, word, 1);
-        if (message.bytes != 0) runtime_.copy(on_device, message.data, message.bytes, stream);
+        const auto posted = DevicePools::event(pools_, device.index);
+        runtime_.record(posted.get(), stream);
+        end.arrival = std::make_shared<DeviceArrival>(
+            DeviceArrival::Copy{&runtime_, on_device, memory, message.data, message.bytes, word, posted, end.event});
+        if (!call.async_op) end.arrival->enqueue(stream);
       }
-      pending[i].work = make_work(device.index, stream, false);
-      pending[i].before = ++stamp_;
-      runtime_.record(pending[i].work->device.event.get(), stream);
       pending[i].limit = Seconds::max();
       pending[i].context = group_.context_of(message);
       pending[i].keep = {memory};

@@ -109,9 +109,14 @@ void DeviceCalls::look() {
   if (group_.abort_signal().raised()) return give_up(group_.abort_signal().cause(), {});
   start_staged_messages();
   std::vector<std::vector<std::list<Pending>::iterator>> streams;  // others only add to the list
+  std::vector<std::list<Pending>::iterator> arrivals;
   {
     const std::lock_guard lock(mutex_);
     for (auto it = pending_.begin(); it != pending_.end(); ++it) {
+      if (it->work->device.arrival) {
+        arrivals.push_back(it);
+        continue;
+      }
       const auto is_same = [&](const auto& one) { return one.front()->work->device.stream == it->work->device.stream; };
       auto stream = std::find_if(streams.begin(), streams.end(), is_same);
       if (stream == streams.end()) stream = streams.insert(streams.end(), {{}});
@@ -122,6 +127,11 @@ void DeviceCalls::look() {
   for (auto& stream : streams) {
     const auto more = take_ended(stream);
     ended.insert(ended.end(), more.begin(), more.end());
+  }
+  for (const auto it : arrivals) {
+    DeviceEnd& end = it->work->device;
+    if (it->host->ended) end.arrival->enqueue(end.stream);
+    if (end.is_reached()) ended.push_back(it);
   }
   // After the events: an operation that an engine could only end, not complete, must not pass for a good one.
   const DeviceFault fault = engine_ ? engine_->fault() : DeviceFault{};
@@ -219,6 +229,7 @@ void DeviceCalls::start_staged_messages() {
 
 void DeviceCalls::retire(Pending& pending, const std::exception_ptr& error) {
   if (pending.recorded) group_.end_on_device(pending.context.sequence, error != nullptr);
+  if (pending.work->device.arrival) pending.work->device.arrival->close();
   pending.work->finish(error);
 }
 
@@ -257,7 +268,7 @@ void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& cont
     }
   }
   for (Pending& pending : failed) {
-    const bool own = pending.host && (pending.host->error || runtime_.reached(pending.work->device.event.get()));
+    const bool own = pending.host && (pending.host->error || pending.work->device.is_reached());
     retire(pending, own ? pending.host->error : with_context(pending.context, cause));
   }
 }

@@ -59,20 +59,47 @@ bool Work::done() const {
   if (state_->done.load(std::memory_order_acquire)) return true;
   // The thread that watches the device looks less often than people ask.
   const DeviceEnd& device = state_->device;
-  return device.runtime != nullptr && !device.captured && device.runtime->reached(device.event.get());
+  return device.runtime != nullptr && !device.captured && device.is_reached();
 }
 
 void Work::wait() const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
   const DeviceEnd& device = state_->device;
   if (device.runtime == nullptr) return synchronize();
-  if (state_->done.load(std::memory_order_acquire) && !device.captured) {
-    if (state_->error) std::rethrow_exception(state_->error);
+  const CurrentStream hook = current_stream.load(std::memory_order_acquire);
+  order_after(*this, hook != nullptr ? hook(device.device) : device.stream);
+}
+
+void order_after(const Work& work, void* stream) {
+  const detail::WorkState& state = *detail::WorkAccess::state(work);
+  const DeviceEnd& device = state.device;
+  if (state.done.load(std::memory_order_acquire) && !device.captured) {
+    if (state.error) std::rethrow_exception(state.error);
     return;
   }
-  const CurrentStream hook = current_stream.load(std::memory_order_acquire);
-  void* const stream = hook != nullptr ? hook(device.device) : device.stream;
+  if (device.arrival && !device.arrival->is_enqueued()) {
+    if (device.arrival->enqueue(stream)) return;
+    if (!device.arrival->is_enqueued()) return work.synchronize();  // it fails at this moment
+  }
   if (stream != device.stream) device.runtime->wait(stream, device.event.get());
+}
+
+bool DeviceArrival::enqueue(void* stream) {
+  const std::lock_guard lock(mutex_);
+  if (state_.load(std::memory_order_relaxed) != State::open) return false;
+  DeviceRuntime& runtime = *copy_.runtime;
+  runtime.wait(stream, copy_.posted.get());
+  runtime.wait_for_bits(stream, copy_.word, 1);
+  if (copy_.bytes != 0) runtime.copy(copy_.to, copy_.from, copy_.bytes, stream);
+  runtime.record(copy_.end.get(), stream);
+  state_.store(State::enqueued, std::memory_order_release);
+  return true;
+}
+
+void DeviceArrival::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (state_.load(std::memory_order_relaxed) == State::open) state_.store(State::closed, std::memory_order_release);
+  copy_.memory.reset();
 }
 
 void Work::synchronize() const { wait_until(Deadline::never()); }

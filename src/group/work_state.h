@@ -26,6 +26,36 @@ struct DeviceWatch {
   int waiting = 0;  // threads of the host
 };
 
+/// The copy to a device of a message that arrives in memory of the host. No stream waits for the message before somebody needs it: a
+/// stream that waits may hold up others, which the sender waits for (they share queues to the GPU, and some calls of CUDA wait for all).
+/// So either the message comes first, and is copied then, or a stream is ordered after it, and waits, and copies.
+class DeviceArrival {
+ public:
+  struct Copy {
+    DeviceRuntime* runtime = nullptr;
+    void* to = nullptr;
+    std::shared_ptr<std::byte> memory;  ///< the message is behind the word
+    const std::byte* from = nullptr;
+    std::size_t bytes = 0;
+    const std::uint32_t* word = nullptr;  ///< set when the message is there
+    std::shared_ptr<void> posted;         ///< what its caller's stream held when it was posted comes before
+    std::shared_ptr<void> end;            ///< recorded behind the copy
+  };
+  explicit DeviceArrival(Copy copy) : copy_(std::move(copy)) {}
+
+  /// Once: later calls, and calls after close(), enqueue nothing. Whether it is enqueued now.
+  bool enqueue(void* stream);
+  bool is_enqueued() const noexcept { return state_.load(std::memory_order_acquire) == State::enqueued; }
+  /// It failed, or its group: nobody reads what it would have copied.
+  void close() noexcept;
+
+ private:
+  enum class State : std::uint8_t { open, enqueued, closed };
+  std::mutex mutex_;
+  std::atomic<State> state_{State::open};
+  Copy copy_;
+};
+
 /// The end of an operation on a device, for those who wait for it.
 struct DeviceEnd {
   DeviceRuntime* runtime = nullptr;
@@ -34,6 +64,10 @@ struct DeviceEnd {
   void* stream = nullptr;  ///< on which it runs
   bool captured = false;   ///< into a graph: it is not run now
   std::shared_ptr<DeviceWatch> watch = {};
+  std::shared_ptr<DeviceArrival> arrival = {};  ///< of a receive: the event means something once that is enqueued
+
+  /// Whether the device has come to it.
+  bool is_reached() const { return (!arrival || arrival->is_enqueued()) && runtime->reached(event.get()); }
 };
 
 /// The stream that the calling thread enqueues on (tensor/ sets it to LibTorch's current stream). Null: nobody knows.
@@ -60,6 +94,9 @@ struct detail::WorkState {
 struct detail::WorkAccess {
   static const std::shared_ptr<WorkState>& state(const Work& work) noexcept { return work.state_; }
 };
+
+/// What follows in the stream comes after the operation, whose end is on a device. Throws its error where it has failed before.
+void order_after(const Work& work, void* stream);
 
 /// Runs `callback` once the operation is done, whether it failed or not: at once if it is done already.
 void when_done(const Work& work, std::function<void(const std::exception_ptr& error)> callback);

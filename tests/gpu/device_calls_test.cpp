@@ -233,5 +233,55 @@ TEST_P(DeviceCalls, MessagesArriveFromARankThatHasLeft) {
   });
 }
 
+// A receive that is posted first must not hold up the send, which the other rank waits for; nor one that a stream waits for already.
+TEST_P(DeviceCalls, ReceivesHoldUpNothingThatWasEnqueuedBefore) {
+  harness::RunOptions options = ranks(2);
+  options.env = {{"HOST_DEVICE_ONE_QUEUE", "1"}};
+  run_ranks(options, [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    void* const other = place.stream();
+    for (int i = 0; i < 20; ++i) {
+      const Buffer to = place.ints(kFew, 2 * i + r.rank);
+      const Buffer from = place.ints(kFew, -1), result = place.ints(kFew, -1);
+      const Work received = r.world->irecv(from, 1 - r.rank, i, nullptr, {.stream = stream});
+      const Work sent = r.world->isend(to, 1 - r.rank, i, {.stream = stream});
+      if (i % 4 != 0) order_after(received, other);
+      if (i % 4 == 2) order_after(received, stream);
+      if (i % 4 == 3) received.synchronize();
+      if (i % 4 == 0) received.synchronize();
+      place.copy(result, from, i % 4 == 2 ? stream : other);
+      place.finish(i % 4 == 2 ? stream : other);
+      place.expect_all(result, 2 * i + 1 - r.rank);
+      sent.synchronize();
+      received.synchronize();
+      EXPECT_TRUE(received.done());
+    }
+  });
+}
+
+// Of two receives that never come one has a stream that waits for it; both fail, and the stream goes on.
+TEST_P(DeviceCalls, ReceivesOfARankThatGivesUpFail) {
+  run_ranks(ranks(2), [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer one = place.ints(kFew, -1), two = place.ints(kFew, -1);
+    const Work first = r.world->irecv(one, 1 - r.rank, 1, nullptr, {.stream = stream});
+    const Work second = r.world->irecv(two, 1 - r.rank, 2, nullptr, {.stream = stream});
+    order_after(second, stream);
+    EXPECT_FALSE(first.done());
+    EXPECT_FALSE(second.done());
+    r.phase("posted");
+    if (r.rank == 1) r.world->abort("enough");
+    for (const Work& work : {first, second}) {
+      const Caught caught = catch_error([&] { work.synchronize(); });
+      EXPECT_TRUE(harness::contains(caught.text, "enough")) << caught;
+      EXPECT_TRUE(catch_error([&] { order_after(work, stream); }).any);
+    }
+    place.finish(stream);
+    r.phase("over");
+  });
+}
+
 }  // namespace
 }  // namespace maniple::device_calls_test

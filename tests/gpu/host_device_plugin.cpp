@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -61,10 +62,11 @@ AllStreams& all_streams() {
   return *one;
 }
 
-class Stream {
+/// Does what it is given, in order.
+class Queue {
  public:
-  Stream() : progress_(all_streams().add()), thread_([this] { run(); }) {}
-  ~Stream() {
+  Queue() : progress_(all_streams().add()), thread_([this] { run(); }) {}
+  ~Queue() {
     push(nullptr);
     thread_.join();
   }
@@ -95,6 +97,24 @@ class Stream {
   std::deque<std::function<void()>> tasks_;
   std::shared_ptr<Progress> progress_;
   std::thread thread_;
+};
+
+/// With HOST_DEVICE_ONE_QUEUE all streams share a queue, as many streams of a GPU do.
+class Stream {
+ public:
+  Stream() {
+    static std::mutex mutex;
+    static std::weak_ptr<Queue> shared;
+    const std::lock_guard lock(mutex);
+    const bool one = std::getenv("HOST_DEVICE_ONE_QUEUE") != nullptr;
+    queue_ = one ? shared.lock() : nullptr;
+    if (!queue_) queue_ = std::make_shared<Queue>();
+    if (one) shared = queue_;
+  }
+  void push(std::function<void()> task) { queue_->push(std::move(task)); }
+
+ private:
+  std::shared_ptr<Queue> queue_;
 };
 
 /// Counts how often it was recorded, and how many of these records its streams have reached.

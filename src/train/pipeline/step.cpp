@@ -98,8 +98,7 @@ void PipelineStep::run() {
   const torch::AutoGradMode grad_mode(call_ == PipelineCall::step);
   const double begin = wall_ms();
   for (at_ = 0; at_ < actions_.size(); ++at_) {
-    bool in_order = true;
-    for (std::size_t i = at_; i < std::min(at_ + kAhead, actions_.size()); ++i) in_order = post(actions_[i], in_order);
+    for (std::size_t i = at_; i < std::min(at_ + kAhead, actions_.size()); ++i) post(actions_[i]);
     actions_[at_].kind == Kind::forward ? forward(actions_[at_]) : backward(actions_[at_]);
     std::erase_if(sends_, [](const Work& work) { return work.done() && work.error() == nullptr; });
   }
@@ -256,33 +255,28 @@ void PipelineStep::post_data(Direction direction, Key key, const ActivationShape
   one.work = irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group});
 }
 
-/// Posts what an action will need, as far as its shape is known. Tensors of a GPU are received one after the other, in the order in which
-/// they were posted: one that is needed later must not be posted first, as it may never come before this rank has got the other.
-/// `in_order` and the result: all that the actions up to this one need has been posted.
-bool PipelineStep::post(const PipelineAction& action, bool in_order) {
+/// Posts what an action will need, as far as its shape is known.
+void PipelineStep::post(const PipelineAction& action) {
   const int stage = rank_.stage_of(action.chunk), m = action.micro_batch;
   if (action.kind == Kind::forward) {
-    if (stage == 0 || rank_of(stage - 1) == rank_.rank()) return in_order;
+    if (stage == 0 || rank_of(stage - 1) == rank_.rank()) return;
     const Key key(stage - 1, m);
     if (const auto known = shapes_.of.find(key); known != shapes_.of.end()) {
-      if (in_order) post_data(Direction::activation, key, known->second, action.chunk);
-      return in_order;
+      return post_data(Direction::activation, key, known->second, action.chunk);
     }
     Incoming& one = incoming_[{Direction::activation, key}];
-    if (one.header_work.valid()) return false;
+    if (one.header_work.valid()) return;
     const Tensor header = one.header = torch::zeros({kHeaderWords}, torch::kInt64);
     one.header_work =
         rank_.group->irecv(buffer_in(header), rank_of(stage - 1), tag_of(Direction::activation, key, true))
             .then([header] {});
-    return false;
+    return;
   }
-  if (stage == rank_.last_stage() || rank_of(stage + 1) == rank_.rank()) return in_order;
+  if (stage == rank_.last_stage() || rank_of(stage + 1) == rank_.rank()) return;
   const auto known = shapes_.of.find({stage, m});
-  if (known == shapes_.of.end()) return false;
-  if (in_order && known->second.requires_grad) {
+  if (known != shapes_.of.end() && known->second.requires_grad) {
     post_data(Direction::gradient, {stage, m}, known->second, action.chunk);
   }
-  return in_order;
 }
 
 Tensor PipelineStep::received(Direction direction, Key key, int chunk, int from_stage) {

@@ -1,8 +1,8 @@
 // One step of a pipeline on one rank: the actions of its schedule, and the messages between them.
 //
 // The output of stage b is *boundary* b. Its activation goes to stage b + 1, and the gradient of it comes back, in a message each, or
-// from hand to hand where both stages are on one rank. Messages are matched by their tags, so the order in which they are sent does not
-// matter. Who receives an activation has to know its shape: it is known from an equal step before, or a message of fixed length, the
+// from hand to hand where both stages are on one rank. Messages are matched by their tags, so the order in which they are sent and posted
+// does not matter. Who receives an activation has to know its shape: it is known from an equal step before, or a message of fixed length, the
 // header, goes before. It is a message of the host, wherever the stages are.
 #pragma once
 
@@ -104,7 +104,7 @@ class PipelineStep {
   int tag_of(Direction direction, Key key, bool header = false) const;
   void deliver(Direction direction, Key key, const torch::Tensor& tensor, int to_stage);
   void note_shape(Key key, const ActivationShape& shape, int to_stage);
-  bool post(const PipelineAction& action, bool in_order);
+  void post(const PipelineAction& action);
   void post_data(Direction direction, Key key, const ActivationShape& shape, int chunk);
   torch::Tensor received(Direction direction, Key key, int chunk, int from_stage);
   void wait(const Work& work);
