@@ -39,44 +39,35 @@ TEST_P(DeviceCallsFailure, ALateRankIsNamed) {
   });
 }
 
+/// The error of ranks of which one sums fewer elements, as their third call.
+Caught sum_different_counts(Rank& r) {
+  Place place;
+  void* const stream = place.stream();
+  const Buffer data = place.ints(kFew, 1);
+  r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
+  Buffer part = data;
+  if (r.rank == 1) part.count = kFew / 2;
+  const Work work = r.world->all_reduce(part, ReduceOp::sum, {.stream = stream});
+  Caught caught = catch_error([&] { work.synchronize(); });
+  EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
+  place.finish(stream);
+  r.phase("over");
+  return caught;
+}
+
 TEST_P(DeviceCallsFailure, DifferentCallsAreAMismatch) {
-  run_ranks(ranks(2), [](Rank& r) {
-    Place place;
-    void* const stream = place.stream();
-    const Buffer data = place.ints(kFew, 1);
-    r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
-    Buffer part = data;
-    if (r.rank == 1) part.count = kFew / 2;
-    const Work work = r.world->all_reduce(part, ReduceOp::sum, {.stream = stream});
-    const Caught caught = catch_error([&] { work.synchronize(); });
-    EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
-    place.finish(stream);
-    r.phase("over");
-  });
+  run_ranks(ranks(2), [](Rank& r) { sum_different_counts(r); });
 }
 
 // Where an engine compares nothing, ranks that call different things wait for each other; when the time is over they are asked.
 TEST(UncomparedDeviceCalls, DifferentCallsAreAMismatch) {
-  harness::run_ranks({.n = 3,
-                      .as = harness::As::processes,
-                      .backend = "cuda",
-                      .timeout = std::chrono::seconds(2),
-                      .env = {{"MANIPLE_CHECKS", "0"}}},
-                     [](Rank& r) {
-                       Place place;
-                       void* const stream = place.stream();
-                       const Buffer data = place.ints(kFew, 1);
-                       r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
-                       Buffer part = data;
-                       if (r.rank == 1) part.count = kFew / 2;
-                       const Work work = r.world->all_reduce(part, ReduceOp::sum, {.stream = stream});
-                       const Caught caught = catch_error([&] { work.synchronize(); });
-                       EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
-                       EXPECT_TRUE(harness::contains(caught.text, "rank 1: all_reduce #3 int32[500]")) << caught;
-                       EXPECT_EQ(caught.info.calls.size(), 3U) << caught;
-                       place.finish(stream);
-                       r.phase("over");
-                     });
+  RunOptions options{.n = 3, .as = harness::As::processes, .backend = "cuda", .timeout = std::chrono::seconds(2)};
+  options.env = {{"MANIPLE_CHECKS", "0"}};
+  harness::run_ranks(options, [](Rank& r) {
+    const Caught caught = sum_different_counts(r);
+    EXPECT_TRUE(harness::contains(caught.text, "rank 1: all_reduce #3 int32[500]")) << caught;
+    EXPECT_EQ(caught.info.calls.size(), 3U) << caught;
+  });
 }
 
 // Nobody waits for an operation that is enqueued: the first call that notices its failure throws it as it is.
