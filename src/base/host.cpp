@@ -5,6 +5,7 @@
 
 #include <array>
 #include <bit>
+#include <charconv>
 #include <climits>
 #include <memory>
 
@@ -64,6 +65,18 @@ std::vector<int> CoreSet::list() const {
 void CoreSet::add(const CoreSet& other) {
   if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
   for (std::size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
+}
+
+CoreSet CoreSet::physical(const std::string& folder) const {
+  std::vector<int> first;
+  for (const int core : list()) {
+    // "0,16" or "0-1", in order.
+    const std::string siblings = file_text(fmt::format("{}/cpu{}/topology/thread_siblings_list", folder, core));
+    int lowest = core;
+    std::from_chars(siblings.data(), siblings.data() + siblings.size(), lowest);
+    first.push_back(lowest >= 0 && lowest <= core ? lowest : core);
+  }
+  return of(first);
 }
 
 std::string CoreSet::encode() const {

@@ -26,6 +26,9 @@ class CoreSet {
   int count() const noexcept;
   std::vector<int> list() const;
   void add(const CoreSet& other);
+  /// One hardware thread for each physical core that has any of these: its first, whether it is among these or not. Where
+  /// `folder` says nothing each hardware thread is a core.
+  CoreSet physical(const std::string& folder = "/sys/devices/system/cpu") const;
   friend bool operator==(const CoreSet&, const CoreSet&) = default;
 
   /// Little-endian words, without zero words at the end. Decoding throws ProtocolError for what encode cannot give.

@@ -102,7 +102,7 @@ struct DdpStatistics {
 
 /// When the buckets of a backward are averaged.
 enum class Overlap : std::uint8_t {
-  /// Several hosts: thread. One host: thread when there are cores that no rank computes on (more than two for each computing
+  /// Several hosts: thread. One host: thread when there are cores that no rank computes on (two physical ones or more for each computing
   /// thread) and at least 2 MiB of gradients, otherwise none.
   automatic,
   /// At the end of backward, one after the other: ranks wait for each other once. Within a host there is little to hide.

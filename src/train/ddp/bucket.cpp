@@ -147,7 +147,7 @@ torch::Tensor Bucket::saved(std::size_t i) const {
 Overlap choose_overlap(const OverlapFacts& facts) noexcept {
   constexpr std::size_t kWorthWaking = 2 * 1024 * 1024;
   if (facts.hosts > 1) return Overlap::thread;
-  const bool spare_cores = facts.cores > 2 * facts.threads;
+  const bool spare_cores = facts.cores >= 2 * facts.threads;
   return spare_cores && facts.gradient_bytes >= kWorthWaking ? Overlap::thread : Overlap::none;
 }
 
@@ -158,7 +158,7 @@ Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t grad
     // A launcher binds ranks to cores of their own: only together do they know how many there are.
     ByteWriter mine;
     mine.put(static_cast<std::int32_t>(at::get_num_threads()));
-    mine.put_string(CoreSet::of_this_process().encode());
+    mine.put_string(CoreSet::of_this_process().physical().encode());
     CoreSet cores;
     facts.threads = 0;
     for (const std::string& answer : group.all_gather_objects(mine.take())) {
