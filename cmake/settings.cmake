@@ -60,7 +60,7 @@ endif()
 # after a change.
 option(MANIPLE_UNITY "Compile sources in groups" ON)
 
-# maniple_compile_in_groups(TARGET): for a library whose sources are all known. Names in the unnamed namespaces of a folder must differ.
+# maniple_compile_in_groups(TARGET): for a target whose sources are all known. Names in the unnamed namespaces of a folder must differ.
 function(maniple_compile_in_groups target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
   if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

@@ -27,7 +27,7 @@ constexpr const char* kTrainingRounds = "7";  // of some steps
 constexpr std::chrono::seconds kLimit{60};    // for one measurement
 constexpr const char* kMpsControl = "nvidia-cuda-mps-control";
 constexpr const char* kMpsFolder = "CUDA_MPS_PIPE_DIRECTORY";
-constexpr const char* kModels[] = {"resnet50", "gpt2", "mlp"};
+constexpr const char* kGpuModels[] = {"resnet50", "gpt2", "mlp"};
 
 std::string program_name(const GpuMeasurement& one) {
   switch (one.program) {
@@ -77,7 +77,7 @@ std::string GpuMeasurement::name() const {
 
 std::vector<GpuMeasurement> gpu_measurements() {
   std::vector<GpuMeasurement> all;
-  for (const char* model : kModels) {
+  for (const char* model : kGpuModels) {
     all.push_back({Program::ddp, model, 1, false, true});
     all.push_back({Program::torch, model, 1, false, true});
     for (const char* backend : {"nccl", "native"}) all.push_back({Program::ddp, model, 1, false, false, backend});

@@ -11,7 +11,7 @@ namespace maniple::bench {
 namespace {
 
 constexpr std::uint64_t kMib = std::uint64_t{1} << 20;
-constexpr const char* kFormat = "{:<10} {:<11} {:>5} {:<3}  {:<10} {:>7} {:>8} {:>10} {:>9}\n";
+constexpr const char* kGpuFormat = "{:<10} {:<11} {:>5} {:<3}  {:<10} {:>7} {:>8} {:>10} {:>9}\n";
 
 nlohmann::ordered_json to_json(const GpuRow& row) {
   nlohmann::ordered_json json = {{"case", row.what},   {"system", row.system}, {"kind", row.kind},
@@ -209,7 +209,7 @@ std::vector<GpuGoal> gpu_goals(const std::vector<GpuRow>& rows) {
 }
 
 std::string gpu_table_header() {
-  return fmt::format(fmt::runtime(kFormat), "case", "system", "ranks", "MPS", "kind", "bytes", "time", "rate",
+  return fmt::format(fmt::runtime(kGpuFormat), "case", "system", "ranks", "MPS", "kind", "bytes", "time", "rate",
                      "to plain");
 }
 
@@ -230,7 +230,7 @@ std::string gpu_table_line(const GpuRow& row, const std::vector<GpuRow>& rows) {
     ratio = row.ranks == 1 ? signed_percent(percent_over(row, *plain))
                            : fmt::format("{:.3f}x", row.items_per_second() / plain->items_per_second());
   }
-  std::string line = fmt::format(fmt::runtime(kFormat), row.what, row.system, row.ranks, mps, row.kind,
+  std::string line = fmt::format(fmt::runtime(kGpuFormat), row.what, row.system, row.ranks, mps, row.kind,
                                  row.bytes > 0 ? format_bytes(row.bytes) : "", format_time(row.us), rate, ratio);
   line.erase(line.find_last_not_of(" \n") + 1);
   return line + "\n";

@@ -30,7 +30,7 @@ using namespace maniple::bench;
 constexpr double kDdpBudgets = 20;  // a training step is long: each kind of step gets this many budgets
 
 /// The command line, not yet interpreted; what it means is in BenchRequest.
-struct Arguments {
+struct BenchArguments {
   std::vector<std::string> operations;
   std::string ranks = "2", sizes = "4,1K,64K,1M,16M,64M,256M", dtypes = "float32", reduce = "sum", buffer = "both";
   std::string transports = "auto", algorithms, systems, backends;
@@ -64,7 +64,7 @@ std::vector<int> parse_ranks(const std::string& text) {
   return ranks;
 }
 
-std::vector<std::string> systems_of(const Arguments& arguments) {
+std::vector<std::string> systems_of(const BenchArguments& arguments) {
   if (!arguments.systems.empty()) {
     const std::vector<std::string> names = split_list(arguments.systems);
     for (const std::string& name : names) system_named(name);
@@ -85,7 +85,7 @@ std::vector<std::string> systems_of(const Arguments& arguments) {
   return names;
 }
 
-BenchRequest request_of(const Arguments& arguments) {
+BenchRequest request_of(const BenchArguments& arguments) {
   BenchRequest request;
   for (const std::string& name : arguments.operations) {
     if (name != "all") {
@@ -174,7 +174,7 @@ std::vector<std::uint64_t> core_sizes(const std::vector<std::uint64_t>& sizes) {
 }
 
 /// Training instead of operations.
-int measure_ddp(const Arguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
+int measure_ddp(const BenchArguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
   DdpRequest request;
   if (!arguments.models.empty()) request.models = split_list(arguments.models);
   request.ranks = parse_ranks(arguments.ranks);
@@ -198,7 +198,7 @@ int measure_ddp(const Arguments& arguments, const SignalWatch& watch, ProgressLi
 }
 
 /// Parts of a training: a program on LibTorch measures ours and what it is compared with in turn, and prints the table.
-int measure_by_worker(const Arguments& arguments, const SignalWatch& watch, const std::string& program,
+int measure_by_worker(const BenchArguments& arguments, const SignalWatch& watch, const std::string& program,
                       std::vector<std::string> own_arguments) {
   ScratchDirectory scratch;
   const std::string worker = Testbed::here(scratch).libexec + "/" + program;
@@ -226,7 +226,7 @@ int measure_by_worker(const Arguments& arguments, const SignalWatch& watch, cons
 }
 
 /// Ranks on a GPU.
-int measure_gpu(const Arguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
+int measure_gpu(const BenchArguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
   if (arguments.list) {
     for (const GpuMeasurement& one : gpu_measurements())
       print(fmt::format("{}{}\n", one.name(), one.by_default ? "" : "   (only with --only)"));
@@ -255,13 +255,13 @@ int measure_gpu(const Arguments& arguments, const SignalWatch& watch, ProgressLi
 }
 
 /// Before minutes are spent on what could not be kept.
-void check_output(const Arguments& arguments) {
+void check_output(const BenchArguments& arguments) {
   for (const std::string& path : {arguments.json, arguments.csv}) {
     if (!path.empty()) require_writable(path);
   }
 }
 
-int measure_and_report(const Arguments& arguments) {
+int measure_and_report(const BenchArguments& arguments) {
   // Once, and not by every group of ranks that is measured.
   warn_of_unknown_variables_for_children(launch::own_environment());
   require_good_knobs(environment_text);
@@ -311,7 +311,7 @@ int measure_and_report(const Arguments& arguments) {
 }  // namespace
 
 std::function<int()> declare_bench(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchArguments>();
   app.add_option("operations", arguments->operations,
                  "operations to measure; `all`: every one; `ddp`: training; `optim`, `sharded`, `data`, `weights`, "
                  "`activations`: parts of it; `gpu`: ranks on a GPU");

@@ -19,7 +19,7 @@ namespace {
 using namespace maniple::launch;
 
 /// The options as written, before they are checked.
-struct Arguments {
+struct RunArguments {
   std::string processes;
   std::optional<int> devices_per_node_given, devices_per_process_given, cores_per_process;
   int devices_per_node = 0;  // 0: not said
@@ -40,7 +40,7 @@ struct Arguments {
   LaunchOptions options;
 };
 
-void read_devices(const Arguments& arguments, LaunchOptions& options) {
+void read_devices(const RunArguments& arguments, LaunchOptions& options) {
   Environment own;
   if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES"))
     own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
@@ -75,7 +75,7 @@ void read_devices(const Arguments& arguments, LaunchOptions& options) {
   }
 }
 
-void read_nodes(const Arguments& arguments, LaunchOptions& options) {
+void read_nodes(const RunArguments& arguments, LaunchOptions& options) {
   options.nodes = parse_node_range(arguments.nodes);
   MANIPLE_REQUIRE(arguments.node_rank >= -1, "--node-rank is {}; expected 0 to {}", arguments.node_rank,
                   options.nodes.max - 1);
@@ -132,7 +132,7 @@ void check_only_ranks(const LaunchOptions& options) {
   }
 }
 
-int run(Arguments& arguments) {
+int run(RunArguments& arguments) {
   LaunchOptions& options = arguments.options;
   arguments.devices_per_node = at_least_1("--devices-per-node", arguments.devices_per_node_given);
   arguments.devices_per_process = at_least_1("--devices-per-process", arguments.devices_per_process_given);
@@ -240,7 +240,7 @@ struct RunHelp : CLI::Formatter {
 }  // namespace
 
 std::function<int()> declare_run(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<RunArguments>();
   LaunchOptions& options = arguments->options;
   app.prefix_command();
   app.formatter(std::make_shared<RunHelp>());

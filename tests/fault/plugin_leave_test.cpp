@@ -5,7 +5,7 @@
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 
-namespace maniple::harness {
+namespace maniple::harness::plugin_leave_test {
 namespace {
 
 constexpr int kLeaver = 1;
@@ -133,4 +133,4 @@ TEST(PluginLeave, AnUnreceivedMessageIsNotReceivedInALaterGroup) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::plugin_leave_test

@@ -27,7 +27,7 @@ extern "C" __attribute__((visibility("default"))) int MPI_Comm_create_group(std:
   return create(comm, group, tag, made);
 }
 
-namespace maniple::harness {
+namespace maniple::harness::plugin_setup_test {
 namespace {
 
 constexpr double kSoon = 10;  // seconds; far below the limit of an operation
@@ -92,4 +92,4 @@ TEST(PluginSetup, LateRankWhileASubGroupIsMade) {
 }
 
 }  // namespace
-}  // namespace maniple::harness
+}  // namespace maniple::harness::plugin_setup_test

@@ -13,10 +13,10 @@ namespace {
 
 std::mutex watch_mutex;
 const FailureWatch::Sink* watch_sink = nullptr;
-int run_index = 0;
+int runs_of_this_test = 0;
 
 class Listener : public testing::EmptyTestEventListener {
-  void OnTestStart(const testing::TestInfo&) override { run_index = 0; }
+  void OnTestStart(const testing::TestInfo&) override { runs_of_this_test = 0; }
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.passed()) return;
     const std::lock_guard lock(watch_mutex);
@@ -53,6 +53,6 @@ std::string describe_current_exception() {
 
 void install_listener() { testing::UnitTest::GetInstance()->listeners().Append(new Listener); }
 
-int next_run_index() { return run_index++; }
+int next_run_index() { return runs_of_this_test++; }
 
 }  // namespace maniple::harness

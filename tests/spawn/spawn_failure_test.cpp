@@ -32,10 +32,6 @@ void no_core() {
   ::setrlimit(RLIMIT_CORE, &none);
 }
 
-[[noreturn]] void wait_for_the_end() {
-  for (;;) ::pause();
-}
-
 TEST_P(SpawnFailure, ExceptionsKeepTypeAndText) {
   const SpawnError error = spawn_error(
       [](int rank) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -39,6 +40,11 @@ class SpawnTest : public testing::Test {
 /// In a spawned process there is no test to fail; what it throws arrives in the test.
 inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::logic_error("not so: " + what);
+}
+
+/// In a spawned process, until a signal ends it.
+[[noreturn]] inline void wait_for_the_end() {
+  for (;;) ::pause();
 }
 
 /// Looks until it is so.

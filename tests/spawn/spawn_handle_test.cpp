@@ -9,10 +9,6 @@
 namespace maniple {
 namespace {
 
-[[noreturn]] void wait_for_the_end() {
-  for (;;) ::pause();
-}
-
 void wait_for_word(int, const std::string& path) {
   require(eventually([&] { return !contents(path).empty(); }), "a word");
 }
