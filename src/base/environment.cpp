@@ -54,7 +54,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0", whole(0, 1048576),
      "socket buffer size; 0: the kernel's own tuning"},
     {Knob::tcp_congestion, "MANIPLE_TCP_CONGESTION", "", text("a name"),
-     "congestion control, such as cubic; default: the system's"},
+     "congestion control, such as cubic; default: the system's, but not bbr where a packet is back within 1 ms"},
     {Knob::tcp_checksum, "MANIPLE_TCP_CHECKSUM", "1", flag(),
      "0: no CRC-32C of data over TCP; damage that TCP's own checksum misses is not noticed"},
     {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(),

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "transport/frame_sender.h"
@@ -37,6 +39,36 @@ class Congestion : public ::testing::Test {
 TEST_F(Congestion, IsTheSystemsUnlessNamed) {
   const std::string usual = in_use(socket().get());
   EXPECT_EQ(in_use(make_tcp_sink(socket(), tcp_channel_options())->fd()), usual);
+}
+
+// Connected over loopback, whose round trip is far below a millisecond, unless the machine is very busy.
+TEST_F(Congestion, IsNotBbrBetweenHostsAMomentApart) {
+  const UniqueFd listener = socket();
+  sockaddr_in address{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+  socklen_t length = sizeof address;
+  auto* name = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(listener.get(), name, length), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  ASSERT_EQ(::getsockname(listener.get(), name, &length), 0);
+  for (const std::string wished : {"bbr", "reno"}) {
+    UniqueFd client = socket();
+    if (::setsockopt(client.get(), IPPROTO_TCP, TCP_CONGESTION, wished.data(), static_cast<socklen_t>(wished.size())) !=
+        0) {
+      EXPECT_EQ(wished, "bbr") << std::strerror(errno);  // a kernel may lack it, and then nothing has to be avoided
+      continue;
+    }
+    ASSERT_EQ(::connect(client.get(), name, length), 0);
+    ASSERT_EQ(in_use(client.get()), wished);
+    tcp_info facts{};
+    socklen_t size = sizeof facts;
+    ASSERT_EQ(::getsockopt(client.get(), IPPROTO_TCP, TCP_INFO, &facts, &size), 0);
+    const auto sink = make_tcp_sink(std::move(client), tcp_channel_options());
+    if (wished == "bbr" && facts.tcpi_rtt < 1000) {
+      EXPECT_THAT(in_use(sink->fd()), ::testing::AnyOf("cubic", "reno"));
+    } else {
+      EXPECT_EQ(in_use(sink->fd()), wished);
+    }
+  }
 }
 
 TEST_F(Congestion, IsThatOfTheVariable) {
