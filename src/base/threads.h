@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -23,6 +24,13 @@ std::thread start_thread(const char* purpose, Body&& body) {
     throw SystemError(std::string("a thread for ") + purpose + ": " + start_error_text(code), code);
   }
 }
+
+/// Runs `work` in a thread that nobody joins. A process that ends by exit() waits for it, some seconds at most: it may use what exit() takes
+/// down. False when the system has no more threads; then nothing has run.
+bool run_apart(std::function<void()> work) noexcept;
+
+/// For work that uses a library which takes itself down at exit: called once that has started, run_apart's is awaited before it.
+void await_apart_at_exit() noexcept;
 
 /// Whether the calling thread is one of a group's own, which run what users attach to a Work.
 inline thread_local bool on_group_thread = false;

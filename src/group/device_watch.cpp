@@ -30,10 +30,10 @@ void free_registered(void* memory) {
     delete registered;
     return;
   }
-  try {
-    std::thread([registered] { delete registered; }).detach();
-  } catch (const std::system_error&) {  // no thread to be had: the memory stays
-  }
+  // At exit before the runtime of the device is taken down, which has begun earlier than this.
+  static const bool kAwaited = (await_apart_at_exit(), true);
+  (void)kAwaited;
+  run_apart([registered] { delete registered; });  // no thread to be had: the memory stays
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include <maniple/comm/process_group.h>
 
-#include <thread>
-
 #include <fmt/format.h>
 
 #include "base/check.h"
@@ -18,7 +16,8 @@ ProcessGroup::~ProcessGroup() {
   // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
   if (impl_ && impl_->in_forked_child()) (void)impl_.release();
   // The last handle may be dropped by something that follows a Work, in a thread that taking down would wait for.
-  if (impl_ && on_group_thread) std::thread([impl = std::move(impl_)]() mutable { impl.reset(); }).detach();
+  // (Without one to be had it stays as it is.)
+  if (impl_ && on_group_thread) run_apart([impl = impl_.release()] { delete impl; });
 }
 
 bool ProcessGroup::is_member() const noexcept { return impl_->is_member(); }
