@@ -10,9 +10,8 @@
 namespace maniple {
 
 struct TcpChannelOptions {
-  int buffer_kib = 0;  ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
-  std::string
-      congestion;  ///< name of the congestion control; empty: the system's, but not bbr between hosts a moment apart
+  int buffer_kib = 0;      ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
+  std::string congestion;  ///< name of the congestion control; empty: the system's, but not bbr on a short path
   double heartbeat_s = 0;  ///< see set_liveness
   bool checksum = true;    ///< of what is sent: payloads carry a CRC-32C
 };
