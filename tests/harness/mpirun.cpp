@@ -75,7 +75,8 @@ std::vector<std::string> command(const MpiLaunch& launch) {
       add({"--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0", "--mca", "pml", "ob1", "--mca",
            "btl", "tcp,self", "--host", host_list(launch)});
     } else {
-      add({"--mca", "btl", "^tcp,ofi"});  // tcp complains where there is no network; ofi sleeps for a second in MPI_Finalize
+      add({"--mca", "btl",
+           "^tcp,ofi"});  // tcp complains where there is no network; ofi sleeps for a second in MPI_Finalize
     }
   }
   add({"-n", std::to_string(launch.n), "env"});
