@@ -70,6 +70,9 @@ nn::Sequential resnet50() {
   return net;
 }
 
+/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than two dimensions.
+Tensor linear(const nn::Linear& layer, const Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
+
 struct BlockImpl : nn::Module {
   BlockImpl(int width, int head_count)
       : heads(head_count),
@@ -80,12 +83,12 @@ struct BlockImpl : nn::Module {
         up(register_module("up", nn::Linear(width, 4 * width))),
         down(register_module("down", nn::Linear(4 * width, width))) {}
   Tensor forward(const Tensor& x) {
-    const auto parts = qkv->forward(norm1->forward(x)).chunk(3, -1);
+    const auto parts = linear(qkv, norm1->forward(x)).chunk(3, -1);
     const auto split = [&](const Tensor& t) { return t.view({t.size(0), t.size(1), heads, -1}).transpose(1, 2); };
     const Tensor attended =
         at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {}, 0.0, true);
-    const Tensor y = x + out->forward(attended.transpose(1, 2).reshape(x.sizes()));
-    return y + down->forward(torch::gelu(up->forward(norm2->forward(y))));
+    const Tensor y = x + linear(out, attended.transpose(1, 2).reshape(x.sizes()));
+    return y + linear(down, torch::gelu(linear(up, norm2->forward(y))));
   }
   int heads;
   nn::LayerNorm norm1, norm2;
@@ -105,7 +108,7 @@ struct Gpt2Impl : nn::Module {
   }
   Tensor forward(const Tensor& x) {
     const Tensor at = torch::arange(x.size(1), torch::TensorOptions().dtype(torch::kLong).device(x.device()));
-    return head->forward(norm->forward(blocks->forward(words->forward(x) + places->forward(at))));
+    return linear(head, norm->forward(blocks->forward(words->forward(x) + places->forward(at))));
   }
   nn::Embedding words{nullptr}, places{nullptr};
   nn::Sequential blocks;

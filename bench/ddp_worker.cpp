@@ -55,6 +55,9 @@ struct Mlp : torch::nn::Module {
 
 constexpr std::int64_t kWidth = 256, kHeads = 8, kVocabulary = 256;
 
+/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than two dimensions.
+Tensor linear(const torch::nn::Linear& layer, const Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
+
 struct Block : torch::nn::Module {
   torch::nn::LayerNorm n1{register_module("n1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
   torch::nn::LayerNorm n2{register_module("n2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
@@ -64,11 +67,11 @@ struct Block : torch::nn::Module {
   torch::nn::Linear down{register_module("down", torch::nn::Linear(4 * kWidth, kWidth))};
   Tensor forward(Tensor x) {
     const std::int64_t batch = x.size(0), length = x.size(1);
-    const auto heads = qkv(n1(x)).view({batch, length, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
+    const auto heads = linear(qkv, n1(x)).view({batch, length, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
     const Tensor weights =
         torch::softmax(heads[0].matmul(heads[1].transpose(-2, -1)) * std::sqrt(double(kHeads) / kWidth), -1);
-    x = x + out(weights.matmul(heads[2]).transpose(1, 2).reshape({batch, length, kWidth}));
-    return x + down(torch::gelu(up(n2(x))));
+    x = x + linear(out, weights.matmul(heads[2]).transpose(1, 2).reshape({batch, length, kWidth}));
+    return x + linear(down, torch::gelu(linear(up, n2(x))));
   }
 };
 
@@ -83,7 +86,7 @@ struct Transformer : torch::nn::Module {
   Tensor forward(const Tensor& tokens) {
     Tensor x = e(tokens);
     for (const auto& block : blocks) x = block->forward(x);
-    return h(x).flatten(0, 1);
+    return linear(h, x).flatten(0, 1);
   }
 };
 
