@@ -362,7 +362,7 @@ void check_registered(NcclRank& rank) {
     Bytes zero(memory.size());
     CUDA(::cudaMemcpy(zero.data(), memory.data(), zero.size(), cudaMemcpyDefault));
     require(zero == Bytes(zero.size()), "registered memory is not zeroed");
-    CUDA(::cudaMemcpy(memory.data(), floats(1000, 2).data(), 4000, cudaMemcpyDefault));
+    copy_to(memory.data(), floats(1000, 2));
     all_reduce(rank, static_cast<std::byte*>(memory.data()), 1000, rank.stream);
     rank.wait();
     float value = 0;

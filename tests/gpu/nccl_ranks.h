@@ -34,6 +34,13 @@ inline void cuda(cudaError_t result, const char* what) {
 }
 #define CUDA(call) ::maniple::gpu_tests::cuda(call, #call)
 
+/// From memory of the host that is not pinned: cudaMemcpy alone may return before the bytes are there, and the streams of these tests do
+/// not wait for it.
+inline void copy_to(void* device, const std::vector<std::byte>& values) {
+  CUDA(::cudaMemcpy(device, values.data(), values.size(), cudaMemcpyDefault));
+  CUDA(::cudaStreamSynchronize(nullptr));
+}
+
 /// Memory of the device, filled from and read back to the host.
 class DeviceBytes {
  public:
@@ -46,9 +53,7 @@ class DeviceBytes {
   DeviceBytes& operator=(const DeviceBytes&) = delete;
 
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
-  void write(const std::vector<std::byte>& values) const {
-    CUDA(::cudaMemcpy(data_, values.data(), values.size(), cudaMemcpyDefault));
-  }
+  void write(const std::vector<std::byte>& values) const { copy_to(data_, values); }
   std::vector<std::byte> read() const {
     std::vector<std::byte> values(bytes_);
     CUDA(::cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDefault));

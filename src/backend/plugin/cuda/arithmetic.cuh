@@ -107,7 +107,7 @@ struct Xor {
 template <class Format>
 struct Change {
   using Value = typename Format::Value;
-  explicit __device__ Change(const WorkArguments& a) : by(a.divide_by), premultiply(a.premultiply) {
+  explicit __device__ Change(const ReduceArguments& a) : by(a.divide_by), premultiply(a.premultiply) {
     if constexpr (std::is_integral_v<Value>) {
       factor = static_cast<Value>(static_cast<std::int64_t>(a.factor));  // wraps, as the product does
     } else {
@@ -162,7 +162,8 @@ struct Unaligned {
 
 /// 16 bytes at a time; all pointers are aligned to them.
 template <class Format, class Combine>
-__device__ void reduce_vectors(const WorkArguments& a, const std::byte* const* sources, const Change<Format>& change) {
+__device__ void reduce_vectors(const ReduceArguments& a, const std::byte* const* sources,
+                               const Change<Format>& change) {
   using Stored = typename Format::Stored;
   using Value = typename Format::Value;
   constexpr int kLanes = 16 / sizeof(Stored);
@@ -204,7 +205,7 @@ __device__ void reduce_vectors(const WorkArguments& a, const std::byte* const* s
 
 /// One element at a time, from the element `done` on.
 template <class Format, class Combine, class Memory>
-__device__ void reduce_elements(const WorkArguments& a, const std::byte* const* sources, const Change<Format>& change,
+__device__ void reduce_elements(const ReduceArguments& a, const std::byte* const* sources, const Change<Format>& change,
                                 std::size_t done) {
   constexpr std::size_t kElement = sizeof(typename Format::Stored);
   const std::size_t step = gridDim.x * std::size_t{kThreads};

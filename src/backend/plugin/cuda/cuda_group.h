@@ -73,8 +73,8 @@ class CudaGroup final : public DevicePlugin {
   bool leads_on_slots(const Call& call) const noexcept;
   void run_rounds(const Call& call);
   void run_round(const Call& call, const std::vector<std::size_t>& rounds, std::size_t round, std::size_t chunk);
-  void set_arithmetic(const Operation& operation, WorkArguments& work) const noexcept;
-  void launch_work(const Call& call, WorkArguments& work);
+  void reduce(const Call& call, ReduceArguments& work);
+  void set_sources(const Call& call, std::uint64_t active, WorkArguments& work) const noexcept;
   void wait_for(const std::uint8_t* bytes, std::uint64_t active, bool all_at_once, cudaStream_t stream);
 
   void order_after_last(cudaStream_t stream);

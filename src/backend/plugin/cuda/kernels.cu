@@ -27,6 +27,13 @@ __device__ void put(T* at, T value) {
   *static_cast<volatile T*>(at) = value;
 }
 
+__device__ Flags* flags_of(const Signal& signal, int rank) {
+  return reinterpret_cast<Flags*>(signal.flags + rank * signal.flags_apart);
+}
+__device__ DeviceState* state_of(const Signal& signal, int rank) {
+  return reinterpret_cast<DeviceState*>(signal.states + rank * signal.states_apart);
+}
+
 __device__ bool is_active(const Signal& signal, int rank) {
   return rank < signal.ranks && (signal.active >> rank & 1) != 0;
 }
@@ -42,27 +49,29 @@ __device__ void fence(const Signal& signal) {
 
 /// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in memory of the host.
 __device__ bool is_stopped(const Signal& signal) {
-  return look(signal.in_kernel ? &signal.state[signal.rank]->stopped : &signal.record->stop) != 0;
+  return look(signal.in_kernel ? &state_of(signal, signal.rank)->stopped : &signal.record->stop) != 0;
 }
 
-/// Waits for a flag that a peer sets, or for an abort.
+/// Waits for a flag that a peer sets, and returns it; 0: the group was aborted.
 template <class T>
-__device__ void await(const T* flag, const Signal& signal, int peer) {
+__device__ T await(const T* flag, const Signal& signal, int peer) {
   unsigned turn = 0;
-  for (; look(flag) == 0; ++turn) {
+  T seen = look(flag);
+  for (; seen == 0; seen = look(flag), ++turn) {
     if (turn % kPatience != kPatience - 1) continue;
     if (turn == kPatience - 1) put(&signal.record->awaited[peer], std::uint8_t{1});
     if (look(&signal.record->stop) == 0) continue;
-    put(&signal.state[signal.rank]->stopped, 1u);
-    return;
+    put(&state_of(signal, signal.rank)->stopped, 1u);
+    return 0;
   }
   if (turn >= kPatience) put(&signal.record->awaited[peer], std::uint8_t{0});
   fence(signal);
+  return seen;
 }
 
 /// True in the one block that is the last to get here; it sees what the others wrote, and so does whoever it tells.
 __device__ bool is_last_block(const Signal& signal) {
-  unsigned* const finished = &signal.state[signal.rank]->blocks;
+  unsigned* const finished = &state_of(signal, signal.rank)->blocks;
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -118,14 +127,14 @@ __device__ void copy_bytes(std::byte* to, const std::byte* from, std::size_t byt
 
 /// By one block, after what its rank stages: tells the peers, and waits for them.
 __device__ void announce(const Signal& signal, const std::uint64_t* words) {
-  Flags* const own = signal.flags[signal.rank];
+  Flags* const own = flags_of(signal, signal.rank);
   if (threadIdx.x < kMostRanks / 8) put(reinterpret_cast<std::uint64_t*>(own->done) + threadIdx.x, std::uint64_t{0});
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (!is_active(signal, peer)) return;
-  put(&signal.state[peer]->words[signal.rank], words[peer]);
+  put(&state_of(signal, peer)->words[signal.rank], words[peer]);
   fence(signal);
-  put(&signal.flags[peer]->ready[signal.rank], std::uint8_t{1});
+  put(&flags_of(signal, peer)->ready[signal.rank], std::uint8_t{1});
   if (signal.in_kernel) await(&own->ready[peer], signal, peer);
 }
 
@@ -147,7 +156,7 @@ __global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterA
 }
 
 /// The same at the start of a kernel of one block.
-__device__ void enter_here(const WorkArguments& a) {
+__device__ void enter_here(const ReduceArguments& a) {
   if (is_stopped_for_all(a.signal)) return;
   copy_bytes(a.piece.to, a.piece.from, a.piece.bytes);
   __syncthreads();
@@ -158,10 +167,11 @@ __device__ void enter_here(const WorkArguments& a) {
 /// A rank that does not lead, where kernels wait.
 __global__ void follow(const __grid_constant__ FollowArguments a) {
   const Signal& signal = a.signal;
-  Flags* const own = signal.flags[signal.rank];
-  if (is_stopped(signal)) return;
-  fence(signal);
-  put(&signal.flags[0]->lead_ready[signal.rank], a.word);
+  Flags* const own = flags_of(signal, signal.rank);
+  const bool stopped = is_stopped(signal);
+  fence(signal);  // before the test, as both take a while
+  if (stopped) return;
+  put(&flags_of(signal, 0)->lead_ready[signal.rank], a.word);
   await(&own->lead_done, signal, 0);
   put(&own->lead_done, std::uint64_t{0});
 }
@@ -169,46 +179,61 @@ __global__ void follow(const __grid_constant__ FollowArguments a) {
 __global__ void await_all(const __grid_constant__ Signal signal) {
   const int peer = static_cast<int>(threadIdx.x);
   if (is_active(signal, peer) && !is_stopped(signal)) {
-    await(&signal.flags[signal.rank]->lead_ready[peer], signal, peer);
+    await(&flags_of(signal, signal.rank)->lead_ready[peer], signal, peer);
   }
 }
 
-/// Whether there is work to do; if so, where the data of each rank is. For all threads of a block.
-__device__ bool find_sources(const WorkArguments& a, const std::byte* (&sources)[kMostRanks]) {
+/// What a block found before the work.
+enum Found { kAll, kMismatch, kStopped };
+
+/// Where the data of each rank is, if all have called the same. For all threads of a block.
+__device__ Found find_sources(const WorkArguments& a, const std::byte* (&sources)[kMostRanks]) {
   const Signal& signal = a.signal;
   const int peer = static_cast<int>(threadIdx.x);
-  bool good = true;
+  Found found = kAll;
   if (peer == signal.rank) sources[peer] = a.own;
   if (is_active(signal, peer)) {
-    Flags* const own = signal.flags[signal.rank];
-    DeviceState* const state = signal.state[signal.rank];
-    if (a.waits && look(&state->stopped) == 0) await(&own->lead_ready[peer], signal, peer);
-    const std::uint64_t word = look(a.lead && signal.in_kernel ? &own->lead_ready[peer] : &state->words[peer]);
+    Flags* const own = flags_of(signal, signal.rank);
+    DeviceState* const state = state_of(signal, signal.rank);
+    const std::uint64_t* const place = a.lead && signal.in_kernel ? &own->lead_ready[peer] : &state->words[peer];
+    // Both at once: each of them takes a while to come.
+    std::uint64_t word = look(place);
     const std::uint32_t stopped = look(&state->stopped);
-    if (stopped != 0) {
-      good = false;
-    } else if (((word ^ a.expected[peer]) >> 41) != 0 || (word & 1) == 0) {
+    if (a.waits && stopped == 0) {
+      if (word == 0) {
+        word = await(place, signal, peer);
+      } else {
+        fence(signal);
+      }
+    }
+    if (stopped != 0 || (a.waits && word == 0)) {
+      found = kStopped;
+    } else if (hash_in(word) != a.expected[peer] || (word & 1) == 0) {
       if (blockIdx.x == 0 && blockIdx.y == 0 && look(&signal.record->stop) == 0) {
         put(&signal.record->seq, a.seq);
         __threadfence_system();
         put(&signal.record->mismatch, 1u);
       }
-      good = false;
+      found = kMismatch;
     }
-    sources[peer] = a.bases[peer] + (word >> 1 & ((std::uint64_t{1} << 40) - 1));
+    sources[peer] = a.base + peer * a.apart + offset_in(word);
   }
-  return __syncthreads_and(good) != 0;
+  if (__syncthreads_and(found == kAll) != 0) return kAll;
+  return __syncthreads_or(found == kStopped) != 0 ? kStopped : kMismatch;
 }
 
 /// After the work: the own flags are made ready for the next operation before any peer can begin it.
-__device__ void leave(const WorkArguments& a) {
+__device__ void leave(const WorkArguments& a, Found found) {
   const Signal& signal = a.signal;
   if (signal.active == 0 || !is_last_block(signal)) return;
   const int peer = static_cast<int>(threadIdx.x);
-  if (!is_active(signal, peer) || is_stopped(signal)) return;
-  Flags* const own = signal.flags[signal.rank];
-  Flags* const theirs = signal.flags[peer];
-  put(&signal.state[signal.rank]->words[peer], std::uint64_t{0});
+  if (!is_active(signal, peer)) return;
+  // Where kernels wait and this is the only block, nobody has seen more than `found` says.
+  const bool known = signal.in_kernel && gridDim.x * gridDim.y == 1;
+  if (found == kStopped || (!known && is_stopped(signal))) return;
+  Flags* const own = flags_of(signal, signal.rank);
+  Flags* const theirs = flags_of(signal, peer);
+  put(&state_of(signal, signal.rank)->words[peer], std::uint64_t{0});
   if (a.lead) {
     put(&own->lead_ready[peer], std::uint64_t{0});
     fence(signal);
@@ -221,22 +246,24 @@ __device__ void leave(const WorkArguments& a) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) copy(const __grid_constant__ WorkArguments a) {
+__global__ void __launch_bounds__(kThreads) copy(const __grid_constant__ CopyArguments a) {
   __shared__ const std::byte* sources[kMostRanks];
-  if (find_sources(a, sources)) {
+  const Found found = find_sources(a, sources);
+  if (found == kAll) {
     const int from = static_cast<int>(blockIdx.y);
     if (a.bytes[from] != 0) copy_bytes(a.to[from], sources[from], a.bytes[from]);
   }
-  leave(a);
+  leave(a, found);
 }
 
 #include "backend/plugin/cuda/arithmetic.cuh"
 
 template <class Format, class Combine>
-__global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ WorkArguments a) {
+__global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ ReduceArguments a) {
   __shared__ const std::byte* sources[kMostRanks];
   if (a.enters) enter_here(a);
-  if (find_sources(a, sources) && a.count != 0) {
+  const Found found = find_sources(a, sources);
+  if (found == kAll && a.count != 0) {
     constexpr std::size_t kElement = sizeof(typename Format::Stored);
     const Change<Format> change(a);
     // Elements are read and written by the same thread, so a target may be the memory of a source.
@@ -254,7 +281,7 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ WorkA
       reduce_elements<Format, Combine, Unaligned<Format>>(a, sources, change, done);
     }
   }
-  leave(a);
+  leave(a, found);
 }
 
 /// Blocks for so many bytes of one row of the grid: enough to fill the device, a few for each multiprocessor.
@@ -278,7 +305,7 @@ void launch(Kernel kernel, const Arguments& arguments, dim3 grid, cudaStream_t s
 }
 
 template <class Format>
-void launch_number(const WorkArguments& a, int kind, dim3 grid, cudaStream_t stream) {
+void launch_number(const ReduceArguments& a, int kind, dim3 grid, cudaStream_t stream) {
   switch (kind) {
     case kProduct: return launch(reduce<Format, Multiply>, a, grid, stream);
     case kMin: return launch(reduce<Format, Least>, a, grid, stream);
@@ -288,7 +315,7 @@ void launch_number(const WorkArguments& a, int kind, dim3 grid, cudaStream_t str
 }
 
 template <class Format>
-void launch_bits(const WorkArguments& a, int kind, dim3 grid, cudaStream_t stream) {
+void launch_bits(const ReduceArguments& a, int kind, dim3 grid, cudaStream_t stream) {
   switch (kind) {
     case kBand:
     case kProduct:
@@ -343,19 +370,19 @@ void launch_enter(const EnterArguments& a, cudaStream_t stream) {
   launch(enter, a, dim3(blocks_for(most, a.piece_count), rows), stream);
 }
 
-void launch_copy(const WorkArguments& a, cudaStream_t stream) {
+void launch_copy(const CopyArguments& a, cudaStream_t stream) {
   std::size_t most = 0;
   for (int i = 0; i < a.signal.ranks; ++i) most = std::max(most, a.bytes[i]);
   const auto rows = static_cast<unsigned>(most == 0 ? 1 : a.signal.ranks);
   launch(copy, a, dim3(blocks_for(most, a.signal.ranks), rows), stream);
 }
 
-void launch_reduce(const WorkArguments& a, int dtype, int kind, cudaStream_t stream) {
+void launch_reduce(const ReduceArguments& a, int dtype, int kind, cudaStream_t stream) {
   const std::size_t bytes = a.count * kSizes[dtype];
   const dim3 grid(blocks_for(bytes, 1));
   if (dtype == kBool8) return launch_bits<Truth>(a, kind, grid, stream);
   if (kind == kBand || kind == kBor || kind == kBxor) {
-    WorkArguments in_bytes = a;
+    ReduceArguments in_bytes = a;
     in_bytes.count = bytes;
     in_bytes.first *= kSizes[dtype];
     return launch_bits<Number<std::uint8_t>>(in_bytes, kind, grid, stream);

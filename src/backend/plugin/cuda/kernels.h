@@ -55,6 +55,18 @@ constexpr std::uint64_t make_word(std::uint64_t hash, std::uint64_t offset) noex
   return (hash >> 41) << 41 | (offset & ((std::uint64_t{1} << 40) - 1)) << 1 | 1;
 }
 
+#ifdef __CUDACC__
+#define MANIPLE_HOST_AND_DEVICE __host__ __device__
+#else
+#define MANIPLE_HOST_AND_DEVICE
+#endif
+MANIPLE_HOST_AND_DEVICE constexpr std::uint32_t hash_in(std::uint64_t word) noexcept {
+  return static_cast<std::uint32_t>(word >> 41);
+}
+MANIPLE_HOST_AND_DEVICE constexpr std::uint64_t offset_in(std::uint64_t word) noexcept {
+  return word >> 1 & ((std::uint64_t{1} << 40) - 1);
+}
+
 /// In memory of the host, one for each rank.
 struct HostRecord {
   std::uint64_t seq;       // what its kernels found: of the call that differs
@@ -70,12 +82,16 @@ struct Piece {
   std::size_t bytes;
 };
 
+// Kernels are told little: every 100 bytes of arguments make a launch slower. So what belongs to ranks lies at equal distances.
+
 /// How ranks synchronise around a kernel.
 struct Signal {
-  Flags* flags[kMostRanks];        ///< of all ranks, as this process sees them
-  DeviceState* state[kMostRanks];  ///< of all ranks
-  HostRecord* record;              ///< of this rank
-  std::uint64_t active;            ///< peers that take part in this round, a bit for each; never this rank itself
+  std::byte* flags;         ///< of rank 0, as this process sees them; those of the others follow
+  std::size_t flags_apart;  ///< bytes from those of one rank to those of the next
+  std::byte* states;        ///< DeviceState, in the same way
+  std::size_t states_apart;
+  HostRecord* record;    ///< of this rank
+  std::uint64_t active;  ///< peers that take part in this round, a bit for each; never this rank itself
   int rank;
   int ranks;
   bool in_kernel;   ///< kernels wait, not streams
@@ -89,26 +105,27 @@ struct EnterArguments {
   int piece_count;
 };
 
-/// A source is `base` plus the offset in the word of its rank, or `own` where that is not null.
+/// A source is the memory of its rank (`base`, and those of the others at equal distances) plus the offset in that rank's word; of this
+/// rank it is `own`.
 struct WorkArguments {
   Signal signal;
-  std::uint64_t expected[kMostRanks];  ///< words of the peers; their offsets do not count
-  const std::byte* bases[kMostRanks];
-  const std::byte* own;  ///< source of this rank itself; null: it has none
+  std::uint32_t expected[kMostRanks];  ///< hash_in() of the words of the peers
+  const std::byte* base;
+  std::size_t apart;
+  const std::byte* own;  ///< null: it has none
   std::uint64_t seq;
   bool lead;   ///< the first rank for all: the kernel clears lead_ready and sets lead_done
   bool waits;  ///< lead: each block waits for the peers by itself; only where blocks are few
+};
 
-  // Reductions of one block, where kernels wait: the kernel does what `enter` does as well.
-  bool enters;
-  std::uint64_t words[kMostRanks];
-  Piece piece;
-
-  // Copies: what comes from rank i goes to `to[i]`.
+/// What comes from rank i goes to `to[i]`.
+struct CopyArguments : WorkArguments {
   std::byte* to[kMostRanks];
   std::size_t bytes[kMostRanks];
+};
 
-  // Reductions: from all ranks, in rank order, to out; or, if in_place, to the sources themselves.
+/// From all ranks, in rank order, to out; or, if in_place, to the sources themselves.
+struct ReduceArguments : WorkArguments {
   std::byte* out;
   std::size_t first;  ///< in_place: the elements [first, first + count)
   std::size_t count;  ///< elements; 0: nothing to reduce
@@ -116,6 +133,9 @@ struct WorkArguments {
   int divide_by;
   bool in_place;
   bool premultiply;
+  bool enters;  ///< one block, where kernels wait: it does what `enter` does as well
+  std::uint64_t words[kMostRanks];
+  Piece piece;
 };
 
 /// What a rank that does not lead says to the one that does.
@@ -133,8 +153,8 @@ void launch_follow(const FollowArguments& arguments, cudaStream_t stream);
 /// Waits until all peers have said their word to the leader.
 void launch_await(const Signal& signal, cudaStream_t stream);
 void launch_enter(const EnterArguments& arguments, cudaStream_t stream);
-void launch_copy(const WorkArguments& arguments, cudaStream_t stream);
+void launch_copy(const CopyArguments& arguments, cudaStream_t stream);
 /// With the numbers of DType and ReduceOp::Kind: types.h is C++20, which nvcc of CUDA 11 does not know.
-void launch_reduce(const WorkArguments& arguments, int dtype, int kind, cudaStream_t stream);
+void launch_reduce(const ReduceArguments& arguments, int dtype, int kind, cudaStream_t stream);
 
 }  // namespace maniple::cuda_plugin

@@ -132,29 +132,34 @@ Signal CudaGroup::make_signal(std::uint64_t active) const noexcept {
   signal.rank = rank_;
   signal.ranks = ranks_;
   if (ranks_ == 1) return signal;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    signal.flags[rank] = flags(rank);
-    signal.state[rank] = state(rank);
-  }
+  signal.flags = reinterpret_cast<std::byte*>(flags(0));
+  signal.flags_apart = in_kernel_ ? arena_->apart() : kFlagsBytes;
+  signal.states = reinterpret_cast<std::byte*>(state(0));
+  signal.states_apart = arena_->apart();
   signal.record = control_->on_device();
   signal.in_kernel = in_kernel_;
   signal.one_device = in_kernel_ && one_device_;
   return signal;
 }
 
-void CudaGroup::set_arithmetic(const Operation& operation, WorkArguments& work) const noexcept {
+void CudaGroup::reduce(const Call& call, ReduceArguments& work) {
+  const Operation& operation = call.operation;
   work.factor = operation.reduce.factor();
   work.divide_by = divisor(operation, ranks_);
   work.premultiply = operation.reduce.kind() == ReduceOp::premul_sum && operation.first_stage;
+  launch_reduce(work, static_cast<int>(operation.dtype), operation.reduce.kind(), call.stream);
 }
 
-void CudaGroup::launch_work(const Call& call, WorkArguments& work) {
+/// Where the kernels of a call find the data of the ranks: in registered memory, or in slots.
+void CudaGroup::set_sources(const Call& call, std::uint64_t active, WorkArguments& work) const noexcept {
+  work.signal = make_signal(active);
   work.seq = call.operation.seq;
-  if (call.plan.reduces && !is_copy(call.operation, ranks_)) {
-    set_arithmetic(call.operation, work);
-    launch_reduce(work, static_cast<int>(call.operation.dtype), call.operation.reduce.kind(), call.stream);
-  } else {
-    launch_copy(work, call.stream);
+  if (const SharedMemory* memory = call.memory.memory.get(); memory != nullptr) {
+    work.base = memory->first();
+    work.apart = memory->apart();
+  } else if (active != 0) {
+    work.base = slot(0);
+    work.apart = arena_->apart();
   }
 }
 
@@ -164,12 +169,12 @@ void CudaGroup::run_alone(const Call& call) {
   const Range& to = call.plan.recv[0];
   if (to.bytes == 0) return;
   if (call.plan.reduces && !is_copy(call.operation, ranks_)) {
-    WorkArguments work = {};
-    work.signal = make_signal(0);
+    ReduceArguments work = {};
+    set_sources(call, 0, work);
     work.own = call.in + from.offset;
     work.out = call.out + to.offset;
     work.count = to.bytes / call.operation.element();
-    return launch_work(call, work);
+    return reduce(call, work);
   }
   if (call.out + to.offset == call.in + from.offset) return;
   check(::cudaMemcpyAsync(call.out + to.offset, call.in + from.offset, to.bytes, cudaMemcpyDefault, call.stream),
@@ -179,8 +184,8 @@ void CudaGroup::run_alone(const Call& call) {
 /// Rank 0 does it all, on registered memory of all ranks or on their slots; the others only wait.
 void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
   if (rank_ != 0) return follow(call);
-  WorkArguments work = {};
-  work.signal = make_signal(peers_);
+  ReduceArguments work = {};
+  set_sources(call, peers_, work);
   work.waits = in_kernel_ && may_wait(count * call.operation.element());
   if (in_kernel_ && !work.waits) launch_await(work.signal, call.stream);
   if (!in_kernel_) {
@@ -189,15 +194,12 @@ void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
     check(driver().stream_batch(call.stream, static_cast<unsigned>(batch.size()), batch.data(), 0),
           "cuStreamBatchMemOp");
   }
-  for (int rank = 0; rank < ranks_; ++rank) {
-    work.expected[rank] = make_word(call.hash_of({}), 0);
-    work.bases[rank] = call.memory.memory != nullptr ? call.memory.memory->of(rank) : slot(rank);
-  }
+  std::fill_n(work.expected, ranks_, hash_in(make_word(call.hash_of({}), 0)));
   work.lead = true;
   work.own = own;
   work.in_place = true;
   work.count = count;
-  launch_work(call, work);
+  reduce(call, work);
 }
 
 void CudaGroup::follow(const Call& call) {
@@ -277,44 +279,55 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
     }
   }
 
-  WorkArguments work = {};
-  work.signal = make_signal(active);
-  for (int peer = 0; peer < ranks_; ++peer) {
-    work.expected[peer] = make_word(call.hash_of(plan.recv[peer]), 0);
-    work.bases[peer] = direct ? call.memory.memory->of(peer) : active != 0 ? slot(peer) : nullptr;
-  }
-  work.own = call.in + plan.send[rank_].offset + start;
-  const bool in_place = direct && call.operation.op == Op::all_reduce;
-  if (in_place) {
-    // Every rank has a slice, which it reads from all and writes to all.
+  const auto prepare = [&](WorkArguments& work) {
+    set_sources(call, active, work);
+    work.own = call.in + plan.send[rank_].offset + start;
+    for (int peer = 0; peer < ranks_; ++peer)
+      work.expected[peer] = hash_in(make_word(call.hash_of(plan.recv[peer]), 0));
+  };
+  const auto enter_before = [&] {
+    if (active == 0) return;
+    launch_enter(enter, call.stream);
+    wait_for(flags(rank_)->ready, active, all_at_once, call.stream);
+  };
+  if (plan.reduces && !is_copy(call.operation, ranks_)) {
+    ReduceArguments work = {};
+    prepare(work);
     const std::size_t element = call.operation.element();
-    const std::size_t lanes = kAlignment / element;
-    const std::size_t count = call.operation.count;
-    const std::size_t each = (count + lanes * ranks_ - 1) / (lanes * ranks_) * lanes;
-    work.in_place = true;
-    work.first = std::min(count, each * rank_);
-    work.count = std::min(count - work.first, each);
-  } else if (plan.reduces && !is_copy(call.operation, ranks_)) {
-    work.out = call.out + start;
-    work.count = piece(plan.recv[rank_]) / call.operation.element();
+    if (direct && call.operation.op == Op::all_reduce) {
+      // Every rank has a slice, which it reads from all and writes to all.
+      const std::size_t lanes = kAlignment / element;
+      const std::size_t count = call.operation.count;
+      const std::size_t each = (count + lanes * ranks_ - 1) / (lanes * ranks_) * lanes;
+      work.in_place = true;
+      work.first = std::min(count, each * rank_);
+      work.count = std::min(count - work.first, each);
+    } else {
+      work.out = call.out + start;
+      work.count = piece(plan.recv[rank_]) / element;
+    }
+    if (active == 0 && work.count == 0) return;
+    work.enters = in_kernel_ && active != 0 && enter.piece_count <= 1 &&
+                  is_one_block(std::max(enter.pieces[0].bytes, work.count * element));
+    if (work.enters) {
+      std::copy(std::begin(enter.words), std::end(enter.words), std::begin(work.words));
+      work.piece = enter.pieces[0];
+    } else {
+      enter_before();
+    }
+    reduce(call, work);
   } else {
+    CopyArguments work = {};
+    prepare(work);
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer != rank_ && rounds[peer] <= round) continue;
       work.bytes[peer] = piece(plan.recv[peer]);
       work.to[peer] = call.out + plan.recv[peer].offset + start;
     }
+    if (active == 0 && work.bytes[rank_] == 0) return;
+    enter_before();
+    launch_copy(work, call.stream);
   }
-  if (active == 0 && work.count == 0 && work.bytes[rank_] == 0) return;
-  work.enters = in_kernel_ && active != 0 && plan.reduces && enter.piece_count <= 1 &&
-                is_one_block(std::max(enter.pieces[0].bytes, work.count * call.operation.element()));
-  if (work.enters) {
-    std::copy(std::begin(enter.words), std::end(enter.words), std::begin(work.words));
-    work.piece = enter.pieces[0];
-  } else if (active != 0) {
-    launch_enter(enter, call.stream);
-    wait_for(flags(rank_)->ready, active, all_at_once, call.stream);
-  }
-  launch_work(call, work);
   if (active != 0) wait_for(flags(rank_)->done, active, all_at_once, call.stream);
 }
 

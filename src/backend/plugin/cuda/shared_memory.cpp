@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "backend/plugin/cuda/driver.h"
@@ -40,7 +41,7 @@ void zero(std::byte* memory, std::size_t bytes) {
 
 SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device, std::span<const std::size_t> sizes,
                            const std::string& topic, Deadline deadline, std::shared_ptr<const std::atomic<bool>> in_use)
-    : device_(device), in_use_(std::move(in_use)), pieces_(sizes.size()) {
+    : device_(device), in_use_(std::move(in_use)), mapped_(sizes.size()) {
   const OnDevice on(device);
   check(::cudaFree(nullptr), "cudaFree");  // makes the context, if this is the first use
   CUmemAllocationProp properties = {};
@@ -54,12 +55,16 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
   CUmemAccessDesc access = {};
   access.location = properties.location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const auto rounded = [unit](std::size_t bytes) { return (bytes + unit - 1) / unit * unit; };
+  apart_ = rounded(*std::max_element(sizes.begin(), sizes.end()));
+  if (apart_ == 0) return;
+  CUdeviceptr first = 0;
+  check(driver().mem_address_reserve(&first, sizes.size() * apart_, 0, 0, 0), "cuMemAddressReserve");
+  first_ = reinterpret_cast<std::byte*>(first);
   try {
     for (int maker = 0; maker < static_cast<int>(sizes.size()); ++maker) {
-      Piece& piece = pieces_[maker];
-      piece.asked = sizes[maker];
-      if (piece.asked == 0) continue;
-      const std::size_t mapped = (piece.asked + unit - 1) / unit * unit;
+      if (sizes[maker] == 0) continue;
+      const std::size_t mapped = rounded(sizes[maker]);
       Handle handle;
       Descriptor descriptor;
       if (maker == rank) {
@@ -74,17 +79,12 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
               "cuMemImportFromShareableHandle");
         handle.held = true;
       }
-      CUdeviceptr address = 0;
-      check(driver().mem_address_reserve(&address, mapped, 0, 0, 0), "cuMemAddressReserve");
-      if (const CUresult code = driver().mem_map(address, mapped, 0, handle.value, 0); code != CUDA_SUCCESS) {
-        driver().mem_address_free(address, mapped);
-        check(code, "cuMemMap");
-      }
-      piece.data = reinterpret_cast<std::byte*>(address);
-      piece.mapped = mapped;
+      const CUdeviceptr address = first + maker * apart_;
+      check(driver().mem_map(address, mapped, 0, handle.value, 0), "cuMemMap");
+      mapped_[maker] = mapped;
       check(driver().mem_set_access(address, mapped, &access, 1), "cuMemSetAccess");
       if (maker == rank) {
-        zero(piece.data, mapped);  // before another rank can see it
+        zero(of(maker), mapped);  // before another rank can see it
         descriptors.share(topic + "/" + std::to_string(maker), maker, descriptor.number, deadline);
       }
     }
@@ -115,12 +115,11 @@ void SharedMemory::unmap() noexcept {
   int before = 0;
   ::cudaGetDevice(&before);
   ::cudaSetDevice(device_);
-  for (const Piece& piece : pieces_) {
-    if (piece.data == nullptr) continue;
-    const auto address = reinterpret_cast<CUdeviceptr>(piece.data);
-    driver().mem_unmap(address, piece.mapped);
-    driver().mem_address_free(address, piece.mapped);
+  const auto first = reinterpret_cast<CUdeviceptr>(first_);
+  for (std::size_t rank = 0; rank < mapped_.size(); ++rank) {
+    if (mapped_[rank] != 0) driver().mem_unmap(first + rank * apart_, mapped_[rank]);
   }
+  if (first_ != nullptr) driver().mem_address_free(first, mapped_.size() * apart_);
   ::cudaSetDevice(before);
 }
 

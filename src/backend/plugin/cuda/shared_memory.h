@@ -1,4 +1,4 @@
-// Memory of devices that all ranks of a group map: one piece for each rank, on its own device.
+// Memory of devices that all ranks of a group map: one piece for each rank, on its own device. A process sees them at equal distances.
 #pragma once
 
 #include <atomic>
@@ -24,20 +24,18 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   /// Where this process sees the piece of a rank; null for a piece of no bytes.
-  std::byte* of(int rank) const noexcept { return pieces_[rank].data; }
-  std::size_t size(int rank) const noexcept { return pieces_[rank].asked; }
+  std::byte* of(int rank) const noexcept { return mapped_[rank] != 0 ? first_ + rank * apart_ : nullptr; }
+  std::byte* first() const noexcept { return first_; }   ///< where rank 0's would be
+  std::size_t apart() const noexcept { return apart_; }  ///< bytes from one to the next
 
  private:
-  struct Piece {
-    std::byte* data = nullptr;
-    std::size_t asked = 0;
-    std::size_t mapped = 0;  // the size asked for, rounded up
-  };
   void unmap() noexcept;
 
   int device_ = 0;
   std::shared_ptr<const std::atomic<bool>> in_use_;
-  std::vector<Piece> pieces_;
+  std::byte* first_ = nullptr;
+  std::size_t apart_ = 0;
+  std::vector<std::size_t> mapped_;  // bytes of each rank's piece, rounded up; 0: it is not mapped
 };
 
 }  // namespace maniple::cuda_plugin
