@@ -92,9 +92,11 @@ class DeviceCalls {
   /// One operation that is enqueued and not known to be finished.
   struct Pending {
     std::shared_ptr<detail::WorkState> work;
-    std::shared_ptr<void> started;        // null: the engine tells, or the time counts from when it was enqueued
-    bool told = false;                    // by the engine
-    bool running = false;                 // the stream has reached it
+    std::shared_ptr<void> started;  // null: the engine tells, or the time counts from when it was enqueued
+    bool told = false;              // by the engine
+    bool running = false;           // the stream has reached it
+    Deadline ask;                   // then the others are asked what they have called
+    Seconds ask_after{1};
     std::uint64_t before = 0, after = 0;  // when its end was recorded: between these numbers of stamp_
     Seconds limit{};
     Deadline deadline;
@@ -136,6 +138,8 @@ class DeviceCalls {
   bool is_sending();  // with the mutex held
   /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the engine tells of.
   bool is_late(Pending& pending, bool oldest);
+  /// The same for one that another rank will never call, as it has left the group.
+  bool is_left(const Pending& pending);
   /// Before an error of the device is reported: it may be a consequence. Where ranks share a GPU by MPS, one that is killed while its
   /// kernels run makes the device fail for all; the failure detector knows which, and tells soon.
   void await_first_cause();

@@ -154,6 +154,7 @@ void DeviceCalls::look() {
     }
     // What follows in a stream has not begun before what precedes it has ended; other streams go on.
     for (const auto& stream : streams) {
+      if (!stream.empty() && is_left(*stream.front())) return;
       if (!stream.empty() && is_late(*stream.front(), &*stream.front() == oldest)) return;
     }
     return;
@@ -175,12 +176,31 @@ void DeviceCalls::look() {
   }
 }
 
+bool DeviceCalls::is_left(const Pending& pending) {
+  const int gone = pending.recorded ? group_.left_before(pending.context.sequence) : -1;
+  if (gone < 0) return false;
+  ErrorInfo info;
+  info.ranks = {gone};
+  info.origin = gone;
+  info.loss = LossKind::left;
+  info.reason = fmt::format("rank {} has left the group (it was destroyed there) before this operation", gone);
+  give_up(std::make_exception_ptr(PeerLost(std::move(info))), ErrorInfo(pending.context));
+  return true;
+}
+
 bool DeviceCalls::is_late(Pending& pending, bool oldest) {
   if (!pending.running) {
     pending.running = pending.told      ? oldest && engine_->waits() == DevicePlugin::Waits::yes
                       : pending.started ? runtime_.reached(pending.started.get())
                                         : true;
     pending.deadline = Deadline::after(pending.limit);
+    pending.ask = Deadline::after(pending.ask_after);
+  }
+  // Engines compare operations on the device with each other, if at all. A rank that is in one on the host is another case.
+  if (pending.running && pending.recorded && pending.ask.expired()) {
+    group_.facts().session->compare_calls(group_.facts().name, pending.context.sequence);
+    pending.ask_after = std::min<Seconds>(2 * pending.ask_after, std::chrono::minutes(1));
+    pending.ask = Deadline::after(pending.ask_after);
   }
   if (!pending.running || !pending.deadline.expired()) return false;
   const double limit = pending.limit.count();

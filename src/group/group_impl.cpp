@@ -78,6 +78,10 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   link.abort = abort_;
   link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
   link.progress = [recorder = recorder_] { return recorder->last(); };
+  link.departed = [this](int global_rank, std::uint64_t seq) {
+    const std::lock_guard lock(departures_mutex_);
+    departures_.emplace(global_rank, seq);
+  };
   facts_.session->add_group(facts_.name, std::move(link));
   BackendContext context;
   context.group = facts_.name;
@@ -95,12 +99,16 @@ void detail::GroupImpl::set_up(Deadline deadline) {
     }
   };
   facts_.session->open_group(facts_.name, gone, [this] { return oldest_message(); });
-  Operation barrier;
-  OperationContext op_context(deadline);
-  execute(barrier, op_context);
+  const auto barrier = [&] {
+    Operation operation;
+    OperationContext op_context(deadline);
+    execute(operation, op_context);
+  };
+  barrier();
   if (choice.device != nullptr) {
     const DevicePluginEntry& engine = load_device_plugin(choice.device->name);
     device_ = std::make_unique<DeviceCalls>(*this, &engine, facts_.device, deadline);
+    barrier();  // ranks take memory from each other: one that leaves at once must not be gone before the last has
   }
 }
 
@@ -128,6 +136,17 @@ detail::GroupImpl::~GroupImpl() {
     abort_->raise(make_error(std::move(info)));
   }
   facts_.session->remove_group(facts_.name);
+  if (device_engine_ && !abort_->raised() && !in_forked_child()) {
+    facts_.session->announce_departure(facts_.name, seq_);
+  }
+}
+
+int detail::GroupImpl::left_before(std::uint64_t seq) const {
+  const std::lock_guard lock(departures_mutex_);
+  for (const auto& [rank, last] : departures_) {
+    if (last < seq) return rank;
+  }
+  return -1;
 }
 
 ErrorInfo detail::GroupImpl::context_of(std::string_view operation, std::uint64_t sequence,

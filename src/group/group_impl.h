@@ -8,7 +8,9 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -130,6 +132,9 @@ class detail::GroupImpl {
   /// The fields of an error of this call: operation, group, ranks; no reason yet.
   ErrorInfo context_of(std::string_view operation, std::uint64_t sequence = 0, std::string arguments = {}) const;
 
+  /// The first rank that has left the group in good order before this call; -1: none has, as far as is known.
+  int left_before(std::uint64_t seq) const;
+
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
   std::uint64_t next_monitored() noexcept { return ++monitored_; }
@@ -172,6 +177,8 @@ class detail::GroupImpl {
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_
+  mutable std::mutex departures_mutex_;
+  std::map<int, std::uint64_t> departures_;  // ranks that have left, and the last call of each
   std::uint64_t groups_ = 0;
   std::uint64_t allocations_ = 0;
   std::uint64_t monitored_ = 0;

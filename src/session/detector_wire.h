@@ -31,6 +31,8 @@ struct DetectorMessage {
     waiting = 9,          ///< `rank` has waited long in call number `seq` of `group`: `text`
     query_progress = 10,  ///< how far are you in `group`?
     progress_reply = 11,  ///< the last call of `rank` in it is number `seq`: `text`
+    departed = 12,        ///< `rank` has left `group` in good order, after its call number `seq`
+    compare = 13,         ///< `rank` waits in call number `seq` of `group`: do all call the same?
   };
   Kind kind = Kind::heartbeat;
   ErrorInfo error = {};    ///< of an abort only

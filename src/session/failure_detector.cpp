@@ -122,6 +122,15 @@ void FailureDetector::Impl::on_message(int peer, const DetectorMessage& message)
     case Kind::waiting: return is_leader() ? events.waiting(message) : void();
     case Kind::query_progress: return send(peer, events.progress(message));
     case Kind::progress_reply: return events.progress_reply(message);
+    case Kind::departed:
+      require_rank();
+      if (message.rank == rank) return;
+      events.departed(message);
+      if (!from_leader) spread_departure(message);
+      return;
+    case Kind::compare:
+      if (is_leader()) compare_calls(message);
+      return;
   }
 }
 
@@ -135,9 +144,23 @@ void FailureDetector::Impl::report_abort(const DetectorMessage& message) {
   }
   if (mismatches->is_open(message.group) || !failed.insert(message.group).second) return;  // the first report counts
   if (!asks_for_calls(message.error, message.seq)) return broadcast_abort(message);
-  std::vector<int> others;
-  for (const auto& [peer, link] : links) others.push_back(peer);
-  mismatches->begin(message, others);
+  mismatches->begin(message, linked());
+}
+
+std::vector<int> FailureDetector::Impl::linked() const {
+  std::vector<int> ranks;
+  for (const auto& [peer, link] : links) ranks.push_back(peer);
+  return ranks;
+}
+
+void FailureDetector::Impl::compare_calls(const DetectorMessage& message) {
+  if (failed.count(message.group) == 0) mismatches->compare(message, linked());
+}
+
+void FailureDetector::Impl::spread_departure(const DetectorMessage& message) {
+  for (const auto& [peer, link] : links) {
+    if (peer != message.rank) link->send(message);
+  }
 }
 
 void FailureDetector::Impl::report_early_aborts() {
@@ -160,7 +183,11 @@ void FailureDetector::Impl::start() {
       .rank = rank,
       .called = [this](const std::string& group, std::uint64_t seq) { return events.called(group, seq); },
       .send = [this](int peer, const DetectorMessage& message) { send(peer, message); },
-      .finished = [this](const DetectorMessage& message) { broadcast_abort(message); }});
+      .finished =
+          [this](const DetectorMessage& message) {
+            failed.insert(message.group);
+            broadcast_abort(message);
+          }});
   probes = std::make_unique<ListenProbes>(loop);
   if (heartbeat_s > 0) loop->post([self = shared_from_this()] { self->stopped ? void() : self->tick(); });
 }
@@ -209,6 +236,14 @@ void FailureDetector::expect_all_by(Deadline deadline) {
 
 void FailureDetector::report_abort(const DetectorMessage& abort) {
   impl_->loop->post([impl = impl_, abort] { impl->report_abort(abort); });
+}
+
+void FailureDetector::announce(const DetectorMessage& message) {
+  impl_->loop->post([impl = impl_, message] {
+    if (impl->stopped || impl->excluded) return;
+    if (!impl->is_leader()) return impl->send(impl->leader, message);
+    message.kind == Kind::compare ? impl->compare_calls(message) : impl->spread_departure(message);
+  });
 }
 
 void FailureDetector::send_to_leader(const DetectorMessage& message) {

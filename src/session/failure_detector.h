@@ -34,6 +34,7 @@ class FailureDetector {
     std::function<void(int rank, const std::string& text)> lost;
     std::function<void(int rank)> gone;
     std::function<void(const DetectorMessage&)> aborted;
+    std::function<void(const DetectorMessage&)> departed;
     /// What this rank called as number `seq` of `group`; empty if it has not made that call.
     std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
     /// See wait_report.h.
@@ -55,6 +56,8 @@ class FailureDetector {
 
   /// Reports to all ranks. For a mismatch every rank is first asked what it called, which the error then lists. Any thread.
   void report_abort(const DetectorMessage& abort);
+  /// To all ranks, for `departed`; to the leader, for `compare`. Any thread.
+  void announce(const DetectorMessage& message);
 
   // In the event loop's thread.
   void send_to_leader(const DetectorMessage& message);  ///< or to nobody, while there is none

@@ -100,6 +100,9 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   void report_abort(const DetectorMessage& message);
   void report_early_aborts();
   void broadcast_abort(const DetectorMessage& message);
+  void spread_departure(const DetectorMessage& message);
+  void compare_calls(const DetectorMessage& message);
+  std::vector<int> linked() const;
   void start();
   void stop();
 };

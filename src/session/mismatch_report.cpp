@@ -13,23 +13,39 @@ constexpr std::chrono::milliseconds kRetry{40};
 }  // namespace
 
 void MismatchReports::begin(const DetectorMessage& abort, const std::vector<int>& others) {
-  Query& query = open_[abort.group];
+  open(abort, others, false);
+}
+
+void MismatchReports::compare(const DetectorMessage& question, const std::vector<int>& others) {
+  if (open_.count(question.group) != 0) return;  // those who wait with it ask the same
+  DetectorMessage abort = question;
+  abort.kind = DetectorMessage::Kind::abort;
+  open(abort, others, true);
+}
+
+void MismatchReports::open(const DetectorMessage& abort, const std::vector<int>& others, bool compares) {
+  const std::string group = abort.group;
+  Query& query = open_[group] = Query{};
+  query.number = ++queries_;
+  query.compares = compares;
   query.abort = abort;
   query.request = abort;
   query.request.kind = DetectorMessage::Kind::query_call;
   query.request.text.clear();
   query.awaited.insert(others.begin(), others.end());
   query.awaited.insert(callbacks_.rank);
-  ask(abort.group);
-  callbacks_.loop->call_at(Deadline::after(kLimit), [weak = weak_from_this(), group = abort.group] {
-    if (const auto self = weak.lock()) self->finish(group);
+  const std::uint64_t number = query.number;
+  ask(group, number);
+  callbacks_.loop->call_at(Deadline::after(kLimit), [weak = weak_from_this(), group, number] {
+    const auto self = weak.lock();
+    if (self && self->open_.count(group) != 0 && self->open_[group].number == number) self->finish(group);
   });
 }
 
 // A rank that has not made that call yet has no answer; it is asked again a little later.
-void MismatchReports::ask(const std::string& group) {
+void MismatchReports::ask(const std::string& group, std::uint64_t number) {
   const auto it = open_.find(group);
-  if (it == open_.end()) return;
+  if (it == open_.end() || it->second.number != number) return;
   Query& query = it->second;
   if (query.awaited.count(callbacks_.rank) != 0) {
     if (RankCall mine = callbacks_.called(group, query.request.seq); !mine.call.empty()) {
@@ -42,14 +58,14 @@ void MismatchReports::ask(const std::string& group) {
   for (const int peer : query.awaited) {
     if (peer != callbacks_.rank) callbacks_.send(peer, query.request);
   }
-  callbacks_.loop->call_at(Deadline::after(kRetry), [weak = weak_from_this(), group] {
-    if (const auto self = weak.lock()) self->ask(group);
+  callbacks_.loop->call_at(Deadline::after(kRetry), [weak = weak_from_this(), group, number] {
+    if (const auto self = weak.lock()) self->ask(group, number);
   });
 }
 
 void MismatchReports::answered(const DetectorMessage& answer) {
   const auto it = open_.find(answer.group);
-  if (it == open_.end() || answer.text.empty()) return;
+  if (it == open_.end() || answer.text.empty() || answer.seq != it->second.request.seq) return;
   it->second.answers[answer.rank] = {.rank = answer.rank, .call = answer.text, .place = answer.place};
   it->second.awaited.erase(answer.rank);
   if (it->second.awaited.empty()) finish(answer.group);
@@ -62,6 +78,14 @@ void MismatchReports::finish(const std::string& group) {
   std::vector<RankCall> calls;
   for (auto& [peer, call] : it->second.answers) calls.push_back(std::move(call));
   const auto is_other = [&](const RankCall& call) { return call.call != calls.front().call; };
+  if (it->second.compares) {
+    open_.erase(it);
+    const auto operation = [](const RankCall& call) { return call.call.substr(0, call.call.find(' ')); };
+    const auto differs = [&](const RankCall& call) { return operation(call) != operation(calls.front()); };
+    if (std::none_of(calls.begin(), calls.end(), differs)) return;
+    message.error = mismatch_of(std::move(calls));
+    return callbacks_.finished(message);
+  }
   if (message.error.kind == ErrorKind::timeout) {  // of ranks that called the same it stays one
     if (std::any_of(calls.begin(), calls.end(), is_other)) message.error = mismatch_of(std::move(calls));
   } else if (!calls.empty()) {

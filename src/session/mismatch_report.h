@@ -33,22 +33,33 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
   };
   explicit MismatchReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
 
-  bool is_open(const std::string& group) const { return open_.count(group) != 0; }
+  /// About an error that was reported.
+  bool is_open(const std::string& group) const {
+    const auto it = open_.find(group);
+    return it != open_.end() && !it->second.compares;
+  }
   void begin(const DetectorMessage& abort, const std::vector<int>& others);
+  /// For a rank that waits: only if others have called another operation there is an error. (Arguments may differ where each rank has its
+  /// own counts.)
+  void compare(const DetectorMessage& question, const std::vector<int>& others);
   void answered(const DetectorMessage& answer);
   void stop() { open_.clear(); }
 
  private:
   struct Query {
+    std::uint64_t number = 0;
+    bool compares = false;
     DetectorMessage abort;
     DetectorMessage request;
     std::map<int, RankCall> answers;
     std::set<int> awaited;
   };
-  void ask(const std::string& group);
+  void open(const DetectorMessage& abort, const std::vector<int>& others, bool compares);
+  void ask(const std::string& group, std::uint64_t number);
   void finish(const std::string& group);
 
   Callbacks callbacks_;
+  std::uint64_t queries_ = 0;
   std::map<std::string, Query> open_;
 };
 

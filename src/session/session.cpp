@@ -118,6 +118,7 @@ void Session::start_failure_detector(Deadline deadline) {
   events.gone = [this](int gone) { on_gone(gone); };
   events.dial = [this](int leader, Deadline limit, int cancel) { return dial_control(leader, limit, cancel); };
   events.aborted = [this](const DetectorMessage& message) { on_aborted(message); };
+  events.departed = [this](const DetectorMessage& message) { on_departed(message); };
   events.called = [this](const std::string& group, std::uint64_t seq) -> RankCall {
     std::function<RankCall(std::uint64_t)> called;
     {
@@ -405,6 +406,30 @@ void Session::on_aborted(const DetectorMessage& message) {
     abort = it->second.abort;
   }
   abort->raise(make_error(from_another_rank(message.error)));
+}
+
+void Session::on_departed(const DetectorMessage& message) {
+  const std::lock_guard lock(mutex_);
+  const auto it = groups_.find(message.group);
+  if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
+}
+
+void Session::announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq) {
+  if (!detector_) return;
+  DetectorMessage message;
+  message.kind = kind;
+  message.group = group;
+  message.seq = seq;
+  message.rank = rank();
+  detector_->announce(message);
+}
+
+void Session::announce_departure(const std::string& group, std::uint64_t seq) {
+  announce(DetectorMessage::Kind::departed, group, seq);
+}
+
+void Session::compare_calls(const std::string& group, std::uint64_t seq) {
+  announce(DetectorMessage::Kind::compare, group, seq);
 }
 
 void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {

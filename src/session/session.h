@@ -63,6 +63,8 @@ class Session : public Connector {
     // Once the group is set up (open_group). They must not block, nor use the session; not called after remove_group.
     std::function<void(int global_rank)> gone = {};  ///< it has left or ended, nobody knows which
     std::function<MessageWait()> message = {};
+    std::function<void(int global_rank, std::uint64_t seq)> departed =
+        {};  ///< in good order, after its call number seq
   };
   void add_group(const std::string& name, GroupLink link);
   void open_group(const std::string& name, std::function<void(int global_rank)> gone,
@@ -71,6 +73,11 @@ class Session : public Connector {
 
   /// Reports to the other ranks that this group failed here. Returns at once.
   void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
+  /// Says to the other ranks that this one has left the group after its call number seq: who waits on a device in a later one cannot
+  /// see it. Returns at once.
+  void announce_departure(const std::string& group, std::uint64_t seq);
+  /// This rank waits in that call: if another has called another operation under this number, the group fails. Returns at once.
+  void compare_calls(const std::string& group, std::uint64_t seq);
   bool has_failure_detector() const noexcept { return detector_ != nullptr; }
 
  private:
@@ -92,6 +99,8 @@ class Session : public Connector {
   void on_lost(int rank, const std::string& text);
   void on_gone(int rank);
   void on_aborted(const DetectorMessage& message);
+  void on_departed(const DetectorMessage& message);
+  void announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq);
 
   RendezvousResult rendezvous_;
   TransportKind transport_;

@@ -39,7 +39,7 @@ TEST_P(DeviceCallsFailure, ALateRankIsNamed) {
   });
 }
 
-/// The error of ranks of which one sums fewer elements, as their third call.
+/// The error of ranks of which one sums fewer elements, as their second call after two of the set-up.
 Caught sum_different_counts(Rank& r) {
   Place place;
   void* const stream = place.stream();
@@ -65,8 +65,32 @@ TEST(UncomparedDeviceCalls, DifferentCallsAreAMismatch) {
   options.env = {{"MANIPLE_CHECKS", "0"}};
   harness::run_ranks(options, [](Rank& r) {
     const Caught caught = sum_different_counts(r);
-    EXPECT_TRUE(harness::contains(caught.text, "rank 1: all_reduce #3 int32[500]")) << caught;
+    EXPECT_TRUE(harness::contains(caught.text, "rank 1: all_reduce #4 int32[500]")) << caught;
     EXPECT_EQ(caught.info.calls.size(), 3U) << caught;
+  });
+}
+
+// Rank 1 is in an operation on the host, the others in one on the device: no engine sees both.
+TEST_P(DeviceCallsFailure, ACallOnTheHostBesideCallsOnTheDeviceIsAMismatch) {
+  run_ranks(ranks(3), [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer data = place.ints(kFew, 1);
+    r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
+    const Caught caught = catch_error([&] {
+      if (r.rank == 1) {
+        r.world->barrier();
+      } else {
+        for (int i = 0; i < 3; ++i) r.world->all_reduce(data, ReduceOp::sum, {.stream = stream});
+        place.finish(stream);
+        r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
+      }
+    });
+    EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
+    EXPECT_TRUE(harness::contains(caught.text, "rank 1: barrier #")) << caught;
+    EXPECT_TRUE(harness::contains(caught.text, "rank 2: all_reduce #")) << caught;
+    place.finish(stream);
+    r.phase("over");
   });
 }
 
@@ -215,6 +239,65 @@ TEST_P(DeviceCallsFailure, AGroupIsLeftBeforeAnotherRankCalls) {
     group.reset();
     place.finish(stream);
     place.expect_all(data, 3);
+    r.phase("over");
+  });
+}
+
+// What a rank has enqueued is waited for before it leaves; what the others enqueue after that has nobody to wait for.
+TEST_P(DeviceCallsFailure, ARankThatLeftIsNamed) {
+  for (const int leaver : {0, 2}) {
+    run_ranks(ranks(3), [leaver](Rank& r) {
+      Place place;
+      void* const stream = place.stream();
+      const Buffer data = place.ints(kFew, 1);
+      for (int i = 0; i < 2; ++i) r.world->all_reduce(data, ReduceOp::sum, {.stream = stream});
+      if (r.rank == leaver) {
+        r.world.reset();
+        place.finish(stream);
+        place.expect_all(data, 9);
+        r.phase("over");
+        return;
+      }
+      const Work work = r.world->all_reduce(data, ReduceOp::sum, {.stream = stream});
+      const Caught caught = catch_error([&] { work.synchronize(); });
+      EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+      EXPECT_EQ(caught.info.loss, LossKind::left) << caught;
+      EXPECT_EQ(caught.lost_rank, leaver) << caught;
+      place.finish(stream);
+      r.phase("over");
+    });
+  }
+}
+
+// Setting up ends on all ranks, or on none: those that leave at once have given the others what they need.
+TEST_P(DeviceCallsFailure, AGroupIsLeftAtOnce) {
+  run_ranks(ranks(4), [](Rank& r) {
+    for (int i = 0; i < 20; ++i) r.world->split(0).reset();
+    r.world.reset();
+  });
+}
+
+TEST_P(DeviceCallsFailure, ARankThatLeftASubGroupIsNamed) {
+  run_ranks(ranks(3), [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer data = place.ints(kFew, 1);
+    auto group = r.world->split(0);
+    group->all_reduce(data, ReduceOp::sum, {.stream = stream});
+    if (r.rank == 1) {
+      group.reset();
+    } else {
+      const Work work = group->all_reduce(data, ReduceOp::sum, {.stream = stream});
+      const Caught caught = catch_error([&] { work.synchronize(); });
+      EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+      EXPECT_EQ(caught.info.loss, LossKind::left) << caught;
+      EXPECT_EQ(caught.lost_rank, 1) << caught;
+      group.reset();
+    }
+    place.finish(stream);
+    const Buffer more = place.ints(kFew, 1);
+    r.world->all_reduce(more, ReduceOp::sum, {.stream = stream}).synchronize();  // the world goes on
+    place.expect_all(more, 3);
     r.phase("over");
   });
 }
