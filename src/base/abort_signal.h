@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ticks.h"
 #include "base/unique_fd.h"
 #include <maniple/comm/error.h>
 
@@ -21,7 +22,7 @@ class AbortSignal {
  public:
   AbortSignal();
 
-  bool raised() const noexcept { return raised_.load(std::memory_order_acquire); }
+  bool raised() const noexcept { return load_acquire(raised_); }
 
   /// Keeps the cause if it is the first (then returns true), runs the listeners once.
   bool raise(std::exception_ptr cause);

@@ -2,6 +2,7 @@
 // records; deadlines use the monotonic clock.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #if defined(__x86_64__)
@@ -50,6 +51,41 @@ inline void relax() noexcept {
   asm volatile("isb" ::: "memory");  // a short pause; `yield` is a no-op on most cores
 #elif defined(__x86_64__)
   _mm_pause();
+#endif
+}
+
+// Arm's load-acquire waits until this thread's earlier store-releases have reached the others, which in C++ only sequentially consistent
+// operations need: 30 ns of an operation of 8 bytes. A plain load and a fence do not. (The thread sanitizer does not know fences.)
+#if defined(__SANITIZE_THREAD__)
+#define MANIPLE_FENCES 0
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define MANIPLE_FENCES 0
+#endif
+#endif
+#if !defined(MANIPLE_FENCES) && defined(__aarch64__)
+#define MANIPLE_FENCES 1
+#endif
+
+template <class T>
+T load_acquire(const std::atomic<T>& word) noexcept {
+#if MANIPLE_FENCES
+  const T value = word.load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return value;
+#else
+  return word.load(std::memory_order_acquire);
+#endif
+}
+
+/// Sets it, and returns what it was.
+inline bool exchange_acquire(std::atomic<bool>& word) noexcept {
+#if MANIPLE_FENCES
+  const bool before = word.exchange(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return before;
+#else
+  return word.exchange(true, std::memory_order_acquire);
 #endif
 }
 

@@ -17,6 +17,7 @@
 
 #include "backend/backend.h"
 #include "base/threads.h"
+#include "base/ticks.h"
 #include "group/device_calls.h"
 #include "group/recorder.h"
 #include "group/work_state.h"
@@ -87,7 +88,7 @@ class detail::GroupImpl {
   template <class Body>
   void run_tasks(Op op, const CallOptions& call, Body&& body) {
     require_usable(op, call);
-    if (queued_.load(std::memory_order_acquire) == 0 && !busy_.exchange(true, std::memory_order_acquire)) {
+    if (load_acquire(queued_) == 0 && !exchange_acquire(busy_)) {
       const Release release{busy_};
       OperationContext context(limit(call));
       body(context);

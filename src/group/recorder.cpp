@@ -14,49 +14,51 @@ Recorder::Recorder(std::size_t entries) {
   mask_ = size - 1;
 }
 
-RankCall Recorder::call_of(const Entry& entry, std::uint64_t seq) {
-  const Signature signature{seq, entry.words[0].load(std::memory_order_relaxed),
-                            entry.words[1].load(std::memory_order_relaxed),
-                            entry.words[2].load(std::memory_order_relaxed)};
-  const std::string_view file = entry.file.load(std::memory_order_relaxed);
-  RankCall call{.call = signature.describe()};
+std::optional<Recorder::Read> Recorder::read(const Entry& entry) noexcept {
+  const auto get = [](const auto& word) { return word.load(std::memory_order_relaxed); };
+  const std::uint64_t line_and_sum = get(entry.line_and_sum);
+  const Contents contents{{get(entry.seq), get(entry.words[0]), get(entry.words[1]), get(entry.words[2])},
+                          get(entry.file),
+                          static_cast<std::uint32_t>(line_and_sum >> 32),
+                          get(entry.began)};
+  const std::uint64_t ended = get(entry.ended);
+  if (contents.signature.seq == 0 || contents.sum() != static_cast<std::uint32_t>(line_and_sum)) return std::nullopt;
+  return Read{contents, ended >> 1 >= contents.began ? ended : 0};
+}
+
+RankCall Recorder::call_of(const Contents& contents) {
+  RankCall call{.call = contents.signature.describe()};
+  const std::string_view file = contents.file;
   // Without one it is no call of the program: the barrier of init().
-  if (!file.empty()) call.place = fmt::format("{}:{}", file, entry.line.load(std::memory_order_relaxed));
+  if (!file.empty()) call.place = fmt::format("{}:{}", file, contents.line);
   return call;
 }
 
-std::string Recorder::describe(const Entry& entry, std::uint64_t seq) {
-  const RankCall call = call_of(entry, seq);
+std::string Recorder::describe(const Contents& contents) {
+  const RankCall call = call_of(contents);
   return call.place.empty() ? call.call : fmt::format("{} at {}", call.call, call.place);
 }
 
 RankCall Recorder::called(std::uint64_t seq) const {
   if (mask_ == 0 || seq == 0) return {};
-  const Entry& entry = entries_[seq & mask_];
-  if (entry.seq.load(std::memory_order_acquire) != seq) return {};
-  RankCall call = call_of(entry, seq);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return entry.seq.load(std::memory_order_acquire) == seq ? call : RankCall();
+  const auto found = read(entries_[seq & mask_]);
+  return found && found->contents.signature.seq == seq ? call_of(found->contents) : RankCall();
 }
 
 CallProgress Recorder::last() const {
-  const Entry* latest = nullptr;
-  CallProgress last;
+  std::optional<Read> latest;
   for (std::uint64_t i = 0; mask_ != 0 && i <= mask_; ++i) {
-    const std::uint64_t seq = entries_[i].seq.load(std::memory_order_acquire);
-    if (seq <= last.seq) continue;
-    last.seq = seq;
-    latest = &entries_[i];
+    const auto found = read(entries_[i]);
+    if (found && (!latest || found->contents.signature.seq > latest->contents.signature.seq)) latest = found;
   }
-  if (latest == nullptr) return last;
+  CallProgress last;
+  if (!latest) return last;
   const std::uint64_t now = ticks();
-  const std::uint64_t ended = latest->ended.load(std::memory_order_acquire);
-  const std::uint64_t when = ended != 0 ? ended : latest->began.load(std::memory_order_relaxed);
-  last.running = ended == 0;
+  const std::uint64_t when = latest->ended != 0 ? latest->ended >> 1 : latest->contents.began;
+  last.seq = latest->contents.signature.seq;
+  last.running = latest->ended == 0;
   last.seconds = static_cast<double>(now - std::min(now, when)) / ticks_per_second();
-  last.call = describe(*latest, last.seq);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (latest->seq.load(std::memory_order_acquire) != last.seq) last.running = false;  // another has begun in its place
+  last.call = describe(latest->contents);
   return last;
 }
 
@@ -65,21 +67,18 @@ std::vector<std::string> Recorder::lines() const {
   const std::uint64_t now = ticks();
   const double second = ticks_per_second();
   for (std::uint64_t i = 0; mask_ != 0 && i <= mask_; ++i) {
-    const Entry& entry = entries_[i];
-    const std::uint64_t seq = entry.seq.load(std::memory_order_acquire);
-    if (seq == 0) continue;
-    const std::uint64_t began = entry.began.load(std::memory_order_relaxed);
-    const std::uint64_t ended = entry.ended.load(std::memory_order_acquire);
-    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry, seq),
+    const auto entry = read(entries_[i]);
+    if (!entry) continue;
+    const std::uint64_t began = entry->contents.began;
+    std::string text = fmt::format("{}, began {:.3f} s ago, ", describe(entry->contents),
                                    static_cast<double>(now - std::min(now, began)) / second);
-    if (ended == 0) {
+    if (entry->ended == 0) {
       text += "still running";
     } else {
-      text += fmt::format("{} {:.1f} us", entry.failed.load(std::memory_order_relaxed) ? "failed after" : "took",
-                          static_cast<double>(ended - began) / second * 1e6);
+      text += fmt::format("{} {:.1f} us", (entry->ended & 1) != 0 ? "failed after" : "took",
+                          static_cast<double>((entry->ended >> 1) - began) / second * 1e6);
     }
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (entry.seq.load(std::memory_order_acquire) == seq) found.emplace_back(seq, std::move(text));
+    found.emplace_back(entry->contents.signature.seq, std::move(text));
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> result;

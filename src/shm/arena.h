@@ -35,6 +35,7 @@
 
 #include "base/abort_signal.h"
 #include "base/operation_context.h"
+#include "base/ticks.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
 
@@ -221,7 +222,7 @@ class Arena {
     return static_cast<std::size_t>(rank) * kContributions + (kReversed >> (epoch % kContributions * 4) & 15);
   }
   static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
-    return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
+    return static_cast<std::int32_t>(load_acquire(word) - target) >= 0;
   }
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
   // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the time of the
