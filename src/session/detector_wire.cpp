@@ -61,7 +61,7 @@ constexpr std::size_t kLengthBytes = 4;
 
 bool is_said_again(const DetectorMessage& message) {
   using Kind = DetectorMessage::Kind;
-  return message.kind == Kind::heartbeat || message.kind == Kind::query_call;
+  return message.kind == Kind::heartbeat || message.kind == Kind::query_call || message.kind == Kind::compare;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "transport/message_engine.h"
 
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <mutex>
 #include <numeric>
 
 #include "base/system_error.h"
@@ -118,8 +120,39 @@ class AtPageEnd {
   std::byte* memory_;
 };
 
+/// Keeps a descriptor of the connection that it made last.
+class Keeping final : public Connector {
+ public:
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline,
+                        const AbortSignal& abort) override {
+    SecureConnection connection = TestConnector(*board, 0).dial(global_rank, topic, deadline, abort);
+    const std::lock_guard lock(mutex_);
+    kept_ = UniqueFd(::dup(connection.get()));
+    return connection;
+  }
+  SecureConnection try_take(int global_rank, const std::string& topic) override {
+    return board->take(global_rank, 0, topic);
+  }
+  int arrival_fd() const noexcept override { return board->arrival_fd(0); }
+  /// Bytes that were written to it and that the other end's system does not have yet.
+  int on_the_way() {
+    int bytes = 0;
+    const std::lock_guard lock(mutex_);
+    if (::ioctl(kept_.get(), TIOCOUTQ, &bytes) != 0) throw_system_error("ioctl");
+    return bytes;
+  }
+
+  Board* board = nullptr;
+
+ private:
+  std::mutex mutex_;
+  UniqueFd kept_;
+};
+
 TEST(MessageEngine, NothingMovesAfterAnAbort) {
-  Engines engines(2);
+  Keeping connector;
+  Engines engines(2, &connector);
+  connector.board = &engines.board();
   std::vector<std::byte> large(64 << 20), sink(64 << 20);
   // Half way: the sockets are full, as no one reads.
   const auto first = engines.start(0, send_to(1, 0, large));
@@ -129,7 +162,10 @@ TEST(MessageEngine, NothingMovesAfterAnAbort) {
   engines.of(0).drive(*first);
   expect_error<Aborted>(first->error, "enough");
   // Now there is room again; a message that was handed to the engine when the group was aborted must not use it.
-  for (bool empty = false; !empty;) empty = ::recv(other_end.get(), sink.data(), sink.size(), MSG_DONTWAIT) <= 0;
+  for (bool all = false, empty = false; !all || !empty;) {
+    all = connector.on_the_way() == 0;
+    empty = ::recv(other_end.get(), sink.data(), sink.size(), MSG_DONTWAIT) <= 0;
+  }
   AtPageEnd small;
   expect_error<Aborted>(engines.run(0, send_to(1, 0, small.last(16))), "enough");
   expect_error<Aborted>(engines.run(0, recv_from(1, 0, small.last(16))), "enough");
