@@ -59,7 +59,9 @@ struct ArenaEntry {
 };
 constexpr ArenaEntry kArenaAlgorithms[] = {
     {"inline", "shared memory, small: the bytes are published with the call; one synchronisation"},
-    {"direct", "shared memory, registered buffers: ranks work on each other's memory; no copies"},
+    {"direct",
+     "shared memory, registered buffers: ranks work on each other's memory; no copies. Ordinary ones of all_to_all and "
+     "scatter: read by the kernel"},
     {"staged", "shared memory, ordinary buffers: cache-sized pieces through shared slots, in a pipeline"},
 };
 

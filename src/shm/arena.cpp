@@ -80,7 +80,7 @@ std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
 }
 
 Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
-    : options_(options), segment_(std::move(segment)) {
+    : options_(options), peer_memory_(options.size), segment_(std::move(segment)) {
   const auto n = static_cast<std::size_t>(options.size);
   const std::size_t least = bytes_for(options.size, kPage);
   if (segment_->size() < least) {
@@ -101,6 +101,7 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   // own: others read of it what this rank has written. (With 256 ranks, looking at the pages of all takes each of them 0.5 ms.)
   segment_->populate(0, stage_offset_);
   segment_->populate(stage_offset_ + static_cast<std::size_t>(options.rank) * stage, stage);
+  of(options.rank).identity = peer_memory_.identify();
   abort_state_ = &header().abort_state;
   crowded_ = options.size > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded_ ? 0 : 20;
@@ -259,6 +260,32 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
+}
+
+// The kernel counts how long a thread was ready to run while others ran. Of competition it is half of a gap as long as a time slice, or of
+// shorter ones a good part of the time since the last gap: something short now and then is none.
+void Arena::note_long_gap(std::uint64_t from, std::uint64_t to) noexcept {
+  struct Seen {
+    double seconds = 0;
+    double delay = 0;  // seconds, too
+  };
+  thread_local Seen last;
+  constexpr double kSlice = 1e-3;
+  try {
+    const std::string text = file_text("/proc/thread-self/schedstat");  // ns that it ran, ns that it was ready to, ...
+    const char* const end = text.data() + text.size();
+    const char* const second = std::find(text.data(), end, ' ');
+    std::uint64_t delay_ns = 0;
+    if (second != end && std::from_chars(second + 1, end, delay_ns).ec == std::errc()) {
+      const auto seconds = [](std::uint64_t ticks) { return static_cast<double>(ticks) / ticks_per_second(); };
+      const Seen before = std::exchange(last, {seconds(to), static_cast<double>(delay_ns) * 1e-9});
+      const double gap = seconds(to - from), delay = last.delay - before.delay;
+      if (before.seconds == 0) return;  // nothing to compare with yet
+      if (delay < (last.seconds - before.seconds) / 16 && (gap < kSlice || delay < gap / 2)) return;
+    }
+  } catch (...) {  // no memory for the text: as if the kernel did not count
+  }
+  contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
 }
 
 void Arena::wake(const std::atomic<std::uint32_t>& word) {

@@ -36,6 +36,7 @@
 #include "base/abort_signal.h"
 #include "base/operation_context.h"
 #include "base/ticks.h"
+#include "shm/peer_memory.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
 
@@ -43,8 +44,9 @@ namespace maniple {
 
 inline constexpr std::size_t kCacheLine = 128;
 
-/// Where a buffer lies in registered memory; segment 0 is none.
+/// Where a buffer lies in registered memory; segment 0 is none, and kProcess memory of its rank's process alone.
 struct SharedRef {
+  static constexpr std::uint64_t kProcess = ~std::uint64_t{0};  ///< the offset is an address
   std::uint64_t segment = 0;
   std::uint64_t offset = 0;
 };
@@ -61,6 +63,7 @@ struct alignas(kCacheLine) Contribution {
   struct Refs {
     SharedRef in, out;
     std::uint64_t extra;
+    std::uint64_t failed;  // written before `finished`: something could not be read
   };
   Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
   const Refs& refs() const noexcept { return *reinterpret_cast<const Refs*>(payload); }
@@ -166,6 +169,15 @@ class Arena {
   }
   void await_all(Counter counter, std::uint32_t value, OperationContext& context);
 
+  // ---- Memory of other processes -------------------------------------------------------------------------------
+
+  /// Whether ranks read each other's ordinary memory: each has a core, and none has found that it cannot.
+  bool reads_peers() const noexcept { return reads_peers_ && !crowded_; }
+  void stop_reading_peers() noexcept { reads_peers_ = false; }
+  bool read_peer(int rank, void* to, std::uint64_t from, std::size_t bytes) {
+    return peer_memory_.read(rank, of(rank).identity, to, from, bytes);
+  }
+
   // ---- Rings ---------------------------------------------------------------------------------------------------
 
   /// Memory for the ring from one rank to another; `set` 0 or 1. Zeroed at first.
@@ -212,6 +224,7 @@ class Arena {
       std::atomic<std::uint32_t> epoch;  // of that operation
     };
     Core core;
+    alignas(kCacheLine) PeerMemory::Identity identity;
     Line left;  // 1 once this rank has destroyed its group; 2: another rank found that it is gone
   };
   // Contributions that follow each other are not neighbours, or a processor that saw a row of them being read would fetch the
@@ -236,11 +249,13 @@ class Arena {
   void show_core() noexcept;
   bool is_on_this_core(int rank) const noexcept;
   bool leave_core_of(int rank, std::uint64_t now) noexcept;
-  /// In the middle of waiting: ticks between two looks. Many mean that something else ran on this core.
+  /// In the middle of waiting: ticks between two looks. Many mean that something else ran on this core: another process, or (where the
+  /// machine is a virtual one) another machine, against which sleeping does not help, and only adds the time that waking takes there.
   void note_gap(std::uint64_t from, std::uint64_t to) noexcept {
     if (!crowded_ && to - from > gap_ticks_) [[unlikely]]
-      contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
+      note_long_gap(from, to);
   }
+  void note_long_gap(std::uint64_t from, std::uint64_t to) noexcept;
   bool is_contended(std::uint64_t now) const noexcept { return now < contended_until_.load(std::memory_order_relaxed); }
   void wake_sleepers_on(int rank) noexcept;
   void wake_all_for(int rank) noexcept;
@@ -252,6 +267,8 @@ class Arena {
   Header& header() const noexcept;
 
   ArenaOptions options_;
+  PeerMemory peer_memory_;
+  bool reads_peers_ = true;
   std::shared_ptr<Segment> segment_;
   RankBlock* blocks_ = nullptr;  // one for each rank
   Contribution* contributions_ = nullptr;

@@ -2,8 +2,9 @@
 //
 //   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One synchronisation;
 //            in rooted operations those that only send do not wait. (run.cpp)
-//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. (direct.cpp)
-//   staged   ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
+//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. Also scatter
+//            and all_to_all of ordinary memory, read out of its process. (direct.cpp)
+//   staged   other ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
 #pragma once
 
 #include <array>
@@ -54,9 +55,17 @@ void run_in_arena(ArenaCall& call, const Operation& operation);
 /// The same for a group of one.
 void run_alone(const Operation& operation);
 
+/// Whether the counts of an uneven all_to_all are in the contributions: one for each rank.
+inline bool arena_holds_counts(const Arena& arena) noexcept {
+  return static_cast<std::size_t>(arena.size()) * sizeof(std::uint64_t) <= arena.payload_bytes();
+}
+
+/// Of all_to_all: throws a Mismatch if this rank expects another number of elements from a rank than that sends.
+void check_arena_count(const Arena& arena, int from, std::size_t sent, std::size_t expected);
+
 // ---- The algorithms, after the contributions have been exchanged -------------------------------------------------------
 
-/// False if the memory that matters is not registered.
+/// False if the memory that matters cannot be used where it lies.
 bool arena_direct(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 void arena_staged_reduce(ArenaCall& call, const Operation& operation);                     ///< all_reduce, reduce
 void arena_staged_move(ArenaCall& call, const Operation& operation, std::uint32_t epoch);  ///< the others

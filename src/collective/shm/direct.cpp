@@ -1,23 +1,34 @@
 // Registered memory: every rank reads, and for all_reduce and reduce also writes, the others' buffers where they lie.
 //
+// Ordinary memory, of operations in which every byte has one reader (scatter, all_to_all): the reader has the kernel copy it out of
+// the other process. If any rank cannot read, all take the stage, for this operation and those that follow.
+//
 // A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice out of all ranks' memory,
 // in rank order, and writes it to all of them. Cost: two synchronisations; each byte of each buffer is read once and written once; n
 // ranks share the work evenly. Operations that only move bytes pull them from the contributor.
 //
 // The second synchronisation (`finished`) keeps a rank from returning while a peer still reads its buffer.
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
+#include "base/log.h"
 #include "base/rank_arithmetic.h"
 #include "collective/shm/arena_call.h"
 
 namespace maniple {
 namespace {
 
+// Of smaller parts, entering the kernel costs more than the second copy.
+constexpr std::size_t kLeastRead = 16 * 1024;
+
 class Direct {
  public:
   Direct(ArenaCall& call, const Operation& op, std::uint32_t epoch)
-      : call_(call), op_(op), epoch_(epoch), inputs_(call.size()), outputs_(call.size()) {}
+      : call_(call), op_(op), epoch_(epoch), inputs_(call.size()), outputs_(call.size()) {
+    uneven_ = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
+  }
 
   bool run() {
     if (!resolve()) return false;
@@ -26,27 +37,25 @@ class Direct {
       case Op::reduce: reduce_to_root(); break;
       case Op::reduce_scatter: reduce_range(op_.parts.offset(me()), op_.parts.count(me()), op_.out); break;
       case Op::broadcast:
-        if (me() != op_.root) copy(op_.out, inputs_[op_.root], op_.bytes());
+        if (me() != op_.root) copy(op_.out, op_.root, 0, op_.count);
         break;
-      case Op::scatter:
-        copy(op_.out, inputs_[op_.root] + op_.parts.offset(me()) * element(), op_.parts.count(me()) * element());
-        break;
+      case Op::scatter: copy(op_.out, op_.root, op_.parts.offset(me()), op_.parts.count(me())); break;
       case Op::gather:
       case Op::all_gather:
         if (op_.op == Op::all_gather || me() == op_.root) collect();
         break;
       case Op::all_to_all:
         for (int r : others_and_me()) {
-          copy(op_.out + op_.out_parts.offset(r) * element(), inputs_[r] + op_.in_parts.offset(me()) * element(),
-               op_.out_parts.count(r) * element());
+          copy(op_.out + op_.out_parts.offset(r) * element(), r, offset_to_me(r), op_.out_parts.count(r));
         }
         break;
       default: return false;
     }
+    call_.arena.contribution(me(), epoch_).refs().failed = failed_ ? 1 : 0;
     call_.arena.set(Counter::finished, epoch_);
     call_.context.forget_ticks();  // the wait for the contributions was neither the end nor just now
     call_.arena.await_all(Counter::finished, epoch_, call_.context);
-    return true;
+    return !processes_ || all_could_read();
   }
 
  private:
@@ -58,19 +67,54 @@ class Direct {
   // All ranks read the same contributions, so all decide alike.
   bool resolve() {
     const bool only_root = op_.op == Op::broadcast || op_.op == Op::scatter;
-    if (op_.op == Op::all_to_all && !(op_.in_parts.equal() && op_.out_parts.equal())) return false;
+    if (uneven_ && !arena_holds_counts(call_.arena)) return false;
     for (int r = 0; r < size(); ++r) {
       if (only_root && r != op_.root) continue;
       if (refs(r).in.segment == 0 && input_bytes(r) != 0) return false;
       if (op_.op == Op::all_reduce && refs(r).out.segment == 0) return false;
+      processes_ = processes_ || refs(r).in.segment == SharedRef::kProcess;
     }
+    if (processes_ && largest_part() < kLeastRead) return false;
     if (op_.op == Op::reduce && refs(op_.root).out.segment == 0) return false;
     for (int r = 0; r < size(); ++r) {
       if (only_root && r != op_.root) continue;
-      inputs_[r] = input_bytes(r) == 0 ? nullptr : call_.registered.resolve(refs(r).in, input_bytes(r));
+      if (input_bytes(r) != 0 && refs(r).in.segment != SharedRef::kProcess)
+        inputs_[r] = call_.registered.resolve(refs(r).in, input_bytes(r));
       if (op_.op == Op::all_reduce || (op_.op == Op::reduce && r == op_.root)) {
         outputs_[r] = call_.registered.resolve(refs(r).out, op_.bytes());
       }
+    }
+    if (uneven_) {
+      for (int r = 0; r < size(); ++r) check_arena_count(call_.arena, r, counts(r)[me()], op_.out_parts.count(r));
+    }
+    return true;
+  }
+
+  // What the ranks of an uneven all_to_all give to each of them.
+  const std::uint64_t* counts(int rank) const {
+    return reinterpret_cast<const std::uint64_t*>(call_.arena.payload(rank, epoch_, call_.arena.payload_bytes()));
+  }
+
+  std::size_t offset_to_me(int rank) const {
+    return uneven_ ? std::accumulate(counts(rank), counts(rank) + me(), std::size_t{0}) : op_.in_parts.offset(me());
+  }
+
+  // Bytes that one rank reads of another.
+  std::size_t largest_part() {
+    std::size_t most = op_.parts.largest();
+    for (int r = 0; r < size() && op_.op == Op::all_to_all; ++r) most = std::max<std::size_t>(most, refs(r).extra);
+    return most * element();
+  }
+
+  bool all_could_read() {
+    for (int r = 0; r < size(); ++r) {
+      if (refs(r).failed == 0) continue;
+      call_.arena.stop_reading_peers();
+      log_info(
+          "rank {} cannot read the memory of other processes: scatter and all_to_all of ordinary memory go through "
+          "shared memory",
+          call_.arena.global_rank(r));
+      return false;
     }
     return true;
   }
@@ -81,7 +125,9 @@ class Direct {
       case Op::all_gather: return op_.parts.count(rank) * element();
       case Op::scatter:
       case Op::reduce_scatter: return op_.parts.total() * element();
-      case Op::all_to_all: return op_.in_parts.total() * element();
+      case Op::all_to_all:
+        return (uneven_ ? std::accumulate(counts(rank), counts(rank) + size(), std::size_t{0}) : op_.in_parts.total()) *
+               element();
       default: return op_.bytes();
     }
   }
@@ -114,7 +160,7 @@ class Direct {
 
   void collect() {
     for (int r : others_and_me()) {
-      copy(op_.out + op_.parts.offset(r) * element(), inputs_[r], op_.parts.count(r) * element());
+      copy(op_.out + op_.parts.offset(r) * element(), r, 0, op_.parts.count(r));
     }
   }
 
@@ -125,8 +171,16 @@ class Direct {
     return order;
   }
 
-  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-    if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+  // Elements of a rank's input, from `offset` on.
+  void copy(std::byte* to, int rank, std::size_t offset, std::size_t count) {
+    const std::size_t bytes = count * element();
+    if (bytes == 0 || failed_) return;
+    if (rank == me() || refs(rank).in.segment != SharedRef::kProcess) {
+      const std::byte* from = (rank == me() ? op_.in : inputs_[rank]) + offset * element();
+      if (to != from) std::memcpy(to, from, bytes);
+    } else {
+      failed_ = !call_.arena.read_peer(rank, to, refs(rank).in.offset + offset * element(), bytes);
+    }
   }
 
   ArenaCall& call_;
@@ -134,6 +188,9 @@ class Direct {
   std::uint32_t epoch_;
   RankList<std::byte*> inputs_;
   RankList<std::byte*> outputs_;
+  bool uneven_ = false;     // all_to_all with counts
+  bool processes_ = false;  // some input is ordinary memory
+  bool failed_ = false;     // and could not be read
 };
 
 }  // namespace

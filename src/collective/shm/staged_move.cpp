@@ -191,13 +191,7 @@ class StagedMove {
     for (int r = 0; r < size_; ++r) {
       std::uint64_t theirs = 0;
       std::memcpy(&theirs, arena_.stage_slot(r, base_ + k) + mine % counts_per_step() * sizeof theirs, sizeof theirs);
-      if (theirs != op_.out_parts.count(r)) {
-        ErrorInfo info;
-        info.ranks = {arena_.global_rank(r), arena_.global_rank(me_)};
-        info.reason = fmt::format("rank {} sends {} elements to rank {}, which expects {}", info.ranks[0], theirs,
-                                  info.ranks[1], op_.out_parts.count(r));
-        throw Mismatch(std::move(info));
-      }
+      check_arena_count(arena_, r, theirs, op_.out_parts.count(r));
     }
   }
 
@@ -216,6 +210,15 @@ class StagedMove {
 };
 
 }  // namespace
+
+void check_arena_count(const Arena& arena, int from, std::size_t sent, std::size_t expected) {
+  if (sent == expected) return;
+  ErrorInfo info;
+  info.ranks = {arena.global_rank(from), arena.global_rank(arena.rank())};
+  info.reason = fmt::format("rank {} sends {} elements to rank {}, which expects {}", info.ranks[0], sent,
+                            info.ranks[1], expected);
+  throw Mismatch(std::move(info));
+}
 
 void arena_staged_move(ArenaCall& call, const Operation& op, std::uint32_t epoch) { StagedMove(call, op, epoch).run(); }
 
