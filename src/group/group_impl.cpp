@@ -257,7 +257,16 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
     facts_.session->spread_abort(facts_.name, asked,
                                  asks && kind == ErrorKind::mismatch ? error : with_context(context, error));
     await_abort(asks ? 1500 : 100);
-    if (asks && abort_->raised()) return abort_->cause();
+    if (asks && abort_->raised()) {
+      // It came back as the failure of a rank, which is this one.
+      ErrorInfo answer = info_of(abort_->cause());
+      if (kind != ErrorKind::timeout || answer.kind != ErrorKind::aborted || answer.origin != facts_.session->rank())
+        return abort_->cause();
+      ErrorInfo own = info;
+      own.ranks = std::move(answer.ranks);
+      own.reason = std::move(answer.reason);
+      return make_error(std::move(own));
+    }
   }
   abort_->raise(with_context(context, error));
   return error;

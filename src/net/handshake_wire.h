@@ -23,7 +23,7 @@
 namespace maniple {
 
 inline constexpr std::string_view kMagic{"\x93MNPL\r\n\x1a", 8};
-inline constexpr std::uint16_t kProtocolVersion = 4;
+inline constexpr std::uint16_t kProtocolVersion = 5;
 inline constexpr std::size_t kHeaderBytes = 12;
 inline constexpr std::size_t kMaxHandshakeBytes = 512;
 inline constexpr std::size_t kMaxBodyBytes = kMaxHandshakeBytes - kHeaderBytes;

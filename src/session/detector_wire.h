@@ -25,7 +25,7 @@ struct DetectorMessage {
     lost = 3,             ///< `rank` is lost: `text`
     abort = 4,            ///< group `group` failed on `rank` in call number `seq`: `error`
     query_call = 5,       ///< what did you call as number `seq` of `group`?
-    call_reply = 6,       ///< `rank` called `text`, at `place`; empty: nothing yet
+    call_reply = 6,       ///< `rank` called `text`, at `place`
     left = 7,             ///< `rank` has left in good order
     gone = 8,             ///< `rank` has left or ended while the leader changed; nobody knows which
     waiting = 9,          ///< `rank` has waited long in call number `seq` of `group`: `text`
@@ -33,6 +33,7 @@ struct DetectorMessage {
     progress_reply = 11,  ///< the last call of `rank` in it is number `seq`: `text`
     departed = 12,        ///< `rank` has left `group` in good order, after its call number `seq`
     compare = 13,         ///< `rank` waits in call number `seq` of `group`: do all call the same?
+    call_pending = 14,    ///< `rank` is in `group`, and has not made its call number `seq` yet
   };
   Kind kind = Kind::heartbeat;
   ErrorInfo error = {};    ///< of an abort only

@@ -109,14 +109,16 @@ void FailureDetector::Impl::on_message(int peer, const DetectorMessage& message)
       return;
     case Kind::query_call: {
       DetectorMessage answer = message;
-      answer.kind = Kind::call_reply;
       answer.rank = rank;
       const RankCall call = events.called(message.group, message.seq);
+      if (call.rank < 0) return;  // it is not of this group, or not yet
+      answer.kind = call.call.empty() ? Kind::call_pending : Kind::call_reply;
       answer.text = call.call;
       answer.place = call.place;
       return send(peer, answer);
     }
     case Kind::call_reply:
+    case Kind::call_pending:
       if (is_leader()) mismatches->answered(message);
       return;
     case Kind::waiting: return is_leader() ? events.waiting(message) : void();

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
 #include "call/signature.h"
 
 namespace maniple {
@@ -48,8 +51,10 @@ void MismatchReports::ask(const std::string& group, std::uint64_t number) {
   if (it == open_.end() || it->second.number != number) return;
   Query& query = it->second;
   if (query.awaited.count(callbacks_.rank) != 0) {
-    if (RankCall mine = callbacks_.called(group, query.request.seq); !mine.call.empty()) {
-      mine.rank = callbacks_.rank;
+    RankCall mine = callbacks_.called(group, query.request.seq);
+    if (mine.call.empty()) {
+      if (mine.rank >= 0) query.pending.insert(callbacks_.rank);
+    } else {
       query.answers[callbacks_.rank] = std::move(mine);
       query.awaited.erase(callbacks_.rank);
     }
@@ -65,7 +70,11 @@ void MismatchReports::ask(const std::string& group, std::uint64_t number) {
 
 void MismatchReports::answered(const DetectorMessage& answer) {
   const auto it = open_.find(answer.group);
-  if (it == open_.end() || answer.text.empty() || answer.seq != it->second.request.seq) return;
+  if (it == open_.end() || answer.seq != it->second.request.seq) return;
+  if (answer.kind == DetectorMessage::Kind::call_pending) {
+    it->second.pending.insert(answer.rank);
+    return;
+  }
   it->second.answers[answer.rank] = {.rank = answer.rank, .call = answer.text, .place = answer.place};
   it->second.awaited.erase(answer.rank);
   if (it->second.awaited.empty()) finish(answer.group);
@@ -86,8 +95,21 @@ void MismatchReports::finish(const std::string& group) {
     message.error = mismatch_of(std::move(calls));
     return callbacks_.finished(message);
   }
-  if (message.error.kind == ErrorKind::timeout) {  // of ranks that called the same it stays one
-    if (std::any_of(calls.begin(), calls.end(), is_other)) message.error = mismatch_of(std::move(calls));
+  if (message.error.kind ==
+      ErrorKind::timeout) {  // of ranks that called the same it stays one, and names those that did not
+    std::vector<int> late;
+    for (const int rank : it->second.pending) {
+      if (it->second.awaited.count(rank) != 0) late.push_back(rank);
+    }
+    if (std::any_of(calls.begin(), calls.end(), is_other)) {
+      message.error = mismatch_of(std::move(calls));
+    } else if (!late.empty()) {
+      const int size = message.error.size;
+      message.error.reason =
+          fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}", message.error.waited_s,
+                      size - static_cast<int>(late.size()), size, late.size() == 1 ? "" : "s", fmt::join(late, ", "));
+      message.error.ranks = std::move(late);
+    }
   } else if (!calls.empty()) {
     ErrorInfo listed = mismatch_of(std::move(calls));
     message.error.calls = std::move(listed.calls);

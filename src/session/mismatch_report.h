@@ -27,7 +27,8 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
   struct Callbacks {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
-    std::function<RankCall(const std::string& group, std::uint64_t seq)> called;  ///< by this rank; empty: nothing yet
+    std::function<RankCall(const std::string& group, std::uint64_t seq)>
+        called;  ///< by this rank: nothing yet, or (rank -1) not of the group
     std::function<void(int rank, const DetectorMessage& message)> send;
     std::function<void(const DetectorMessage& abort)> finished;  ///< with the answers in its error
   };
@@ -53,6 +54,7 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
     DetectorMessage request;
     std::map<int, RankCall> answers;
     std::set<int> awaited;
+    std::set<int> pending;  // of the awaited: known to be of the group
   };
   void open(const DetectorMessage& abort, const std::vector<int>& others, bool compares);
   void ask(const std::string& group, std::uint64_t number);

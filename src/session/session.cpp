@@ -127,7 +127,9 @@ void Session::start_failure_detector(Deadline deadline) {
       if (it == groups_.end()) return {};
       called = it->second.called;
     }
-    return called(seq);
+    RankCall call = called(seq);
+    call.rank = rank();
+    return call;
   };
   // From here on waits_ may be asked for, but it is set only later.
   const auto waits = [this] {

@@ -70,6 +70,29 @@ TEST(UncomparedDeviceCalls, DifferentCallsAreAMismatch) {
   });
 }
 
+// Where an engine does not know which rank is missing either.
+TEST(UncomparedDeviceCalls, ALateRankIsNamed) {
+  RunOptions options{.n = 3, .as = harness::As::processes, .backend = "cuda", .timeout = std::chrono::seconds(2)};
+  options.env = {{"MANIPLE_CHECKS", "0"}};
+  harness::run_ranks(options, [](Rank& r) {
+    Place place;
+    void* const stream = place.stream();
+    const Buffer data = place.ints(kFew, 1);
+    r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
+    const auto pair = r.world->new_group(std::vector<int>{0, 2});
+    if (r.rank == 0) {
+      const Caught caught =
+          catch_error([&] { pair->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize(); });
+      EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
+      EXPECT_EQ(caught.info.ranks, std::vector<int>{2}) << caught;
+      EXPECT_TRUE(harness::contains(caught.text, "1 of 2 ranks arrived, waiting for rank 2")) << caught;
+      EXPECT_FALSE(harness::contains(caught.text, "] [")) << caught;
+    }
+    place.finish(stream);
+    r.phase("over");
+  });
+}
+
 // Rank 1 is in an operation on the host, the others in one on the device: no engine sees both.
 TEST_P(DeviceCallsFailure, ACallOnTheHostBesideCallsOnTheDeviceIsAMismatch) {
   run_ranks(ranks(3), [](Rank& r) {

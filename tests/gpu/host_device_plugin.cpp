@@ -241,6 +241,7 @@ class HostGroup final : public DevicePlugin {
   }
   Waits waits() noexcept override { return waiting_ ? Waits::yes : Waits::no; }
   std::vector<LateRank> late_ranks(std::uint64_t seq) noexcept override {
+    if (!compare_) return {};  // as NCCL does
     const std::lock_guard lock(mutex_);
     std::vector<LateRank> late;
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -268,7 +269,7 @@ class HostGroup final : public DevicePlugin {
     bool same = true;
     for (int rank = 0; rank < ranks_; ++rank) same = same && board_->count[rank] == count;
     if (!same && compare_) board_->mismatch = op.seq;
-    for (; !same && !compare_ && !stop_; pause()) waiting_ = true;  // as NCCL does
+    for (; !same && !compare_ && !stop_; pause()) waiting_ = true;  // the same
     auto* const out = reinterpret_cast<std::int32_t*>(op.out);
     for (std::size_t i = 0; same && i < count; ++i) {
       std::int32_t sum = 0;

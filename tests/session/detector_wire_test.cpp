@@ -73,7 +73,7 @@ TEST(ControlWire, LongTextsAreCutSoThatAMessageIsNeverTooLong) {
 }
 
 TEST(ControlWire, UnknownKindsAndErrorsAreRefused) {
-  for (const char kind : {'\0', '\16', '\xff'}) {
+  for (const char kind : {'\0', '\17', '\xff'}) {
     std::string body = body_of(sample());
     body[0] = kind;
     EXPECT_THROW(decode_control_message(body), ProtocolError) << int{kind};
