@@ -11,7 +11,12 @@
 namespace maniple_torch {
 
 using c10d::OpType;
-Backend::Backend(maniple_group* group, int rank, int size) : Base(rank, size), engine_(std::make_shared<Engine>()) {
+Backend::Backend(maniple_group* group, int rank, int size, double timeout_s)
+    : Base(rank, size),
+      engine_(std::make_shared<Engine>()),
+      options_(c10::make_intrusive<BackendOptions>(
+          std::chrono::duration_cast<Milliseconds>(std::chrono::duration<double>(timeout_s)))),
+      split_backend_(BasePointer()) {
   engine_->group = group;
   watch(engine_);
 #if TORCH_VERSION_MAJOR < 2
@@ -30,8 +35,7 @@ Backend::~Backend() {
 }
 
 double Backend::limit(Milliseconds timeout) const {
-  const auto ms = timeout.count() > 0 ? timeout.count() : timeout_ms_.load();
-  return static_cast<double>(ms) / 1000;
+  return static_cast<double>(timeout.count() > 0 ? timeout.count() : options_->timeout.count()) / 1000;
 }
 
 void Backend::require_ranks(const char* op, std::size_t count) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,11 +28,24 @@ using Base = c10d::Backend;
 #else
 using Base = c10d::ProcessGroup;
 #endif
+using Milliseconds = std::chrono::milliseconds;
+using BasePointer = c10::intrusive_ptr<Base>;
+using StorePointer = c10::intrusive_ptr<c10d::Store>;
+using OptionsPointer = c10::intrusive_ptr<Base::Options>;
+
+/// Python copies what it gets as the options of a group, which the base class does not allow.
+struct BackendOptions : Base::Options {
+  explicit BackendOptions(Milliseconds limit) : Base::Options("maniple", limit) {}
+};
+
+/// Whether this version's groups are split by their backends. (Those of others, if at all, by NCCL alone.)
+template <class B>
+concept Splits = requires(B& backend, const StorePointer& store, const std::vector<int>& ranks,
+                          const OptionsPointer& options) { backend.split(store, ranks, options); };
 
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
-using Milliseconds = std::chrono::milliseconds;
 
 #ifdef __clang__
 #pragma clang diagnostic push
@@ -39,8 +53,8 @@ using Milliseconds = std::chrono::milliseconds;
 #endif
 class Backend : public Base {
  public:
-  /// Takes the group.
-  Backend(maniple_group* group, int rank, int size);
+  /// Takes the group, whose default time limit this is.
+  Backend(maniple_group* group, int rank, int size, double timeout_s);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "maniple"; }
@@ -83,7 +97,16 @@ class Backend : public Base {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
 
-  virtual void setTimeout(Milliseconds timeout) { timeout_ms_.store(timeout.count()); }
+  virtual void setTimeout(Milliseconds timeout) { options_->timeout = timeout; }
+  /// What Python shows as `options`: a time limit that is set there counts, too.
+  virtual OptionsPointer getBackendOptions() { return options_; }
+  virtual bool supportsSplitting() const { return Splits<Base>; }
+  /// A group of some of this one's ranks, which alone have a part in it; null on the others. PyTorch calls this for each type of device,
+  /// and gets the same group.
+  virtual BasePointer split(const StorePointer& store, const std::vector<int>& ranks, const OptionsPointer& options);
+  /// A group that meets in a store: this one's ranks are among its ranks.
+  virtual BasePointer merge(const StorePointer& store, const OptionsPointer& options, const int& rank, const int& size);
+  virtual void eagerConnectSingleDevice(at::Device) {}  // connected when it was made
   virtual void abort();
   virtual void shutdown();
   virtual bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // -1 is the CPU
@@ -94,6 +117,13 @@ class Backend : public Base {
   bool move_to_registered(const at::Tensor& tensor);
   /// An average over the ranks, in place, in this thread: nothing is handed to another.
   void average_here(const at::Tensor& tensor);
+
+  /// The engine of the group, and its device.
+  struct Choice {
+    std::string engine = "native";
+    int device = -1;
+  };
+  void set_choice(Choice choice) { choice_ = std::move(choice); }
 
   maniple_group* group() const { return engine_->group; }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
@@ -110,7 +140,11 @@ class Backend : public Base {
   int require_root(const char* op, int64_t root) const;
 
   std::shared_ptr<Engine> engine_;
-  std::atomic<int64_t> timeout_ms_{0};  // 0: that of the group
+  c10::intrusive_ptr<BackendOptions> options_;
+  Choice choice_;
+  StorePointer split_store_;                     // of the last split, which tells one from the next,
+  c10::weak_intrusive_ptr<Base> split_backend_;  // and its group
+  std::map<std::string, int> split_names_;       // how many had a name
   std::atomic<uint64_t> sequence_{0};
   bool coalescing_ = false;
   std::vector<WorkPointer> coalesced_;

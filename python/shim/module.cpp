@@ -1,4 +1,6 @@
 // The Python module maniple_torch._shim: makes backends, and gives the classes of errors to C++.
+#include <algorithm>
+
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -10,7 +12,6 @@
 namespace maniple_torch {
 namespace {
 
-using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using BackendPointer = c10::intrusive_ptr<Backend>;
 
 // The default group, of which others are made: so they share its connections, and messages count ranks in the world.
@@ -28,7 +29,8 @@ BackendPointer make_world(const StorePointer& store, int rank, int size, double 
   const auto error = exception_of(maniple_init(&ours, &options, &call, &group));
   if (interrupted) throw_python_error();
   if (error) std::rethrow_exception(error);
-  auto backend = c10::make_intrusive<Backend>(group, rank, size);
+  auto backend = c10::make_intrusive<Backend>(group, rank, size, timeout_s);
+  backend->set_choice({engine, device});
   if (is_default) {
     const std::lock_guard lock(world_mutex);
     world = backend->engine();
@@ -47,10 +49,47 @@ BackendPointer make_subgroup(const std::vector<int>& ranks, double timeout_s, co
   flush(*parent);
   maniple_group* group = nullptr;
   check(maniple_subgroup(parent->group, name.c_str(), ranks.data(), ranks.size(), timeout_s, &group));
-  return c10::make_intrusive<Backend>(group, maniple_group_rank(group), maniple_group_size(group));
+  return c10::make_intrusive<Backend>(group, maniple_group_rank(group), maniple_group_size(group), timeout_s);
+}
+
+double seconds_of(const OptionsPointer& options) {
+  return std::clamp(std::chrono::duration<double>(options->timeout).count(), 0.001, 1e9);
 }
 
 }  // namespace
+
+BasePointer Backend::split(const StorePointer& store, const std::vector<int>& ranks, const OptionsPointer& options) {
+  if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) return {};
+  if (store == split_store_) {
+    if (auto same = split_backend_.lock()) return same;
+  }
+  flush(*engine_);
+  std::string name = maniple_group_name(group());
+  name += " split";
+  for (const int rank : ranks) name += " " + std::to_string(rank);
+  // A name is used once in a world: all members have split this group into these ranks equally often.
+  if (const int before = split_names_[name]++; before != 0) name += " again " + std::to_string(before);
+  maniple_group* made = nullptr;
+  check(maniple_subgroup(group(), name.c_str(), ranks.data(), ranks.size(), seconds_of(options), &made));
+  auto backend =
+      c10::make_intrusive<Backend>(made, maniple_group_rank(made), maniple_group_size(made), seconds_of(options));
+  backend->set_choice(choice_);
+  split_store_ = store;
+  split_backend_ = BasePointer(backend);
+  return backend;
+}
+
+BasePointer Backend::merge(const StorePointer& store, const OptionsPointer& options, const int& rank, const int& size) {
+  if (store == split_store_) {
+    if (auto same = split_backend_.lock()) return same;
+  }
+  auto backend = make_world(store, rank, size, seconds_of(options), "merged", "", "the store of the merged group",
+                            false, choice_.engine, choice_.device);
+  split_store_ = store;
+  split_backend_ = BasePointer(backend);
+  return backend;
+}
+
 }  // namespace maniple_torch
 
 PYBIND11_MODULE(_shim, m) {
@@ -82,6 +121,14 @@ PYBIND11_MODULE(_shim, m) {
   m.def("built_for", [] { return std::string(TORCH_VERSION); });
   m.def("built_for_cuda", &built_for_cuda);
 
+#if TORCH_VERSION_MAJOR >= 2
+  const auto copy = [](const BackendOptions& self, const py::object&) {
+    return c10::make_intrusive<BackendOptions>(self);
+  };
+  py::class_<BackendOptions, Base::Options, c10::intrusive_ptr<BackendOptions>>(m, "BackendOptions")
+      .def("__deepcopy__", copy, py::arg("memo") = py::none())
+      .def("__copy__", [copy](const BackendOptions& self) { return copy(self, py::none()); });
+#endif
   py::class_<Backend, Base, BackendPointer>(m, "Backend")
       .def("abort", &Backend::abort, release_gil())
       .def(
@@ -99,6 +146,14 @@ PYBIND11_MODULE(_shim, m) {
       .def("move_to_registered_", &Backend::move_to_registered, release_gil())
       .def("average_here_", &Backend::average_here, release_gil())
       .def("transport", [](Backend& self) { return std::string(maniple_group_transport(self.group())); })
+#if TORCH_VERSION_MAJOR >= 2
+      .def_property_readonly(
+          "options",
+          [](Backend& self) { return c10::static_intrusive_pointer_cast<BackendOptions>(self.getBackendOptions()); })
+      .def("_set_default_timeout", &Backend::setTimeout)
+      .def("perform_nocolor_split",
+           [](Backend&, const py::object&) {})  // by ranks outside of a group, which have no part in it
+#endif
       .def("group_name", [](Backend& self) { return std::string(maniple_group_name(self.group())); });
   m.def("make_world", &make_world, release_gil());
   m.def("make_subgroup", &make_subgroup, release_gil());

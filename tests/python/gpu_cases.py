@@ -1,5 +1,5 @@
 """Operations and DDP on tensors of a GPU that all ranks share, beside Gloo's results on the CPU. MANIPLE_TEST_BACKEND names the engine: host,
-cuda or nccl. With the argument "lost" alone: a rank dies while another waits."""
+cuda or nccl. With the argument "lost" alone: a rank dies while another waits; with "bound": the group has a device."""
 
 import datetime
 import os
@@ -255,10 +255,33 @@ def lose_a_rank():
     os._exit(0)
 
 
+def bind_a_device():
+    """PyTorch then splits groups where it would otherwise make new ones."""
+    dist.init_process_group("maniple", pg_options=maniple_torch.Options(ENGINE, 0), device_id=GPU, timeout=datetime.timedelta(seconds=60))
+    me, size = dist.get_rank(), dist.get_world_size()
+    mesh = torch.distributed.device_mesh.init_device_mesh("cuda", (1, size), mesh_dim_names=("one", "all"))
+    for name, expected in (("one", float(me)), ("all", float(sum(range(size))))):
+        x = torch.full((3,), float(me), device=GPU)
+        dist.all_reduce(x, group=mesh[name].get_group())
+        assert x.tolist() == [expected] * 3, (name, x)
+    half = dist.split_group(split_ranks=[[0], list(range(1, size))])
+    x = torch.ones(1, device=GPU)
+    dist.all_reduce(x, group=half)
+    assert x.item() == (1 if me == 0 else size - 1)
+    first = dist.new_group([0])
+    if me == 0:
+        dist.all_reduce(x, group=first)
+    print("bound", flush=True)
+    dist.destroy_process_group()
+    sys.exit(0)
+
+
 if __name__ == "__main__":
     if ENGINE == "nccl":
         os.environ["NCCL_HOSTID"] = "host " + os.environ["RANK"]  # several ranks on one GPU, which NCCL otherwise refuses
     torch.cuda.set_device(0)
     if sys.argv[1:] == ["lost"]:
         lose_a_rank()
+    if sys.argv[1:] == ["bound"]:
+        bind_a_device()
     main(globals(), pg_options=maniple_torch.Options(ENGINE, 0))

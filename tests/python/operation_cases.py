@@ -1,10 +1,12 @@
 """Every operation of the backend, beside Gloo's result where Gloo has the operation, otherwise beside what it is defined to be."""
 
+import datetime
+
 import torch
 import torch.distributed as dist
 
 import maniple_torch
-from cases import main, needs
+from cases import Skip, main, needs
 
 FLOATS = [torch.float16, torch.float32, torch.float64]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -370,6 +372,43 @@ def case_groups(gloo):
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == size
+
+
+def case_split(gloo):
+    backend = maniple_torch._backend_of(dist.distributed_c10d._get_default_group())
+    if not getattr(backend, "supports_splitting", False):
+        raise Skip(f"PyTorch {torch.__version__} does not split groups by their backends")
+    world, me, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    mine = list(range(me % 2, size, 2))
+    for _ in range(2):  # the same ranks once more
+        half = world.split_group(mine, timeout=datetime.timedelta(seconds=20))
+        assert (half.rank(), half.size()) == (me // 2, len(mine))
+        x = torch.tensor([float(me)])
+        half.allreduce([x]).wait()
+        assert x.item() == sum(mine)
+        assert maniple_torch._backend_of(half).options._timeout == datetime.timedelta(seconds=20)
+    alone = half.split_group([half.rank()])  # a group of a group
+    assert alone.size() == 1
+    first = world.split_group([0])
+    assert (first is None) == (me != 0)
+
+
+def case_options(gloo):
+    needs(2, 6, "options of a group that was made")
+    backend = maniple_torch._backend_of(dist.distributed_c10d._get_default_group())
+    assert backend.options._timeout == datetime.timedelta(seconds=120)
+    backend._set_default_timeout(datetime.timedelta(seconds=23))
+    assert backend.options._timeout == datetime.timedelta(seconds=23)
+    dist.all_reduce(torch.ones(1))
+    backend.options._timeout = datetime.timedelta(milliseconds=100)
+    if dist.get_world_size() > 1 and dist.get_rank() == 0:
+        try:
+            dist.recv(torch.ones(1), 1)
+            raise AssertionError("a message that nobody sent")
+        except maniple_torch.Timeout as error:
+            assert "0.1 s" in str(error), error
+    backend.options._timeout = datetime.timedelta(seconds=120)
+    dist.barrier()
 
 
 def case_sequence_numbers(gloo):

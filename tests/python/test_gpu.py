@@ -26,3 +26,10 @@ def test_a_rank_is_lost(engine):
     needs_engine(engine)
     results = Ranks("gpu_cases.py", 2, "lost", env={"MANIPLE_TEST_BACKEND": engine}).wait()
     assert "PeerLost: " in results[0].output and "rank 1" in results[0].output, results
+
+
+@pytest.mark.parametrize("engine", ["host", "cuda", "nccl"])
+def test_a_group_that_is_bound_to_a_device(engine):
+    needs_engine(engine)
+    results = run("gpu_cases.py", 3, "bound", env={"MANIPLE_TEST_BACKEND": engine})
+    assert all("bound" in each.output for each in results), results
