@@ -155,7 +155,8 @@ nlohmann::ordered_json measure(const Task& task, std::shared_ptr<Net> net, const
           {"nosync_ms", nosync_ms},
           {"ddp_ms", ddp_ms},
           {"efficiency", nosync_ms / ddp_ms},
-          {"peak_rss_mb", peak.item<double>()}};
+          {"peak_rss_mb", peak.item<double>()},
+          {"overlap", ddp.statistics().overlap}};
 }
 
 const std::map<std::string, std::function<nlohmann::ordered_json(const Task&)>> kModels = {

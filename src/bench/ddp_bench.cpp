@@ -17,9 +17,9 @@ namespace {
 constexpr const char* kModels[] = {"mnist_cnn", "mlp25m", "gpt5m", "tiny50"};
 
 nlohmann::ordered_json to_json(const DdpRow& row) {
-  return {{"system", row.system},          {"model", row.model},   {"ranks", row.ranks},
-          {"nosync_ms", row.nosync_ms},    {"ddp_ms", row.ddp_ms}, {"efficiency", row.efficiency},
-          {"peak_rss_mb", row.peak_rss_mb}};
+  return {{"system", row.system},           {"model", row.model},    {"ranks", row.ranks},
+          {"nosync_ms", row.nosync_ms},     {"ddp_ms", row.ddp_ms},  {"efficiency", row.efficiency},
+          {"peak_rss_mb", row.peak_rss_mb}, {"overlap", row.overlap}};
 }
 
 /// The measurement whose efficiency is the median.
@@ -41,8 +41,8 @@ std::vector<std::string> checked_models(const std::vector<std::string>& names) {
 DdpRow parse_ddp_row(const std::string& text) {
   try {
     const auto json = nlohmann::json::parse(text);
-    return {json.at("system"), json.at("model"),      json.at("ranks"),      json.at("nosync_ms"),
-            json.at("ddp_ms"), json.at("efficiency"), json.at("peak_rss_mb")};
+    return {json.at("system"), json.at("model"),      json.at("ranks"),       json.at("nosync_ms"),
+            json.at("ddp_ms"), json.at("efficiency"), json.at("peak_rss_mb"), json.at("overlap")};
   } catch (const nlohmann::json::exception& error) {
     throw InvalidArgument(fmt::format("not a row of `maniple bench ddp`: {} ({})", text, error.what()));
   }
@@ -55,13 +55,13 @@ std::string ddp_report_text(const Machine& machine, const std::vector<DdpRow>& r
 }
 
 std::string ddp_table_header() {
-  return fmt::format("{:<8}  {:<10} {:>5}  {:>10}  {:>10}  {:>10}  {:>11}\n", "system", "model", "ranks", "nosync_ms",
-                     "ddp_ms", "efficiency", "peak_rss_mb");
+  return fmt::format("{:<8}  {:<10} {:>5}  {:>10}  {:>10}  {:>10}  {:>11}  {:>7}\n", "system", "model", "ranks",
+                     "nosync_ms", "ddp_ms", "efficiency", "peak_rss_mb", "overlap");
 }
 
 std::string ddp_table_line(const DdpRow& row) {
-  return fmt::format("{:<8}  {:<10} {:>5}  {:>10.3f}  {:>10.3f}  {:>10.3f}  {:>11.1f}\n", row.system, row.model,
-                     row.ranks, row.nosync_ms, row.ddp_ms, row.efficiency, row.peak_rss_mb);
+  return fmt::format("{:<8}  {:<10} {:>5}  {:>10.3f}  {:>10.3f}  {:>10.3f}  {:>11.1f}  {:>7}\n", row.system, row.model,
+                     row.ranks, row.nosync_ms, row.ddp_ms, row.efficiency, row.peak_rss_mb, row.overlap);
 }
 
 void DdpBench::add_warning(const std::string& text) {

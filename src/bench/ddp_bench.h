@@ -23,6 +23,7 @@ struct DdpRow {
   double ddp_ms = 0;       ///< of a step with it
   double efficiency = 0;   ///< nosync_ms / ddp_ms
   double peak_rss_mb = 0;  ///< of the largest rank
+  std::string overlap;     ///< with backward: "none", "inline", "thread"
 };
 
 /// What `maniple bench ddp` was asked to measure.

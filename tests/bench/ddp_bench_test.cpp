@@ -9,7 +9,7 @@ namespace maniple::bench {
 namespace {
 
 const std::string kLine =
-    R"({"system": "maniple", "model": "tiny50", "ranks": 2, "nosync_ms": 1.5, "ddp_ms": 2.0, "efficiency": 0.75, "peak_rss_mb": 123.25})";
+    R"({"system": "maniple", "model": "tiny50", "ranks": 2, "nosync_ms": 1.5, "ddp_ms": 2.0, "efficiency": 0.75, "peak_rss_mb": 123.25, "overlap": "none"})";
 
 TEST(DdpBench, ReadsARow) {
   const DdpRow row = parse_ddp_row(kLine);
@@ -20,11 +20,12 @@ TEST(DdpBench, ReadsARow) {
   EXPECT_DOUBLE_EQ(row.ddp_ms, 2.0);
   EXPECT_DOUBLE_EQ(row.efficiency, 0.75);
   EXPECT_DOUBLE_EQ(row.peak_rss_mb, 123.25);
+  EXPECT_EQ(row.overlap, "none");
 }
 
 TEST(DdpBench, WholeNumbersAreNumbersToo) {
   EXPECT_DOUBLE_EQ(parse_ddp_row(R"({"system":"torch","model":"m","ranks":4,"nosync_ms":1,"ddp_ms":2,"efficiency":1,)"
-                                 R"("peak_rss_mb":0,"more":"is ignored"})")
+                                 R"("peak_rss_mb":0,"overlap":"thread","more":"is ignored"})")
                        .ddp_ms,
                    2);
 }
@@ -54,7 +55,7 @@ TEST(DdpBench, WhatIsNoRowIsQuoted) {
 
 TEST(DdpBench, TableIsAlignedAndNarrow) {
   const DdpRow narrow = parse_ddp_row(kLine);
-  const DdpRow wide{"torch", "mnist_cnn", 256, 98'765.4321, 123'456.789, 0.8, 54'321.99};
+  const DdpRow wide{"torch", "mnist_cnn", 256, 98'765.4321, 123'456.789, 0.8, 54'321.99, "thread"};
   const std::string header = ddp_table_header();
   for (const DdpRow& row : {narrow, wide}) {
     const std::string line = ddp_table_line(row);
@@ -62,8 +63,9 @@ TEST(DdpBench, TableIsAlignedAndNarrow) {
     EXPECT_LE(line.size(), 110u);
     EXPECT_EQ(line.back(), '\n');
   }
-  EXPECT_EQ(header, "system    model      ranks   nosync_ms      ddp_ms  efficiency  peak_rss_mb\n");
-  EXPECT_EQ(ddp_table_line(narrow), "maniple   tiny50         2       1.500       2.000       0.750        123.2\n");
+  EXPECT_EQ(header, "system    model      ranks   nosync_ms      ddp_ms  efficiency  peak_rss_mb  overlap\n");
+  EXPECT_EQ(ddp_table_line(narrow),
+            "maniple   tiny50         2       1.500       2.000       0.750        123.2     none\n");
 }
 
 TEST(DdpBench, ReportHoldsEveryRowAsItCame) {

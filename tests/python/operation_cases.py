@@ -395,19 +395,19 @@ def case_split(gloo):
 
 def case_options(gloo):
     needs(2, 6, "options of a group that was made")
-    backend = maniple_torch._backend_of(dist.distributed_c10d._get_default_group())
-    assert backend.options._timeout == datetime.timedelta(seconds=120)
+    group = dist.new_group(timeout=datetime.timedelta(seconds=50))  # its own, as it is aborted in the end
+    backend = maniple_torch._backend_of(group)
+    assert backend.options._timeout == datetime.timedelta(seconds=50)
     backend._set_default_timeout(datetime.timedelta(seconds=23))
     assert backend.options._timeout == datetime.timedelta(seconds=23)
-    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), group=group)
     backend.options._timeout = datetime.timedelta(milliseconds=100)
     if dist.get_world_size() > 1 and dist.get_rank() == 0:
         try:
-            dist.recv(torch.ones(1), 1)
+            dist.recv(torch.ones(1), 1, group=group)
             raise AssertionError("a message that nobody sent")
         except maniple_torch.Timeout as error:
             assert "0.1 s" in str(error), error
-    backend.options._timeout = datetime.timedelta(seconds=120)
     dist.barrier()
 
 
