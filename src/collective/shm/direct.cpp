@@ -51,7 +51,7 @@ class Direct {
         break;
       default: return false;
     }
-    call_.arena.contribution(me(), epoch_).refs().failed = failed_ ? 1 : 0;
+    if (failed_) call_.arena.contribution(me(), epoch_).refs().failed = 1;  // published as 0
     call_.arena.set(Counter::finished, epoch_);
     call_.context.forget_ticks();  // the wait for the contributions was neither the end nor just now
     call_.arena.await_all(Counter::finished, epoch_, call_.context);
