@@ -16,6 +16,7 @@
 #include "base/files.h"
 #include "base/interrupt.h"
 #include "base/ticks.h"
+#include "shm/competition.h"
 
 namespace maniple {
 namespace {
@@ -262,30 +263,11 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
   }
 }
 
-// The kernel counts how long a thread was ready to run while others ran. Of competition it is half of a gap as long as a time slice, or of
-// shorter ones a good part of the time since the last gap: something short now and then is none.
 void Arena::note_long_gap(std::uint64_t from, std::uint64_t to) noexcept {
-  struct Seen {
-    double seconds = 0;
-    double delay = 0;  // seconds, too
-  };
-  thread_local Seen last;
-  constexpr double kSlice = 1e-3;
-  try {
-    const std::string text = file_text("/proc/thread-self/schedstat");  // ns that it ran, ns that it was ready to, ...
-    const char* const end = text.data() + text.size();
-    const char* const second = std::find(text.data(), end, ' ');
-    std::uint64_t delay_ns = 0;
-    if (second != end && std::from_chars(second + 1, end, delay_ns).ec == std::errc()) {
-      const auto seconds = [](std::uint64_t ticks) { return static_cast<double>(ticks) / ticks_per_second(); };
-      const Seen before = std::exchange(last, {seconds(to), static_cast<double>(delay_ns) * 1e-9});
-      const double gap = seconds(to - from), delay = last.delay - before.delay;
-      if (before.seconds == 0) return;  // nothing to compare with yet
-      if (delay < (last.seconds - before.seconds) / 16 && (gap < kSlice || delay < gap / 2)) return;
-    }
-  } catch (...) {  // no memory for the text: as if the kernel did not count
-  }
-  contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
+  thread_local Competition competition;
+  const auto seconds = [](std::uint64_t ticks) { return static_cast<double>(ticks) / ticks_per_second(); };
+  if (competition.is_in_gap(seconds(from), seconds(to), Competition::delay_of_thread()))
+    contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
 }
 
 void Arena::wake(const std::atomic<std::uint32_t>& word) {

@@ -249,8 +249,7 @@ class Arena {
   void show_core() noexcept;
   bool is_on_this_core(int rank) const noexcept;
   bool leave_core_of(int rank, std::uint64_t now) noexcept;
-  /// In the middle of waiting: ticks between two looks. Many mean that something else ran on this core: another process, or (where the
-  /// machine is a virtual one) another machine, against which sleeping does not help, and only adds the time that waking takes there.
+  /// In the middle of waiting: ticks between two looks. Many mean that something else ran on this core (see competition.h).
   void note_gap(std::uint64_t from, std::uint64_t to) noexcept {
     if (!crowded_ && to - from > gap_ticks_) [[unlikely]]
       note_long_gap(from, to);
