@@ -52,6 +52,17 @@ BackendPointer make_subgroup(const std::vector<int>& ranks, double timeout_s, co
   return c10::make_intrusive<Backend>(group, maniple_group_rank(group), maniple_group_size(group), timeout_s);
 }
 
+// "world split 0 2"; of many ranks their number and a hash stand for the list.
+std::string name_of_split(std::string name, const std::vector<int>& ranks) {
+  constexpr std::size_t kFew = 8;
+  name += " split";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kFew); ++i) name += " " + std::to_string(ranks[i]);
+  if (ranks.size() <= kFew) return name;
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const int rank : ranks) hash = (hash ^ static_cast<std::uint64_t>(rank)) * 0x100000001b3;
+  return name + " .. (" + std::to_string(ranks.size()) + " ranks, " + std::to_string(hash) + ")";
+}
+
 double seconds_of(const OptionsPointer& options) {
   return std::clamp(std::chrono::duration<double>(options->timeout).count(), 0.001, 1e9);
 }
@@ -64,9 +75,7 @@ BasePointer Backend::split(const StorePointer& store, const std::vector<int>& ra
     if (auto same = split_backend_.lock()) return same;
   }
   flush(*engine_);
-  std::string name = maniple_group_name(group());
-  name += " split";
-  for (const int rank : ranks) name += " " + std::to_string(rank);
+  std::string name = name_of_split(maniple_group_name(group()), ranks);
   // A name is used once in a world: all members have split this group into these ranks equally often.
   if (const int before = split_names_[name]++; before != 0) name += " again " + std::to_string(before);
   maniple_group* made = nullptr;
@@ -145,6 +154,13 @@ PYBIND11_MODULE(_shim, m) {
           release_gil())
       .def("move_to_registered_", &Backend::move_to_registered, release_gil())
       .def("average_here_", &Backend::average_here, release_gil())
+      .def(
+          "split_",
+          [](Backend& self, const StorePointer& store, const std::vector<int>& ranks, Milliseconds timeout) {
+            const auto split = self.split(store, ranks, c10::make_intrusive<BackendOptions>(timeout));
+            return c10::static_intrusive_pointer_cast<Backend>(split);
+          },
+          release_gil())
       .def("transport", [](Backend& self) { return std::string(maniple_group_transport(self.group())); })
 #if TORCH_VERSION_MAJOR >= 2
       .def_property_readonly(

@@ -374,6 +374,23 @@ def case_groups(gloo):
     assert x.item() == size
 
 
+def case_split_of_a_backend(gloo):
+    """As PyTorch 2.9 and later call it."""
+    backend = maniple_torch._backend_of(dist.distributed_c10d._get_default_group())
+    me, size = dist.get_rank(), dist.get_world_size()
+    mine, limit = list(range(me % 2, size, 2)), datetime.timedelta(seconds=20)
+    for turn in range(2):  # the same ranks once more
+        store = dist.HashStore()
+        half = backend.split_(store, mine, limit)
+        assert backend.split_(store, mine, limit) is half  # for another type of device
+        assert (half.rank(), half.size(), "again" in half.group_name()) == (me // 2, len(mine), turn == 1)
+        x = torch.tensor([float(me)])
+        half.allreduce([x]).wait()
+        assert x.item() == sum(mine)
+    assert half.split_(dist.HashStore(), [half.rank()], limit).size() == 1  # a group of a group
+    assert (backend.split_(dist.HashStore(), [0], limit) is None) == (me != 0)
+
+
 def case_split(gloo):
     backend = maniple_torch._backend_of(dist.distributed_c10d._get_default_group())
     if not getattr(backend, "supports_splitting", False):
