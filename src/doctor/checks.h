@@ -56,6 +56,7 @@ struct SharingFacts {
   std::string memfd_problem = {};  ///< making, mapping and writing shared memory; empty: it works
   std::string pass_problem = {};   ///< a descriptor over a Unix socket (SCM_RIGHTS)
   std::optional<std::uint64_t> dev_shm_bytes = std::nullopt;  ///< free in /dev/shm
+  bool reads_peers = true;  ///< a process may read the memory of another one that the same parent started
 };
 
 Findings judge(const SharingFacts& facts);

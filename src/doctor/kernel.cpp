@@ -1,9 +1,13 @@
 #include "doctor/checks.h"
 
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,6 +19,7 @@
 
 #include "base/system_error.h"
 #include "base/unique_fd.h"
+#include "shm/peer_memory.h"
 #include "shm/segment.h"
 
 namespace maniple::doctor {
@@ -51,6 +56,39 @@ std::string try_passing(int fd) {
   });
 }
 
+// One child shows itself, and another reads from it, as ranks do.
+bool try_reading() {
+  void* const page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  int ready[2];
+  if (page == MAP_FAILED || ::pipe2(ready, O_CLOEXEC) != 0) return false;
+  auto* const identity = static_cast<PeerMemory::Identity*>(page);
+  const pid_t shown = ::fork();
+  if (shown == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    PeerMemory memory(1);
+    *identity = memory.identify();
+    if (::write(ready[1], "", 1) != 1) ::_exit(1);
+    for (;;) ::pause();
+  }
+  ::close(ready[1]);
+  char byte = 0;
+  const bool is_ready = shown > 0 && ::read(ready[0], &byte, 1) == 1;
+  ::close(ready[0]);
+  const pid_t reader = is_ready ? ::fork() : -1;
+  if (reader == 0) {
+    std::uint64_t word = 0;
+    ::_exit(PeerMemory(1).read(0, *identity, &word, identity->address, sizeof word) ? 0 : 1);
+  }
+  int status = 1;
+  if (reader > 0) ::waitpid(reader, &status, 0);
+  if (shown > 0) {
+    ::kill(shown, SIGKILL);
+    ::waitpid(shown, nullptr, 0);
+  }
+  ::munmap(page, 4096);
+  return reader > 0 && status == 0;
+}
+
 constexpr std::int64_t kStartOf2024 = 1'704'067'200;
 constexpr double kSlowReadNs = 500;  // a system call instead of a read of a register
 
@@ -68,6 +106,12 @@ Findings judge(const SharingFacts& facts) {
                         "allow Unix sockets in the sandbox, or use MANIPLE_TRANSPORT=tcp"});
   } else {
     findings.push_back({Verdict::ok, "shared memory (memfd) can be made and passed to other ranks"});
+  }
+  if (facts.reads_peers) {
+    findings.push_back({Verdict::ok, "ranks can read each other's memory"});
+  } else {
+    findings.push_back({Verdict::warn, "ranks cannot read each other's memory: large all_to_all and scatter copy twice",
+                        "allow process_vm_readv in the seccomp profile, and sysctl kernel.yama.ptrace_scope=1 or 0"});
   }
   if (!facts.dev_shm_bytes) {
     findings.push_back({Verdict::warn, "/dev/shm is not there; Maniple does not need it, Open MPI and NCCL do",
@@ -88,6 +132,7 @@ SharingFacts inspect_sharing() {
   SharingFacts facts;
   const UniqueFd file = try_memfd(facts.memfd_problem);
   if (facts.memfd_problem.empty()) facts.pass_problem = try_passing(file.get());
+  facts.reads_peers = try_reading();
   struct statvfs space{};
   if (::statvfs("/dev/shm", &space) == 0) facts.dev_shm_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
   return facts;

@@ -70,6 +70,9 @@ TEST(Doctor, Sharing) {
   EXPECT_EQ(worst(judge(SharingFacts{.dev_shm_bytes = std::uint64_t{64} << 20})), Verdict::warn);
   EXPECT_TRUE(says(judge(SharingFacts{.dev_shm_bytes = std::uint64_t{64} << 20}), "64 MiB"));
   EXPECT_EQ(worst(judge(SharingFacts{})), Verdict::warn);
+  const SharingFacts unread{.dev_shm_bytes = kUnlimited, .reads_peers = false};
+  EXPECT_EQ(worst(judge(unread)), Verdict::warn);
+  EXPECT_TRUE(says(judge(unread), "cannot read each other's memory"));
   EXPECT_EQ(worst(judge(SharingFacts{.memfd_problem = "denied", .dev_shm_bytes = kUnlimited})), Verdict::fail);
   EXPECT_EQ(worst(judge(SharingFacts{.pass_problem = "denied", .dev_shm_bytes = kUnlimited})), Verdict::fail);
 }
