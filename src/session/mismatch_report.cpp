@@ -95,8 +95,8 @@ void MismatchReports::finish(const std::string& group) {
     message.error = mismatch_of(std::move(calls));
     return callbacks_.finished(message);
   }
-  if (message.error.kind ==
-      ErrorKind::timeout) {  // of ranks that called the same it stays one, and names those that did not
+  // A time-out of ranks that called the same stays one, and names those that did not call.
+  if (message.error.kind == ErrorKind::timeout) {
     std::vector<int> late;
     for (const int rank : it->second.pending) {
       if (it->second.awaited.count(rank) != 0) late.push_back(rank);

@@ -27,8 +27,8 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
   struct Callbacks {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
-    std::function<RankCall(const std::string& group, std::uint64_t seq)>
-        called;  ///< by this rank: nothing yet, or (rank -1) not of the group
+    /// By this rank; an empty call: nothing yet; rank -1: not of the group.
+    std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
     std::function<void(int rank, const DetectorMessage& message)> send;
     std::function<void(const DetectorMessage& abort)> finished;  ///< with the answers in its error
   };
