@@ -161,6 +161,13 @@ PYBIND11_MODULE(_shim, m) {
             return c10::static_intrusive_pointer_cast<Backend>(split);
           },
           release_gil())
+      .def(
+          "merge_",
+          [](Backend& self, const StorePointer& store, int rank, int size, Milliseconds timeout) {
+            const auto merged = self.merge(store, c10::make_intrusive<BackendOptions>(timeout), rank, size);
+            return c10::static_intrusive_pointer_cast<Backend>(merged);
+          },
+          release_gil())
       .def("transport", [](Backend& self) { return std::string(maniple_group_transport(self.group())); })
 #if TORCH_VERSION_MAJOR >= 2
       .def_property_readonly(

@@ -410,6 +410,54 @@ def case_split(gloo):
     assert (first is None) == (me != 0)
 
 
+def merged_sum(merge):
+    """Groups of the odd and the even ranks become one again, twice, and a group of it."""
+    me, size = dist.get_rank(), dist.get_world_size()
+    for turn in range(2):
+        store = dist.PrefixStore(f"case_merge {turn}", dist.distributed_c10d._get_default_store())
+        merged = merge(store, me, size)
+        assert merged.size() == size
+        x = torch.tensor([float(me), 1.0])
+        merged.allreduce([x]).wait()
+        assert x.tolist() == [sum(range(size)), size]
+        ranks = torch.zeros(size, dtype=torch.int64)
+        ranks[merged.rank()] = 1
+        merged.allreduce([ranks]).wait()
+        assert ranks.tolist() == [1] * size
+    return merged
+
+
+def case_merge_of_a_backend(gloo):
+    """As PyTorch 2.10 and later call it."""
+    backend = maniple_torch._backend_of(dist.distributed_c10d._get_default_group())
+    limit = datetime.timedelta(seconds=20)
+    half = backend.split_(dist.HashStore(), list(range(dist.get_rank() % 2, dist.get_world_size(), 2)), limit)
+
+    def merge(store, me, size):
+        merged = half.merge_(store, me, size, limit)
+        assert merged is half.merge_(store, me, size, limit)  # for another type of device
+        return merged
+
+    merged = merged_sum(merge)
+    assert merged.split_(dist.HashStore(), [merged.rank()], limit).size() == 1
+    try:  # ranks that do not come are named
+        half.merge_(dist.PrefixStore("alone", dist.HashStore()), 0, 2, datetime.timedelta(milliseconds=200))
+        raise AssertionError("a group of which half is missing")
+    except maniple_torch.Error as error:
+        assert "1 of 2" in str(error) or "rank 1" in str(error), error
+
+
+def case_merge(gloo):
+    world, me = dist.group.WORLD, dist.get_rank()
+    if not hasattr(world, "merge_remote_group"):
+        raise Skip(f"PyTorch {torch.__version__} does not merge groups")
+    limit = datetime.timedelta(seconds=20)
+    half = world.split_group(list(range(me % 2, dist.get_world_size(), 2)), timeout=limit)
+    merged = merged_sum(lambda store, _, size: half.merge_remote_group(store, size, limit, "all again"))
+    assert maniple_torch._backend_of(merged).options._timeout == limit
+    assert merged.group_name == "all again"
+
+
 def case_options(gloo):
     needs(2, 6, "options of a group that was made")
     group = dist.new_group(timeout=datetime.timedelta(seconds=50))  # its own, as it is aborted in the end

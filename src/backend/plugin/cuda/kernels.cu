@@ -125,14 +125,21 @@ __device__ void copy_bytes(std::byte* to, const std::byte* from, std::size_t byt
   if (thread < tail) to[head + body + thread] = from[head + body + thread];
 }
 
+__device__ std::uint64_t word_for(const EnterArguments& a, int peer) { return a.words[peer]; }
+__device__ std::uint64_t word_for(const ReduceArguments& a, int peer) { return a.word + peer * a.word_step; }
+__device__ std::uint32_t hash_from(const CopyArguments& a, int peer) { return a.expected[peer]; }
+__device__ std::uint32_t hash_from(const ReduceArguments& a, int) { return a.expected; }
+
 /// By one block, after what its rank stages: tells the peers, and waits for them.
-__device__ void announce(const Signal& signal, const std::uint64_t* words) {
+template <class Arguments>
+__device__ void announce(const Arguments& a) {
+  const Signal& signal = a.signal;
   Flags* const own = flags_of(signal, signal.rank);
   if (threadIdx.x < kMostRanks / 8) put(reinterpret_cast<std::uint64_t*>(own->done) + threadIdx.x, std::uint64_t{0});
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (!is_active(signal, peer)) return;
-  put(&state_of(signal, peer)->words[signal.rank], words[peer]);
+  put(&state_of(signal, peer)->words[signal.rank], word_for(a, peer));
   fence(signal);
   put(&flags_of(signal, peer)->ready[signal.rank], std::uint8_t{1});
   if (signal.in_kernel) await(&own->ready[peer], signal, peer);
@@ -152,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) enter(const __grid_constant__ EnterA
     const Piece& piece = a.pieces[blockIdx.y];
     copy_bytes(piece.to, piece.from, piece.bytes);
   }
-  if (is_last_block(a.signal) && !stopped) announce(a.signal, a.words);
+  if (is_last_block(a.signal) && !stopped) announce(a);
 }
 
 /// The same at the start of a kernel of one block.
@@ -160,7 +167,7 @@ __device__ void enter_here(const ReduceArguments& a) {
   if (is_stopped_for_all(a.signal)) return;
   copy_bytes(a.piece.to, a.piece.from, a.piece.bytes);
   __syncthreads();
-  announce(a.signal, a.words);
+  announce(a);
   __syncthreads();
 }
 
@@ -187,7 +194,8 @@ __global__ void await_all(const __grid_constant__ Signal signal) {
 enum Found { kAll, kMismatch, kStopped };
 
 /// Where the data of each rank is, if all have called the same. For all threads of a block.
-__device__ Found find_sources(const WorkArguments& a, const std::byte* (&sources)[kMostRanks]) {
+template <class Arguments>
+__device__ Found find_sources(const Arguments& a, const std::byte* (&sources)[kMostRanks]) {
   const Signal& signal = a.signal;
   const int peer = static_cast<int>(threadIdx.x);
   Found found = kAll;
@@ -208,7 +216,7 @@ __device__ Found find_sources(const WorkArguments& a, const std::byte* (&sources
     }
     if (stopped != 0 || (a.waits && word == 0)) {
       found = kStopped;
-    } else if (hash_in(word) != a.expected[peer] || (word & 1) == 0) {
+    } else if (hash_in(word) != hash_from(a, peer) || (word & 1) == 0) {
       if (blockIdx.x == 0 && blockIdx.y == 0 && look(&signal.record->stop) == 0) {
         put(&signal.record->seq, a.seq);
         __threadfence_system();

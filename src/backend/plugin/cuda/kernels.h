@@ -109,7 +109,6 @@ struct EnterArguments {
 /// rank it is `own`.
 struct WorkArguments {
   Signal signal;
-  std::uint32_t expected[kMostRanks];  ///< hash_in() of the words of the peers
   const std::byte* base;
   std::size_t apart;
   const std::byte* own;  ///< null: it has none
@@ -120,12 +119,14 @@ struct WorkArguments {
 
 /// What comes from rank i goes to `to[i]`.
 struct CopyArguments : WorkArguments {
+  std::uint32_t expected[kMostRanks];  ///< hash_in() of the words of the peers
   std::byte* to[kMostRanks];
   std::size_t bytes[kMostRanks];
 };
 
 /// From all ranks, in rank order, to out; or, if in_place, to the sources themselves.
 struct ReduceArguments : WorkArguments {
+  std::uint32_t expected;  ///< hash_in() of the word of every peer
   std::byte* out;
   std::size_t first;  ///< in_place: the elements [first, first + count)
   std::size_t count;  ///< elements; 0: nothing to reduce
@@ -133,8 +134,9 @@ struct ReduceArguments : WorkArguments {
   int divide_by;
   bool in_place;
   bool premultiply;
-  bool enters;  ///< one block, where kernels wait: it does what `enter` does as well
-  std::uint64_t words[kMostRanks];
+  bool enters;              ///< one block, where kernels wait: it does what `enter` does as well
+  std::uint64_t word;       ///< `enters`: for rank 0
+  std::uint64_t word_step;  ///< and from the word for one rank to that for the next
   Piece piece;
 };
 

@@ -1,6 +1,6 @@
 // How an operation becomes kernels and waits on a stream.
 #include <algorithm>
-#include <iterator>
+#include <bit>
 
 #include "backend/plugin/cuda/cuda_group.h"
 
@@ -40,6 +40,22 @@ bool is_copy(const Operation& operation, int ranks) {
   if (ranks != 1 || operation.dtype == DType::bool8) return false;
   if (kind == ReduceOp::avg) return divisor(operation, ranks) == 1;
   return kind != ReduceOp::premul_sum || !operation.first_stage || operation.reduce.factor() == 1;
+}
+
+/// Whether the words for the active peers are at equal distances, as those of equal parts are; then they are described.
+bool set_words(const EnterArguments& enter, ReduceArguments& work) {
+  const std::uint64_t active = enter.signal.active;
+  const int first = std::countr_zero(active);
+  const int last = std::bit_width(active) - 1;
+  const std::uint64_t whole = enter.words[last] - enter.words[first];
+  const auto peers = static_cast<std::uint64_t>(std::max(1, last - first));
+  work.word_step = whole / peers;
+  work.word = enter.words[first] - static_cast<std::uint64_t>(first) * work.word_step;
+  for (int peer = first; peer <= last; ++peer) {
+    if ((active >> peer & 1) == 0) continue;
+    if (enter.words[peer] != work.word + static_cast<std::uint64_t>(peer) * work.word_step) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -194,7 +210,7 @@ void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
     check(driver().stream_batch(call.stream, static_cast<unsigned>(batch.size()), batch.data(), 0),
           "cuStreamBatchMemOp");
   }
-  std::fill_n(work.expected, ranks_, hash_in(make_word(call.hash_of({}), 0)));
+  work.expected = hash_in(make_word(call.hash_of({}), 0));
   work.lead = true;
   work.own = own;
   work.in_place = true;
@@ -282,9 +298,8 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   const auto prepare = [&](WorkArguments& work) {
     set_sources(call, active, work);
     work.own = call.in + plan.send[rank_].offset + start;
-    for (int peer = 0; peer < ranks_; ++peer)
-      work.expected[peer] = hash_in(make_word(call.hash_of(plan.recv[peer]), 0));
   };
+  const auto hash_from = [&](int peer) { return hash_in(make_word(call.hash_of(plan.recv[peer]), 0)); };
   const auto enter_before = [&] {
     if (active == 0) return;
     launch_enter(enter, call.stream);
@@ -293,6 +308,7 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   if (plan.reduces && !is_copy(call.operation, ranks_)) {
     ReduceArguments work = {};
     prepare(work);
+    work.expected = hash_from(rank_);  // that of all: reductions are not pairwise
     const std::size_t element = call.operation.element();
     if (direct && call.operation.op == Op::all_reduce) {
       // Every rank has a slice, which it reads from all and writes to all.
@@ -308,9 +324,8 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
     }
     if (active == 0 && work.count == 0) return;
     work.enters = in_kernel_ && active != 0 && enter.piece_count <= 1 &&
-                  is_one_block(std::max(enter.pieces[0].bytes, work.count * element));
+                  is_one_block(std::max(enter.pieces[0].bytes, work.count * element)) && set_words(enter, work);
     if (work.enters) {
-      std::copy(std::begin(enter.words), std::end(enter.words), std::begin(work.words));
       work.piece = enter.pieces[0];
     } else {
       enter_before();
@@ -319,6 +334,7 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   } else {
     CopyArguments work = {};
     prepare(work);
+    for (int peer = 0; peer < ranks_; ++peer) work.expected[peer] = hash_from(peer);
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer != rank_ && rounds[peer] <= round) continue;
       work.bytes[peer] = piece(plan.recv[peer]);
