@@ -47,6 +47,7 @@ KNOWN = {
     "test_send_recv_any_source_*_profiler": "the profiler's event is called recv, and not recvAnySource",
     "test_allreduce_op_timeout": TEXT,
     "test_allreduce_overall_timeout": TEXT,
+    "test_gloo_set_pg_timeout_api": TEXT,
     "GlooProcessGroupWithDispatchedCollectivesTests.test_all_to_all_single": "it expects that strided tensors are refused; here they work",
     "test_allgather_inference_mode": SEVERAL,
     "test_sparse_allreduce_basics": SEVERAL,

@@ -271,6 +271,7 @@ def bind_a_device():
     first = dist.new_group([0])
     if me == 0:
         dist.all_reduce(x, group=first)
+    dist.barrier()  # PyTorch's store is in rank 0, and a group that is split asks it
     print("bound", flush=True)
     dist.destroy_process_group()
     sys.exit(0)

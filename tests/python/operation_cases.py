@@ -410,11 +410,11 @@ def case_split(gloo):
     assert (first is None) == (me != 0)
 
 
-def merged_sum(merge):
-    """Groups of the odd and the even ranks become one again, twice, and a group of it."""
+def merge_twice(name, merge):
+    """Groups of the odd and the even ranks become one again. Returns the second of these."""
     me, size = dist.get_rank(), dist.get_world_size()
     for turn in range(2):
-        store = dist.PrefixStore(f"case_merge {turn}", dist.distributed_c10d._get_default_store())
+        store = dist.PrefixStore(f"{name} {turn}", dist.distributed_c10d._get_default_store())
         merged = merge(store, me, size)
         assert merged.size() == size
         x = torch.tensor([float(me), 1.0])
@@ -438,7 +438,7 @@ def case_merge_of_a_backend(gloo):
         assert merged is half.merge_(store, me, size, limit)  # for another type of device
         return merged
 
-    merged = merged_sum(merge)
+    merged = merge_twice("backend", merge)
     assert merged.split_(dist.HashStore(), [merged.rank()], limit).size() == 1
     try:  # ranks that do not come are named
         half.merge_(dist.PrefixStore("alone", dist.HashStore()), 0, 2, datetime.timedelta(milliseconds=200))
@@ -453,7 +453,7 @@ def case_merge(gloo):
         raise Skip(f"PyTorch {torch.__version__} does not merge groups")
     limit = datetime.timedelta(seconds=20)
     half = world.split_group(list(range(me % 2, dist.get_world_size(), 2)), timeout=limit)
-    merged = merged_sum(lambda store, _, size: half.merge_remote_group(store, size, limit, "all again"))
+    merged = merge_twice("group", lambda store, _, size: half.merge_remote_group(store, size, limit, "all again"))
     assert maniple_torch._backend_of(merged).options._timeout == limit
     assert merged.group_name == "all again"
 
