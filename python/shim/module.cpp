@@ -92,8 +92,8 @@ BasePointer Backend::merge(const StorePointer& store, const OptionsPointer& opti
   if (store == split_store_) {
     if (auto same = split_backend_.lock()) return same;
   }
-  auto backend = make_world(store, rank, size, seconds_of(options), "merged", "", "store for the merged group",
-                            false, choice_.engine, choice_.device);
+  auto backend = make_world(store, rank, size, seconds_of(options), "merged", "", "store for the merged group", false,
+                            choice_.engine, choice_.device);
   split_store_ = store;
   split_backend_ = BasePointer(backend);
   return backend;

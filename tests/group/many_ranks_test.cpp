@@ -1,13 +1,58 @@
-// A thousand ranks meet and pass a barrier; hundreds of them, or a thousand, without shared memory.
+// Much of everything: a thousand ranks that meet and pass a barrier; hundreds of them, or a thousand, without shared memory; large
+// results.
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include "harness/run_ranks.h"
 
 namespace maniple::harness {
 namespace {
+
+// Large enough for copies past the caches, where there are such.
+TEST(LargeResults, AllOfItArrives) {
+  run_ranks({.n = 4, .as = As::processes}, [](Rank& r) {
+    constexpr std::size_t kPart = 5 * (std::size_t{1} << 18) + 3;  // 5 MiB
+    const std::size_t all = kPart * 4;
+    const auto value = [](std::size_t i, int of) {
+      return static_cast<std::int32_t>(i * 3 + static_cast<std::size_t>(of) * 1000003);
+    };
+    RegisteredMemory one = r.world->allocate(all * sizeof(std::int32_t));
+    RegisteredMemory other = r.world->allocate(all * sizeof(std::int32_t));
+    std::vector<std::int32_t> ordinary_in(all), ordinary_out(all);
+    for (const bool registered : {false, true}) {
+      auto* const in = registered ? static_cast<std::int32_t*>(one.data()) : ordinary_in.data();
+      auto* const out = registered ? static_cast<std::int32_t*>(other.data()) : ordinary_out.data();
+      const auto buffer = [](std::int32_t* data, std::size_t count) { return Buffer{data, count, DType::int32}; };
+      // Element i of the result, of rank `of`'s input from `first` on.
+      const auto expect = [&](const char* name, std::size_t i, std::size_t count, int of, std::size_t first) {
+        for (std::size_t k = 0; k < count; ++k) {
+          ASSERT_EQ(out[i + k], value(first + k, of))
+              << name << (registered ? ", registered, " : ", ordinary, ") << i + k;
+        }
+      };
+      for (std::size_t i = 0; i < all; ++i) in[i] = value(i, r.rank);
+      const auto me = static_cast<std::size_t>(r.rank);
+      r.world->all_gather(buffer(in, kPart), buffer(out, all));
+      for (int of = 0; of < 4; ++of) expect("all_gather", kPart * static_cast<std::size_t>(of), kPart, of, 0);
+      r.world->all_to_all(buffer(in, all), buffer(out, all));
+      for (int of = 0; of < 4; ++of) expect("all_to_all", kPart * static_cast<std::size_t>(of), kPart, of, kPart * me);
+      r.world->gather(buffer(in, kPart), buffer(out, r.rank == 2 ? all : 0), 2);
+      for (int of = 0; of < 4 && r.rank == 2; ++of)
+        expect("gather", kPart * static_cast<std::size_t>(of), kPart, of, 0);
+      r.world->scatter(buffer(in, r.rank == 1 ? all : 0), buffer(out, kPart), 1);
+      expect("scatter", 0, kPart, 1, kPart * me);
+      std::copy_n(in, all, out);
+      r.world->broadcast(buffer(out, all), 3);
+      expect("broadcast", 0, all, 3, 0);
+      r.world->all_reduce(ConstBuffer{in, all, DType::int32}, buffer(out, all), ReduceOp::max);
+      expect("all_reduce", 0, all, 3, 0);
+    }
+  });
+}
 
 TEST(ManyRanks, AThousandThreadsJoinAndPassABarrier) {
   const RunResult result = run_ranks({.n = 1000, .as = As::threads, .init = false, .limit = Seconds(120)}, [](Rank& r) {

@@ -8,10 +8,12 @@
 #pragma once
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
 
+#include "base/copy.h"
 #include "call/operation.h"
 #include "call/signature.h"
 #include "collective/reduce/reduce.h"
@@ -62,6 +64,35 @@ inline bool arena_holds_counts(const Arena& arena) noexcept {
 
 /// Of all_to_all: throws a Mismatch if this rank expects another number of elements from a rank than that sends.
 void check_arena_count(const Arena& arena, int from, std::size_t sent, std::size_t expected);
+
+/// Copies to the result of an operation.
+class ResultCopy {
+ public:
+  /// `bytes`: of the whole result, on each of so many ranks.
+  ResultCopy(std::size_t bytes, int ranks) noexcept
+      : large_(exceeds_caches(bytes, ranks)), very_large_(exceeds_caches(bytes / 4, ranks)) {}
+  bool is_very_large() const noexcept { return very_large_; }
+  void operator()(void* to, const void* from, std::size_t bytes) const noexcept {
+    if (large_) return copy_past_caches(to, from, bytes);
+    if (bytes != 0) std::memcpy(to, from, bytes);
+  }
+
+ private:
+  bool large_, very_large_;
+};
+
+/// Of operations that only move bytes.
+inline ResultCopy result_copy_of(const Operation& op, int ranks) noexcept {
+  const std::size_t element = op.element();
+  switch (op.op) {
+    case Op::broadcast: return {op.bytes() / 2, ranks};  // all read the same
+    case Op::gather: return {op.parts.total() * element, 1};
+    case Op::all_gather: return {op.parts.total() * element, ranks};
+    case Op::all_to_all: return {op.out_parts.total() * element, ranks};
+    case Op::scatter: return {op.parts.largest() * element, ranks};
+    default: return {0, ranks};
+  }
+}
 
 // ---- The algorithms, after the contributions have been exchanged -------------------------------------------------------
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <vector>
 
 #include "base/log.h"
 #include "base/rank_arithmetic.h"
@@ -26,7 +27,12 @@ constexpr std::size_t kLeastRead = 16 * 1024;
 class Direct {
  public:
   Direct(ArenaCall& call, const Operation& op, std::uint32_t epoch)
-      : call_(call), op_(op), epoch_(epoch), inputs_(call.size()), outputs_(call.size()) {
+      : call_(call),
+        op_(op),
+        epoch_(epoch),
+        inputs_(call.size()),
+        outputs_(call.size()),
+        copy_result_(result_copy_of(op, call.size())) {
     uneven_ = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
   }
 
@@ -177,10 +183,23 @@ class Direct {
     if (bytes == 0 || failed_) return;
     if (rank == me() || refs(rank).in.segment != SharedRef::kProcess) {
       const std::byte* from = (rank == me() ? op_.in : inputs_[rank]) + offset * element();
-      if (to != from) std::memcpy(to, from, bytes);
+      if (to != from) copy_result_(to, from, bytes);
     } else {
-      failed_ = !call_.arena.read_peer(rank, to, refs(rank).in.offset + offset * element(), bytes);
+      failed_ = !read(rank, to, refs(rank).in.offset + offset * element(), bytes);
     }
+  }
+
+  // What the kernel overwrites is read before, too: so very large results come by way of memory that stays in the cache.
+  bool read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes) {
+    if (!copy_result_.is_very_large()) return call_.arena.read_peer(rank, to, from, bytes);
+    constexpr std::size_t kMost = 128 * 1024;
+    cached_.resize(kMost);
+    for (std::size_t at = 0; at < bytes; at += kMost) {
+      const std::size_t now = std::min(kMost, bytes - at);
+      if (!call_.arena.read_peer(rank, cached_.data(), from + at, now)) return false;
+      copy_result_(to + at, cached_.data(), now);
+    }
+    return true;
   }
 
   ArenaCall& call_;
@@ -188,6 +207,8 @@ class Direct {
   std::uint32_t epoch_;
   RankList<std::byte*> inputs_;
   RankList<std::byte*> outputs_;
+  ResultCopy copy_result_;
+  std::vector<std::byte> cached_;
   bool uneven_ = false;     // all_to_all with counts
   bool processes_ = false;  // some input is ordinary memory
   bool failed_ = false;     // and could not be read

@@ -25,7 +25,8 @@ class StagedMove {
         epoch_(epoch),
         element_(op.element()),
         me_(call.rank()),
-        size_(call.size()) {
+        size_(call.size()),
+        copy_result_(result_copy_of(op, call.size())) {
     cells_ = op.op == Op::scatter || op.op == Op::reduce_scatter || op.op == Op::all_to_all;
     const std::size_t bytes =
         cells_ ? arena_.stage_slot_bytes() / static_cast<std::size_t>(size_) : arena_.stage_slot_bytes();
@@ -152,7 +153,7 @@ class StagedMove {
       }
       const std::size_t now = length(k, count);
       if (now == 0) continue;
-      std::memcpy(op_.out + (offset + begin(k)) * element_, cells_ ? cell_of(slot) : slot, now * element_);
+      copy_result_(op_.out + (offset + begin(k)) * element_, cells_ ? cell_of(slot) : slot, now * element_);
     }
   }
 
@@ -202,6 +203,7 @@ class StagedMove {
   std::size_t element_;
   int me_;
   int size_;
+  ResultCopy copy_result_;
   bool cells_ = false;
   bool exchange_counts_ = false;
   std::size_t block_ = 0;

@@ -20,7 +20,14 @@ namespace {
 class StagedReduce {
  public:
   StagedReduce(ArenaCall& call, const Operation& op)
-      : call_(call), arena_(call.arena), op_(op), element_(op.element()), me_(call.rank()), sources_(call.size()) {
+      : call_(call),
+        arena_(call.arena),
+        op_(op),
+        element_(op.element()),
+        me_(call.rank()),
+        sources_(call.size()),
+        // In place the lines have just been read.
+        copy_result_(op.in == op.out ? 0 : op.bytes(), op.op == Op::all_reduce ? call.size() : 1) {
     // Two chunks are enough for the phases to overlap, and the fewer there are the less ranks wait for each other.
     const std::size_t line = 64 / element_;
     const std::size_t most = arena_.stage_slot_bytes() / element_;
@@ -82,8 +89,8 @@ class StagedReduce {
         arena_.await(Counter::reduced, r, base_ + k + 1, call_.context);
         const std::size_t begin = cut.begin(r) * element_;
         if (cut.size(r) != 0) {
-          std::memcpy(op_.out + first(k) * element_ + begin, arena_.stage_slot(r, base_ + k) + begin,
-                      cut.size(r) * element_);
+          copy_result_(op_.out + first(k) * element_ + begin, arena_.stage_slot(r, base_ + k) + begin,
+                       cut.size(r) * element_);
         }
       }
     }
@@ -96,6 +103,7 @@ class StagedReduce {
   std::size_t element_;
   int me_;
   RankList<const void*> sources_;
+  ResultCopy copy_result_;
   std::size_t chunk_ = 0;
   std::uint32_t steps_ = 0;
   std::uint32_t base_ = 0;
