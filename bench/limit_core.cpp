@@ -36,6 +36,7 @@ Row time_row(const WorkItem& item, const char* name, std::uint64_t bytes, const 
   row.dtype = "float32";
   row.algorithm = name;
   row.iterations = samples.size();
+  row.mean_us = mean(samples);
   row.p99_us = percentile(samples, 0.99);
   row.median_us = median(std::move(samples));
   set_bandwidth(row);

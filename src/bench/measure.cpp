@@ -92,6 +92,7 @@ void measure_case(Communicator& communicator, const WorkItem& item, const Case& 
     communicator.call();
     sample = seconds(start, Clock::now()) * scale;
   }
+  row.mean_us = mean(microseconds);
   row.p99_us = percentile(microseconds, 0.99);
   row.median_us = median(std::move(microseconds));
   set_bandwidth(row);

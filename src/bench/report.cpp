@@ -90,14 +90,15 @@ std::string report_text(const Machine& machine, const std::vector<Row>& rows) {
 
 std::string csv_text(const std::vector<Row>& rows) {
   std::string text =
-      "op,backend,transport,buffer,ranks,bytes,median_us,p99_us,algbw_gbps,busbw_gbps,dtype,algorithm,iterations,hosts,"
+      "op,backend,transport,buffer,ranks,bytes,median_us,mean_us,p99_us,algbw_gbps,busbw_gbps,dtype,algorithm,"
+      "iterations,hosts,"
       "link,busy,error\n";
   for (const Row& row : rows) {
     std::string error = row.error;
     for (std::size_t at = 0; (at = error.find('"', at)) != std::string::npos; at += 2) error.insert(at, 1, '"');
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", row.op, row.backend, row.transport,
-                        row.buffer, row.ranks, row.bytes, row.median_us, row.p99_us, row.algbw_gbps, row.busbw_gbps,
-                        row.dtype, row.algorithm, row.iterations, row.hosts, row.link, row.busy,
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", row.op, row.backend, row.transport,
+                        row.buffer, row.ranks, row.bytes, row.median_us, row.mean_us, row.p99_us, row.algbw_gbps,
+                        row.busbw_gbps, row.dtype, row.algorithm, row.iterations, row.hosts, row.link, row.busy,
                         error.empty() ? "" : '"' + error + '"');
   }
   return text;

@@ -100,6 +100,7 @@ void to_json(nlohmann::json& json, const Row& row) {
                                 {"ranks", row.ranks},
                                 {"bytes", row.bytes},
                                 {"median_us", row.median_us},
+                                {"mean_us", row.mean_us},
                                 {"p99_us", row.p99_us},
                                 {"algbw_gbps", row.algbw_gbps},
                                 {"busbw_gbps", row.busbw_gbps},
@@ -120,6 +121,7 @@ void from_json(const nlohmann::json& json, Row& row) {
   json.at("ranks").get_to(row.ranks);
   json.at("bytes").get_to(row.bytes);
   json.at("median_us").get_to(row.median_us);
+  json.at("mean_us").get_to(row.mean_us);
   json.at("p99_us").get_to(row.p99_us);
   json.at("algbw_gbps").get_to(row.algbw_gbps);
   json.at("busbw_gbps").get_to(row.busbw_gbps);
@@ -154,15 +156,17 @@ void set_bandwidth(Row& row) {
 
 Row merge(const std::vector<Row>& repetitions) {
   Row result = repetitions.front();
-  std::vector<double> medians, p99s;
+  std::vector<double> medians, means, p99s;
   result.iterations = 0;
   for (const Row& row : repetitions) {
     medians.push_back(row.median_us);
+    means.push_back(row.mean_us);
     p99s.push_back(row.p99_us);
     result.iterations += row.iterations;
     if (result.error.empty()) result.error = row.error;
   }
   result.median_us = median(std::move(medians));
+  result.mean_us = median(std::move(means));
   result.p99_us = median(std::move(p99s));
   set_bandwidth(result);
   return result;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -87,6 +88,7 @@ struct Row {
   int ranks = 0;
   std::uint64_t bytes = 0;
   double median_us = 0;
+  double mean_us = 0;
   double p99_us = 0;
   double algbw_gbps = 0;  ///< bytes / median, 1e9 bytes a second
   double busbw_gbps = 0;
@@ -114,12 +116,17 @@ inline double percentile(std::vector<double> samples, double fraction) {
   return samples[index];
 }
 
+inline double mean(const std::vector<double>& samples) {
+  if (samples.empty()) return 0;
+  return std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+}
+
 inline double median(std::vector<double> samples) { return percentile(std::move(samples), 0.5); }
 
 /// Sets the bandwidths from bytes and median.
 void set_bandwidth(Row& row);
 
-/// Repetitions of the same measurement as one: the median of medians and of p99s; an error of any is kept.
+/// Repetitions of the same measurement as one: the median of medians, of means and of p99s; an error of any is kept.
 Row merge(const std::vector<Row>& repetitions);
 
 // Sizes and quantities, as people write and read them.

@@ -61,6 +61,7 @@ TEST(Measure, GivesOneRowForEachSize) {
   EXPECT_GE(rows[1].iterations, 5u);
   EXPECT_GT(rows[1].median_us, 0);
   EXPECT_GE(rows[1].p99_us, rows[1].median_us);
+  EXPECT_GT(rows[1].mean_us, 0);
   EXPECT_NEAR(rows[1].algbw_gbps, 1024 / rows[1].median_us / 1e3, 1e-9);
 }
 

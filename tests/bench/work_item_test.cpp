@@ -82,6 +82,7 @@ Row sample() {
   row.ranks = 4;
   row.bytes = 1 << 20;
   row.median_us = 100;
+  row.mean_us = 110;
   row.p99_us = 150;
   row.dtype = "float32";
   row.algorithm = "auto";
@@ -112,9 +113,11 @@ TEST(Row, MergeTakesTheMedianOfMedians) {
   Row slow = sample(), fast = sample(), middle = sample();
   slow.median_us = 1000;
   fast.median_us = 50;
+  fast.mean_us = 90;
   middle.p99_us = 200;
   const Row merged = merge({slow, fast, middle});
   EXPECT_EQ(merged.median_us, 100);
+  EXPECT_EQ(merged.mean_us, 110);
   EXPECT_EQ(merged.p99_us, 150);
   EXPECT_NEAR(merged.algbw_gbps, 10.48576, 1e-9);
   middle.error = "wrong result";
@@ -126,8 +129,8 @@ TEST(Report, HasMachineAndRows) {
   for (const char* key : {"cpu", "cores", "arch", "kernel"}) EXPECT_TRUE(report["machine"].contains(key)) << key;
   EXPECT_GT(report["machine"]["cores"].get<int>(), 0);
   ASSERT_EQ(report["rows"].size(), 1u);
-  for (const char* key : {"op", "backend", "transport", "buffer", "ranks", "bytes", "median_us", "p99_us", "algbw_gbps",
-                          "busbw_gbps", "dtype", "algorithm"}) {
+  for (const char* key : {"op", "backend", "transport", "buffer", "ranks", "bytes", "median_us", "mean_us", "p99_us",
+                          "algbw_gbps", "busbw_gbps", "dtype", "algorithm"}) {
     EXPECT_TRUE(report["rows"][0].contains(key)) << key;
   }
 }
@@ -138,7 +141,7 @@ TEST(Report, CsvHasOneLineForEachRowAndQuotesErrors) {
   const std::string text = csv_text({sample(), wrong});
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
   EXPECT_EQ(text.find("op,backend,"), 0u);
-  EXPECT_NE(text.find("\nall_reduce,native,shm,registered,4,1048576,100,150,"), std::string::npos) << text;
+  EXPECT_NE(text.find("\nall_reduce,native,shm,registered,4,1048576,100,110,150,"), std::string::npos) << text;
   EXPECT_NE(text.find(",\"no \"\"ring\"\", here\"\n"), std::string::npos) << text;
 }
 
