@@ -1,4 +1,4 @@
-// Registered memory: every rank reads, and for all_reduce and reduce also writes, the others' buffers where they lie.
+// Registered memory: every rank reads, and for all_reduce, reduce and gather also writes, the others' buffers where they lie.
 //
 // Ordinary memory, of operations in which every byte has one reader (scatter, all_to_all): the reader has the kernel copy it out of
 // the other process. If any rank cannot read, all take the stage, for this operation and those that follow.
@@ -47,9 +47,13 @@ class Direct {
         break;
       case Op::scatter: copy(op_.out, op_.root, op_.parts.offset(me()), op_.parts.count(me())); break;
       case Op::gather:
-      case Op::all_gather:
-        if (op_.op == Op::all_gather || me() == op_.root) collect();
+        if (gathered_ != nullptr) {
+          give_to_root();
+        } else if (me() == op_.root) {
+          collect();
+        }
         break;
+      case Op::all_gather: collect(); break;
       case Op::all_to_all:
         for (int r : others_and_me()) {
           copy(op_.out + op_.out_parts.offset(r) * element(), r, offset_to_me(r), op_.out_parts.count(r));
@@ -74,6 +78,11 @@ class Direct {
   bool resolve() {
     const bool only_root = op_.op == Op::broadcast || op_.op == Op::scatter;
     if (uneven_ && !arena_holds_counts(call_.arena)) return false;
+    if (op_.op == Op::gather && refs(op_.root).out.segment != 0) {
+      gathered_ =
+          me() == op_.root ? op_.out : call_.registered.resolve(refs(op_.root).out, op_.parts.total() * element());
+      return true;
+    }
     for (int r = 0; r < size(); ++r) {
       if (only_root && r != op_.root) continue;
       if (refs(r).in.segment == 0 && input_bytes(r) != 0) return false;
@@ -164,6 +173,12 @@ class Direct {
     reduce(reduction_of(op_, call_.size()), sources.span(), destinations, count);
   }
 
+  // All at a time, where the root would have to fetch everything by itself.
+  void give_to_root() {
+    std::byte* const to = gathered_ + op_.parts.offset(me()) * element();
+    if (to != op_.in) copy_result_(to, op_.in, op_.parts.count(me()) * element());
+  }
+
   void collect() {
     for (int r : others_and_me()) {
       copy(op_.out + op_.parts.offset(r) * element(), r, 0, op_.parts.count(r));
@@ -207,6 +222,7 @@ class Direct {
   std::uint32_t epoch_;
   RankList<std::byte*> inputs_;
   RankList<std::byte*> outputs_;
+  std::byte* gathered_ = nullptr;  // the root's registered memory
   ResultCopy copy_result_;
   std::vector<std::byte> cached_;
   bool uneven_ = false;     // all_to_all with counts

@@ -64,6 +64,7 @@ std::span<const std::byte> output_of(const Operation& op, int rank) noexcept {
     case Op::broadcast:
     case Op::all_reduce: return {op.out, op.bytes()};
     case Op::reduce: return {op.out, rank == op.root ? op.bytes() : 0};
+    case Op::gather: return {op.out, rank == op.root ? op.parts.total() * op.element() : 0};
     default: return {};  // other operations only read each other's memory
   }
 }
