@@ -43,6 +43,13 @@ TEST(LargeResults, AllOfItArrives) {
       r.world->gather(buffer(in, kPart), buffer(out, r.rank == 2 ? all : 0), 2);
       for (int of = 0; of < 4 && r.rank == 2; ++of)
         expect("gather", kPart * static_cast<std::size_t>(of), kPart, of, 0);
+      // From ordinary memory of some into registered memory, and the reverse; the root's own part is in its place.
+      auto* const given = r.rank == 2 ? out + kPart * 2 : r.rank == 0 ? in : ordinary_in.data();
+      std::fill_n(out, all, -1);
+      for (std::size_t i = 0; i < kPart; ++i) given[i] = value(i, r.rank);
+      r.world->gather(buffer(given, kPart), buffer(out, r.rank == 2 ? all : 0), 2);
+      for (int of = 0; of < 4 && r.rank == 2; ++of)
+        expect("gather in place", kPart * static_cast<std::size_t>(of), kPart, of, 0);
       r.world->scatter(buffer(in, r.rank == 1 ? all : 0), buffer(out, kPart), 1);
       expect("scatter", 0, kPart, 1, kPart * me);
       std::copy_n(in, all, out);

@@ -68,6 +68,7 @@ void check_arena_count(const Arena& arena, int from, std::size_t sent, std::size
 /// Copies to the result of an operation.
 class ResultCopy {
  public:
+  ResultCopy() noexcept = default;  ///< that is in the caches
   /// `bytes`: of the whole result, on each of so many ranks.
   ResultCopy(std::size_t bytes, int ranks) noexcept
       : large_(exceeds_caches(bytes, ranks)), very_large_(exceeds_caches(bytes / 4, ranks)) {}
@@ -78,7 +79,7 @@ class ResultCopy {
   }
 
  private:
-  bool large_, very_large_;
+  bool large_ = false, very_large_ = false;
 };
 
 /// Of operations that only move bytes.
@@ -90,7 +91,7 @@ inline ResultCopy result_copy_of(const Operation& op, int ranks) noexcept {
     case Op::all_gather: return {op.parts.total() * element, ranks};
     case Op::all_to_all: return {op.out_parts.total() * element, ranks};
     case Op::scatter: return {op.parts.largest() * element, ranks};
-    default: return {0, ranks};
+    default: return {};
   }
 }
 

@@ -20,14 +20,9 @@ namespace {
 class StagedReduce {
  public:
   StagedReduce(ArenaCall& call, const Operation& op)
-      : call_(call),
-        arena_(call.arena),
-        op_(op),
-        element_(op.element()),
-        me_(call.rank()),
-        sources_(call.size()),
-        // In place the lines have just been read.
-        copy_result_(op.in == op.out ? 0 : op.bytes(), op.op == Op::all_reduce ? call.size() : 1) {
+      : call_(call), arena_(call.arena), op_(op), element_(op.element()), me_(call.rank()), sources_(call.size()) {
+    // In place the lines have just been read.
+    if (op.in != op.out) copy_result_ = ResultCopy(op.bytes(), op.op == Op::all_reduce ? call.size() : 1);
     // Two chunks are enough for the phases to overlap, and the fewer there are the less ranks wait for each other.
     const std::size_t line = 64 / element_;
     const std::size_t most = arena_.stage_slot_bytes() / element_;
