@@ -62,7 +62,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", whole_or(0, 16, 1048576),
      "shared staging memory per rank; 0: by ranks and caches. The first rank of a host decides"},
     {Knob::spin_us, "MANIPLE_SPIN_US", "-1", number_or(-1, 0, 1000000),
-     "microseconds to spin before yielding; -1: by cores and ranks"},
+     "microseconds to spin before yielding, or sleeping for TCP; -1: by cores and ranks"},
     {Knob::checks, "MANIPLE_CHECKS", "1", flag(), "0: do not compare what ranks call (for measuring its cost)"},
     {Knob::recorder, "MANIPLE_RECORDER", "256", whole(0, 1048576), "operations kept by the flight recorder; 0: none"},
     {Knob::wait_report_s, "MANIPLE_WAIT_REPORT", "10", number(0, 1000000),

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <utility>
 
 #include "base/check.h"
 #include "base/interrupt.h"
 #include "base/system_error.h"
 #include "net/address.h"
+#include "shm/competition.h"
 #include "transport/mesh.h"
 
 namespace maniple {
@@ -20,9 +22,13 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Deadline::Clock;
 
-// Polling costs less than sleeping and being woken while a peer answers at once. The processor is not offered to others between
-// polls: where there are any, it comes back after milliseconds, and from a sleep at once. Ranks that share a core lose this much.
-constexpr auto kSpin = 20us;
+// Trying costs less than asking which sockets are ready, and that less than sleeping and being woken, while a peer answers soon. The
+// processor is not offered to others meanwhile: where there are any, it comes back after milliseconds, and from a sleep at once. So ranks
+// try for this long in any case, and ask for as long as MeshOptions::spin where nobody else wants the processor (see competition.h).
+constexpr auto kTry = 20us;
+// Longer between two questions than one takes: something else ran.
+constexpr auto kGap = 50us;
+constexpr auto kContended = 1s;
 // Asking the kernel which of many sockets are ready is cheaper than trying each.
 constexpr std::size_t kTryEach = 6;
 // The hint that a connection has arrived can be taken by another waiter, so it is not relied on for longer.
@@ -161,14 +167,14 @@ struct Exchange::Impl {
         idle_since = {};
       } else if (idle_since == Clock::time_point{}) {
         idle_since = now;
-      } else if (now - idle_since >= kSpin) {
-        wait_for_events();
+      } else if (now - idle_since >= std::min<Clock::duration>(kTry, mesh.options_.spin)) {
+        wait_for_events(idle_since + mesh.options_.spin);
       }
     }
   }
 
-  /// Until something that is awaited may have happened.
-  void wait_for_events() {
+  /// Until something that is awaited may have happened. Without sleeping until `sleep_from`, unless others want the processor.
+  void wait_for_events(Clock::time_point sleep_from) {
     bool awaits_connection = false;
     bool awaits_ring = false;
     descriptors.clear();
@@ -192,7 +198,11 @@ struct Exchange::Impl {
       descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
       limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
     }
-    if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedPoll);
+    if (awaits_ring) {
+      limit = std::min<Deadline::Duration>(limit, kMixedPoll);
+    } else if (is_ready_before(std::min({sleep_from, deadline.when(), next_look}))) {
+      return;
+    }
     if (Interrupt::is_set()) {
       Interrupt::check();
       limit = std::min<Deadline::Duration>(limit, Interrupt::kLook);
@@ -202,6 +212,25 @@ struct Exchange::Impl {
     if (::ppoll(descriptors.data(), descriptors.size(), forever ? nullptr : &time, nullptr) < 0 && errno != EINTR) {
       throw_system_error("ppoll");
     }
+  }
+
+  /// Asks again and again whether one of the descriptors is ready.
+  bool is_ready_before(Clock::time_point end) {
+    for (auto now = Clock::now(); now < end && now >= mesh.contended_until_;) {
+      if (::poll(descriptors.data(), descriptors.size(), 0) != 0) return true;
+      const auto before = std::exchange(now, Clock::now());
+      if (now - before > kGap) note_gap(before, now);
+    }
+    return false;
+  }
+
+  void note_gap(Clock::time_point from, Clock::time_point to) {
+    thread_local Competition competition;
+    const auto seconds = [](Clock::time_point at) {
+      return std::chrono::duration<double>(at.time_since_epoch()).count();
+    };
+    if (competition.is_in_gap(seconds(from), seconds(to), Competition::delay_of_thread()))
+      mesh.contended_until_ = to + kContended;
   }
 
   /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There it is asked

@@ -8,6 +8,7 @@
 // connections have keys for one direction and stay as they are.)
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -22,6 +23,7 @@
 #include "transport/frame_receiver.h"
 #include "transport/frame_sender.h"
 #include "transport/tcp_channel.h"
+#include <maniple/comm/deadline.h>
 
 namespace maniple {
 
@@ -32,6 +34,8 @@ struct MeshOptions {
   Connector* connector = nullptr;
   AbortSignal* abort = nullptr;
   int streams = 2;  ///< TCP connections for each pair and direction
+  /// How long a rank that waits for TCP asks for news before it sleeps.
+  Deadline::Duration spin = std::chrono::microseconds(20);
 
   /// Rings in shared memory to and from the ranks of this host; return null for pairs that use TCP. May be empty.
   std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
@@ -68,6 +72,7 @@ class Mesh {
   std::deque<Transfer> transfers_;  // of the current exchange; a deque because senders and receivers point into it
   bool busy_ = false;               // an exchange is under way
   std::string broken_;              // why no further exchange is possible: a connection is in the middle of a frame
+  Deadline::Clock::time_point contended_until_{};  // other processes want the cores, by what was seen last
   std::unique_ptr<std::byte, Free> scratch_;
   std::size_t scratch_bytes_ = 0;
 };

@@ -312,9 +312,20 @@ TEST(ExchangeFaults, ARingWhoseWriterEndsIsALostPeer) {
   EXPECT_EQ(thrown_by<PeerLost>(errors[1]).info().loss, LossKind::left);
 }
 
+// Ranks that sleep at once, and ranks that do not sleep.
+std::vector<WorldOptions> ways_to_wait(int size) {
+  std::vector<WorldOptions> ways;
+  for (const auto spin : {0s, 20s}) {
+    ways.push_back({.size = size, .channel = Channel::tcp});
+    ways.back().adjust = [spin](int, MeshOptions& mesh) { mesh.spin = spin; };
+  }
+  ways.push_back({.size = size, .channel = Channel::ring});
+  return ways;
+}
+
 TEST(ExchangeFaults, ASilentPeerIsATimeoutAtTheDeadlineThatNamesItAndTheProgress) {
-  for (const Channel channel : {Channel::tcp, Channel::ring}) {
-    MeshWorld world({.size = 3, .channel = channel});
+  for (const WorldOptions& way : ways_to_wait(3)) {
+    MeshWorld world(way);
     const Operation operation = call_of(Op::gather, 4000);
     std::promise<void> sent;
     world.run([&](int rank) {
@@ -346,8 +357,8 @@ TEST(ExchangeFaults, ASilentPeerIsATimeoutAtTheDeadlineThatNamesItAndTheProgress
 }
 
 TEST(ExchangeFaults, AnAbortWakesThoseWhoWaitWithItsCause) {
-  for (const Channel channel : {Channel::tcp, Channel::ring}) {
-    MeshWorld world({.size = 2, .channel = channel});
+  for (const WorldOptions& way : ways_to_wait(2)) {
+    MeshWorld world(way);
     const Operation operation = call_of(Op::recv, 10);
     const auto began = std::chrono::steady_clock::now();
     std::promise<void> waiting;

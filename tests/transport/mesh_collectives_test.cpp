@@ -260,6 +260,11 @@ TEST_P(MeshMatrix, Tcp) { run_matrix({.size = GetParam(), .channel = Channel::tc
 TEST_P(MeshMatrix, TcpOneStream) {
   run_matrix({.size = GetParam(), .channel = Channel::tcp, .streams = 1}, {7, 200'003});
 }
+TEST_P(MeshMatrix, TcpThatSleepsAtOnce) {
+  WorldOptions options{.size = GetParam(), .channel = Channel::tcp};
+  options.adjust = [](int, MeshOptions& mesh) { mesh.spin = {}; };
+  run_matrix(options, {0, 7, 200'003});
+}
 TEST_P(MeshMatrix, Sealed) { run_matrix({.size = GetParam(), .channel = Channel::sealed}, {0, 7, 70'001, 300'000}); }
 TEST_P(MeshMatrix, SealedOnOneStream) {
   run_matrix({.size = GetParam(), .channel = Channel::sealed, .streams = 1}, {7, 200'003});
