@@ -22,6 +22,7 @@ python3-dev             # the same, to compile
 pybind11-dev            # the same
 python3-numpy           # the tests of it: hooks of PyTorch use it
 python3-pytest          # the same
+python3-pip             # the same: one installs the backend by it
 libopenblas-dev         # without it LibTorch multiplies matrices 20 times slower
 libgtest-dev            # the tests
 libgmock-dev            # the tests
