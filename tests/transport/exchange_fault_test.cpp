@@ -1,5 +1,4 @@
 // What becomes of messages when the other side is lost, silent, wrong or corrupt.
-#include <dirent.h>
 #include <sys/socket.h>
 #include <gtest/gtest.h>
 
@@ -427,34 +426,6 @@ TEST(Exchange, ReceiverFollowsTheSendersNumberOfStreams) {
     exchange.wait_all();
     for (std::size_t i = 0; i < data.size(); ++i) ASSERT_EQ(data[i], static_cast<std::byte>(i * i >> 7)) << i;
   });
-}
-
-std::ptrdiff_t open_descriptors() {
-  DIR* const folder = ::opendir("/proc/self/fd");
-  std::ptrdiff_t count = 0;
-  while (::readdir(folder) != nullptr) ++count;
-  ::closedir(folder);
-  return count;
-}
-
-TEST(Mesh, LeavesNoDescriptorOpenAfterSuccessAndAfterFailure) {
-  const auto before = open_descriptors();
-  for (const bool fails : {false, true}) {
-    MeshWorld world({.size = 4});
-    const auto body = [&](int rank) {
-      std::vector<std::byte> data(1 << 20);
-      Operation operation = call_of(Op::all_reduce, data.size());
-      operation.in = operation.out = data.data();
-      if (fails && rank == 2) throw Aborted("in the middle");
-      world.call(rank, mesh_all_reduce_ring, operation);
-    };
-    if (fails) {
-      EXPECT_THROW(world.run(body), Aborted);
-    } else {
-      world.run(body);
-    }
-  }
-  EXPECT_EQ(open_descriptors(), before);
 }
 
 }  // namespace

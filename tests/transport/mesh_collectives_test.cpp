@@ -2,6 +2,7 @@
 // in place and not, even and uneven parts, over TCP and over rings.
 #include <gtest/gtest.h>
 
+#include <dirent.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -335,19 +336,21 @@ std::size_t used_both_ways(const std::map<std::string, Carried>& since) {
   return count;
 }
 
+void sum_of(MeshWorld& world, int rank, std::uint64_t seq, std::size_t count) {
+  std::vector<float> data(count, static_cast<float>(rank + 1));
+  Operation operation;
+  operation.op = Op::all_reduce;
+  operation.dtype = DType::float32;
+  operation.count = count;
+  operation.seq = seq;
+  operation.in = operation.out = reinterpret_cast<std::byte*>(data.data());
+  world.call(rank, mesh_all_reduce_direct, operation);
+  const auto expected = static_cast<float>(world.size() * (world.size() + 1) / 2);
+  EXPECT_EQ(std::count(data.begin(), data.end(), expected), static_cast<std::ptrdiff_t>(count));
+}
+
 void sum_of_ranks(MeshWorld& world, std::uint64_t seq, std::size_t count) {
-  world.run([&](int rank) {
-    std::vector<float> data(count, static_cast<float>(rank + 1));
-    Operation operation;
-    operation.op = Op::all_reduce;
-    operation.dtype = DType::float32;
-    operation.count = count;
-    operation.seq = seq;
-    operation.in = operation.out = reinterpret_cast<std::byte*>(data.data());
-    world.call(rank, mesh_all_reduce_direct, operation);
-    const auto expected = static_cast<float>(world.size() * (world.size() + 1) / 2);
-    EXPECT_EQ(std::count(data.begin(), data.end(), expected), static_cast<std::ptrdiff_t>(count));
-  });
+  world.run([&](int rank) { sum_of(world, rank, seq, count); });
 }
 
 // Each pair begins with a connection for each direction and goes on with one for both, unless it has keys for one direction.
@@ -369,6 +372,31 @@ TEST(MeshConnections, ThatAreEncryptedStayApart) {
   const auto opened = carried();
   for (std::uint64_t seq = 1; seq < 4; ++seq) sum_of_ranks(world, seq, 1000);
   EXPECT_EQ(used_both_ways(opened), 0U);
+}
+
+std::ptrdiff_t open_descriptors() {
+  DIR* const folder = ::opendir("/proc/self/fd");
+  std::ptrdiff_t count = 0;
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+TEST(MeshConnections, LeaveNoDescriptorOpenAfterSuccessAndAfterFailure) {
+  const auto before = open_descriptors();
+  for (const bool fails : {false, true}) {
+    MeshWorld world({.size = 4});
+    if (fails) {
+      EXPECT_THROW(world.run([&](int rank) {
+        if (rank == 2) throw Aborted("in the middle");
+        sum_of(world, rank, 0, 1 << 18);
+      }),
+                   Aborted);
+    } else {
+      sum_of_ranks(world, 0, 1 << 18);
+    }
+  }
+  EXPECT_EQ(open_descriptors(), before);
 }
 
 TEST(MeshConnections, OfARankThatEndsLoseItOnceJoinedToo) {
