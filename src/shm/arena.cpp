@@ -264,9 +264,8 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
 }
 
 void Arena::note_long_gap(std::uint64_t from, std::uint64_t to) noexcept {
-  thread_local Competition competition;
   const auto seconds = [](std::uint64_t ticks) { return static_cast<double>(ticks) / ticks_per_second(); };
-  if (competition.is_in_gap(seconds(from), seconds(to), Competition::delay_of_thread()))
+  if (Competition::is_in_gap_of_thread(seconds(from), seconds(to)))
     contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
 }
 

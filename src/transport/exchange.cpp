@@ -225,12 +225,10 @@ struct Exchange::Impl {
   }
 
   void note_gap(Clock::time_point from, Clock::time_point to) {
-    thread_local Competition competition;
     const auto seconds = [](Clock::time_point at) {
       return std::chrono::duration<double>(at.time_since_epoch()).count();
     };
-    if (competition.is_in_gap(seconds(from), seconds(to), Competition::delay_of_thread()))
-      mesh.contended_until_ = to + kContended;
+    if (Competition::is_in_gap_of_thread(seconds(from), seconds(to))) mesh.contended_until_ = to + kContended;
   }
 
   /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There it is asked

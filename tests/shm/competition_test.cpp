@@ -6,39 +6,43 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include <gtest/gtest.h>
 
 namespace maniple {
 namespace {
 
 constexpr double kMs = 1e-3, kUs = 1e-6;
+double nothing() noexcept { return 0; }
 
 // What another machine on the same host takes away, the kernel does not see.
 TEST(Competition, GapsInWhichNobodyRanAreNone) {
   Competition competition;
   for (int i = 1; i < 1000; ++i)
-    EXPECT_FALSE(competition.is_in_gap(i * 3 * kMs, i * 3 * kMs + (i % 2 == 0 ? 150 * kUs : 2 * kMs), 0.5)) << i;
+    EXPECT_FALSE(competition.is_in_gap(i * 3 * kMs, i * 3 * kMs + (i % 2 == 0 ? 150 * kUs : 2 * kMs), 0.5, nothing))
+        << i;
 }
 
 TEST(Competition, TimeSlicesOfAnotherProcessAre) {
   Competition competition;
   double now = 0, delay = 7;
-  competition.is_in_gap(now, now + 100 * kUs, delay);
+  competition.is_in_gap(now, now + 100 * kUs, delay, nothing);
   for (int i = 0; i < 100; ++i) {
     now += i % 10 == 0 ? 5 : 4 * kMs;  // also after a long time without one
     delay += 4 * kMs;
-    EXPECT_TRUE(competition.is_in_gap(now - 4 * kMs, now, delay)) << i;
+    EXPECT_TRUE(competition.is_in_gap(now - 4 * kMs, now, delay, nothing)) << i;
   }
 }
 
 TEST(Competition, ManyShortGapsOfAnotherProcessAre) {
   Competition competition;
   double now = 1, delay = 0;
-  competition.is_in_gap(now - 100 * kUs, now, delay);
+  competition.is_in_gap(now - 100 * kUs, now, delay, nothing);
   for (int i = 0; i < 100; ++i) {
     now += 500 * kUs;
     delay += 100 * kUs;
-    EXPECT_TRUE(competition.is_in_gap(now - 100 * kUs, now, delay)) << i;
+    EXPECT_TRUE(competition.is_in_gap(now - 100 * kUs, now, delay, nothing)) << i;
   }
 }
 
@@ -49,13 +53,46 @@ TEST(Competition, SomethingShortNowAndThenIsNone) {
   for (int i = 0; i < 1000; ++i) {
     now += 10 * kMs;
     delay += 20 * kUs;
-    EXPECT_FALSE(competition.is_in_gap(now - 80 * kUs, now, delay)) << i;
+    EXPECT_FALSE(competition.is_in_gap(now - 80 * kUs, now, delay, nothing)) << i;
   }
+}
+
+// The host takes the core away for 10 ms while something short runs on it, again and again: the kernel counts all of it as delay.
+TEST(Competition, WhatTheHostTookIsNone) {
+  static double taken;
+  taken = 1000;
+  Competition competition;
+  const auto stolen = []() noexcept { return taken; };
+  double now = 1, delay = 3;
+  competition.is_in_gap(now - 100 * kUs, now, delay, stolen);
+  for (int i = 0; i < 100; ++i) {
+    now += 20 * kMs;
+    delay += 10 * kMs;
+    taken += 10 * kMs;
+    EXPECT_FALSE(competition.is_in_gap(now - 10 * kMs, now, delay, stolen)) << i;
+  }
+  // Another process comes, and the host takes a little as before: it is seen but for the gaps in which a step is counted.
+  int seen = 0;
+  for (int i = 0; i < 100; ++i) {
+    now += 8 * kMs;
+    delay += 4 * kMs;
+    if (i % 20 == 19) taken += 10 * kMs;
+    seen += competition.is_in_gap(now - 4 * kMs, now, delay, stolen) ? 1 : 0;
+  }
+  EXPECT_EQ(seen, 95);
+}
+
+TEST(Competition, OfWhatTheHostTookTheKernelTells) {
+  const double before = Competition::stolen_from_core();
+  EXPECT_GE(before, 0);
+  EXPECT_LT(before, 1e9);
+  EXPECT_FALSE(Competition::is_in_gap_of_thread(1, 1 + 60 * kUs) &&
+               Competition::delay_of_thread());  // the first tells nothing
 }
 
 TEST(Competition, WithoutACountEveryGapIs) {
   Competition competition;
-  EXPECT_TRUE(competition.is_in_gap(1, 1 + 60 * kUs, std::nullopt));
+  EXPECT_TRUE(competition.is_in_gap(1, 1 + 60 * kUs, std::nullopt, nothing));
 }
 
 double seconds_of_thread() {
