@@ -15,21 +15,29 @@ namespace maniple {
 
 bool Competition::is_in_gap(double from, double to, std::optional<double> delay, double (*stolen)() noexcept) noexcept {
   if (!delay) return true;
-  if (!looks_like_it(from, to, *delay)) return false;
-  const double delayed = *delay - std::exchange(asked_delay_, *delay);
-  const double now_stolen = stolen();
-  // Counted in steps of 10 ms: one may be of a time before. Then the next gap tells.
-  return now_stolen - std::exchange(asked_stolen_, now_stolen) < delayed / 2;
+  return is_delayed(from, to, *delay) && !is_by_host({to, *delay, stolen()});
 }
 
-bool Competition::looks_like_it(double from, double to, double delay) noexcept {
+bool Competition::is_delayed(double from, double to, double delay) noexcept {
   constexpr double kSlice = 1e-3;
+  constexpr double kWindow = 10e-3;
   constexpr double kGoodPart = 1.0 / 16;
-  const std::optional<double> before = std::exchange(last_, to);
-  const double delayed = delay - std::exchange(last_delay_, delay);
-  if (!before) return false;  // nothing to compare with yet
-  if (to - from >= kSlice && delayed >= (to - from) / 2) return true;
-  return delayed >= (to - *before) * kGoodPart;
+  const double in_gap = delay - std::exchange(last_delay_, delay);
+  if (!std::exchange(any_, true)) {
+    window_ = {to, delay, 0};
+    return false;  // nothing to compare with yet
+  }
+  if (to - from >= kSlice && in_gap >= (to - from) / 2) return true;
+  if (to - window_.when < kWindow) return false;
+  const Seen since = std::exchange(window_, {to, delay, 0});
+  return delay - since.delay >= (to - since.when) * kGoodPart;
+}
+
+// Whether the host took as much as this thread was delayed. The kernel counts that in steps of 10 ms, so it is compared over many of them.
+bool Competition::is_by_host(const Seen& now) noexcept {
+  constexpr double kLongEnough = 100e-3;
+  if (now.when - asked_.when >= kLongEnough) before_ = std::exchange(asked_, now);
+  return now.stolen - before_.stolen > 0 && now.stolen - before_.stolen >= now.delay - before_.delay;
 }
 
 bool Competition::is_in_gap_of_thread(double from, double to) noexcept {

@@ -13,9 +13,9 @@ namespace maniple {
 class Competition {
  public:
   /// Of a gap, in seconds of any clock. `delay`: seconds for which this thread has been ready to run while others ran, so far; none: the
-  /// kernel does not count. Of competition that is half of a gap as long as a time slice, or of shorter ones a good part of the time since
-  /// the last gap: something short now and then is none. `stolen` returns the seconds that the host has had of this core, so far, and
-  /// is asked only when it matters, as it takes a while.
+  /// kernel does not count. Of competition that is half of a gap as long as a time slice, or of shorter ones a good part of the time:
+  /// something short now and then is none. `stolen` returns the seconds that the host has had of this core, so far; it is asked only
+  /// when it matters, as it takes a while.
   bool is_in_gap(double from, double to, std::optional<double> delay, double (*stolen)() noexcept) noexcept;
 
   /// The `delay` of the calling thread.
@@ -28,11 +28,16 @@ class Competition {
   static bool is_in_gap_of_thread(double from, double to) noexcept;
 
  private:
-  bool looks_like_it(double from, double to, double delay) noexcept;
+  struct Seen {
+    double when = 0, delay = 0, stolen = 0;
+  };
+  bool is_delayed(double from, double to, double delay) noexcept;
+  bool is_by_host(const Seen& now) noexcept;
 
-  std::optional<double> last_;  // the end of the last gap, and the delay then
-  double last_delay_ = 0;
-  double asked_delay_ = 0, asked_stolen_ = 0;  // when `stolen` was asked last
+  bool any_ = false;
+  double last_delay_ = 0;  // at the last gap
+  Seen window_;            // since when short gaps are added up
+  Seen before_, asked_;    // when `stolen` was asked
 };
 
 }  // namespace maniple

@@ -166,12 +166,12 @@ class NativeBackend final : public Backend {
   }
 
   /// How long to poll sockets before sleeping. A processor that sleeps is woken late, above all a virtual one, whose host gives it to others:
-  /// so it stays awake, where each rank has one, for as long as 256 KiB take at 10 Gbit/s.
+  /// so it stays awake, where each rank has one, for as long as ranks that wait in shared memory do.
   Deadline::Duration network_spin() const {
     const double knob_us = knob_number(Knob::spin_us);
     const std::vector<int>& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
     const bool crowded = static_cast<int>(local.size()) > usable_cores(local);
-    const double us = knob_us >= 0 ? knob_us : crowded ? 20 : 200;
+    const double us = knob_us >= 0 ? knob_us : crowded ? 20 : 1000;
     return std::chrono::duration_cast<Deadline::Duration>(std::chrono::duration<double, std::micro>(us));
   }
 
