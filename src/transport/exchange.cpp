@@ -193,16 +193,12 @@ struct Exchange::Impl {
       mesh.options_.local_wait(Deadline::sooner(deadline, Deadline::after(kLocalPoll)));
       return;
     }
-    auto limit = std::min<Deadline::Duration>(deadline.remaining(), next_look - Clock::now());
-    if (awaits_connection) {
-      descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
-      limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
-    }
-    if (awaits_ring) {
-      limit = std::min<Deadline::Duration>(limit, kMixedPoll);
-    } else if (is_ready_before(std::min({sleep_from, deadline.when(), next_look}))) {
-      return;
-    }
+    if (awaits_connection) descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
+    if (!awaits_ring && is_ready_before(std::min({sleep_from, deadline.when(), next_look}))) return;
+    // By now a look at the peers may be due.
+    auto limit = std::clamp<Deadline::Duration>(next_look - Clock::now(), {}, deadline.remaining());
+    if (awaits_connection) limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
+    if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedPoll);
     if (Interrupt::is_set()) {
       Interrupt::check();
       limit = std::min<Deadline::Duration>(limit, Interrupt::kLook);

@@ -378,6 +378,22 @@ TEST(ExchangeFaults, AnAbortWakesThoseWhoWaitWithItsCause) {
   }
 }
 
+// When a rank gets to sleep, the time at which it wanted to look at its peers may be over.
+TEST(Exchange, ALookThatIsDueKeepsNobodyFromWaiting) {
+  ::setenv("MANIPLE_HEARTBEAT", "0.000001", 1);
+  MeshWorld world(ways_to_wait(2)[0]);
+  ::unsetenv("MANIPLE_HEARTBEAT");
+  std::promise<void> waiting;
+  world.run([&](int rank) {
+    std::vector<std::byte> data(10);
+    if (rank == 1) waiting.get_future().wait();
+    Exchange exchange = world.exchange(rank, call_of(Op::send, 10));
+    if (rank == 1) return exchange.wait(exchange.send(0, data));
+    waiting.set_value();
+    exchange.wait(exchange.recv(1, data));
+  });
+}
+
 TEST(ExchangeFaults, AMeshThatFailedRefusesFurtherExchanges) {
   MeshWorld world({.size = 2});
   const Operation operation = call_of(Op::recv, 10);
