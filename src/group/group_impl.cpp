@@ -251,12 +251,15 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
   if (abort_->raised()) return abort_->cause();
   // Ranks that share memory all know by themselves what was called, unless the error names the call to ask for.
   if (detects && !(kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory())) {
-    // The leader of the detector passes it on (and, for a mismatch, first asks all ranks what they called); we receive it last.
+    // The leader of the detector passes it on (for a mismatch it first asks all ranks what they called, for a closed connection whether
+    // the other rank lives); we receive it last.
     const bool asks = asks_for_calls(info, context.sequence);
     const std::uint64_t asked = info.sequence != 0 ? info.sequence : context.sequence;
     facts_.session->spread_abort(facts_.name, asked,
                                  asks && kind == ErrorKind::mismatch ? error : with_context(context, error));
-    await_abort(asks ? 1500 : 100);
+    const bool closed = asks_whether_alive(info);
+    await_abort(closed ? 2000 : asks ? 1500 : 100);
+    if (closed && abort_->raised() && info_of(abort_->cause()).loss == LossKind::failed) return abort_->cause();
     if (asks && abort_->raised()) {
       // It came back as the failure of a rank, which is this one.
       ErrorInfo answer = info_of(abort_->cause());

@@ -38,7 +38,7 @@ DetectorMessage decode_control_message(std::string_view bytes) {
   ByteReader reader(bytes);
   DetectorMessage message;
   const auto kind = reader.get<std::uint8_t>();
-  if (kind < 1 || kind > static_cast<std::uint8_t>(DetectorMessage::Kind::call_pending))
+  if (kind < 1 || kind > static_cast<std::uint8_t>(DetectorMessage::Kind::alive))
     throw ProtocolError("a control message of unknown kind " + std::to_string(kind));
   message.kind = static_cast<DetectorMessage::Kind>(kind);
   message.rank = reader.get<std::int32_t>();

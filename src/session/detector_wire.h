@@ -34,6 +34,8 @@ struct DetectorMessage {
     departed = 12,        ///< `rank` has left `group` in good order, after its call number `seq`
     compare = 13,         ///< `rank` waits in call number `seq` of `group`: do all call the same?
     call_pending = 14,    ///< `rank` is in `group`, and has not made its call number `seq` yet
+    query_alive = 15,     ///< do you live?
+    alive = 16,           ///< the answer
   };
   Kind kind = Kind::heartbeat;
   ErrorInfo error = {};    ///< of an abort only

@@ -13,6 +13,8 @@ namespace {
 
 using Kind = DetectorMessage::Kind;
 
+constexpr std::chrono::milliseconds kAliveLimit{1500};  // for a rank that is asked whether it lives
+
 }  // namespace
 
 void FailureDetector::Impl::adopt(int peer, SecureConnection connection) {
@@ -121,6 +123,8 @@ void FailureDetector::Impl::on_message(int peer, const DetectorMessage& message)
     case Kind::call_pending:
       if (is_leader()) mismatches->answered(message);
       return;
+    case Kind::query_alive: return send(peer, message_about(Kind::alive, rank));
+    case Kind::alive: return pass_on_doubtful(peer);
     case Kind::waiting: return is_leader() ? events.waiting(message) : void();
     case Kind::query_progress: return send(peer, events.progress(message));
     case Kind::progress_reply: return events.progress_reply(message);
@@ -144,9 +148,32 @@ void FailureDetector::Impl::report_abort(const DetectorMessage& message) {
     reported[message.group] = message;
     return send(leader, message);
   }
-  if (mismatches->is_open(message.group) || !failed.insert(message.group).second) return;  // the first report counts
+  const std::string& group = message.group;
+  if (mismatches->is_open(group) || failed.count(group) != 0 || doubtful.count(group) != 0) return;  // the first counts
+  if (!asks_whether_alive(message.error) || links.count(message.error.ranks.front()) == 0) return pass_on(message);
+  doubtful[group] = message;
+  send(message.error.ranks.front(), message_about(Kind::query_alive, rank));
+  call_later(kAliveLimit, [group](Impl& self) {
+    if (const auto node = self.doubtful.extract(group)) self.pass_on(node.mapped());
+  });
+}
+
+void FailureDetector::Impl::pass_on(const DetectorMessage& message) {
+  failed.insert(message.group);
   if (!asks_for_calls(message.error, message.seq)) return broadcast_abort(message);
   mismatches->begin(message, linked());
+}
+
+// All know by now how the rank was lost, if it was.
+void FailureDetector::Impl::pass_on_doubtful(int peer) {
+  std::vector<DetectorMessage> known;
+  for (const auto& [group, message] : doubtful) {
+    if (message.error.ranks.front() == peer) known.push_back(message);
+  }
+  for (const DetectorMessage& message : known) {
+    doubtful.erase(message.group);
+    pass_on(message);
+  }
 }
 
 std::vector<int> FailureDetector::Impl::linked() const {

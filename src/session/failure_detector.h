@@ -13,6 +13,9 @@
 //   silence                             it is lost, like any rank that sends no heartbeats
 // What a rank has reported (an abort) is reported again to the next leader until a leader has passed it on.
 //
+// A rank whose connection to another was closed cannot tell whether that one left the group or is dying: a process that ends closes
+// its connections one by one. The leader asks it, and passes the report on when it has answered or its process has ended.
+//
 // Runs in the event loop's thread. Callbacks run there and must not block.
 #pragma once
 
@@ -27,6 +30,11 @@
 #include "session/peer_table.h"
 
 namespace maniple {
+
+/// Whether the leader asks the rank that was lost whether it lives before it passes the error on.
+inline bool asks_whether_alive(const ErrorInfo& error) {
+  return error.kind == ErrorKind::peer_lost && error.loss == LossKind::left_or_ended && error.ranks.size() == 1;
+}
 
 class FailureDetector {
  public:

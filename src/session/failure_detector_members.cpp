@@ -30,6 +30,7 @@ void FailureDetector::Impl::mark_lost(int peer, const std::string& text) {
   if (const auto link = take(peer)) link->send(message);  // if it lives after all, it learns that it is excluded
   if (is_leader()) send_all(message);
   events.lost(peer, text);
+  pass_on_doubtful(peer);
   elect();
 }
 
@@ -41,6 +42,7 @@ void FailureDetector::Impl::mark_left(int peer) {
     leavers.push_back(peer);
     if (leavers.size() == 1) call_later(kLeaverBatch, [](Impl& self) { self.announce_leavers(); });
   }
+  pass_on_doubtful(peer);
   elect(true);
 }
 
@@ -56,6 +58,7 @@ void FailureDetector::Impl::mark_gone(int peer) {
   if (!gone.emplace(peer, message).second) return;
   if (is_leader()) send_all(message);
   events.gone(peer);
+  pass_on_doubtful(peer);
   elect();
 }
 

@@ -1,7 +1,13 @@
 // Fault 1: a rank is killed in the middle of an all_reduce. Every survivor gets an error at once that names it.
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <set>
+#include <thread>
 
 #include "fault/expect_error.h"
 #include "fault/ways.h"
@@ -147,6 +153,76 @@ TEST_P(Kill, WhileOthersReceiveFromIt) {
     EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
     EXPECT_EQ(caught.lost_rank, 1);
     EXPECT_LT(caught.took, 5.0);
+  });
+}
+
+// The leader of the failure detector is held up: the others see that the connections of the dead rank are closed long before it tells
+// them why.
+TEST(KillOverTcp, WhileTheLeaderIsHeldUp) {
+  constexpr int kVictim = 1;
+  RunOptions run{.n = 4, .as = As::processes, .transport = TransportKind::tcp};
+  run.expect_dead = {kVictim};
+  run_ranks(run, [](Rank& r) {
+    r.world->barrier();
+    r.phase("all have left the barrier");
+    float value = 1;
+    std::thread helper;
+    if (r.rank == 2) {
+      ASSERT_EQ(::kill(r.pid_of(0), SIGSTOP), 0);
+      ASSERT_EQ(::kill(r.pid_of(kVictim), SIGKILL), 0);
+      helper = std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));  // sleep: the pause itself is the fault
+        ::kill(r.pid_of(0), SIGCONT);
+      });
+    }
+    const Caught caught = catch_error([&] {
+      for (;;) r.world->all_reduce(buffer_of(value), ReduceOp::max);
+    });
+    if (helper.joinable()) helper.join();
+    expect_loss_of(r, kVictim, caught);
+  });
+}
+
+std::set<std::string> open_sockets() {
+  std::set<std::string> sockets;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed_meanwhile;
+    const auto target = std::filesystem::read_symlink(entry.path(), closed_meanwhile).string();
+    if (target.starts_with("socket:")) sockets.insert(entry.path().filename());
+  }
+  return sockets;
+}
+
+// A process that ends closes one connection after the other: here the one to the leader is the last, by far.
+TEST(KillOverTcp, AsksWhetherARankLivesWhoseConnectionsAreClosed) {
+  RunOptions run{.n = 3, .as = As::processes, .transport = TransportKind::tcp};
+  run.expect_dead = {1};
+  run_ranks(run, [](Rank& r) {
+    const auto before = open_sockets();
+    const std::vector<int> members = {1, 2};
+    const auto group = r.world->new_group(members);
+    float value = 1;
+    if (r.rank != 0) group->all_reduce(buffer_of(value));
+    r.phase("ranks 1 and 2 are connected");
+    if (r.rank == 1) {
+      int closed = 0;
+      for (const std::string& socket : open_sockets()) {
+        if (before.count(socket) == 0 && ::shutdown(std::stoi(socket), SHUT_RDWR) == 0) ++closed;
+      }
+      EXPECT_GT(closed, 0);
+      r.stop_self();  // it does not answer
+    } else if (r.rank == 0) {
+      r.world->store().wait(std::vector<std::string>{"rank 2 waits"}, Deadline::after(std::chrono::seconds(20)));
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));  // sleep: the pause itself is the fault
+      ::kill(r.pid_of(1), SIGKILL);
+    } else {
+      r.world->store().set("rank 2 waits", "yes");
+      const Caught caught = catch_error([&] { group->all_reduce(buffer_of(value)); });
+      EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+      EXPECT_EQ(caught.lost_rank, 1) << caught;
+      EXPECT_EQ(caught.info.loss, LossKind::failed) << caught;
+    }
+    r.phase("rank 2 knows");
   });
 }
 
