@@ -96,7 +96,7 @@ TEST_P(AbortTest, DroppingAGroupFailsWhatIsInFlightAndNeverBlocks) {
       const Work work = group->all_reduce(buffer_of(x), ReduceOp::sum, {.async_op = true});
       const double start = now_s();
       group.reset();
-      EXPECT_LT(now_s() - start, 2.0 * kSlowdown);
+      EXPECT_LT(now_s() - start, 5.0 * kSlowdown);
       EXPECT_TRUE(catch_error([&] { work.wait(); }).is(ErrorKind::aborted));
     }
     r.phase("rank 0 has dropped it");
@@ -121,7 +121,7 @@ TEST_P(AbortTest, DroppingAGroupWithAPendingReceiveLeavesTheOthersAlone) {
       const Work work = group->irecv(buffer_of(x), r.size - 1, 3);
       const double start = now_s();
       group.reset();
-      EXPECT_LT(now_s() - start, 2.0 * kSlowdown);
+      EXPECT_LT(now_s() - start, 5.0 * kSlowdown);
       const Caught caught = catch_error([&] { work.wait(); });
       EXPECT_TRUE(caught.is(ErrorKind::aborted)) << caught;
       EXPECT_TRUE(contains(caught.text, "the group was destroyed")) << caught;

@@ -1,11 +1,10 @@
 // Fault 1: a rank is killed in the middle of an all_reduce. Every survivor gets an error at once that names it.
 #include <sys/socket.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <set>
 #include <thread>
 
@@ -38,7 +37,7 @@ class Kill : public EveryTransport {
     std::printf("%s over %s: noticed after p50 %.1f ms, p99 %.1f ms, max %.1f ms (%zu survivors)\n  %s\n", name,
                 std::string(to_string(GetParam())).c_str(), percentile(0.5) * 1e3, percentile(0.99) * 1e3,
                 times_.back() * 1e3, times_.size(), example_.c_str());
-    EXPECT_LT(percentile(0.5), 0.25);
+    EXPECT_LT(percentile(0.5), 1.0) << "a heartbeat would tell it after 3 s";
     EXPECT_LT(times_.back(), 5.0) << "a machine with little time to spare may be late, but not by so much";
   }
 
@@ -183,12 +182,12 @@ TEST(KillOverTcp, WhileTheLeaderIsHeldUp) {
   });
 }
 
-std::set<std::string> open_sockets() {
-  std::set<std::string> sockets;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code closed_meanwhile;
-    const auto target = std::filesystem::read_symlink(entry.path(), closed_meanwhile).string();
-    if (target.starts_with("socket:")) sockets.insert(entry.path().filename());
+std::set<int> open_sockets() {
+  constexpr int kMost = 1024;
+  std::set<int> sockets;
+  for (int fd = 0; fd < kMost; ++fd) {
+    struct stat status{};
+    if (::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode)) sockets.insert(fd);
   }
   return sockets;
 }
@@ -206,8 +205,8 @@ TEST(KillOverTcp, AsksWhetherARankLivesWhoseConnectionsAreClosed) {
     r.phase("ranks 1 and 2 are connected");
     if (r.rank == 1) {
       int closed = 0;
-      for (const std::string& socket : open_sockets()) {
-        if (before.count(socket) == 0 && ::shutdown(std::stoi(socket), SHUT_RDWR) == 0) ++closed;
+      for (const int socket : open_sockets()) {
+        if (before.count(socket) == 0 && ::shutdown(socket, SHUT_RDWR) == 0) ++closed;
       }
       EXPECT_GT(closed, 0);
       r.stop_self();  // it does not answer

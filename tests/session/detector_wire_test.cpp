@@ -39,9 +39,9 @@ void expect_same(const DetectorMessage& a, const DetectorMessage& b) {
 }
 
 TEST(ControlWire, EveryKindDecodesToItself) {
-  for (const Kind kind :
-       {Kind::heartbeat, Kind::leaving, Kind::lost, Kind::abort, Kind::query_call, Kind::call_reply, Kind::left,
-        Kind::gone, Kind::waiting, Kind::query_progress, Kind::progress_reply, Kind::departed, Kind::compare}) {
+  for (const Kind kind : {Kind::heartbeat, Kind::leaving, Kind::lost, Kind::abort, Kind::query_call, Kind::call_reply,
+                          Kind::left, Kind::gone, Kind::waiting, Kind::query_progress, Kind::progress_reply,
+                          Kind::departed, Kind::compare, Kind::call_pending, Kind::query_alive, Kind::alive}) {
     expect_same(decode_control_message(body_of(sample(kind))), sample(kind));
   }
   expect_same(decode_control_message(body_of({})), {});
@@ -73,7 +73,7 @@ TEST(ControlWire, LongTextsAreCutSoThatAMessageIsNeverTooLong) {
 }
 
 TEST(ControlWire, UnknownKindsAndErrorsAreRefused) {
-  for (const char kind : {'\0', '\17', '\xff'}) {
+  for (const char kind : {'\0', '\21', '\xff'}) {
     std::string body = body_of(sample());
     body[0] = kind;
     EXPECT_THROW(decode_control_message(body), ProtocolError) << int{kind};
