@@ -14,7 +14,8 @@
 // What a rank has reported (an abort) is reported again to the next leader until a leader has passed it on.
 //
 // A rank whose connection to another was closed cannot tell whether that one left the group or is dying: a process that ends closes
-// its connections one by one. The leader asks it, and passes the report on when it has answered or its process has ended.
+// its connections one by one. The leader asks it, and passes the report on when it has answered, its process has ended, or neither
+// has happened for 1.5 s.
 //
 // Runs in the event loop's thread. Callbacks run there and must not block.
 #pragma once

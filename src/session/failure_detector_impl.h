@@ -45,8 +45,7 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   std::map<std::string, DetectorMessage> reported;  // aborts by group that no leader has passed on yet
   std::vector<DetectorMessage> early;               // aborts that others reported here before this rank was the leader
   std::set<std::string> failed;                     // groups, on the leader
-  std::map<std::string, DetectorMessage>
-      doubtful;  // on the leader, by group: it is not known yet how the rank was lost
+  std::map<std::string, DetectorMessage> doubtful;  // on the leader, by group: aborts until the lost rank has answered
   std::shared_ptr<MismatchReports> mismatches;
   std::unique_ptr<ListenProbes> probes;
   std::unique_ptr<PeerDialer> dialer;
