@@ -122,7 +122,8 @@ TEST(Pipeline, GradientsHaveTheBitsOfOneProcess) {
         const auto output = pipeline.forward(tokens(7));
         EXPECT_EQ(output.defined(), pipeline.has_last_stage());
         if (output.defined()) {
-          EXPECT_TRUE(torch::allclose(output, whole->forward(tokens(7)), 1e-5, test_device().is_cpu() ? 1e-8 : 1e-5));
+          // Other numbers of rows: products are summed in another order, by some kernels.
+          EXPECT_TRUE(torch::allclose(output, whole->forward(tokens(7)), 1e-5, test_device().is_cpu() ? 1e-6 : 1e-5));
         }
         EXPECT_NEAR(pipeline.evaluate(tokens(7), target(7)),
                     mean_loss(whole->forward(tokens(7)), target(7)).item<double>(), 1e-5);
