@@ -87,7 +87,10 @@ void measure_case(Communicator& communicator, const WorkItem& item, const Case& 
   row.iterations = warm_up(communicator, item);
   std::vector<double> microseconds(row.iterations);
   const double scale = 1e6 / trips(what.op);
+  row.rewritten = item.rewrite;
+  const std::size_t rewritten = item.rewrite ? what.in_count(communicator.rank()) * size_of(what.dtype) : 0;
   for (double& sample : microseconds) {
+    std::memset(in, 0, rewritten);
     const auto start = Clock::now();
     communicator.call();
     sample = seconds(start, Clock::now()) * scale;

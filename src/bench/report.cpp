@@ -92,14 +92,14 @@ std::string csv_text(const std::vector<Row>& rows) {
   std::string text =
       "op,backend,transport,buffer,ranks,bytes,median_us,mean_us,p99_us,algbw_gbps,busbw_gbps,dtype,algorithm,"
       "iterations,hosts,"
-      "link,busy,error\n";
+      "link,busy,rewritten,error\n";
   for (const Row& row : rows) {
     std::string error = row.error;
     for (std::size_t at = 0; (at = error.find('"', at)) != std::string::npos; at += 2) error.insert(at, 1, '"');
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", row.op, row.backend, row.transport,
-                        row.buffer, row.ranks, row.bytes, row.median_us, row.mean_us, row.p99_us, row.algbw_gbps,
-                        row.busbw_gbps, row.dtype, row.algorithm, row.iterations, row.hosts, row.link, row.busy,
-                        error.empty() ? "" : '"' + error + '"');
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", row.op, row.backend,
+                        row.transport, row.buffer, row.ranks, row.bytes, row.median_us, row.mean_us, row.p99_us,
+                        row.algbw_gbps, row.busbw_gbps, row.dtype, row.algorithm, row.iterations, row.hosts, row.link,
+                        row.busy, row.rewritten ? 1 : 0, error.empty() ? "" : '"' + error + '"');
   }
   return text;
 }
@@ -127,7 +127,7 @@ bool is_core(const Row& row) { return row.op == "limit"; }
 
 bool same_case(const Row& a, const Row& b) {
   return a.op == b.op && a.ranks == b.ranks && a.bytes == b.bytes && a.dtype == b.dtype && a.hosts == b.hosts &&
-         a.link == b.link && a.busy == b.busy;
+         a.link == b.link && a.busy == b.busy && a.rewritten == b.rewritten;
 }
 
 /// What the columns do not show.
@@ -138,6 +138,7 @@ std::string context(const Row& row) {
   if (row.hosts > 1) text += fmt::format(", {} hosts", row.hosts);
   if (!row.link.empty()) text += ", links of " + row.link;
   if (row.busy != 0) text += fmt::format(", beside {} busy process{}", row.busy, row.busy == 1 ? "" : "es");
+  if (row.rewritten) text += ", inputs rewritten";
   return text;
 }
 

@@ -60,6 +60,7 @@ std::vector<WorkItem> work_items_of(const BenchRequest& request, const std::stri
   base.iterations = request.iterations;
   base.warmup = request.warmup;
   base.budget_s = request.budget_s;
+  base.rewrite = request.rewrite;
   base.timeout_s = request.timeout_s;
   std::vector<WorkItem> result;
   for (const std::string& transport : request.transports) {

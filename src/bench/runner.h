@@ -24,6 +24,7 @@ struct BenchRequest {
   std::vector<std::string> buffers = {"registered", "ordinary"};
   std::vector<std::string> transports = {"auto"};
   std::vector<std::string> algorithms = {""};
+  bool rewrite = false;
   int iterations = 0;
   int warmup = -1;
   double budget_s = 0.25;

@@ -65,7 +65,7 @@ double bus_factor(Op op, int ranks) noexcept {
 }
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkItem, op, dtype, reduce, ranks, bytes, backend, transport, buffer, algorithm,
-                                   iterations, warmup, budget_s, timeout_s)
+                                   rewrite, iterations, warmup, budget_s, timeout_s)
 
 Case WorkItem::case_of(std::uint64_t size) const {
   const auto kind = parse_reduce_op(reduce);
@@ -110,6 +110,7 @@ void to_json(nlohmann::json& json, const Row& row) {
                                 {"hosts", row.hosts}};
   if (!row.link.empty()) json["link"] = row.link;
   if (row.busy != 0) json["busy"] = row.busy;
+  if (row.rewritten) json["rewritten"] = true;
   if (!row.error.empty()) json["error"] = row.error;
 }
 
@@ -131,6 +132,7 @@ void from_json(const nlohmann::json& json, Row& row) {
   row.hosts = json.value("hosts", 1);
   row.link = json.value("link", "");
   row.busy = json.value("busy", 0);
+  row.rewritten = json.value("rewritten", false);
   row.error = json.value("error", "");
 }
 

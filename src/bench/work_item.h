@@ -66,6 +66,7 @@ struct WorkItem {
   std::string transport = "auto";   ///< asked for; rows hold what was used
   std::string buffer = "ordinary";  ///< or "registered"
   std::string algorithm;            ///< empty: the system's own choice
+  bool rewrite = false;             ///< inputs are written anew before each call, untimed
 
   int iterations = 0;      ///< 0: as many as fit into the budget
   int warmup = -1;         ///< -1: by time
@@ -96,8 +97,9 @@ struct Row {
   std::string algorithm;
   std::uint64_t iterations = 0;
   int hosts = 1;
-  std::string link;   ///< rate of a host's link when shaped, "1gbit"
-  int busy = 0;       ///< processes that competed for the cores
+  std::string link;  ///< rate of a host's link when shaped, "1gbit"
+  int busy = 0;      ///< processes that competed for the cores
+  bool rewritten = false;
   std::string error;  ///< not empty: the figures mean nothing
 };
 

@@ -37,7 +37,7 @@ struct BenchArguments {
   int iterations = 0, warmup = -1, hosts = 1, busy = 0, repeat = 0;
   double budget_ms = 250, timeout_s = 300;
   std::string link, json, csv;
-  bool peers = false, list = false, no_limit = false;
+  bool peers = false, list = false, no_limit = false, rewrite = false;
   std::string models;
   bool torch = true;
   std::string only;
@@ -108,6 +108,7 @@ BenchRequest request_of(const BenchArguments& arguments) {
   request.hosts = arguments.hosts;
   request.link = arguments.link;
   request.busy = arguments.busy;
+  request.rewrite = arguments.rewrite;
   request.systems = systems_of(arguments);
   request.repeat = arguments.repeat > 0 ? arguments.repeat : arguments.peers || !arguments.backends.empty() ? 3 : 1;
   return request;
@@ -270,6 +271,8 @@ int measure_and_report(const BenchArguments& arguments) {
   for (const std::string& name : arguments.operations) {
     MANIPLE_REQUIRE(arguments.busy == 0 || !kTraining.contains(name),
                     "--busy is for operations such as all_reduce; `{}` is measured without it", name);
+    MANIPLE_REQUIRE(!arguments.rewrite || !kTraining.contains(name),
+                    "--rewrite is for operations such as all_reduce; `{}` is measured without it", name);
   }
   const SignalWatch watch;
   ProgressLine progress;
@@ -333,6 +336,9 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->capture_default_str()
       ->group(what);
   app.add_option("--link", arguments->link, "shape each host's link to this rate: 1gbit")->group(what);
+  app.add_flag("--rewrite", arguments->rewrite,
+               "write the inputs anew before each call, as a program does that has just computed them (not timed)")
+      ->group(what);
   app.add_option("--busy", arguments->busy, "run this many processes beside the ranks that compete for the cores")
       ->capture_default_str()
       ->group(what);

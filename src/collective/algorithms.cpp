@@ -60,8 +60,9 @@ struct ArenaEntry {
 constexpr ArenaEntry kArenaAlgorithms[] = {
     {"inline", "shared memory, small: the bytes are published with the call; one synchronisation"},
     {"direct",
-     "shared memory, registered buffers: ranks work on each other's memory; no copies. Ordinary ones of all_to_all and "
-     "scatter: read by the kernel"},
+     "shared memory, registered buffers: ranks work on each other's memory; no copies. Ordinary ones that are only "
+     "moved: "
+     "read by the kernel, where that is faster"},
     {"staged", "shared memory, ordinary buffers: cache-sized pieces through shared slots, in a pipeline"},
 };
 

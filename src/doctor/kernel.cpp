@@ -110,7 +110,8 @@ Findings judge(const SharingFacts& facts) {
   if (facts.reads_peers) {
     findings.push_back({Verdict::ok, "ranks can read each other's memory"});
   } else {
-    findings.push_back({Verdict::warn, "ranks cannot read each other's memory: large all_to_all and scatter copy twice",
+    findings.push_back({Verdict::warn,
+                        "ranks cannot read each other's memory: operations that move large buffers copy twice",
                         "allow process_vm_readv in the seccomp profile, and sysctl kernel.yama.ptrace_scope=1 or 0"});
   }
   if (!facts.dev_shm_bytes) {

@@ -26,16 +26,20 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/abort_signal.h"
 #include "base/operation_context.h"
 #include "base/ticks.h"
+#include "shm/faster_way.h"
 #include "shm/peer_memory.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
@@ -64,6 +68,7 @@ struct alignas(kCacheLine) Contribution {
     SharedRef in, out;
     std::uint64_t extra;
     std::uint64_t failed;  // written before `finished`: something could not be read
+    std::uint64_t staged;  // of the rank that chooses: not read out of its process, although it could be
   };
   Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
   const Refs& refs() const noexcept { return *reinterpret_cast<const Refs*>(payload); }
@@ -174,6 +179,8 @@ class Arena {
   /// Whether ranks read each other's ordinary memory: each has a core, and none has found that it cannot.
   bool reads_peers() const noexcept { return reads_peers_ && !crowded_; }
   void stop_reading_peers() noexcept { reads_peers_ = false; }
+  /// For the rank that chooses between reading and the stage: what it knows of operations of this kind and about this size.
+  FasterWay& faster_way(int kind, std::size_t bytes) { return faster_ways_[{kind, std::bit_width(bytes)}]; }
   bool read_peer(int rank, void* to, std::uint64_t from, std::size_t bytes) {
     return peer_memory_.read(rank, of(rank).identity, to, from, bytes);
   }
@@ -268,6 +275,7 @@ class Arena {
   ArenaOptions options_;
   PeerMemory peer_memory_;
   bool reads_peers_ = true;
+  std::map<std::pair<int, int>, FasterWay> faster_ways_;
   std::shared_ptr<Segment> segment_;
   RankBlock* blocks_ = nullptr;  // one for each rank
   Contribution* contributions_ = nullptr;

@@ -37,6 +37,24 @@ struct RefusingCommunicator : LoneCommunicator {
   }
 };
 
+// A call leaves its input dirty, and counts the calls that found it so.
+struct SoilingCommunicator : LoneCommunicator {
+  void prepare(const Case& what, std::byte* in, std::byte* out) override {
+    LoneCommunicator::prepare(what, in, out);
+    last_ = in + what.bytes() - 1;
+  }
+  void call() override {
+    LoneCommunicator::call();
+    if (calls == 1) return;  // its result is looked at
+    dirty += *last_ != std::byte{0} ? 1 : 0;
+    *last_ = std::byte{1};
+  }
+  int dirty = 0;
+
+ private:
+  std::byte* last_ = nullptr;
+};
+
 WorkItem item_of(std::vector<std::uint64_t> bytes) {
   WorkItem item;
   item.ranks = 1;
@@ -49,6 +67,22 @@ std::vector<Row> rows_of(Communicator& communicator, const WorkItem& item) {
   std::vector<Row> rows;
   measure(communicator, item, [&](const Row& row) { rows.push_back(row); });
   return rows;
+}
+
+TEST(Measure, WritesInputsAnewBeforeEachTimedCallIfAsked) {
+  for (const bool rewrite : {false, true}) {
+    SoilingCommunicator communicator;
+    WorkItem item = item_of({1024});
+    item.rewrite = rewrite;
+    item.iterations = 10;
+    item.warmup = 0;
+    const auto rows = rows_of(communicator, item);
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0].rewritten, rewrite);
+    const int untimed = communicator.calls - 10;
+    // Before the first of them the input was cleared.
+    EXPECT_EQ(communicator.dirty, rewrite ? untimed - 2 : communicator.calls - 2);
+  }
 }
 
 TEST(Measure, GivesOneRowForEachSize) {

@@ -79,6 +79,8 @@ TEST(Table, SaysWhatTheColumnsDoNot) {
             std::string::npos);
   row.busy = 2;
   EXPECT_NE(table({row}).find("links of 1gbit, beside 2 busy processes\n"), std::string::npos);
+  row.rewritten = true;
+  EXPECT_NE(table({row}).find("beside 2 busy processes, inputs rewritten\n"), std::string::npos);
 }
 
 }  // namespace

@@ -34,10 +34,12 @@ TEST(WorkItem, SurvivesTheWayThroughAnArgument) {
   item.op = "reduce";
   item.bytes = {4, std::uint64_t{1} << 33};
   item.algorithm = "ring \"x\"";
+  item.rewrite = true;
   const WorkItem back = parse_work_item(to_json_text(item));
   EXPECT_EQ(back.op, item.op);
   EXPECT_EQ(back.bytes, item.bytes);
   EXPECT_EQ(back.algorithm, item.algorithm);
+  EXPECT_TRUE(back.rewrite);
   EXPECT_THROW(parse_work_item("{}"), InvalidArgument);
   EXPECT_THROW(parse_work_item("nonsense"), InvalidArgument);
 }

@@ -2,8 +2,8 @@
 //
 //   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One synchronisation;
 //            in rooted operations those that only send do not wait. (run.cpp)
-//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. Also scatter
-//            and all_to_all of ordinary memory, read out of its process. (direct.cpp)
+//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. Also ordinary
+//            memory of operations that only move bytes, read out of its process where that is faster. (direct.cpp)
 //   staged   other ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
 #pragma once
 
@@ -46,7 +46,7 @@ struct ArenaCall {
   OperationContext& context;
   Signature signature;           ///< of the call that ranks compare (this may be one stage of it)
   bool compare = true;           ///< compare what ranks call
-  std::string_view forced = {};  ///< "staged": no buffer is used where it lies. All else: chosen by size and memory
+  std::string_view forced = {};  ///< "staged": no buffer is used where it lies; "direct": each that can be. Else chosen
 
   int rank() const noexcept { return arena.rank(); }
   int size() const noexcept { return arena.size(); }
@@ -96,6 +96,15 @@ inline ResultCopy result_copy_of(const Operation& op, int ranks) noexcept {
 }
 
 // ---- The algorithms, after the contributions have been exchanged -------------------------------------------------------
+
+/// The rank that chooses between reading ordinary memory out of its process and the stage: one that receives, because one that only sends
+/// into the stage does not see how long it takes.
+inline int arena_chooser(const Operation& op) noexcept {
+  if (op.op == Op::gather) return op.root;
+  return (op.op == Op::broadcast || op.op == Op::scatter) && op.root == 0 ? 1 : 0;
+}
+/// Whether there is a choice.
+bool arena_has_choice(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 
 /// False if the memory that matters cannot be used where it lies.
 bool arena_direct(ArenaCall& call, const Operation& operation, std::uint32_t epoch);

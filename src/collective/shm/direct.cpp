@@ -1,7 +1,7 @@
 // Registered memory: every rank reads, and for all_reduce, reduce and gather also writes, the others' buffers where they lie.
 //
-// Ordinary memory, of operations in which every byte has one reader (scatter, all_to_all): the reader has the kernel copy it out of
-// the other process. If any rank cannot read, all take the stage, for this operation and those that follow.
+// Ordinary memory of operations that only move bytes: the reader has the kernel copy it out of the other process, if the rank that chooses
+// (arena_chooser) finds that faster than the stage. If any rank cannot read, all take the stage, for this operation and those that follow.
 //
 // A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice out of all ranks' memory,
 // in rank order, and writes it to all of them. Cost: two synchronisations; each byte of each buffer is read once and written once; n
@@ -36,8 +36,12 @@ class Direct {
     uneven_ = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
   }
 
+  /// Whether the inputs can be used where they lie, and some of them are read out of processes.
+  bool reads_processes() { return resolve() && processes_; }
+
   bool run() {
     if (!resolve()) return false;
+    if (processes_ && refs(arena_chooser(op_)).staged != 0) return false;
     switch (op_.op) {
       case Op::all_reduce: all_reduce(); break;
       case Op::reduce: reduce_to_root(); break;
@@ -116,7 +120,7 @@ class Direct {
 
   // Bytes that one rank reads of another.
   std::size_t largest_part() {
-    std::size_t most = op_.parts.largest();
+    std::size_t most = op_.op == Op::broadcast ? op_.count : op_.parts.largest();
     for (int r = 0; r < size() && op_.op == Op::all_to_all; ++r) most = std::max<std::size_t>(most, refs(r).extra);
     return most * element();
   }
@@ -126,8 +130,8 @@ class Direct {
       if (refs(r).failed == 0) continue;
       call_.arena.stop_reading_peers();
       log_info(
-          "rank {} cannot read the memory of other processes: scatter and all_to_all of ordinary memory go through "
-          "shared memory",
+          "rank {} cannot read the memory of other processes: all operations of ordinary memory go through shared "
+          "memory",
           call_.arena.global_rank(r));
       return false;
     }
@@ -231,6 +235,10 @@ class Direct {
 };
 
 }  // namespace
+
+bool arena_has_choice(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
+  return Direct(call, op, epoch).reads_processes();
+}
 
 bool arena_direct(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
   if (call.forced == "staged" || op.op == Op::barrier) return false;

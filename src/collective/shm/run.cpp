@@ -69,11 +69,19 @@ std::span<const std::byte> output_of(const Operation& op, int rank) noexcept {
   }
 }
 
-// Operations in which every byte has one reader, so that reading it out of its process is one copy where the stage takes two. The kernel
-// copies at half the speed of a program: it pays where ranks read at the same time, each on a core, what would go through the hands of
-// one, or through twice as much memory (measured with 2 to 8 ranks). This rank decides for its own memory.
-bool is_read_from_process(const Arena& arena, const Operation& op) noexcept {
-  return arena.reads_peers() && (op.op == Op::all_to_all || (op.op == Op::scatter && arena.size() >= 4));
+// Ordinary memory of operations that only move bytes can be read out of its process: one copy by the kernel, where the stage takes two by the
+// ranks.
+bool can_be_read(const ArenaCall& call, Op op) noexcept {
+  const bool moves =
+      op == Op::broadcast || op == Op::scatter || op == Op::gather || op == Op::all_gather || op == Op::all_to_all;
+  return moves && call.arena.reads_peers() && call.forced != "staged";
+}
+
+// Which is faster is found out by trying (see faster_way.h). These begin with reading: every byte has one reader, and ranks read at the same
+// time, each on a core, what would go through the hands of one, or through twice as much memory.
+enum Way : int { kRead, kStage };
+Way way_at_first(Op op, int ranks) noexcept {
+  return op == Op::all_to_all || (op == Op::scatter && ranks >= 4) ? kRead : kStage;
 }
 
 Contribution::Refs references(const ArenaCall& call, const Operation& op) {
@@ -84,7 +92,7 @@ Contribution::Refs references(const ArenaCall& call, const Operation& op) {
     if (!in.empty()) refs.in = call.registered.find(in.data(), in.size());
     if (!out.empty()) refs.out = call.registered.find(out.data(), out.size());
   }
-  if (refs.in.segment == 0 && is_read_from_process(call.arena, op) && call.forced != "staged") {
+  if (refs.in.segment == 0 && can_be_read(call, op.op)) {
     const auto in = input_of(op, call.rank());
     if (!in.empty()) refs.in = {SharedRef::kProcess, reinterpret_cast<std::uint64_t>(in.data())};
   }
@@ -305,6 +313,11 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
   const bool fits = !uneven_all_to_all && largest <= arena.payload_bytes();
   Contribution::Refs refs{};
   if (!fits || worth_direct(op)) refs = references(call, op);
+  FasterWay* choice = nullptr;  // on the rank that chooses
+  if (!fits && can_be_read(call, op.op) && call.forced != "direct" && call.rank() == arena_chooser(op)) {
+    choice = &arena.faster_way(static_cast<int>(op.op), largest);
+    refs.staged = choice->next(way_at_first(op.op, call.size())) == kStage ? 1 : 0;
+  }
   const bool has_payload = fits && !(refs.in.segment != 0 && refs.out.segment != 0);
   mine.mode = has_payload ? kInline : kReferences;
   if (has_payload) {
@@ -336,6 +349,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
     if (call.compare) compare_calls(call, op, epoch, awaited);
   }
 
+  const std::uint64_t all_came = choice != nullptr && arena_has_choice(call, op, epoch) ? ticks() : 0;
   int with_payload = fits ? call.size() : 0;  // ranks whose bytes are in their contributions
   if (fits && worth_direct(op)) {
     with_payload = 0;
@@ -351,6 +365,8 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
     }
     call.context.forget_ticks();  // there was more to do after the last wait
   }
+  if (all_came != 0)
+    choice->add(static_cast<double>(ticks() - all_came) / static_cast<double>(std::max<std::size_t>(largest, 1)));
   if (awaited != Awaits::all && arena.is_ahead(epoch)) [[unlikely]]
     await_window(call, op, epoch);
   arena.finish_epoch(epoch);
