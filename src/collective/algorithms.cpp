@@ -60,8 +60,7 @@ struct ArenaEntry {
 constexpr ArenaEntry kArenaAlgorithms[] = {
     {"inline", "shared memory, small: the bytes are published with the call; one synchronisation"},
     {"direct",
-     "shared memory, registered buffers: ranks work on each other's memory; no copies. Ordinary ones that are only "
-     "moved: "
+     "shared memory, registered buffers: ranks work on each other's memory; no copies. Ordinary ones that only move: "
      "read by the kernel, where that is faster"},
     {"staged", "shared memory, ordinary buffers: cache-sized pieces through shared slots, in a pipeline"},
 };
