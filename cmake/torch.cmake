@@ -28,7 +28,7 @@ target_compile_features(maniple_train PUBLIC cxx_std_20)
 target_include_directories(maniple_train SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
 target_link_libraries(maniple_train
   PUBLIC maniple_comm ${TORCH_LIBRARIES}
-  PRIVATE ZLIB::ZLIB OpenSSL::Crypto $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
+  PRIVATE ZLIB::ZLIB $<BUILD_INTERFACE:maniple_openssl_headers> $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
           $<BUILD_INTERFACE:maniple_warnings>)
 # Tensors on GPUs, where LibTorch has them.
 if(TARGET torch_cuda)

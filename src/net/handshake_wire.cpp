@@ -155,10 +155,10 @@ Mac prove(const Secret& secret, Direction direction, std::string_view hello, std
           std::string_view verdict) {
   Mac mac{};
   unsigned length = 0;
-  prepare_crypto();
   const std::string text = transcript_of(label_of(direction), hello, challenge_prefix, verdict);
-  const auto* made = ::HMAC(::EVP_sha256(), secret.bytes.data(), static_cast<int>(secret.bytes.size()),
-                            reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
+  const auto* made =
+      MANIPLE_CRYPTO(HMAC)(MANIPLE_CRYPTO(EVP_sha256)(), secret.bytes.data(), static_cast<int>(secret.bytes.size()),
+                           reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
   MANIPLE_ASSERT(made != nullptr && length == kMacBytes);
   return mac;
 }
@@ -170,7 +170,9 @@ std::optional<ConnectionKeys> keys_of(const Secret& secret, bool dialler, const 
                      dialler);
 }
 
-bool same_mac(const Mac& a, const Mac& b) noexcept { return ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+bool same_mac(const Mac& a, const Mac& b) noexcept {
+  return MANIPLE_CRYPTO(CRYPTO_memcmp)(a.data(), b.data(), a.size()) == 0;
+}
 
 std::string encode_verdict(std::string_view reason) {
   ByteWriter writer;

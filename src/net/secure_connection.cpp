@@ -8,6 +8,7 @@
 #include <openssl/params.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
@@ -27,27 +28,26 @@ constexpr std::size_t kKeptBytes = 4096;  // of memory between two records
 /// HKDF of RFC 5869 with SHA-256.
 void hkdf(std::span<const std::uint8_t> key, std::span<const std::uint8_t> salt, std::string_view info,
           std::span<std::uint8_t> out) {
-  prepare_crypto();
-  static EVP_KDF* const kKdf = ::EVP_KDF_fetch(nullptr, "HKDF", nullptr);
-  const std::unique_ptr<EVP_KDF_CTX, void (*)(EVP_KDF_CTX*)> context(::EVP_KDF_CTX_new(kKdf), ::EVP_KDF_CTX_free);
+  static EVP_KDF* const kKdf = MANIPLE_CRYPTO(EVP_KDF_fetch)(nullptr, "HKDF", nullptr);
+  const std::unique_ptr<EVP_KDF_CTX, void (*)(EVP_KDF_CTX*)> context(MANIPLE_CRYPTO(EVP_KDF_CTX_new)(kKdf),
+                                                                     MANIPLE_CRYPTO(EVP_KDF_CTX_free));
   MANIPLE_ASSERT(context != nullptr);
   // The parameters have no const; a derivation only reads them.
   const auto bytes = [](const char* name, const void* data, std::size_t size) {
-    return ::OSSL_PARAM_construct_octet_string(name, const_cast<void*>(data), size);
+    return MANIPLE_CRYPTO(OSSL_PARAM_construct_octet_string)(name, const_cast<void*>(data), size);
   };
   char digest[] = "SHA256";
-  const OSSL_PARAM parameters[] = {::OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0),
-                                   bytes(OSSL_KDF_PARAM_KEY, key.data(), key.size()),
-                                   bytes(OSSL_KDF_PARAM_SALT, salt.data(), salt.size()),
-                                   bytes(OSSL_KDF_PARAM_INFO, info.data(), info.size()), ::OSSL_PARAM_construct_end()};
-  const int derived = ::EVP_KDF_derive(context.get(), out.data(), out.size(), parameters);
+  const OSSL_PARAM parameters[] = {
+      MANIPLE_CRYPTO(OSSL_PARAM_construct_utf8_string)(OSSL_KDF_PARAM_DIGEST, digest, 0),
+      bytes(OSSL_KDF_PARAM_KEY, key.data(), key.size()), bytes(OSSL_KDF_PARAM_SALT, salt.data(), salt.size()),
+      bytes(OSSL_KDF_PARAM_INFO, info.data(), info.size()), MANIPLE_CRYPTO(OSSL_PARAM_construct_end)()};
+  const int derived = MANIPLE_CRYPTO(EVP_KDF_derive)(context.get(), out.data(), out.size(), parameters);
   MANIPLE_ASSERT(derived == 1);
 }
 
 const EVP_CIPHER* evp_cipher(Cipher cipher) {
-  prepare_crypto();
-  static const EVP_CIPHER* const kAes = ::EVP_CIPHER_fetch(nullptr, "AES-256-GCM", nullptr);
-  static const EVP_CIPHER* const kChaCha = ::EVP_CIPHER_fetch(nullptr, "ChaCha20-Poly1305", nullptr);
+  static const EVP_CIPHER* const kAes = MANIPLE_CRYPTO(EVP_CIPHER_fetch)(nullptr, "AES-256-GCM", nullptr);
+  static const EVP_CIPHER* const kChaCha = MANIPLE_CRYPTO(EVP_CIPHER_fetch)(nullptr, "ChaCha20-Poly1305", nullptr);
   return cipher == Cipher::aes_256_gcm ? kAes : kChaCha;
 }
 
@@ -80,11 +80,10 @@ Cipher preferred_cipher() noexcept {
 
 ConnectionKeys derive_keys(Cipher cipher, std::span<const std::uint8_t> secret, std::string_view transcript,
                            bool dialler) {
-  prepare_crypto();
   std::array<std::uint8_t, kDigestBytes> digest;
   unsigned size = 0;
-  const int digested =
-      ::EVP_Digest(transcript.data(), transcript.size(), digest.data(), &size, ::EVP_sha256(), nullptr);
+  const int digested = MANIPLE_CRYPTO(EVP_Digest)(transcript.data(), transcript.size(), digest.data(), &size,
+                                                  MANIPLE_CRYPTO(EVP_sha256)(), nullptr);
   MANIPLE_ASSERT(digested == 1 && size == digest.size());
   std::array<std::uint8_t, 2 * sizeof(TrafficSecret)> both;
   hkdf(secret, digest, "maniple records, dialler then acceptor", both);
@@ -93,14 +92,14 @@ ConnectionKeys derive_keys(Cipher cipher, std::span<const std::uint8_t> secret, 
   TrafficSecret& of_acceptor = dialler ? keys.receive : keys.send;
   std::copy_n(both.begin(), of_dialler.size(), of_dialler.begin());
   std::copy_n(both.begin() + sizeof(TrafficSecret), of_acceptor.size(), of_acceptor.begin());
-  ::OPENSSL_cleanse(both.data(), both.size());
+  ::explicit_bzero(both.data(), both.size());
   return keys;
 }
 
 // --- the cipher ---
 
 struct RecordCipher::State {
-  std::unique_ptr<EVP_CIPHER_CTX, void (*)(EVP_CIPHER_CTX*)> context{nullptr, ::EVP_CIPHER_CTX_free};
+  std::unique_ptr<EVP_CIPHER_CTX, void (*)(EVP_CIPHER_CTX*)> context{nullptr, MANIPLE_CRYPTO(EVP_CIPHER_CTX_free)};
   Cipher cipher = Cipher::aes_256_gcm;
   bool seals = false;
   TrafficSecret secret{};
@@ -108,7 +107,7 @@ struct RecordCipher::State {
   std::uint64_t records_per_key = kRecordsPerKey;
   std::uint64_t number = 0;  // of the next record with this key
 
-  ~State() { ::OPENSSL_cleanse(secret.data(), secret.size()); }
+  ~State() { ::explicit_bzero(secret.data(), secret.size()); }
 };
 
 RecordCipher::RecordCipher(Cipher cipher, const TrafficSecret& secret, bool seals, std::uint64_t records_per_key)
@@ -117,7 +116,7 @@ RecordCipher::RecordCipher(Cipher cipher, const TrafficSecret& secret, bool seal
   state_->seals = seals;
   state_->secret = secret;
   state_->records_per_key = records_per_key;
-  state_->context.reset(::EVP_CIPHER_CTX_new());
+  state_->context.reset(MANIPLE_CRYPTO(EVP_CIPHER_CTX_new)());
   MANIPLE_ASSERT(state_->context != nullptr);
   set_key();
 }
@@ -133,10 +132,10 @@ void RecordCipher::set_key() {
   hkdf(state_->secret, kNoSalt, "maniple records, key", derived);
   std::copy_n(derived.begin() + kKeyBytes, kIvBytes, state_->iv.begin());
   std::copy_n(derived.begin() + kKeyBytes + kIvBytes, state_->secret.size(), state_->secret.begin());
-  const int set = ::EVP_CipherInit_ex(state_->context.get(), evp_cipher(state_->cipher), nullptr, derived.data(),
-                                      nullptr, state_->seals ? 1 : 0);
+  const int set = MANIPLE_CRYPTO(EVP_CipherInit_ex)(state_->context.get(), evp_cipher(state_->cipher), nullptr,
+                                                    derived.data(), nullptr, state_->seals ? 1 : 0);
   MANIPLE_ASSERT(set == 1);
-  ::OPENSSL_cleanse(derived.data(), derived.size());
+  ::explicit_bzero(derived.data(), derived.size());
   state_->number = 0;
 }
 
@@ -149,21 +148,22 @@ void RecordCipher::begin(const std::uint8_t* header) {
   }
   ++state.number;
   int moved = 0;
-  const int begun = ::EVP_CipherInit_ex(state.context.get(), nullptr, nullptr, nullptr, nonce.data(), -1);
-  const int bound = ::EVP_CipherUpdate(state.context.get(), nullptr, &moved, header, kRecordHeaderBytes);
+  const int begun = MANIPLE_CRYPTO(EVP_CipherInit_ex)(state.context.get(), nullptr, nullptr, nullptr, nonce.data(), -1);
+  const int bound = MANIPLE_CRYPTO(EVP_CipherUpdate)(state.context.get(), nullptr, &moved, header, kRecordHeaderBytes);
   MANIPLE_ASSERT(begun == 1 && bound == 1);
 }
 
 void RecordCipher::step(const std::uint8_t* from, std::size_t size, std::uint8_t* to) {
   int moved = 0;
-  const int stepped = ::EVP_CipherUpdate(state_->context.get(), to, &moved, from, static_cast<int>(size));
+  const int stepped = MANIPLE_CRYPTO(EVP_CipherUpdate)(state_->context.get(), to, &moved, from, static_cast<int>(size));
   MANIPLE_ASSERT(stepped == 1 && static_cast<std::size_t>(moved) == size);
 }
 
 void RecordCipher::seal(std::uint8_t* tag) {
   int moved = 0;
-  const int ended = ::EVP_CipherFinal_ex(state_->context.get(), tag, &moved);
-  const int got = ::EVP_CIPHER_CTX_ctrl(state_->context.get(), EVP_CTRL_AEAD_GET_TAG, kRecordTagBytes, tag);
+  const int ended = MANIPLE_CRYPTO(EVP_CipherFinal_ex)(state_->context.get(), tag, &moved);
+  const int got =
+      MANIPLE_CRYPTO(EVP_CIPHER_CTX_ctrl)(state_->context.get(), EVP_CTRL_AEAD_GET_TAG, kRecordTagBytes, tag);
   MANIPLE_ASSERT(ended == 1 && moved == 0 && got == 1);
 }
 
@@ -171,9 +171,9 @@ bool RecordCipher::opens(const std::uint8_t* tag) {
   std::uint8_t none[kRecordTagBytes];
   int moved = 0;
   // OpenSSL only reads the tag.
-  const int set = ::EVP_CIPHER_CTX_ctrl(state_->context.get(), EVP_CTRL_AEAD_SET_TAG, kRecordTagBytes,
-                                        const_cast<std::uint8_t*>(tag));
-  return set == 1 && ::EVP_CipherFinal_ex(state_->context.get(), none, &moved) == 1;
+  const int set = MANIPLE_CRYPTO(EVP_CIPHER_CTX_ctrl)(state_->context.get(), EVP_CTRL_AEAD_SET_TAG, kRecordTagBytes,
+                                                      const_cast<std::uint8_t*>(tag));
+  return set == 1 && MANIPLE_CRYPTO(EVP_CipherFinal_ex)(state_->context.get(), none, &moved) == 1;
 }
 
 // --- sealing ---

@@ -18,10 +18,9 @@ Secret secret_of_generation(const Secret& job, int generation) {
   const std::string text = fmt::format("maniple workers of generation {}", generation);
   Secret secret;
   unsigned int length = 0;
-  prepare_crypto();
-  const unsigned char* made =
-      ::HMAC(::EVP_sha256(), job.bytes.data(), static_cast<int>(job.bytes.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), secret.bytes.data(), &length);
+  const unsigned char* made = MANIPLE_CRYPTO(HMAC)(
+      MANIPLE_CRYPTO(EVP_sha256)(), job.bytes.data(), static_cast<int>(job.bytes.size()),
+      reinterpret_cast<const unsigned char*>(text.data()), text.size(), secret.bytes.data(), &length);
   MANIPLE_ASSERT(made != nullptr && length == secret.bytes.size());
   return secret;
 }
