@@ -121,6 +121,34 @@ TEST(KillInSharedMemory, ARankThatOnlySendsMayLeave) {
   });
 }
 
+// At that moment its memory is read by the other, or it reads the other's.
+TEST(KillInSharedMemory, WhileMemoryIsReadOutOfAProcess) {
+  constexpr std::size_t kCount = 4'000'000;
+  for (const Op op : {Op::broadcast, Op::gather, Op::all_gather}) {
+    for (const int victim : {0, 1}) {
+      RunOptions run{.n = 2, .as = As::processes, .transport = TransportKind::shm, .algorithm = "direct"};
+      run.fault = kill_at(victim, 5);
+      run_ranks(run, [op, victim](Rank& r) {
+        std::vector<float> in(kCount, 1), out(2 * kCount);
+        const Caught caught = catch_error([&] {
+          for (;;) {
+            const Work work = op == Op::broadcast ? r.world->broadcast(buffer_of(in), 0, {.async_op = true})
+                              : op == Op::gather
+                                  ? r.world->gather(buffer_of(in), buffer_of(out), 0, {}, {.async_op = true})
+                                  : r.world->all_gather(buffer_of(in), buffer_of(out), {}, {.async_op = true});
+            r.step();
+            work.wait();
+          }
+        });
+        EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
+        EXPECT_EQ(caught.lost_rank, victim) << caught;
+        EXPECT_TRUE(names_rank(caught.text, victim)) << caught;
+        expect_aborted_from_now_on(r);
+      });
+    }
+  }
+}
+
 TEST_P(Kill, InTheMiddleOfAnAllReduce) {
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
     const int victim = (3 * repetition + 1) % kRanks;
