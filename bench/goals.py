@@ -32,6 +32,7 @@ RUNS = [
     "all_reduce --systems native,openmpi --buffer ordinary --busy 2 --iterations 1500 --sizes 64K,256K,512K,4M",
     f"all --systems native,openmpi --ranks {','.join(str(n) for n in (2, 4, 8) if n <= max(2, CORES))} --sizes 8,64K,1M,16M --repeat 3",
     "ddp --repeat 3",
+    *(f"ddp --ranks {n} --models mlp25m --repeat 3" for n in (4, 8) if n <= CORES // 2),
 ]
 
 
@@ -77,7 +78,10 @@ for operation in ("broadcast", "reduce", "gather", "scatter", "all_gather", "red
         GOALS.append(Goal(f"{operation}, {count} ranks, 8 B to 16 MiB: speed against Open MPI", "speed", 1, "openmpi", (count,), 8, 16 * MIB,
                           op=operation))
 
-EFFICIENCIES = {"mnist_cnn": 0.95, "mlp25m": 0.95, "gpt5m": 0.97, "tiny50": 0.85}  # DDP with 2 ranks: step without averaging / with it
+# Of DDP, by ranks: the step without averaging by the step with it.
+EFFICIENCIES = {2: {"mnist_cnn": 0.95, "mlp25m": 0.95, "gpt5m": 0.97, "tiny50": 0.85}, 4: {"mlp25m": 0.95}, 8: {"mlp25m": 0.95}}
+MANY = 256  # ranks
+MANY_START_S = 1.5
 
 WIRE = 1e9 / 8 * 1448 / 1514  # bytes a second at 1 Gbit/s: payload of a full segment by the frame that the shaper counts
 PEERS = ("openmpi", "mpich", "gloo")
@@ -88,7 +92,7 @@ def rival_of(ours, goal, rows):
     same_file = "file" if goal.beside == "bare" else "op"
     found = [row for row in rows
              if row["backend"] in (PEERS if goal.beside == "best" else (goal.beside,))
-             and all(row.get(key) == ours.get(key) for key in ("op", "ranks", "bytes", "hosts", "link", "busy", same_file))
+             and all(row.get(key) == ours.get(key) for key in ("op", "ranks", "bytes", "hosts", "link", "busy", "rewritten", same_file))
              and (goal.beside not in ("limit", "bare") or row["buffer"] == ours["buffer"])]
     if goal.beside != "best":
         return found[0] if found else None
@@ -107,7 +111,7 @@ def value_of(goal, ours, rival):
 def worst(goal, rows):
     found = []
     for row in rows:
-        if row["backend"] != "native" or row["op"] != goal.op or goal.buffer not in ("", row["buffer"]) or row["ranks"] not in goal.ranks:
+        if row["backend"] != "native" or row.get("rewritten") or row["op"] != goal.op or goal.buffer not in ("", row["buffer"]) or row["ranks"] not in goal.ranks:
             continue
         if not goal.low <= row["bytes"] <= goal.high or (row["hosts"], row.get("link", ""), row.get("busy", 0)) != (goal.hosts, goal.link, goal.busy):
             continue
@@ -132,22 +136,25 @@ def check(rows):
     for goal in GOALS:
         value, size = worst(goal, collectives) or (None, 0)
         line(goal.text, value, goal.bound, goal.at_most, f" at {size} B")
-    steps = [row for row in rows if "nosync_ms" in row]
-    for model, bound in EFFICIENCIES.items():
-        mine = [row for row in steps if row["model"] == model and row["system"] == "maniple" and row["ranks"] == 2]
-        line(f"DDP, 2 ranks, {model}: efficiency", min((row["efficiency"] for row in mine), default=None), bound, False)
-    for model in EFFICIENCIES:
-        of = {row["system"]: row["ddp_ms"] for row in steps if row["model"] == model and row["ranks"] == 2}
-        ratio = of["torch"] / of["maniple"] if len(of) >= 2 and {"torch", "maniple"} <= set(of) else None
-        line(f"DDP, 2 ranks, {model}: speed of the whole step against PyTorch's", ratio, 1, False)
-    started = {row["system"]: row["start_ms"] for row in rows if "start_ms" in row}
-    ratio = started["maniple"] / started["mpich"] if len(started) == 2 else None
-    line("`maniple run -n 2 /bin/true`: time by that of MPICH's mpirun", ratio, 1, True)
+    for ranks, models in EFFICIENCIES.items():
+        steps = [row for row in rows if "nosync_ms" in row and row["ranks"] == ranks]
+        for model, bound in models.items():
+            mine = [row for row in steps if row["model"] == model and row["system"] == "maniple"]
+            line(f"DDP, {ranks} ranks, {model}: efficiency", min((row["efficiency"] for row in mine), default=None), bound, False)
+        for model in models:
+            of = {row["system"]: row["ddp_ms"] for row in steps if row["model"] == model}
+            ratio = of["torch"] / of["maniple"] if {"torch", "maniple"} <= set(of) else None
+            line(f"DDP, {ranks} ranks, {model}: speed of the whole step against PyTorch's", ratio, 1, False)
+    started = {(row["system"], row["ranks"]): row["start_ms"] for row in rows if "start_ms" in row}
+    ours, theirs = started.get(("maniple", 2)), started.get(("mpich", 2))
+    line("`maniple run -n 2 /bin/true`: time by that of MPICH's mpirun", ours / theirs if ours and theirs else None, 1, True)
+    many = started.get(("maniple", MANY))
+    line(f"{MANY} ranks that start, say hello and wait for all: seconds", many / 1e3 if many else None, MANY_START_S, True)
     return missed
 
 
 def start_up(program, file):
-    """The launcher and MPICH's in turn: medians."""
+    """The launcher and MPICH's in turn, and many ranks: medians."""
     commands = {"maniple": [program, "run", "-n", "2", "/bin/true"], "mpich": ["mpirun.mpich", "-n", "2", "/bin/true"]}
     if shutil.which("mpirun.mpich") is None:
         del commands["mpich"]
@@ -157,10 +164,18 @@ def start_up(program, file):
             start = time.perf_counter()
             subprocess.run(command, check=True)
             times[system].append((time.perf_counter() - start) * 1e3)
-    rows = [{"system": system, "start_ms": statistics.median(measured)} for system, measured in times.items()]
+    rows = [{"system": system, "ranks": 2, "start_ms": statistics.median(measured)} for system, measured in times.items()]
+    hello = os.path.join(os.path.dirname(program), "examples/comm/01_hello")
+    measured = []
+    for _ in range(5 if os.path.exists(hello) else 0):
+        start = time.perf_counter()
+        subprocess.run([program, "run", "-n", str(MANY), hello], check=True, stdout=subprocess.DEVNULL)
+        measured.append((time.perf_counter() - start) * 1e3)
+    if measured:
+        rows.append({"system": "maniple", "ranks": MANY, "start_ms": statistics.median(measured)})
     with open(file, "w", encoding="utf-8") as out:
         json.dump({"rows": rows}, out)
-    print("start-up, 2 ranks: " + ", ".join(f"{row['system']} {row['start_ms']:.2f} ms" for row in rows))
+    print("start-up: " + ", ".join(f"{row['system']}, {row['ranks']} ranks {row['start_ms']:.2f} ms" for row in rows))
 
 
 def measure(folder, program):

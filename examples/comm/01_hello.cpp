@@ -1,4 +1,4 @@
-// Initialises the world and says hello, in the order of the ranks.
+// Initialises the world and says hello; the first rank says when all have done so.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/comm/01_hello
 #include <unistd.h>
@@ -13,15 +13,12 @@ int main() try {
   const auto world = maniple::init();  // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
   const maniple::Topology& topology = world->topology();
 
-  for (int turn = 0; turn < world->size(); ++turn) {
-    if (turn == world->rank()) {
-      std::printf("hello from rank %d of %d: process %d on %s, local rank %d of %d, transport %s\n", world->rank(),
-                  world->size(), static_cast<int>(::getpid()), topology.members[world->rank()].host.c_str(),
-                  topology.local_rank(), topology.local_size(), std::string(world->transport()).c_str());
-      std::fflush(stdout);
-    }
-    world->barrier();
-  }
+  std::printf("hello from rank %d of %d: process %d on %s, local rank %d of %d, transport %s\n", world->rank(),
+              world->size(), static_cast<int>(::getpid()), topology.members[world->rank()].host.c_str(),
+              topology.local_rank(), topology.local_size(), std::string(world->transport()).c_str());
+  std::fflush(stdout);
+  world->barrier();
+  if (world->rank() == 0) std::printf("all %d are here\n", world->size());
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
