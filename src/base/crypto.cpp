@@ -26,11 +26,12 @@ void* load() {
       .reset();  // so that there is a descriptor for it: the limit is raised, or an error says that there is none
   void* const library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Unsupported(fmt::format("OpenSSL, which proves that ranks belong to a job, cannot be loaded: {} (Debian: apt-get install libssl{})",
-                                  ::dlerror(), OPENSSL_SHLIB_VERSION));
+    throw Unsupported(fmt::format(
+        "OpenSSL, which proves that ranks belong to a job, cannot be loaded: {} (Debian: apt-get install libssl{})",
+        ::dlerror(), OPENSSL_SHLIB_VERSION));
   }
   reinterpret_cast<decltype(&::OPENSSL_init_crypto)>(find(library, "OPENSSL_init_crypto"))(OPENSSL_INIT_NO_ATEXIT,
-                                                                                          nullptr);
+                                                                                           nullptr);
   return library;
 }
 

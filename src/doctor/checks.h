@@ -75,7 +75,7 @@ struct ClockFacts {
 Findings judge(const ClockFacts& facts);
 ClockFacts inspect_clock();
 
-/// Interfaces, the one that data would use, loopback, and whether a port can be listened on.
+/// Interfaces, the one that data would use, loopback, whether a port can be listened on, and OpenSSL.
 struct Interface {
   std::string name;
   std::string address;
@@ -94,6 +94,7 @@ struct NetworkFacts {
   std::vector<std::string> hostname_addresses = {};
   std::string loopback_problem = {};  ///< connecting to 127.0.0.1; empty: it works
   std::string port_problem = {};      ///< listening on a free port; empty: it works
+  std::string openssl_problem = {};   ///< loading it, which every connection needs; empty: it works
 };
 
 Findings judge(const NetworkFacts& facts);

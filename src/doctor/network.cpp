@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/crypto.h"
 #include "base/environment.h"
 #include "net/address.h"
 
@@ -102,6 +103,8 @@ Findings judge(const NetworkFacts& facts) {
     findings.push_back({Verdict::fail, "no port can be listened on: " + facts.port_problem,
                         "look for a sandbox or a policy that forbids bind() and listen()"});
   }
+  if (!facts.openssl_problem.empty())
+    findings.push_back({Verdict::fail, facts.openssl_problem, "apt-get install libssl3"});
   return findings;
 }
 
@@ -125,6 +128,7 @@ NetworkFacts inspect_network() {
       }
     }
   });
+  facts.openssl_problem = problem_in([] { crypto_function("HMAC"); });
   UniqueFd listener;
   facts.port_problem = problem_in([&] { listener = listen_on(Address::parse("127.0.0.1:0")); });
   if (facts.port_problem.empty()) {

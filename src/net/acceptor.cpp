@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 #include "base/check.h"
+#include "base/crypto.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "net/address.h"
@@ -406,8 +407,7 @@ struct Acceptor::Impl {
 
   bool drain(PendingList::iterator it) {
     char buffer[4096];
-    constexpr int kReads = 16;  // a peer that keeps sending is cut off
-    for (int i = 0; i < kReads; ++i) {
+    for (int reads = 0; reads < 16; ++reads) {  // a peer that keeps sending is cut off
       const ssize_t got = ::recv(it->fd.get(), buffer, sizeof(buffer), 0);
       if (got < 0 && errno == EAGAIN) return true;
       if (got <= 0 && errno != EINTR) break;
@@ -430,6 +430,7 @@ struct Acceptor::Impl {
 Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Owner owner,
                    HandshakeLimits limits)
     : impl_(std::make_shared<Impl>()) {
+  crypto_function("HMAC");  // where there is none the caller is told so, and not each that connects
   impl_->loop = std::move(loop);
   impl_->address = Address::of_socket(listener.get());
   impl_->listener = std::move(listener);

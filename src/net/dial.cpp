@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/crypto.h"
 #include "base/system_error.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
@@ -85,6 +86,7 @@ class Conversation {
 std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const Identity& identity,
                                           const WireHello& hello, Deadline deadline, int cancel) {
   const std::string where = address.to_string();
+  crypto_function("HMAC");  // before the other side hears of this one
   Conversation peer(fd, address, deadline, cancel);
   const std::string hello_bytes = encode_hello(hello);
   peer.send_all(hello_bytes);

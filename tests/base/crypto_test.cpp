@@ -1,8 +1,8 @@
 #include "base/crypto.h"
 
-#include <openssl/crypto.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <openssl/crypto.h>
 
 #include <maniple/comm/error.h>
 

@@ -63,6 +63,10 @@ TEST(Doctor, Network) {
   NetworkFacts walled = good_network();
   walled.port_problem = "Operation not permitted";
   EXPECT_EQ(worst(judge(walled)), Verdict::fail);
+  NetworkFacts open = good_network();
+  open.openssl_problem = "libcrypto.so.3: cannot open shared object file";
+  EXPECT_EQ(worst(judge(open)), Verdict::fail);
+  EXPECT_TRUE(says(judge(open), "apt-get install libssl3"));
 }
 
 TEST(Doctor, Sharing) {

@@ -3,7 +3,9 @@
 
 #include <sys/stat.h>
 #include <unistd.h>
+#include <openssl/opensslv.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
 
@@ -36,6 +38,22 @@ TEST(Run, RanksJoin) {
   for (int rank = 0; rank < 4; ++rank)
     EXPECT_NE(result.out.find(fmt::format("[rank {}] sum 6 of 4", rank)), std::string::npos);
   EXPECT_EQ(result.err, "") << "no warning about a secret";
+}
+
+// OpenSSL is loaded by those who connect, and only by them.
+TEST(Run, WithoutOpenSslRanksSayWhatToInstallAtOnce) {
+  const TemporaryDirectory folder;
+  std::ofstream(folder.path() + "/libcrypto.so." + std::to_string(OPENSSL_SHLIB_VERSION)).flush();
+  const std::string hidden = "LD_LIBRARY_PATH=" + folder.path();
+  EXPECT_EQ(maniple({"run", "-n", "2", "--env", hidden, "/bin/true"}).code, 0);
+  const auto start = std::chrono::steady_clock::now();
+  const Result result = maniple({"run", "-n", "2", "--env", hidden, worker_program(), "join"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_NE(result.err.find("OpenSSL, which proves that ranks belong to a job, cannot be loaded"), std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("apt-get install libssl"), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("handshake"), std::string::npos) << "nobody tried to connect: " << result.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << "a handshake is tried for 30 s";
 }
 
 TEST(Run, ManyRanksJoin) {
