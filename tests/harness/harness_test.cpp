@@ -122,7 +122,7 @@ TEST(Processes, LimitEndsAHangAndSaysWhoHung) {
     }
   });
   ASSERT_EQ(failures.size(), 1u);
-  EXPECT_NE(failures[0].find("rank 1 runs"), std::string::npos);
+  EXPECT_NE(failures[0].find("rank 1 runs: harness_test in "), std::string::npos) << failures[0];
 }
 
 TEST(Processes, UnexpectedDeathIsAFailure) {

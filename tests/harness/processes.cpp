@@ -47,6 +47,18 @@ struct Child {
   std::string phase;
 };
 
+/// "groups_test in futex_do_wait, maniple-net in ep_poll": in the kernel; the place is 0 where this user may not know it.
+std::string where_threads_are(pid_t pid) {
+  const std::string tasks = fmt::format("/proc/{}/task", pid);
+  std::vector<std::string> places;
+  for (const std::string& thread : names_in(tasks)) {
+    std::string name = file_text(tasks + "/" + thread + "/comm");
+    while (!name.empty() && name.back() == '\n') name.pop_back();
+    places.push_back(fmt::format("{} in {}", name, file_text(tasks + "/" + thread + "/wchan")));
+  }
+  return fmt::format("{}", fmt::join(places, ", "));
+}
+
 class ProcessRun {
  public:
   ProcessRun(const RunOptions& options, int run_index)
@@ -268,7 +280,7 @@ class ProcessRun {
         states.push_back(fmt::format("rank {} {}", rank,
                                      child.stopped   ? "is stopped"
                                      : child.waiting ? "waits in phase \"" + child.phase + "\""
-                                                     : "runs"));
+                                                     : "runs: " + where_threads_are(child.pid)));
       }
       note_failure({"", -1,
                     fmt::format("the run's limit of {} s has passed: {}", options_.limit.count() * kSlowdown,
