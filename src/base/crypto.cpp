@@ -22,8 +22,8 @@ void* find(void* library, const char* name) {
 // used it may still be running, and when they end they free what the clean-up has freed.
 void* load() {
   const std::string name = fmt::format("libcrypto.so.{}", OPENSSL_SHLIB_VERSION);
-  new_event()
-      .reset();  // so that there is a descriptor for it: the limit is raised, or an error says that there is none
+  // So that there is a descriptor for it: the limit is raised, or an error says that there is none.
+  new_event().reset();
   void* const library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw Unsupported(fmt::format(
