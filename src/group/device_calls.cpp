@@ -49,41 +49,43 @@ bool has_pieces(Op op) { return op == Op::broadcast || op == Op::reduce || op ==
 
 DevicePools::~DevicePools() {
   for (const auto& [device, events] : events_) {
-    for (void* event : events) runtime_.free_event(event);
+    for (const auto& event : events) runtime_.free_event(*event);
   }
-  for (const auto& [bytes, memory] : pinned_) runtime_.free_pinned(memory);
+  for (const auto& [bytes, one] : pinned_) runtime_.free_pinned(one.device, one.memory);
 }
 
-std::shared_ptr<void> DevicePools::event(const std::shared_ptr<DevicePools>& pools, int device) {
-  void* event = nullptr;
+std::shared_ptr<const DeviceEvent> DevicePools::event(const std::shared_ptr<DevicePools>& pools, int device) {
+  std::unique_ptr<DeviceEvent> event;
   {
     const std::lock_guard lock(pools->mutex_);
     if (auto& free = pools->events_[device]; !free.empty()) {
-      event = free.back();
+      event = std::move(free.back());
       free.pop_back();
     }
   }
-  if (event == nullptr) event = pools->runtime_.make_event(device);
-  return {event, [pools, device](void* it) {
+  if (!event) event = std::make_unique<DeviceEvent>(pools->runtime_.make_event(device));
+  return {event.release(), [pools, device](DeviceEvent* it) {
+            std::unique_ptr<DeviceEvent> free(it);
             const std::lock_guard lock(pools->mutex_);
-            pools->events_[device].push_back(it);
+            pools->events_[device].push_back(std::move(free));
           }};
 }
 
-std::shared_ptr<std::byte> DevicePools::pinned(const std::shared_ptr<DevicePools>& pools, std::size_t bytes) {
+std::shared_ptr<std::byte> DevicePools::pinned(const std::shared_ptr<DevicePools>& pools, int device,
+                                               std::size_t bytes) {
   const std::size_t size = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
-  std::byte* memory = nullptr;
+  Pinned one;
   {
     const std::lock_guard lock(pools->mutex_);
     if (const auto it = pools->pinned_.find(size); it != pools->pinned_.end()) {
-      memory = it->second;
+      one = it->second;
       pools->pinned_.erase(it);
     }
   }
-  if (memory == nullptr) memory = pools->runtime_.make_pinned(size);
-  return {memory, [pools, size](std::byte* it) {
+  if (one.memory == nullptr) one = {device, pools->runtime_.make_pinned(device, size)};
+  return {one.memory, [pools, size, one](std::byte*) {
             const std::lock_guard lock(pools->mutex_);
-            pools->pinned_.emplace(size, it);
+            pools->pinned_.emplace(size, one);
           }};
 }
 
@@ -171,7 +173,7 @@ DeviceCalls::~DeviceCalls() {
   }
   changed_.notify_all();
   if (watcher_.joinable()) watcher_.join();
-  if (!pending_.empty() && engine_) engine_->abort();
+  if (!is_idle() && engine_) engine_->abort();
   // Before memory is let go that operations kept: it is not freed, either, where the device may be using it.
   if (engine_ && !engine_->finish()) {
     log_warning(
@@ -179,8 +181,10 @@ DeviceCalls::~DeviceCalls() {
         "process ends",
         group_.facts().name, group_.rank(), device_);
   }
-  for (Pending& pending : pending_) {
-    retire(pending, std::make_exception_ptr(Aborted("the group was destroyed with operations under way")));
+  for (std::list<Pending>* list : all_pending()) {
+    for (Pending& pending : *list) {
+      retire(pending, std::make_exception_ptr(Aborted("the group was destroyed with operations under way")));
+    }
   }
   engine_.reset();
   for (const auto& [key, stream] : streams_) runtime_.free_stream(stream);
@@ -197,31 +201,31 @@ void DeviceCalls::require_device(Device device, Op op) const {
                   to_string(op), to_string(device), group_.facts().name, device_);
 }
 
-void* DeviceCalls::own_stream(int device, Purpose purpose) {
+DeviceStream DeviceCalls::own_stream(int device, Purpose purpose) {
   const std::lock_guard lock(streams_mutex_);  // threads may send while another calls a collective
-  void*& stream = streams_[{device, purpose}];
-  if (stream == nullptr) stream = runtime_.make_stream(device);
-  return stream;
+  const auto it = streams_.find({device, purpose});
+  if (it != streams_.end()) return it->second;
+  return streams_[{device, purpose}] = runtime_.make_stream(device);
 }
 
-void* DeviceCalls::stream_for(Device device, void* stream, const CallOptions& call, Purpose purpose) {
+DeviceStream DeviceCalls::stream_for(DeviceStream stream, const CallOptions& call, Purpose purpose) {
   if (!call.async_op) return stream;
-  void* const own = own_stream(device.index, purpose);
-  const auto event = DevicePools::event(pools_, device.index);
-  runtime_.record(event.get(), stream);
-  runtime_.wait(own, event.get());
+  const DeviceStream own = own_stream(stream.device, purpose);
+  const auto event = DevicePools::event(pools_, stream.device);
+  runtime_.record(*event, stream);
+  runtime_.wait(own, *event);
   return own;
 }
 
 // Operations of a group run in the order of the calls, whatever their streams. Inside a graph the engine sees to that: an event of one
 // capture means nothing in the next.
-void DeviceCalls::order_after_last(void* stream, bool captured) {
-  if (last_event_ && last_stream_ != stream && !captured) runtime_.wait(stream, last_event_.get());
+void DeviceCalls::order_after_last(DeviceStream stream, bool captured) {
+  if (last_event_ && last_stream_ != stream && !captured) runtime_.wait(stream, *last_event_);
 }
 
-std::shared_ptr<detail::WorkState> DeviceCalls::make_work(int device, void* stream, bool captured) {
+std::shared_ptr<detail::WorkState> DeviceCalls::make_work(DeviceStream stream, bool captured) {
   auto work = std::make_shared<detail::WorkState>();
-  work->device = {&runtime_, DevicePools::event(pools_, device), device, stream, captured, watch_};
+  work->device = {&runtime_, DevicePools::event(pools_, stream.device), stream, captured, watch_};
   return work;
 }
 
@@ -252,42 +256,42 @@ Work DeviceCalls::run_all(std::vector<Operation> operations, const CallOptions& 
 }
 
 std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> operations, const CallOptions& call) {
-  const Device device = operations.front().device;
-  void* const caller = operations.front().stream;
+  const DeviceStream caller{operations.front().device.index, operations.front().stream};
   const bool captured = runtime_.is_capturing(caller);
   if (captured && !engine_->can_capture()) {
     throw Unsupported(fmt::format("{}: {} cannot be captured into a CUDA graph; the backend cuda can",
                                   to_string(operations.front().op), engine_->name()));
   }
-  void* const stream = stream_for(device, caller, call, Purpose::collectives);
+  const DeviceStream stream = stream_for(caller, call, Purpose::collectives);
   order_after_last(stream, captured);
   Pending pending;
-  pending.work = make_work(device.index, stream, captured);
+  pending.work = make_work(stream, captured);
   // With one rank there is nobody to wait for.
   const bool alone = group_.size() == 1;
   pending.limit = alone ? Seconds::max() : group_.limit(call);
   pending.told = engine_tells_ && !alone;
   if (!captured && !alone && !engine_tells_) {
-    pending.started = DevicePools::event(pools_, device.index);
-    runtime_.record(pending.started.get(), stream);
+    pending.started = DevicePools::event(pools_, stream.device);
+    runtime_.record(*pending.started, stream);
   }
   for (Operation& op : operations) {
-    op.stream = stream;
+    op.stream = stream.handle;
     group_.begin_on_device(op);
   }
   Operation& last = operations.back();
-  const std::shared_ptr<void>& end = pending.work->device.event;
-  pending.before = ++stamp_;
+  const std::shared_ptr<const DeviceEvent>& end = pending.work->device.event;
+  Enqueueing place = begin_enqueueing(stream);
   try {
+    bool recorded = false;
     if (operations.size() == 1) {
-      engine_->enqueue(last, end.get());
+      recorded = engine_->enqueue(last, end->handle);
       engine_event_ = end;
     } else {
       engine_->begin_batch();
       for (const Operation& op : operations) engine_->enqueue(op);
-      engine_->end_batch(stream);
-      runtime_.record(end.get(), stream);
+      engine_->end_batch(stream.handle);
     }
+    if (!recorded) runtime_.record(*end, stream);
   } catch (const SystemError&) {
     await_first_cause();
     group_.end_on_device(last.seq, true);
@@ -306,12 +310,13 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
   last_stream_ = stream;
   pending.context = group_.context_of(to_string(last.op), last.seq);
   pending.recorded = true;
-  watch(std::move(pending));
+  watch(std::move(pending), std::move(place));
   return work;
 }
 
 Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
-  if (runtime_.is_capturing(op.stream)) {
+  const DeviceStream caller{op.device.index, op.stream};
+  if (runtime_.is_capturing(caller)) {
     throw Unsupported(
         fmt::format("{}: backend {} sends memory of a GPU through memory of the host, which cannot be captured into a "
                     "CUDA graph; the backends cuda and nccl can",
@@ -327,20 +332,20 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
 
   struct Piece {
     Operation operation;
-    std::shared_ptr<void> copied;
+    std::shared_ptr<const DeviceEvent> copied;
     std::uint32_t* word;
   };
   auto pieces = std::make_shared<std::vector<Piece>>();
   const std::size_t per_piece = has_pieces(op.op) ? std::max<std::size_t>(kPiece / element, 1) : 0;
   const std::size_t count = has_pieces(op.op) && op.count > per_piece ? (op.count + per_piece - 1) / per_piece : 1;
   const std::size_t memory_bytes = out_at + std::max(out_bytes, in_place ? in_bytes : 0);
-  const auto memory = DevicePools::pinned(pools_, round_up(memory_bytes) + count * kWordStride);
+  const auto memory = DevicePools::pinned(pools_, caller.device, round_up(memory_bytes) + count * kWordStride);
   std::byte* const words = memory.get() + round_up(memory_bytes);
 
-  void* const stream = stream_for(op.device, op.stream, call, Purpose::collectives);
+  const DeviceStream stream = stream_for(caller, call, Purpose::collectives);
   order_after_last(stream, false);
   for (std::size_t i = 0; i < count; ++i) {
-    Piece piece{op, DevicePools::event(pools_, op.device.index),
+    Piece piece{op, DevicePools::event(pools_, stream.device),
                 reinterpret_cast<std::uint32_t*>(words + i * kWordStride)};
     std::atomic_ref<std::uint32_t>(*piece.word).store(0, std::memory_order_relaxed);
     const std::size_t first = i * per_piece;
@@ -352,7 +357,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
     if (count > 1) host.count = std::min(per_piece, op.count - first);
     const std::size_t bytes = count > 1 ? (in_bytes == 0 ? 0 : host.count * element) : in_bytes;
     if (bytes != 0) runtime_.copy(const_cast<std::byte*>(host.in), op.in + first * element, bytes, stream);
-    runtime_.record(piece.copied.get(), stream);
+    runtime_.record(*piece.copied, stream);
     pieces->push_back(std::move(piece));
   }
   for (const Piece& piece : *pieces) {
@@ -362,9 +367,9 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
     if (bytes != 0) runtime_.copy(op.out + first, piece.operation.out, bytes, stream);
   }
   Pending pending;
-  pending.work = make_work(op.device.index, stream, false);
-  pending.before = ++stamp_;
-  runtime_.record(pending.work->device.event.get(), stream);
+  pending.work = make_work(stream, false);
+  Enqueueing place = begin_enqueueing(stream);
+  runtime_.record(*pending.work->device.event, stream);
   last_event_ = pending.work->device.event;
   last_stream_ = stream;
   pending.context = group_.context_of(to_string(op.op));
@@ -378,7 +383,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   host_call.async_op = true;
   const Seconds limit = group_.limit(call);
   const auto host_part = pending.host;
-  watch(std::move(pending));
+  watch(std::move(pending), std::move(place));
   const auto release = [pieces, memory, host_part](const std::exception_ptr& error) {
     host_part->end(error);
     for (const Piece& piece : *pieces) set_word(piece.word);
@@ -388,7 +393,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
         op.op, host_call,
         [this, pieces, limit](OperationContext&) {
           for (Piece& piece : *pieces) {
-            while (!runtime_.reached(piece.copied.get())) {
+            while (!runtime_.reached(*piece.copied)) {
               group_.abort_signal().check();
               const timespec pause{0, 20'000};
               ::nanosleep(&pause, nullptr);  // sleep: events of a device can only be polled
@@ -407,12 +412,13 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   return Work(work);
 }
 
-Work DeviceCalls::mark(Device device, void* stream, std::shared_ptr<void> keep) {
+Work DeviceCalls::mark(Device device, void* handle, std::shared_ptr<void> keep) {
+  const DeviceStream stream{device.index, handle};
   const bool captured = runtime_.is_capturing(stream);
   Pending pending;
-  pending.work = make_work(device.index, stream, captured);
-  pending.before = ++stamp_;
-  runtime_.record(pending.work->device.event.get(), stream);
+  pending.work = make_work(stream, captured);
+  Enqueueing place = begin_enqueueing(stream);
+  runtime_.record(*pending.work->device.event, stream);
   pending.limit = Seconds::max();  // the operations in it have limits
   pending.context = group_.context_of("copy");
   pending.keep = {std::move(keep)};
@@ -420,7 +426,7 @@ Work DeviceCalls::mark(Device device, void* stream, std::shared_ptr<void> keep) 
   if (captured) {
     work->finish(nullptr);
   } else {
-    watch(std::move(pending));
+    watch(std::move(pending), std::move(place));
   }
   return Work(work);
 }

@@ -38,14 +38,18 @@ class DevicePools {
   ~DevicePools();
 
   /// These go back to the pool with their last owner.
-  static std::shared_ptr<void> event(const std::shared_ptr<DevicePools>& pools, int device);
-  static std::shared_ptr<std::byte> pinned(const std::shared_ptr<DevicePools>& pools, std::size_t bytes);
+  static std::shared_ptr<const DeviceEvent> event(const std::shared_ptr<DevicePools>& pools, int device);
+  static std::shared_ptr<std::byte> pinned(const std::shared_ptr<DevicePools>& pools, int device, std::size_t bytes);
 
  private:
+  struct Pinned {
+    int device = 0;  // that it was made with; all devices reach it
+    std::byte* memory = nullptr;
+  };
   DeviceRuntime& runtime_;
   std::mutex mutex_;
-  std::map<int, std::vector<void*>> events_;
-  std::multimap<std::size_t, std::byte*> pinned_;
+  std::map<int, std::vector<std::unique_ptr<DeviceEvent>>> events_;
+  std::multimap<std::size_t, Pinned> pinned_;
 };
 
 /// Words that streams wait for, in pinned memory, are so many bytes apart.
@@ -92,12 +96,11 @@ class DeviceCalls {
   /// One operation that is enqueued and not known to be finished.
   struct Pending {
     std::shared_ptr<detail::WorkState> work;
-    std::shared_ptr<void> started;  // null: the engine tells, or the time counts from when it was enqueued
-    bool told = false;              // by the engine
-    bool running = false;           // the stream has reached it
-    Deadline ask;                   // then the others are asked what they have called
+    std::shared_ptr<const DeviceEvent> started;  // null: the engine tells, or the time counts from when it was enqueued
+    bool told = false;                           // by the engine
+    bool running = false;                        // the stream has reached it
+    Deadline ask;                                // then the others are asked what they have called
     Seconds ask_after{1};
-    std::uint64_t before = 0, after = 0;  // when its end was recorded: between these numbers of stamp_
     Seconds limit{};
     Deadline deadline;
     ErrorInfo context;
@@ -105,35 +108,56 @@ class DeviceCalls {
     std::shared_ptr<HostPart> host;           // ends by itself when the group fails, with an error of its own
     std::vector<std::shared_ptr<void>> keep;  // memory that the stream uses
   };
-  /// Messages through host memory: they start when what they send has been copied.
+  /// The operations of one stream that are not known to be finished, in the order in which the stream runs them.
+  struct StreamQueue {
+    std::mutex enqueueing;       // held while an operation's end is recorded and the operation added to the queue
+    std::list<Pending> pending;  // guarded by mutex_; only the watching thread removes from it
+  };
+  /// The right to add to a queue: no other thread records an end on the stream meanwhile.
+  struct Enqueueing {
+    std::shared_ptr<StreamQueue> queue;
+    std::unique_lock<std::mutex> lock;
+  };
+  /// Where an operation is listed.
+  struct Position {
+    std::list<Pending>* list;
+    std::list<Pending>::iterator at;
+    Pending* operator->() const { return &*at; }
+  };
+  /// Messages through host memory: they start when all that they send has been copied.
   struct StagedMessages {
     std::vector<std::shared_ptr<Message>> messages;
     Seconds limit{};
-    std::shared_ptr<void> copied;
+    std::vector<std::shared_ptr<const DeviceEvent>> copied;
   };
   class DescriptorsOfGroup;
   class AbortOfGroup;
 
   /// Of our own streams: collectives must not wait behind a receive, nor a send behind either.
   enum class Purpose : int { collectives, sends, receives };
-  void* own_stream(int device, Purpose purpose);
+  DeviceStream own_stream(int device, Purpose purpose);
   /// Where an operation that was called on `stream` runs; what it does there comes after what `stream` holds.
-  void* stream_for(Device device, void* stream, const CallOptions& call, Purpose purpose);
-  void order_after_last(void* stream, bool captured);
+  DeviceStream stream_for(DeviceStream stream, const CallOptions& call, Purpose purpose);
+  void order_after_last(DeviceStream stream, bool captured);
 
   void require_device(Device device, Op op) const;
-  std::shared_ptr<detail::WorkState> make_work(int device, void* stream, bool captured);
+  std::shared_ptr<detail::WorkState> make_work(DeviceStream stream, bool captured);
   std::shared_ptr<detail::WorkState> enqueue(std::span<Operation> operations, const CallOptions& call);
   Work run_staged(Operation operation, const CallOptions& call);
   std::vector<Work> enqueue_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
   std::vector<Work> stage_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
 
   void start_watching();  // with the mutex held
-  void watch(Pending pending);
+  Enqueueing begin_enqueueing(DeviceStream stream);
+  void watch(Pending pending, Enqueueing to);
+  void watch_arrival(Pending pending);
+  void add(std::list<Pending>& to, Pending pending);
+  bool is_idle() const;                            // with the mutex held
+  std::vector<std::list<Pending>*> all_pending();  // the same
   void watch_loop();
   void look();
-  /// Those of one stream, in the order of the calls, whose end the stream has reached. The rest, in the same order, is left.
-  std::vector<std::list<Pending>::iterator> take_ended(std::vector<std::list<Pending>::iterator>& of_stream);
+  /// Removes from the front of `queue` the operations that the stream has finished, and returns them.
+  std::vector<Position> take_ended(std::vector<Position>& queue);
   void start_staged_messages();
   bool is_sending();  // with the mutex held
   /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the engine tells of.
@@ -156,20 +180,21 @@ class DeviceCalls {
   std::unique_ptr<AbortToken> abort_token_;
   std::shared_ptr<Store> store_;
   std::unique_ptr<DevicePlugin> engine_;
-  bool engine_tells_ = false;           // DevicePlugin::waits
-  std::shared_ptr<void> engine_event_;  // that it was given last
+  bool engine_tells_ = false;                        // DevicePlugin::waits
+  std::shared_ptr<const DeviceEvent> engine_event_;  // that it was given last
   bool by_tags_ = false;
   std::mutex streams_mutex_;
-  std::map<std::pair<int, Purpose>, void*> streams_;
+  std::map<std::pair<int, Purpose>, DeviceStream> streams_;
 
-  std::shared_ptr<void> last_event_;  // of the last operation outside of graphs, and where it ran
-  void* last_stream_ = nullptr;
+  std::shared_ptr<const DeviceEvent> last_event_;  // of the last operation outside of graphs, and where it ran
+  DeviceStream last_stream_;
 
   const std::shared_ptr<DeviceWatch> watch_ = std::make_shared<DeviceWatch>();
   std::mutex& mutex_ = watch_->mutex;
   std::condition_variable& changed_ = watch_->changed;
-  std::atomic<std::uint64_t> stamp_{0};
-  std::list<Pending> pending_;  // in the order of the calls; only the watching thread removes from it
+  std::map<DeviceStream, std::shared_ptr<StreamQueue>> queues_;
+  std::list<Pending>
+      arrivals_;  // receives, whose copies may be enqueued in any order; only the watching thread removes from it
   std::vector<StagedMessages> staged_messages_;
   std::vector<std::shared_ptr<HostPart>> sends_;  // that another rank may still be receiving
   bool stopping_ = false;

@@ -44,16 +44,42 @@ void DeviceCalls::start_watching() {
   ::pthread_setname_np(watcher_.native_handle(), "maniple-device");
 }
 
-void DeviceCalls::watch(Pending pending) {
+DeviceCalls::Enqueueing DeviceCalls::begin_enqueueing(DeviceStream stream) {
+  Enqueueing place;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& queue = queues_[stream];
+    if (!queue) queue = std::make_shared<StreamQueue>();
+    place.queue = queue;
+  }
+  place.lock = std::unique_lock(place.queue->enqueueing);
+  return place;
+}
+
+void DeviceCalls::watch(Pending pending, Enqueueing to) { add(to.queue->pending, std::move(pending)); }
+
+void DeviceCalls::watch_arrival(Pending pending) { add(arrivals_, std::move(pending)); }
+
+void DeviceCalls::add(std::list<Pending>& to, Pending pending) {
   bool wake = false;
   {
     const std::lock_guard lock(mutex_);
     start_watching();
-    wake = pending_.empty();
-    pending.after = ++stamp_;
-    pending_.push_back(std::move(pending));
+    wake = is_idle();
+    to.push_back(std::move(pending));
   }
   if (wake) changed_.notify_all();
+}
+
+bool DeviceCalls::is_idle() const {
+  return arrivals_.empty() &&
+         std::all_of(queues_.begin(), queues_.end(), [](const auto& one) { return one.second->pending.empty(); });
+}
+
+std::vector<std::list<DeviceCalls::Pending>*> DeviceCalls::all_pending() {
+  std::vector<std::list<Pending>*> lists = {&arrivals_};
+  for (const auto& [stream, queue] : queues_) lists.push_back(&queue->pending);
+  return lists;
 }
 
 void DeviceCalls::watch_loop() {
@@ -61,7 +87,7 @@ void DeviceCalls::watch_loop() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const bool to_abort = engine_ && !gave_up_ && group_.abort_signal().raised();  // graphs are not in the list
-    if (pending_.empty() && staged_messages_.empty() && !to_abort) {
+    if (is_idle() && staged_messages_.empty() && !to_abort) {
       changed_.notify_all();  // whoever destroys the group waits for this
       changed_.wait(lock);
       continue;
@@ -81,54 +107,42 @@ void DeviceCalls::watch_loop() {
   }
 }
 
-// A stream comes to the ends of operations in the order in which they were recorded: so few events need to be asked.
-std::vector<std::list<DeviceCalls::Pending>::iterator> DeviceCalls::take_ended(
-    std::vector<std::list<Pending>::iterator>& of_stream) {
-  const auto has_ended = [&](std::size_t i) { return runtime_.reached(of_stream[i]->work->device.event.get()); };
-  std::size_t ended = 0, busy = of_stream.size();  // the first `ended` have; `busy` and those after it have not
-  if (!has_ended(0)) {
-    busy = 0;
-  } else if (ended = 1; busy > 1 && has_ended(busy - 1)) {
-    ended = busy;
-  }
-  while (ended + 1 < busy) {
-    const std::size_t middle = (ended + busy) / 2;
-    (has_ended(middle) ? ended : busy) = middle;
-  }
-  std::vector<std::list<Pending>::iterator> result, rest;
-  for (std::size_t i = 0; i < of_stream.size(); ++i) {
-    // Calls of several threads may be listed in another order than their ends were recorded.
-    const bool known = i < ended && (i + 1 == ended || of_stream[i]->after < of_stream[ended - 1]->before);
-    (known || (i < ended && has_ended(i)) ? result : rest).push_back(of_stream[i]);
-  }
-  of_stream = std::move(rest);
-  return result;
+// A stream reaches the ends of its operations in the order of the queue: a binary search polls few events.
+std::vector<DeviceCalls::Position> DeviceCalls::take_ended(std::vector<Position>& queue) {
+  const auto has_ended = [this](const Position& it) { return runtime_.reached(*it->work->device.event); };
+  if (!has_ended(queue.front())) return {};
+  const auto rest =
+      has_ended(queue.back()) ? queue.end() : std::partition_point(queue.begin() + 1, queue.end() - 1, has_ended);
+  std::vector<Position> ended(queue.begin(), rest);
+  queue.erase(queue.begin(), rest);
+  return ended;
 }
 
 void DeviceCalls::look() {
   if (group_.abort_signal().raised()) return give_up(group_.abort_signal().cause(), {});
   start_staged_messages();
-  std::vector<std::vector<std::list<Pending>::iterator>> streams;  // others only add to the list
-  std::vector<std::list<Pending>::iterator> arrivals;
+  std::vector<std::vector<Position>> queues;  // other threads only add to the lists
+  std::vector<Position> arrivals;
+  const auto positions_in = [](std::list<Pending>& list) {
+    std::vector<Position> positions;
+    for (auto at = list.begin(); at != list.end(); ++at) positions.push_back({&list, at});
+    return positions;
+  };
   {
     const std::lock_guard lock(mutex_);
-    for (auto it = pending_.begin(); it != pending_.end(); ++it) {
-      if (it->work->device.arrival) {
-        arrivals.push_back(it);
-        continue;
-      }
-      const auto is_same = [&](const auto& one) { return one.front()->work->device.stream == it->work->device.stream; };
-      auto stream = std::find_if(streams.begin(), streams.end(), is_same);
-      if (stream == streams.end()) stream = streams.insert(streams.end(), {{}});
-      stream->push_back(it);
+    // A queue that is empty and that no thread is about to add to is one of a stream that may be gone.
+    std::erase_if(queues_, [](const auto& one) { return one.second->pending.empty() && one.second.use_count() == 1; });
+    for (const auto& [stream, queue] : queues_) {
+      if (!queue->pending.empty()) queues.push_back(positions_in(queue->pending));
     }
+    arrivals = positions_in(arrivals_);
   }
-  std::vector<std::list<Pending>::iterator> ended;
-  for (auto& stream : streams) {
-    const auto more = take_ended(stream);
+  std::vector<Position> ended;
+  for (auto& queue : queues) {
+    const auto more = take_ended(queue);
     ended.insert(ended.end(), more.begin(), more.end());
   }
-  for (const auto it : arrivals) {
+  for (const Position& it : arrivals) {
     DeviceEnd& end = it->work->device;
     if (it->host->ended) end.arrival->enqueue(end.stream);
     if (end.is_reached()) ended.push_back(it);
@@ -137,35 +151,38 @@ void DeviceCalls::look() {
   const DeviceFault fault = engine_ ? engine_->fault() : DeviceFault{};
   const bool good = fault.kind == DeviceFault::Kind::none;
   std::list<Pending> done;  // what it keeps is let go without the lock
-  for (const auto it : ended) {
+  for (const Position& it : ended) {
     if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up sees to it
-    retire(*it, it->host && it->host->ended ? it->host->error : nullptr);
+    retire(*it.at, it->host && it->host->ended ? it->host->error : nullptr);
     const std::lock_guard guard(mutex_);
-    done.splice(done.end(), pending_, it);
+    done.splice(done.end(), *it.list, it.at);
   }
   if (good) {
     Pending* oldest = nullptr;  // of those that the engine tells of: it is the one that waits, if any does
-    for (const auto& stream : streams) {
-      for (const auto it : stream) {
-        if (!it->told) continue;
-        if (oldest == nullptr || it->context.sequence < oldest->context.sequence) oldest = &*it;
-        break;
-      }
+    for (const auto& queue : queues) {
+      const auto first = std::find_if(queue.begin(), queue.end(), [](const Position& it) { return it->told; });
+      if (first == queue.end()) continue;
+      if (oldest == nullptr || (*first)->context.sequence < oldest->context.sequence) oldest = &*first->at;
     }
     // What follows in a stream has not begun before what precedes it has ended; other streams go on.
-    for (const auto& stream : streams) {
-      if (!stream.empty() && is_left(*stream.front())) return;
-      if (!stream.empty() && is_late(*stream.front(), &*stream.front() == oldest)) return;
+    for (const auto& queue : queues) {
+      if (queue.empty()) continue;
+      Pending& front = *queue.front().at;
+      if (is_left(front) || is_late(front, &front == oldest)) return;
     }
     return;
   }
   ErrorInfo context = group_.context_of("device", fault.seq);
   {
     const std::lock_guard guard(mutex_);
-    for (const Pending& pending : pending_) {
-      if (!pending.recorded || (fault.seq != 0 && pending.context.sequence != fault.seq)) continue;
-      context = pending.context;
-      break;
+    bool found = false;  // the oldest, where the engine does not name one
+    for (const std::list<Pending>* list : all_pending()) {
+      for (const Pending& pending : *list) {
+        if (!pending.recorded || (fault.seq != 0 && pending.context.sequence != fault.seq)) continue;
+        if (found && pending.context.sequence >= context.sequence) continue;
+        context = pending.context;
+        found = true;
+      }
     }
   }
   if (fault.kind == DeviceFault::Kind::mismatch) {
@@ -191,7 +208,7 @@ bool DeviceCalls::is_left(const Pending& pending) {
 bool DeviceCalls::is_late(Pending& pending, bool oldest) {
   if (!pending.running) {
     pending.running = pending.told      ? oldest && engine_->waits() == DevicePlugin::Waits::yes
-                      : pending.started ? runtime_.reached(pending.started.get())
+                      : pending.started ? runtime_.reached(*pending.started)
                                         : true;
     pending.deadline = Deadline::after(pending.limit);
     pending.ask = Deadline::after(pending.ask_after);
@@ -230,7 +247,7 @@ void DeviceCalls::start_staged_messages() {
   {
     const std::lock_guard lock(mutex_);
     for (auto it = staged_messages_.begin(); it != staged_messages_.end();) {
-      if (it->copied && !runtime_.reached(it->copied.get())) {
+      if (!std::all_of(it->copied.begin(), it->copied.end(), [this](const auto& e) { return runtime_.reached(*e); })) {
         ++it;
         continue;
       }
@@ -281,10 +298,12 @@ void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& cont
   std::list<Pending> failed;
   {
     const std::lock_guard lock(mutex_);
-    for (auto it = pending_.begin(); it != pending_.end();) {
-      const auto next = std::next(it);
-      if (!it->host || it->host->ended) failed.splice(failed.end(), pending_, it);
-      it = next;
+    for (std::list<Pending>* list : all_pending()) {
+      for (auto it = list->begin(); it != list->end();) {
+        const auto next = std::next(it);
+        if (!it->host || it->host->ended) failed.splice(failed.end(), *list, it);
+        it = next;
+      }
     }
   }
   for (Pending& pending : failed) {
@@ -314,7 +333,7 @@ void DeviceCalls::finish() {
   std::unique_lock lock(mutex_);
   std::optional<Deadline> last;  // what waits for ranks that have left is never done
   // A send whose bytes have been copied has ended for its caller; the rank that receives it still needs this one.
-  const auto is_busy = [this] { return !pending_.empty() || !staged_messages_.empty() || is_sending(); };
+  const auto is_busy = [this] { return !is_idle() || !staged_messages_.empty() || is_sending(); };
   for (int i = 1; is_busy() && !group_.abort_signal().raised(); ++i) {
     changed_.wait_for(lock, kPause);
     if (last && last->expired()) return;

@@ -67,12 +67,13 @@ void Work::wait() const {
   const DeviceEnd& device = state_->device;
   if (device.runtime == nullptr) return synchronize();
   const CurrentStream hook = current_stream.load(std::memory_order_acquire);
-  order_after(*this, hook != nullptr ? hook(device.device) : device.stream);
+  order_after(*this, hook != nullptr ? hook(device.stream.device) : device.stream.handle);
 }
 
-void order_after(const Work& work, void* stream) {
+void order_after(const Work& work, void* handle) {
   const detail::WorkState& state = *detail::WorkAccess::state(work);
   const DeviceEnd& device = state.device;
+  const DeviceStream stream{device.stream.device, handle};
   if (state.done.load(std::memory_order_acquire) && !device.captured) {
     if (state.error) std::rethrow_exception(state.error);
     return;
@@ -81,17 +82,17 @@ void order_after(const Work& work, void* stream) {
     if (device.arrival->enqueue(stream)) return;
     if (!device.arrival->is_enqueued()) return work.synchronize();  // it fails at this moment
   }
-  if (stream != device.stream) device.runtime->wait(stream, device.event.get());
+  if (stream != device.stream) device.runtime->wait(stream, *device.event);
 }
 
-bool DeviceArrival::enqueue(void* stream) {
+bool DeviceArrival::enqueue(DeviceStream stream) {
   const std::lock_guard lock(mutex_);
   if (state_.load(std::memory_order_relaxed) != State::open) return false;
   DeviceRuntime& runtime = *copy_.runtime;
-  runtime.wait(stream, copy_.posted.get());
+  runtime.wait(stream, *copy_.posted);
   runtime.wait_for_bits(stream, copy_.word, 1);
   if (copy_.bytes != 0) runtime.copy(copy_.to, copy_.from, copy_.bytes, stream);
-  runtime.record(copy_.end.get(), stream);
+  runtime.record(*copy_.end, stream);
   state_.store(State::enqueued, std::memory_order_release);
   return true;
 }

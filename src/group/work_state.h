@@ -37,14 +37,14 @@ class DeviceArrival {
     std::shared_ptr<std::byte> memory;  ///< the message is behind the word
     const std::byte* from = nullptr;
     std::size_t bytes = 0;
-    const std::uint32_t* word = nullptr;  ///< set when the message is there
-    std::shared_ptr<void> posted;         ///< what its caller's stream held when it was posted comes before
-    std::shared_ptr<void> end;            ///< recorded behind the copy
+    const std::uint32_t* word = nullptr;        ///< set when the message is there
+    std::shared_ptr<const DeviceEvent> posted;  ///< what its caller's stream held when it was posted comes before
+    std::shared_ptr<const DeviceEvent> end;     ///< recorded behind the copy
   };
   explicit DeviceArrival(Copy copy) : copy_(std::move(copy)) {}
 
   /// Once: later calls, and calls after close(), enqueue nothing. Whether it is enqueued now.
-  bool enqueue(void* stream);
+  bool enqueue(DeviceStream stream);
   bool is_enqueued() const noexcept { return state_.load(std::memory_order_acquire) == State::enqueued; }
   /// It failed, or its group: nobody reads what it would have copied.
   void close() noexcept;
@@ -59,15 +59,14 @@ class DeviceArrival {
 /// The end of an operation on a device, for those who wait for it.
 struct DeviceEnd {
   DeviceRuntime* runtime = nullptr;
-  std::shared_ptr<void> event;
-  int device = 0;
-  void* stream = nullptr;  ///< on which it runs
-  bool captured = false;   ///< into a graph: it is not run now
+  std::shared_ptr<const DeviceEvent> event;
+  DeviceStream stream;    ///< on which it runs
+  bool captured = false;  ///< into a graph: it is not run now
   std::shared_ptr<DeviceWatch> watch = {};
   std::shared_ptr<DeviceArrival> arrival = {};  ///< of a receive: the event means something once that is enqueued
 
   /// Whether the device has come to it.
-  bool is_reached() const { return (!arrival || arrival->is_enqueued()) && runtime->reached(event.get()); }
+  bool is_reached() const { return (!arrival || arrival->is_enqueued()) && runtime->reached(*event); }
 };
 
 /// The stream that the calling thread enqueues on (tensor/ sets it to LibTorch's current stream). Null: nobody knows.
@@ -95,7 +94,7 @@ struct detail::WorkAccess {
   static const std::shared_ptr<WorkState>& state(const Work& work) noexcept { return work.state_; }
 };
 
-/// What follows in the stream comes after the operation, whose end is on a device. Throws its error where it has failed before.
+/// What follows in `stream`, a stream of the operation's device, comes after the operation. Throws its error where it has failed before.
 void order_after(const Work& work, void* stream);
 
 /// Runs `callback` once the operation is done, whether it failed or not: at once if it is done already.

@@ -121,8 +121,8 @@ Memory::Memory(Rank& rank, DevicePlugin& plugin, std::size_t bytes) : bytes_(byt
 Memory::~Memory() { ::cudaFree(ordinary_); }
 
 void finish(Rank& rank, void* stream, double seconds) {
-  void* const event = rank.runtime().make_event(0);
-  rank.runtime().record(event, stream);
+  const DeviceEvent event = rank.runtime().make_event(0);
+  rank.runtime().record(event, {0, stream});
   const Deadline limit = Deadline::after(std::chrono::duration<double>(seconds));
   while (!rank.runtime().reached(event)) {
     require(!limit.expired(), "the stream did not get to its end");
@@ -132,13 +132,13 @@ void finish(Rank& rank, void* stream, double seconds) {
 }
 
 void upload(Rank& rank, void* to, const Bytes& from, void* stream) {
-  if (!from.empty()) rank.runtime().copy(to, from.data(), from.size(), stream);
+  if (!from.empty()) rank.runtime().copy(to, from.data(), from.size(), {0, stream});
   finish(rank, stream);
 }
 
 Bytes download(Rank& rank, const void* from, std::size_t bytes, void* stream) {
   Bytes result(bytes);
-  if (bytes != 0) rank.runtime().copy(result.data(), from, bytes, stream);
+  if (bytes != 0) rank.runtime().copy(result.data(), from, bytes, {0, stream});
   finish(rank, stream);
   return result;
 }

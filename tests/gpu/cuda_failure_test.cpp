@@ -47,7 +47,7 @@ TEST_P(Mismatches, AreReportedAndMoveNothing) {
                       [registered](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         std::byte* const data = memory.data(registered);
                         const Bytes before = values(DType::float32, 1000, 3);
                         upload(rank, data, before, stream);
@@ -74,7 +74,7 @@ TEST(CudaFailure, RegisteredOnOneRankAloneIsAMismatch) {
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         Operation operation = all_reduce(memory.data(rank.rank() == 0), 1000, stream, 5);
                         operation.op = Op::reduce;
                         plugin->enqueue(operation);
@@ -91,7 +91,7 @@ TEST(CudaFailure, DifferentCallsAreAMismatchHoweverTheyWait) {
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         plugin->enqueue(all_reduce(memory.data(false), 10, stream, 1));
                         Operation operation = all_reduce(memory.data(rank.rank() == 1), 1000, stream, 2);
                         if (rank.rank() == 2) operation.op = Op::barrier;
@@ -178,7 +178,7 @@ TEST_P(Kills, ReleaseTheOthersAndLeaveNoMemoryBehind) {
   EXPECT_EQ(run_ranks(3, 20,
                       [doing = doing, registered = registered](Rank& rank) {
                         rank.step("begins");
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         rank.barrier();
                         const std::size_t free_before = free_memory();
                         rank.barrier();
@@ -238,7 +238,7 @@ TEST(CudaFailure, AbortEndsAnEnqueueThatIsBlocked) {
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, kBytes);
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         rank.barrier();
                         if (rank.rank() == 1) {
                           std::atomic<bool> refused{false};
@@ -279,7 +279,7 @@ TEST_P(BlockedStreams, AreAllReleased) {
             require(::cudaMalloc(reinterpret_cast<void**>(&data), 4096) == cudaSuccess, "cudaMalloc failed");
             for (int i = 0; i < groups; ++i) {
               plugins.push_back(rank.make("group" + std::to_string(i)).release());
-              streams.push_back(rank.runtime().make_stream(0));
+              streams.push_back(rank.runtime().make_stream(0).handle);
             }
             rank.barrier();
             if (rank.rank() == 1) {
@@ -316,7 +316,7 @@ TEST(CudaFailure, LateRanksAreNamed) {
                       [](Rank& rank) {
                         const auto plugin = rank.make();
                         const Memory memory(rank, *plugin, 4096);
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         for (const bool registered : {false, true}) {
                           const std::uint64_t seq = registered ? 2 : 1;
                           const Operation operation = all_reduce(memory.data(registered), 100, stream, seq);
@@ -357,7 +357,7 @@ TEST(CudaFailure, MemoryOfAGroupThatLeftBusyStays) {
                       [](Rank& rank) {
                         auto plugin = rank.make();
                         RegisteredMemory memory = rank.allocate(*plugin, 4096);
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         std::atomic<bool> go{false};
                         ::cudaLaunchHostFunc(
                             static_cast<cudaStream_t>(stream),

@@ -1,10 +1,13 @@
 // The plugin cuda against the reduce kernels of the host: every operation, dtype and reduce op, on one GPU that ranks share.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <sched.h>
 #include <unistd.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <cstring>
+#include <future>
 
 #include "gpu/cases.h"
 #include "gpu/device_ranks.h"
@@ -17,8 +20,8 @@ constexpr std::size_t kSmall = std::size_t{8} << 20;
 /// A plugin, memory and a stream.
 struct Place {
   explicit Place(Rank& self, std::size_t bytes = kSmall)
-      : rank(self), plugin(self.make()), memory(self, *plugin, bytes), stream(self.runtime().make_stream(0)) {}
-  ~Place() { rank.runtime().free_stream(stream); }
+      : rank(self), plugin(self.make()), memory(self, *plugin, bytes), stream(self.runtime().make_stream(0).handle) {}
+  ~Place() { rank.runtime().free_stream({0, stream}); }
   void run(const Case& test) { run_case(rank, *plugin, memory, test, stream, ++seed); }
 
   Rank& rank;
@@ -161,11 +164,62 @@ TEST_P(Ranks, LargerThanTheSlot) {
   });
 }
 
+/// The driver's current context of the calling thread.
+CUcontext current_context() {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  ::cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &found, 12000, cudaEnableDefault, &result);
+#else
+  ::cudaGetDriverEntryPoint("cuCtxGetCurrent", &found, cudaEnableDefault, &result);
+#endif
+  require(found != nullptr, "the driver has no cuCtxGetCurrent");
+  CUcontext context = nullptr;
+  require(reinterpret_cast<decltype(&::cuCtxGetCurrent)>(found)(&context) == CUDA_SUCCESS, "cuCtxGetCurrent failed");
+  return context;
+}
+
+// Selecting a device and selecting the previous one again would create a context on GPU 0 in every rank of every other GPU.
+TEST(Cuda, TheRuntimeLeavesAThreadWithoutAContextWithoutOne) {
+  EXPECT_EQ(run_ranks(1, 60,
+                      [](Rank& rank) {
+                        DeviceRuntime& runtime = rank.runtime();
+                        const auto plugin = rank.make();
+                        std::async(std::launch::async,
+                                   [&] {  // a thread that CUDA has not seen
+                                     const auto expect_none = [](const char* call) {
+                                       require(current_context() == nullptr, std::string(call) + " left a context");
+                                     };
+                                     const DeviceStream stream{0, nullptr};
+                                     const DeviceEvent event = runtime.make_event(0);
+                                     std::byte* const pinned = runtime.make_pinned(0, 64);
+                                     std::byte* const memory = runtime.make_memory(0, 64);
+                                     expect_none("making an event and memory");
+                                     require(!runtime.is_capturing(stream), "it captures");
+                                     std::memset(pinned, 1, 64);
+                                     runtime.copy(memory, pinned, 64, stream);
+                                     runtime.wait_for_bits(stream, reinterpret_cast<std::uint32_t*>(pinned), 1);
+                                     runtime.record(event, stream);
+                                     runtime.wait(stream, event);
+                                     expect_none("enqueueing");
+                                     while (!runtime.reached(event)) ::sched_yield();
+                                     plugin->fault();
+                                     expect_none("polling");
+                                     runtime.free_memory(0, memory);
+                                     runtime.free_pinned(0, pinned);
+                                     runtime.free_event(event);
+                                     expect_none("freeing");
+                                   })
+                            .get();
+                      }),
+            "");
+}
+
 TEST(Cuda, CountsBeyondFourGigabytes) {
   EXPECT_EQ(run_ranks(2, 120,
                       [](Rank& rank) {
                         const auto plugin = rank.make();
-                        void* const stream = rank.runtime().make_stream(0);
+                        void* const stream = rank.runtime().make_stream(0).handle;
                         const std::size_t bytes = (std::size_t{1} << 32) + 4097;
                         void* memory = nullptr;
                         require(::cudaMalloc(&memory, bytes) == cudaSuccess, "cudaMalloc failed");
@@ -213,7 +267,7 @@ TEST(Cuda, ASlowProducerIsWaitedForAndStreamsFollowEachOther) {
   EXPECT_EQ(run_ranks(2, 60,
                       [](Rank& rank) {
                         Place place(rank);
-                        void* const other = rank.runtime().make_stream(0);
+                        void* const other = rank.runtime().make_stream(0).handle;
                         const std::size_t count = 100000;
                         const auto pause = [](void*) { ::usleep(30000); };  // sleep: the producer is to be slow
                         auto* const data = place.memory.data(false);
@@ -228,7 +282,7 @@ TEST(Cuda, ASlowProducerIsWaitedForAndStreamsFollowEachOther) {
                           if (rank.rank() == turn % 2) {
                             ::cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), pause, nullptr);
                           }
-                          rank.runtime().copy(data, late.data(), late.size(), stream);
+                          rank.runtime().copy(data, late.data(), late.size(), {0, stream});
                           Operation operation;
                           operation.op = Op::all_reduce;
                           operation.dtype = DType::int32;
@@ -245,7 +299,7 @@ TEST(Cuda, ASlowProducerIsWaitedForAndStreamsFollowEachOther) {
                           require(value == 6, "turn " + std::to_string(turn) + ": " + std::to_string(value));
                           rank.barrier();
                         }
-                        rank.runtime().free_stream(other);
+                        rank.runtime().free_stream({0, other});
                       }),
             "");
 }
@@ -275,7 +329,7 @@ TEST(Cuda, GraphsReplayOperations) {
                         cudaGraph_t graph = nullptr;
                         require(::cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
                                 "begin");
-                        require(rank.runtime().is_capturing(stream), "it does not capture");
+                        require(rank.runtime().is_capturing({0, stream}), "it does not capture");
                         place.plugin->enqueue(first);
                         place.plugin->enqueue(second);
                         place.plugin->enqueue(third);
@@ -286,8 +340,8 @@ TEST(Cuda, GraphsReplayOperations) {
                         std::vector<int> input(count);
                         for (int turn = 0; turn < 100; ++turn) {
                           std::fill(input.begin(), input.end(), turn * 10 + rank.rank());
-                          rank.runtime().copy(plain, input.data(), count * 4, stream);
-                          rank.runtime().copy(shared, input.data(), count * 4, stream);
+                          rank.runtime().copy(plain, input.data(), count * 4, {0, stream});
+                          rank.runtime().copy(shared, input.data(), count * 4, {0, stream});
                           require(::cudaGraphLaunch(ready, stream) == cudaSuccess, "cudaGraphLaunch failed");
                           if (turn % 10 != 9) {
                             finish(rank, stream);  // `input` is read again

@@ -51,6 +51,82 @@ TEST_P(DeviceCalls, RunInTheOrderOfTheStream) {
   });
 }
 
+// The default stream of every device has the same handle, and another device is the calling thread's current one.
+TEST(DevicesDeviceCalls, EveryRankUsesTheDefaultStreamOfItsOwnDevice) {
+  const harness::RunOptions options{
+      .n = 2, .as = harness::As::processes, .backend = "cuda", .env = {{"HOST_DEVICE_COUNT", "2"}}};
+  run_ranks(options, [](Rank& r) {
+    Place place(r.rank);
+    for (const std::size_t count : {kFew, kMany}) {  // by the engine, and through host memory
+      for (const bool async_op : {false, true}) {
+        const Buffer source = place.ints(count, r.rank + 1);
+        const Buffer data = place.ints(count, 0);
+        const Buffer result = place.ints(count, 0);
+        if (r.rank == 1) place.hold(nullptr);
+        place.copy(data, source, nullptr);
+        const Work work = r.world->all_reduce(data, ReduceOp::sum, {.async_op = async_op});
+        if (r.rank == 1) {
+          EXPECT_FALSE(work.done());
+          place.open();
+        }
+        order_after(work, nullptr);
+        place.copy(result, data, nullptr);
+        place.finish(nullptr);
+        place.expect_all(result, 3);
+      }
+    }
+  });
+}
+
+TEST(DevicesDeviceCalls, ADefaultStreamIsOrderedAfterThatOfAnotherDevice) {
+  const harness::RunOptions options{
+      .n = 2, .as = harness::As::processes, .backend = "native", .env = {{"HOST_DEVICE_COUNT", "2"}}};
+  run_ranks(options, [](Rank& r) {
+    Place first(0), second(1);
+    const Buffer one = first.ints(kFew, 1);
+    const Buffer two = second.ints(kFew, 2);
+    second.hold(nullptr);
+    const Work held = r.world->all_reduce(two, ReduceOp::sum);
+    const Work after = r.world->all_reduce(one, ReduceOp::sum);  // operations run in the order of the calls
+    EXPECT_FALSE(held.done());
+    EXPECT_FALSE(after.done());
+    second.open();
+    after.synchronize();
+    EXPECT_TRUE(held.done());
+    first.expect_all(one, 2);
+    second.expect_all(two, 4);
+  });
+}
+
+TEST(DevicesDeviceCalls, ABatchSendsWhatEveryDeviceHasCopied) {
+  const harness::RunOptions options{
+      .n = 2, .as = harness::As::processes, .backend = "native", .env = {{"HOST_DEVICE_COUNT", "2"}}};
+  run_ranks(options, [](Rank& r) {
+    Place first(0), second(1);
+    const Buffer one = first.ints(kFew, 0);
+    const Buffer two = second.ints(kFew, 0);
+    if (r.rank == 1) {
+      for (const Work& work : r.world->batch_isend_irecv(
+               std::vector{PointToPoint::recv(one, 0, 1), PointToPoint::recv(two, 0, 2)}, {.async_op = true})) {
+        work.synchronize();
+      }
+      first.expect_all(one, 7);
+      second.expect_all(two, 8);
+      return;
+    }
+    const Buffer late = first.ints(kFew, 7);
+    second.copy(two, second.ints(kFew, 8), nullptr);
+    first.hold(nullptr);  // the first device is behind the second, whose copy ends at once
+    first.copy(one, late, nullptr);
+    const auto works = r.world->batch_isend_irecv(
+        std::vector{PointToPoint::send(one, 1, 1), PointToPoint::send(two, 1, 2)}, {.async_op = true});
+    works[1].synchronize();
+    EXPECT_FALSE(works[0].done());
+    first.open();
+    works[0].synchronize();
+  });
+}
+
 TEST_P(DeviceCalls, AreThereInTheCInterface) {
   run_ranks(ranks(2), [](Rank& r) {
     Place place;

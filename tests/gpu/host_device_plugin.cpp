@@ -102,7 +102,7 @@ class Queue {
 /// With HOST_DEVICE_ONE_QUEUE all streams share a queue, as many streams of a GPU do.
 class Stream {
  public:
-  Stream() {
+  explicit Stream(int device) : device_(device) {
     static std::mutex mutex;
     static std::weak_ptr<Queue> shared;
     const std::lock_guard lock(mutex);
@@ -111,9 +111,11 @@ class Stream {
     if (!queue_) queue_ = std::make_shared<Queue>();
     if (one) shared = queue_;
   }
+  int device() const { return device_; }
   void push(std::function<void()> task) { queue_->push(std::move(task)); }
 
  private:
+  int device_;
   std::shared_ptr<Queue> queue_;
 };
 
@@ -122,47 +124,85 @@ struct Event {
   std::atomic<std::uint64_t> recorded{0};
   std::atomic<std::uint64_t> reached{0};
 };
-using SharedEvent = std::shared_ptr<Event>;  // a handle is a pointer to one: streams may hold it longer
 
-Stream& stream_of(void* stream) {
-  if (stream == nullptr) throw SystemError("this device has no default stream", 0);
-  return *static_cast<Stream*>(stream);
+/// A handle is a pointer to one. Streams may hold the event longer.
+struct EventHandle {
+  int device = 0;
+  std::shared_ptr<Event> event = std::make_shared<Event>();
+};
+
+/// HOST_DEVICE_COUNT of them; 1 by default.
+int count_devices() {
+  const char* const text = std::getenv("HOST_DEVICE_COUNT");
+  return text != nullptr ? std::atoi(text) : 1;
 }
-SharedEvent event_of(void* event) { return *static_cast<SharedEvent*>(event); }
+
+Stream& default_stream_of(int device) {
+  static std::mutex mutex;
+  static auto* const streams = new std::map<int, std::unique_ptr<Stream>>;
+  const std::lock_guard lock(mutex);
+  auto& stream = (*streams)[device];
+  if (!stream) stream = std::make_unique<Stream>(device);
+  return *stream;
+}
+
+void require_same_device(int device, int named) {
+  if (device == named) return;
+  throw SystemError("a handle of device " + std::to_string(device) + " was passed for device " + std::to_string(named),
+                    0);
+}
+
+Stream& stream_of(DeviceStream stream) {
+  if (stream.device < 0 || stream.device >= count_devices()) throw SystemError("no such device", 0);
+  if (stream.handle == nullptr) return default_stream_of(stream.device);
+  auto& found = *static_cast<Stream*>(stream.handle);
+  require_same_device(found.device(), stream.device);
+  return found;
+}
+
+std::shared_ptr<Event> event_of(DeviceEvent event) {
+  const auto& found = *static_cast<EventHandle*>(event.handle);
+  require_same_device(found.device, event.device);
+  return found.event;
+}
 
 class HostRuntime final : public DeviceRuntime {
  public:
-  int device_count() noexcept override { return 1; }
-  std::string device_id(int) override { return "HOST-0"; }
+  int device_count() noexcept override { return count_devices(); }
+  std::string device_id(int device) override { return "HOST-" + std::to_string(device); }
   std::string describe(int) override { return "this host, in the place of a GPU"; }
-  void* make_stream(int) override { return new Stream; }
-  void free_stream(void* stream) noexcept override { delete static_cast<Stream*>(stream); }
-  bool is_capturing(void*) override { return false; }
-  void* make_event(int) override { return new SharedEvent(std::make_shared<Event>()); }
-  void free_event(void* event) noexcept override { delete static_cast<SharedEvent*>(event); }
-  void record(void* event, void* stream) override {
+  DeviceStream make_stream(int device) override { return {device, new Stream(device)}; }
+  void free_stream(DeviceStream stream) noexcept override { delete static_cast<Stream*>(stream.handle); }
+  bool is_capturing(DeviceStream stream) override {
+    stream_of(stream);  // checks it
+    return false;
+  }
+  DeviceEvent make_event(int device) override { return {device, new EventHandle{device}}; }
+  void free_event(DeviceEvent event) noexcept override { delete static_cast<EventHandle*>(event.handle); }
+  void record(DeviceEvent event, DeviceStream stream) override {
+    require_same_device(event.device, stream.device);
     const std::uint64_t number = ++event_of(event)->recorded;
     stream_of(stream).push([event = event_of(event), number] { event->reached = number; });
   }
-  void wait(void* stream, void* event) override {
+  void wait(DeviceStream stream, DeviceEvent event) override {
     stream_of(stream).push([event = event_of(event), number = event_of(event)->recorded.load()] {
       while (event->reached < number) pause();
     });
   }
-  bool reached(void* event) override { return event_of(event)->reached >= event_of(event)->recorded; }
-  std::byte* make_memory(int, std::size_t bytes) override { return make_pinned(bytes); }
-  void free_memory(std::byte* memory) noexcept override {
+  bool reached(DeviceEvent event) override { return event_of(event)->reached >= event_of(event)->recorded; }
+  std::byte* make_memory(int device, std::size_t bytes) override { return make_pinned(device, bytes); }
+  void free_memory(int device, std::byte* memory) noexcept override {
     all_streams().synchronize();
-    free_pinned(memory);
+    free_pinned(device, memory);
   }
-  std::byte* make_pinned(std::size_t bytes) override {
+  std::byte* make_pinned(int, std::size_t bytes) override {
     return static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
   }
-  void free_pinned(std::byte* memory) noexcept override { std::free(memory); }
-  void copy(void* to, const void* from, std::size_t bytes, void* stream) override {
+  void free_pinned(int, std::byte* memory) noexcept override { std::free(memory); }
+  void copy(void* to, const void* from, std::size_t bytes, DeviceStream stream) override {
     stream_of(stream).push([=] { std::memcpy(to, from, bytes); });
   }
-  void wait_for_bits(void* stream, const std::uint32_t* word, std::uint32_t bits) override {
+  void wait_for_bits(DeviceStream stream, const std::uint32_t* word, std::uint32_t bits) override {
     stream_of(stream).push([=] {
       while ((__atomic_load_n(word, __ATOMIC_ACQUIRE) & bits) == 0) pause();
     });
@@ -207,7 +247,7 @@ class HostGroup final : public DevicePlugin {
     return op.op == Op::barrier || (op.op == Op::all_reduce && op.dtype == DType::int32 &&
                                     op.reduce.kind() == ReduceOp::sum && op.count <= kMostElements);
   }
-  void enqueue(const Operation& op, void* end) override {
+  bool enqueue(const Operation& op, void*) override {
     if (stop_) throw Aborted("the group was aborted");
     const std::uint64_t number = ++calls_;
     {
@@ -216,11 +256,11 @@ class HostGroup final : public DevicePlugin {
     }
     board_->called[rank_] = number;
     ++running_;
-    stream_of(op.stream).push([this, op, number] {
+    stream_of({op.device.index, op.stream}).push([this, op, number] {
       run(op, number);
       --running_;
     });
-    if (end != nullptr) HostRuntime().record(end, op.stream);
+    return false;
   }
   void begin_batch() override {}
   void end_batch(void*) override {}

@@ -5,9 +5,10 @@
 //
 // Like the plugins of plugin.h it is a shared library that is loaded when first asked for, and needs no symbol of Maniple: all that is
 // here is a pure interface, a plain value or an inline function. It throws Maniple's errors (error.h). A `stream` is the runtime's own
-// handle (cudaStream_t), an `event` one that the runtime below made.
+// handle (cudaStream_t), an `event` the handle of one that the runtime below made.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,8 +27,21 @@
 
 namespace maniple {
 
-/// What Maniple itself needs of the runtime of a kind of device. One per process; all methods from any thread. They throw
-/// SystemError with the runtime's own text, and leave the calling thread's current device as it was.
+/// A stream. The default stream of every device has the handle null, so a handle alone does not name a stream.
+struct DeviceStream {
+  int device = 0;
+  void* handle = nullptr;
+  friend auto operator<=>(const DeviceStream&, const DeviceStream&) = default;
+};
+
+struct DeviceEvent {
+  int device = 0;
+  void* handle = nullptr;
+};
+
+/// The functions of a device's runtime that Maniple needs. One per process; all methods from any thread. They throw SystemError with the
+/// runtime's own text. They act on the device that their arguments name, leave the calling thread's current device unchanged, and
+/// create a context on no other device.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -39,27 +53,27 @@ class DeviceRuntime {
       int device) = 0;  ///< "NVIDIA H200, 139.8 GiB (138.1 free), compute 9.0, no MPS": for people
 
   /// Streams of our own: of high priority, not synchronised with the default stream.
-  virtual void* make_stream(int device) = 0;
-  virtual void free_stream(void* stream) noexcept = 0;
-  virtual bool is_capturing(void* stream) = 0;  ///< into a graph
+  virtual DeviceStream make_stream(int device) = 0;
+  virtual void free_stream(DeviceStream stream) noexcept = 0;
+  virtual bool is_capturing(DeviceStream stream) = 0;  ///< into a graph
 
-  virtual void* make_event(int device) = 0;
-  virtual void free_event(void* event) noexcept = 0;
-  virtual void record(void* event, void* stream) = 0;
-  virtual void wait(void* stream, void* event) = 0;  ///< what follows in the stream comes after the event
-  virtual bool reached(void* event) = 0;             ///< polls
+  virtual DeviceEvent make_event(int device) = 0;
+  virtual void free_event(DeviceEvent event) noexcept = 0;
+  virtual void record(DeviceEvent event, DeviceStream stream) = 0;  ///< both of one device
+  virtual void wait(DeviceStream stream, DeviceEvent event) = 0;  ///< what follows in the stream comes after the event
+  virtual bool reached(DeviceEvent event) = 0;                    ///< polls
 
-  virtual std::byte* make_memory(int device, std::size_t bytes) = 0;  ///< of the device
-  virtual void free_memory(std::byte* memory) noexcept = 0;           ///< may wait for all that the device does
+  virtual std::byte* make_memory(int device, std::size_t bytes) = 0;
+  virtual void free_memory(int device, std::byte* memory) noexcept = 0;  ///< may wait for all that the device does
 
-  /// Memory of the host that devices reach directly.
-  virtual std::byte* make_pinned(std::size_t bytes) = 0;
-  virtual void free_pinned(std::byte* memory) noexcept = 0;
+  /// Host memory that every device reaches directly; `device` is one that the process uses anyway.
+  virtual std::byte* make_pinned(int device, std::size_t bytes) = 0;
+  virtual void free_pinned(int device, std::byte* memory) noexcept = 0;
 
   /// Enqueues a copy in any direction between the device, pinned and ordinary host memory.
-  virtual void copy(void* to, const void* from, std::size_t bytes, void* stream) = 0;
+  virtual void copy(void* to, const void* from, std::size_t bytes, DeviceStream stream) = 0;
   /// Enqueues: the stream waits until the word, in pinned memory, has any bit of `bits`. Whoever sets it may be the host.
-  virtual void wait_for_bits(void* stream, const std::uint32_t* word, std::uint32_t bits) = 0;
+  virtual void wait_for_bits(DeviceStream stream, const std::uint32_t* word, std::uint32_t bits) = 0;
 };
 
 /// How the ranks of a group that are on this host hand each other open files (memory of a device is shared by descriptor).
@@ -120,9 +134,10 @@ class DevicePlugin {
   /// Whether `enqueue` can do it with the result that types.h promises. The same answer on all ranks of the group. What it cannot do
   /// goes through host memory.
   virtual bool can(const Operation& operation) const noexcept = 0;
-  /// Enqueues it on operation.stream. Several between begin_batch and end_batch are started as one. `end`, where it is not null, is an
-  /// event that is recorded after it: not in a batch. It stays until another is given, or this object ends.
-  virtual void enqueue(const Operation& operation, void* end = nullptr) = 0;
+  /// Enqueues it on operation.stream. Operations between begin_batch and end_batch start as one. Returns whether it recorded the event
+  /// `end`, if that is not null, after the operation; otherwise the caller does. Inside a batch `end` is null. The event stays valid until
+  /// another is given, or this object ends.
+  virtual bool enqueue(const Operation& operation, void* end = nullptr) = 0;
   virtual void begin_batch() = 0;
   virtual void end_batch(void* stream) = 0;
 
@@ -164,7 +179,7 @@ struct DevicePluginEntry {
   DeviceRuntime* (*runtime)() = nullptr;  ///< "cuda" alone has one; otherwise null
   std::unique_ptr<DevicePlugin> (*make)(const DeviceContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kDevicePluginAbi = 3;
+inline constexpr std::uint32_t kDevicePluginAbi = 4;
 inline constexpr const char* kDevicePluginSymbol = "maniple_device_plugin_entry";
 
 }  // namespace maniple

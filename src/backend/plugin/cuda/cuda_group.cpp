@@ -133,12 +133,9 @@ CudaGroup::~CudaGroup() {
     return;
   }
   const Relaxed relaxed;
-  int before = 0;
-  ::cudaGetDevice(&before);
-  ::cudaSetDevice(device_);
+  const OnDevice on(device_, std::nothrow);
   ::cudaEventDestroy(own_event_);
   ::cudaEventDestroy(capture_event_);
-  ::cudaSetDevice(before);
 }
 
 void CudaGroup::enqueue_messages(std::span<const DeviceMessage>, void*) {
@@ -199,6 +196,7 @@ void CudaGroup::remember_last(cudaStream_t stream, cudaEvent_t end) {
 bool CudaGroup::is_idle() noexcept {
   const cudaEvent_t last = last_event_;
   if (last == nullptr) return true;
+  const OnDevice on(device_, std::nothrow);
   const cudaError_t code = ::cudaEventQuery(last);
   if (code != cudaSuccess) ::cudaGetLastError();
   return code != cudaErrorNotReady;
@@ -215,6 +213,7 @@ DeviceFault CudaGroup::fault() noexcept {
   const std::uint64_t seq = control_->find_mismatch(found);
   if (found) return {.kind = DeviceFault::Kind::mismatch, .reason = {}, .seq = seq};
   const Relaxed relaxed;
+  const OnDevice on(device_, std::nothrow);
   const cudaEvent_t last = last_event_;
   const cudaError_t code = last != nullptr ? ::cudaEventQuery(last) : cudaSuccess;
   if (code == cudaSuccess || code == cudaErrorNotReady) {
@@ -276,7 +275,7 @@ void CudaGroup::release() {
   control_->stop(rank_, kAborted);  // before all else: kernels that start now are to do nothing
   const Deadline grace = Deadline::after(kGrace);
   const Relaxed relaxed;
-  ::cudaSetDevice(device_);
+  const OnDevice on(device_, std::nothrow);
   bool told = false;
   std::unique_lock lock(mutex_);
   while (!(leaving_ && told)) {

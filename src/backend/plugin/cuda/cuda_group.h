@@ -25,7 +25,7 @@ class CudaGroup final : public DevicePlugin {
 
   std::string_view name() const noexcept override { return "cuda"; }
   bool can(const Operation& operation) const noexcept override;
-  void enqueue(const Operation& operation, void* end) override;
+  bool enqueue(const Operation& operation, void* end) override;
   // What is enqueued starts at once: to wait for the end of a batch would gain nothing.
   void begin_batch() override {}
   void end_batch(void*) override {}

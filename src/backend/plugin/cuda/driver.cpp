@@ -1,5 +1,9 @@
 #include "backend/plugin/cuda/driver.h"
 
+#include <exception>
+#include <map>
+#include <mutex>
+
 #include <maniple/comm/error.h>
 
 namespace maniple::cuda_plugin {
@@ -56,7 +60,27 @@ Driver look_up() {
   find(all, all.stream_batch, "cuStreamBatchMemOp");
   find(all, all.device_attribute, "cuDeviceGetAttribute");
   find(all, all.error_string, "cuGetErrorString");
+  find(all, all.device_get, "cuDeviceGet");
+  find(all, all.retain_context, "cuDevicePrimaryCtxRetain");
+  find(all, all.current_context, "cuCtxGetCurrent");
+  find(all, all.push_context, "cuCtxPushCurrent");
+  find(all, all.pop_context, "cuCtxPopCurrent");
   return all;
+}
+
+/// The context that the CUDA runtime, and so LibTorch, uses on a device. Retained until the process ends.
+CUcontext primary_context(int device) {
+  static std::mutex mutex;
+  static auto* const contexts = new std::map<int, CUcontext>;
+  const std::lock_guard lock(mutex);
+  CUcontext& context = (*contexts)[device];
+  if (context == nullptr) {
+    if (!driver().missing.empty()) throw Unsupported(driver().missing);
+    CUdevice handle = 0;
+    check(driver().device_get(&handle, device), "cuDeviceGet");
+    check(driver().retain_context(&context, handle), "cuDevicePrimaryCtxRetain");
+  }
+  return context;
 }
 
 }  // namespace
@@ -81,13 +105,27 @@ void check(CUresult code, const char* call) {
 }
 
 OnDevice::OnDevice(int device) {
-  check(::cudaGetDevice(&before_), "cudaGetDevice");
-  if (device != before_) check(::cudaSetDevice(device), "cudaSetDevice");
+  CUcontext current = nullptr;
+  CUcontext context = primary_context(device);
+  check(driver().current_context(&current), "cuCtxGetCurrent");
+  if (current == context) return;
+  check(driver().push_context(context), "cuCtxPushCurrent");
+  pushed_ = true;
+}
+
+OnDevice::OnDevice(int device, std::nothrow_t) noexcept {
+  try {
+    CUcontext current = nullptr;
+    CUcontext context = primary_context(device);
+    if (driver().current_context(&current) != CUDA_SUCCESS || current == context) return;
+    pushed_ = driver().push_context(context) == CUDA_SUCCESS;
+  } catch (const std::exception&) {
+  }
 }
 
 OnDevice::~OnDevice() {
-  int now = 0;
-  if (::cudaGetDevice(&now) == cudaSuccess && now != before_) ::cudaSetDevice(before_);
+  CUcontext popped = nullptr;
+  if (pushed_) driver().pop_context(&popped);
 }
 
 }  // namespace maniple::cuda_plugin

@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <new>
 #include <string>
 
 namespace maniple::cuda_plugin {
@@ -24,6 +25,11 @@ struct Driver {
   decltype(&::cuStreamBatchMemOp) stream_batch = nullptr;
   decltype(&::cuDeviceGetAttribute) device_attribute = nullptr;
   decltype(&::cuGetErrorString) error_string = nullptr;
+  decltype(&::cuDeviceGet) device_get = nullptr;
+  decltype(&::cuDevicePrimaryCtxRetain) retain_context = nullptr;
+  decltype(&::cuCtxGetCurrent) current_context = nullptr;
+  decltype(&::cuCtxPushCurrent) push_context = nullptr;
+  decltype(&::cuCtxPopCurrent) pop_context = nullptr;
   std::string missing;  ///< why it cannot be used; empty when it can
 };
 
@@ -34,16 +40,19 @@ const Driver& driver();
 void check(cudaError_t code, const char* call);
 void check(CUresult code, const char* call);
 
-/// Makes a device the current one of this thread, and the one before it again at the end.
+/// While this lives, a device is the current one of this thread: its primary context is pushed, and popped at the end. cudaSetDevice
+/// would not do: from CUDA 12 on, setting the previous device again creates a context there if it has none, 500 MiB on GPU 0 for each rank.
 class OnDevice {
  public:
   explicit OnDevice(int device);
+  /// For destructors: where the device cannot be made current, CUDA itself fails the calls that follow.
+  OnDevice(int device, std::nothrow_t) noexcept;
   ~OnDevice();
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
-  int before_ = 0;
+  bool pushed_ = false;
 };
 
 /// While this lives, calls of this thread that are not made on a stream may be made while another thread captures a graph (in the mode

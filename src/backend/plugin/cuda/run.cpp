@@ -85,7 +85,7 @@ bool CudaGroup::can(const Operation& operation) const noexcept {
   }
 }
 
-void CudaGroup::enqueue(const Operation& operation, void* end) {
+bool CudaGroup::enqueue(const Operation& operation, void* end) {
   if (aborted_) throw Aborted("the group was aborted");
   const OnDevice on(device_);
   Call call{operation,
@@ -140,6 +140,7 @@ void CudaGroup::enqueue(const Operation& operation, void* end) {
   } else if (end != nullptr) {
     check(::cudaEventRecord(static_cast<cudaEvent_t>(end), call.stream), "cudaEventRecord");
   }
+  return end != nullptr;
 }
 
 Signal CudaGroup::make_signal(std::uint64_t active) const noexcept {

@@ -3,14 +3,15 @@
 #include <sys/stat.h>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 
 #include "backend/plugin/cuda/driver.h"
 
 namespace maniple::cuda_plugin {
 namespace {
 
-cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
-cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
+cudaStream_t as_stream(DeviceStream stream) { return static_cast<cudaStream_t>(stream.handle); }
+cudaEvent_t as_event(DeviceEvent event) { return static_cast<cudaEvent_t>(event.handle); }
 
 class CudaRuntime final : public DeviceRuntime {
  public:
@@ -23,7 +24,7 @@ class CudaRuntime final : public DeviceRuntime {
   std::string device_id(int device) override { return cuda_plugin::device_id(device); }
   std::string describe(int device) override;
 
-  void* make_stream(int device) override {
+  DeviceStream make_stream(int device) override {
     const Relaxed relaxed;
     const OnDevice on(device);
     int least = 0;
@@ -31,37 +32,43 @@ class CudaRuntime final : public DeviceRuntime {
     check(::cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
     check(::cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
-    return stream;
+    return {device, stream};
   }
-  void free_stream(void* stream) noexcept override {
+  void free_stream(DeviceStream stream) noexcept override {
     const Relaxed relaxed;
+    const OnDevice on(stream.device, std::nothrow);
     ::cudaStreamDestroy(as_stream(stream));
   }
-  bool is_capturing(void* stream) override {
+  bool is_capturing(DeviceStream stream) override {
+    const OnDevice on(stream.device);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(::cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
 
-  void* make_event(int device) override {
+  DeviceEvent make_event(int device) override {
     const Relaxed relaxed;
     const OnDevice on(device);
     cudaEvent_t event = nullptr;
     check(::cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    return event;
+    return {device, event};
   }
-  void free_event(void* event) noexcept override {
+  void free_event(DeviceEvent event) noexcept override {
     const Relaxed relaxed;
+    const OnDevice on(event.device, std::nothrow);
     ::cudaEventDestroy(as_event(event));
   }
-  void record(void* event, void* stream) override {
+  void record(DeviceEvent event, DeviceStream stream) override {
+    const OnDevice on(stream.device);
     check(::cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
   }
-  void wait(void* stream, void* event) override {
+  void wait(DeviceStream stream, DeviceEvent event) override {
+    const OnDevice on(stream.device);
     check(::cudaStreamWaitEvent(as_stream(stream), as_event(event), 0), "cudaStreamWaitEvent");
   }
-  bool reached(void* event) override {
+  bool reached(DeviceEvent event) override {
     const Relaxed relaxed;
+    const OnDevice on(event.device);
     const cudaError_t code = ::cudaEventQuery(as_event(event));
     if (code == cudaErrorNotReady) {
       ::cudaGetLastError();
@@ -78,26 +85,31 @@ class CudaRuntime final : public DeviceRuntime {
     check(::cudaMalloc(&memory, bytes), "cudaMalloc");
     return static_cast<std::byte*>(memory);
   }
-  void free_memory(std::byte* memory) noexcept override {
+  void free_memory(int device, std::byte* memory) noexcept override {
     const Relaxed relaxed;
+    const OnDevice on(device, std::nothrow);
     ::cudaFree(memory);
   }
 
-  std::byte* make_pinned(std::size_t bytes) override {
+  std::byte* make_pinned(int device, std::size_t bytes) override {
     const Relaxed relaxed;
+    const OnDevice on(device);
     void* memory = nullptr;
     check(::cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
     return static_cast<std::byte*>(memory);
   }
-  void free_pinned(std::byte* memory) noexcept override {
+  void free_pinned(int device, std::byte* memory) noexcept override {
     const Relaxed relaxed;
+    const OnDevice on(device, std::nothrow);
     ::cudaFreeHost(memory);
   }
 
-  void copy(void* to, const void* from, std::size_t bytes, void* stream) override {
+  void copy(void* to, const void* from, std::size_t bytes, DeviceStream stream) override {
+    const OnDevice on(stream.device);
     check(::cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)), "cudaMemcpyAsync");
   }
-  void wait_for_bits(void* stream, const std::uint32_t* word, std::uint32_t bits) override {
+  void wait_for_bits(DeviceStream stream, const std::uint32_t* word, std::uint32_t bits) override {
+    const OnDevice on(stream.device);
     void* address = nullptr;
     check(::cudaHostGetDevicePointer(&address, const_cast<std::uint32_t*>(word), 0), "cudaHostGetDevicePointer");
     CUstreamBatchMemOpParams wait = {};

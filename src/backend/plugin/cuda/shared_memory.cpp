@@ -99,12 +99,8 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
 // memory is not to be freed during one.
 SharedMemory::~SharedMemory() {
   if (in_use_ && *in_use_) return;
-  int before = 0;
-  ::cudaGetDevice(&before);
-  ::cudaSetDevice(device_);
-  const bool captures = ::cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported;
-  ::cudaSetDevice(before);
-  if (captures) {
+  const OnDevice on(device_, std::nothrow);
+  if (::cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported) {
     ::cudaGetLastError();
   } else {
     unmap();
@@ -112,15 +108,12 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::unmap() noexcept {
-  int before = 0;
-  ::cudaGetDevice(&before);
-  ::cudaSetDevice(device_);
+  const OnDevice on(device_, std::nothrow);
   const auto first = reinterpret_cast<CUdeviceptr>(first_);
   for (std::size_t rank = 0; rank < mapped_.size(); ++rank) {
     if (mapped_[rank] != 0) driver().mem_unmap(first + rank * apart_, mapped_[rank]);
   }
   if (first_ != nullptr) driver().mem_address_free(first, mapped_.size() * apart_);
-  ::cudaSetDevice(before);
 }
 
 }  // namespace maniple::cuda_plugin

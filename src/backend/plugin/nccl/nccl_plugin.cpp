@@ -298,13 +298,9 @@ class Memory {
   }
   // What is enqueued may use the memory yet: freeing it by NCCL unmaps it and does not wait, where cudaFree would.
   ~Memory() {
-    int before = 0;
-    ::cudaGetDevice(&before);
-    ::cudaSetDevice(device());
-    ::cudaDeviceSynchronize();
-    ::cudaSetDevice(before);
-    communicator_->deregister(data_);
     try {
+      on_device(device(), [] { ::cudaDeviceSynchronize(); }).wait();
+      communicator_->deregister(data_);
       on_device(device(), [this] {
         if (nccl().mem_alloc == nullptr) {
           ::cudaFree(data_);
@@ -359,17 +355,16 @@ class NcclPlugin final : public DevicePlugin {
     return operation.op != Op::send && operation.op != Op::recv && operation.op != Op::allocate;
   }
 
-  void enqueue(const Operation& operation, void* end) override {
+  bool enqueue(const Operation& operation, void*) override {
     if (!can(operation)) throw Unsupported("NCCL has no such reduction of this dtype; it goes through host memory");
     if (is_reduction(operation.op) && !is_aligned(operation, communicator_->rank()))
       throw InvalidArgument("NCCL reduces only memory that is aligned to its elements; use native, or copy it");
     if (batching_) {
       batch_.push_back(operation);
-      return;
+      return false;
     }
     start(is_composed(operation), [&](Calls& calls) { calls.add(operation, word_->data()); });
-    auto* const stream = static_cast<cudaStream_t>(operation.stream);
-    if (end != nullptr) check_cuda(::cudaEventRecord(static_cast<cudaEvent_t>(end), stream), "cudaEventRecord");
+    return false;
   }
 
   // Collected here and not inside NCCL, whose groups belong to a thread and cannot be given up half-way.
