@@ -65,6 +65,7 @@ Driver look_up() {
   find(all, all.current_context, "cuCtxGetCurrent");
   find(all, all.push_context, "cuCtxPushCurrent");
   find(all, all.pop_context, "cuCtxPopCurrent");
+  find(all, all.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   return all;
 }
 

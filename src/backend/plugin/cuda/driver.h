@@ -30,6 +30,7 @@ struct Driver {
   decltype(&::cuCtxGetCurrent) current_context = nullptr;
   decltype(&::cuCtxPushCurrent) push_context = nullptr;
   decltype(&::cuCtxPopCurrent) pop_context = nullptr;
+  decltype(&::cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
   std::string missing;  ///< why it cannot be used; empty when it can
 };
 
@@ -59,13 +60,17 @@ class OnDevice {
 /// that CUDA calls global they would fail, and break the capture). For those that do not harm it.
 class Relaxed {
  public:
-  Relaxed() noexcept { ::cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~Relaxed() { ::cudaThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed() noexcept { exchange(); }
+  ~Relaxed() { exchange(); }
   Relaxed(const Relaxed&) = delete;
   Relaxed& operator=(const Relaxed&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  /// By the driver: the runtime's function creates a context on the thread's current device.
+  void exchange() noexcept {
+    if (driver().exchange_capture_mode != nullptr) driver().exchange_capture_mode(&mode_);
+  }
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 }  // namespace maniple::cuda_plugin
