@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -13,7 +12,6 @@
 
 #include "base/check.h"
 #include "base/error_codec.h"
-#include "base/files.h"
 #include "base/interrupt.h"
 #include "base/ticks.h"
 #include "shm/competition.h"
@@ -21,29 +19,10 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-
 // How long a rank sleeps before it looks by itself: at first, in case it was overlooked (see wake_if_asleep), and then, in case a
 // rank died before it could wake this one.
 constexpr auto kFirstSleep = std::chrono::microseconds(100);
 constexpr auto kLook = std::chrono::milliseconds(50);
-
-std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Pages of rings that are never used are never allocated, so small groups can afford large rings.
-std::size_t ring_bytes_for(int size) {
-  const std::size_t capacity = size <= 16 ? 256 * 1024 : size <= 64 ? 64 * 1024 : 4 * 1024;
-  // A ring's capacity is a power of two; its counters, and slots for small messages, lie behind it.
-  return capacity + (size <= 16 ? 17 : 1) * kPage;  // 8 slots of 8 KiB and a little more
-}
-
-// Of one core, in bytes; 0 when the system does not say. glibc knows it of x86 only.
-std::size_t second_level_cache() {
-  std::size_t kib = 0;
-  const std::string text = file_text("/sys/devices/system/cpu/cpu0/cache/index2/size");  // "2048K"
-  std::from_chars(text.data(), text.data() + text.size(), kib);
-  return kib * 1024;
-}
 
 }  // namespace
 
@@ -53,55 +32,24 @@ struct Arena::Header {
   std::int32_t abort_kind;                 // of the error, and
   std::int32_t abort_rank;                 // the lost rank, for those that only ask whether it concerns them
   std::uint32_t abort_length;
-  char abort_error[2 * kPage - 20];  // encode_error
+  char abort_error[ArenaLayout::kHeaderBytes - 20];  // encode_error
 };
 
-std::size_t Arena::stage_bytes_for(int size) {
-  // Two ranks: as much as a core's own cache holds. Steps are long then, and still go from cache to cache. More ranks gain
-  // nothing by it (measured with 4, 8 and 16), and memory adds up.
-  constexpr std::size_t kKiB = 1024;
-  if (size <= 2) return std::clamp(second_level_cache() / kPage * kPage, 512 * kKiB, 2048 * kKiB);
-  return size <= 8 ? 512 * kKiB : size <= 64 ? 256 * kKiB : 64 * kKiB;
-}
-
-std::size_t Arena::payload_bytes_for(int size) {
-  constexpr std::size_t kMost = 8192;
-  if (size <= 4) return kMost;
-  return std::max<std::size_t>(1024, 4 * kMost / static_cast<std::size_t>(size) / kCacheLine * kCacheLine);
-}
-
-// Behind the header: blocks, contributions, their payloads, each on pages of its own; then the stages, then the rings.
-std::size_t Arena::bytes_for(int size, std::size_t stage_bytes) {
-  static_assert(sizeof(Header) == 2 * kPage && sizeof Header::abort_error >= kMaxReportBytes);
-  const auto n = static_cast<std::size_t>(size);
-  const std::size_t contributions = kContributions * (sizeof(Contribution) + payload_bytes_for(size));
-  const std::size_t fixed =
-      sizeof(Header) + round_up(sizeof(RankBlock) * n, kPage) + round_up(contributions * n, kPage);
-  return fixed + n * round_up(stage_bytes, kPage) + 2 * n * n * ring_bytes_for(size);
-}
-
 Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
-    : options_(options), peer_memory_(options.size), segment_(std::move(segment)) {
-  const auto n = static_cast<std::size_t>(options.size);
-  const std::size_t least = bytes_for(options.size, kPage);
-  if (segment_->size() < least) {
-    throw ProtocolError(fmt::format("shared memory of {} bytes or more expected, got {}", least, segment_->size()));
-  }
-  const std::size_t stage = (segment_->size() - bytes_for(options.size, 0)) / n / kPage * kPage;
-  stage_slot_bytes_ = stage / kStageSlots / kCacheLine * kCacheLine;
-  ring_bytes_ = ring_bytes_for(options.size);
-  stage_offset_ = bytes_for(options.size, 0) - 2 * n * n * ring_bytes_;
-  ring_offset_ = stage_offset_ + n * stage;
-  std::byte* at = segment_->data() + sizeof(Header);
-  blocks_ = reinterpret_cast<RankBlock*>(at);
-  at += round_up(sizeof(RankBlock) * n, kPage);
-  contributions_ = reinterpret_cast<Contribution*>(at);
-  payloads_ = at + n * kContributions * sizeof(Contribution);
-  payload_bytes_ = payload_bytes_for(options.size);
+    : options_(options),
+      peer_memory_(options.size),
+      segment_(std::move(segment)),
+      layout_(ArenaLayout::within(options.size, segment_->size())) {
+  static_assert(sizeof(Header) == ArenaLayout::kHeaderBytes && sizeof Header::abort_error >= kMaxReportBytes);
+  static_assert(sizeof(RankBlock) == ArenaLayout::kBlockBytes);
+  static_assert(sizeof(Contribution) == ArenaLayout::kContributionBytes);
+  blocks_ = reinterpret_cast<RankBlock*>(segment_->data() + sizeof(Header));
+  contributions_ = reinterpret_cast<Contribution*>(segment_->data() + layout_.contributions);
+  payloads_ = segment_->data() + layout_.payloads;
   // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS. Of the stages this rank's
   // own: others read of it what this rank has written. (With 256 ranks, looking at the pages of all takes each of them 0.5 ms.)
-  segment_->populate(0, stage_offset_);
-  segment_->populate(stage_offset_ + static_cast<std::size_t>(options.rank) * stage, stage);
+  segment_->populate(0, layout_.stages);
+  segment_->populate(layout_.stage_slot(options.rank, 0), layout_.stage_bytes);
   of(options.rank).identity = peer_memory_.identify();
   abort_state_ = &header().abort_state;
   crowded_ = options.size > options.cores;
@@ -165,22 +113,10 @@ void Arena::await_contributions(std::uint32_t epoch, OperationContext& context) 
   }
 }
 
-std::byte* Arena::stage_slot(int rank, std::uint32_t step) noexcept {
-  return segment_->data() + stage_offset_ +
-         (static_cast<std::size_t>(rank) * kStageSlots + step % kStageSlots) * stage_slot_bytes_;
-}
-
 void Arena::await_all(Counter counter, std::uint32_t value, OperationContext& context) {
   for (int i = 1; i < size(); ++i) {
     await(counter, rank() + i < size() ? rank() + i : rank() + i - size(), value, context);
   }
-}
-
-std::span<std::byte> Arena::ring(int set, int from, int to) noexcept {
-  const auto n = static_cast<std::size_t>(size());
-  const std::size_t index =
-      (static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to);
-  return {segment_->data() + ring_offset_ + index * ring_bytes_, ring_bytes_};
 }
 
 void Arena::notify(int rank) {

@@ -39,14 +39,13 @@
 #include "base/abort_signal.h"
 #include "base/operation_context.h"
 #include "base/ticks.h"
+#include "shm/arena_layout.h"
 #include "shm/faster_way.h"
 #include "shm/peer_memory.h"
 #include "shm/segment.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
-
-inline constexpr std::size_t kCacheLine = 128;
 
 /// Where a buffer lies in registered memory; segment 0 is none, and kProcess memory of its rank's process alone.
 struct SharedRef {
@@ -90,19 +89,14 @@ struct ArenaOptions {
 
 class Arena {
  public:
-  static constexpr int kStageSlots = 4;
+  static constexpr int kStageSlots = ArenaLayout::kStageSlots;
   static constexpr std::uint32_t kWindow = 4;
   static constexpr std::uint32_t kContributions = 4 * kWindow;
+  static_assert(kContributions == ArenaLayout::kContributions);
   static constexpr std::uint32_t kRefresh = std::uint32_t{1} << 29;
 
-  /// Bytes of shared memory needed, with so many for the stage of each rank (whole pages).
-  static std::size_t bytes_for(int size, std::size_t stage_bytes);
-  static std::size_t stage_bytes_for(int size);
-  /// The largest payload of a contribution. Work that all ranks repeat grows with their number, so it shrinks.
-  static std::size_t payload_bytes_for(int size);
-
-  /// A fresh segment (all zero) is an empty arena: no rank needs to set it up for another. The stages are as large as
-  /// the segment allows, so its maker alone decides.
+  /// A fresh segment (all zero) of ArenaLayout::of(...).bytes is an empty arena: no rank needs to set it up for another. The
+  /// stages are as large as the segment allows, so its maker alone decides.
   Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
   ~Arena();  ///< marks this rank as having left; never waits
 
@@ -126,11 +120,11 @@ class Arena {
   std::uint32_t next_epoch(std::uint32_t step = 1) noexcept { return epoch_ += step; }
   std::uint32_t epoch() const noexcept { return epoch_; }
   Contribution& contribution(int rank, std::uint32_t epoch) noexcept { return contributions_[index(rank, epoch)]; }
-  std::size_t payload_bytes() const noexcept { return payload_bytes_; }
+  std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
   /// Where the payload of a contribution lies; `bytes` is the largest of that epoch, the same number on all ranks.
   std::byte* payload(int rank, std::uint32_t epoch, std::size_t bytes) noexcept {
     if (bytes <= Contribution::kSmallPayload) return contribution(rank, epoch).payload;
-    return payloads_ + index(rank, epoch) * payload_bytes_;
+    return payloads_ + index(rank, epoch) * layout_.payload_bytes;
   }
   void publish(std::uint32_t epoch) {
     // Only some operations count what is finished. Half the range behind, that counter would seem to be ahead.
@@ -159,8 +153,10 @@ class Arena {
 
   // ---- Stages and counters -------------------------------------------------------------------------------------
 
-  std::size_t stage_slot_bytes() const noexcept { return stage_slot_bytes_; }
-  std::byte* stage_slot(int rank, std::uint32_t step) noexcept;
+  std::size_t stage_slot_bytes() const noexcept { return layout_.stage_slot_bytes; }
+  std::byte* stage_slot(int rank, std::uint32_t step) noexcept {
+    return segment_->data() + layout_.stage_slot(rank, step);
+  }
   /// Steps so far; an operation that used `n` steps adds them, on every rank alike.
   std::uint32_t step_base() const noexcept { return steps_; }
   void advance_steps(std::uint32_t n) noexcept { steps_ += n; }
@@ -187,8 +183,14 @@ class Arena {
 
   // ---- Rings ---------------------------------------------------------------------------------------------------
 
-  /// Memory for the ring from one rank to another; `set` 0 or 1. Zeroed at first.
-  std::span<std::byte> ring(int set, int from, int to) noexcept;
+  /// Memory for the ring from one rank to another; `set` 0 for collectives, 1 for messages. Zeroed at first.
+  std::span<std::byte> ring(int set, int from, int to) noexcept {
+    return {segment_->data() + layout_.ring(set, from, to), layout_.ring_bytes()};
+  }
+  /// Memory for the small messages from one rank to another. Zeroed at first.
+  std::span<std::byte> slots(int from, int to) noexcept {
+    return {segment_->data() + layout_.slots(from, to), layout_.slots_bytes()};
+  }
   void notify(int rank);  ///< something moved in a ring of that rank
   /// How long a rank spins before it yields its core.
   std::uint64_t spin_ticks() const noexcept { return spin_ticks_; }
@@ -277,19 +279,15 @@ class Arena {
   bool reads_peers_ = true;
   std::map<std::pair<int, int>, FasterWay> faster_ways_;
   std::shared_ptr<Segment> segment_;
+  ArenaLayout layout_;
   RankBlock* blocks_ = nullptr;  // one for each rank
   Contribution* contributions_ = nullptr;
   std::byte* payloads_ = nullptr;
-  std::size_t payload_bytes_ = 0;
   const std::atomic<std::uint32_t>* abort_state_ = nullptr;
   std::uint32_t epoch_ = 0;
   std::uint32_t all_published_ = 0;               // an epoch that all are known to have published
   std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises
   std::uint32_t steps_ = 0;
-  std::size_t stage_slot_bytes_ = 0;
-  std::size_t stage_offset_ = 0;
-  std::size_t ring_offset_ = 0;
-  std::size_t ring_bytes_ = 0;
   std::uint64_t spin_ticks_ = 0;
   std::uint64_t yield_ticks_ = 0;
   std::uint64_t gap_ticks_ = 0;

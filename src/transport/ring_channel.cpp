@@ -8,21 +8,22 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "shm/arena_layout.h"
 
 namespace maniple {
 namespace {
 
-constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kLine = 64;
 
 // Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line. The writer
 // reads that of the reader only when the ring seems full, so small messages move one line, which also has both flags.
 struct RingHead {
-  alignas(kCacheLine) std::atomic<std::uint64_t> written;
+  alignas(kLine) std::atomic<std::uint64_t> written;
   std::atomic<std::uint32_t> writer_gone;
   std::atomic<std::uint32_t> reader_gone;
-  alignas(kCacheLine) std::atomic<std::uint64_t> read;
+  alignas(kLine) std::atomic<std::uint64_t> read;
 };
-static_assert(sizeof(RingHead) == 2 * kCacheLine);
+static_assert(sizeof(RingHead) == ArenaLayout::kRingHeadBytes);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 class Ring {
@@ -33,8 +34,7 @@ class Ring {
         capacity_(memory.size() - sizeof(RingHead)) {
     MANIPLE_REQUIRE(memory.size() > sizeof(RingHead) && std::has_single_bit(capacity_),
                     "a ring in {} bytes of memory; give it ring_bytes(capacity)", memory.size());
-    MANIPLE_REQUIRE(reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
-                    "a ring that is not on a cache line");
+    MANIPLE_REQUIRE(reinterpret_cast<std::uintptr_t>(memory.data()) % kLine == 0, "a ring that is not on a cache line");
   }
 
   RingHead& head() const noexcept { return *head_; }

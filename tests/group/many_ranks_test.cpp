@@ -78,6 +78,35 @@ TEST(ManyRanks, AThousandThreadsJoinAndPassABarrier) {
   EXPECT_EQ(result.numbers("passed").size(), 1000u);
 }
 
+// With 520 ranks a slot of a 16 KiB stage would have less than 8 bytes for each: the stage is made larger.
+TEST(ManyRanks, EveryCellOfASmallStageHoldsAnElement) {
+  run_ranks({.n = 520,
+             .as = As::threads,
+             .timeout = Seconds(100),
+             .limit = Seconds(200),
+             .env = {{"MANIPLE_STAGE_KIB", "16"}}},
+            [](Rank& r) {
+              const auto n = static_cast<std::size_t>(r.size);
+              constexpr std::size_t kEach = 2;
+              const auto value = [](std::size_t i, int of) {
+                return static_cast<std::int64_t>(i) * 1'000'003 + std::int64_t{of} * 7;
+              };
+              std::vector<std::int64_t> in(n * kEach), out(n * kEach), own(kEach);
+              for (std::size_t i = 0; i < in.size(); ++i) in[i] = value(i, r.rank);
+              const auto first = static_cast<std::size_t>(r.rank) * kEach;
+              r.world->reduce_scatter(buffer_of(in), buffer_of(own));
+              for (std::size_t i = 0; i < kEach; ++i) {
+                EXPECT_EQ(own[i], value(first + i, 0) * r.size + 7 * std::int64_t{r.size} * (r.size - 1) / 2);
+              }
+              r.world->all_to_all(buffer_of(in), buffer_of(out));
+              for (std::size_t i = 0; i < out.size(); ++i) {
+                EXPECT_EQ(out[i], value(first + i % kEach, static_cast<int>(i / kEach)));
+              }
+              r.world->scatter(buffer_of(in), buffer_of(own), 519);
+              for (std::size_t i = 0; i < kEach; ++i) EXPECT_EQ(own[i], value(first + i, 519));
+            });
+}
+
 // Ranks that run on one core part if they may use others (Arena::leave_core_of), and stay free to use all of them.
 TEST(ManyRanks, RanksThatMeetOnACoreKeepTheirAffinity) {
   run_ranks({.n = 2, .as = As::processes, .transport = TransportKind::shm}, [](Rank& r) {

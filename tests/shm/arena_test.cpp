@@ -29,7 +29,7 @@ OperationContext soon() { return OperationContext(Deadline::after(std::chrono::s
 class World {
  public:
   explicit World(int size, double spin_us = -1)
-      : aborts(static_cast<std::size_t>(size)), segment(Segment::create(Arena::bytes_for(size, kStage))) {
+      : aborts(static_cast<std::size_t>(size)), segment(Segment::create(ArenaLayout::of(size, kStage).bytes)) {
     for (int r = 0; r < size; ++r) {
       ArenaOptions options;
       options.rank = r;

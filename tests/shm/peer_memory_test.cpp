@@ -110,7 +110,7 @@ TEST(PeerMemory, AProcessThatHasEndedIsNotRead) {
 
 // Runs a function as each rank of an arena, in a process each, as if each had a core. What it returns is what was wrong.
 void run_processes(int size, const std::function<std::string(Arena&)>& run) {
-  const auto segment = Segment::create(Arena::bytes_for(size, Arena::stage_bytes_for(size)));
+  const auto segment = Segment::create(ArenaLayout::of(size, ArenaLayout::usual_stage_bytes(size)).bytes);
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
     children.push_back(::fork());

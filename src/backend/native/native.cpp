@@ -2,7 +2,6 @@
 // several ranks. `run` takes the one that the group has.
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <optional>
 
@@ -152,14 +151,14 @@ class NativeBackend final : public Backend {
     options.size = static_cast<int>(local.size());
     options.cores = usable_cores(local);
     auto stage = static_cast<std::size_t>(knob_integer(Knob::stage_kib)) * 1024;
-    if (stage == 0) stage = Arena::stage_bytes_for(options.size);
+    if (stage == 0) stage = ArenaLayout::usual_stage_bytes(options.size);
     options.spin_us = knob_number(Knob::spin_us);
     options.abort = context_.abort.get();
     options.names = local;
     options.global_ranks = global_ranks(local);
     auto segment =
         context_.session->share_segment(context_.group + ":arena", options.global_ranks,
-                                        Arena::bytes_for(options.size, stage), context_.deadline, *context_.abort);
+                                        ArenaLayout::of(options.size, stage).bytes, context_.deadline, *context_.abort);
     arena_ = std::make_unique<Arena>(std::move(segment), options);
     listener_.emplace(*context_.abort,
                       [arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
@@ -231,26 +230,19 @@ class NativeBackend final : public Backend {
     if (rank == topology_.rank) return make_ring_sink(own_ring());
     if (!arena_ || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
-    return make_ring_sink(ring(set, arena_->rank(), peer), [this, peer] { arena_->notify(peer); });
+    return make_ring_sink(arena_->ring(set, arena_->rank(), peer), [this, peer] { arena_->notify(peer); });
   }
   std::unique_ptr<ByteSource> ring_source(int set, int rank) {
     if (rank == topology_.rank) return make_ring_source(own_ring());
     if (!arena_ || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
-    return make_ring_source(ring(set, peer, arena_->rank()), [this, peer] { arena_->notify(peer); });
+    return make_ring_source(arena_->ring(set, peer, arena_->rank()), [this, peer] { arena_->notify(peer); });
   }
-  // The arena gives a power of two and a little more, for the ring's own counters.
-  std::span<std::byte> ring(int set, int from, int to) {
-    const std::span<std::byte> memory = arena_->ring(set, from, to);
-    return memory.first(ring_bytes(std::bit_floor(memory.size())));
-  }
-  // Behind the ring of messages.
   std::unique_ptr<MessageSlots> slots(int rank, bool out) {
     if (rank == topology_.rank || !on_this_host(rank)) return nullptr;
     const int peer = local_index(rank);
     const int self = arena_->rank();
-    const std::span<std::byte> memory = arena_->ring(kMessageRings, out ? self : peer, out ? peer : self);
-    return std::make_unique<MessageSlots>(memory.subspan(ring_bytes(std::bit_floor(memory.size()))),
+    return std::make_unique<MessageSlots>(arena_->slots(out ? self : peer, out ? peer : self),
                                           [this, peer] { arena_->notify(peer); });
   }
   // For messages that a rank sends to itself.

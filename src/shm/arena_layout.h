@@ -1,0 +1,58 @@
+// Where everything lies in an arena, as offsets from the start of its segment.
+//
+//   header | a block for each rank | contributions | their payloads | a stage for each rank | rings of collectives | rings of messages
+//
+// A ring area holds a ring (head and `ring_capacity` bytes) and behind it `slots_bytes` for small messages. Layouts are pure arithmetic:
+// the rank that makes the segment chooses the stages (`of`), the others derive the same layout from the segment's size (`within`).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace maniple {
+
+inline constexpr std::size_t kCacheLine = 128;
+
+struct ArenaLayout {
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t kHeaderBytes = 2 * kPage;
+  static constexpr std::size_t kBlockBytes = 10 * kCacheLine;
+  static constexpr std::size_t kContributionBytes = kCacheLine;
+  static constexpr std::size_t kRingHeadBytes = 128;
+  static constexpr std::size_t kLargestElement = 8;  ///< of all dtypes, in bytes
+  static constexpr int kStageSlots = 4;
+  static constexpr int kContributions = 16;
+
+  /// `stage_bytes`: of each rank, rounded up to whole pages and to what one element for each rank in every slot takes.
+  static ArenaLayout of(int size, std::size_t stage_bytes);
+  /// That of a segment which was made with `of`. Throws ProtocolError if the segment is too small.
+  static ArenaLayout within(int size, std::size_t segment_bytes);
+  /// The stage of each rank where the user has not chosen one.
+  static std::size_t usual_stage_bytes(int size);
+
+  std::size_t stage_slot(int rank, std::uint32_t step) const noexcept {
+    return stages + static_cast<std::size_t>(rank) * stage_bytes + step % kStageSlots * stage_slot_bytes;
+  }
+  /// Of the ring from one rank to another; `set` 0 for collectives, 1 for messages.
+  std::size_t ring(int set, int from, int to) const noexcept {
+    const auto n = static_cast<std::size_t>(size);
+    return rings + ((static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to)) * ring_stride;
+  }
+  std::size_t slots(int from, int to) const noexcept { return ring(1, from, to) + ring_bytes(); }
+  std::size_t ring_bytes() const noexcept { return kRingHeadBytes + ring_capacity; }
+  std::size_t slots_bytes() const noexcept { return ring_stride - ring_bytes(); }
+
+  int size = 1;                      ///< ranks
+  std::size_t contributions = 0;     ///< the blocks lie before them, behind the header
+  std::size_t payloads = 0;
+  std::size_t payload_bytes = 0;     ///< the largest payload of a contribution
+  std::size_t stages = 0;
+  std::size_t stage_bytes = 0;       ///< of each rank
+  std::size_t stage_slot_bytes = 0;
+  std::size_t rings = 0;
+  std::size_t ring_capacity = 0;     ///< a power of two
+  std::size_t ring_stride = 0;       ///< from one ring to the next
+  std::size_t bytes = 0;             ///< of the segment
+};
+
+}  // namespace maniple
