@@ -60,8 +60,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(),
      "1: encrypt and authenticate data between ranks over TCP; alike on all ranks"},
     {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", whole_or(0, 16, 1048576),
-     "shared staging memory per rank, at least 32 bytes times ranks; 0: by ranks and caches. The first rank of a host "
-     "decides"},
+     "shared stage per rank, 32 bytes times ranks or more; 0: by ranks and caches. The first rank of a host decides"},
     {Knob::spin_us, "MANIPLE_SPIN_US", "-1", number_or(-1, 0, 1000000),
      "microseconds to spin before yielding, or sleeping for TCP; -1: by cores and ranks"},
     {Knob::checks, "MANIPLE_CHECKS", "1", flag(), "0: do not compare what ranks call (for measuring its cost)"},

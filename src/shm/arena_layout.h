@@ -36,23 +36,25 @@ struct ArenaLayout {
   /// Of the ring from one rank to another; `set` 0 for collectives, 1 for messages.
   std::size_t ring(int set, int from, int to) const noexcept {
     const auto n = static_cast<std::size_t>(size);
-    return rings + ((static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to)) * ring_stride;
+    return rings +
+           ((static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to)) *
+               ring_stride;
   }
   std::size_t slots(int from, int to) const noexcept { return ring(1, from, to) + ring_bytes(); }
   std::size_t ring_bytes() const noexcept { return kRingHeadBytes + ring_capacity; }
   std::size_t slots_bytes() const noexcept { return ring_stride - ring_bytes(); }
 
-  int size = 1;                      ///< ranks
-  std::size_t contributions = 0;     ///< the blocks lie before them, behind the header
+  int size = 1;                   ///< ranks
+  std::size_t contributions = 0;  ///< the blocks lie before them, behind the header
   std::size_t payloads = 0;
-  std::size_t payload_bytes = 0;     ///< the largest payload of a contribution
+  std::size_t payload_bytes = 0;  ///< the largest payload of a contribution
   std::size_t stages = 0;
-  std::size_t stage_bytes = 0;       ///< of each rank
+  std::size_t stage_bytes = 0;  ///< of each rank
   std::size_t stage_slot_bytes = 0;
   std::size_t rings = 0;
-  std::size_t ring_capacity = 0;     ///< a power of two
-  std::size_t ring_stride = 0;       ///< from one ring to the next
-  std::size_t bytes = 0;             ///< of the segment
+  std::size_t ring_capacity = 0;  ///< a power of two
+  std::size_t ring_stride = 0;    ///< from one ring to the next
+  std::size_t bytes = 0;          ///< of the segment
 };
 
 }  // namespace maniple

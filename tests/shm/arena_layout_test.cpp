@@ -41,8 +41,8 @@ void check(const ArenaLayout& layout) {
   Regions regions(layout);
   regions.add("header", 0, ArenaLayout::kHeaderBytes, ArenaLayout::kPage);
   regions.add("blocks", ArenaLayout::kHeaderBytes, n * ArenaLayout::kBlockBytes, kCacheLine);
-  regions.add("contributions", layout.contributions,
-              n * ArenaLayout::kContributions * ArenaLayout::kContributionBytes, kCacheLine);
+  regions.add("contributions", layout.contributions, n * ArenaLayout::kContributions * ArenaLayout::kContributionBytes,
+              kCacheLine);
   regions.add("payloads", layout.payloads, n * ArenaLayout::kContributions * layout.payload_bytes, kCacheLine);
   for (int rank = 0; rank < layout.size; ++rank) {
     for (std::uint32_t step = 0; step < ArenaLayout::kStageSlots; ++step) {
@@ -61,7 +61,8 @@ void check(const ArenaLayout& layout) {
   }
   EXPECT_TRUE(std::has_single_bit(layout.ring_capacity)) << layout.size;
   EXPECT_GE(layout.slots_bytes(), 9u * 64) << "8 slots and their counter, ranks: " << layout.size;
-  EXPECT_GE(layout.stage_slot_bytes / n, ArenaLayout::kLargestElement) << "a cell for each rank, ranks: " << layout.size;
+  EXPECT_GE(layout.stage_slot_bytes / n, ArenaLayout::kLargestElement)
+      << "a cell for each rank, ranks: " << layout.size;
 }
 
 TEST(ArenaLayout, RegionsOfAnyNumberOfRanksLieApartAndInside) {
