@@ -13,7 +13,8 @@
 //   all_to_all      P (in_parts)  P (out_parts)
 //   barrier         -             -
 //
-// in == out (or in pointing at this rank's own part of out, and the reverse) is allowed except for all_to_all.
+// In place: in == out in reduce and all_reduce; in is this rank's part of out in gather and all_gather; out is this rank's part of in
+// in scatter and reduce_scatter. Otherwise the two lie apart (group/validate.h refuses the rest).
 #pragma once
 
 #include <algorithm>

@@ -145,6 +145,9 @@ Coalesced checked(detail::GroupImpl& group, std::span<const Buffer> buffers, Red
                     "all_reduce_coalesced: buffers are on {} and on {}; all must be on one device",
                     to_string(buffers.front().device), to_string(buffer.device));
   }
+  std::vector<UsedMemory> extents;
+  for (const Buffer& buffer : buffers) extents.push_back({buffer.data, buffer.bytes(), true});
+  require_apart("all_reduce_coalesced", std::move(extents));
   return {group, {buffers.begin(), buffers.end()}, op, call};
 }
 

@@ -142,6 +142,12 @@ Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, const Ca
 
 std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& call) {
   if (!impl_->takes_part("batch_isend_irecv")) return std::vector<Work>(operations.size(), done_work());
+  std::vector<UsedMemory> extents;
+  for (const PointToPoint& p2p : operations) {
+    const bool sends = p2p.op == Op::send;
+    extents.push_back({sends ? p2p.out.data : p2p.in.data, sends ? p2p.out.bytes() : p2p.in.bytes(), !sends});
+  }
+  require_apart("batch_isend_irecv", std::move(extents));
   return impl_->start_messages(operations, nullptr, call);
 }
 

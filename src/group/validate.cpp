@@ -1,6 +1,8 @@
 #include "group/validate.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 
 #include "base/check.h"
 #include "collective/reduce/reduce.h"
@@ -34,6 +36,29 @@ void require_valid(Op op, const char* what, const auto& buffer) {
   if (known && buffer.count <= most_elements(buffer.dtype) && (buffer.data != nullptr || buffer.count == 0)) [[likely]]
     return;
   require_memory(op, what, buffer);
+}
+
+bool overlap(const auto& a, const auto& b) noexcept {
+  const auto first = reinterpret_cast<std::uintptr_t>(a.data), second = reinterpret_cast<std::uintptr_t>(b.data);
+  return a.count != 0 && b.count != 0 && first < second + b.bytes() && second < first + a.bytes();
+}
+
+// In place means exactly so: ranks read each other's input while they write their output, so any other overlap would be read half
+// overwritten.
+void require_same_or_apart(Op op, const auto& input, const auto& output) {
+  if (input.data == output.data) [[likely]]
+    return;
+  MANIPLE_REQUIRE(!overlap(input, output), "{}: input and output overlap; give the same memory twice, or memory apart",
+                  to_string(op));
+}
+/// `part` is this rank's part of `whole`, or lies apart from it.
+void require_own_or_apart(Op op, const char* part_name, const auto& part, const char* whole_name, const auto& whole,
+                          const Parts& parts, int rank) {
+  if (!overlap(part, whole)) [[likely]]
+    return;
+  const auto* const own = static_cast<const std::byte*>(whole.data) + parts.offset(rank) * size_of(whole.dtype);
+  MANIPLE_REQUIRE(part.data == own, "{}: input and output overlap; {} may be this rank's part of {}, or memory apart",
+                  to_string(op), part_name, whole_name);
 }
 
 Parts parts_of(Op op, DType dtype, std::size_t each, std::span<const std::size_t> counts, int size) {
@@ -98,6 +123,20 @@ void require_memory(Op op, const char* what, ConstBuffer buffer) {
                   what, buffer.count);
 }
 
+void require_apart(const char* call, std::vector<UsedMemory> extents) {
+  std::erase_if(extents, [](const UsedMemory& extent) { return extent.bytes == 0; });
+  const auto begin = [](const UsedMemory& extent) { return reinterpret_cast<std::uintptr_t>(extent.data); };
+  std::sort(extents.begin(), extents.end(),
+            [&](const UsedMemory& a, const UsedMemory& b) { return begin(a) < begin(b); });
+  std::uintptr_t end = 0, end_of_written = 0;  // of those before
+  for (const UsedMemory& extent : extents) {
+    MANIPLE_REQUIRE(begin(extent) >= (extent.written ? end : end_of_written),
+                    "{}: two of its buffers overlap, and one is written; give memory apart", call);
+    end = std::max(end, begin(extent) + extent.bytes);
+    if (extent.written) end_of_written = std::max(end_of_written, begin(extent) + extent.bytes);
+  }
+}
+
 void require_limit(const char* what, Seconds limit) {
   MANIPLE_REQUIRE(limit.count() >= 0, "{} of {} s; it must not be negative", what, limit.count());
 }
@@ -126,6 +165,7 @@ Operation reduce_operation(GroupShape group, ConstBuffer input, Buffer output, i
     require_same_dtype(Op::reduce, input, output);
     require_count(Op::reduce, "output", output.count, input.count);
     require_valid(Op::reduce, "output", output);
+    require_same_or_apart(Op::reduce, input, output);
   }
   Operation operation = base(Op::reduce, input.dtype, call);
   operation.reduce = op;
@@ -141,6 +181,7 @@ Operation all_reduce_operation(GroupShape, ConstBuffer input, Buffer output, Red
   require_count(Op::all_reduce, "output", output.count, input.count);
   require_valid(Op::all_reduce, "input", input);
   require_valid(Op::all_reduce, "output", output);
+  require_same_or_apart(Op::all_reduce, input, output);
   Operation operation = base(Op::all_reduce, input.dtype, call);
   operation.reduce = op;
   operation.count = input.count;
@@ -160,6 +201,7 @@ Operation gather_operation(GroupShape group, ConstBuffer input, Buffer output, i
     require_same_dtype(Op::gather, input, output);
     require_count(Op::gather, "output", output.count, operation.parts.total());
     require_valid(Op::gather, "output", output);
+    require_own_or_apart(Op::gather, "input", input, "output", output, operation.parts, group.rank);
   }
   set_memory(operation, input, output, call);
   return operation;
@@ -174,6 +216,7 @@ Operation all_gather_operation(GroupShape group, ConstBuffer input, Buffer outpu
   set_parts(operation, parts_of(Op::all_gather, input.dtype, input.count, counts, group.size));
   require_count(Op::all_gather, "input", input.count, operation.parts.count(group.rank));
   require_count(Op::all_gather, "output", output.count, operation.parts.total());
+  require_own_or_apart(Op::all_gather, "input", input, "output", output, operation.parts, group.rank);
   set_memory(operation, input, output, call);
   return operation;
 }
@@ -190,6 +233,7 @@ Operation scatter_operation(GroupShape group, ConstBuffer input, Buffer output, 
     require_same_dtype(Op::scatter, input, output);
     require_count(Op::scatter, "input", input.count, operation.parts.total());
     require_valid(Op::scatter, "input", input);
+    require_own_or_apart(Op::scatter, "output", output, "input", input, operation.parts, group.rank);
   }
   set_memory(operation, input, output, call);
   return operation;
@@ -206,6 +250,7 @@ Operation reduce_scatter_operation(GroupShape group, ConstBuffer input, Buffer o
   set_parts(operation, parts_of(Op::reduce_scatter, output.dtype, output.count, counts, group.size));
   require_count(Op::reduce_scatter, "output", output.count, operation.parts.count(group.rank));
   require_count(Op::reduce_scatter, "input", input.count, operation.parts.total());
+  require_own_or_apart(Op::reduce_scatter, "output", output, "input", input, operation.parts, group.rank);
   set_memory(operation, input, output, call);
   return operation;
 }
@@ -217,8 +262,7 @@ Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer outpu
   require_same_dtype(kOp, input, output);
   require_valid(kOp, "input", input);
   require_valid(kOp, "output", output);
-  MANIPLE_REQUIRE(input.data != output.data || input.count == 0,
-                  "all_to_all: input and output must not be the same memory");
+  MANIPLE_REQUIRE(!overlap(input, output), "all_to_all: input and output overlap; give memory apart");
   MANIPLE_REQUIRE(input_counts.empty() == output_counts.empty(),
                   "all_to_all: give counts for both input and output, or for neither");
   Operation operation = base(kOp, input.dtype, call);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "call/operation.h"
 #include <maniple/comm/process_group.h>
@@ -15,6 +16,14 @@ struct GroupShape {
 
 /// That the dtype is one, that there can be so many elements, and that there is memory for them.
 void require_memory(Op op, const char* what, ConstBuffer buffer);
+
+/// Of calls with several buffers: that nothing which is written overlaps another of them.
+struct UsedMemory {
+  const void* data;
+  std::size_t bytes;
+  bool written;
+};
+void require_apart(const char* call, std::vector<UsedMemory> extents);
 
 /// "a time-out" of less than nothing, or NaN.
 void require_limit(const char* what, Seconds limit);

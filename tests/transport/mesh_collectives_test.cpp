@@ -27,7 +27,7 @@ T value_at(int rank, std::size_t index) {
   return static_cast<T>(static_cast<int>((index * 7 + static_cast<std::size_t>(rank) * 13) % 61) - 20);
 }
 
-enum class Place { apart, own_part, same_start };  // of the input relative to the output
+enum class Place { apart, own_part };  // of the input relative to the output
 
 struct Case {
   const MeshEntry* entry;
@@ -94,7 +94,7 @@ class Call {
     if (place != Place::apart) {
       memory_.assign(std::max(in_count, out_count), T{99});
       in = out = memory_.data();
-      if (place == Place::own_part) (in_is_own ? in : out) += own_offset;
+      (in_is_own ? in : out) += own_offset;
     }
     input_ = in;
     output_ = out;
@@ -217,9 +217,8 @@ std::vector<Case> cases_for(int size, const std::vector<std::size_t>& counts) {
   std::vector<Case> cases;
   for (const MeshEntry& entry : mesh_algorithms()) {
     for (const std::size_t count : counts) {
-      for (const Place place : {Place::apart, Place::own_part, Place::same_start}) {
+      for (const Place place : {Place::apart, Place::own_part}) {
         if (entry.op == Op::all_to_all && place != Place::apart) continue;
-        if (place == Place::same_start && !has_parts(entry.op)) continue;
         if (place != Place::apart && count != 7 && count != 70'001) continue;  // one path for small and one for large
         for (const bool uneven : {false, true}) {
           if (uneven && !has_parts(entry.op)) continue;

@@ -88,12 +88,10 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
 //
 // One step; every rank sends (n-1)/n B and receives (n-1) times its own part, chunk by chunk (see slices.h).
 void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation) {
-  const bool covers = result_covers_other_input(operation, exchange.rank());
-  const auto own = reduce_by_slices(exchange, {.in = operation.in,
-                                               .slices = operation.parts,
-                                               .reduction = reduction_of(operation, exchange.size()),
-                                               .own = covers ? nullptr : operation.out});
-  move_bytes(operation.out, own.data(), own.size());
+  reduce_by_slices(exchange, {.in = operation.in,
+                              .slices = operation.parts,
+                              .reduction = reduction_of(operation, exchange.size()),
+                              .own = operation.out});
 }
 
 // reduce_scatter, ring: partial results travel round the ring to the owner of the part (see slices.h).
@@ -103,10 +101,8 @@ void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation) 
 void mesh_reduce_scatter_ring(Exchange& exchange, const Operation& operation) {
   if (rounds_partial_results(operation)) return mesh_reduce_scatter_direct(exchange, operation);
   post_headers(exchange);
-  const bool covers = result_covers_other_input(operation, exchange.rank());
-  const auto own = ring_reduce_slices(exchange, operation, operation.parts, covers ? nullptr : operation.out);
+  ring_reduce_slices(exchange, operation, operation.parts, operation.out);
   exchange.wait_all();
-  move_bytes(operation.out, own.data(), own.size());
 }
 
 }  // namespace maniple

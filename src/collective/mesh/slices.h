@@ -37,14 +37,6 @@ inline void move_bytes(std::byte* to, const std::byte* from, std::size_t size) n
   if (to != from && size > 0) std::memmove(to, from, size);
 }
 
-/// Whether the result of a reduce_scatter lies in its input, but not at the place of this rank's part: then it may be
-/// written only when nothing of the input is needed any more.
-inline bool result_covers_other_input(const Operation& operation, int rank) noexcept {
-  const std::byte* const own = operation.in + operation.parts.offset(rank) * operation.element();
-  const std::byte* const end = operation.in + operation.parts.total() * operation.element();
-  return operation.out != own && operation.out >= operation.in && operation.out < end;
-}
-
 /// Chunks: what is moved and reduced at a time, so that the one overlaps with the other. At least one, also of nothing.
 struct Chunks {
   Slice whole;
