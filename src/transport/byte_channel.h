@@ -26,8 +26,10 @@ class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual std::size_t write_some(std::span<const iovec> parts) = 0;
-  virtual int fd() const noexcept = 0;                           ///< to poll for EPOLLOUT; -1: none (shared memory)
-  virtual std::size_t room() { return 0; }                       ///< what write_some takes now, whole; 0: unknown
+  virtual int fd() const noexcept = 0;      ///< to poll for EPOLLOUT; -1: none (shared memory)
+  virtual std::size_t room() { return 0; }  ///< what write_some takes now, whole; 0: unknown
+  /// What fits between the two ends while nothing is read, at least.
+  virtual std::size_t capacity() const noexcept { return std::size_t{256} << 10; }
   virtual bool authenticates() const noexcept { return false; }  ///< the other end refuses bytes that were changed
   virtual bool wants_checksums() const noexcept {
     return true;

@@ -47,6 +47,7 @@ class FrameSender {
     return queue_.empty() && !network_ && streams_[0].sink->room() >= kFrameHeaderBytes + size;
   }
 
+  std::size_t capacity() const noexcept { return streams_[0].sink->capacity(); }  ///< once stream 0 is open
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return !streams_.empty() && !network_; }
   int fd() const noexcept { return streams_[0].sink->fd(); }  ///< of stream 0, once it is open; -1: shared memory

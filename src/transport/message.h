@@ -25,6 +25,8 @@ struct Message {
   std::shared_ptr<const std::atomic<int>> waiters;  ///< how many wait for it now; null: the call itself does
   std::function<void()> finished;                   ///< run once, outside all locks, when done (may be empty)
 
+  std::unique_ptr<std::byte[]> copy;  ///< of a send that has been reported as done: `data` points there
+
   // Set by the MessageEngine, in this order.
   int source = -1;
   std::size_t moved = 0;  ///< bytes so far, for error texts

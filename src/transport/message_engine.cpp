@@ -69,6 +69,10 @@ void MessageEngine::drive(Message& message) {
     const bool moved = progress(lock);
     run_finished(lock);
     if (moved || message.done.load(std::memory_order_acquire)) continue;
+    if (copy_aside(message)) {
+      run_finished(lock);
+      continue;
+    }
     message.asleep = true;
     idle(lock, seen, message.deadline);
     message.asleep = false;
@@ -87,6 +91,7 @@ AwaitedMessages MessageEngine::awaited() {
   for (const auto& message : receives_) consider(message);
   for (const PeerState& peer : peers_) {
     for (const auto& message : peer.sends) consider(message);
+    consider(peer.followed);
     consider(peer.receiving);
   }
   return result;
@@ -198,7 +203,7 @@ bool MessageEngine::progress_sends(int rank) {
     if (!peer.outgoing.done) return moved;
     peer.sends.pop_front();
     peer.sending = false;
-    finish(message, nullptr);
+    finish_sent(peer, message);
     moved = true;
   }
   return moved;

@@ -1,7 +1,7 @@
 // Point-to-point messages of one group: matches what arrives with what was posted, and moves many at once.
 //
 // A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the order
-// sent. An *unexpected* message, which arrives before its receive was posted and in front of one that is awaited, is buffered (up
+// sent. A send that waits behind an unfinished one is copied and reported as done, while there is room for the copies. An *unexpected* message, which arrives before its receive was posted and in front of one that is awaited, is buffered (up
 // to a limit). Whoever waits drives the engine; messages without a waiter are driven by a thread that is started when first
 // needed. Connections are made by threads of their own, a few at a time: no message waits for another's connection. Each round
 // moves a bounded number of bytes and then checks the deadlines and the abort, so that neither waits behind other traffic. An
@@ -88,6 +88,8 @@ class MessageEngine {
     std::deque<std::shared_ptr<Message>> sends;
     bool sending = false;  // the first of them is being sent: it is in `outgoing`
     Transfer outgoing;
+    std::shared_ptr<Message> followed;      // has been sent, and is done when the copies behind it have been sent, too
+    std::size_t copied_bytes = 0;           // of copies in `sends`, with their headers
     std::shared_ptr<Message> receiving;     // `incoming` goes to its memory,
     std::unique_ptr<Unexpected> buffering;  // or there
     Transfer incoming;
@@ -100,6 +102,8 @@ class MessageEngine {
 
   using Lock = std::unique_lock<std::mutex>;
   static bool send_now(PeerState& peer, const Message& message);
+  bool copy_aside(const Message& message);
+  void finish_sent(PeerState& peer, const std::shared_ptr<Message>& message);
   bool receive_now(PeerState& peer, const Message& message);
   bool progress(Lock& lock);  // true if anything moved
   bool progress_sends(int rank);

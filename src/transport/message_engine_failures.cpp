@@ -26,6 +26,7 @@ void MessageEngine::fail_all(const std::exception_ptr& cause) {
   for (PeerState& peer : peers_) {
     for (const auto& message : peer.sends) finish(message, cause);
     peer.sends.clear();
+    if (peer.followed) finish(std::exchange(peer.followed, nullptr), cause);
     if (peer.receiving) finish(std::exchange(peer.receiving, nullptr), cause);
   }
   for (const auto& message : receives_) finish(message, cause);
@@ -37,6 +38,8 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
   peer.broken = cause;
   for (const auto& message : peer.sends) finish(message, cause);
   peer.sends.clear();
+  peer.copied_bytes = 0;
+  if (peer.followed) finish(std::exchange(peer.followed, nullptr), cause);
   if (peer.receiving) finish(std::exchange(peer.receiving, nullptr), cause);
   if (peer.buffering) unexpected_bytes_ -= peer.buffering->bytes.size();
   peer.buffering.reset();
@@ -72,7 +75,7 @@ std::exception_ptr MessageEngine::gave_up(const Message& message, int rank, cons
 // What a rank sent before it left is received first: its leaving counts once nothing moves.
 void MessageEngine::fail_expired(bool moved) {
   const bool pending = !receives_.empty() || std::any_of(peers_.begin(), peers_.end(), [](const PeerState& peer) {
-    return !peer.sends.empty() || peer.receiving;
+    return !peer.sends.empty() || peer.followed || peer.receiving;
   });
   if (!pending) return;
   const auto now = Deadline::Clock::now();
@@ -105,11 +108,15 @@ void MessageEngine::fail_expired(bool moved) {
     const LossKind loss = moved ? LossKind::unknown : peer.gone;
     const bool gone = loss != LossKind::unknown;
     // A message that stops half way leaves the connection unusable, so the peer is given up with it.
-    for (const Message* message : {peer.sends.empty() ? nullptr : peer.sends.front().get(), peer.receiving.get()}) {
+    for (const Message* message : {static_cast<const Message*>(peer.followed.get()),
+                                   peer.sends.empty() ? nullptr : static_cast<const Message*>(peer.sends.front().get()),
+                                   static_cast<const Message*>(peer.receiving.get())}) {
       if (message == nullptr) continue;
-      const bool begun = message == peer.receiving.get() || peer.sending;
+      const bool begun = message == peer.receiving.get() || message == peer.followed.get() || peer.sending;
       if (!gone && (!begun || message->deadline.when() > now)) continue;
-      const std::string what = progress_of(*message, name_of(rank));
+      std::string what = progress_of(*message, name_of(rank));
+      if (message == peer.followed.get())
+        what += fmt::format(", but not the {} bytes of smaller sends behind it", peer.copied_bytes);
       fail_peer(rank, gave_up(*message, rank, gone ? what + " before it left the group" : what, loss));
       break;
     }

@@ -1,6 +1,9 @@
-// Small messages between ranks of one host: sent and received in the calling thread, past the queues of the engine.
+// Messages that do not wait in the queues of the engine: small ones between ranks of one host, sent and received in the calling thread; and
+// sends that would wait behind others, which are copied.
 #include <algorithm>
+#include <utility>
 
+#include "base/threads.h"
 #include "base/ticks.h"
 #include "transport/message_engine.h"
 
@@ -78,6 +81,51 @@ bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
   ++peer.frames_in;
   if (!peer.incoming.done) peer.receiver->advance();
   return true;
+}
+
+// A send that waits behind another to the same rank is copied and counts as sent, like one that fits into a ring: so a rank may go on to
+// receive what the other waits to send. No more is copied than lies between the ranks anyway, so the copies are on their way as soon as the
+// other has received what is ahead of them.
+bool MessageEngine::copy_aside(const Message& message) {
+  if (message.op != Op::send) return false;
+  constexpr std::size_t kMostCopied = std::size_t{256} << 10;
+  PeerState& peer = state(message.peer);
+  const auto it = std::find_if(peer.sends.begin(), peer.sends.end(),
+                               [&message](const auto& other) { return other.get() == &message; });
+  if (it == peer.sends.begin() || it == peer.sends.end()) return false;
+  const std::size_t most = peer.sender ? std::min(kMostCopied, peer.sender->capacity()) : kMostCopied;
+  const std::size_t bytes = kFrameHeaderBytes + message.bytes;
+  if (bytes > most - std::min(most, peer.copied_bytes)) return false;
+
+  auto copy = std::make_shared<Message>();
+  copy->peer = message.peer;
+  copy->tag = message.tag;
+  copy->dtype = message.dtype;
+  copy->bytes = message.bytes;
+  copy->since = message.since;
+  copy->waiters = std::make_shared<const std::atomic<int>>(0);
+  copy->copy = std::make_unique<std::byte[]>(message.bytes);
+  copy->data = copy->copy.get();
+  std::copy_n(message.data, message.bytes, copy->data);
+  if (!thread_.joinable()) thread_ = start_thread("messages", [this] { this->background(); });
+  in_background_.push_back(copy);
+  peer.copied_bytes += bytes;
+  const std::shared_ptr<Message> original = std::exchange(*it, std::move(copy));
+  original->moved = original->bytes;
+  finish(original, nullptr);
+  return true;
+}
+
+// Nobody waits for copies: the message ahead of them is done with them, so that its Work reports what happens to them.
+void MessageEngine::finish_sent(PeerState& peer, const std::shared_ptr<Message>& message) {
+  const bool copies_follow = !peer.sends.empty() && peer.sends.front()->copy;
+  if (message->copy) peer.copied_bytes -= kFrameHeaderBytes + message->bytes;
+  if (copies_follow && !message->copy) {
+    peer.followed = message;
+    return;
+  }
+  finish(message, nullptr);
+  if (!copies_follow && peer.followed) finish(std::exchange(peer.followed, nullptr), nullptr);
 }
 
 // Takes the next message of that rank if it is in a slot, which it leaves at once.

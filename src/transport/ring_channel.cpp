@@ -110,6 +110,7 @@ class RingSink final : public ByteSink {
     return written_ - before;
   }
   int fd() const noexcept override { return -1; }
+  std::size_t capacity() const noexcept override { return ring_.capacity(); }
   std::size_t room() override {
     if (ring_.head().reader_gone.load(std::memory_order_relaxed) != 0) return 0;
     std::size_t free = ring_.capacity() - ring_.filled(written_, read_);

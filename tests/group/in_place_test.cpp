@@ -66,7 +66,8 @@ class InPlace {
   template <class Expected>
   void expect(const char* name, std::size_t begin, std::size_t count, Expected&& expected) {
     for (std::size_t i = begin; i < begin + count; ++i) {
-      ASSERT_EQ(all_[i], expected(i)) << name << " of " << each_ << " for each, element " << i << " on rank " << r_.rank;
+      ASSERT_EQ(all_[i], expected(i)) << name << " of " << each_ << " for each, element " << i << " on rank "
+                                      << r_.rank;
     }
   }
 
@@ -167,10 +168,10 @@ TEST_P(InPlaceTest, OtherOverlapsAreRefused) {
     std::int32_t sum = 1, in[2] = {};
     r.world->all_reduce(buffer_of(sum));
     EXPECT_EQ(sum, r.size);
-    for (const Work& work : r.world->batch_isend_irecv(std::vector<PointToPoint>{
-             PointToPoint::send(at(0, 1), r.rank, 1), PointToPoint::send(at(0, 1), r.rank, 2),
-             PointToPoint::recv({&in[0], 1, DType::int32}, r.rank, 1),
-             PointToPoint::recv({&in[1], 1, DType::int32}, r.rank, 2)})) {
+    for (const Work& work : r.world->batch_isend_irecv(
+             std::vector<PointToPoint>{PointToPoint::send(at(0, 1), r.rank, 1), PointToPoint::send(at(0, 1), r.rank, 2),
+                                       PointToPoint::recv({&in[0], 1, DType::int32}, r.rank, 1),
+                                       PointToPoint::recv({&in[1], 1, DType::int32}, r.rank, 2)})) {
       work.synchronize();
     }
     EXPECT_EQ(in[0] + in[1], 2);

@@ -170,6 +170,74 @@ TEST_P(PointToPointTest, MessagesOfAllSizesStayInOrder) {
   });
 }
 
+// More than a ring, or the buffers of two sockets, hold.
+std::vector<std::uint8_t> large_message(Rank& r) {
+  const bool rings = r.world->topology().node_count() == 1 && r.world->transport() != "tcp";
+  return std::vector<std::uint8_t>(rings && !with_plugin() ? 300'000 : 16 << 20, static_cast<std::uint8_t>(r.rank + 1));
+}
+
+TEST_P(PointToPointTest, SmallSendsDoNotWaitBehindALargeIsend) {
+  run([](Rank& r) {
+    if (r.rank > 1) return;
+    const int peer = 1 - r.rank;
+    const std::vector<std::uint8_t> out = large_message(r);
+    for (const bool small_first : {false, true}) {
+      std::vector<std::uint8_t> in(out.size());
+      const Work sent = r.world->isend(buffer_of(out), peer, 1);
+      for (int i = 0; i < 20; ++i) r.world->send(buffer_of(i), peer, i % 2 + 1);  // half of them with the same tag
+      const auto receive_large = [&] {
+        r.world->recv(buffer_of(in), peer, 1);
+        EXPECT_TRUE(in == std::vector<std::uint8_t>(in.size(), static_cast<std::uint8_t>(peer + 1)));
+      };
+      const auto receive_small = [&](int tag) {
+        for (int i = tag - 1; i < 20; i += 2) {
+          int value = -1;
+          r.world->recv(buffer_of(value), peer, tag);
+          EXPECT_EQ(value, i);
+        }
+      };
+      if (small_first) receive_small(2);
+      receive_large();
+      receive_small(1);
+      if (!small_first) receive_small(2);
+      sent.synchronize();
+    }
+  });
+}
+
+// The copies that the engine makes of small sends do not go with it.
+TEST_P(PointToPointTest, WhatWasSentBehindALargeIsendArrivesAfterTheRankLeft) {
+  run([](Rank& r) {
+    auto pair = r.world->split(r.rank < 2 ? 0 : 1);
+    const std::vector<std::uint8_t> out = r.rank < 2 ? large_message(r) : std::vector<std::uint8_t>();
+    if (r.rank == 0) {
+      const Work sent = pair->isend(buffer_of(out), 1, 1);
+      for (int i = 0; i < 20; ++i) pair->send(buffer_of(i), 1, 2);
+      sent.synchronize();
+      pair.reset();
+    }
+    std::vector<std::uint8_t> in(out.size());
+    if (r.rank == 1) pair->recv(buffer_of(in), 0, 1);
+    r.phase("rank 0 has left the pair");
+    for (int i = 0, value = -1; r.rank == 1 && i < 20; ++i) {
+      pair->recv(buffer_of(value), 0, 2);
+      EXPECT_EQ(value, i);
+    }
+  });
+}
+
+TEST_P(PointToPointTest, AnIsendWhoseFollowersNobodyReceivesFailsAtItsLimit) {
+  run([](Rank& r) {
+    if (r.rank > 1) return;
+    const int peer = 1 - r.rank;
+    const std::vector<std::uint8_t> out = large_message(r);
+    const Work sent = r.world->isend(buffer_of(out), peer, 1, {.timeout = std::chrono::milliseconds(300)});
+    const int value = 1;
+    if (r.rank == 0) r.world->send(buffer_of(value), peer, 2);
+    EXPECT_THROW(sent.synchronize(), Error);
+  });
+}
+
 TEST_P(PointToPointTest, WhatWasSentBeforeARankLeftArrives) {
   run([](Rank& r) {
     if (r.rank > 1) return;
