@@ -82,7 +82,7 @@ void send_descriptor(int socket, int fd, std::uint64_t about) {
   }
 }
 
-ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel) {
+ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel, int longest_poll_ms) {
   for (;;) {
     ReceivedDescriptor result;
     iovec part{&result.about, sizeof result.about};
@@ -97,7 +97,8 @@ ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel)
     const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
       pollfd waiting[] = {{socket, POLLIN, 0}, {cancel, POLLIN, 0}};
-      if (::poll(waiting, 2, deadline.poll_ms()) == 0) throw Timeout("no shared memory was handed over in time");
+      const int ready = ::poll(waiting, 2, deadline.poll_ms(longest_poll_ms));
+      if (ready == 0 && deadline.expired()) throw Timeout("no shared memory was handed over in time");
       if (waiting[1].revents != 0) throw Aborted("given up while waiting for shared memory");
       continue;
     }

@@ -121,6 +121,13 @@ TEST_F(DescriptorPassing, SilenceIsATimeout) {
   EXPECT_THROW(receive_descriptor(here.get(), Deadline::after(std::chrono::milliseconds(20))), Timeout);
 }
 
+// poll() takes 24 days at most, and we give it less: its end is not the deadline's.
+TEST_F(DescriptorPassing, ALongLimitIsNotCutToTheLongestPoll) {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(100));
+  EXPECT_THROW(receive_descriptor(here.get(), deadline, -1, 1), Timeout);
+  EXPECT_TRUE(deadline.expired());
+}
+
 TEST_F(DescriptorPassing, AnEndIsTheSystemsError) {
   there.reset();
   try {

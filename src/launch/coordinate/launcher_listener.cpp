@@ -185,7 +185,7 @@ SecureConnection dial_master(const MasterAddress& place, const Secret& secret, D
       reported = true;
     }
     pollfd state{.fd = cancel, .events = POLLIN, .revents = 0};
-    if (::poll(&state, 1, static_cast<int>(std::min<long>(deadline.poll_ms(100), 100))) > 0) {
+    if (::poll(&state, 1, Deadline::sooner(deadline, Deadline::after(std::chrono::milliseconds(100))).poll_ms()) > 0) {
       throw Aborted("interrupted while waiting for the master");
     }
   }
