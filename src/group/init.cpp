@@ -180,6 +180,7 @@ std::shared_ptr<ProcessGroup> make_group(detail::GroupImpl& parent, const std::s
 std::shared_ptr<ProcessGroup> make_outside(const detail::GroupImpl& parent, const std::string& name) {
   GroupFacts facts = parent.facts();
   facts.name = name;
+  facts.session->skip_group(name);
   return std::make_shared<ProcessGroup>(std::make_unique<detail::GroupImpl>(std::move(facts)));
 }
 

@@ -1,5 +1,6 @@
 #include "session/segment_broker.h"
 
+#include <algorithm>
 #include <condition_variable>
 
 #include <fmt/format.h>
@@ -39,12 +40,14 @@ void SegmentBroker::offer(const std::string& topic, SharedFile file, int process
   if (threads > 0) {
     ProcessTable& table = process_table();
     const std::lock_guard lock(table.mutex);
+    std::erase_if(offered_here_,
+                  [&](const std::string& earlier) { return table.offers.count({world_, earlier}) == 0; });
+    offered_here_.push_back(topic);
     table.offers[{world_, topic}] = {file, threads};
     table.changed.notify_all();
   }
   {
     const std::lock_guard lock(mutex_);
-    if (threads > 0) offered_here_.push_back(topic);
     if (processes == 0) return;
     Offer& offer = offers_[topic];
     offer.file = std::move(file);

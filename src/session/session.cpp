@@ -215,6 +215,7 @@ void Session::accept(SecureConnection connection, const Hello& hello) {
   const std::lock_guard lock(mutex_);
   switch (hello.role) {
     case Role::data:
+      if (past_groups_.contains(group_of(hello.topic))) return;  // nobody will take it
       waiting_[{hello.rank, hello.topic}].push_back(std::move(connection));
       ::eventfd_write(arrivals_.get(), 1);
       return;
@@ -345,105 +346,6 @@ UniqueFd Session::share_descriptor(const std::string& topic, const std::vector<i
   return take(
       topic, members.front(), deadline, abort, [&](const SharedFile& file) { return duplicate(file.fd()); },
       [](ReceivedDescriptor received) { return std::move(received.fd); });
-}
-
-void Session::add_group(const std::string& name, GroupLink link) {
-  const std::lock_guard lock(mutex_);
-  for (const int member : link.members) {
-    if (const auto it = lost_.find(member); it != lost_.end()) {
-      link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member, LossKind::failed)));
-    }
-  }
-  if (const auto it = early_aborts_.find(name); it != early_aborts_.end()) link.abort->raise(it->second);
-  groups_[name] = std::move(link);
-}
-
-void Session::open_group(const std::string& name, std::function<void(int)> gone, std::function<MessageWait()> message) {
-  const std::lock_guard lock(mutex_);
-  const auto it = groups_.find(name);
-  if (it == groups_.end()) return;
-  it->second.gone = std::move(gone);
-  it->second.message = std::move(message);
-  for (const int member : it->second.members) {
-    if (gone_.count(member) != 0) it->second.gone(member);
-  }
-}
-
-void Session::remove_group(const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  groups_.erase(name);
-}
-
-void Session::on_lost(int rank, const std::string& text) {
-  std::vector<std::shared_ptr<AbortSignal>> affected;
-  {
-    const std::lock_guard lock(mutex_);
-    lost_[rank] = text;
-    for (const auto& [name, group] : groups_) {
-      for (const int member : group.members) {
-        if (member == rank) affected.push_back(group.abort);
-      }
-    }
-  }
-  for (const auto& abort : affected) abort->raise(std::make_exception_ptr(PeerLost(text, rank, LossKind::failed)));
-}
-
-void Session::on_gone(int rank) {
-  const std::lock_guard lock(mutex_);
-  gone_.insert(rank);
-  for (const auto& [name, group] : groups_) {
-    if (group.gone && std::count(group.members.begin(), group.members.end(), rank) != 0) group.gone(rank);
-  }
-}
-
-void Session::on_aborted(const DetectorMessage& message) {
-  std::shared_ptr<AbortSignal> abort;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto it = groups_.find(message.group);
-    if (it == groups_.end()) {
-      early_aborts_.emplace(message.group, make_error(from_another_rank(message.error)));
-      return;
-    }
-    abort = it->second.abort;
-  }
-  abort->raise(make_error(from_another_rank(message.error)));
-}
-
-void Session::on_departed(const DetectorMessage& message) {
-  const std::lock_guard lock(mutex_);
-  const auto it = groups_.find(message.group);
-  if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
-}
-
-void Session::announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq) {
-  if (!detector_) return;
-  DetectorMessage message;
-  message.kind = kind;
-  message.group = group;
-  message.seq = seq;
-  message.rank = rank();
-  detector_->announce(message);
-}
-
-void Session::announce_departure(const std::string& group, std::uint64_t seq) {
-  announce(DetectorMessage::Kind::departed, group, seq);
-}
-
-void Session::compare_calls(const std::string& group, std::uint64_t seq) {
-  announce(DetectorMessage::Kind::compare, group, seq);
-}
-
-void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {
-  if (!detector_) return;
-  DetectorMessage message;
-  message.kind = DetectorMessage::Kind::abort;
-  message.group = group;
-  message.seq = seq;
-  message.rank = rank();
-  message.error = info_of(cause);
-  if (message.error.origin < 0) message.error.origin = rank();
-  detector_->report_abort(message);
 }
 
 }  // namespace maniple

@@ -16,6 +16,7 @@
 #include "net/handshake.h"
 #include "rendezvous/rendezvous.h"
 #include "session/failure_detector.h"
+#include "session/past_groups.h"
 #include "session/peer_table.h"
 #include "session/segment_broker.h"
 #include "session/wait_report.h"
@@ -70,6 +71,7 @@ class Session : public Connector {
   void open_group(const std::string& name, std::function<void(int global_rank)> gone,
                   std::function<MessageWait()> message);
   void remove_group(const std::string& name);
+  void skip_group(const std::string& name);  ///< others make it, without this rank
 
   /// Reports to the other ranks that this group failed here. Returns at once.
   void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
@@ -96,6 +98,8 @@ class Session : public Connector {
   void start_wait_reports();
   std::vector<WaitReports::Group> group_progress();
   SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
+  static std::string group_of(const std::string& topic);
+  void forget_past_groups();
   void on_lost(int rank, const std::string& text);
   void on_gone(int rank);
   void on_aborted(const DetectorMessage& message);
@@ -116,8 +120,8 @@ class Session : public Connector {
   std::map<std::string, GroupLink> groups_;
   std::map<int, std::string> lost_;
   std::set<int> gone_;  // left or lost
-  std::map<std::string, std::exception_ptr>
-      early_aborts_;  // of groups that this rank has not made yet, or no longer has
+  PastGroups past_groups_;
+  std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet
 
   std::unique_ptr<SegmentBroker> segments_;
   std::unique_ptr<FailureDetector> detector_;
