@@ -12,12 +12,13 @@ namespace {
 using Kind = AgentMessage::Kind;
 
 struct Stage {
-  explicit Stage(CoordinatorOptions options)
+  explicit Stage(CoordinatorOptions options, std::function<void()> start_agents = {})
       : coordinator(options,
                     {.send = [this](int node, const AgentMessage& message) { sent[node].push_back(message); },
                      .set_timer = [this](Coordinator::Timer clock, auto delay) { clocks[clock] = delay.count(); },
                      .stop_timer = [this](Coordinator::Timer clock) { clocks.erase(clock); },
                      .print = [this](const std::string& text) { said += text + "\n"; },
+                     .start_agents = std::move(start_agents),
                      .done = [this](int code) { result = code; }}) {
     coordinator.begin();
   }
@@ -231,6 +232,166 @@ TEST(Coordinator, InterruptsOnceAndTwice) {
   EXPECT_EQ(stage.last(0).signal, SIGKILL);
   stage.report(0, Kind::stopped, 0);
   EXPECT_EQ(stage.result, 130);
+}
+
+// Nothing was started yet, so there is nothing to wait for: neither a frozen agent nor its late answer.
+TEST(Coordinator, AStopWhileThePortIsReservedEndsAtOnce) {
+  Stage stage({.nodes = {2, 2}, .starts_agents = true, .restarts = {.max_restarts = 5}});
+  stage.join(1, 0);
+  stage.join(2, 1);
+  ASSERT_EQ(stage.coordinator.state(), Coordinator::State::reserving);
+  stage.coordinator.interrupt(SIGINT);
+  EXPECT_EQ(stage.result, 130);
+  for (const int node : {1, 2}) EXPECT_EQ(stage.last(node).kind, Kind::quit);
+  start(stage, 0);
+  EXPECT_EQ(stage.last(1).kind, Kind::quit) << "the late answer starts nothing";
+}
+
+// The same after a generation has run: `stopped` of that one must not be needed again.
+TEST(Coordinator, AStopWhileThePortOfALaterGenerationIsReservedEndsAtOnce) {
+  Stage stage({.nodes = {2, 2}, .starts_agents = true, .restarts = {.max_restarts = 5}});
+  stage.join(1, 0);
+  stage.join(2, 1);
+  stage.report(1, Kind::reserved, 0);
+  stage.report(2, Kind::failed, 0, {.rank = 2, .code = 1});
+  stage.expire(Coordinator::Timer::verdict);
+  for (const int node : {1, 2}) stage.report(node, Kind::stopped, 0);
+  stage.expire(Coordinator::Timer::restart);
+  ASSERT_EQ(stage.coordinator.state(), Coordinator::State::reserving);
+  stage.coordinator.fail("maniple: nobody reads", 141);
+  EXPECT_EQ(stage.result, 141);
+}
+
+TEST(Coordinator, ANodeLostWhileThePortIsReservedIsReplacedOrEndsTheJob) {
+  for (const bool elastic : {true, false}) {
+    Stage stage({.nodes = {elastic ? 1 : 2, 2}});
+    stage.join(0, 0);
+    stage.join(1, 1);
+    ASSERT_EQ(stage.coordinator.state(), Coordinator::State::reserving);
+    stage.coordinator.lost(1, "gone");
+    EXPECT_NE(stage.said.find("node 1 (host host1) is lost: gone"), std::string::npos) << stage.said;
+    if (!elastic) {
+      EXPECT_EQ(stage.result, 1);
+      continue;
+    }
+    EXPECT_EQ(stage.last(0).kind, Kind::reserve);
+    EXPECT_EQ(stage.last(0).generation, 1);
+    start(stage, 0);
+    EXPECT_EQ(stage.last(0).kind, Kind::reserve) << "of the group that is no more";
+    start(stage, 1);
+    EXPECT_EQ(stage.last(0).world_size, 2);
+  }
+}
+
+TEST(Coordinator, ANodeThatJoinsWhileThePortIsReservedIsInTheFirstGroup) {
+  Stage stage({.nodes = {1, 2}});
+  stage.join(0, 0);
+  stage.expire(Coordinator::Timer::join_window);
+  ASSERT_EQ(stage.coordinator.state(), Coordinator::State::reserving);
+  stage.join(1);
+  start(stage, 1);
+  EXPECT_EQ(stage.last(0).world_size, 4);
+  EXPECT_EQ(stage.last(1).node_rank, 1);
+}
+
+TEST(Coordinator, ASecondLossWhileStoppingIsSaidAndCounts) {
+  for (const int max_restarts : {0, 1}) {
+    Stage stage({.nodes = {2, 3}, .restarts = {.max_restarts = max_restarts}});
+    for (const int node : {0, 1, 2}) stage.join(node, node);
+    start(stage, 0);
+    stage.coordinator.lost(1, "gone");
+    EXPECT_NE(stage.said.find("re-formed with 2"), std::string::npos) << stage.said;
+    stage.coordinator.lost(2, "gone, too");
+    EXPECT_NE(stage.said.find("node 2 (host host2) is lost: gone, too; nodes left: 1, --nnodes needs 2 or more"),
+              std::string::npos)
+        << stage.said;
+    stage.report(0, Kind::stopped, 0);
+    if (max_restarts == 0) {
+      EXPECT_EQ(stage.result, 1);
+      continue;
+    }
+    stage.expire(Coordinator::Timer::restart);
+    ASSERT_EQ(stage.coordinator.state(), Coordinator::State::gathering);
+    stage.expire(Coordinator::Timer::reminder);
+    EXPECT_NE(stage.said.find("waiting: 1 of 2 nodes joined; missing node rank 1"), std::string::npos) << stage.said;
+    stage.expire(Coordinator::Timer::join_timeout);
+    EXPECT_EQ(stage.result, 1);
+  }
+}
+
+// A node that has stopped already, or has joined meanwhile, counts for the next group; one that leaves does not.
+TEST(Coordinator, LossesWhileStoppingCountWhoStays) {
+  Stage stage({.nodes = {2, 3}});
+  for (const int node : {0, 1}) stage.join(node);
+  stage.expire(Coordinator::Timer::join_window);
+  start(stage, 0);
+  stage.join(2);
+  ASSERT_EQ(stage.coordinator.state(), Coordinator::State::stopping);
+  stage.report(1, Kind::stopped, 0);
+  stage.coordinator.lost(1, "gone");
+  EXPECT_FALSE(stage.result.has_value());
+  stage.coordinator.lost(2, "gone");
+  stage.report(0, Kind::stopped, 0);
+  EXPECT_EQ(stage.result, 1) << stage.said;
+
+  Stage leaves({.nodes = {2, 3}});
+  for (const int node : {0, 1, 2}) leaves.join(node);
+  start(leaves, 0);
+  leaves.coordinator.received(2, {.kind = Kind::interrupt, .signal = SIGTERM});
+  leaves.coordinator.lost(1, "gone");
+  for (const int node : {0, 2}) leaves.report(node, Kind::stopped, 0);
+  EXPECT_EQ(leaves.result, 1) << leaves.said;
+}
+
+TEST(Coordinator, AnAgentLostWhileOthersAreAwaitedIsStartedAgain) {
+  int started = 0;
+  Stage stage({.nodes = {2, 2}, .starts_agents = true}, [&] { ++started; });
+  stage.join(1, 0);
+  stage.coordinator.lost(1, "gone");
+  EXPECT_EQ(started, 1);
+  stage.expire(Coordinator::Timer::reminder);
+  EXPECT_NE(stage.said.find("0 of 2 nodes joined; lost: host host1"), std::string::npos) << stage.said;
+  stage.expire(Coordinator::Timer::join_timeout);
+  EXPECT_EQ(stage.result, 1);
+}
+
+// What has finished does not run again because somebody joins.
+TEST(Coordinator, ANodeThatJoinsAfterAnotherHasFinishedIsRefused) {
+  for (const bool whole_node : {true, false}) {
+    Stage stage({.nodes = {2, 3}});
+    for (const int node : {0, 1}) stage.join(node);
+    stage.expire(Coordinator::Timer::join_window);
+    start(stage, 0);
+    stage.report(1, whole_node ? Kind::finished : Kind::exited, 0, {.rank = 3});
+    stage.join(2);
+    EXPECT_EQ(stage.last(2).kind, Kind::quit);
+    EXPECT_EQ(stage.last(2).code, 1);
+    const std::string who = whole_node ? "node 1 (host host1)" : "rank 3 (host host1)";
+    EXPECT_NE(stage.last(2).text.find(who + " has finished already"), std::string::npos) << stage.last(2).text;
+    EXPECT_EQ(stage.coordinator.state(), Coordinator::State::running);
+    if (!whole_node) stage.report(1, Kind::finished, 0);
+    stage.report(0, Kind::finished, 0);
+    EXPECT_EQ(stage.result, 0);
+  }
+}
+
+// Its work is done: neither its loss nor its leave costs anything.
+TEST(Coordinator, AFinishedNodeIsNotNeeded) {
+  for (const bool leaves : {true, false}) {
+    Stage stage({.nodes = {1, 2}});
+    for (const int node : {0, 1}) stage.join(node, node);
+    start(stage, 0);
+    stage.report(1, Kind::finished, 0);
+    if (leaves) {
+      stage.coordinator.received(1, {.kind = Kind::interrupt, .signal = SIGTERM});
+      EXPECT_EQ(stage.last(1).kind, Kind::quit);
+    } else {
+      stage.coordinator.lost(1, "gone");
+    }
+    EXPECT_EQ(stage.coordinator.state(), Coordinator::State::running) << stage.said;
+    stage.report(0, Kind::finished, 0);
+    EXPECT_EQ(stage.result, 0);
+  }
 }
 
 TEST(Coordinator, APortThatCannotBeHadIsTheUsersMistake) {

@@ -1,7 +1,10 @@
-// Launchers on loopback that meet: the nodes of one job.
+// Launchers on loopback that meet: the nodes of one job; and the agents of --hosts.
 #pragma once
 
+#include <fstream>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -25,5 +28,16 @@ struct RendezvousSpot {
     return std::make_unique<Launched>(arguments);
   }
 };
+
+/// The supervisor of the agent that a launcher with the mark in its environment has started for a host of --hosts; 0: none.
+inline pid_t agent_of(const std::string& mark, const std::string& host) {
+  for (const pid_t pid : processes_with(mark)) {
+    std::ifstream file(fmt::format("/proc/{}/cmdline", pid), std::ios::binary);
+    std::vector<std::string> words;
+    for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+    if (words.size() == 4 && words[1] == "run-agent" && words[3] == host) return pid;  // its children come after it
+  }
+  return 0;
+}
 
 }  // namespace maniple::launched

@@ -341,17 +341,6 @@ TEST(Hosts, AHostThatCannotBeReached) {
       << result.err;
 }
 
-/// The supervisor of the agent of that host.
-pid_t agent_of(const std::string& mark, const std::string& host) {
-  for (const pid_t pid : processes_with(mark)) {
-    std::ifstream file(fmt::format("/proc/{}/cmdline", pid), std::ios::binary);
-    std::vector<std::string> words;
-    for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-    if (words.size() == 4 && words[1] == "run-agent" && words[3] == host) return pid;  // its children come after it
-  }
-  return 0;
-}
-
 TEST(Hosts, AnAgentThatWasKilledIsStartedAgain) {
   const TemporaryDirectory folder;
   const std::string mark = new_mark();

@@ -73,7 +73,7 @@ AgentMessage decode_agent_message(std::string_view bytes) {
   ByteReader in(bytes);
   AgentMessage message;
   message.kind = in.get<AgentMessage::Kind>();
-  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::waiting) {
+  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::exited) {
     throw ProtocolError("a message of unknown kind " + std::to_string(static_cast<int>(message.kind)));
   }
   each_number(message, [&](int& value) { value = in.get<std::int32_t>(); });

@@ -8,6 +8,7 @@
 //                                           start       your assignments
 //              failed, finished
 //              waiting, absent                          a rank waits in init(); one exited with 0 without having called it
+//              exited                                   a rank exited with 0: the first of the node
 //              interrupt                                a signal (Ctrl-C) ended the job here
 //                                     verdict, stop       what to show the user; end your workers
 //              stopped
@@ -45,6 +46,7 @@ struct AgentMessage {
     dropped,
     absent,
     waiting,
+    exited,
   };
   Kind kind = Kind::join;
   int generation = 0;
@@ -71,7 +73,7 @@ struct AgentMessage {
   std::vector<std::string> settings =
       {};              ///< job: settings, see job_settings.h. join: a name of the launcher's process, by
                        ///< which one that connects again is recognised
-  RankExit exit = {};  ///< failed, absent; waiting: its rank
+  RankExit exit = {};  ///< failed, absent; waiting, exited: its rank
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>  // join
 
 namespace maniple::launch {
 namespace {
@@ -20,10 +21,32 @@ constexpr Seconds kReminder{5.0};
 Coordinator::Coordinator(CoordinatorOptions options, Effects effects)
     : options_(options), effects_(std::move(effects)) {}
 
-void Coordinator::begin() {
-  if (options_.nodes.max == 1 && !options_.starts_agents) return;
-  effects_.set_timer(Timer::join_timeout, options_.join_timeout);
-  effects_.set_timer(Timer::reminder, kReminder);
+void Coordinator::begin() { enter(State::gathering); }
+
+/// The one way into a state of the job: timers of the state before stop, those of the new one begin.
+void Coordinator::enter(State state) {
+  for (const Timer timer : {Timer::join_timeout, Timer::join_window, Timer::reminder, Timer::verdict, Timer::restart}) {
+    effects_.stop_timer(timer);
+  }
+  state_ = state;
+  if (state == State::gathering && (options_.nodes.max > 1 || options_.starts_agents)) {
+    effects_.set_timer(Timer::join_timeout, options_.join_timeout);
+    effects_.set_timer(Timer::reminder, kReminder);
+  }
+  if (state == State::restart_delay) effects_.set_timer(Timer::restart, options_.restarts.delay_before(failures_));
+}
+
+/// The one way into a state of a node.
+void Coordinator::move(Node node, NodeState state) {
+  NodeInfo& info = nodes_.at(node);
+  if (info.state == NodeState::leaving && state == NodeState::stopping) return;  // it still leaves
+  info.state = state;
+}
+
+/// The nodes that the next group can have.
+int Coordinator::staying() const {
+  return static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(),
+                                        [](const auto& entry) { return entry.second.state != NodeState::leaving; }));
 }
 
 // --- who belongs to the job ---
@@ -33,6 +56,10 @@ std::string Coordinator::refusal(const AgentMessage& join) const {
   if (join.max_nodes != 0 && (join.min_nodes != options_.nodes.min || join.max_nodes != options_.nodes.max)) {
     return fmt::format("--nnodes is {}:{} there but {}:{} at the master; give all nodes the same", join.min_nodes,
                        join.max_nodes, options_.nodes.min, options_.nodes.max);
+  }
+  if (state_ == State::running && !first_done_.empty()) {
+    return fmt::format("{} has finished already, and what has finished does not run again; start another job",
+                       first_done_);
   }
   if (nodes_.size() >= static_cast<std::size_t>(options_.nodes.max)) {
     return fmt::format("the job has all of its {} nodes already", options_.nodes.max);
@@ -63,9 +90,10 @@ void Coordinator::joined(Node node, const AgentMessage& join) {
                           .requested_rank = join.node_rank,
                           .processes = join.processes,
                           .devices_per_process = join.devices_per_process};
-  if (state_ == State::gathering) {
-    check_start();
-  } else if (state_ == State::running && failure_code_ == std::nullopt && interrupted_ == 0 && exits_.empty()) {
+  lost_hosts_.erase(join.host);
+  if (state_ == State::gathering) return check_start();
+  if (state_ == State::reserving) return stop_all(SIGTERM, options_.grace);  // nothing runs yet: formed again at once
+  if (state_ == State::running && exits_.empty()) {
     effects_.print(
         fmt::format("maniple: host {} joins: the group is re-formed with {} nodes", join.host, nodes_.size()));
     stop_all(SIGTERM, options_.grace);
@@ -78,21 +106,36 @@ void Coordinator::lost(Node node, const std::string& reason) {
   const NodeInfo info = found->second;
   nodes_.erase(found);
   if (state_ == State::done) return;
-  if (info.node_rank < 0)
-    return effects_.print(fmt::format("maniple: host {} was lost before the start: {}", info.host, reason));
-  const std::string text = fmt::format("maniple: node {} (host {}) is lost: {}", info.node_rank, info.host, reason);
-  if (state_ == State::reserving || state_ == State::running) {
-    effects_.stop_timer(Timer::verdict);
-    const bool enough = options_.nodes.elastic() && nodes_.size() >= static_cast<std::size_t>(options_.nodes.min);
-    effects_.print(enough ? text + fmt::format("; the group is re-formed with {}", nodes_.size()) : text);
-    if (!enough) {
-      failure_code_ = 1;
-      ++failures_;
-      show_on_all(text);
+  lost_hosts_.insert(info.host);
+  std::string text = info.node_rank >= 0
+                         ? fmt::format("maniple: node {} (host {}) is lost: {}", info.node_rank, info.host, reason)
+                         : fmt::format("maniple: host {} was lost before the start: {}", info.host, reason);
+  const bool forms = state_ == State::reserving || state_ == State::running || state_ == State::stopping;
+  // Those that have finished or leave are not needed any more, nor are late ones while a complete group runs.
+  const bool needed = info.state == NodeState::assigned || info.state == NodeState::running ||
+                      info.state == NodeState::stopping || (state_ == State::stopping && !info.in_group());
+  if (!forms || !needed || next_ == Next::quit) {
+    effects_.print(text);
+  } else if (staying() >= options_.nodes.min) {
+    effects_.print(text + (next_ == Next::regroup ? fmt::format("; the group is re-formed with {}", staying()) : ""));
+  } else {
+    if (options_.nodes.elastic()) {
+      text += fmt::format("; nodes left: {}, --nnodes needs {} or more", staying(), options_.nodes.min);
     }
-    stop_all(SIGTERM, options_.grace);
-  } else if (state_ == State::stopping) {
-    check_stopped();
+    follow(Next::restart_if_allowed, 1);
+    effects_.print(text);
+    show_on_all(text);
+  }
+  switch (state_) {
+    case State::reserving:
+    case State::running:
+      if (needed) return stop_all(SIGTERM, options_.grace);
+      return check_finished();
+    case State::stopping: return check_stopped();
+    case State::gathering:
+      if (effects_.start_agents) effects_.start_agents();
+      return;
+    default: return;
   }
 }
 
@@ -108,8 +151,9 @@ std::string Coordinator::missing() const {
     if (taken.count(rank) != 0) continue;
     ranks += fmt::format("{}{}", count++ == 0 ? "" : ", ", rank);
   }
-  if (count == 0) return {};
-  return fmt::format("; missing node rank{} {}", count == 1 ? "" : "s", ranks);
+  if (count > 0) return fmt::format("; missing node rank{} {}", count == 1 ? "" : "s", ranks);
+  if (lost_hosts_.empty()) return {};
+  return fmt::format("; lost: host{} {}", lost_hosts_.size() == 1 ? "" : "s", fmt::join(lost_hosts_, ", "));
 }
 
 // --- forming a group ---
@@ -142,30 +186,30 @@ std::vector<Coordinator::Node> Coordinator::in_order() const {
 }
 
 void Coordinator::form_group() {
-  for (const Timer timer : {Timer::join_timeout, Timer::join_window, Timer::reminder}) effects_.stop_timer(timer);
   ++generation_;
+  lost_hosts_.clear();
   exits_.clear();
   absent_.reset();
   waiting_.reset();
-  failure_code_.reset();
+  first_done_.clear();
+  next_ = Next::regroup;
   int rank = 0;
   world_size_ = 0;
   const std::vector<Node> order = in_order();
   for (const Node node : order) {
     NodeInfo& info = nodes_.at(node);
     info.node_rank = rank++;
-    info.finished = false;
-    info.stopped = false;
     world_size_ += info.processes;
+    move(node, NodeState::assigned);
   }
-  state_ = State::reserving;
+  enter(State::reserving);
   AgentMessage reserve{.kind = Kind::reserve};
   reserve.generation = generation_;
   effects_.send(order.front(), reserve);
 }
 
 void Coordinator::start_all(const AgentMessage& reserved) {
-  state_ = State::running;
+  enter(State::running);
   AgentMessage start{.kind = Kind::start};
   start.generation = generation_;
   start.restarts = restarts_;
@@ -174,27 +218,19 @@ void Coordinator::start_all(const AgentMessage& reserved) {
   start.host = reserved.host;
   start.port = reserved.port;
   std::map<std::string, int> sharing, placed;  // ranks on each set of cores: all, and those that have theirs
-  for (const auto& [node, info] : nodes_) {
-    if (info.node_rank >= 0) sharing[info.core_set] += info.processes;
-  }
+  for (const auto& [node, info] : nodes_) sharing[info.core_set] += info.processes;
   for (const Node node : in_order()) {
-    const auto found = nodes_.find(node);
-    if (found == nodes_.end() || found->second.node_rank < 0) continue;
-    start.node_rank = found->second.node_rank;
-    start.processes = found->second.processes;
-    start.devices_per_process = found->second.devices_per_process;
-    start.core_total = sharing[found->second.core_set];
-    start.core_first = std::exchange(placed[found->second.core_set], placed[found->second.core_set] + start.processes);
-    start.node_count = 0;
-    for (const auto& [other, info] : nodes_) start.node_count += info.node_rank >= 0 ? 1 : 0;
+    const NodeInfo& info = nodes_.at(node);
+    start.node_rank = info.node_rank;
+    start.processes = info.processes;
+    start.devices_per_process = info.devices_per_process;
+    start.core_total = sharing[info.core_set];
+    start.core_first = std::exchange(placed[info.core_set], placed[info.core_set] + start.processes);
+    move(node, NodeState::running);
     effects_.send(node, start);
     start.first_rank += start.processes;
     if (state_ != State::running) return;  // the first node could not even start
   }
-  // A node joined while the port was being reserved.
-  const bool late =
-      std::any_of(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.node_rank < 0; });
-  if (late) stop_all(SIGTERM, options_.grace);
 }
 
 void Coordinator::on_timer(Timer timer) {
@@ -204,9 +240,8 @@ void Coordinator::on_timer(Timer timer) {
       if (state_ == State::gathering && nodes_.size() >= static_cast<std::size_t>(options_.nodes.min)) form_group();
       return;
     case Timer::restart:
-      state_ = State::gathering;
       ++restarts_;
-      begin();
+      enter(State::gathering);
       if (nodes_.size() < static_cast<std::size_t>(options_.nodes.min) && effects_.start_agents)
         effects_.start_agents();
       return check_start();

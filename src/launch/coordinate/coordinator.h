@@ -11,12 +11,16 @@
 //
 // A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM leaves
 // the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
+//
+// The job is in one State and each node in one NodeState; enter() and move() are the only ways into them. Every State in which
+// the job waits for nodes ends: `gathering` by its timers, the others because a silent node counts as lost (agent_link.h).
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,28 +77,45 @@ class Coordinator {
   std::size_t node_count() const noexcept { return nodes_.size(); }
 
  private:
+  enum class NodeState {
+    idle,      // not in the present generation
+    assigned,  // has a rank in it, but nothing was started there yet
+    running,   // was sent its assignments
+    finished,  // all of its workers have exited with 0
+    stopping,  // was told to end its workers
+    leaving,   // the same, and it leaves the job when they have ended
+  };
   struct NodeInfo {
     std::string host;
     std::string core_set;  // nodes with the same set share its cores
     int requested_rank = -1;
     int processes = 1;
     int devices_per_process = 0;
-    int node_rank = -1;  // of the present generation; -1: not in it
-    bool finished = false;
-    bool stopped = true;
-    int leaving = 0;  // the signal that its launcher got
+    NodeState state = NodeState::idle;
+    int node_rank = -1;  // of the last generation that it was in; -1: none
+    bool in_group() const noexcept { return state != NodeState::idle; }
+    bool has_workers() const noexcept {
+      return state == NodeState::running || state == NodeState::stopping || state == NodeState::leaving;
+    }
   };
+  /// What follows when all nodes have stopped. A later one replaces an earlier one, never the reverse.
+  enum class Next { regroup, restart_if_allowed, quit };
 
+  void enter(State state);
+  void move(Node node, NodeState state);
   std::string refusal(const AgentMessage& join) const;
   std::string missing() const;
+  int staying() const;
   void check_start();
   void form_group();
   void start_all(const AgentMessage& reserved);
   void decide();
   void check_absent();
+  void check_finished();
   bool leave(Node node, int signal);
-  void release_leaving();
+  void release(Node node);
   void show_on_all(const std::string& text);
+  void follow(Next next, int code);
   void stop_all(int signal, std::chrono::duration<double> grace);
   void check_stopped();
   void quit(int code, const std::string& text);
@@ -108,11 +129,14 @@ class Coordinator {
   int world_size_ = 0;
   int failures_ = 0;
   int restarts_ = 0;
-  std::vector<RankExit> exits_;      // of the present generation
-  std::optional<RankExit> absent_;   // exited with 0 without having called init()
-  std::optional<int> waiting_;       // a rank that waits in init() for all
-  std::optional<int> failure_code_;  // why it is being stopped; none: membership
-  int interrupted_ = 0;              // the signal
+  std::set<std::string> lost_hosts_;  // since a group was formed last
+  // Of the present generation:
+  std::vector<RankExit> exits_;
+  std::optional<RankExit> absent_;  // exited with 0 without having called init()
+  std::optional<int> waiting_;      // a rank that waits in init() for all
+  std::string first_done_;          // who exited with 0 first, for people; empty: none yet
+  Next next_ = Next::regroup;
+  int code_ = 0;  // the job's exit code, if it quits
 };
 
 }  // namespace maniple::launch

@@ -52,17 +52,24 @@ void Coordinator::received(Node node, const AgentMessage& message) {
       }
       return check_absent();
     case Kind::waiting: waiting_ = message.exit.rank; return check_absent();
+    case Kind::exited:
+      if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, found->second.host);
+      return;
     case Kind::finished:
-      found->second.finished = true;
-      if (state_ == State::running &&
-          std::all_of(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.finished; })) {
-        quit(0, {});
+      if (found->second.state != NodeState::running) return;  // told to stop: it replies to that
+      move(node, NodeState::finished);
+      if (first_done_.empty()) {
+        first_done_ = fmt::format("node {} (host {})", found->second.node_rank, found->second.host);
       }
-      return;
+      return check_finished();
     case Kind::stopped:
-      found->second.stopped = true;
-      if (state_ == State::stopping) check_stopped();
-      return;
+      if (state_ != State::stopping) return;
+      if (found->second.state == NodeState::leaving) {
+        release(node);
+      } else {
+        move(node, NodeState::idle);
+      }
+      return check_stopped();
     default: return;
   }
 }
@@ -80,8 +87,7 @@ void Coordinator::check_absent() {
 void Coordinator::decide() {
   if (state_ != State::running || exits_.empty()) return;
   const RankExit& cause = exits_[first_cause(exits_)];
-  failure_code_ = cause.exit_code();
-  ++failures_;
+  follow(Next::restart_if_allowed, cause.exit_code());
   std::string text = describe_failure(cause, world_size_);
   if (options_.restarts.max_restarts > 0 && options_.restarts.allows(failures_)) {
     text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
@@ -99,83 +105,96 @@ void Coordinator::show_on_all(const std::string& text) {
   for (const auto& [node, info] : nodes_) effects_.send(node, verdict);
 }
 
+void Coordinator::check_finished() {
+  if (state_ != State::running) return;
+  const bool all = std::all_of(nodes_.begin(), nodes_.end(), [](const auto& entry) {
+    return entry.second.state == NodeState::finished || !entry.second.in_group();
+  });
+  if (all) quit(0, {});
+}
+
+void Coordinator::follow(Next next, int code) {
+  if (next <= next_) return;
+  next_ = next;
+  code_ = code;
+  if (next == Next::restart_if_allowed) ++failures_;
+}
+
+/// Nodes on which nothing was started have nothing to end, and are not waited for.
 void Coordinator::stop_all(int signal, std::chrono::duration<double> grace) {
-  effects_.stop_timer(Timer::verdict);
-  state_ = State::stopping;
+  enter(State::stopping);
   AgentMessage stop{.kind = Kind::stop};
   stop.generation = generation_;
   stop.signal = signal;
   stop.grace_ms = static_cast<int>(std::min(grace.count(), 1e6) * 1000);
-  std::vector<Node> running;
+  std::vector<Node> with_workers;
   for (const auto& [node, info] : nodes_) {
-    if (info.node_rank >= 0 && !info.stopped) running.push_back(node);
+    if (info.has_workers()) with_workers.push_back(node);
+    move(node, info.has_workers() ? NodeState::stopping : NodeState::idle);
   }
-  for (const Node node : running) effects_.send(node, stop);
+  for (const Node node : with_workers) effects_.send(node, stop);
   check_stopped();
 }
 
 void Coordinator::check_stopped() {
   if (state_ != State::stopping) return;
   for (const auto& [node, info] : nodes_) {
-    if (info.node_rank >= 0 && !info.stopped) return;
+    if (info.has_workers()) return;
   }
-  for (auto& [node, info] : nodes_) info.node_rank = -1;
-  release_leaving();
-  if (interrupted_ != 0) return quit(128 + interrupted_, {});
-  if (!failure_code_) {
-    state_ = State::gathering;
+  if (next_ == Next::quit) return quit(code_, {});
+  if (next_ == Next::regroup) {
+    enter(State::gathering);
     return check_start();
   }
-  if (!options_.restarts.allows(failures_)) return quit(*failure_code_, {});
-  state_ = State::restart_delay;
-  effects_.set_timer(Timer::restart, options_.restarts.delay_before(failures_));
+  if (!options_.restarts.allows(failures_)) return quit(code_, {});
+  enter(State::restart_delay);
 }
 
 /// A scheduler that takes a machine away sends SIGTERM to its launcher. False: the job needs the node.
 bool Coordinator::leave(Node node, int signal) {
   const auto found = nodes_.find(node);
-  if (found == nodes_.end() || state_ == State::done || signal != SIGTERM || interrupted_ != 0) return false;
-  NodeInfo& info = found->second;
-  if (info.leaving != 0) return true;
-  const auto staying =
-      std::count_if(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.leaving == 0; }) - 1;
-  if (!options_.nodes.elastic() || staying < options_.nodes.min) return false;
-  info.leaving = signal;
-  const bool forms = state_ == State::running || state_ == State::reserving;
+  if (found == nodes_.end() || state_ == State::done || signal != SIGTERM || next_ == Next::quit) return false;
+  const NodeInfo& info = found->second;
+  if (info.state == NodeState::leaving) return true;
+  if (!options_.nodes.elastic() || staying() - 1 < options_.nodes.min) return false;
+  const bool forms = info.state == NodeState::assigned || info.state == NodeState::running;
   effects_.print(fmt::format("maniple: host {} leaves the job ({} to its launcher){}", info.host, signal_name(signal),
-                             forms ? fmt::format("; the group is re-formed with {}", staying) : ""));
+                             forms ? fmt::format("; the group is re-formed with {}", staying() - 1) : ""));
+  if (info.has_workers()) {
+    move(node, NodeState::leaving);
+  } else {
+    release(node);
+  }
   if (forms) {
     stop_all(SIGTERM, options_.interrupt_grace);
-  } else if (state_ != State::stopping) {
-    release_leaving();
+  } else {
+    check_finished();
   }
   return true;
 }
 
-void Coordinator::release_leaving() {
-  for (auto entry = nodes_.begin(); entry != nodes_.end();) {
-    const auto [node, info] = *entry++;
-    if (info.leaving == 0) continue;
-    AgentMessage quit{.kind = Kind::quit};
-    quit.code = 128 + info.leaving;
-    quit.text =
-        fmt::format("maniple: {}: this node has left the job, which goes on without it", signal_name(info.leaving));
-    nodes_.erase(node);
-    effects_.send(node, quit);
-  }
+/// Sends a node away whose launcher got SIGTERM; the job goes on.
+void Coordinator::release(Node node) {
+  AgentMessage quit{.kind = Kind::quit};
+  quit.code = 128 + SIGTERM;
+  quit.text = fmt::format("maniple: {}: this node has left the job, which goes on without it", signal_name(SIGTERM));
+  nodes_.erase(node);
+  effects_.send(node, quit);
 }
 
 void Coordinator::interrupt(int signal, const std::string& host) {
   if (state_ == State::done) return;
-  const bool again = interrupted_ != 0;
-  if (!again) interrupted_ = signal;
+  const bool again = next_ == Next::quit;
+  follow(Next::quit, 128 + signal);
   if (!again && nodes_.size() > 1) {
     const std::string text = fmt::format("maniple: {}{} ends the job on all nodes", signal_name(signal),
                                          host.empty() ? "" : fmt::format(" on host {}", host));
     effects_.print(text);
     show_on_all(text);
   }
-  if (state_ == State::gathering || state_ == State::restart_delay) return quit(128 + interrupted_, {});
+  const bool waits_for_workers =
+      std::any_of(nodes_.begin(), nodes_.end(), [](const auto& entry) { return entry.second.has_workers(); });
+  if (!waits_for_workers) return quit(code_, {});
   if (again) return stop_all(SIGKILL, Seconds(0));
   if (signal == SIGINT) {
     effects_.print(fmt::format("maniple: interrupted; workers have {:.0f} s to finish (Ctrl-C again ends them at once)",
@@ -201,18 +220,14 @@ void Coordinator::pass_on(Node from, int signal, const std::string& host) {
 }
 
 void Coordinator::fail(const std::string& text, int code) {
-  if (state_ == State::done || interrupted_ != 0) return;
+  if (state_ == State::done || next_ == Next::quit) return;
   if (!text.empty()) effects_.print(text);
-  interrupted_ = code - 128;  // ends like an interruption: no restart, this code
-  if (state_ == State::running || state_ == State::reserving) return stop_all(SIGTERM, options_.grace);
-  if (state_ != State::stopping) quit(code, {});
+  follow(Next::quit, code);  // ends like an interruption: no restart, this code
+  if (state_ != State::stopping) stop_all(SIGTERM, options_.grace);
 }
 
 void Coordinator::quit(int code, const std::string& text) {
-  state_ = State::done;
-  for (const Timer timer : {Timer::join_timeout, Timer::join_window, Timer::reminder, Timer::verdict, Timer::restart}) {
-    effects_.stop_timer(timer);
-  }
+  enter(State::done);
   AgentMessage message{.kind = Kind::quit};
   message.code = code;
   message.text = text;

@@ -127,7 +127,7 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
 
 void WorkerGroup::open_messages() {
   messages_.open();
-  waiting_reported_ = absent_reported_ = false;
+  waiting_reported_ = absent_reported_ = exited_reported_ = false;
   poller_.watch(messages_.own_end(), EPOLLIN, [this](std::uint32_t) { receive_messages(); });
 }
 
@@ -272,6 +272,7 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
   --running_;
   end_held(member);
   if (!on_its_own) return true;
+  if (!exit.failed() && !std::exchange(exited_reported_, true)) events_.exited(exit.rank);
   const bool absent = !exit.failed() && !messages_.is_initialised(exit.rank) && !std::exchange(absent_reported_, true);
   if (exit.failed() || absent) {
     read_from(member.out, true);

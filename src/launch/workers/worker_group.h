@@ -48,6 +48,7 @@ class WorkerGroup {
     std::function<void(const RankExit&)> failed;  ///< a worker failed although nobody ended it
     std::function<void(const RankExit&)> absent;  ///< a worker exited with 0 before init() was done; the first only
     std::function<void(int rank)> waiting;        ///< a worker waits in init() for all others; the first only
+    std::function<void(int rank)> exited;         ///< a worker exited with 0; the first only
     std::function<void()> finished;               ///< all have exited with 0, and nothing is left of them
     std::function<void()> ended;                  ///< after end(): nothing is left
   };
@@ -128,6 +129,7 @@ class WorkerGroup {
   WorkerMessages messages_;
   bool waiting_reported_ = false;
   bool absent_reported_ = false;
+  bool exited_reported_ = false;
 };
 
 }  // namespace maniple::launch
