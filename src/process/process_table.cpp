@@ -131,6 +131,10 @@ std::vector<pid_t> descendants_of(pid_t root) {
   return found;
 }
 
+void ask_to_end(pid_t pid, int signal) noexcept {
+  if (::kill(pid, signal) == 0) ::kill(pid, SIGCONT);
+}
+
 void signal_descendants(int signal) {
   constexpr int kRounds = 8;  // a process that keeps forking may be ahead of us for a while
   std::set<pid_t> signalled;
@@ -138,7 +142,7 @@ void signal_descendants(int signal) {
     bool more = false;
     for (const pid_t pid : descendants()) {
       if (!signalled.insert(pid).second) continue;
-      ::kill(pid, signal);
+      ask_to_end(pid, signal);
       more = true;
     }
     if (!more) return;
@@ -161,7 +165,7 @@ std::vector<pid_t> end_descendants(std::chrono::milliseconds limit) {
 }
 
 int end_child(pid_t pid, std::chrono::milliseconds grace) {
-  ::kill(pid, SIGTERM);
+  ask_to_end(pid, SIGTERM);
   const auto end = std::chrono::steady_clock::now() + grace;
   int status = 0;
   for (;;) {

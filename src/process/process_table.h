@@ -52,7 +52,11 @@ void adopt_orphans() noexcept;
 std::vector<pid_t> descendants();
 std::vector<pid_t> descendants_of(pid_t root);  ///< the same of any process
 
-/// Sends the signal to all of them, several times over until no new ones appear.
+/// Sends a signal that asks to end (SIGTERM, SIGINT, ...) to a process, or with a negative number to a process group; one that is
+/// stopped is continued, as it could not act on the signal.
+void ask_to_end(pid_t pid, int signal) noexcept;
+
+/// Sends the signal to all of them, several times over until no new ones appear. Stopped ones are continued.
 void signal_descendants(int signal);
 
 /// Kills all descendants and waits for them, at most `limit`. What is left is returned: processes that the kernel cannot

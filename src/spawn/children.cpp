@@ -18,6 +18,7 @@
 #include "base/host.h"
 #include "base/system_error.h"
 #include "process/descriptors.h"
+#include "process/process_table.h"
 #include "rendezvous/secret_source.h"
 
 namespace maniple::launch {
@@ -193,7 +194,7 @@ void SpawnWatch::signal_all(int signal) noexcept {
   for (Process& process : processes_) {
     if (process.ended) continue;
     process.ended_by_us = true;
-    ::kill(process.pid, signal);
+    ask_to_end(process.pid, signal);
   }
 }
 

@@ -197,6 +197,32 @@ TEST(Interrupt, SigtermIsPassedOn) {
   EXPECT_EQ(launched.count("saved"), 2);
 }
 
+// A stopped worker could not act on the signal, and the stop would take the 30 s of grace.
+TEST(Interrupt, StoppedWorkersAreContinued) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c",
+                     "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
+  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
+  for (const pid_t pid : processes_with(mark)) ::kill(pid, SIGSTOP);
+  launched.signal(SIGTERM);
+  EXPECT_EQ(launched.wait(25), 143) << "well before the 30 s of grace are over";
+  EXPECT_EQ(launched.count("saved"), 2) << launched.out();
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
+TEST(Interrupt, AStoppedAgentIsContinued) {
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", "echo up; exec sleep 1000"});
+  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
+  for (const pid_t pid : {launched.agent(), launched.reaper()}) {
+    ::kill(pid, SIGSTOP);
+    ASSERT_TRUE(becomes_true([&] { return state_of(pid) == 'T'; }));
+  }
+  launched.signal(SIGTERM);
+  EXPECT_EQ(launched.wait(25), 143) << launched.err();
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
 TEST(Interrupt, UserSignalsReachTheWorkers) {
   Launched launched(
       {"run", "-n", "2", "sh", "-c", "trap 'echo signalled; exit 0' USR1; echo up; while :; do sleep 0.05; done"});

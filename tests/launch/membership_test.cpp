@@ -27,10 +27,10 @@ TEST(Membership, AnAgentFrozenWhileThePortIsReservedEndsTheJob) {
   const std::string shell = folder.path() + "/shell";
   std::ofstream(shell) << "#!/bin/sh\nshift\nexec sh -c \"$*\"\n";
   ::chmod(shell.c_str(), 0755);
-  Launched job({"run", "--hosts", "127.0.0.2:1,127.0.0.3:1", "--rsh", shell, "--heartbeat", "0.2", "--silence-limit",
-                "3", "--max-restarts", "1", "--restart-delay", "1", "sh", "-c",
-                "[ $RANK = 1 ] && exit 3; exec sleep 1000"},
-               {.env = {{mark.substr(0, equals), mark.substr(equals + 1)}}});
+  Launched job(
+      {"run", "--hosts", "127.0.0.2:1,127.0.0.3:1", "--rsh", shell, "--heartbeat", "0.2", "--silence-limit", "3",
+       "--max-restarts", "1", "--restart-delay", "1", "sh", "-c", "[ $RANK = 1 ] && exit 3; exec sleep 1000"},
+      {.env = {{mark.substr(0, equals), mark.substr(equals + 1)}}});
   ASSERT_TRUE(job.wait_for("(restart 1 of 1)")) << job.err();
   const pid_t agent = child_of(child_of(agent_of(mark, "0")));
   ASSERT_GT(agent, 0);

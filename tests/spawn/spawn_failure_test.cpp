@@ -168,6 +168,28 @@ TEST_P(SpawnFailure, OthersMayTidyUpOnSigterm) {
   EXPECT_EQ(count_lines(file("tidy")), 2u);
 }
 
+// A stopped process could not act on SIGTERM, and spawn would wait for the whole grace time.
+TEST_P(SpawnFailure, StoppedProcessesAreContinued) {
+  const auto worker = [](int rank, const std::string& path) {
+    static std::atomic<bool> asked{false};
+    ::signal(SIGTERM, [](int) { asked = true; });
+    if (rank == 1) {
+      append_line(path + ".pid", std::to_string(::getpid()));
+      ::raise(SIGSTOP);
+      require(eventually([&] { return asked.load(); }), "asked to end");
+      return append_line(path, "tidy");
+    }
+    require(eventually([&] { return count_lines(path + ".pid") == 1; }), "the other is up");
+    const std::string stat = "/proc/" + std::to_string(std::stoi(contents(path + ".pid"))) + "/stat";
+    require(eventually([&] { return contents(stat).find(") T ") != std::string::npos; }), "the other is stopped");
+    throw std::runtime_error("first");
+  };
+  SpawnOptions lenient = options(2);
+  lenient.grace = Seconds(60);
+  EXPECT_EQ(spawn_error(worker, lenient, file("tidy")).text(), "first");
+  EXPECT_EQ(count_lines(file("tidy")), 1u);
+}
+
 // The survivors' "peer lost" may come in before the cause: it is not what the user wants to read.
 TEST_P(SpawnFailure, TheCauseComesBeforeItsConsequences) {
   const auto worker = [](int rank) {

@@ -207,7 +207,7 @@ void MpsDaemon::stop() noexcept try {
     for (const int signal : {SIGTERM, SIGKILL}) {
       if (gone) break;
       for (const Process& one : running) {
-        if (start_of_process(one.pid) == one.start) ::kill(one.pid, signal);
+        if (start_of_process(one.pid) == one.start) ask_to_end(one.pid, signal);
       }
       gone = await_end(running, Deadline::after(kSignalLimit));
     }

@@ -44,6 +44,14 @@ void pass_on(int control, int signal) {
   }
 }
 
+/// An agent or reaper that somebody has stopped could not act on what is passed on.
+void continue_stopped() {
+  for (const pid_t pid : descendants()) {
+    const auto stat = process_stat(pid);
+    if (stat && stat->state == 'T') ::kill(pid, SIGCONT);
+  }
+}
+
 int code_of(pid_t agent, int status) {
   constexpr std::chrono::seconds kLimit{3};
   if (WIFEXITED(status)) stop_daemon();
@@ -70,6 +78,7 @@ int supervise(pid_t reaper, int control, const sigset_t& signals) {
       continue;
     }
     pass_on(control, signal);
+    if (signal != SIGTSTP && signal != SIGUSR1 && signal != SIGUSR2) continue_stopped();
     if (signal == SIGTSTP) ::raise(SIGSTOP);  // SIGCONT is passed on when it comes
   }
 }

@@ -105,7 +105,6 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
   open_messages();
   node.init_fd = node.report_fd = messages_.rank_end();
   killed_ = false;
-  stopped_ = false;
   running_ = 0;
   state_ = State::working;
   started_ = Poller::Clock::now();
@@ -313,16 +312,15 @@ void WorkerGroup::end(int signal, std::chrono::duration<double> grace) {
       return;
     }
   } else {
-    signal_all(signal);
-    if (stopped_) signal_all(SIGCONT);  // so that they can act on it
+    for (const auto& member : members_) {
+      if (member->running) ask_to_end(-member->pid, signal);
+    }
     timer_ = poller_.call_after(grace, [this] { kill_rest(); });
   }
   check_finished();
 }
 
 void WorkerGroup::signal_all(int signal) {
-  if (signal == SIGSTOP) stopped_ = true;
-  if (signal == SIGCONT) stopped_ = false;
   for (const auto& member : members_) {
     if (member->running) ::kill(-member->pid, signal);
   }

@@ -116,8 +116,7 @@ class WorkerGroup {
   WorkerGroupSettings settings_;
   Events events_;
   State state_ = State::idle;
-  bool stopped_ = false;  // by SIGSTOP, for the time being
-  bool killed_ = false;   // SIGKILL was sent to all
+  bool killed_ = false;  // SIGKILL was sent to all
   bool warned_about_files_ = false;
   std::vector<std::unique_ptr<Member>> members_;
   int running_ = 0;
