@@ -57,6 +57,12 @@ bool is_consequence(const ErrorInfo& error, int rank) {
   return error.origin >= 0 && error.origin != rank;
 }
 
+int blamed_rank(const ErrorInfo& error) {
+  if (error.kind != ErrorKind::peer_lost) return error.origin;
+  if (error.loss == LossKind::left) return -1;
+  return error.ranks.empty() ? error.origin : error.ranks.front();
+}
+
 std::size_t first_cause(const std::vector<RankExit>& exits) {
   const auto better = [](const RankExit& a, const RankExit& b) {
     if (a.consequence != b.consequence) return b.consequence;
@@ -68,7 +74,22 @@ std::size_t first_cause(const std::vector<RankExit>& exits) {
   for (std::size_t i = 1; i < exits.size(); ++i) {
     if (better(exits[i], exits[best])) best = i;
   }
+  for (std::size_t steps = 0; steps < exits.size() && exits[best].consequence; ++steps) {  // two may blame each other
+    const int blamed = exits[best].blamed;
+    const auto found =
+        std::find_if(exits.begin(), exits.end(), [&](const RankExit& exit) { return exit.rank == blamed; });
+    if (blamed < 0 || found == exits.end()) break;
+    best = static_cast<std::size_t>(found - exits.begin());
+  }
   return best;
+}
+
+int unseen_cause(const std::vector<RankExit>& exits) {
+  const RankExit& first = exits[first_cause(exits)];
+  if (!first.consequence) return -1;
+  const bool seen =
+      std::any_of(exits.begin(), exits.end(), [&](const RankExit& exit) { return exit.rank == first.blamed; });
+  return seen ? -1 : first.blamed;
 }
 
 bool cause_may_follow(const std::vector<RankExit>& exits) {
@@ -84,13 +105,19 @@ std::string describe_end(const RankExit& exit) {
   return text;
 }
 
-std::string describe_failure(const RankExit& exit, int world_size) {
+std::string describe_failure(const RankExit& exit, int world_size, int unseen) {
   if (exit.pid < 0) {
     return fmt::format("maniple: rank {} of {} could not be started on host {}: {}", exit.rank, world_size, exit.host,
                        exit.error);
   }
-  std::string text = fmt::format("maniple: rank {} of {} failed first, on host {} (pid {}): {}", exit.rank, world_size,
-                                 exit.host, exit.pid, describe_end(exit));
+  std::string text =
+      unseen < 0 || unseen >= world_size
+          ? fmt::format("maniple: rank {} of {} failed first, on host {} (pid {}): {}", exit.rank, world_size,
+                        exit.host, exit.pid, describe_end(exit))
+          : fmt::format(
+                "maniple: rank {} of {} failed first, but has not ended (stopped, cut off, or busy?); rank "
+                "{} ended because of it, on host {} (pid {}): {}",
+                unseen, world_size, exit.rank, exit.host, exit.pid, describe_end(exit));
   if (!exit.error.empty()) text += fmt::format("\nmaniple:   error: {}", exit.error);
   if (!exit.tail.empty()) {
     text += fmt::format("\nmaniple:   last lines of rank {}:", exit.rank);

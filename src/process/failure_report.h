@@ -26,6 +26,7 @@ struct RankExit {
   std::string cause = {};
   std::string error = {};  ///< what it reported, or the last line of its output that looks like an error; may be empty
   bool consequence = false;            ///< what it reported began on another rank
+  int blamed = -1;                     ///< that rank, if it is known and did not leave in good order
   std::vector<std::string> tail = {};  ///< the last lines of its log
   std::int64_t at_us = 0;              ///< when, since the group was started on its node
 
@@ -38,17 +39,24 @@ struct RankExit {
 /// Whether what `rank` (of the world) reports began on another rank.
 bool is_consequence(const ErrorInfo& error, int rank);
 
+/// The rank on which a consequence began; -1: unknown, or it left in good order.
+int blamed_rank(const ErrorInfo& error);
+
 /// Index of the exit that was the cause of the others. `exits` must not be empty.
 ///
 /// One that is no consequence comes before those that are; among equals one killed by a signal comes before one that exited,
-/// if they ended within 20 ms of each other; then the earlier one.
+/// if they ended within 20 ms of each other; then the earlier one. Among consequences alone, the exit of the rank that the others
+/// blame.
 std::size_t first_cause(const std::vector<RankExit>& exits);
 
 /// True if it is worth waiting a little for another exit: the only failures so far are consequences.
 bool cause_may_follow(const std::vector<RankExit>& exits);
 
-/// Several lines, the last without a line break.
-std::string describe_failure(const RankExit& exit, int world_size);
+/// The rank that caused exits which are all consequences, if none of them is its own: it is stopped, cut off, or goes on. -1: none.
+int unseen_cause(const std::vector<RankExit>& exits);
+
+/// Several lines, the last without a line break. `unseen`: see unseen_cause().
+std::string describe_failure(const RankExit& exit, int world_size, int unseen = -1);
 
 /// "exit code 3", "signal SIGSEGV (segmentation fault)".
 std::string describe_end(const RankExit& exit);

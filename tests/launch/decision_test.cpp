@@ -16,8 +16,8 @@
 namespace maniple::launch {
 namespace {
 
-TEST(RepeatedLosses, AreShownOnce) {
-  RepeatedLosses losses;
+TEST(RepeatedErrors, LossesAreShownOnce) {
+  RepeatedErrors losses;
   const auto repeats = [&](int by, int rank) { return losses.report(by, lost_by(by, rank)); };
   EXPECT_FALSE(repeats(0, 2));
   EXPECT_FALSE(repeats(0, 2)) << "its own";
@@ -34,6 +34,27 @@ TEST(RepeatedLosses, AreShownOnce) {
   EXPECT_EQ(losses.summary(),
             "maniple: ranks 1, 3 reported the same loss of rank 2\nmaniple: rank 7 reported the same loss of rank 5");
   EXPECT_EQ(losses.summary(), "");
+}
+
+TEST(RepeatedErrors, MismatchesAreShownOnce) {
+  RepeatedErrors errors;
+  const auto mismatch = [](int number) {
+    return ErrorInfo{.kind = ErrorKind::mismatch, .sequence = static_cast<std::uint64_t>(number), .group = "world"};
+  };
+  EXPECT_FALSE(errors.report(1, mismatch(3)));
+  EXPECT_TRUE(errors.report(0, mismatch(3)));
+  EXPECT_FALSE(errors.report(2, mismatch(4)));
+  for (const int rank : {0, 1, 2}) errors.failed(rank);
+  EXPECT_EQ(errors.summary(), "maniple: rank 0 reported the same mismatch in call #3 of group world");
+}
+
+TEST(OutputTail, TheErrorIsNotRepeated) {
+  OutputTail tail;
+  const std::string error = "[barrier #1 world rank 0/2] " + std::string(1000, 'x');
+  tail.take("hello\n" + error + "\nshort\n", true);
+  EXPECT_EQ(tail.lines(error), (std::vector<std::string>{"hello", "short"}));
+  EXPECT_EQ(tail.lines("short\nsecond line").size(), 2u);
+  EXPECT_EQ(tail.lines("hell").size(), 3u);
 }
 
 // Of programs that do not report their failure.
@@ -99,10 +120,28 @@ TEST(OutOfMemory, IsToldApart) {
   EXPECT_EQ(judge_kill(SIGSEGV, false, before, after), "");
   after = before;
   after.machine_kills = 6;
-  EXPECT_NE(judge_kill(SIGKILL, false, before, after).find("probably"), std::string::npos);
+  EXPECT_NE(judge_kill(SIGKILL, false, before, after).find("a control group with a limit, or the machine"),
+            std::string::npos)
+      << "only the log of the kernel could tell";
+  after.machine_short = true;
+  EXPECT_EQ(judge_kill(SIGKILL, false, before, after),
+            "by the kernel's out-of-memory killer: the machine ran out of memory");
   // A worker that was moved into a group of its own: its counter began at 0.
   EXPECT_NE(judge_kill(SIGKILL, false, before, {.group = "/h", .kills = 1}), "");
   EXPECT_EQ(judge_kill(SIGKILL, false, {}, {}), "");
+}
+
+TEST(OutOfMemory, ReadsTheKernelsLog) {
+  const std::string line =
+      "6,1234,99,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/small,"
+      "task_memcg=/small/x,task=eat,pid=4711,uid=0\n";
+  const auto record = parse_oom_record(line, 4711);
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->group, "/small");
+  EXPECT_FALSE(record->machine_short);
+  EXPECT_FALSE(parse_oom_record(line, 471).has_value()) << "of another process";
+  EXPECT_FALSE(parse_oom_record("6,1,2,-;Out of memory", 4711).has_value());
+  EXPECT_TRUE(parse_oom_record("oom-kill:constraint=CONSTRAINT_NONE,task=eat,pid=7,uid=0", 7)->machine_short);
 }
 
 TEST(OutOfMemory, ReadsTheKernelsTables) {
@@ -134,6 +173,7 @@ TEST(AgentMessage, SurvivesTheWire) {
                   .cause = "c",
                   .error = "e",
                   .consequence = true,
+                  .blamed = 3,
                   .tail = {"t", ""},
                   .at_us = -1};
   const std::string bytes = encode(message);

@@ -49,6 +49,40 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
 }
 
+// The cause is not seen to end: it is stopped. The survivors that lost it are not the headline.
+TEST(Failure, AStoppedRankIsTheCause) {
+  const TemporaryDirectory folder;
+  const std::string mark = new_mark();
+  Launched launched({"run", "-n", "3", "--env", mark, "--env", "MANIPLE_HEARTBEAT=0.5", worker_program(), "until",
+                     folder.path() + "/end"});
+  ASSERT_TRUE(launched.wait_for("joined", 60, 3)) << launched.err();
+  std::string stopped;
+  for (const pid_t pid : processes_with(mark)) {
+    std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
+    for (std::string word; std::getline(file, word, '\0');) {
+      if (word == "RANK=1" && ::kill(pid, SIGSTOP) == 0) stopped = word;
+    }
+  }
+  ASSERT_EQ(stopped, "RANK=1");
+  EXPECT_EQ(launched.wait(), 1) << launched.err();
+  EXPECT_NE(
+      launched.err().find("maniple: rank 1 of 3 failed first, but has not ended (stopped, cut off, or busy?); rank "),
+      std::string::npos)
+      << launched.err();
+  EXPECT_TRUE(processes_with(mark).empty());
+}
+
+// All ranks report the same mismatch: one shows it, the others are listed, and the report does not repeat it in the last lines.
+TEST(Failure, AMismatchIsShownOnceAndSummedUp) {
+  const Result result = maniple({"run", "-n", "3", worker_program(), "mismatch", "1"});
+  EXPECT_EQ(result.code, 1) << result.err;
+  int count = 0;
+  const std::string text = "ranks called different things";
+  for (auto at = result.err.find(text); at != std::string::npos; at = result.err.find(text, at + 1)) ++count;
+  EXPECT_EQ(count, 2) << "by a rank, and as the error of the report: " << result.err;
+  EXPECT_NE(result.err.find(" reported the same mismatch in call #"), std::string::npos) << result.err;
+}
+
 // What ranks report through their descriptor decides, not what they print; one of them is shown.
 TEST(Failure, ReportedLossesAreConsequences) {
   const TemporaryDirectory folder;
@@ -309,6 +343,22 @@ TEST(Memory, TheKernelsKillIsToldApart) {
   EXPECT_NE(
       result.err.find("by the kernel's out-of-memory killer: the limit of its control group is 64 MiB, the peak was"),
       std::string::npos)
+      << result.err;
+}
+
+// A worker in a small group of its own: the machine has memory enough, and is not named.
+TEST(Memory, TheLimitOfAWorkersOwnGroupIsTold) {
+  const ControlGroup group("memory");
+  if (!group.made || !group.set("memory.limit_in_bytes", "67108864"))
+    GTEST_SKIP() << "no control group of version 1 here";
+  const Result result = maniple({"run", "-n", "2", "sh", "-c",
+                                 "[ $RANK = 0 ] && exec sleep 1000; echo $$ >" + group.path + "/cgroup.procs; exec " +
+                                     worker_program() + " eat"});
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_EQ(result.err.find("the machine ran out of memory"), std::string::npos) << result.err;
+  const auto says = [&](const char* text) { return result.err.find(text) != std::string::npos; };
+  EXPECT_TRUE(says("the limit of its control group is 64 MiB, the peak was 64 MiB") ||
+              says("a control group with a limit, or the machine, ran out of memory"))  // the log is not readable here
       << result.err;
 }
 

@@ -5,6 +5,8 @@
 //   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with exit code 1.
 //                  Without a file it was no rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
+//   mismatch R     joins; rank R calls something else than the others, and all print that and end with exit code 1
+//   crash R        joins; rank R writes to address 8
 //   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
 //   print FILE     prints lines without flushing; when the file is there, one more, and aborts
@@ -12,6 +14,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -95,6 +98,16 @@ int main(int argc, char** argv) try {
   world->all_reduce(maniple::buffer_of(sum));
   if (word == "die") {
     if (world->rank() == argument) ::kill(::getpid(), SIGKILL);
+    world->barrier();
+  }
+  if (word == "mismatch") {
+    double number = 1;
+    world->rank() == argument ? world->all_reduce(maniple::buffer_of(number))
+                              : world->all_reduce(maniple::buffer_of(sum));
+  }
+  if (word == "crash") {
+    volatile std::uintptr_t nowhere = 8;
+    if (world->rank() == argument) *reinterpret_cast<volatile int*>(nowhere) = 1;
     world->barrier();
   }
   if (word == "until") {

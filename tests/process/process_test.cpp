@@ -39,6 +39,15 @@ TEST(FailureReport, TheCauseComesBeforeItsConsequences) {
   EXPECT_EQ(first_cause({consequence, killed, later}), 1u);
   EXPECT_EQ(first_cause({later, killed}), 1u);
   EXPECT_EQ(first_cause({consequence}), 0u);
+  const auto blames = [](int rank, int blamed, int at) {
+    return RankExit{.rank = rank, .code = 1, .consequence = true, .blamed = blamed, .at_us = at};
+  };
+  EXPECT_EQ(first_cause({blames(0, 1, 10), blames(1, 2, 20)}), 1u) << "who is blamed is nearer to the cause";
+  EXPECT_EQ(unseen_cause({blames(0, 1, 10), blames(1, 2, 20)}), 2);
+  EXPECT_EQ(unseen_cause({blames(0, 1, 10), blames(1, 0, 20)}), -1) << "each other";
+  EXPECT_EQ(unseen_cause({blames(0, 1, 10), killed}), -1);
+  EXPECT_EQ(blamed_rank({.kind = ErrorKind::peer_lost, .ranks = {3}, .loss = LossKind::left}), -1);
+  EXPECT_EQ(blamed_rank(lost_by(0, 2)), 2);
   // Within a moment of each other the one with a signal is more likely the cause.
   EXPECT_EQ(first_cause({RankExit{.rank = 0, .code = 1, .at_us = 100}, killed}), 1u);
   EXPECT_EQ(first_cause({RankExit{.rank = 0, .code = 1, .at_us = 100}, later}), 0u);

@@ -49,6 +49,7 @@ void each_number(Message& message, Visit visit) {
   visit(message.exit.pid);
   visit(message.exit.code);
   visit(message.exit.signal);
+  visit(message.exit.blamed);
 }
 
 }  // namespace

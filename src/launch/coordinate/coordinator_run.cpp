@@ -88,7 +88,7 @@ void Coordinator::decide() {
   if (state_ != State::running || exits_.empty()) return;
   const RankExit& cause = exits_[first_cause(exits_)];
   follow(Next::restart_if_allowed, cause.exit_code());
-  std::string text = describe_failure(cause, world_size_);
+  std::string text = describe_failure(cause, world_size_, unseen_cause(exits_));
   if (options_.restarts.max_restarts > 0 && options_.restarts.allows(failures_)) {
     text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
                         options_.restarts.max_restarts);

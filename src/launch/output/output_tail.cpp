@@ -9,12 +9,14 @@ namespace maniple::launch {
 namespace {
 
 /// For a report on a terminal: no control characters, not too long.
+constexpr std::string_view kCut = " ...";
+
 std::string readable(std::string_view line) {
   std::string text(line.substr(0, OutputTail::kLineBytes));
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ' && c != '\t') c = ' ';
   }
-  if (line.size() > text.size()) text += " ...";
+  if (line.size() > text.size()) text += kCut;
   return text;
 }
 
@@ -93,32 +95,49 @@ void OutputTail::take(std::string_view lines, bool errors) {
 
 std::vector<std::string> OutputTail::lines(const std::string& error) const {
   std::vector<std::string> lines;
+  const std::string shown = readable(std::string_view(error).substr(0, error.find('\n')));
   for (const std::string& line : lines_) {
-    if (error.empty() || without_what(line) != error) lines.push_back(line);
+    const std::string plain = readable(without_what(line));
+    const bool same =
+        plain == shown || (plain.ends_with(kCut) && error.starts_with(plain.substr(0, plain.size() - kCut.size())));
+    if (error.empty() || !same) lines.push_back(line);
   }
   return lines;
 }
 
-bool RepeatedLosses::report(int by, const ErrorInfo& error) {
+namespace {
+
+/// What tells an error apart that several ranks report; empty: each is shown.
+std::string name_of(const ErrorInfo& error) {
+  if (error.kind == ErrorKind::peer_lost && !error.ranks.empty())
+    return fmt::format("loss of rank {}", error.ranks.front());
+  if (error.kind == ErrorKind::mismatch && error.sequence > 0)
+    return fmt::format("mismatch in call #{} of group {}", error.sequence, error.group);
+  return {};
+}
+
+}  // namespace
+
+bool RepeatedErrors::report(int by, const ErrorInfo& error) {
   repeated_.erase(by);
-  if (error.kind != ErrorKind::peer_lost || error.ranks.empty()) return false;
-  const int lost = error.ranks.front();
-  if (losses_.try_emplace(lost, Loss{.first = by, .others = {}}).first->second.first == by) return false;
-  repeated_[by] = lost;
+  const std::string name = name_of(error);
+  if (name.empty()) return false;
+  if (errors_.try_emplace(name, Reported{.first = by, .others = {}}).first->second.first == by) return false;
+  repeated_[by] = name;
   return true;
 }
 
-void RepeatedLosses::failed(int by) {
-  if (const auto it = repeated_.find(by); it != repeated_.end()) losses_.at(it->second).others.insert(by);
+void RepeatedErrors::failed(int by) {
+  if (const auto it = repeated_.find(by); it != repeated_.end()) errors_.at(it->second).others.insert(by);
 }
 
-std::string RepeatedLosses::summary() {
+std::string RepeatedErrors::summary() {
   std::string text;
-  for (auto& [lost, loss] : losses_) {
-    if (loss.others.empty()) continue;
-    text += fmt::format("{}maniple: rank{} {} reported the same loss of rank {}", text.empty() ? "" : "\n",
-                        loss.others.size() == 1 ? "" : "s", fmt::join(loss.others, ", "), lost);
-    loss.others.clear();
+  for (auto& [name, error] : errors_) {
+    if (error.others.empty()) continue;
+    text += fmt::format("{}maniple: rank{} {} reported the same {}", text.empty() ? "" : "\n",
+                        error.others.size() == 1 ? "" : "s", fmt::join(error.others, ", "), name);
+    error.others.clear();
   }
   return text;
 }

@@ -1,4 +1,4 @@
-// The end of a worker's output, for the report when it fails; and which ranks report a loss that others have reported.
+// The end of a worker's output, for the report when it fails; and which ranks report an error that others have reported.
 #pragma once
 
 #include <deque>
@@ -22,7 +22,7 @@ class OutputTail {
   /// Complete lines; only the last few are looked at closely. Errors are looked for in every line if `errors`.
   void take(std::string_view lines, bool errors);
 
-  /// Without `error`, which is shown before them, without stack frames and empty lines.
+  /// Without the line of `error`, which is shown before them, without stack frames and empty lines.
   std::vector<std::string> lines(const std::string& error) const;
   const std::string& error() const noexcept { return error_; }
   /// The worker has reported its failure: its output is not searched.
@@ -39,24 +39,25 @@ class OutputTail {
   bool looks_ = true;
 };
 
-/// When a rank dies, all that wait for it report that, print it and end: one of them is shown, the others are counted. Pure.
-class RepeatedLosses {
+/// When a rank dies, all that wait for it report that, print it and end; when ranks call different things, all of them do. One
+/// is shown, the others are counted. Pure.
+class RepeatedErrors {
  public:
-  /// Rank `by` has reported this error. True if it is the loss of a rank that another one has reported before.
+  /// Rank `by` has reported this error. True if it is a loss or a mismatch that another rank has reported before.
   bool report(int by, const ErrorInfo& error);
-  /// A rank whose last report was a repeated loss has failed: it is counted.
+  /// A rank whose last report was a repeated one has failed: it is counted.
   void failed(int by);
-  /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each lost rank; empty if there is none. Each is
-  /// summed up once.
+  /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each error; empty if there is none. Each is summed up
+  /// once.
   std::string summary();
 
  private:
-  struct Loss {
+  struct Reported {
     int first = -1;        // who reported it first
     std::set<int> others;  // that have reported it and failed
   };
-  std::map<int, int> repeated_;  // by the rank that reports: whose loss
-  std::map<int, Loss> losses_;   // by the rank that is lost
+  std::map<int, std::string> repeated_;     // by the rank that reports: which one
+  std::map<std::string, Reported> errors_;  // by what tells them apart, for people
 };
 
 }  // namespace maniple::launch

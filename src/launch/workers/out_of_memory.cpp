@@ -1,11 +1,17 @@
 #include "launch/workers/out_of_memory.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <csignal>
 
 #include <fmt/format.h>
 
 #include "base/files.h"
+#include "base/unique_fd.h"
 #include "process/process_table.h"
 
 namespace maniple::launch {
@@ -23,6 +29,19 @@ std::string bytes_text(long long bytes) {
   const double value = static_cast<double>(bytes);
   if (value >= 1 << 30) return fmt::format("{:.1f} GiB", value / (1 << 30));
   return fmt::format("{:.0f} MiB", value / (1 << 20));
+}
+
+constexpr std::string_view kRoot = "/sys/fs/cgroup";
+
+void read_limit(OomCounters& counters, const std::string& group) {
+  constexpr long long kNoLimit = 1LL << 60;  // version 1 says so with a number near 2^63
+  counters.limit = number(file_text(group + "/memory.max"));
+  counters.peak = number(file_text(group + "/memory.peak"));
+  if (!counters.limit && !counters.peak) {
+    counters.limit = number(file_text(group + "/memory.limit_in_bytes"));
+    counters.peak = number(file_text(group + "/memory.max_usage_in_bytes"));
+  }
+  if (counters.limit && *counters.limit > kNoLimit) counters.limit.reset();
 }
 
 bool grew(const std::optional<long long>& before, const std::optional<long long>& after) {
@@ -50,18 +69,54 @@ OomCounters read_oom_counters(int pid, const std::string& group) {
   if (!group.empty() && (counters.group.empty() || counters.group == "/sys/fs/cgroup/memory")) counters.group = group;
   if (!counters.group.empty()) {
     counters.kills = counter_in(file_text(counters.group + "/memory.events"), "oom_kill");
-    counters.limit = number(file_text(counters.group + "/memory.max"));
-    counters.peak = number(file_text(counters.group + "/memory.peak"));
-    if (!counters.kills) {
-      constexpr long long kNoLimit = 1LL << 60;  // version 1 says so with a number near 2^63
-      counters.kills = counter_in(file_text(counters.group + "/memory.oom_control"), "oom_kill");
-      counters.limit = number(file_text(counters.group + "/memory.limit_in_bytes"));
-      counters.peak = number(file_text(counters.group + "/memory.max_usage_in_bytes"));
-      if (counters.limit && *counters.limit > kNoLimit) counters.limit.reset();
+    if (!counters.kills) counters.kills = counter_in(file_text(counters.group + "/memory.oom_control"), "oom_kill");
+    // The limit may be that of a group above.
+    for (std::string above = counters.group; !counters.limit && above.size() >= kRoot.size();) {
+      read_limit(counters, above);
+      above.erase(above.rfind('/'));
     }
   }
   counters.machine_kills = counter_in(file_text("/proc/vmstat"), "oom_kill");
   return counters;
+}
+
+std::optional<OomRecord> parse_oom_record(std::string_view line, int pid) {
+  const auto at = line.find("oom-kill:constraint=");
+  if (at == std::string_view::npos) return std::nullopt;
+  const auto field = [&](std::string_view name) {
+    const auto found = line.find(name, at);
+    if (found == std::string_view::npos) return std::string_view();
+    const auto begin = found + name.size();
+    return line.substr(begin, std::min(line.find_first_of(",\n", begin), line.size()) - begin);
+  };
+  if (number(field(",pid=")) != pid) return std::nullopt;
+  return OomRecord{.machine_short = field("constraint=") == "CONSTRAINT_NONE",
+                   .group = std::string(field(",oom_memcg="))};
+}
+
+void add_kernel_log(OomCounters& counters, int pid) {
+  const UniqueFd log(::open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  std::array<char, 8192> line;
+  std::optional<OomRecord> record;
+  while (log) {
+    const ssize_t got = ::read(log.get(), line.data(), line.size());
+    if (got < 0 && (errno == EINTR || errno == EPIPE)) continue;  // EPIPE: overwritten meanwhile, the next one follows
+    if (got <= 0) break;
+    if (const auto own = parse_oom_record({line.data(), static_cast<std::size_t>(got)}, pid)) record = own;
+  }
+  if (!record) return;
+  counters.machine_short = record->machine_short;
+  if (record->group.empty()) return;
+  for (const char* hierarchy : {"/memory", ""}) {
+    OomCounters group;
+    read_limit(group, fmt::format("{}{}{}", kRoot, hierarchy, record->group));
+    if (!group.limit && !group.peak) continue;
+    counters.group = record->group;
+    counters.kills = 1;
+    counters.limit = group.limit;
+    counters.peak = group.peak;
+    return;
+  }
 }
 
 std::string judge_kill(int signal, bool sent_by_launcher, const OomCounters& before, const OomCounters& after) {
@@ -75,7 +130,9 @@ std::string judge_kill(int signal, bool sent_by_launcher, const OomCounters& bef
     return text;
   }
   if (before.machine_kills && grew(before.machine_kills, after.machine_kills)) {
-    return "probably by the kernel's out-of-memory killer: the machine ran out of memory meanwhile";
+    return after.machine_short ? "by the kernel's out-of-memory killer: the machine ran out of memory"
+                               : "probably by the kernel's out-of-memory killer: a control group with a limit, or the "
+                                 "machine, ran out of memory meanwhile";
   }
   return {};
 }

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
-constexpr std::chrono::duration<double> kLossWindow{0.5};     // time for ranks to end after they report a loss
+constexpr std::chrono::duration<double> kRepeatWindow{0.5};   // time for ranks to end after they report an error
 constexpr std::chrono::seconds kDestructorLimit{2};
 constexpr std::chrono::duration<double> kUnkillable{4.0};  // after SIGKILL: then it is the kernel that holds it
 
@@ -62,7 +62,7 @@ WorkerGroup::WorkerGroup(Poller& poller, Console& console, WorkerGroupSettings s
 
 WorkerGroup::~WorkerGroup() {
   poller_.cancel(timer_);
-  poller_.cancel(losses_timer_);
+  poller_.cancel(repeated_timer_);
   if (state_ != State::idle) end_descendants(kDestructorLimit);
   close_outputs();
   if (messages_.own_end() >= 0) poller_.forget(messages_.own_end());
@@ -210,29 +210,29 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
   }
 }
 
-// All ranks that wait for a lost one report it, print it and end. One is shown; of the others, what they print is held back
+// All ranks that wait for a lost one, or called different things, report it, print it and end. One is shown; of the others, what they print is held back
 // until they end, and summed up. A rank that goes on after all, with the ranks that are left, is shown.
 void WorkerGroup::take_report(Member& member, const ErrorInfo& failure) {
   member.tail->stop_looking();
-  if (!losses_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
+  if (!repeated_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
   member.held = true;
   member.err.pump->hold();
-  if (losses_timer_ == 0) losses_timer_ = poller_.call_after(kLossWindow, [this] { show_losses(); });
+  if (repeated_timer_ == 0) repeated_timer_ = poller_.call_after(kRepeatWindow, [this] { show_repeated(); });
 }
 
 void WorkerGroup::end_held(Member& member) {
   if (!std::exchange(member.held, false)) return;
   if (member.ok) return member.err.pump->show();
   member.err.pump->drop();
-  losses_.failed(member.assignment.rank);
+  repeated_.failed(member.assignment.rank);
 }
 
-void WorkerGroup::show_losses() {
-  poller_.cancel(losses_timer_);
+void WorkerGroup::show_repeated() {
+  poller_.cancel(repeated_timer_);
   for (const auto& member : members_) {
     if (member->running && std::exchange(member->held, false)) member->err.pump->show();
   }
-  if (const std::string text = losses_.summary(); !text.empty()) console_.say(text);
+  if (const std::string text = repeated_.summary(); !text.empty()) console_.say(text);
 }
 
 void WorkerGroup::pause_if_congested(Output& output) {
@@ -263,7 +263,9 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
     exit.code = status;
   } else {
     exit.signal = status;
-    exit.cause = judge_kill(status, !on_its_own, member.counters, read_oom_counters(pid, member.counters.group));
+    OomCounters now = read_oom_counters(pid, member.counters.group);
+    if (status == SIGKILL && on_its_own) add_kernel_log(now, pid);
+    exit.cause = judge_kill(status, !on_its_own, member.counters, now);
   }
   exit.at_us = std::chrono::duration_cast<std::chrono::microseconds>(Poller::Clock::now() - started_).count();
   member.running = false;
@@ -279,7 +281,8 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
     const ErrorInfo* failure = messages_.failure_of(exit.rank);
     exit.error = failure != nullptr ? describe(*failure) : member.tail->error();
     exit.consequence = failure != nullptr && is_consequence(*failure, exit.rank);
-    exit.tail = member.tail->lines(failure != nullptr ? std::string() : exit.error);
+    if (exit.consequence) exit.blamed = blamed_rank(*failure);
+    exit.tail = member.tail->lines(exit.error);
     (absent ? events_.absent : events_.failed)(exit);
   }
   return true;
@@ -380,8 +383,8 @@ void WorkerGroup::check_finished() {
 void WorkerGroup::become_idle() {
   poller_.cancel(timer_);
   close_outputs();
-  show_losses();
-  losses_ = {};
+  show_repeated();
+  repeated_ = {};
   if (messages_.own_end() >= 0) poller_.forget(messages_.own_end());
   messages_.close();
   state_ = State::idle;

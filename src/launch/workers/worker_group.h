@@ -86,7 +86,7 @@ class WorkerGroup {
     pid_t pid = -1;
     bool running = false;
     bool ok = false;
-    bool held = false;  // what it prints as an error is held back: it repeats a loss, and may be about to end
+    bool held = false;  // what it prints as an error is held back: it repeats an error, and may be about to end
     Output out;
     Output err;
     std::shared_ptr<OutputTail> tail;
@@ -102,7 +102,7 @@ class WorkerGroup {
   void resume_all(bool to_err);
   void take_report(Member& member, const ErrorInfo& failure);
   void end_held(Member& member);
-  void show_losses();
+  void show_repeated();
   void open_messages();
   void receive_messages();
   void close_outputs();
@@ -123,8 +123,8 @@ class WorkerGroup {
   Poller::Clock::time_point started_{};
   Poller::Timer timer_ = 0;
   std::string buffer_;
-  RepeatedLosses losses_;
-  Poller::Timer losses_timer_ = 0;
+  RepeatedErrors repeated_;
+  Poller::Timer repeated_timer_ = 0;
   WorkerMessages messages_;
   bool waiting_reported_ = false;
   bool absent_reported_ = false;
