@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstdlib>
 #include <memory>
@@ -56,11 +57,35 @@ std::string shown_bytes(std::uint64_t bytes) {
 
 // ---- ls --------------------------------------------------------------------------------------------------------------
 
+using CheckpointRow = std::array<std::string, 5>;
+
+/// Names of parts are the program's: a long list is cut, --json has all of it.
+std::string shown_parts(const std::vector<std::string>& parts) {
+  constexpr std::size_t kMaxShown = 60;
+  std::string text = one_line(fmt::format("{}", fmt::join(parts, " ")));
+  if (text.size() <= kMaxShown) return parts.empty() ? "-" : text;
+  std::size_t end = kMaxShown;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // not inside a character
+  return text.substr(0, end) + "...";
+}
+
+/// Columns as wide as their widest entry; the first three are numbers.
+void print_rows(const std::vector<CheckpointRow>& rows) {
+  std::array<std::size_t, 5> widths{};
+  for (const CheckpointRow& row : rows) {
+    for (std::size_t i = 0; i + 1 < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const CheckpointRow& row : rows) {
+    fmt::print("{:>{}}  {:>{}}  {:>{}}  {:<{}}  {}\n", row[0], widths[0], row[1], widths[1], row[2], widths[2], row[3],
+               widths[3], row[4]);
+  }
+}
+
 /// By the manifest and the lengths of the files; `verify` reads them.
 int list(const CheckpointArguments& arguments) {
   const auto steps = chosen_steps(arguments);
   auto json = nlohmann::json::array();
-  if (!arguments.json) fmt::print("{:>12}  {:>10}  {:>5}  {:<30}  {}\n", "STEP", "SIZE", "RANKS", "PARTS", "STATE");
+  std::vector<CheckpointRow> rows = {{"STEP", "SIZE", "RANKS", "PARTS", "STATE"}};
   for (const std::int64_t step : steps) {
     std::uint64_t bytes = 0;
     std::size_t ranks = 0;
@@ -81,11 +106,12 @@ int list(const CheckpointArguments& arguments) {
       if (!trouble.empty()) entry["trouble"] = trouble;
       json.push_back(std::move(entry));
     } else {
-      fmt::print("{:>12}  {:>10}  {:>5}  {:<30}  {}\n", step, trouble.empty() ? shown_bytes(bytes) : "-",
-                 trouble.empty() ? std::to_string(ranks) : "-", one_line(fmt::format("{}", fmt::join(parts, " "))),
-                 trouble.empty() ? "whole" : one_line(trouble));
+      const bool whole = trouble.empty();
+      rows.push_back({std::to_string(step), whole ? shown_bytes(bytes) : "-", whole ? std::to_string(ranks) : "-",
+                      shown_parts(parts), whole ? "whole" : one_line(trouble)});
     }
   }
+  if (!arguments.json) print_rows(rows);
   if (arguments.json) fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   return 0;
 }

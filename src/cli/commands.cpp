@@ -2,8 +2,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <memory>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -20,10 +22,12 @@ namespace maniple::cli {
 namespace {
 
 int print_backends() {
-  fmt::print("{:<8} {:<8} {:<68} how to get it\n", "backend", "state", "what it is");
+  std::size_t width = 0;
+  for (const BackendEntry& entry : backends()) width = std::max(width, std::string_view(entry.sentence).size());
+  fmt::print("{:<8} {:<8} {:<{}} how to get it\n", "backend", "state", "what it is", width);
   for (const BackendEntry& entry : backends()) {
     const std::string missing = entry.missing();
-    fmt::print("{:<8} {:<8} {:<68} {}\n", entry.name, missing.empty() ? "here" : "missing", entry.sentence,
+    fmt::print("{:<8} {:<8} {:<{}} {}\n", entry.name, missing.empty() ? "here" : "missing", entry.sentence, width,
                missing.empty() ? "-" : missing);
   }
   return 0;

@@ -53,7 +53,10 @@ void prepare(const CLI::App& command, std::vector<const char*>& arguments) {
     }
     if (word == "-np" || word == "--np") arguments[i] = "-n";
     const CLI::Option* option = command.get_option_no_throw(arguments[i]);
-    if (option != nullptr && option->get_items_expected_max() != 0) ++i;  // its value
+    if (option == nullptr || option->get_items_expected_max() == 0) continue;
+    MANIPLE_REQUIRE(i + 1 < arguments.size(), "{} needs a value: {} {}, then the program", word, word,
+                    option->get_type_name());
+    ++i;  // its value
   }
 }
 

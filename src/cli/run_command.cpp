@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 
 #include "base/check.h"
 #include "base/own_variables.h"
 #include "cli/command.h"
+#include "cli/outer_launcher.h"
 #include "launch/launch_options.h"
 #include "launch/placement/binding.h"
 #include "process/program.h"
@@ -172,6 +174,15 @@ int run(RunArguments& arguments) {
     fmt::print("{}", explain_plan(planned_nodes(options)));
     return 0;
   }
+  if (options.nodes.max == 1 && options.hosts.empty()) {
+    const std::string warning = outer_launcher_warning(
+        [](const char* name) {
+          const char* value = std::getenv(name);
+          return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+        },
+        options.processes);
+    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+  }
   try {
     return launch::launch(options);
   } catch (const ProgramError& error) {
@@ -181,11 +192,27 @@ int run(RunArguments& arguments) {
 }
 
 /// Options of mpirun and torchrun that have no alias here.
+constexpr const char* kCountAnswer = "use -n N for the number of processes";
 struct ForeignOption {
   const char* name;
   const char* answer;
 };
 constexpr ForeignOption kForeign[] = {
+    {"--nproc", kCountAnswer},
+    {"--nprocs", kCountAnswer},
+    {"--np", kCountAnswer},
+    {"--n", kCountAnswer},
+    {"-c", kCountAnswer},
+    {"-p", kCountAnswer},
+    {"--procs", kCountAnswer},
+    {"--num-procs", kCountAnswer},
+    {"--num-processes", kCountAnswer},
+    {"--ntasks", kCountAnswer},
+    {"-N", "use --nnodes for nodes, -n for the processes of each"},
+    {"--nodes", "use --nnodes N"},
+    {"--num-nodes", "use --nnodes N"},
+    {"--num-machines", "use --nnodes N"},
+    {"--machine-rank", "use --node-rank R"},
     {"-H", "use --hosts a:4,b:4"},
     {"--host", "use --hosts a:4,b:4"},
     {"--machinefile", "use --hostfile FILE"},

@@ -177,8 +177,11 @@ int parse_process_count(std::string_view text, int gpus, int cores) {
   if (text == "cpu") return cores;
   if (text == "auto") return gpus > 0 ? gpus : cores;
   const auto count = number(text, 1, kMaxProcessesPerNode);
-  MANIPLE_REQUIRE(count.has_value(), "-n is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu",
-                  text, kMaxProcessesPerNode);
+  // `maniple run -n ./train`: the program was taken for the number.
+  const bool word = !text.empty() && text.find_first_of("0123456789-=") != 0;
+  MANIPLE_REQUIRE(count.has_value(), "-n is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu{}",
+                  text, kMaxProcessesPerNode,
+                  word ? fmt::format("; if that is the program, the number is missing: -n 2 {}", text) : "");
   return *count;
 }
 

@@ -50,6 +50,26 @@ expect 2 '0 is too small; expected 1 or more' bench all_reduce --repeat 0
 expect 2 '-5 is too small; expected -1 or more' bench all_reduce --warmup -5
 expect 2 '0 is too small; expected 0.001 or more' bench all_reduce --budget 0
 expect 1 'write /nonexistent/out.json: No such file' bench all_reduce --json /nonexistent/out.json
+for option in --nproc --nprocs --nproc=2 --np=2 -c -p --ntasks --num_processes; do
+  expect 2 "no option $option: use -n N for the number of processes" run $option 2 true
+done
+expect 0 'fine' run -np 1 echo fine
+expect 0 'fine' run --np 1 echo fine
+expect 0 'fine' run --nproc_per_node 1 echo fine
+expect 2 '^maniple: -n needs a value: -n N, then the program$' run -n
+expect 2 '^maniple: -n is "true"; expected a number of processes .*; if that is the program, the number is missing: -n 2 true$' run -n true
+expect 2 '^maniple: -n is "0"; expected a number of processes from 1 to 16384, auto, gpu or cpu$' run -n 0 true
+expect 2 '^maniple: --hosts needs a value: --hosts a:4,b:4, then the program$' run --hosts
+export OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0
+expect 0 '^maniple: mpirun has started 2 launchers' run -n 1 true
+expect 2 'needs --master' run --nnodes 2 -n 1 true
+unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK
+# Columns fit what is in them, whatever it is.
+mkdir -p "$scratch/checkpoints/step-1000000000000000000"
+aligned=$("$maniple" checkpoint ls "$scratch/checkpoints" |
+  awk 'NR == 1 { head = index($0, "STATE") } NR == 2 { row = index($0, "cannot open") } END { print (head > 0 && head == row) }')
+[ "$aligned" = 1 ] || { echo "FAILED: checkpoint ls: the columns are not aligned"; failures=$((failures + 1)); }
+rm -r "$scratch/checkpoints"
 mkdir "$scratch/checkpoints"
 expect 2 'subcommand is required' checkpoint
 expect 2 'there is no checkpoint in .*/checkpoints; expected folders like step-' checkpoint ls "$scratch/checkpoints"
