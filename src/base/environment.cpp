@@ -78,6 +78,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::mpi_piece, "MANIPLE_MPI_PIECE", "268435456", whole(1, 268435456),
      "most elements (bytes of a broadcast) in one call of MPI, which counts in int"},
     {Knob::plugins, "MANIPLE_PLUGINS", "", text("a folder"), "folder with the plugins; default: libexec/maniple"},
+    {Knob::crash_trace, "MANIPLE_CRASH_TRACE", "1", flag(), "0: do not print the stack of a thread that crashes"},
 };
 
 // All of the text is the number, in the notation of C whatever the locale: no blanks, no plus sign, no hexadecimal.

@@ -40,6 +40,7 @@ enum class Knob {
   mpi,
   mpi_piece,
   plugins,
+  crash_trace,
 };
 
 /// What a knob may hold.

@@ -30,7 +30,8 @@ std::string outer_launcher_warning(const std::function<std::optional<std::string
     if (count <= 1) continue;
     if (*rank != "0") return {};  // said once
     return fmt::format(
-        "maniple: {} has started {} launchers ({} is {}), and each starts a job of its own with {} rank{}; for one job: "
+        "maniple: {} has started {} launchers ({} is {}), and each starts a job of its own with {} rank{}; for one "
+        "job: "
         "maniple run -n {} without {}, or one launcher on each node with --nnodes and --master",
         outer.name, count, outer.size, count, processes, processes == 1 ? "" : "s", count * processes, outer.name);
   }

@@ -11,6 +11,7 @@
 
 #include "backend/plugin/mpirun.h"
 #include "base/check.h"
+#include "base/crash_trace.h"
 #include "base/environment.h"
 #include "base/error_codec.h"
 #include "base/log.h"
@@ -66,6 +67,7 @@ std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOpti
 // What can be refused before anyone else is involved.
 Deadline check(const InitOptions& options) {
   check_environment(options);
+  install_crash_trace();
   MANIPLE_REQUIRE(options.timeout.count() > 0, "timeout is {} s; it must be positive", options.timeout.count());
   MANIPLE_REQUIRE(!options.init_timeout || options.init_timeout->count() > 0,
                   "init_timeout is {} s; it must be positive", options.init_timeout->count());

@@ -19,9 +19,10 @@ std::string warning(const std::map<std::string, std::string>& environment) {
 
 TEST(OuterLauncher, SeveralLaunchersAreSpokenOfOnce) {
   const std::string text = warning({{"OMPI_COMM_WORLD_SIZE", "3"}, {"OMPI_COMM_WORLD_RANK", "0"}});
-  EXPECT_NE(text.find("mpirun has started 3 launchers (OMPI_COMM_WORLD_SIZE is 3), and each starts a job of its own with 2 "
-                      "ranks; for one job: maniple run -n 6 without mpirun"),
-            std::string::npos)
+  EXPECT_NE(
+      text.find("mpirun has started 3 launchers (OMPI_COMM_WORLD_SIZE is 3), and each starts a job of its own with 2 "
+                "ranks; for one job: maniple run -n 6 without mpirun"),
+      std::string::npos)
       << text;
   EXPECT_EQ(warning({{"OMPI_COMM_WORLD_SIZE", "3"}, {"OMPI_COMM_WORLD_RANK", "1"}}), "");
   EXPECT_NE(warning({{"PMI_SIZE", "2"}, {"PMI_RANK", "0"}}), "");

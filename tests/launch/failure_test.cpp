@@ -40,6 +40,19 @@ TEST(Failure, SignalsAreNamed) {
   EXPECT_NE(killed.err.find("signal SIGKILL (killed)\n"), std::string::npos) << "no memory was short: " << killed.err;
 }
 
+// A crash says where: its stack is among the last lines of the report, and the signal ends the rank as it always does.
+TEST(Failure, ACrashHasAStack) {
+  const Result result = maniple({"run", "-n", "2", worker_program(), "crash", "1"});
+  EXPECT_EQ(result.code, 139) << result.err;
+  EXPECT_NE(result.err.find("maniple:     maniple: rank 1: SIGSEGV at address 0x8; the stack of its thread"),
+            std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("maniple:     " + worker_program() + "("), std::string::npos) << result.err;
+  const Result without = maniple({"run", "-n", "2", "--env", "MANIPLE_CRASH_TRACE=0", worker_program(), "crash", "1"});
+  EXPECT_EQ(without.code, 139) << without.err;
+  EXPECT_EQ(without.err.find("the stack of its thread"), std::string::npos) << without.err;
+}
+
 // Rank 2 dies inside a collective: the others say so, but it is the one that is shown.
 TEST(Failure, TheCauseIsShownNotTheVictims) {
   const Result result = maniple({"run", "-n", "4", worker_program(), "die", "2"});
