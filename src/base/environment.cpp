@@ -41,15 +41,16 @@ constexpr Permitted text(const char* what, std::size_t most_bytes = 0) {
 constexpr KnobInfo kKnobs[] = {
     {Knob::log, "MANIPLE_LOG", "warning", one_of("debug", "info", "warning", "error", "off"),
      "least important lines shown"},
-    {Knob::transport, "MANIPLE_TRANSPORT", "auto", one_of("auto", "loopback", "shm", "tcp"), "overrides the transport"},
+    {Knob::transport, "MANIPLE_TRANSPORT", "auto", one_of("auto", "loopback", "shm", "tcp"), "overrides the transport",
+     Scope::world},
     {Knob::algorithm, "MANIPLE_ALGORITHM", "", text("an algorithm"),
-     "overrides the algorithm, by the name `maniple bench --list` shows"},
+     "overrides the algorithm, by the name `maniple bench --list` shows", Scope::world},
     {Knob::interface_name, "MANIPLE_INTERFACE", "", text("an interface"),
      "network interface for data; default: the route to the master"},
     {Knob::allow_no_secret, "MANIPLE_ALLOW_NO_SECRET", "0", flag(),
      "1: leave loopback without a job secret (trusted networks)"},
     {Knob::heartbeat_s, "MANIPLE_HEARTBEAT", "2.5", number(0, 1000000),
-     "seconds of silence after which a rank counts as lost; 0: never"},
+     "seconds of silence after which a rank counts as lost; 0: never", Scope::world},
     {Knob::tcp_streams, "MANIPLE_TCP_STREAMS", "2", whole(1, 16), "connections between two ranks"},
     {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0", whole(0, 1048576),
      "socket buffer size; 0: the kernel's own tuning"},
@@ -57,13 +58,14 @@ constexpr KnobInfo kKnobs[] = {
      "congestion control, such as cubic; default: the system's, but not bbr where a packet is back within 1 ms"},
     {Knob::tcp_checksum, "MANIPLE_TCP_CHECKSUM", "1", flag(),
      "0: no CRC-32C of data over TCP; damage that TCP's own checksum misses is not noticed"},
-    {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(),
-     "1: encrypt and authenticate data between ranks over TCP; alike on all ranks"},
+    {Knob::encrypt, "MANIPLE_ENCRYPT", "0", flag(), "1: encrypt and authenticate data between ranks over TCP",
+     Scope::world},
     {Knob::stage_kib, "MANIPLE_STAGE_KIB", "0", whole_or(0, 16, 1048576),
      "shared stage per rank, 32 bytes times ranks or more; 0: by ranks and caches. The first rank of a host decides"},
     {Knob::spin_us, "MANIPLE_SPIN_US", "-1", number_or(-1, 0, 1000000),
      "microseconds to spin before yielding, or sleeping for TCP; -1: by cores and ranks"},
-    {Knob::checks, "MANIPLE_CHECKS", "1", flag(), "0: do not compare what ranks call (for measuring its cost)"},
+    {Knob::checks, "MANIPLE_CHECKS", "1", flag(), "0: do not compare what ranks call (for measuring its cost)",
+     Scope::world},
     {Knob::recorder, "MANIPLE_RECORDER", "256", whole(0, 1048576), "operations kept by the flight recorder; 0: none"},
     {Knob::wait_report_s, "MANIPLE_WAIT_REPORT", "10", number(0, 1000000),
      "seconds after which it is said who waits for whom, and then ever more rarely; 0: never"},
@@ -74,9 +76,9 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::mkldnn, "MANIPLE_MKLDNN", "auto", one_of("auto", "measure", "on", "off"),
      "convolutions by oneDNN (apply_fast_settings)"},
     {Knob::mpi, "MANIPLE_MPI", "auto", one_of("auto", "openmpi", "mpich"),
-     "which MPI the backend mpi is; auto: that of the mpirun"},
+     "which MPI the backend mpi is; auto: that of the mpirun", Scope::world},
     {Knob::mpi_piece, "MANIPLE_MPI_PIECE", "268435456", whole(1, 268435456),
-     "most elements (bytes of a broadcast) in one call of MPI, which counts in int"},
+     "most elements (bytes of a broadcast) in one call of MPI, which counts in int", Scope::world},
     {Knob::plugins, "MANIPLE_PLUGINS", "", text("a folder"), "folder with the plugins; default: libexec/maniple"},
     {Knob::crash_trace, "MANIPLE_CRASH_TRACE", "1", flag(), "0: do not print the stack of a thread that crashes"},
 };
@@ -164,6 +166,20 @@ bool is_permitted(const Permitted& permitted, std::string_view text) noexcept {
     case Kind::text: break;
   }
   return permitted.most_bytes == 0 || text.size() <= permitted.most_bytes;
+}
+
+std::string described(const KnobInfo& knob) {
+  return knob.scope == Scope::world ? fmt::format("{}; alike on all ranks", knob.meaning) : knob.meaning;
+}
+
+std::string canonical_text(const KnobInfo& knob, std::string_view value) {
+  if (value.empty()) value = knob.default_text;
+  if (knob.permitted.kind == Kind::whole) {
+    if (const auto whole = parse<std::int64_t>(value)) return std::to_string(*whole);
+  } else if (knob.permitted.kind == Kind::number) {
+    if (const auto number = parse<double>(value)) return fmt::format("{}", *number == 0 ? 0.0 : *number);
+  }
+  return std::string(value);
 }
 
 std::vector<std::string> wrong_knobs(const ReadVariable& read) {

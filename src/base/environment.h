@@ -61,15 +61,24 @@ struct Permitted {
   std::size_t most_bytes = 0;                  ///< of text; 0: any number
 };
 
+enum class Scope {
+  rank,   ///< each rank may have a value of its own
+  world,  ///< init() compares the values of all ranks and refuses a difference
+};
+
 struct KnobInfo {
   Knob knob;
   const char* name;
   const char* default_text;
   Permitted permitted;
   const char* meaning;
+  Scope scope = Scope::rank;
 };
 std::span<const KnobInfo> knobs() noexcept;
 const KnobInfo& info(Knob knob) noexcept;
+
+/// The meaning as tables for people have it: with a note where the scope is the world.
+std::string described(const KnobInfo& knob);
 
 /// For a table: "1 to 16", "0 or 16 to 1048576", "number, 0 to 1000000", "auto, openmpi, mpich", "a folder",
 /// "a name, up to 255 bytes".
@@ -91,6 +100,9 @@ std::string knob_word(Knob knob);
 double knob_number(Knob knob);
 std::int64_t knob_integer(Knob knob);
 bool knob_flag(Knob knob);
+
+/// One text for all values that mean the same: "60", "60.0" and "6e1" are "60" for a number; unset is the default.
+std::string canonical_text(const KnobInfo& knob, std::string_view value);
 
 /// A plain variable; nullopt when unset or empty.
 std::optional<std::string> environment_text(const char* name);

@@ -20,7 +20,7 @@ struct Row {
 std::vector<Row> rows_of(const ReadVariable& read) {
   std::vector<Row> rows = {{"variable", "default", "values", "meaning"}};
   for (const KnobInfo& knob : knobs()) {
-    std::string meaning = knob.meaning;
+    std::string meaning = described(knob);
     if (const auto set = read(knob.name))
       meaning += fmt::format(" [now {}{}]", shown(*set), is_permitted(knob.permitted, *set) ? "" : ": not permitted");
     rows.push_back(

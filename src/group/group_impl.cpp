@@ -77,7 +77,12 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;
   link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
-  link.progress = [recorder = recorder_] { return recorder->last(); };
+  const auto made = std::make_shared<std::atomic<bool>>(false);
+  link.progress = [recorder = recorder_, made, since = Deadline::Clock::now()] {
+    if (*made) return recorder->last();
+    const std::chrono::duration<double> waited = Deadline::Clock::now() - since;
+    return CallProgress{.seq = 1, .running = true, .seconds = waited.count(), .call = "making the group"};
+  };
   link.departed = [this](int global_rank, std::uint64_t seq) {
     const std::lock_guard lock(departures_mutex_);
     departures_.emplace(global_rank, seq);
@@ -110,6 +115,7 @@ void detail::GroupImpl::set_up(Deadline deadline) {
     device_ = std::make_unique<DeviceCalls>(*this, &engine, facts_.device, deadline);
     barrier();  // ranks take memory from each other: one that leaves at once must not be gone before the last has
   }
+  made->store(true);
 }
 
 DeviceCalls& detail::GroupImpl::device_calls() {

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "backend/plugin/load.h"
 #include "backend/plugin/mpirun.h"
 #include "base/check.h"
 #include "base/crash_trace.h"
@@ -27,6 +28,8 @@
 
 namespace maniple {
 namespace {
+
+constexpr Seconds kInitTimeout = std::chrono::minutes(5);  // unless InitOptions say otherwise
 
 /// The topology of a group, from what the session knows of its ranks: `global_ranks` in the order of the group, the session's rank
 /// among them.
@@ -55,7 +58,12 @@ std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOpti
   facts.transport = options.transport;
   if (facts.transport == TransportKind::automatic) facts.transport = parse_transport(knob_word(Knob::transport));
   facts.algorithm = options.algorithm.empty() ? knob_text(Knob::algorithm) : options.algorithm;
-  facts.session = Session::start(std::move(result), facts.transport, deadline);
+  ChosenSettings chosen;
+  chosen.backend = facts.backend;
+  chosen.knobs[Knob::transport] = to_string(facts.transport);
+  chosen.knobs[Knob::algorithm] = facts.algorithm;
+  if (facts.backend == "mpi") chosen.knobs[Knob::mpi] = chosen_mpi();
+  facts.session = Session::start(std::move(result), facts.transport, chosen, deadline);
   std::vector<int> everyone(static_cast<std::size_t>(facts.session->world_size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   facts.topology = topology_of(*facts.session, everyone);
@@ -83,7 +91,7 @@ Deadline check(const InitOptions& options) {
       options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());
   if (options.backend == "mpi" && size != 1 && !started_by_mpirun()) throw Unsupported(needs_mpirun(size));
   require_algorithm(options.algorithm);
-  return Deadline::after(std::min(options.init_timeout.value_or(options.timeout), options.timeout));
+  return Deadline::after(options.init_timeout.value_or(std::min(options.timeout, kInitTimeout)));
 }
 
 // The program brought the store, so whoever can use it belongs to the job: it can carry the secret.

@@ -13,6 +13,7 @@
 #include "base/environment.h"
 #include "base/system_error.h"
 #include "rendezvous/methods.h"
+#include "rendezvous/round.h"
 #include "rendezvous/secret_source.h"
 
 namespace maniple {
@@ -27,20 +28,21 @@ constexpr std::string_view kClosed = "closed";
 // How long the last process of an earlier use may take from closing the file to removing it.
 constexpr std::chrono::seconds kRemoval{10};
 
-/// Opens the file and counts this process. Nothing, if the file is just being removed by the last process of an earlier use.
+/// Opens the file and counts this process. False if the file is just being removed by the last process of an earlier use.
 /// Whatever else is wrong with the file will not change by waiting.
-std::optional<std::int64_t> count_join(const std::string& path, std::shared_ptr<Store>& store) {
+bool count_join(const std::string& path, std::shared_ptr<Store>& store) {
   try {
     store = make_file_store(path);
     try {
-      return store->add(kJoins, 1);
+      store->add(kJoins, 1);
+      return true;
     } catch (const InvalidArgument&) {
-      if (store->get(kJoins, Deadline::after(std::chrono::seconds(0))) == kClosed) return std::nullopt;
+      if (store->get(kJoins, Deadline::after(std::chrono::seconds(0))) == kClosed) return false;
       throw;
     }
   } catch (const SystemError& error) {
     if (error.code() != ENOENT) throw;
-    return std::nullopt;
+    return false;
   }
 }
 
@@ -52,8 +54,9 @@ void require_folder(const std::string& path, const std::string& init_method) {
                   errno_text(errno));
 }
 
-void leave(Store& store, const std::string& path) noexcept {
+void leave(Store& store, const std::string& path, const std::function<void()>& give_back = {}) noexcept {
   try {
+    if (give_back) give_back();
     const std::string left = std::to_string(store.add(kLeft, 1));
     // Fails if more have joined than left, and keeps anyone from joining after it.
     if (store.compare_set(kJoins, left, kClosed) == kClosed) ::unlink(path.c_str());
@@ -63,11 +66,13 @@ void leave(Store& store, const std::string& path) noexcept {
 }
 
 /// The view `store`, with `leave` at its end.
-std::shared_ptr<Store> leaving_at_end(std::shared_ptr<Store> view, std::shared_ptr<Store> store, std::string path) {
+std::shared_ptr<Store> leaving_at_end(std::shared_ptr<Store> view, std::shared_ptr<Store> store, std::string path,
+                                      std::function<void()> give_back) {
   Store* raw = view.get();
-  return {raw, [view = std::move(view), store = std::move(store), path = std::move(path)](Store*) mutable {
+  return {raw, [view = std::move(view), store = std::move(store), path = std::move(path),
+                give_back = std::move(give_back)](Store*) mutable {
             view.reset();
-            leave(*store, path);
+            leave(*store, path, give_back);
           }};
 }
 
@@ -98,12 +103,12 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
   require_rank_in_world(rank.value_or(0), "rank", *world_size, "world size");
 
   std::shared_ptr<Store> store;
-  std::optional<std::int64_t> join;
+  bool joined = false;
   const Deadline removed = Deadline::sooner(deadline, Deadline::after(kRemoval));
-  while (!join) {
+  while (!joined) {
     require_folder(path, options.init_method);
-    join = count_join(path, store);
-    if (join) break;
+    joined = count_join(path, store);
+    if (joined) break;
     if (removed.expired())
       throw Timeout(fmt::format(
           "{}: an earlier job has closed the file and not removed it within {} s; its last process must have "
@@ -123,14 +128,17 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
       result.identity.secret = *secret;
     }
     std::shared_ptr<Store> view;
+    std::function<void()> give_back;
     if (rank) {
       view = register_rank(store, result.identity);
     } else {
       // Ranks are given in the order of arrival; once all are there, the next to arrive begin the next group.
-      result.identity.rank = static_cast<int>((*join - 1) % *world_size);
-      view = store_for_init(store, result.identity, (*join - 1) / *world_size + 1);
+      view = store_of_generation(store, result.identity);
+      TakenRank taken = take_rank(view, *world_size, deadline);
+      result.identity.rank = taken.rank;
+      give_back = std::move(taken.give_back);
     }
-    result.store = leaving_at_end(std::move(view), store, path);
+    result.store = leaving_at_end(std::move(view), store, path, std::move(give_back));
   } catch (...) {
     leave(*store, path);
     throw;

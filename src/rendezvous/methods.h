@@ -69,13 +69,10 @@ void require_secret_off_loopback(const Secret& secret, const Address& address, c
 /// Job, generation and secret from the environment; rank and world size from the arguments.
 Identity identity_from_environment(int rank, int world_size);
 
-// A rank belongs to one process in one generation, and its calls of init() are numbered: the n-th of each rank goes with the
-// n-th of the others. So a group can be destroyed and made again on the same store, at any pace, without finding keys of the
-// time before.
-
-/// A view of the store for this init(). Throws InvalidArgument naming both processes if the rank is another one's.
+/// The keys of this generation. A rank belongs to one process in one generation: throws InvalidArgument naming both processes if
+/// the rank is another one's.
 std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identity& identity);
-/// The view of the n-th init(), for those who count by other means.
-std::shared_ptr<Store> store_for_init(std::shared_ptr<Store> store, const Identity& identity, std::int64_t number);
+/// The same without a rank of one's own; see take_rank.
+std::shared_ptr<Store> store_of_generation(std::shared_ptr<Store> store, const Identity& identity);
 
 }  // namespace maniple

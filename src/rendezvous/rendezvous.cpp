@@ -38,8 +38,8 @@ std::string describe_this_process() {
 
 }  // namespace
 
-std::shared_ptr<Store> store_for_init(std::shared_ptr<Store> store, const Identity& identity, std::int64_t join) {
-  return make_prefix_store(fmt::format("g{}/j{}", identity.generation, join), std::move(store));
+std::shared_ptr<Store> store_of_generation(std::shared_ptr<Store> store, const Identity& identity) {
+  return make_prefix_store(fmt::format("g{}", identity.generation), std::move(store));
 }
 
 std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identity& identity) {
@@ -53,8 +53,7 @@ std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identit
       "needs a new MANIPLE_GENERATION (maniple run sets it) or a new {}",
       identity.rank, nonce_end == std::string::npos ? owner : owner.substr(nonce_end + 1), describe_this_process(),
       store->describe());
-  const std::int64_t join = store->add(place + "/joins", 1);
-  return store_for_init(std::move(store), identity, join);
+  return store_of_generation(std::move(store), identity);
 }
 
 Identity identity_from_environment(int rank, int world_size) {

@@ -13,7 +13,7 @@ namespace maniple {
 
 /// What a rendezvous gives. The identity's rank and world size are set.
 struct RendezvousResult {
-  std::shared_ptr<Store> store;
+  std::shared_ptr<Store> store;  ///< the keys of this generation of the job; see round.h
   Identity identity;
   Address data_address;  ///< where this process listens for data: the interface that leads to the others, port 0
 };

@@ -11,6 +11,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "rendezvous/methods.h"
+#include "rendezvous/round.h"
 #include "store/tcp_store.h"
 
 namespace maniple {
@@ -120,8 +121,12 @@ RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline de
   const bool hosted = environment_integer("MANIPLE_STORE_HOSTED", 0, 1).value_or(0) != 0;
   if (assignment.rank == 0 && !hosted) server = serve(assignment, addresses, result.identity, deadline);
   const std::string host = server ? server->address().host() : assignment.host;
-  auto store = connect_tcp_store(host, assignment.port, result.identity, deadline, server);
-  result.store = register_rank(std::move(store), result.identity);
+  const auto store = [&] {
+    const WaitNotice notice(fmt::format("no connection to the store at {}:{}, which {} serves; was it started there?",
+                                        host, assignment.port, hosted ? "the launcher" : "rank 0"));
+    return connect_tcp_store(host, assignment.port, result.identity, deadline, server);
+  }();
+  result.store = register_rank(store, result.identity);
   result.data_address = choose_data_address(addresses.front());
   require_secret_off_loopback(result.identity.secret, result.data_address, "the data address", assignment.rank == 0);
   return result;

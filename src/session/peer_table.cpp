@@ -4,13 +4,16 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
 #include "base/codec.h"
+#include <maniple/comm/error.h>
 
 namespace maniple {
 namespace {
 
 constexpr std::size_t kMostDescription = 512;
+constexpr std::size_t kMostSettings = 1000;
+constexpr std::size_t kMostSetting = 4096;
+constexpr std::size_t kMostRefusal = std::size_t{1} << 20;
 constexpr auto kLongestWaitToRefuse = std::chrono::seconds(10);
 
 void put(ByteWriter& writer, const PeerInfo& peer) {
@@ -21,7 +24,6 @@ void put(ByteWriter& writer, const PeerInfo& peer) {
   writer.put_string(peer.unix_address);
   writer.put_string(peer.tcp_address);
   writer.put_string(peer.cores.encode());
-  writer.put(static_cast<std::uint8_t>(peer.encrypts ? 1 : 0));
 }
 
 PeerInfo get_peer(ByteReader& reader) {
@@ -33,39 +35,40 @@ PeerInfo get_peer(ByteReader& reader) {
   peer.unix_address = reader.get_string(kMostDescription);
   peer.tcp_address = reader.get_string(kMostDescription);
   peer.cores = CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8));
-  const auto encrypts = reader.get<std::uint8_t>();
-  if (encrypts > 1) throw ProtocolError(fmt::format("a rank that encrypts in an unknown way {}", encrypts));
-  peer.encrypts = encrypts == 1;
   return peer;
 }
 
-std::string key_of(int rank) { return fmt::format("maniple/peer/{}", rank); }
-constexpr const char* kTableKey = "maniple/peers";
-
-[[noreturn]] void throw_missing(Store& store, int world_size, Deadline::Clock::time_point since,
-                                const Timeout& original) {
-  const double waited = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
-  std::vector<std::string> keys;
-  for (int r = 0; r < world_size; ++r) keys.push_back(key_of(r));
-  std::vector<int> missing;
+/// For a list that every rank refuses: rank 0 returns when the others have refused it too, and not much later if they never do,
+/// because the store may end with its process, before they have read the list.
+void wait_until_all_refused(Store& store, int rank, int world_size, Deadline deadline) {
+  const auto key = [](int r) { return fmt::format("maniple/refused/{}", r); };
   try {
-    const std::vector<bool> there = store.check(keys);
-    for (int r = 0; r < world_size; ++r) {
-      if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
-    }
+    store.set(key(rank), "");
+    if (rank != 0) return;
+    std::vector<std::string> keys;
+    for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
+    store.multi_get(keys, Deadline::sooner(deadline, Deadline::after(kLongestWaitToRefuse)));
   } catch (const Error&) {
-    throw original;
+    // A rank has ended already, or the store has: there is nobody to wait for.
   }
-  if (missing.empty()) {
-    throw Timeout(
-        fmt::format("all {} ranks joined, but rank 0 did not complete the list of ranks in time", world_size));
+}
+
+// The result of a round: why it is refused, or the table. The reason comes first, so that other versions can read it.
+std::string table_of(const std::vector<std::string>& announcements) {
+  PeerTable table;
+  if (::getrandom(&table.world_id, sizeof table.world_id, 0) < 0) table.world_id = 0;
+  std::vector<SettingsOf> all;
+  for (std::size_t r = 0; r < announcements.size(); ++r) {
+    Announcement announcement = decode_announcement(announcements[r]);
+    all.push_back({announcement.peer.host_name, announcement.peer.describe(static_cast<int>(r)),
+                   std::move(announcement.settings)});
+    table.peers.push_back(std::move(announcement.peer));
   }
-  const std::string text = fmt::format(
-      "timed out after {:.1f} s: {} of {} ranks joined, waiting for rank{} {}. Was every rank started, with the same "
-      "address ({})?",
-      waited, world_size - static_cast<int>(missing.size()), world_size, missing.size() == 1 ? "" : "s",
-      list_ranks(missing), store.describe());
-  throw Timeout(text, std::move(missing), waited);
+  if (table.world_id == 0 && !table.peers.empty()) table.world_id = table.peers.front().process;
+  ByteWriter writer;
+  writer.put_string(difference(all));
+  writer.put_raw(encode(table));
+  return writer.take();
 }
 
 }  // namespace
@@ -91,59 +94,59 @@ PeerTable decode_peer_table(std::string_view bytes) {
   return table;
 }
 
-PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo& mine, Deadline deadline) {
+// Settings and who has them come first and stay as they are in all versions: they are read before it is known whether the
+// versions differ.
+std::string encode(const Announcement& announcement) {
   ByteWriter writer;
-  put(writer, mine);
-  const auto since = Deadline::Clock::now();
-  store.set(key_of(rank), writer.bytes());
-  try {
-    if (rank == 0) {
-      // One rank collects and all others read one value, so the store answers 2n requests and not n^2.
-      std::vector<std::string> keys;
-      for (int r = 0; r < world_size; ++r) keys.push_back(key_of(r));
-      PeerTable table;
-      if (::getrandom(&table.world_id, sizeof table.world_id, 0) < 0) table.world_id = mine.process;
-      for (const std::string& bytes : store.multi_get(keys, deadline)) {
-        ByteReader reader(bytes);
-        table.peers.push_back(get_peer(reader));
-      }
-      store.set(kTableKey, encode(table));
-      return table;
-    }
-    PeerTable table = decode_peer_table(store.get(kTableKey, deadline));
-    if (static_cast<int>(table.peers.size()) != world_size) {
-      throw ProtocolError(fmt::format("rank 0 listed {} ranks, this rank expects {}", table.peers.size(), world_size));
-    }
-    return table;
-  } catch (const Timeout& timeout) {
-    throw_missing(store, world_size, since, timeout);
+  writer.put(static_cast<std::uint32_t>(announcement.settings.size()));
+  for (const Setting& setting : announcement.settings) {
+    writer.put_string(setting.name);
+    writer.put_string(setting.value);
   }
+  writer.put_string(announcement.peer.host_name);
+  writer.put(announcement.peer.pid);
+  put(writer, announcement.peer);
+  return writer.take();
 }
 
-void wait_until_all_refused(Store& store, int rank, int world_size, Deadline deadline) {
-  const auto key = [](int r) { return fmt::format("maniple/refused/{}", r); };
-  try {
-    store.set(key(rank), "");
-    if (rank != 0) return;
-    std::vector<std::string> keys;
-    for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
-    store.multi_get(keys, Deadline::sooner(deadline, Deadline::after(kLongestWaitToRefuse)));
-  } catch (const Error&) {
-    // A rank has ended already, or the store has: there is nobody to wait for.
+Announcement decode_announcement(std::string_view bytes) {
+  ByteReader reader(bytes);
+  Announcement announcement;
+  const auto count = reader.get<std::uint32_t>();
+  if (count > kMostSettings) throw ProtocolError(fmt::format("a rank with {} settings", count));
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Setting setting;
+    setting.name = reader.get_string(kMostSetting);
+    setting.value = reader.get_string(kMostSetting);
+    announcement.settings.push_back(std::move(setting));
   }
+  announcement.peer.host_name = reader.get_string(kMostDescription);
+  announcement.peer.pid = reader.get<std::int32_t>();
+  if (!of_this_version(announcement.settings)) return announcement;  // the rest may have another form
+  announcement.peer = get_peer(reader);
+  reader.expect_end();
+  return announcement;
 }
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    if (!text.empty()) text += ", ";
-    text += j > i + 1 ? fmt::format("{}-{}", ranks[i], ranks[j]) : fmt::format("{}", ranks[i]);
-    if (j == i + 1) text += fmt::format(", {}", ranks[j]);
-    i = j + 1;
+MetPeers exchange_peers(const std::shared_ptr<Store>& store, int rank, int world_size, const Announcement& mine,
+                        Deadline deadline) {
+  const Met met = meet(store, {.rank = rank,
+                               .world_size = world_size,
+                               .announcement = encode(mine),
+                               .combine = table_of,
+                               .deadline = deadline});
+  ByteReader reader(met.result);
+  const std::string refusal(reader.get_string(kMostRefusal));
+  if (!refusal.empty()) {
+    wait_until_all_refused(*met.store, rank, world_size, deadline);
+    throw InvalidArgument("init: " + refusal);
   }
-  return text;
+  MetPeers peers{decode_peer_table(reader.get_raw(reader.left())), met.store};
+  if (static_cast<int>(peers.table.peers.size()) != world_size) {
+    throw ProtocolError(
+        fmt::format("rank 0 listed {} ranks, this rank expects {}", peers.table.peers.size(), world_size));
+  }
+  return peers;
 }
 
 }  // namespace maniple

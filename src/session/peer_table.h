@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/host.h"
+#include "rendezvous/round.h"
+#include "session/settings.h"
 #include <maniple/comm/deadline.h>
 #include <maniple/comm/store.h>
 
@@ -19,7 +22,6 @@ struct PeerInfo {
   std::string unix_address;   ///< for shared memory
   std::string tcp_address;    ///< for data and control
   CoreSet cores;              ///< that it may run on
-  bool encrypts = false;      ///< data, MANIPLE_ENCRYPT
 
   std::string describe(int rank) const;  ///< "rank 3 (pid 4711 on node7)"
 };
@@ -32,15 +34,20 @@ struct PeerTable {
 std::string encode(const PeerTable& table);
 PeerTable decode_peer_table(std::string_view bytes);
 
-/// Announces `mine` and waits for everybody. Throws Timeout "timed out after 60.0 s: 6 of 8 ranks joined, waiting for
-/// ranks 3, 5".
-PeerTable exchange_peers(Store& store, int rank, int world_size, const PeerInfo& mine, Deadline deadline);
+/// What a rank puts into the store: who it is, and its settings that must be alike on all ranks.
+struct Announcement {
+  PeerInfo peer;
+  Settings settings;
+};
+std::string encode(const Announcement& announcement);
+Announcement decode_announcement(std::string_view bytes);
 
-/// For a list that every rank refuses: rank 0 returns when the others have refused it too, and not much later if they never do, because
-/// the store may end with its process, before they have read the list.
-void wait_until_all_refused(Store& store, int rank, int world_size, Deadline deadline);
-
-/// "3, 5-7, 9"
-std::string list_ranks(const std::vector<int>& ranks);
+struct MetPeers {
+  PeerTable table;
+  std::shared_ptr<Store> store;  ///< the keys of this world
+};
+/// Announces `mine` and waits for everybody (see meet). Throws InvalidArgument on all ranks if settings differ.
+MetPeers exchange_peers(const std::shared_ptr<Store>& store, int rank, int world_size, const Announcement& mine,
+                        Deadline deadline);
 
 }  // namespace maniple

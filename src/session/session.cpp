@@ -40,10 +40,11 @@ std::uint64_t process_word() {
 
 }  // namespace
 
-std::shared_ptr<Session> Session::start(RendezvousResult result, TransportKind transport, Deadline deadline) {
+std::shared_ptr<Session> Session::start(RendezvousResult result, TransportKind transport, const ChosenSettings& chosen,
+                                        Deadline deadline) {
   std::shared_ptr<Session> session(new Session(std::move(result), transport));
   session->listen();
-  session->exchange_addresses(deadline);
+  session->exchange_addresses(chosen, deadline);
   session->start_failure_detector(deadline);
   session->start_wait_reports();
   return session;
@@ -82,7 +83,7 @@ void Session::listen() {
   unix_ = std::make_unique<Acceptor>(loop_, listen_on(Address::unix_abstract(name)), rendezvous_.identity, owner);
 }
 
-void Session::exchange_addresses(Deadline deadline) {
+void Session::exchange_addresses(const ChosenSettings& chosen, Deadline deadline) {
   const HostIdentity host = host_identity();
   PeerInfo mine;
   mine.host_key = host.key;
@@ -92,18 +93,11 @@ void Session::exchange_addresses(Deadline deadline) {
   mine.unix_address = unix_->address().to_string();
   mine.tcp_address = tcp_->address().to_string();
   mine.cores = CoreSet::of_this_process();
-  mine.encrypts = encrypts_;
-  PeerTable table = exchange_peers(*rendezvous_.store, rank(), world_size(), mine, deadline);
-  for (int r = 0; r < world_size(); ++r) {
-    const PeerInfo& other = table.peers[static_cast<std::size_t>(r)];
-    if (other.encrypts == encrypts_) continue;
-    wait_until_all_refused(*rendezvous_.store, rank(), world_size(), deadline);
-    throw InvalidArgument(fmt::format("MANIPLE_ENCRYPT is {} on {} but {} on {}; it must be alike on all ranks",
-                                      encrypts_ ? 1 : 0, mine.describe(rank()), other.encrypts ? 1 : 0,
-                                      other.describe(r)));
-  }
+  MetPeers met =
+      exchange_peers(rendezvous_.store, rank(), world_size(), {mine, settings_of_this_rank(chosen)}, deadline);
+  rendezvous_.store = std::move(met.store);
   const std::lock_guard lock(mutex_);
-  table_ = std::move(table);
+  table_ = std::move(met.table);
   segments_ = std::make_unique<SegmentBroker>(table_.world_id);
   for (auto& [topic, connection] : early_segments_) segments_->serve(topic, std::move(connection));
   early_segments_.clear();

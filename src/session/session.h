@@ -28,7 +28,9 @@ namespace maniple {
 
 class Session : public Connector {
  public:
-  static std::shared_ptr<Session> start(RendezvousResult result, TransportKind transport, Deadline deadline);
+  /// `chosen`: what the program has chosen of the settings that must be alike on all ranks.
+  static std::shared_ptr<Session> start(RendezvousResult result, TransportKind transport, const ChosenSettings& chosen,
+                                        Deadline deadline);
   ~Session() override;
 
   int rank() const noexcept { return rendezvous_.identity.rank; }
@@ -91,7 +93,7 @@ class Session : public Connector {
   template <class Here, class There>
   auto take(const std::string& topic, int maker, Deadline deadline, const AbortSignal& abort, Here&& here,
             There&& there);
-  void exchange_addresses(Deadline deadline);
+  void exchange_addresses(const ChosenSettings& chosen, Deadline deadline);
   void start_failure_detector(Deadline deadline);
   std::string refusal(const Hello& hello, const Address& peer) const;
   void accept(SecureConnection connection, const Hello& hello);

@@ -42,7 +42,7 @@ TEST(KnobsTable, IsOneLineForEachKnobWhenNobodyLooks) {
   const std::size_t column = lines[0].find("meaning");
   for (std::size_t i = 0; i < knobs().size(); ++i) {
     EXPECT_EQ(lines[i + 1].rfind(knobs()[i].name, 0), 0u);
-    EXPECT_EQ(lines[i + 1].substr(column), knobs()[i].meaning);
+    EXPECT_EQ(lines[i + 1].substr(column), described(knobs()[i]));
   }
 }
 

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include <fmt/format.h>
@@ -65,6 +66,46 @@ TEST(InitFault, MissingRanksAreNamedByTcp) {
 
 TEST(InitFault, MissingRanksAreNamedToThreads) {
   run_ranks({.n = 6, .as = As::threads, .init = false}, join_without_3_and_5);
+}
+
+// Ranks that try again and again meet, whatever the number of their tries: rank 2 comes when the others have tried often, each at
+// its own pace.
+void join_after_other_tries(Rank& r, bool with_rank = true) {
+  InitOptions options = r.init_options();
+  if (!with_rank) options.rank = -1;
+  options.init_timeout = Seconds(r.rank == 0 ? 0.5 : 0.7) * kSlowdown;
+  const auto tried = [&](int rank) { return fmt::format("{}/tried-{}", r.dir(), rank); };
+  const Deadline limit = Deadline::after(std::chrono::seconds(40));
+  if (r.rank == 2) {
+    while ((::access(tried(0).c_str(), F_OK) != 0 || ::access(tried(1).c_str(), F_OK) != 0) && !limit.expired()) {
+      std::this_thread::yield();
+    }
+  }
+  for (int tries = 1; !r.world && !limit.expired(); ++tries) {
+    const Caught caught = catch_error([&] { r.init(options); });
+    if (tries == 3 + r.rank) std::ofstream(tried(r.rank)) << tries;
+  }
+  ASSERT_NE(r.world, nullptr);
+  int value = 1;
+  r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.timeout = Seconds(20)});
+  EXPECT_EQ(value, 3);
+}
+
+TEST(InitFault, RetriesMeetByFile) {
+  run_ranks({.n = 3, .as = As::processes, .init = false}, [](Rank& r) { join_after_other_tries(r); });
+}
+
+TEST(InitFault, RetriesMeetByFileWithoutRanks) {
+  run_ranks({.n = 3, .as = As::processes, .init = false}, [](Rank& r) { join_after_other_tries(r, false); });
+}
+
+TEST(InitFault, RetriesMeetByTcp) {
+  run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true},
+            [](Rank& r) { join_after_other_tries(r); });
+}
+
+TEST(InitFault, RetriesMeetToThreads) {
+  run_ranks({.n = 3, .as = As::threads, .init = false}, [](Rank& r) { join_after_other_tries(r); });
 }
 
 TEST(InitFault, ZombieOfAnEarlierGenerationIsRefusedAndTheNewJobStarts) {  // fault 17

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "backend/backend.h"
+#include "base/environment.h"
 #include "base/unique_fd.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
@@ -157,22 +158,72 @@ TEST(KnobFault, OthersAreToldWhoIsMissingByTcp) {
   run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_with_a_wrong_rank_1);
 }
 
-// Encryption on one rank alone: no rank joins, and all name both.
-void join_with_encryption_on_rank_1(Rank& r) {
-  ASSERT_EQ(::setenv("MANIPLE_ENCRYPT", r.rank == 1 ? "1" : "0", 1), 0);
-  const Caught caught = catch_error([&] { r.init(r.init_options()); });
-  EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
-  EXPECT_TRUE(contains(caught.text, "; it must be alike on all ranks")) << caught;
-  EXPECT_TRUE(contains(caught.text, "MANIPLE_ENCRYPT is 1 on rank 1") || contains(caught.text, "but 1 on rank 1"))
-      << caught;
+// A permitted value that means something else than the default.
+std::string another_value(const KnobInfo& knob) {
+  switch (knob.permitted.kind) {
+    case Permitted::Kind::flag: return knob.default_text == std::string("0") ? "1" : "0";
+    case Permitted::Kind::whole: return fmt::format("{:.0f}", knob.permitted.low);
+    case Permitted::Kind::number: return "60";
+    case Permitted::Kind::word: return std::string(knob.permitted.words[1]);
+    case Permitted::Kind::text: break;
+  }
+  return "ring";
 }
 
-TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByFile) {
-  run_ranks({.n = 3, .as = As::processes, .init = false}, join_with_encryption_on_rank_1);
+// Each knob that must be alike, on rank 1 alone: no rank joins, and all say the same. Then, without, they join.
+void join_with_another_rank_1(Rank& r) {
+  for (const KnobInfo& knob : knobs()) {
+    if (knob.scope != Scope::world) continue;
+    const std::string value = another_value(knob);
+    if (r.rank == 1) ::setenv(knob.name, value.c_str(), 1);
+    const Caught caught = catch_error([&] { r.init(r.init_options()); });
+    ::unsetenv(knob.name);
+    EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << knob.name << ": " << caught;
+    EXPECT_TRUE(contains(caught.text, fmt::format("init: {}", knob.name))) << caught;
+    EXPECT_TRUE(contains(caught.text, fmt::format("but {} on rank 1 (pid {} on ", value, r.pid_of(1)))) << caught;
+    EXPECT_TRUE(contains(caught.text, " on ranks 0, 2 (")) << caught;
+    EXPECT_TRUE(contains(caught.text, "; it must be alike on all ranks")) << caught;
+  }
+  // The same in other words is no difference.
+  if (r.rank == 1) ::setenv("MANIPLE_HEARTBEAT", "2.50", 1);
+  r.init(r.init_options());
+  int value = 1;
+  r.world->all_reduce(buffer_of(value));
+  EXPECT_EQ(value, 3);
 }
 
-TEST(KnobFault, EncryptionMustBeAlikeOnAllRanksByTcp) {
-  run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_with_encryption_on_rank_1);
+TEST(KnobFault, SettingsOfTheWorldMustBeAlikeByFile) {
+  run_ranks({.n = 3, .as = As::processes, .init = false}, join_with_another_rank_1);
+}
+
+TEST(KnobFault, SettingsOfTheWorldMustBeAlikeByTcp) {
+  // (With a secret, which encryption needs.)
+  run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_with_another_rank_1);
+}
+
+// What the program passes counts as the variable does.
+TEST(KnobFault, OptionsOfTheWorldMustBeAlike) {
+  run_ranks({.n = 2, .as = As::processes, .init = false}, [](Rank& r) {
+    const auto refusal = [&](auto&& change) {
+      InitOptions options = r.init_options();
+      if (r.rank == 1) change(options);
+      const Caught caught = catch_error([&] { r.init(options); });
+      EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
+      return caught.text;
+    };
+    const std::string transport = refusal([](InitOptions& options) { options.transport = TransportKind::tcp; });
+    EXPECT_TRUE(contains(transport, "MANIPLE_TRANSPORT (or InitOptions::transport) is auto on rank 0 (pid"))
+        << transport;
+    EXPECT_TRUE(contains(transport, "but tcp on rank 1 (pid")) << transport;
+    const std::string algorithm = refusal([](InitOptions& options) { options.algorithm = "ring"; });
+    EXPECT_TRUE(contains(algorithm, "is not set on rank 0")) << algorithm;
+    // One by its options, the other by its environment.
+    InitOptions options = r.init_options();
+    if (r.rank == 0) options.transport = TransportKind::tcp;
+    if (r.rank == 1) ::setenv("MANIPLE_TRANSPORT", "tcp", 1);
+    r.init(options);
+    r.world->barrier();
+  });
 }
 
 TEST(KnobFault, EncryptionNeedsTheNativeBackend) {

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "fault/expect_error.h"
+#include "group/named_groups.h"
 #include "harness/run_ranks.h"
 
 namespace maniple::harness {
@@ -57,6 +58,20 @@ constexpr int kLate = 1;
 
 void come_late() {
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // sleep: being late is the fault
+}
+
+// A rank that does not come to make a group is named, too.
+TEST_P(WaitReport, MakingAGroupNamesThoseThatDidNotCome) {
+  const std::string log = logged(options(3), [](Rank& r) {
+    if (r.rank == kLate) come_late();
+    const int ranks[] = {0, 1, 2};
+    const auto group = make_named_group(*r.world, "named", ranks, {});
+    group->barrier();
+  });
+  if (is_child()) return;
+  EXPECT_TRUE(contains(log, "[named] making the group: ranks 0, 2 of the world have waited ")) << log;
+  EXPECT_TRUE(contains(log, " s for rank 1 (pid ")) << log;
+  EXPECT_TRUE(contains(log, "(it has destroyed this group, or has not made it yet)")) << log;
 }
 
 TEST_P(WaitReport, ACollectiveNamesThoseThatCameAndThoseThatDidNot) {

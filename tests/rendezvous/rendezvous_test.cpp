@@ -17,6 +17,7 @@
 #include "net/handshake.h"
 #include "rendezvous/clean_environment.h"
 #include "rendezvous/rendezvous.h"
+#include "rendezvous/round.h"
 #include "rendezvous/secret_source.h"
 #include "store/tcp_store.h"
 #include <maniple/comm/error.h>
@@ -73,12 +74,22 @@ class Rendezvous : public CleanEnvironment {
     ADD_FAILURE() << "accepted";
     return {};
   }
+  /// The keys of the round in which all ranks meet.
+  static void meet_in_round(RendezvousResult& result) {
+    result.store = meet(result.store, {.rank = result.identity.rank,
+                                       .world_size = result.identity.world_size,
+                                       .announcement = {},
+                                       .combine = [](const auto&) { return std::string(); },
+                                       .deadline = soon()})
+                       .store;
+  }
   /// Joins as thread-ranks, lets each see the others' keys, and returns the results.
   std::vector<RendezvousResult> init_all(const std::string& method, int world_size, bool assign = false) {
     std::vector<std::future<RendezvousResult>> joining;
     for (int rank = 0; rank < world_size; ++rank) {
       joining.push_back(std::async(std::launch::async, [=] {
         RendezvousResult result = rendezvous(options_for(method, assign ? -1 : rank, world_size), soon());
+        meet_in_round(result);
         const std::string own = std::to_string(result.identity.rank);
         // A key that is there already would belong to an earlier group.
         EXPECT_EQ(result.store->compare_set("here/" + own, "", "rank " + own), "rank " + own);
@@ -162,7 +173,8 @@ TEST_F(Rendezvous, RanksRejoinAtTheirOwnPace) {
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([=] {
       for (int round = 0; round < 10; ++round) {
-        const RendezvousResult result = rendezvous(options_for(method, rank, 3), soon());
+        RendezvousResult result = rendezvous(options_for(method, rank, 3), soon());
+        meet_in_round(result);
         result.store->set("round/" + std::to_string(rank), std::to_string(round));
         for (int other = 0; other < 3; ++other) {
           EXPECT_EQ(result.store->get("round/" + std::to_string(other), soon()), std::to_string(round));
@@ -271,7 +283,8 @@ TEST_F(Rendezvous, FileRanksRejoinAtTheirOwnPace) {
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([=, this] {
       for (int round = 0; round < 10; ++round) {
-        const RendezvousResult result = rendezvous(options_for(file_method, rank, 3), soon());
+        RendezvousResult result = rendezvous(options_for(file_method, rank, 3), soon());
+        meet_in_round(result);
         result.store->set("round/" + std::to_string(rank), std::to_string(round));
         for (int other = 0; other < 3; ++other) {
           EXPECT_EQ(result.store->get("round/" + std::to_string(other), soon()), std::to_string(round));

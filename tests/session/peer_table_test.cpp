@@ -24,6 +24,8 @@ PeerInfo peer_of(int rank) {
           .cores = CoreSet::of({rank, 100})};
 }
 
+Announcement announcement_of(int rank) { return {peer_of(rank), settings_of_this_rank({})}; }
+
 void expect_same(const PeerInfo& a, const PeerInfo& b) {
   EXPECT_EQ(a.host_key, b.host_key);
   EXPECT_EQ(a.host_name, b.host_name);
@@ -56,23 +58,15 @@ TEST(PeerTable, BrokenOnesAreRefused) {
 
 TEST(PeerTable, ErrorsNameARankByItsProcessAndHost) { EXPECT_EQ(peer_of(3).describe(3), "rank 3 (pid 4003 on node1)"); }
 
-TEST(PeerTable, ListsOfRanksAreShort) {
-  EXPECT_EQ(list_ranks({}), "");
-  EXPECT_EQ(list_ranks({4}), "4");
-  EXPECT_EQ(list_ranks({3, 5}), "3, 5");
-  EXPECT_EQ(list_ranks({3, 4}), "3, 4");
-  EXPECT_EQ(list_ranks({3, 5, 6, 7, 9}), "3, 5-7, 9");
-  EXPECT_EQ(list_ranks({0, 1, 2, 3}), "0-3");
-}
-
 TEST(PeerTable, EveryRankLearnsOfAllOthers) {
   constexpr int kRanks = 5;
   const auto store = make_memory_store();
   std::vector<PeerTable> tables(kRanks);
   std::vector<std::thread> ranks;
   for (int r = 0; r < kRanks; ++r) {
-    ranks.emplace_back(
-        [&, r] { tables[static_cast<std::size_t>(r)] = exchange_peers(*store, r, kRanks, peer_of(r), soon()); });
+    ranks.emplace_back([&, r] {
+      tables[static_cast<std::size_t>(r)] = exchange_peers(store, r, kRanks, announcement_of(r), soon()).table;
+    });
   }
   for (std::thread& rank : ranks) rank.join();
   for (const PeerTable& table : tables) {
@@ -82,27 +76,42 @@ TEST(PeerTable, EveryRankLearnsOfAllOthers) {
   }
 }
 
-std::string timeout_text(Store& store, int rank, int world_size) {
-  try {
-    exchange_peers(store, rank, world_size, peer_of(rank), Deadline::after(std::chrono::milliseconds(20)));
-  } catch (const Timeout& timeout) {
-    return timeout.what();
+TEST(PeerTable, AnnouncementsComeBackAsTheyWere) {
+  const Announcement announcement{peer_of(3), settings_of_this_rank({})};
+  const std::string bytes = encode(announcement);
+  const Announcement again = decode_announcement(bytes);
+  expect_same(again.peer, announcement.peer);
+  ASSERT_EQ(again.settings.size(), announcement.settings.size());
+  for (std::size_t i = 0; i < again.settings.size(); ++i) {
+    EXPECT_EQ(again.settings[i].name, announcement.settings[i].name);
+    EXPECT_EQ(again.settings[i].value, announcement.settings[i].value);
   }
-  return "no timeout";
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_THROW(decode_announcement(bytes.substr(0, size)), ProtocolError) << size;
+  }
+  EXPECT_THROW(decode_announcement(bytes + '\0'), ProtocolError);
 }
 
-TEST(PeerTable, WhoHasNotComeIsNamed) {
+// All ranks get the same text, whatever follows the settings in the announcement of another version.
+TEST(PeerTable, AnotherVersionIsRefusedByAll) {
   const auto store = make_memory_store();
-  EXPECT_THAT(timeout_text(*store, 5, 8), HasSubstr("1 of 8 ranks joined, waiting for ranks 0-4, 6, 7"));
-  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("2 of 8 ranks joined, waiting for ranks 1-4, 6, 7"));
-  for (int r = 1; r < 7; ++r) timeout_text(*store, r, 8);
-  EXPECT_THAT(timeout_text(*store, 0, 8), HasSubstr("7 of 8 ranks joined, waiting for rank 7. Was"));
-}
-
-TEST(PeerTable, AnotherWorldSizeIsAnError) {
-  const auto store = make_memory_store();
-  exchange_peers(*store, 0, 1, peer_of(0), soon());
-  EXPECT_THROW(exchange_peers(*store, 1, 2, peer_of(1), soon()), ProtocolError);
+  std::vector<std::string> texts(2);
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r) {
+    ranks.emplace_back([&, r] {
+      Announcement mine = announcement_of(r);
+      if (r == 1) mine.settings[0].value = "9.9.9";
+      try {
+        exchange_peers(store, r, 2, mine, soon());
+      } catch (const InvalidArgument& error) {
+        texts[static_cast<std::size_t>(r)] = error.what();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_THAT(texts[0], HasSubstr("init: the version of Maniple is "));
+  EXPECT_THAT(texts[0], HasSubstr("but 9.9.9 on rank 1 (pid 4001 on node0); it must be alike on all ranks"));
+  EXPECT_EQ(texts[0], texts[1]);
 }
 
 }  // namespace

@@ -163,10 +163,10 @@ check_knobs() {
   local rows row
   grep -q '{Knob::' src/base/environment.cpp || echo "src/base/environment.cpp:1: no table of knobs"
   rows=$(tr -d '\n' <src/base/environment.cpp |
-    { grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *[a-z_]+\([^()]*\), *"[^"]*"\}' || true; } |
-    sed -E 's/^\{Knob::[a-z_]+, *"([^"]*)", *"([^"]*)", *([a-z_]+)\(([^()]*)\), *"([^"]*)"\}$/\1\t\2\t\3\t\4\t\5/' |
+    { grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *[a-z_]+\([^()]*\), *"[^"]*"(, *Scope::world)?\}' || true; } |
+    sed -E 's/^\{Knob::[a-z_]+, *"([^"]*)", *"([^"]*)", *([a-z_]+)\(([^()]*)\), *"([^"]*)"(, *Scope::world)?\}$/\1\t\2\t\3\t\4\t\5\t\6/' |
     awk -F'\t' '
-      function row(permitted) { printf "| `%s` | %s | %s | %s |\n", $1, $2 == "" ? "" : "`" $2 "`", permitted, $5 }
+      function row(permitted) { printf "| `%s` | %s | %s | %s |\n", $1, $2 == "" ? "" : "`" $2 "`", permitted, $5 ($6 == "" ? "" : "; alike on all ranks") }
       { gsub(/"/, "", $4); split($4, a, /, */) }
       $3 == "flag" { row("0 or 1") }
       $3 == "whole" { row(a[1] " to " a[2]) }

@@ -36,10 +36,10 @@ struct InitOptions {
   int rank = -1;
   int world_size = -1;
 
-  /// Limit for init(), and the default limit of every operation (one deadline for one operation, not per step).
+  /// The default limit of every operation (one deadline for one operation, not per step).
   Seconds timeout = std::chrono::minutes(30);
 
-  /// Limit for init() alone, if it should be shorter than `timeout`.
+  /// Limit for init(); default: 5 minutes, or `timeout` if that is shorter.
   std::optional<Seconds> init_timeout = {};
 
   /// What communicates. For memory of the host: "native", "gloo", "mpi"; memory of a GPU then travels through memory of the host. For
