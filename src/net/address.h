@@ -72,6 +72,9 @@ void set_keepalive(int fd, double seconds);
 /// reach each other, though both reach the leader); 0: not before the kernel itself gives up on data that nobody
 /// acknowledges, after about 15 minutes (net.ipv4.tcp_retries2).
 void set_liveness(int fd, double heartbeat_s);
+/// For a connection of few and small messages: a packet that is lost again and again is sent again at even intervals, and not ever more
+/// rarely. So a bad network delays messages by parts of a second and not by several.
+void retransmit_steadily(int fd) noexcept;
 
 /// How long ago anything was last heard from the other host of this TCP connection, if bytes have been sent since; that is so for a moment
 /// whenever something is sent. Where it lasts, that host cannot be reached, or its answers cannot reach this one; one that answers and

@@ -135,6 +135,11 @@ void set_liveness(int fd, double heartbeat_s) {
   set(fd, {.idle_s = std::min(beat, 60), .interval_s = beat, .probes = 3, .user_timeout_ms = 0});
 }
 
+void retransmit_steadily(int fd) noexcept {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);  // not on Unix sockets, which lose nothing
+}
+
 std::optional<std::chrono::milliseconds> unanswered_for(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;

@@ -64,8 +64,7 @@ class Try {
     store_->set(key_of(options_.rank), mine.bytes());
     try {
       if (options_.rank == 0) return collect();
-      const std::string published =
-          await([&](Deadline limit) { return store_->get(kResult, limit); });
+      const std::string published = await([&](Deadline limit) { return store_->get(kResult, limit); });
       ByteReader reader(published);
       const auto ranks = reader.get<std::uint32_t>();
       if (ranks != static_cast<std::uint32_t>(options_.world_size)) {
@@ -121,9 +120,9 @@ class Try {
   auto await(const Wait& wait) -> decltype(wait(Deadline::never())) {
     const double after_s = knob_number(Knob::wait_report_s);
     for (double next_s = after_s;; next_s *= 2) {
-      const Deadline limit =
-          after_s > 0 ? Deadline::sooner(options_.deadline, after_seconds(next_s - seconds_since(since_)))
-                      : options_.deadline;
+      const Deadline limit = after_s > 0
+                                 ? Deadline::sooner(options_.deadline, after_seconds(next_s - seconds_since(since_)))
+                                 : options_.deadline;
       try {
         return wait(limit);
       } catch (const Timeout& timeout) {
@@ -176,7 +175,9 @@ class Try {
   std::string progress() const {
     return fmt::format("{} of {} ranks joined, waiting for rank{} {}{}", joined_, options_.world_size,
                        missing_.size() == 1 ? "" : "s", list_ranks(missing_),
-                       !gave_up_ ? "" : missing_.size() == 1 ? ", which has given up" : ", which have given up");
+                       !gave_up_              ? ""
+                       : missing_.size() == 1 ? ", which has given up"
+                                              : ", which have given up");
   }
 
   [[noreturn]] void throw_missing(const Timeout& original) {
@@ -187,13 +188,14 @@ class Try {
     }
     const double waited = seconds_since(since_);
     if (missing_.empty()) {
-      throw Timeout(fmt::format("timed out after {:.1f} s: all {} ranks joined, but rank 0 did not complete the list of "
-                                "ranks in time",
-                                waited, options_.world_size),
-                    {0}, waited);
+      throw Timeout(
+          fmt::format("timed out after {:.1f} s: all {} ranks joined, but rank 0 did not complete the list of "
+                      "ranks in time",
+                      waited, options_.world_size),
+          {0}, waited);
     }
-    throw Timeout(fmt::format("timed out after {:.1f} s: {}. Was every rank started, with the same address ({})?", waited,
-                              progress(), rounds_.describe()),
+    throw Timeout(fmt::format("timed out after {:.1f} s: {}. Was every rank started, with the same address ({})?",
+                              waited, progress(), rounds_.describe()),
                   missing_, waited);
   }
 
@@ -236,7 +238,8 @@ TakenRank take_rank(const std::shared_ptr<Store>& store, int world_size, Deadlin
       throw Timeout(fmt::format("all {} ranks are taken ({}); if an earlier job left them there, remove the file",
                                 world_size, store->describe()));
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: until the round, which is full, has been closed
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(2));  // sleep: until the round, which is full, has been closed
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "net/event_loop.h"
 #include "net/secure_connection.h"
+#include "session/silence.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {
@@ -73,7 +74,7 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
 
   bool has_received() const noexcept { return has_received_; }  ///< whether a frame has arrived
   Clock::time_point heard() const noexcept { return heard_; }   ///< when something authentic arrived last
-  void set_heard(Clock::time_point when) noexcept { heard_ = when; }
+  Silence& silence() noexcept { return silence_; }
 
   static constexpr std::size_t kMostBacklog = std::size_t{16} << 20;
 
@@ -94,6 +95,7 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
   bool awaits_room_ = false;
   bool has_received_ = false;
   Clock::time_point heard_ = Clock::now();
+  Silence silence_;
 };
 
 }  // namespace maniple

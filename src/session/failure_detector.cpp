@@ -28,6 +28,7 @@ void FailureDetector::Impl::adopt(int peer, SecureConnection connection) {
 
 void FailureDetector::Impl::link(int peer, SecureConnection connection) {
   set_liveness(connection.get(), heartbeat_s);
+  retransmit_steadily(connection.get());
   auto link = std::make_shared<DetectorLink>(loop, std::move(connection));
   links[peer] = link;
   awaited.erase(peer);
@@ -257,7 +258,7 @@ void FailureDetector::expect_all_by(Deadline deadline) {
     if (impl->stopped) return;
     impl->init_deadline = deadline;
     for (int r = 1; r < impl->size(); ++r) {
-      if (impl->links.count(r) == 0 && impl->gone.count(r) == 0) impl->awaited[r] = Deadline::Clock::now();
+      if (impl->links.count(r) == 0 && impl->gone.count(r) == 0) impl->awaited[r] = Silence();
     }
     impl->schedule_check(kCheckPeriodDuringInit);
   });

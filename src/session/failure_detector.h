@@ -2,7 +2,8 @@
 //
 // A star: every rank holds one connection to the leader. A process that dies closes it, and the leader tells everyone at once.
 // Heartbeats run both ways; silence longer than the limit counts as loss (a rank of this host that is merely starved of
-// processor time, as its state in /proc shows, gets ten times as long).
+// processor time, as its state in /proc shows, gets ten times as long). Time in which the observer itself was held up does not count
+// (silence.h).
 //
 // The leader is the lowest rank that is not known to be gone: at first rank 0. When it is lost or leaves in good order, each
 // rank finds that out by itself (its connection closes, or is silent) and dials the next one. Ranks may connect to a new

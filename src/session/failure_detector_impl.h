@@ -39,7 +39,7 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   int leader = 0;  // the lowest rank that is not gone
   std::map<int, std::shared_ptr<DetectorLink>> links;
   std::map<int, DetectorMessage> gone;              // lost, left or gone, as it is sent to others
-  std::map<int, Clock::time_point> awaited;         // on the leader: those that have not connected, and since when
+  std::map<int, Silence> awaited;                   // on the leader: those that have not connected
   std::optional<Deadline> init_deadline;            // until then ranks may connect for the first time
   std::vector<int> leavers;                         // on the leader: not yet announced to the others
   std::map<std::string, DetectorMessage> reported;  // aborts by group that no leader has passed on yet
@@ -51,6 +51,7 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   std::unique_ptr<PeerDialer> dialer;
   Clock::time_point last_tick = Clock::now();
   Clock::time_point last_check = Clock::now();
+  Clock::duration check_delay{};  // from last_check to the next one
   bool check_scheduled = false;
   bool excluded = false;  // the others have declared this rank lost
   bool stopped = false;

@@ -69,10 +69,9 @@ void FailureDetector::Impl::on_excluded(const std::string& text) {
   events.lost(rank, "the other ranks have declared this one lost: " + text);
 }
 
-// Why a rank that has been silent for so long counts as lost; nothing if it does not yet. tick() looks ten times in each
-// heartbeat_s, so with nine tenths of it as the limit the loss is found before it has passed.
+// Why a rank that has been silent for `silence` seconds counts as lost; nothing if it does not yet.
 std::optional<std::string> FailureDetector::Impl::silence_of(int peer, double silence) const {
-  if (heartbeat_s <= 0 || silence <= heartbeat_s * 0.9) return std::nullopt;
+  if (heartbeat_s <= 0 || silence < heartbeat_s) return std::nullopt;
   const char state = same_host(peer) ? process_state(info(peer).pid) : '\0';
   if (state == 'T' || state == 't') return fmt::format("its process is stopped (no heartbeat for {:.1f} s)", silence);
   if (state != '\0' && silence < heartbeat_s * 10) return std::nullopt;
@@ -81,18 +80,17 @@ std::optional<std::string> FailureDetector::Impl::silence_of(int peer, double si
 
 void FailureDetector::Impl::tick() {
   const auto now = Clock::now();
-  const auto period = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(heartbeat_s / 10));
-  // If this thread itself was held up (the machine slept, this process was stopped), others' silence proves nothing.
-  const bool held_up = now - last_tick > period * 4;
-  last_tick = now;
+  const double period_s = heartbeat_s / 10;
   std::vector<std::pair<int, std::string>> silent;
   for (const auto& [peer, link] : links) {
-    if (held_up) link->set_heard(now);
-    if (const auto why = silence_of(peer, seconds(now - link->heard()))) silent.emplace_back(peer, *why);
+    link->silence().look(seconds(now - last_tick), period_s, link->heard() >= last_tick);
+    if (const auto why = silence_of(peer, link->silence().seconds())) silent.emplace_back(peer, *why);
   }
+  last_tick = now;
   for (const auto& [peer, why] : silent) lose(peer, why);
   send_all(message_about(Kind::heartbeat, rank));
-  call_later(period, [](Impl& self) { self.tick(); });
+  call_later(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(period_s)),
+             [](Impl& self) { self.tick(); });
 }
 
 // ---- The leader
@@ -112,9 +110,8 @@ void FailureDetector::Impl::elect(bool in_good_order) {
 
 void FailureDetector::Impl::become_leader() {
   log_debug("rank {} leads the failure detector now", rank);
-  const auto now = Clock::now();
   for (int r = 0; r < size(); ++r) {
-    if (r != rank && gone.count(r) == 0 && links.count(r) == 0) awaited[r] = now;
+    if (r != rank && gone.count(r) == 0 && links.count(r) == 0) awaited[r] = Silence();
   }
   schedule_check(kFirstCheck);
   for (const auto& [peer, link] : links) send_departures(*link);
@@ -129,19 +126,21 @@ void FailureDetector::Impl::become_leader() {
 void FailureDetector::Impl::schedule_check(Clock::duration delay) {
   if (std::exchange(check_scheduled, true)) return;
   last_check = Clock::now();
+  check_delay = delay;
   call_later(delay, [](Impl& self) { self.check_awaited(); });
 }
 
 // Ranks that have not connected to this leader: are they still there?
 void FailureDetector::Impl::check_awaited() {
   check_scheduled = false;
-  const auto now = Clock::now();
-  const bool held_up = now - last_check > kCheckPeriodDuringInit * 4;
+  const auto elapsed = Clock::now() - last_check;
+  // During init, connections of those that are said to be missing may be waiting to be accepted.
+  const bool held_up = init_deadline && elapsed > check_delay * 4;
+  for (auto& [peer, silence] : awaited) silence.look(seconds(elapsed), seconds(check_delay), false);
   const auto missing = awaited;
-  for (const auto& [peer, since] : missing) {
-    if (held_up) awaited[peer] = now;
+  for (const auto& [peer, unheard] : missing) {
     if (held_up || gone.count(peer) != 0) continue;
-    const auto silence = silence_of(peer, seconds(now - since));
+    const auto silence = silence_of(peer, unheard.seconds());
     if (init_deadline ? init_deadline->expired() : silence.has_value()) {
       lose(peer, init_deadline ? "it never connected during init" : *silence);
       continue;

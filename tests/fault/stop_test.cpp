@@ -41,14 +41,14 @@ TEST_P(Stop, IsNoticedByHeartbeat) {
     EXPECT_LT(when - fault_at_s, 8.0) << "rank " << rank << ", 3 s but for a machine that holds it up";
 }
 
-TEST_P(Stop, OfASecondIsNoFault) {
+TEST_P(Stop, OfLessThanTheLimitIsNoFault) {
   run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
     r.world->barrier();
     int value = 1;
     if (r.rank == 0) {
       const Work work = r.world->all_reduce(buffer_of(value), ReduceOp::sum, {.async_op = true});
       ASSERT_EQ(::kill(r.pid_of(1), SIGSTOP), 0);
-      std::this_thread::sleep_for(std::chrono::seconds(1));  // sleep: the pause itself is the fault
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // sleep: the pause itself is the fault
       ASSERT_EQ(::kill(r.pid_of(1), SIGCONT), 0);
       work.wait();
     } else {

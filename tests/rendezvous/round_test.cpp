@@ -64,7 +64,8 @@ TEST(Round, EveryoneGetsTheSameOnce) {
 TEST(Round, WhoHasNotComeIsNamed) {
   const auto store = make_memory_store();
   EXPECT_THAT(timeout_text(store, 5, 8), HasSubstr("1 of 8 ranks joined, waiting for ranks 0-4, 6, 7"));
-  std::thread other([&] { EXPECT_THROW(meet(store, options_for(5, 8, "x", Deadline::after(milliseconds(500)))), Timeout); });
+  std::thread other(
+      [&] { EXPECT_THROW(meet(store, options_for(5, 8, "x", Deadline::after(milliseconds(500)))), Timeout); });
   const std::string present[] = {"maniple/round-0/maniple/joined/5"};
   store->wait(present, soon());
   EXPECT_THAT(timeout_text(store, 7, 8), HasSubstr("2 of 8 ranks joined, waiting for ranks 0-4, 6. Was"));
@@ -79,9 +80,7 @@ TEST(Round, TriesNeedNotBeEqualInNumber) {
   }
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([=] {
-      EXPECT_EQ(meet(store, options_for(rank, 3, std::to_string(rank))).result, "0+1+2");
-    });
+    ranks.emplace_back([=] { EXPECT_EQ(meet(store, options_for(rank, 3, std::to_string(rank))).result, "0+1+2"); });
   }
   for (std::thread& rank : ranks) rank.join();
 }

@@ -34,7 +34,8 @@ TEST(Settings, EveryKnobOfTheWorldIsCompared) {
     it->value = "another";
     const std::string text = difference(ranks);
     EXPECT_THAT(text, HasSubstr(knob.name));
-    EXPECT_THAT(text, HasSubstr(" on ranks 0, 2 (node1, node3) but another on rank 1 (pid 11 on node2); it must be alike"));
+    EXPECT_THAT(text,
+                HasSubstr(" on ranks 0, 2 (node1, node3) but another on rank 1 (pid 11 on node2); it must be alike"));
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
   }
   EXPECT_GE(compared, 5);
