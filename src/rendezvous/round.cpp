@@ -238,8 +238,8 @@ TakenRank take_rank(const std::shared_ptr<Store>& store, int world_size, Deadlin
       throw Timeout(fmt::format("all {} ranks are taken ({}); if an earlier job left them there, remove the file",
                                 world_size, store->describe()));
     }
-    std::this_thread::sleep_for(
-        std::chrono::milliseconds(2));  // sleep: until the round, which is full, has been closed
+    // sleep: until the round, which is full, has been closed
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
 

@@ -1,16 +1,20 @@
 // How ranks end: soon after they were initialised, at different times. They exit with status 0, and so does mpirun.
 #include <dlfcn.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 
 namespace {
 
-std::function<void()> end_hook;  // called once when this rank, at its end, waits for the others
+std::function<void()> end_hook;     // called once when this rank, at its end, waits for the others
+std::function<void()> posted_hook;  // called whenever MPI has been told that it does
 
 }  // namespace
 
@@ -20,7 +24,9 @@ extern "C" __attribute__((visibility("default"))) int MPI_Ibarrier(std::intptr_t
   void* library = ::dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) library = ::dlopen("libmpich.so.12", RTLD_LAZY | RTLD_NOLOAD);
   using Barrier = int (*)(std::intptr_t, void*);
-  return reinterpret_cast<Barrier>(::dlsym(library, "PMPI_Ibarrier"))(comm, request);
+  const int result = reinterpret_cast<Barrier>(::dlsym(library, "PMPI_Ibarrier"))(comm, request);
+  if (posted_hook) posted_hook();
+  return result;
 }
 
 namespace maniple::harness {
@@ -68,6 +74,52 @@ TEST(PluginEnd, WhatWasSentIsReceivedAfterTheSendersEnd) {
       EXPECT_EQ(got, values);
     }
   });
+}
+
+void await_end_of(pid_t pid) {
+  const Deadline limit = Deadline::after(std::chrono::seconds(20));
+  while (::kill(pid, 0) == 0 && !limit.expired()) std::this_thread::yield();
+}
+
+// Rank 0 has given up waiting, after it had taken part in both barriers: rank 1, which comes later, finds it in both and in
+// MPI_Finalize no more.
+TEST(PluginEnd, ARankThatGaveUpAtTheEndIsNotAwaitedInFinalize) {
+  RunOptions run = options(2);
+  run.expect_dead = {0};
+  const auto result = run_ranks(run, [](Rank& r) {
+    r.world->barrier();
+    r.world.reset();
+    static int posted = 0;
+    posted = 0;
+    if (r.rank == 0) {
+      posted_hook = [] {
+        if (++posted == 2) ::_exit(0);
+      };
+    } else {
+      posted_hook = [first = r.pid_of(0)] {
+        if (++posted == 1) end_hook = [first] { await_end_of(first); };
+      };
+    }
+  });
+  if (!result) return;
+  EXPECT_LT(result.elapsed.count(), 20.0);
+}
+
+// Nobody tells rank 1 that rank 0 is gone: it would wait for half an hour.
+TEST(PluginEnd, ARankThatIsGoneAtTheEndIsNotAwaited) {
+  RunOptions run = options(2);
+  run.expect_dead = {0};
+  const auto result = run_ranks(run, [](Rank& r) {
+    r.world->barrier();
+    r.world.reset();
+    if (r.rank == 0) {
+      end_hook = [] { ::_exit(0); };
+    } else {
+      ::setenv("OMPI_MCA_orte_enable_recovery", "0", 1);  // as without that option of mpirun
+    }
+  });
+  if (!result) return;
+  EXPECT_LT(result.elapsed.count(), 20.0);
 }
 
 // The group is never destroyed. Its rank waits for the others, and they for it: they get an error.

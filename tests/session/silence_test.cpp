@@ -33,7 +33,8 @@ TEST(Silence, IsALossAtTheLimitAndNotBefore) {
 
 TEST(Silence, BelowTheLimitIsNoLoss) {
   // One heartbeat in each 2.4 s.
-  EXPECT_EQ(lost_at(on_time, [](double from, double to) { return static_cast<int>(from / 2.4) != static_cast<int>(to / 2.4); }),
+  EXPECT_EQ(lost_at(on_time,
+                    [](double from, double to) { return static_cast<int>(from / 2.4) != static_cast<int>(to / 2.4); }),
             -1);
 }
 

@@ -41,6 +41,7 @@ struct PluginContext {
   std::string group;              ///< unique in the world, the same on all its ranks
   int rank = 0;                   ///< in the group
   std::vector<int> global_ranks;  ///< of the group's ranks
+  std::vector<int> pids;          ///< of the other ranks that are processes of this host
   int world_size = 1;
   std::string address;     ///< numeric, of the interface that leads to the other ranks
   Store* store = nullptr;  ///< keys of this group alone
@@ -88,7 +89,7 @@ struct PluginEntry {
   const char* version = nullptr;  ///< of the library, for people
   std::unique_ptr<Plugin> (*make)(const PluginContext& context) = nullptr;
 };
-inline constexpr std::uint32_t kPluginAbi = 4;
+inline constexpr std::uint32_t kPluginAbi = 5;
 inline constexpr const char* kPluginSymbol = "maniple_plugin_entry";
 
 }  // namespace maniple

@@ -136,6 +136,10 @@ class PluginBackend final : public Backend {
     options.group = context_.group;
     options.rank = topology_.rank;
     options.global_ranks = global_ranks_;
+    for (const int rank : global_ranks_) {
+      if (rank != context_.session->rank() && context_.session->same_host(rank))
+        options.pids.push_back(context_.session->peer(rank).pid);
+    }
     options.world_size = context_.session->world_size();
     options.address = Address::parse(context_.session->peer(context_.session->rank()).tcp_address).host();
     options.store = store_.get();

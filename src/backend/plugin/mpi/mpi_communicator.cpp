@@ -110,6 +110,7 @@ bool complete(MPI_Request& request, const AbortToken& abort, Deadline deadline) 
 
 Communicator::Communicator(const PluginContext& context) {
   Runtime& runtime = Runtime::start(context);
+  runtime.watch(context.pids);
   if (runtime.size() != context.world_size) {
     throw Unsupported("the mpi backend needs mpirun for all ranks: the job has " + std::to_string(context.world_size) +
                       ", mpirun started " + std::to_string(runtime.size()) + "; start with `mpirun -n " +

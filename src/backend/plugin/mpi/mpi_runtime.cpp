@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
+#include <sstream>
 
 #include "backend/plugin/mpi/mpi_channel.h"
 #include "backend/plugin/mpi/mpi_implementation.h"
@@ -22,8 +24,12 @@ constexpr long kShortestNs = 20'000;  // between two polls of a barrier at exit
 constexpr long kLongestNs = 5'000'000;
 constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not received yet, at exit
 constexpr Deadline::Duration kEnded =
-    std::chrono::seconds(10);                         // for the others at exit, when a rank has left too early
-constexpr auto kFinalise = std::chrono::seconds(30);  // for MPI_Finalize when all ranks are about to exit
+    std::chrono::seconds(10);                                // for the others at exit, when a rank has left too early
+constexpr auto kFinalise = std::chrono::seconds(30);         // for MPI_Finalize when all ranks are about to exit
+constexpr auto kLivesPoll = std::chrono::milliseconds(100);  // of the other processes, at exit
+// After another process has ended: for what it had sent before; and for MPI_Finalize, which it may have ended in good order.
+constexpr Deadline::Duration kAfterAnEnd = std::chrono::seconds(2);
+constexpr Deadline::Duration kFinaliseAfterAnEnd = std::chrono::seconds(5);
 constexpr auto kLockPoll = std::chrono::milliseconds(10);
 std::atomic<bool> init_abandoned{false};
 
@@ -33,6 +39,22 @@ void pause(long ns = kPollNs) {
 }
 
 constexpr auto kDetachedPoll = std::chrono::milliseconds(10);  // of abort and deadline
+
+/// When a process was started, in the clock ticks of /proc; empty if there is none, or only what its parent has not yet fetched.
+std::string start_of(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const auto end = line.rfind(')');  // the name in parentheses may hold anything
+  if (end == std::string::npos) return {};
+  std::istringstream words(line.substr(end + 1));
+  std::string word;
+  words >> word;  // the state, the third field
+  if (word == "Z" || word == "X") return {};
+  constexpr int kStart = 22;
+  for (int field = 3; field < kStart; ++field) words >> word;
+  return word;
+}
 
 struct DetachedCall {
   std::function<void()> body;
@@ -184,6 +206,20 @@ void Runtime::all_have_started() {
   if (ours_) remove_segment_file();  // a program that uses MPI itself may start more processes with it
 }
 
+void Runtime::watch(const std::vector<int>& pids) {
+  const std::lock_guard lock(mutex_);
+  for (const int pid : pids) {
+    const std::string start = start_of(pid);
+    if (!start.empty()) watched_.emplace(pid, start);  // none: it has another name in another namespace
+  }
+}
+
+bool Runtime::a_rank_has_ended() {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(watched_.begin(), watched_.end(),
+                     [](const auto& process) { return start_of(process.first) != process.second; });
+}
+
 void Runtime::poison(const std::string& why) noexcept {
   const std::lock_guard lock(mutex_);
   if (!poisoned_.exchange(true)) why_ = why;
@@ -216,20 +252,35 @@ void Runtime::finalise(int status) {
   if (thread_.joinable()) thread_.join();
   finalised_.store(true);
   if (!together) return;
-  std::thread([status] {
-    std::this_thread::sleep_for(kFinalise);  // sleep: the limit itself; MPI_Finalize has none
-    std::fputs("maniple: warning: MPI_Finalize did not end within 30 s; this process ends without it\n", stderr);
-    ::_exit(status);
-  }).detach();
+  std::thread([this, status] { limit_finalise(status); }).detach();
   drop_connections();
   restore_segment_file();
   MPI_Finalize();
+  has_finalised_.store(true);
+}
+
+// A rank that gave up waiting for this one is gone, though it took part in the barriers: then MPI_Finalize waits for it in vain.
+void Runtime::limit_finalise(int status) {
+  Deadline limit = Deadline::after(kFinalise);
+  const char* why = "within 30 s";
+  for (bool ended = false; !limit.expired();) {
+    std::this_thread::sleep_for(kLivesPoll);  // sleep: MPI_Finalize has no limit of its own
+    if (has_finalised_) return;               // what follows at exit is the program's own
+    if (ended || !a_rank_has_ended()) continue;
+    ended = true;
+    limit = Deadline::sooner(limit, Deadline::after(kFinaliseAfterAnEnd));
+    why = "within 5 s after another rank had ended";
+  }
+  std::fprintf(stderr, "maniple: warning: MPI_Finalize did not end %s; this process ends without it\n", why);
+  ::_exit(status);
 }
 
 // MPI_Finalize spins while it waits for later ranks, or does not move the bytes that they still need. So they are awaited here.
 // Twice, as the end of the first barrier may be delayed by connections that were opened for it; that of the second is not.
 bool Runtime::await_all_ranks() {
   const auto began = Deadline::Clock::now();
+  Deadline next_look = Deadline::after(kLivesPoll);
+  Deadline limit_after_end = Deadline::never();
   try {
     MPI_Request request = MPI_REQUEST_NULL;
     {
@@ -244,6 +295,11 @@ bool Runtime::await_all_ranks() {
       }
       if (done != 0) return true;
       if (Deadline::Clock::now() - began > (ended_ ? std::min(exit_limit(), kEnded) : exit_limit())) return false;
+      if (limit_after_end.expired()) return false;
+      if (limit_after_end.is_never() && next_look.expired()) {
+        if (a_rank_has_ended()) limit_after_end = Deadline::after(kAfterAnEnd);
+        next_look = Deadline::after(kLivesPoll);
+      }
       pause(pause_ns);
     }
   } catch (const Error&) {

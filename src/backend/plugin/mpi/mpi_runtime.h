@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -55,6 +56,9 @@ class Runtime {
   /// To be called once, when all ranks are known to have returned from MPI_Init.
   void all_have_started();
 
+  /// Processes whose end shows at exit that nobody needs to be waited for.
+  void watch(const std::vector<int>& pids);
+
   void poison(const std::string& why) noexcept;
   /// A group has failed, and a rank may be gone: at exit none is waited for.
   void note_failure() noexcept { failed_.store(true); }
@@ -67,9 +71,11 @@ class Runtime {
   static void at_exit(int status, void*);
   static int before_finalize(MPI_Comm, int, void* runtime, void*);
   void finalise(int status);
-  bool await_all_ranks();  // until they are about to exit; false: one of them is not
-  void linger();           // for what was sent and may still be received
-  void progress_sends();   // the thread
+  bool a_rank_has_ended();          // one that is watched
+  void limit_finalise(int status);  // the thread
+  bool await_all_ranks();           // until they are about to exit; false: one of them is not
+  void linger();                    // for what was sent and may still be received
+  void progress_sends();            // the thread
   void sweep_locked();
 
   int rank_ = 0;
@@ -81,11 +87,13 @@ class Runtime {
   std::atomic<bool> failed_{false};
   std::atomic<bool> ended_{false};
   std::atomic<bool> finalised_{false};
+  std::atomic<bool> has_finalised_{false};  // MPI_Finalize has returned
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::string why_;
   std::vector<std::shared_ptr<Packet>> packets_;  // in transit
+  std::map<int, std::string> watched_;            // pid, and when it was started
   std::thread thread_;
   bool stopping_ = false;
 };
