@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/environment.h"
+#include "base/fork_guard.h"
 
 namespace maniple {
 namespace {
@@ -22,6 +23,12 @@ LogLevel level_from_environment() {
 }
 
 constexpr std::string_view kNames[] = {"debug", "info", "warning", "error", ""};
+
+struct Warned {
+  std::mutex mutex;
+  std::set<std::string> texts;
+};
+constinit ProcessWide<Warned> warned;
 
 }  // namespace
 
@@ -38,11 +45,10 @@ void log_line(LogLevel level, std::string_view text) {
 }
 
 void warn_once(const std::string& text) {
-  static std::mutex mutex;
-  static std::set<std::string> seen;
   {
-    const std::lock_guard lock(mutex);
-    if (!seen.insert(text).second) return;
+    Warned& all = *warned;
+    const std::lock_guard lock(all.mutex);
+    if (!all.texts.insert(text).second) return;
   }
   log_warning("{}", text);
 }

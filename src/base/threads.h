@@ -1,9 +1,8 @@
-// Threads: starting one, whether it is one of a group's own, and what a fork leaves of them.
+// Threads: starting one, and whether it is one of a group's own.
 //
 // start_thread makes a std::thread that says what it was for when the system has no more threads: its own exception is the bare text of errno.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -34,11 +33,5 @@ void await_apart_at_exit() noexcept;
 
 /// Whether the calling thread is one of a group's own, which run what users attach to a Work.
 inline thread_local bool on_group_thread = false;
-
-// A child of fork() has our memory but not our threads. Objects remember the generation they were made in and do nothing in
-// another one.
-
-/// 0 in the original process, larger in children of fork().
-std::uint32_t fork_generation() noexcept;
 
 }  // namespace maniple

@@ -1,4 +1,7 @@
 // A file descriptor that is closed when its owner goes, and new ones where the limit of open files may be reached.
+//
+// Descriptors of this process alone (sockets, epoll, memfd, ...: all of new_descriptor) are taken from the children of fork(). A child that
+// kept a socket would hide its parent's death from the other ranks, and one that used it would speak in the parent's place.
 #pragma once
 
 #include <unistd.h>
@@ -16,24 +19,29 @@ class UniqueFd {
  public:
   UniqueFd() = default;
   explicit UniqueFd(int fd) noexcept : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) reset(other.release());
+    if (this != &other) reset(std::exchange(other.fd_, -1));
     return *this;
   }
   ~UniqueFd() { reset(); }
 
   int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  int release() noexcept { return std::exchange(fd_, -1); }
+  /// Whoever gets it closes it; children of fork() inherit it.
+  int release() noexcept;
   void reset(int fd = -1) noexcept {
-    if (fd_ >= 0) ::close(fd_);
+    if (fd_ >= 0) ::close(release());
     fd_ = fd;
   }
 
  private:
   int fd_ = -1;
 };
+
+/// In children of fork() the descriptor's number stands for a closed socket: the child's copy of the owner stays harmless, and the
+/// number is not given to something else that the owner would close.
+UniqueFd kept_from_children(UniqueFd fd) noexcept;
 
 // The limit of open files of this process.
 
@@ -63,15 +71,15 @@ UniqueFd try_new_descriptor(Make make) {
   }
   return fd;
 }
-/// The same; throws SystemError, which says `purpose`, where there is none.
+/// The same, kept from children of fork(); throws SystemError, which says `purpose`, where there is none.
 template <class Make>
 UniqueFd new_descriptor(const std::string& purpose, Make make) {
   UniqueFd fd = try_new_descriptor(std::move(make));
   if (!fd) throw_no_descriptor(purpose, errno);
-  return fd;
+  return kept_from_children(std::move(fd));
 }
 
-/// open(2), and the same; none, and errno, where there is none.
+/// open(2), by try_new_descriptor: children of fork() inherit it. None, and errno, where there is none.
 UniqueFd open_file(const std::string& path, int flags, unsigned mode = 0);
 
 UniqueFd new_event();  // an eventfd, not blocking

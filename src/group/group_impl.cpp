@@ -26,7 +26,7 @@ thread_local bool nobody_sees = false;
 }  // namespace
 
 detail::GroupImpl::GroupImpl(GroupFacts facts, Deadline deadline)
-    : facts_(std::move(facts)), global_rank_(facts_.session->rank()), generation_(fork_generation()) {
+    : facts_(std::move(facts)), global_rank_(facts_.session->rank()) {
   try {
     set_up(deadline);
   } catch (...) {
@@ -41,8 +41,7 @@ detail::GroupImpl::GroupImpl(GroupFacts facts, Deadline deadline)
   }
 }
 
-detail::GroupImpl::GroupImpl(GroupFacts facts)
-    : facts_(std::move(facts)), global_rank_(facts_.session->rank()), generation_(fork_generation()) {
+detail::GroupImpl::GroupImpl(GroupFacts facts) : facts_(std::move(facts)), global_rank_(facts_.session->rank()) {
   facts_.topology = {.rank = -1, .members = {}, .nodes = {}};
   facts_.session.reset();
 }
@@ -130,10 +129,11 @@ void detail::GroupImpl::begin_on_device(Operation& op) {
   recorder_->begin(op);
 }
 
+// Not in a child of fork(): ~ProcessGroup sees to that.
 detail::GroupImpl::~GroupImpl() {
   if (!is_member()) return;
   // Operations on a device were done for the caller when they were enqueued: other ranks, which may be late, need them yet.
-  if (device_ && !in_forked_child()) device_->finish();
+  if (device_) device_->finish();
   leaving_.store(true);
   // What is queued must not wait for peers: it fails at once.
   if (queued_.load() != 0) {
@@ -142,7 +142,7 @@ detail::GroupImpl::~GroupImpl() {
     abort_->raise(make_error(std::move(info)));
   }
   facts_.session->remove_group(facts_.name);
-  if (device_engine_ && !abort_->raised() && !in_forked_child()) {
+  if (device_engine_ && !abort_->raised()) {
     facts_.session->announce_departure(facts_.name, seq_);
   }
 }

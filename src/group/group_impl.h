@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "base/threads.h"
+#include "base/fork_guard.h"
 #include "base/ticks.h"
 #include "group/device_calls.h"
 #include "group/recorder.h"
@@ -82,7 +82,7 @@ class detail::GroupImpl {
   }
   Work start(Operation operation, const CallOptions& call);
 
-  bool in_forked_child() const noexcept { return fork_generation() != generation_; }
+  bool in_forked_child() const noexcept { return !guard_.owned(); }
 
   /// Like run_now, for a body that executes one operation or several as one.
   template <class Body>
@@ -126,7 +126,7 @@ class detail::GroupImpl {
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
   void require_usable(Op op, const CallOptions& call) {
-    if (fork_generation() != generation_ || abort_->raised()) [[unlikely]]
+    if (!guard_.owned() || abort_->raised()) [[unlikely]]
       throw_unusable(op, call);
   }
   void abort(const std::string& reason);
@@ -169,7 +169,7 @@ class detail::GroupImpl {
   bool device_engine_ = false;
   std::mutex device_mutex_;
   std::unique_ptr<DeviceCalls> device_;  // after the backend, which finishes messages of it
-  std::uint32_t generation_;
+  ForkGuard guard_;
   // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
   std::atomic<bool> thrown_{false};
   std::mutex unseen_mutex_;

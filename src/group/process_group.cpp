@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/threads.h"
 #include "group/group_impl.h"
 #include "group/validate.h"
@@ -14,7 +15,7 @@ ProcessGroup::ProcessGroup(std::unique_ptr<detail::GroupImpl> impl) : impl_(std:
 
 ProcessGroup::~ProcessGroup() {
   // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
-  if (impl_ && impl_->in_forked_child()) (void)impl_.release();
+  if (impl_ && impl_->in_forked_child()) abandon(impl_);
   // The last handle may be dropped by something that follows a Work, in a thread that taking down would wait for.
   // (Without one to be had it stays as it is.)
   if (impl_ && on_group_thread) run_apart([impl = impl_.release()] { delete impl; });

@@ -52,6 +52,10 @@ void detail::WorkState::finish(std::exception_ptr cause) {
   for (const auto& callback : next) callback();
 }
 
+void detail::WorkState::require_owned() const {
+  if (!guard.owned()) throw Aborted("a child of fork() cannot wait for what its parent started");
+}
+
 std::atomic<CurrentStream> current_stream{nullptr};
 
 bool Work::done() const {
@@ -108,10 +112,7 @@ void Work::synchronize() const { wait_until(Deadline::never()); }
 bool Work::wait_until(Deadline deadline) const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
   if (!state_->done.load(std::memory_order_acquire)) {
-    // The thread that would finish it is the parent's.
-    if (fork_generation() != state_->generation) {
-      throw Aborted("a child of fork() cannot wait for what its parent started");
-    }
+    state_->require_owned();
     const WaiterCount count(*state_);
     std::unique_lock lock(state_->mutex);
     const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
@@ -133,7 +134,8 @@ std::exception_ptr Work::error() const {
 void when_done(const Work& work, std::function<void(const std::exception_ptr& error)> callback) {
   const std::shared_ptr<detail::WorkState>& state = detail::WorkAccess::state(work);
   auto run = [state = state.get(), callback = std::move(callback)] { callback(state->error); };
-  {
+  if (!state->done.load(std::memory_order_acquire)) {
+    state->require_owned();
     const std::lock_guard lock(state->mutex);
     if (!state->done.load(std::memory_order_acquire)) {
       state->follow.push_back(std::move(run));
@@ -158,7 +160,8 @@ Work Work::then(std::function<void()> next) const {
     }
     following->finish(std::move(error));
   };
-  {
+  if (!state_->done.load(std::memory_order_acquire)) {
+    state_->require_owned();
     const std::lock_guard lock(state_->mutex);
     if (!state_->done.load(std::memory_order_acquire)) {
       state_->follow.push_back(std::move(run));

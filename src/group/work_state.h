@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backend/device/device_plugin.h"
-#include "base/threads.h"
+#include "base/fork_guard.h"
 #include <maniple/comm/work.h>
 #include <maniple/export.h>
 
@@ -79,7 +79,10 @@ struct detail::WorkState {
   /// One that is finished, and is never destroyed: a Work may outlive static objects.
   static WorkState* make_done();
 
-  const std::uint32_t generation = fork_generation();
+  /// Throws Aborted in a child of fork(): the thread that would finish it is the parent's.
+  void require_owned() const;
+
+  ForkGuard guard;
   std::atomic<bool> done{false};
   std::atomic<int> waiters{0};
   std::mutex mutex;

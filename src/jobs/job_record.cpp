@@ -174,7 +174,7 @@ std::optional<JobInfo> decode_job(std::string_view text) {
   return info;
 }
 
-JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)), writer_(::getpid()) {
+JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)) {
   try {
     if (info_.pid == 0) info_.pid = ::getpid();
     if (info_.pid_started == 0) info_.pid_started = start_of_process(info_.pid).value_or(0);
@@ -198,7 +198,7 @@ JobRecord::JobRecord(JobInfo info) noexcept : info_(std::move(info)), writer_(::
 }
 
 JobRecord::~JobRecord() {
-  if (directory_.empty() || writer_ != ::getpid()) return;
+  if (directory_.empty() || !guard_.owned()) return;
   try {
     const UniqueFd directory = open_job_directory(directory_, false);
     ::unlinkat(directory.get(), name_.c_str(), 0);
@@ -222,7 +222,7 @@ void JobRecord::update(int ranks_up, int restarts, std::string_view state, int w
 }
 
 void JobRecord::write() noexcept {
-  if (directory_.empty() || writer_ != ::getpid()) return;
+  if (directory_.empty() || !guard_.owned()) return;
   try {
     const UniqueFd directory = open_job_directory(directory_, true);
     const std::string beside = name_ + ".new";

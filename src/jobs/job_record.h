@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/unique_fd.h"
 
 namespace maniple::launch {
@@ -58,7 +59,7 @@ class JobRecord {
   void write() noexcept;
 
   JobInfo info_;
-  pid_t writer_;           // this process: a child of fork() has a copy of this object, but it is not its job
+  ForkGuard guard_;        // a child of fork() has a copy of this object, but it is not its job
   std::string directory_;  // empty: there is no file
   std::string name_;
 };

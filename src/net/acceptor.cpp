@@ -100,7 +100,7 @@ struct Acceptor::Impl {
         fd = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       }
       if (fd >= 0) {
-        admit(UniqueFd(fd));
+        admit(kept_from_children(UniqueFd(fd)));
         continue;
       }
       if (errno == EAGAIN) return;

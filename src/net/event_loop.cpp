@@ -181,6 +181,10 @@ EventLoop::EventLoop(const char* name) : impl_(std::make_shared<Impl>()) {
 }
 
 EventLoop::~EventLoop() {
+  if (!guard_.owned()) {
+    abandon(impl_);
+    return;
+  }
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
@@ -194,20 +198,30 @@ EventLoop::~EventLoop() {
   }
 }
 
+namespace {
+
+struct SharedLoop {
+  std::mutex mutex;
+  std::weak_ptr<EventLoop> loop;
+};
+constinit ProcessWide<SharedLoop> shared_loop;
+
+}  // namespace
+
 std::shared_ptr<EventLoop> EventLoop::shared() {
-  static std::mutex mutex;
-  static std::weak_ptr<EventLoop> loop;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<EventLoop> result = loop.lock();
+  SharedLoop& mine = *shared_loop;
+  const std::lock_guard lock(mine.mutex);
+  std::shared_ptr<EventLoop> result = mine.loop.lock();
   if (!result) {
     result = std::make_shared<EventLoop>("maniple-net");
-    loop = result;
+    mine.loop = result;
   }
   return result;
 }
 
 void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
                     std::function<void(const std::string&)> failed) {
+  if (!guard_.owned()) return;
   const std::lock_guard lock(impl_->mutex);
   MANIPLE_ASSERT(impl_->token_of_fd.count(fd) == 0);
   const Impl::Token token = impl_->next_token++;
@@ -220,6 +234,7 @@ void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32
 }
 
 void EventLoop::modify(int fd, std::uint32_t events) {
+  if (!guard_.owned()) return;
   const std::lock_guard lock(impl_->mutex);
   const auto found = impl_->token_of_fd.find(fd);
   if (found == impl_->token_of_fd.end()) return;
@@ -230,6 +245,7 @@ void EventLoop::modify(int fd, std::uint32_t events) {
 }
 
 void EventLoop::remove(int fd) {
+  if (!guard_.owned()) return;
   std::shared_ptr<Impl::Watch> removed;  // destroyed after the lock is released
   std::unique_lock lock(impl_->mutex);
   const auto found = impl_->token_of_fd.find(fd);
@@ -245,6 +261,7 @@ void EventLoop::remove(int fd) {
 
 EventLoop::Timer EventLoop::call_at(Deadline when, std::function<void()> callback) {
   Timer token = 0;
+  if (!guard_.owned()) return token;
   {
     const std::lock_guard lock(impl_->mutex);
     token = impl_->next_token++;
@@ -255,6 +272,7 @@ EventLoop::Timer EventLoop::call_at(Deadline when, std::function<void()> callbac
 }
 
 void EventLoop::cancel(Timer timer) {
+  if (!guard_.owned()) return;
   std::function<void()> removed;
   std::unique_lock lock(impl_->mutex);
   for (auto alarm = impl_->alarms.begin(); alarm != impl_->alarms.end(); ++alarm) {
@@ -267,6 +285,7 @@ void EventLoop::cancel(Timer timer) {
 }
 
 void EventLoop::post(std::function<void()> callback) {
+  if (!guard_.owned()) return;
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->posted.push_back(std::move(callback));
@@ -275,6 +294,7 @@ void EventLoop::post(std::function<void()> callback) {
 }
 
 void EventLoop::post_and_wait(std::function<void()> callback) {
+  if (!guard_.owned()) return;
   if (inside()) return callback();
   std::mutex mutex;
   std::condition_variable finished;

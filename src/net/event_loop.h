@@ -1,4 +1,6 @@
 // One thread that waits for many descriptors and timers. Callbacks run in that thread and must not block.
+//
+// A child of fork() has no such thread: there nothing that is added, posted or removed has an effect, and nothing waits.
 #pragma once
 
 #include <sys/epoll.h>
@@ -8,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "base/fork_guard.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
@@ -18,7 +21,7 @@ class EventLoop {
   explicit EventLoop(const char* name);
   ~EventLoop();  ///< stops and joins; not from its own thread
 
-  /// The process's own loop: started at first use, stopped when the last owner lets go. Used by all groups.
+  /// The process's own loop: started at first use, stopped when the last owner lets go. Used by all groups. A child of fork() has its own.
   static std::shared_ptr<EventLoop> shared();
 
   /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... The owner of the descriptor calls remove()
@@ -43,6 +46,7 @@ class EventLoop {
  private:
   struct Impl;
   std::shared_ptr<Impl> impl_;
+  ForkGuard guard_;
 };
 
 }  // namespace maniple

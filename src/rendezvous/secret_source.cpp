@@ -56,9 +56,9 @@ Secret parse_or_throw(const std::string& bytes, const std::string& what) {
 }
 
 Secret from_descriptor(int fd) {
-  // A pipe can be read once only, but a process may join more than once.
+  // A pipe can be read once only, but a process may join more than once. Never destroyed: static objects may join.
   static std::mutex mutex;
-  static std::map<int, Secret> known;
+  static auto& known = *new std::map<int, Secret>;
   const std::string what = fmt::format("MANIPLE_SECRET_FD is {}", fd);
   const std::lock_guard lock(mutex);
   struct stat status{};

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "rendezvous/methods.h"
 #include "rendezvous/round.h"
@@ -26,11 +27,11 @@ struct Hosted {
   Identity identity;
 };
 
-std::mutex registry_mutex;
-std::map<std::string, Hosted>& registry() {
-  static std::map<std::string, Hosted> servers;
-  return servers;
-}
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, Hosted> servers;
+};
+constinit ProcessWide<Registry> registry;
 
 bool same_job(const Identity& a, const Identity& b) {
   return a.secret.bytes == b.secret.bytes && a.job == b.job && a.generation == b.generation &&
@@ -50,8 +51,9 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
   for (;;) {
     bool ours = false;
     {
-      const std::lock_guard lock(registry_mutex);
-      auto& servers = registry();
+      Registry& mine = *registry;
+      const std::lock_guard lock(mine.mutex);
+      auto& servers = mine.servers;
       if (const auto found = servers.find(name); found != servers.end()) {
         ours = true;
         if (auto server = found->second.server.lock(); server && same_job(found->second.identity, identity)) {

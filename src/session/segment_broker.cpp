@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "shm/segment.h"
 
@@ -23,22 +24,19 @@ struct ProcessTable {
   std::map<std::pair<std::uint64_t, std::string>, Offer> offers;
 };
 
-ProcessTable& process_table() {
-  static auto* table = new ProcessTable;  // never destroyed: threads may outlive static objects
-  return *table;
-}
+constinit ProcessWide<ProcessTable> process_table;
 
 }  // namespace
 
 SegmentBroker::~SegmentBroker() {
-  ProcessTable& table = process_table();
+  ProcessTable& table = *process_table;
   const std::lock_guard lock(table.mutex);
   for (const std::string& topic : offered_here_) table.offers.erase({world_, topic});
 }
 
 void SegmentBroker::offer(const std::string& topic, SharedFile file, int processes, int threads) {
   if (threads > 0) {
-    ProcessTable& table = process_table();
+    ProcessTable& table = *process_table;
     const std::lock_guard lock(table.mutex);
     std::erase_if(offered_here_,
                   [&](const std::string& earlier) { return table.offers.count({world_, earlier}) == 0; });
@@ -82,7 +80,7 @@ void SegmentBroker::hand_over(const std::string& topic) {
 }
 
 SharedFile SegmentBroker::take_here(std::uint64_t world, const std::string& topic, Deadline deadline) {
-  ProcessTable& table = process_table();
+  ProcessTable& table = *process_table;
   std::unique_lock lock(table.mutex);
   const auto there = [&] { return table.offers.count({world, topic}) != 0; };
   if (deadline.is_never()) {

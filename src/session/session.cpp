@@ -14,10 +14,10 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/error_codec.h"
+#include "base/fork_guard.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "base/system_error.h"
-#include "shm/segment.h"
 
 namespace maniple {
 namespace {
@@ -33,10 +33,11 @@ std::uint64_t random_word() {
   return word;
 }
 
-std::uint64_t process_word() {
-  static const std::uint64_t kWord = random_word();
-  return kWord;
-}
+/// Tells processes apart, children of fork() as well.
+struct ProcessWord {
+  std::uint64_t value = random_word();
+};
+constinit ProcessWide<ProcessWord> process_word;
 
 }  // namespace
 
@@ -89,7 +90,7 @@ void Session::exchange_addresses(const ChosenSettings& chosen, Deadline deadline
   mine.host_key = host.key;
   mine.host_name = host.name;
   mine.pid = ::getpid();
-  mine.process = process_word();
+  mine.process = process_word->value;
   mine.unix_address = unix_->address().to_string();
   mine.tcp_address = tcp_->address().to_string();
   mine.cores = CoreSet::of_this_process();

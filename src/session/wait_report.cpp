@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/codec.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "session/peer_table.h"
 
@@ -27,15 +28,13 @@ struct Table {
   std::mutex mutex;
   std::map<std::uint64_t, std::map<int, std::weak_ptr<WaitReports>>> worlds;
 };
-Table& table() {
-  static Table it;
-  return it;
-}
+constinit ProcessWide<Table> process_reports;
 
 std::shared_ptr<WaitReports> find_here(std::uint64_t world, int rank) {
-  const std::lock_guard lock(table().mutex);
-  const auto it = table().worlds.find(world);
-  if (it == table().worlds.end()) return nullptr;
+  Table& table = *process_reports;
+  const std::lock_guard lock(table.mutex);
+  const auto it = table.worlds.find(world);
+  if (it == table.worlds.end()) return nullptr;
   const auto found = rank < 0 ? it->second.begin() : it->second.find(rank);
   return found == it->second.end() ? nullptr : found->second.lock();
 }
@@ -60,8 +59,9 @@ std::string describe_ranks(const std::vector<int>& ranks) {
 std::shared_ptr<WaitReports> WaitReports::start(Callbacks callbacks) {
   std::shared_ptr<WaitReports> reports(new WaitReports(std::move(callbacks)));
   if (!reports->callbacks_.send_to_leader) {
-    const std::lock_guard lock(table().mutex);
-    table().worlds[reports->callbacks_.world][reports->callbacks_.rank] = reports;
+    Table& table = *process_reports;
+    const std::lock_guard lock(table.mutex);
+    table.worlds[reports->callbacks_.world][reports->callbacks_.rank] = reports;
   }
   reports->callbacks_.loop->post([reports] { reports->check(); });
   return reports;
@@ -70,11 +70,12 @@ std::shared_ptr<WaitReports> WaitReports::start(Callbacks callbacks) {
 void WaitReports::stop() {
   stopped_ = true;
   queries_.clear();
-  const std::lock_guard lock(table().mutex);
-  const auto it = table().worlds.find(callbacks_.world);
-  if (callbacks_.send_to_leader || it == table().worlds.end()) return;
+  Table& table = *process_reports;
+  const std::lock_guard lock(table.mutex);
+  const auto it = table.worlds.find(callbacks_.world);
+  if (callbacks_.send_to_leader || it == table.worlds.end()) return;
   it->second.erase(callbacks_.rank);
-  if (it->second.empty()) table().worlds.erase(it);
+  if (it->second.empty()) table.worlds.erase(it);
 }
 
 void WaitReports::check() {

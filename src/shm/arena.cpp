@@ -65,6 +65,7 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
 }
 
 Arena::~Arena() {
+  if (!guard_.owned()) return;
   of(rank()).left.value.store(1, std::memory_order_seq_cst);
   wake_all_for(rank());
 }

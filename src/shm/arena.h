@@ -37,6 +37,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
+#include "base/fork_guard.h"
 #include "base/operation_context.h"
 #include "base/ticks.h"
 #include "shm/arena_layout.h"
@@ -98,7 +99,7 @@ class Arena {
   /// A fresh segment (all zero) of ArenaLayout::of(...).bytes is an empty arena: no rank needs to set it up for another. The
   /// stages are as large as the segment allows, so its maker alone decides.
   Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
-  ~Arena();  ///< marks this rank as having left; never waits
+  ~Arena();  ///< marks this rank as having left; never waits; in a child of fork() it does nothing
 
   int rank() const noexcept { return options_.rank; }
   int size() const noexcept { return options_.size; }
@@ -274,6 +275,7 @@ class Arena {
   RankBlock& of(int rank) const noexcept { return blocks_[rank]; }
   Header& header() const noexcept;
 
+  ForkGuard guard_;
   ArenaOptions options_;
   PeerMemory peer_memory_;
   bool reads_peers_ = true;

@@ -37,6 +37,7 @@ RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::spa
   for (int r = 0; r < local_rank; ++r) offset += part_bytes(sizes[static_cast<std::size_t>(r)]);
   const std::size_t bytes = sizes[static_cast<std::size_t>(local_rank)];
   segment->populate(offset, part_bytes(bytes));
+  segment->share_with_children();
   std::byte* data = segment->data() + offset;
   std::uint64_t id = 0;
   {
@@ -52,6 +53,7 @@ RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::spa
 }
 
 void RegisteredTable::drop(std::uint64_t id) {
+  if (!guard_.owned()) return;  // a child of fork() drops its copy of the handle: the memory is its parent's
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_) {
     if (entry.id != id) continue;

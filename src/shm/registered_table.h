@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "shm/arena.h"
 #include "shm/segment.h"
 #include <maniple/comm/registered_memory.h>
@@ -43,6 +44,7 @@ class RegisteredTable : public std::enable_shared_from_this<RegisteredTable> {
   void drop(std::uint64_t id);
   void sweep();  // forgets what all ranks have dropped
 
+  ForkGuard guard_;
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
   std::atomic<bool> empty_{true};

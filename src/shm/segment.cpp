@@ -47,11 +47,15 @@ Segment::Segment(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)), size_(byt
   void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (mapped == MAP_FAILED) throw_system_error(fmt::format("mapping {} bytes of shared memory", bytes));
   ::madvise(mapped, bytes, MADV_HUGEPAGE);  // advice; refused on kernels without huge shared pages
-  ::madvise(mapped, bytes, MADV_DONTFORK);  // a forked child is not a rank
+  ::madvise(mapped, bytes, MADV_DONTFORK);  // a child of fork() is not a rank
   data_ = static_cast<std::byte*>(mapped);
 }
 
-Segment::~Segment() { ::munmap(data_, size_); }
+Segment::~Segment() {
+  if (guard_.owned()) ::munmap(data_, size_);  // a child may have something else there
+}
+
+void Segment::share_with_children() noexcept { ::madvise(data_, size_, MADV_DOFORK); }
 
 void Segment::populate(std::size_t offset, std::size_t bytes) {
   if (bytes == 0) return;
@@ -112,7 +116,7 @@ ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel,
     }
     int fd = -1;
     std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    result.fd.reset(fd);
+    result.fd = kept_from_children(UniqueFd(fd));
     return result;
   }
 }

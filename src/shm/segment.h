@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/fork_guard.h"
 #include "base/unique_fd.h"
 #include <maniple/comm/deadline.h>
 
@@ -19,13 +20,15 @@ class Segment {
   /// Maps one that another process made. Throws ProtocolError if the file is smaller than `bytes`.
   static std::shared_ptr<Segment> adopt(UniqueFd fd, std::size_t bytes);
 
-  ~Segment();
+  ~Segment();  ///< in a child of fork() it does nothing
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
   int fd() const noexcept { return fd_.get(); }
+  /// Children of fork() see the memory from now on, and share it. Without this they have no mapping there.
+  void share_with_children() noexcept;
   void close_fd() noexcept { fd_.reset(); }  ///< the mapping stays
 
   /// Gets the pages of a range now, so that a lack of memory is an error here and not a SIGBUS later.
@@ -33,6 +36,7 @@ class Segment {
 
  private:
   Segment(UniqueFd fd, std::size_t bytes);
+  ForkGuard guard_;
   UniqueFd fd_;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;

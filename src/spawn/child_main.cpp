@@ -280,51 +280,10 @@ std::optional<SpawnReport> decode_report(std::string_view bytes) {
   }
 }
 
-namespace {
-
-struct Open {
-  std::mutex mutex;
-  std::vector<int> writing;
-};
-
-// Never destroyed: handles may live as long as the process.
-Open& open_parent_pipes() {
-  static Open& open = *new Open;
-  return open;
-}
-
-void close_in_forked_child() {
-  Open& open = open_parent_pipes();
-  for (const int fd : open.writing) ::close(fd);
-  open.writing.clear();
-  open.mutex.unlock();
-}
-
-void watch_forks() {
-  static const int watched = ::pthread_atfork([] { open_parent_pipes().mutex.lock(); },
-                                              [] { open_parent_pipes().mutex.unlock(); }, close_in_forked_child);
-  (void)watched;
-}
-
-}  // namespace
-
 ParentPipe::ParentPipe() {
-  watch_forks();
-  Open& open = open_parent_pipes();
-  const std::lock_guard lock(open.mutex);
   auto [reading, writing] = make_pipe();
-  open.writing.push_back(writing.get());
-  writing_ = writing.release();
   reading_ = std::move(reading);
-}
-
-ParentPipe::~ParentPipe() {
-  Open& open = open_parent_pipes();
-  const std::lock_guard lock(open.mutex);
-  const auto found = std::find(open.writing.begin(), open.writing.end(), writing_);
-  if (found == open.writing.end()) return;  // in a child of fork(): closed already
-  open.writing.erase(found);
-  ::close(writing_);
+  writing_ = kept_from_children(std::move(writing));
 }
 
 void die_with_parent(int parent_pipe) {

@@ -71,16 +71,13 @@ inline constexpr std::size_t kMostReportBytes = 32 * 1024;
 class ParentPipe {
  public:
   ParentPipe();
-  ~ParentPipe();
-  ParentPipe(const ParentPipe&) = delete;
-  ParentPipe& operator=(const ParentPipe&) = delete;
 
   int child_end() const noexcept { return reading_.get(); }
   void close_child_end() noexcept { reading_.reset(); }
 
  private:
   UniqueFd reading_;
-  int writing_ = -1;
+  UniqueFd writing_;
 };
 
 /// In the child: from now on this process dies with its parent; at once, if that is gone already.

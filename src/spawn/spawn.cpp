@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "process/descriptors.h"
@@ -44,7 +45,7 @@ struct SpawnContext::Impl {
   explicit Impl(const SpawnOptions& given) : options(given) {}
   ~Impl() {
     // A child of fork() has a copy of the handle, but they are not its children.
-    if (::getpid() != owner) return;
+    if (!guard.owned()) return;
     watch.end_all(options.grace);
   }
 
@@ -141,7 +142,7 @@ struct SpawnContext::Impl {
   }
 
   const SpawnOptions options;
-  const pid_t owner = ::getpid();
+  ForkGuard guard;
   std::optional<ParentPipe> parent_pipe;
   SpawnRendezvous rendezvous;
   SpawnWatch watch;
@@ -160,7 +161,7 @@ SpawnContext& SpawnContext::operator=(SpawnContext&& other) noexcept {
 }
 
 SpawnContext::~SpawnContext() {
-  if (!impl_ || impl_->owner != ::getpid() || impl_->watch.all_ended()) return;
+  if (!impl_ || !impl_->guard.owned() || impl_->watch.all_ended()) return;
   if (impl_->options.daemon || std::uncaught_exceptions() > 0) return;  // Impl ends them
   try {
     impl_->join(std::nullopt);

@@ -118,7 +118,8 @@ class FileStore final : public Store {
  public:
   explicit FileStore(const std::string& path) : path_(path) {
     MANIPLE_REQUIRE(!path.empty(), "a file store needs a path");
-    fd_ = open_file(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    // A child of fork() that kept it would keep the lock of a parent that died.
+    fd_ = kept_from_children(open_file(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd_) throw_not_opened(errno);
     const struct stat status = look();
     MANIPLE_REQUIRE(S_ISREG(status.st_mode), "file store {}: it is {}, not a regular file", path,
@@ -200,12 +201,18 @@ class FileStore final : public Store {
  private:
   /// Both locks, and a table that is up to date.
   struct Session {
-    Session(FileStore& store, int kind) : threads(store.mutex_), processes(store.fd_.get(), kind, store.path_) {
+    Session(FileStore& store, int kind)
+        : threads(store.require_owned().mutex_), processes(store.fd_.get(), kind, store.path_) {
       store.catch_up();
     }
     std::lock_guard<std::mutex> threads;
     FileLock processes;
   };
+
+  FileStore& require_owned() {
+    maniple::require_owned(guard_, describe());
+    return *this;
+  }
 
   /// Says what is there instead of a file of ours, for the error.
   [[noreturn]] void throw_not_opened(int code) const {
@@ -345,6 +352,7 @@ class FileStore final : public Store {
   template <class Then>
   void await(std::span<const std::string> keys, Deadline deadline, Then then) {
     require_keys(keys);
+    require_owned();
     const auto start = Deadline::Clock::now();
     auto pause = kShortestPause;
     for (std::uint64_t looked_at = 0;;) {
@@ -367,6 +375,7 @@ class FileStore final : public Store {
   }
 
   std::string path_;
+  ForkGuard guard_;
   UniqueFd fd_;
   std::mutex mutex_;
   std::uint64_t seen_ = 0;  // bytes replayed into the table

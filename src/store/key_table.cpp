@@ -25,6 +25,11 @@ void require_keys(std::span<const std::string> keys) {
   for (const std::string& key : keys) require_key(key);
 }
 
+void require_owned(const ForkGuard& guard, const std::string& store) {
+  if (guard.owned()) return;
+  throw Aborted(store + ": a child of fork() cannot use its parent's store; open one of its own");
+}
+
 std::string printable(std::string_view key) {
   constexpr std::size_t kShown = 80;
   std::string text = "\"";

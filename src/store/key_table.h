@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/fork_guard.h"
+
 namespace maniple {
 
 // Limits of keys and values, the same for all kinds of stores. Beyond them: InvalidArgument to the caller, and nothing is changed.
@@ -23,6 +25,9 @@ inline constexpr std::size_t kMaxStoreBytes = std::size_t{1} << 30;
 void require_key(std::string_view key);
 void require_value(std::string_view value);
 void require_keys(std::span<const std::string> keys);
+
+/// Throws Aborted in a child of fork(): what it set, or took, would be missing from its parent's own.
+void require_owned(const ForkGuard& guard, const std::string& store);
 
 /// A key for messages: quoted, other bytes than printable ASCII as \xNN, cut when long.
 std::string printable(std::string_view key);

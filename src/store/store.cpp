@@ -17,7 +17,7 @@ class MemoryStore final : public Store {
   void set(std::string_view key, std::string_view value) override {
     require_value(value);
     auto shared = std::make_shared<const std::string>(value);
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     table_.set(key, std::move(shared));
     changed_.notify_all();
   }
@@ -28,7 +28,7 @@ class MemoryStore final : public Store {
   }
 
   std::vector<std::string> multi_get(std::span<const std::string> keys, Deadline deadline) override {
-    std::unique_lock lock(mutex_);
+    auto lock = enter();
     await(lock, keys, deadline);
     std::vector<std::string> values;
     values.reserve(keys.size());
@@ -37,25 +37,25 @@ class MemoryStore final : public Store {
   }
 
   void wait(std::span<const std::string> keys, Deadline deadline) override {
-    std::unique_lock lock(mutex_);
+    auto lock = enter();
     await(lock, keys, deadline);
   }
 
   std::vector<bool> check(std::span<const std::string> keys) override {
     require_keys(keys);
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     return present(keys);
   }
 
   std::int64_t add(std::string_view key, std::int64_t delta) override {
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     const std::int64_t sum = table_.add(key, delta);
     changed_.notify_all();
     return sum;
   }
 
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     const auto swap = table_.compare_set(key, expected, desired);
     if (swap.changed) changed_.notify_all();
     return std::string(swap.now);
@@ -63,18 +63,23 @@ class MemoryStore final : public Store {
 
   bool erase(std::string_view key) override {
     require_key(key);
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     return table_.erase(key);
   }
 
   std::int64_t num_keys() override {
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     return static_cast<std::int64_t>(table_.size());
   }
 
   std::string describe() const override { return "memory store"; }
 
  private:
+  std::unique_lock<std::mutex> enter() {
+    require_owned(guard_, describe());
+    return std::unique_lock(mutex_);
+  }
+
   std::vector<bool> present(std::span<const std::string> keys) const {
     std::vector<bool> result;
     result.reserve(keys.size());
@@ -98,6 +103,7 @@ class MemoryStore final : public Store {
                   waited.count());
   }
 
+  ForkGuard guard_;
   std::mutex mutex_;
   std::condition_variable changed_;
   KeyTable table_;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/threads.h"
+#include "base/fork_guard.h"
 #include "net/address.h"
 #include "net/handshake.h"
 #include "net/secure_connection.h"
@@ -32,6 +32,7 @@ class TcpStoreServer {
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
+  ForkGuard guard_;
 };
 
 /// Connects, retrying until the deadline while the server is not up yet. `keep` (may be null) lives as long as the
@@ -81,7 +82,7 @@ class TcpStoreClient final : public Store {
   [[noreturn]] void throw_lost(const std::string& reason) const;
 
   Address server_;
-  std::uint32_t generation_ = fork_generation();
+  ForkGuard guard_;
   UniqueFd fd_;
   std::shared_ptr<void> keep_;
 

@@ -145,10 +145,7 @@ std::string TcpStoreClient::await_keys(StoreOp op, std::span<const std::string> 
 
 std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view head, std::string_view tail,
                                                 Deadline deadline) {
-  // The connection is the parent's: what a child wrote there, or took, would be missing from the parent's own.
-  if (fork_generation() != generation_) {
-    throw Aborted(describe() + ": a child of fork() cannot use its parent's store; open one of its own");
-  }
+  require_owned(guard_, describe());
   Call waiting;
   std::uint32_t id = 0;
   {

@@ -253,6 +253,7 @@ TcpStoreServer::~TcpStoreServer() = default;
 const Address& TcpStoreServer::address() const noexcept { return impl_->address; }
 
 void TcpStoreServer::retire(std::shared_ptr<TcpStoreServer> server) {
+  if (!server->guard_.owned()) return abandon(server);
   Impl* impl = server->impl_.get();
   EventLoop& loop = *impl->loop;
   loop.post([impl, server = std::move(server)] {

@@ -7,22 +7,23 @@
 #include "backend/backend.h"
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/fork_guard.h"
 #include "tensor/run_operation.h"
 
 namespace maniple {
 namespace {
 
-// Never destroyed by itself: a program that ends without destroy_process_group gets it from atexit, while
-// groups still work.
-std::mutex mutex;
-std::shared_ptr<ProcessGroup>& held() {
-  static auto* group = new std::shared_ptr<ProcessGroup>();
-  return *group;
-}
+// A program that ends without destroy_process_group gets it from atexit, while groups still work. A child of fork() begins without one.
+struct Held {
+  std::mutex mutex;
+  std::shared_ptr<ProcessGroup> group;
+};
+constinit ProcessWide<Held> held;
 
 std::shared_ptr<ProcessGroup> current() {
-  const std::lock_guard lock(mutex);
-  return held();
+  Held& mine = *held;
+  const std::lock_guard lock(mine.mutex);
+  return mine.group;
 }
 
 void require_none() {
@@ -48,17 +49,19 @@ void init_process_group(std::shared_ptr<Store> store, const InitOptions& options
 void init_process_group(std::shared_ptr<ProcessGroup> group) {
   MANIPLE_REQUIRE(group != nullptr, "init_process_group was given no group");
   group->require_member("init_process_group");
-  const std::lock_guard lock(mutex);
-  MANIPLE_REQUIRE(held() == nullptr, "init_process_group was called before; call destroy_process_group first");
+  Held& mine = *held;
+  const std::lock_guard lock(mine.mutex);
+  MANIPLE_REQUIRE(mine.group == nullptr, "init_process_group was called before; call destroy_process_group first");
   static const int registered = std::atexit(destroy_process_group);
   (void)registered;
-  held() = std::move(group);
+  mine.group = std::move(group);
 }
 
 void destroy_process_group() {
   std::shared_ptr<ProcessGroup> last;  // declared before the lock, so destroyed after it
-  const std::lock_guard lock(mutex);
-  last.swap(held());
+  Held& mine = *held;
+  const std::lock_guard lock(mine.mutex);
+  last.swap(mine.group);
 }
 
 bool is_initialized() noexcept { return current() != nullptr; }
@@ -75,7 +78,8 @@ bool is_backend_available(std::string_view backend) noexcept {
 std::shared_ptr<ProcessGroup> get_default_group() {
   auto group = current();
   MANIPLE_REQUIRE(group != nullptr,
-                  "there is no default group; call maniple::init_process_group() first, or pass a group");
+                  "there is no default group{}; call maniple::init_process_group() first, or pass a group",
+                  ForkGuard().is_original() ? "" : " in this child of fork(), which cannot use its parent's");
   return group;
 }
 

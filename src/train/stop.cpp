@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/system_error.h"
 #include <maniple/dist.h>
 
@@ -24,6 +25,7 @@ constexpr std::int64_t kSameKeystrokeMs = 200;
 std::atomic<bool> taken = false;
 std::atomic<int> first_signal = 0;
 std::atomic<std::int64_t> first_ms = 0;
+ForkGuard installed_by;  // the process of the object that waits for the signals
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
 std::int64_t now_ms() noexcept {
@@ -34,14 +36,19 @@ std::int64_t now_ms() noexcept {
 
 extern "C" void maniple_note_signal(int number) {
   const int saved_errno = errno;
-  int none = 0;
-  if (first_signal.compare_exchange_strong(none, number)) {
-    first_ms.store(now_ms());
-  } else if (const std::int64_t first = first_ms.load(); first != 0 && now_ms() - first >= kSameKeystrokeMs) {
+  const auto end_by = [](int signal) {
     struct sigaction standard = {};
     standard.sa_handler = SIG_DFL;
-    ::sigaction(number, &standard, nullptr);
-    ::raise(number);  // held back until this handler returns
+    ::sigaction(signal, &standard, nullptr);
+    ::raise(signal);  // held back until this handler returns
+  };
+  int none = 0;
+  if (!installed_by.owned()) {
+    end_by(number);  // a child of fork() has nobody who asks `requested()`
+  } else if (first_signal.compare_exchange_strong(none, number)) {
+    first_ms.store(now_ms());
+  } else if (const std::int64_t first = first_ms.load(); first != 0 && now_ms() - first >= kSameKeystrokeMs) {
+    end_by(number);
   }
   errno = saved_errno;
 }
@@ -50,7 +57,9 @@ extern "C" void maniple_note_signal(int number) {
 
 GracefulStop::GracefulStop(GracefulStopOptions options) : every_(options.every) {
   MANIPLE_REQUIRE(options.every >= 1, "GracefulStop: every is {}; expected at least 1", options.every);
+  if (!installed_by.owned()) taken.store(false);  // it is that of the process that this one was forked from
   MANIPLE_REQUIRE(!taken.exchange(true), "GracefulStop: there is one already in this process; use that one");
+  installed_by = ForkGuard();
   first_ms.store(0);
   first_signal.store(0);
   struct sigaction ours = {};

@@ -111,6 +111,7 @@ TEST(PeerMemory, AProcessThatHasEndedIsNotRead) {
 // Runs a function as each rank of an arena, in a process each, as if each had a core. What it returns is what was wrong.
 void run_processes(int size, const std::function<std::string(Arena&)>& run) {
   const auto segment = Segment::create(ArenaLayout::of(size, ArenaLayout::usual_stage_bytes(size)).bytes);
+  const UniqueFd inherited(::dup(segment->fd()));  // a child has neither the mapping nor the descriptor of the segment
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
     children.push_back(::fork());
@@ -124,8 +125,7 @@ void run_processes(int size, const std::function<std::string(Arena&)>& run) {
       options.cores = size;
       options.spin_us = 0;  // there may be fewer
       options.abort = &abort;
-      Arena arena(Segment::adopt(UniqueFd(::dup(segment->fd())), segment->size()),
-                  options);  // a child has no mapping of it
+      Arena arena(Segment::adopt(UniqueFd(::dup(inherited.get())), segment->size()), options);
       wrong = run(arena);
     } catch (const std::exception& error) {
       wrong = error.what();

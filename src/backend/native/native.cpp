@@ -108,6 +108,7 @@ class NativeBackend final : public Backend {
                                                             global_ranks(local), mapped, deadline, *context_.abort)
                           : Segment::create(mapped);
     if (topology_.local_rank() == 0) segment->populate(0, mapped);
+    segment->share_with_children();
     void* data = segment->data();
     return {data, bytes, std::move(segment)};
   }

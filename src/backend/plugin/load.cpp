@@ -138,7 +138,7 @@ const Entry& load(const PluginInfo& info, const char* symbol, std::uint32_t abi)
 template <class Entry>
 const Entry& load_once(std::string_view backend, const char* symbol, std::uint32_t abi) {
   static std::mutex mutex;
-  static std::map<std::string_view, const Entry*> loaded;
+  static auto& loaded = *new std::map<std::string_view, const Entry*>;  // never destroyed: static objects may use it
   const PluginInfo& info = plugin_info(backend);
   const std::lock_guard lock(mutex);
   const Entry*& plugin = loaded[info.name];

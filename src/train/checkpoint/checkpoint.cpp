@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
@@ -56,6 +57,7 @@ struct Checkpoint::Impl {
   std::vector<Part> parts;
   std::set<std::string> names = {kRandomPart, "manifest"};
 
+  ForkGuard guard;
   std::thread writer;                  // of the save under way
   ShardedSave sharded;                 // with options.sharded
   std::optional<std::int64_t> loaded;  // since the latest save: where the run went on from
@@ -305,7 +307,13 @@ Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>
   impl_->options = std::move(options);
 }
 
-Checkpoint::~Checkpoint() { impl_->wait(); }
+Checkpoint::~Checkpoint() {
+  if (impl_->guard.owned()) {
+    impl_->wait();
+  } else {
+    abandon(impl_);
+  }
+}
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
   const std::string shard = impl_->options.sharded ? "" : first_held_elsewhere(module, impl_->group().get());

@@ -26,7 +26,7 @@ UniqueFd open_directory(const std::string& path) {
 
 /// A lock that others cannot have while the descriptor is open; none if somebody has it.
 UniqueFd locked_directory(const std::string& path) {
-  UniqueFd fd = open_directory(path);
+  UniqueFd fd = kept_from_children(open_directory(path));  // a child would keep the lock of a parent that died
   if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) fd.reset();
   return fd;
 }
@@ -102,7 +102,7 @@ PendingCheckpoint::PendingCheckpoint(std::string folder, std::int64_t step) : fo
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (committed_) return;
+  if (committed_ || !guard_.owned()) return;  // in a child of fork() it is the parent's, who may be writing it
   try {
     remove_checkpoint(pending_);
   } catch (const Error& error) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/unique_fd.h"
 #include "train/checkpoint/checkpoint_folder.h"
 
@@ -40,6 +41,7 @@ class PendingCheckpoint {
   std::string pending_;
   UniqueFd lock_;  // on the directory
   CheckpointManifest manifest_;
+  ForkGuard guard_;
   bool committed_ = false;
 };
 

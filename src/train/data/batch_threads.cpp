@@ -12,6 +12,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/system_error.h"
 #include <maniple/train/batch_source.h>
 
@@ -139,6 +140,8 @@ struct BatchThreads::Impl {
   }
 
   std::shared_ptr<void> next() {
+    if (!threads.empty() && !guard.owned())
+      throw Aborted("DataLoader: a child of fork() has no workers; make a DataLoader in the child");
     std::shared_ptr<Slot> slot;
     if (options.workers == 0) {
       slot = next_slot();
@@ -170,11 +173,14 @@ struct BatchThreads::Impl {
   bool fed = false;                           ///< there are no more tasks
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;
+  ForkGuard guard;
 };
 
 BatchThreads::BatchThreads(const LoaderOptions& options, std::shared_ptr<BatchSource> source, Make make)
     : impl_(std::make_unique<Impl>(options, std::move(source), std::move(make))) {}
-BatchThreads::~BatchThreads() = default;
+BatchThreads::~BatchThreads() {
+  if (!impl_->guard.owned()) abandon(impl_);
+}
 std::shared_ptr<void> BatchThreads::next() { return impl_->next(); }
 
 }  // namespace maniple::detail

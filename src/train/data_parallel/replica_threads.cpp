@@ -189,7 +189,11 @@ void Workers::work(std::size_t index) {
 // ---- ReplicaThreads --------------------------------------------------------------------------------------------------
 
 ReplicaThreads::ReplicaThreads(std::vector<torch::Device> devices, int threads)
-    : devices_(std::move(devices)), threads_(threads), workers_(devices_.size()) {}
+    : devices_(std::move(devices)), threads_(threads), workers_(std::make_unique<Workers>(devices_.size())) {}
+
+ReplicaThreads::~ReplicaThreads() {
+  if (!guard_.owned()) abandon(workers_);
+}
 
 int ReplicaThreads::intra_op_threads() const {
   if (threads_ > 0) return threads_;
@@ -198,14 +202,16 @@ int ReplicaThreads::intra_op_threads() const {
 }
 
 void ReplicaThreads::require_outside() const {
-  MANIPLE_REQUIRE(!workers_.inside(), "DataParallel: a replica's forward calls the DataParallel that it belongs to");
+  MANIPLE_REQUIRE(!workers_->inside(), "DataParallel: a replica's forward calls the DataParallel that it belongs to");
 }
 
 std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const Workers::Task& task) {
   const CallerSettings settings;
   const int threads = intra_op_threads();
   const BlasThreads blas(threads);
-  return workers_.run(count, [&](std::size_t i) {
+  if (!guard_.owned())
+    throw Aborted("DataParallel: a child of fork() has no threads of replicas; make one in the child");
+  return workers_->run(count, [&](std::size_t i) {
     use_intra_op_threads(threads);
     const CallerSettings::Scope scope(settings);
     const c10::DeviceGuard device(devices_[i]);

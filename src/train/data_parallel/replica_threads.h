@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include <torch/torch.h>
+
+#include "base/fork_guard.h"
 
 namespace maniple {
 
@@ -50,6 +53,7 @@ class ReplicaThreads {
  public:
   /// `threads`: as DataParallelOptions has it.
   ReplicaThreads(std::vector<torch::Device> devices, int threads);
+  ~ReplicaThreads();
 
   std::size_t size() const noexcept { return devices_.size(); }
   torch::Device device(std::size_t replica) const { return devices_[replica]; }
@@ -58,7 +62,7 @@ class ReplicaThreads {
   void require_outside() const;
 
   /// Whether the caller is one of the threads.
-  bool inside() const noexcept { return workers_.inside(); }
+  bool inside() const noexcept { return workers_->inside(); }
 
   /// Runs task(0) .. task(count-1), each in the thread of its replica with its device current and the caller's settings.
   /// When all have ended: what each threw, or null.
@@ -71,7 +75,8 @@ class ReplicaThreads {
 
   std::vector<torch::Device> devices_;
   int threads_;
-  Workers workers_;
+  std::unique_ptr<Workers> workers_;
+  ForkGuard guard_;
 };
 
 }  // namespace maniple

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
 #include "train/checkpoint/safetensors.h"
@@ -30,7 +31,7 @@ class NewFile {
     if (!fd_) throw_system_error("create " + partial_);
   }
   ~NewFile() {
-    if (!partial_.empty()) ::unlink(partial_.c_str());
+    if (!partial_.empty() && guard_.owned()) ::unlink(partial_.c_str());
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -56,6 +57,7 @@ class NewFile {
 
  private:
   std::string path_, partial_;
+  ForkGuard guard_;
   UniqueFd fd_;
 };
 

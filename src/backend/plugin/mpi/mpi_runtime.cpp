@@ -92,7 +92,12 @@ Runtime& Runtime::start(const PluginContext& context) {
   int there = 0;
   MPI_Initialized(&there);
   if (there == 0 && !started_by_mpirun()) throw Unsupported(needs_mpirun(context.world_size));
-  if (!init_abandoned && run_detached([] { get(); }, *context.abort, context.deadline)) return get();
+  if (!init_abandoned && run_detached([] { get(); }, *context.abort, context.deadline)) {
+    if (get().guard_.owned()) return get();
+    throw Unsupported(
+        "the mpi backend: MPI belongs to the process that this one was forked from; use another backend here, or fork "
+        "before init()");
+  }
   init_abandoned = true;
   throw Timeout("MPI_Init_thread did not return in time: it waits for all ranks of mpirun");
 }
@@ -237,6 +242,7 @@ int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
 void Runtime::at_exit(int status, void* runtime) { static_cast<Runtime*>(runtime)->finalise(status); }
 
 void Runtime::finalise(int status) {
+  if (!guard_.owned()) return;  // a child of fork() ends, not this rank
   int over = 0;
   MPI_Finalized(&over);
   const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "backend/plugin/plugin.h"
+#include "base/fork_guard.h"
 
 namespace maniple::mpi_plugin {
 
@@ -64,7 +65,7 @@ class Runtime {
   void note_failure() noexcept { failed_.store(true); }
   /// A group has failed because a rank left it: at exit the others are waited for, but not for long.
   void note_end() noexcept { ended_.store(true); }
-  bool usable() const noexcept { return !poisoned_.load() && !finalised_.load(); }
+  bool usable() const noexcept { return !poisoned_.load() && !finalised_.load() && guard_.owned(); }
 
  private:
   Runtime();
@@ -78,6 +79,7 @@ class Runtime {
   void progress_sends();            // the thread
   void sweep_locked();
 
+  ForkGuard guard_;  // MPI knows nothing of the children of this process
   int rank_ = 0;
   int size_ = 1;
   bool serialised_ = false;  // MPI takes one call at a time

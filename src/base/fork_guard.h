@@ -1,0 +1,111 @@
+// What a child of fork() may not touch: it has copies of its parent's objects, but not the threads, and the descriptors and shared memory
+// behind them are the parent's. Header only, so that plugins, which link nothing of Maniple, use the same guard.
+//
+//   class Lock {
+//     ~Lock() { if (guard_.owned()) unlock(); }
+//     ForkGuard guard_;   // remembers the process that made it
+//   };
+//
+// A guard detects children of fork(). vfork(), posix_spawn(), system() and popen() run no handlers and need none: such a child executes
+// another program, and all our descriptors are closed by that. A raw clone() without CLONE_VM is not detected.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
+
+namespace detail {
+
+/// 0 in the original process, larger in its children.
+inline constinit std::atomic<std::uint32_t> fork_generation{0};
+
+inline std::uint32_t watched_fork_generation() noexcept {
+  static const int watched =
+      ::pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1, std::memory_order_relaxed); });
+  (void)watched;
+  return fork_generation.load(std::memory_order_relaxed);
+}
+
+struct Abandoned {
+  virtual ~Abandoned() = default;
+  Abandoned* next = nullptr;
+};
+inline constinit std::atomic<Abandoned*> abandoned{nullptr};  // keeps them reachable for leak checkers
+
+}  // namespace detail
+
+/// Remembers the process in which it was made. A copy is as old as the original.
+class ForkGuard {
+ public:
+  ForkGuard() noexcept : generation_(detail::watched_fork_generation()) {}
+  /// False in a child of the process that made it. One relaxed load.
+  bool owned() const noexcept { return generation_ == detail::fork_generation.load(std::memory_order_relaxed); }
+  /// False when it was made in a child of fork().
+  bool is_original() const noexcept { return generation_ == 0; }
+
+ private:
+  std::uint32_t generation_;
+};
+
+/// For a destructor in a child: moves `object` to where it is never destroyed. Joining a thread that only the parent has, or taking a
+/// lock that one of them held, would hang.
+template <class T>
+void abandon(T& object) {
+  struct Kept final : detail::Abandoned {
+    explicit Kept(T&& given) : it(std::move(given)) {}
+    T it;
+  };
+  auto* kept = new Kept(std::move(object));
+  kept->next = detail::abandoned.load(std::memory_order_relaxed);
+  while (!detail::abandoned.compare_exchange_weak(kept->next, kept, std::memory_order_acq_rel)) {
+  }
+}
+
+/// The T of this process: made at first use, made anew in a child of fork() (whose copy may be locked by a thread that it does not have),
+/// and never destroyed, because groups in static objects use it until the end.
+///
+///   constinit ProcessWide<Table> table;
+///   const std::lock_guard lock(table->mutex);
+template <class T>
+class ProcessWide {
+ public:
+  constexpr ProcessWide() noexcept = default;
+  ProcessWide(const ProcessWide&) = delete;
+  ProcessWide& operator=(const ProcessWide&) = delete;
+
+  T& operator*() {
+    Node* node = node_.load(std::memory_order_acquire);
+    if (node == nullptr || !node->guard.owned()) [[unlikely]]
+      node = make(node);
+    return node->it;
+  }
+  T* operator->() { return &**this; }
+
+ private:
+  struct Node {
+    explicit Node(Node* parents) : before(parents) {}
+    ForkGuard guard;
+    Node* before;  // keeps the parent's reachable for leak checkers
+    T it{};
+  };
+  Node* make(Node* known) {
+    auto* fresh = new Node(known);
+    while (!node_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) {
+      if (known->guard.owned()) {  // another thread was faster
+        delete fresh;
+        return known;
+      }
+      fresh->before = known;
+    }
+    return fresh;
+  }
+  std::atomic<Node*> node_{nullptr};
+};
+
+}  // namespace maniple
