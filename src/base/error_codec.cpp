@@ -1,15 +1,13 @@
 #include "base/error_codec.h"
 
-#include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstdlib>
 
 #include "base/codec.h"
+#include "base/launcher_socket.h"
 
 namespace maniple {
 namespace {
@@ -173,17 +171,11 @@ FailureReport decode_report(std::string_view packet) {
 }
 
 void report_failure(const ErrorInfo& error) noexcept {
-  const int fd = number_of("MANIPLE_REPORT_FD");
+  const int fd = launcher_socket(kReportSocket);
   if (fd < 0) return;
   try {
     const std::string packet = encode_report({.rank = number_of("RANK"), .error = error});
-    ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // not for this process's own children
-    if (::send(fd, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno != ENOTSOCK) return;
-    // A pipe, which other processes may share: it is non-blocking for this write only.
-    const int flags = ::fcntl(fd, F_GETFL);
-    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return;
-    [[maybe_unused]] const ssize_t written = ::write(fd, packet.data(), packet.size());
-    ::fcntl(fd, F_SETFL, flags);
+    ::send(fd, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   } catch (...) {  // no memory: the launcher still sees how the process ends
   }
 }

@@ -38,8 +38,8 @@ struct FailureReport {
 std::string encode_report(const FailureReport& report);  ///< at most kMaxReportBytes
 FailureReport decode_report(std::string_view packet);    ///< throws ProtocolError
 
-/// Sends a FailureReport through the descriptor that MANIPLE_REPORT_FD names: a SOCK_SEQPACKET socket, or a pipe. Never
-/// blocks and never throws: a report that cannot be sent at once is dropped. Does nothing without the variable.
+/// Sends a FailureReport through the launcher's socket (launcher_socket.h). Never blocks and never throws: a report that cannot be sent
+/// at once is dropped. Does nothing where no launcher gave this process a socket.
 void report_failure(const ErrorInfo& error) noexcept;
 
 }  // namespace maniple

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "base/launcher_socket.h"
+
 namespace maniple::launch {
 namespace {
 
@@ -90,8 +92,8 @@ Environment rank_environment(const Environment& own, const NodeEnvironment& node
     set("TORCHELASTIC_RUN_ID", node.job);
   }
   if (node.secret_fd >= 0) set("MANIPLE_SECRET_FD", node.secret_fd);
-  if (node.init_fd >= 0) set("MANIPLE_INIT_FD", node.init_fd);
-  if (node.report_fd >= 0) set("MANIPLE_REPORT_FD", node.report_fd);
+  if (node.init_fd >= 0) set(kInitSocket, launcher_socket_value(node.init_fd));
+  if (node.report_fd >= 0) set(kReportSocket, launcher_socket_value(node.report_fd));
   if (node.gpu_queues > 0 && find_variable(result, "CUDA_DEVICE_MAX_CONNECTIONS") == nullptr) {
     set("CUDA_DEVICE_MAX_CONNECTIONS", node.gpu_queues);
   }

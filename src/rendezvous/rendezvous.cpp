@@ -1,6 +1,5 @@
 #include "rendezvous/rendezvous.h"
 
-#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +11,8 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/fork_guard.h"
+#include "base/launcher_socket.h"
 #include "base/log.h"
 #include "net/handshake_wire.h"
 #include "rendezvous/methods.h"
@@ -21,14 +22,14 @@ namespace maniple {
 namespace {
 
 /// Distinguishes this process from all others, also from a later one with the same pid and from children it forks.
-std::string process_nonce() {
-  static const std::string nonce = [] {
+struct ProcessNonce {
+  std::string text = [] {
     std::array<std::uint8_t, 16> bytes;
     fill_random(bytes);
     return fmt::format("{:02x}", fmt::join(bytes, ""));
   }();
-  return fmt::format("{}-{}", nonce, ::getpid());
-}
+};
+constinit ProcessWide<ProcessNonce> process_nonce;
 
 std::string describe_this_process() {
   char host[256] = "unknown";
@@ -44,11 +45,11 @@ std::shared_ptr<Store> store_of_generation(std::shared_ptr<Store> store, const I
 
 std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identity& identity) {
   const std::string place = fmt::format("g{}/rank/{}", identity.generation, identity.rank);
-  const std::string mine = fmt::format("{} {}", process_nonce(), describe_this_process());
+  const std::string mine = fmt::format("{} {}", process_nonce->text, describe_this_process());
   const std::string owner = store->compare_set(place + "/owner", "", mine);
   const auto nonce_end = owner.find(' ');
   MANIPLE_REQUIRE(
-      owner.substr(0, nonce_end) == process_nonce(),
+      owner.substr(0, nonce_end) == process_nonce->text,
       "rank {} has been taken by {} and cannot be taken by {} as well: start each rank once; a restarted job "
       "needs a new MANIPLE_GENERATION (maniple run sets it) or a new {}",
       identity.rank, nonce_end == std::string::npos ? owner : owner.substr(nonce_end + 1), describe_this_process(),
@@ -116,18 +117,18 @@ int number_of(const char* name) noexcept {
 
 // Not worth a failure: without it, the others wait for the time-out of init().
 void notify(const char* stage) noexcept {
-  const int fd = number_of("MANIPLE_INIT_FD");
+  const int fd = launcher_socket(kInitSocket);
   const int rank = number_of("RANK");
   if (fd < 0 || rank < 0) return;
   char text[64];
   const auto end = fmt::format_to_n(text, sizeof text, "{} {}", stage, rank);
   ::send(fd, text, end.size, MSG_NOSIGNAL | MSG_DONTWAIT);
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // not for this process's own children
 }
 
 }  // namespace
 
 void notify_init_started(int world_size) noexcept {
+  launcher_socket(kReportSocket);  // taken from the environment before this process starts programs
   if (world_size <= 0 || world_size == number_of("WORLD_SIZE")) notify("joining");
 }
 

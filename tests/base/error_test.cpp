@@ -1,13 +1,16 @@
 #include "base/error_codec.h"
 
-#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 
 #include <gtest/gtest.h>
 
+#include "base/launcher_socket.h"
 #include "base/unique_fd.h"
 
 namespace maniple {
@@ -134,7 +137,7 @@ class Report : public ::testing::Test {
     ::unsetenv("RANK");
   }
   static void report_through(int fd) {
-    ::setenv("MANIPLE_REPORT_FD", std::to_string(fd).c_str(), 1);
+    ::setenv("MANIPLE_REPORT_FD", launcher_socket_value(fd).c_str(), 1);
     ::setenv("RANK", "6", 1);
     report_failure(sample());
   }
@@ -157,14 +160,53 @@ TEST_F(Report, TravelsThroughASocket) {
   expect_report(here.get());
 }
 
-TEST_F(Report, TravelsThroughAPipeAndNeverBlocks) {
+TEST_F(Report, NeverBlocks) {
   int fds[2];
-  ASSERT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
   const UniqueFd here(fds[0]);
   const UniqueFd there(fds[1]);
   report_through(there.get());
   expect_report(here.get());
-  for (int i = 0; i < 1000; ++i) report_failure(sample());  // more than a pipe holds
+  for (int i = 0; i < 10000; ++i) report_failure(sample());  // more than a socket holds
+}
+
+// What a program finds that a rank started: the variable, and a file of its own under that number.
+TEST_F(Report, GoesIntoNoFileThatOnlyHasTheNumber) {
+  int fds[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+  const UniqueFd here(fds[0]);
+  const int number = fds[1];
+  const std::string value = launcher_socket_value(number);
+  ::close(number);
+  UniqueFd file(::memfd_create("of the user", MFD_CLOEXEC));
+  ASSERT_EQ(::dup2(file.get(), number), number);
+  const UniqueFd copy(number);
+  ::setenv("RANK", "6", 1);
+  for (const std::string& text : {value, std::to_string(number), std::to_string(number) + ":0", std::string("-1:5")}) {
+    ::setenv("MANIPLE_REPORT_FD", text.c_str(), 1);
+    report_failure(sample());
+    struct stat status{};
+    ASSERT_EQ(::fstat(number, &status), 0);
+    EXPECT_EQ(status.st_size, 0) << text;
+    EXPECT_EQ(std::getenv("MANIPLE_REPORT_FD"), nullptr) << "the variable is gone once it was looked at";
+  }
+}
+
+TEST_F(Report, IsNotSentByAForkedChild) {
+  int fds[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+  const UniqueFd here(fds[0]);
+  const UniqueFd there(fds[1]);
+  report_through(there.get());
+  expect_report(here.get());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    report_failure(sample());
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+  char byte = 0;
+  EXPECT_EQ(::recv(here.get(), &byte, 1, 0), -1);
 }
 
 TEST_F(Report, WithoutADescriptorDoesNothing) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "base/error_codec.h"
+#include "base/launcher_socket.h"
 #include "base/unique_fd.h"
 #include "rendezvous/clean_environment.h"
 #include "rendezvous/methods.h"
@@ -147,7 +148,7 @@ class NoLauncher : public CleanEnvironment {
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
     launcher_ = UniqueFd(fds[0]);
     worker_ = UniqueFd(fds[1]);
-    set("MANIPLE_REPORT_FD", std::to_string(worker_.get()).c_str());
+    set("MANIPLE_REPORT_FD", launcher_socket_value(worker_.get()).c_str());
   }
   ErrorInfo reported() const {
     std::string packet(kMaxReportBytes, '\0');
