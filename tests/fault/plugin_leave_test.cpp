@@ -1,6 +1,10 @@
 // A rank leaves its group while others still wait for something of it: they get an error at once, with every backend, and receive
 // all that it sent before.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdlib>
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
@@ -129,6 +133,31 @@ TEST(PluginLeave, AnUnreceivedMessageIsNotReceivedInALaterGroup) {
       group->all_reduce(buffer_of(sum));
       EXPECT_EQ(sum, r.size);
     }
+  });
+}
+
+// Exit handlers that a backend registered run in a child as well; they must not take the rank out of its groups.
+TEST(PluginLeave, AForkedChildThatExits) {
+  run_ranks({.n = 2, .as = As::processes, .timeout = Seconds(60), .limit = Seconds(90)}, [](Rank& r) {
+    int value = 1;
+    r.world->all_reduce(buffer_of(value));
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      std::exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    r.phase("both children have ended");
+    value = 1;
+    r.world->all_reduce(buffer_of(value));
+    EXPECT_EQ(value, 2);
+    int sent = r.rank, received = -1;
+    const Work arrival = r.world->irecv(buffer_of(received), 1 - r.rank);
+    r.world->send(buffer_of(sent), 1 - r.rank);
+    arrival.wait();
+    EXPECT_EQ(received, 1 - r.rank);
   });
 }
 
