@@ -261,6 +261,28 @@ TEST(ShardedCheckpoint, DamageIsNamedAndTheOneBeforeIsUsed) {
   }
 }
 
+// Hashing a terabyte takes hours: the test ends because the length is compared first.
+TEST(ShardedCheckpoint, ALengthenedFileIsRefusedWithoutReadingIt) {
+  const SharedFolder shared;
+  run_ranks({.n = 2, .limit = kLimit, .env = shared.env()}, [&](Rank& r) {
+    Divided run(SharedFolder::here(), Division::columns, numbered(1), r);
+    run.checkpoint.save(1);
+    run.checkpoint.save(2);
+  });
+  const std::string file = SharedFolder::here() + "/" + checkpoint_name(2) + "/rank-00001-of-00002.safetensors";
+  EXPECT_TRUE(is_child() || ::truncate(file.c_str(), off_t{1} << 40) == 0) << "a sparse file";
+  run_ranks({.n = 2, .limit = kLimit, .env = shared.env()}, [&](Rank& r) {
+    Divided run(SharedFolder::here(), Division::columns, zeros(), r);
+    EXPECT_EQ(run.checkpoint.load(), std::optional<std::int64_t>(1));
+    try {
+      run.checkpoint.load({.step = 2});
+      ADD_FAILURE() << "a file of 1 TiB was loaded";
+    } catch (const ProtocolError& error) {
+      EXPECT_NE(std::string(error.what()).find(file + " has 1099511627776 bytes"), std::string::npos) << error.what();
+    }
+  });
+}
+
 TEST(ShardedCheckpoint, AnIndexThatDoesNotFitItsFilesIsRefused) {
   const SharedFolder shared;
   run_ranks({.n = 2, .limit = kLimit, .env = shared.env()},

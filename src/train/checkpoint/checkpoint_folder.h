@@ -44,7 +44,7 @@ CheckpointManifest read_manifest(const std::string& folder, std::int64_t step);
 /// Looks at the manifest and at the lengths of all files, without reading them. Throws ProtocolError, SystemError, or InvalidArgument for
 /// what is no regular file, naming the file and what is wrong with it.
 CheckpointManifest inspect_checkpoint(const std::string& folder, std::int64_t step);
-/// Reads a file that the manifest lists, and compares. Throws ProtocolError or SystemError naming it.
+/// Compares a file that the manifest lists: its length first, then, reading it, its hash. Throws ProtocolError or SystemError naming it.
 void verify_file(const std::string& path, const FileDigest& expected);
 /// The same for all files, after inspect_checkpoint.
 CheckpointManifest verify_checkpoint(const std::string& folder, std::int64_t step);
