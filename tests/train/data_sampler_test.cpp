@@ -177,6 +177,31 @@ TEST(Sampler, SizesBeyondInt32) {
   EXPECT_EQ(exact.local_batches(1000), 2'500'001u);
 }
 
+/// What is logged while a loop makes passes over the sampler, by itself or with set_epoch before each.
+std::string log_of_passes(SamplerOptions options, int passes, bool sets_epoch) {
+  testing::internal::CaptureStderr();
+  DistributedSampler sampler(10, std::move(options));
+  for (int pass = 0; pass < passes; ++pass) {
+    if (sets_epoch) sampler.set_epoch(static_cast<std::size_t>(pass));
+    sampler.reset();
+    while (sampler.next(3)) {
+    }
+  }
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(Sampler, ASecondEpochWithoutSetEpochIsWarnedOfOnce) {
+  const SamplerOptions training{.num_replicas = 2, .rank = 0};
+  const std::string log = log_of_passes(training, 3, false), warning = "epoch 0 begins again";
+  EXPECT_NE(log.find(warning), std::string::npos) << log;
+  EXPECT_EQ(log.find(warning), log.rfind(warning)) << log;
+  EXPECT_EQ(log_of_passes(training, 1, false), "");
+  EXPECT_EQ(log_of_passes(training, 3, true), "");
+  EXPECT_EQ(log_of_passes({.num_replicas = 2, .rank = 0, .shuffle = false}, 3, false), "");
+  EXPECT_EQ(log_of_passes({.num_replicas = 2, .rank = 0, .mode = SamplerMode::evaluation}, 3, false), "");
+  EXPECT_EQ(log_of_passes({.num_replicas = 2, .rank = 1}, 3, false), "") << "rank 0 speaks for all";
+}
+
 TEST(Sampler, ResetWithAnotherSize) {
   auto sampler = sampler_of(10, 2, 0, {.shuffle = false});
   sampler.reset(4);

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "train/data/cursor_text.h"
 #include "train/data/split_mix.h"
 #include <maniple/dist.h>
@@ -61,6 +63,7 @@ struct DistributedSampler::State {
   bool looping = false;                ///< a loop over counting() is under way
   bool ended = false;                  ///< it has come to its end
   bool counts = false;                 ///< whether the loop counts at all
+  bool warned = false;                 ///< of an epoch in the order of the one before
   std::vector<std::uint32_t> narrow =
       {};  ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
   std::vector<std::uint64_t> wide = {};
@@ -106,6 +109,17 @@ struct DistributedSampler::State {
   /// Whether the pass is over, and with it the epoch. A loop over counting() says so itself: its loader asks ahead of time, and
   /// may leave the last, smaller batch out.
   bool over() const { return ended || (drained && ahead.empty() && !looping); }
+
+  /// Before a pass begins: the one before it was over, and nothing says that this is another epoch.
+  void warn_if_repeated() {
+    const bool trains = shuffle && mode == SamplerMode::training && size > 1;
+    if (!trains || !(drained || ended) || stays || std::exchange(warned, true) || rank != 0) return;
+    log_warning(
+        "DistributedSampler: epoch {} begins again, with its samples in the same order; call set_epoch(epoch) before "
+        "each "
+        "pass (or set shuffle = false, if the order is meant to stay)",
+        epoch);
+  }
 
   void forget_order() {
     narrow = {};
@@ -156,6 +170,7 @@ std::vector<std::size_t> DistributedSampler::indices() const {
 }
 
 void DistributedSampler::reset(OptionalSize new_size) {
+  state_->warn_if_repeated();
   if (new_size && *new_size != state_->size) {
     state_->size = *new_size;
     state_->stays = false;
