@@ -1,17 +1,36 @@
 // The collectives of dist.h: tensors are staged, the group does the rest.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "tensor/run_operation.h"
 
 namespace maniple {
 namespace {
 
+bool is_whole_number(DType dtype) {
+  return dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32 && dtype != DType::float64;
+}
+
+/// As documented, but hardly meant: PyTorch's gloo refuses it, NCCL divides like this.
+void warn_of_truncation(const char* operation) {
+  static std::atomic<bool> warned{false};
+  if (warned.exchange(true)) return;
+  log_warning(
+      "{}: avg of an integer tensor divides towards zero (the average of 1 and 2 is 1); convert it to floating point, "
+      "or take "
+      "sum (this is said once)",
+      operation);
+}
+
 void require_reducible(const Staged& tensor, ReduceOp op, const char* operation) {
   const bool linear = op.kind() == ReduceOp::sum || op.kind() == ReduceOp::avg || op.kind() == ReduceOp::premul_sum;
   MANIPLE_REQUIRE(!tensor.complex() || linear, "{}: {} has no meaning for complex tensors; sum and avg have", operation,
                   to_string(op.kind()));
+  if (op.kind() == ReduceOp::avg && !tensor.complex() && is_whole_number(tensor.buffer().dtype))
+    warn_of_truncation(operation);
 }
 
 void require_same_dtype(const Staged& a, const Staged& b, const char* operation, const char* names) {

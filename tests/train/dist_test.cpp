@@ -224,6 +224,20 @@ TEST(Dist, ComplexTensorsAreAddedNotCompared) {
   });
 }
 
+TEST(Dist, AnAverageOfIntegersIsWarnedOfOnce) {
+  testing::internal::CaptureStderr();
+  run_ranks({.n = 2}, [](Rank& r) {
+    for (int i = 0; i < 2; ++i) {
+      const torch::Tensor whole = torch::full({1}, 1 + r.rank, torch::kInt32);
+      all_reduce(whole, ReduceOp::avg, {.group = r.world});
+      EXPECT_EQ(whole.item<int>(), 1);
+    }
+  });
+  const std::string log = testing::internal::GetCapturedStderr(), warning = "avg of an integer tensor";
+  EXPECT_NE(log.find(warning), std::string::npos) << log;
+  EXPECT_EQ(log.find(warning), log.rfind(warning)) << log;
+}
+
 TEST(Dist, NothingIsRecordedAndEmptyTensorsWork) {
   run_ranks({.n = 3}, [](Rank& r) {
     const torch::Tensor leaf = torch::ones({2, 3}, torch::requires_grad());
