@@ -75,7 +75,8 @@ int main(int argc, char** argv) try {
       {.epochs = a.epochs, .checkpoint = {.folder = a.checkpoint}, .save_every = a.save_every, .log_dir = a.log});
   const auto& end = trainer.fit(train, test, loss);
 
-  if (end.end == maniple::TrainerEnd::stopped || end.evaluation["accuracy"] >= a.target) return 0;
+  if (end.end == maniple::TrainerEnd::stopped) return 0;  // perhaps before there was an evaluation
+  if (end.evaluation["accuracy"] >= a.target) return 0;
   maniple::print_once("accuracy ", end.evaluation["accuracy"], " is below the target ", a.target);
   return 1;
 } catch (const std::exception& error) {

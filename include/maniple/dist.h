@@ -92,12 +92,14 @@ int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank);
 
 /// A group of some ranks of the default group, in the order given. All ranks of the default group call it with the same
 /// list and options; those that are not in it get a handle of which is_member() is false, never null.
-std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
+std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
+                                        const SourceLocation& where = SourceLocation::current());
 
 /// The ranks of the default group as a grid with named dimensions: see comm/mesh.h. Collective.
 ///
 ///   const auto mesh = maniple::init_device_mesh({{"pipe", 2}, {"data", -1}});
-DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options = {});
+DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options = {},
+                            const SourceLocation& where = SourceLocation::current());
 
 // ---- This process ----------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@
 #include <string_view>
 
 #include <maniple/comm/error.h>
+#include <maniple/export.h>
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 inline constexpr std::size_t kMaxErrorBytes = 48 * 1024;
 inline constexpr std::size_t kMaxReportBytes = 4096;  ///< PIPE_BUF: one write to a pipe is whole or not at all

@@ -59,14 +59,22 @@ std::string Signature::describe() const {
   return text;
 }
 
+std::string place_text(const char* file, unsigned line) {
+  return line == 0 ? std::string(file) : fmt::format("{}:{}", file, line);
+}
+
+std::string call_at(const std::string& call, const std::string& place) {
+  if (place.empty()) return call;
+  return fmt::format("{}{} {}", call, place.starts_with("in ") ? "" : " at", place);
+}
+
 ErrorInfo mismatch_of(std::vector<RankCall> calls) {
   ErrorInfo info;
   info.kind = ErrorKind::mismatch;
   info.reason = "ranks called different things:";
   const char* separator = "";
   for (const RankCall& call : calls) {
-    info.reason += fmt::format("{} rank {}: {}", separator, call.rank, call.call);
-    if (!call.place.empty()) info.reason += " at " + call.place;
+    info.reason += fmt::format("{} rank {}: {}", separator, call.rank, call_at(call.call, call.place));
     separator = ";";
   }
   info.calls = std::move(calls);

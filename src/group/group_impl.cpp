@@ -169,10 +169,8 @@ ErrorInfo detail::GroupImpl::context_of(std::string_view operation, std::uint64_
 }
 
 void detail::GroupImpl::throw_unusable(Op op, const CallOptions& call) {
-  // A binding in another language does not know where.
-  const std::string place = *call.where.file_name() == '\0'
-                                ? std::string()
-                                : fmt::format(" (call at {}:{})", call.where.file_name(), call.where.line());
+  std::string place = place_text(call.where.file_name(), call.where.line());
+  if (!place.empty()) place = fmt::format(" ({})", call_at("call", place));
   if (in_forked_child()) {
     ErrorInfo info = context_of("after fork");
     info.reason = kForked + place;

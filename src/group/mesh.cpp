@@ -27,8 +27,9 @@ std::string names_of(const std::vector<MeshDimension>& dimensions) {
 }
 
 /// So that a mistake of one rank is an error on all, and none waits for it.
-void require_same_everywhere(ProcessGroup& group, const std::string& mine, const char* who) {
-  const std::vector<std::string> all = group.all_gather_objects(mine);
+void require_same_everywhere(ProcessGroup& group, const std::string& mine, const char* who,
+                             const SourceLocation& where) {
+  const std::vector<std::string> all = group.all_gather_objects(mine, {.where = where});
   for (std::size_t r = 1; r < all.size(); ++r) {
     MANIPLE_REQUIRE(all[r] == all[0],
                     "{}: rank {} of the group has dimensions {}, rank 0 has {}; all ranks pass the same", who, r,
@@ -69,17 +70,17 @@ void fit(std::vector<MeshDimension>& dimensions, const ProcessGroup& group) {
 }  // namespace
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<MeshDimension> dimensions,
-                       const GroupOptions& options)
+                       const GroupOptions& options, const SourceLocation& where)
     : group_(std::move(group)), dimensions_(std::move(dimensions)), options_(options) {
   MANIPLE_REQUIRE(group_ != nullptr, "DeviceMesh: no group was given");
   group_->require_member("DeviceMesh");
-  require_same_everywhere(*group_, text_of(dimensions_), "DeviceMesh");
+  require_same_everywhere(*group_, text_of(dimensions_), "DeviceMesh", where);
   fit(dimensions_, *group_);
   coordinates_ = coordinates_of(group_->rank());
   for (std::size_t d = 0; d < dimensions_.size(); ++d) {
     std::vector<int> first = coordinates_;
     first[d] = 0;
-    lines_.push_back(group_->split(rank_at(first), coordinates_[d], options_));
+    lines_.push_back(group_->split(rank_at(first), coordinates_[d], options_, {.where = where}));
   }
 }
 
@@ -127,10 +128,10 @@ std::vector<int> DeviceMesh::ranks_along(std::string_view name) const {
   return result;
 }
 
-DeviceMesh DeviceMesh::sub(const std::vector<std::string>& names) const {
+DeviceMesh DeviceMesh::sub(const std::vector<std::string>& names, const SourceLocation& where) const {
   std::vector<MeshDimension> chosen;
   for (const std::string& name : names) chosen.push_back({name, 0});
-  require_same_everywhere(*group_, names_of(chosen), "DeviceMesh::sub");
+  require_same_everywhere(*group_, names_of(chosen), "DeviceMesh::sub", where);
   MANIPLE_REQUIRE(!names.empty(), "DeviceMesh::sub: no dimensions; at least one is needed");
   MANIPLE_REQUIRE(std::set<std::string>(names.begin(), names.end()).size() == names.size(),
                   "DeviceMesh::sub: a dimension is named twice in {}", names_of(chosen));
@@ -146,7 +147,8 @@ DeviceMesh DeviceMesh::sub(const std::vector<std::string>& names) const {
     key = key * dimensions_[d].size + coordinates_[d];
     first[d] = 0;
   }
-  mesh.group_ = names.size() == 1 ? mesh.lines_.front() : group_->split(rank_at(first), key, options_);
+  mesh.group_ =
+      names.size() == 1 ? mesh.lines_.front() : group_->split(rank_at(first), key, options_, {.where = where});
   return mesh;
 }
 

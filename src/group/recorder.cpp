@@ -27,16 +27,13 @@ std::optional<Recorder::Read> Recorder::read(const Entry& entry) noexcept {
 }
 
 RankCall Recorder::call_of(const Contents& contents) {
-  RankCall call{.call = contents.signature.describe()};
-  const std::string_view file = contents.file;
-  // Without one it is no call of the program: the barrier of init().
-  if (!file.empty()) call.place = fmt::format("{}:{}", file, contents.line);
-  return call;
+  // Without a place it is no call of the program: the barrier of init().
+  return {.call = contents.signature.describe(), .place = place_text(contents.file, contents.line)};
 }
 
 std::string Recorder::describe(const Contents& contents) {
   const RankCall call = call_of(contents);
-  return call.place.empty() ? call.call : fmt::format("{} at {}", call.call, call.place);
+  return call_at(call.call, call.place);
 }
 
 RankCall Recorder::called(std::uint64_t seq) const {

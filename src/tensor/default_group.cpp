@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/fork_guard.h"
+#include "tensor/failed_on.h"
 #include "tensor/run_operation.h"
 
 namespace maniple {
@@ -148,16 +149,19 @@ void detail::run_main_process_first(const std::function<void()>& function, const
     return;
   }
   const std::string failure = group->broadcast_object({}, 0, call_of(options));
-  if (!failure.empty()) throw Aborted(format_text("main_process_first: rank 0 failed: {}", failure.substr(1)));
+  if (!failure.empty())
+    throw_failed_on<Aborted>(*group, 0, format_text("main_process_first: rank 0 failed: {}", failure.substr(1)));
   function();
 }
 
-std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {
-  return get_default_group()->new_group(ranks, options);
+std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options,
+                                        const SourceLocation& where) {
+  return get_default_group()->new_group(ranks, options, {.where = where});
 }
 
-DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options) {
-  return {get_default_group(), std::move(dimensions), options};
+DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options,
+                            const SourceLocation& where) {
+  return {get_default_group(), std::move(dimensions), options, where};
 }
 
 }  // namespace maniple

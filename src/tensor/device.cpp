@@ -24,6 +24,7 @@
 #include "group/device_calls.h"
 #include "group/group_impl.h"
 #include "group/work_state.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 
@@ -337,8 +338,8 @@ Work finish_on_device(const Work& work, Device, std::vector<Staged> tensors) {
 #endif
 
 RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device device) {
-  if (device.is_cpu()) return group.allocate(bytes);
-  if (group.impl().has_device_engine()) return group.allocate(bytes, device);
+  if (device.is_cpu()) return group.allocate(bytes, {.where = public_place()});
+  if (group.impl().has_device_engine()) return group.allocate(bytes, device, {.where = public_place()});
   const auto options =
       torch::TensorOptions().dtype(torch::kUInt8).device(torch::kCUDA, static_cast<c10::DeviceIndex>(device.index));
   const auto memory = std::make_shared<torch::Tensor>(torch::zeros({static_cast<std::int64_t>(bytes)}, options));

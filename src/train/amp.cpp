@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include "train/checkpoint/named_state.h"
 #include <maniple/dist.h>
@@ -169,7 +170,7 @@ struct GradScaler::Impl {
       }
       found += here.to(found.device(), torch::kFloat32, true);
     }
-    if (options.group) all_reduce(found, ReduceOp::max, {.group = options.group});
+    if (options.group) all_reduce(found, ReduceOp::max, {.group = options.group, .where = public_place()});
     return found;
   }
 
@@ -223,6 +224,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   MANIPLE_REQUIRE(impl_->optimizers.count(&optimizer) == 0,
                   "GradScaler: unscale_ after {} of the same optimizer, with no update() in between",
                   impl_->optimizers[&optimizer].stage == Impl::Stage::stepped ? "step" : "unscale_");
+  const PublicCall call("GradScaler::unscale_, which all ranks call");
   torch::Tensor found = impl_->unscale(optimizer);
   impl_->optimizers[&optimizer] = {Impl::Stage::unscaled, std::move(found)};
 }
@@ -232,6 +234,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
+  const PublicCall call("GradScaler::step, which all ranks call");
   if (impl_->optimizers.count(&optimizer) == 0) unscale_(optimizer);
   Impl::OfOptimizer& own = impl_->optimizers[&optimizer];
   MANIPLE_REQUIRE(own.stage == Impl::Stage::unscaled,

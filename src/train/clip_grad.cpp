@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "group/group_impl.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 
@@ -108,11 +109,11 @@ torch::Tensor over_ranks(const torch::Tensor& own, double p, const std::shared_p
   if (own.is_cpu()) {
     double sum = own.item<double>();
     if (!largest) sum = std::pow(sum, p);
-    group->all_reduce(buffer_of(sum), largest ? ReduceOp::max : ReduceOp::sum);
+    group->all_reduce(buffer_of(sum), largest ? ReduceOp::max : ReduceOp::sum, {.where = public_place()});
     return torch::full({}, largest ? sum : std::pow(sum, 1 / p), own.options());
   }
   const torch::Tensor wide = own.to(torch::kFloat64), sum = largest ? wide.clone() : wide.pow(p);
-  all_reduce(sum, largest ? ReduceOp::max : ReduceOp::sum, {.group = group});
+  all_reduce(sum, largest ? ReduceOp::max : ReduceOp::sum, {.group = group, .where = public_place()});
   return (largest ? sum : sum.pow(1 / p)).to(own.scalar_type());
 }
 
@@ -132,6 +133,7 @@ torch::Tensor over_ranks(const torch::Tensor& own, double p, const std::shared_p
 
 torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
                               const ClipGradOptions& options) {
+  const PublicCall call("clip_grad_norm_, which all ranks call", options.where);
   const double p = options.norm_type;
   MANIPLE_REQUIRE(max_norm >= 0, "clip_grad_norm_: a max_norm of {}; expected a number that is not negative", max_norm);
   MANIPLE_REQUIRE(p > 0, "clip_grad_norm_: a norm_type of {}; expected a number above 0, or infinity", p);

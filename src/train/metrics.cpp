@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -63,10 +64,14 @@ const Metric* MetricRow::find(std::string_view name) const noexcept {
 
 const Metric& MetricRow::at(std::string_view name) const {
   if (const Metric* metric = find(name)) return *metric;
+  MANIPLE_REQUIRE(
+      !metrics_.empty(),
+      "no metric \"{}\": the row is empty; it is one of a training that ended before its first evaluation, or "
+      "nothing was added on any rank (contains() and value_or() do not throw)",
+      name);
   std::vector<std::string> names;
   for (const Metric& metric : metrics_) names.push_back(metric.name);
-  throw InvalidArgument(format_text("no metric \"{}\" was added on any rank; there are: {}", name,
-                                    names.empty() ? "none" : format_text("{}", joined(names))));
+  throw InvalidArgument(format_text("no metric \"{}\" was added on any rank; there are: {}", name, joined(names)));
 }
 
 std::string MetricRow::text(int digits) const {
@@ -192,7 +197,7 @@ void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
     own += static_cast<char>('0' + static_cast<int>(entry.kind));
     own += entry.name + '\0';
   }
-  const std::vector<std::string> lists = group.all_gather_objects(own);
+  const std::vector<std::string> lists = group.all_gather_objects(own, {.where = public_place()});
   for (std::size_t rank = 0; rank < lists.size(); ++rank) {
     std::string_view rest = lists[rank];
     while (!rest.empty()) {
@@ -223,7 +228,8 @@ Metrics::Agreement& Metrics::agreement_of(const std::shared_ptr<ProcessGroup>& g
   return agreements_.emplace_back(Agreement{group, {}});
 }
 
-MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
+MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group, const SourceLocation& where) {
+  const PublicCall call("Metrics::all_reduce, which all ranks call", where);
   if (group) group->require_member("Metrics::all_reduce");
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
   if (!ranks || ranks->size() == 1) {
@@ -251,7 +257,7 @@ MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group) {
     }
     all.resize(own.size() * size);
     ranks->all_gather(ConstBuffer{own.data(), own.size() * 2, DType::float64},
-                      Buffer{all.data(), all.size() * 2, DType::float64});
+                      Buffer{all.data(), all.size() * 2, DType::float64}, {}, {.where = public_place()});
   };
   gather();
   const auto someone_has_news = [&] {

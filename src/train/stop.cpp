@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/fork_guard.h"
 #include "base/system_error.h"
+#include "tensor/public_call.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -98,14 +99,15 @@ int GracefulStop::signal() const noexcept {
   return own != 0 ? own : agreed_signal_;
 }
 
-bool GracefulStop::requested_anywhere(const std::shared_ptr<ProcessGroup>& group) {
+bool GracefulStop::requested_anywhere(const std::shared_ptr<ProcessGroup>& group, const SourceLocation& where) {
+  const PublicCall call("GracefulStop::requested_anywhere, which all ranks call", where);
   if (group) group->require_member("GracefulStop");
   if (agreed_) return true;
   if (calls_++ % static_cast<std::uint64_t>(every_) != static_cast<std::uint64_t>(every_ - 1)) return false;
   // 0: nobody, 1: request(), otherwise a signal and 1.
   std::int32_t answer = first_signal.load() != 0 ? first_signal.load() + 1 : asked_.load() ? 1 : 0;
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
-  if (ranks && ranks->size() > 1) ranks->all_reduce(buffer_of(answer), ReduceOp::max);
+  if (ranks && ranks->size() > 1) ranks->all_reduce(buffer_of(answer), ReduceOp::max, {.where = public_place()});
   agreed_ = answer != 0;
   agreed_signal_ = answer > 1 ? answer - 1 : 0;
   return agreed_;
@@ -121,10 +123,11 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   if (options_.group) options_.group->require_member("EarlyStopping");
 }
 
-bool EarlyStopping::update(double value) {
+bool EarlyStopping::update(double value, const SourceLocation& where) {
+  const PublicCall call("EarlyStopping::update, which all ranks call", where);
   if (should_stop()) return true;
   const auto group = options_.group ? options_.group : is_initialized() ? get_default_group() : nullptr;
-  if (group && group->size() > 1) group->broadcast(buffer_of(value), 0);
+  if (group && group->size() > 1) group->broadcast(buffer_of(value), 0, {.where = public_place()});
   ++updates_;
   const double gain = options_.mode == StopMode::min ? best_ - value : value - best_;
   // Two infinities of the same sign differ by NaN, which is no gain.

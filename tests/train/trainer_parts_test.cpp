@@ -1,9 +1,13 @@
-// A Trainer of a part of a model: an optimizer that has not all parameters, and layers in evaluation mode.
+// A Trainer of a part of a model: an optimizer that has not all parameters, and layers in evaluation mode. And what it does with gradients that
+// are not finite.
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "harness/run_ranks.h"
 #include "train/models.h"
 #include <maniple/train/clip_grad.h>
 #include <maniple/train/trainer.h>
@@ -58,6 +62,88 @@ TEST(TrainerParts, PartsInEvaluationModeStaySo) {
   net->eval();
   trainer.evaluate(some_batches(1), loss);
   EXPECT_FALSE(net->is_training());
+}
+
+/// Trains 3 steps on 2 ranks; rank 1's second batch has a NaN in it.
+struct BadBatch {
+  BadBatch(const Rank& r, NonfiniteGradients choice, double max_grad_norm) : batches(some_batches(3)) {
+    testing_models::fill(*net, 1);
+    if (r.rank == 1) batches[1].data[0][0] = std::numeric_limits<double>::quiet_NaN();
+    TrainerOptions options{.max_grad_norm = max_grad_norm,
+                           .nonfinite_gradients = choice,
+                           .graceful_stop = false,
+                           .progress = false,
+                           .ddp = {.process_group = r.world}};
+    options.on_step = [this](const TrainerState&) {
+      if (net->fc1->weight.isfinite().all().item<bool>()) finite_steps++;
+    };
+    trainer.emplace(net, optimizer, options);
+  }
+  const TrainerState& fit() {
+    return trainer->fit(batches,
+                        [this](auto& batch) { return torch::mse_loss(net->forward(batch.data), batch.target); });
+  }
+  std::vector<torch::data::Example<>> batches;
+  Net net;
+  torch::optim::SGD optimizer{net->parameters(), 0.1};
+  std::optional<Trainer> trainer;
+  int finite_steps = 0;
+};
+
+TEST(TrainerParts, ANaNOfOneRankIsNamedOnAllAndLeavesTheWeightsAlone) {
+  for (const double max_grad_norm : {0.0, 1.0}) {
+    run_ranks({.n = 2}, [&](Rank& r) {
+      BadBatch training(r, NonfiniteGradients::stop, max_grad_norm);
+      try {
+        training.fit();
+        ADD_FAILURE() << "a NaN went unnoticed";
+      } catch (const InvalidArgument& error) {
+        const std::string text = error.what();
+        EXPECT_NE(
+            text.find("step 1 are not finite: on rank 1 the loss is nan and the gradient of parameter fc1.weight"),
+            std::string::npos)
+            << text;
+        EXPECT_EQ(error.info().origin, 1);
+      }
+      EXPECT_EQ(training.trainer->state().step, 1);
+      EXPECT_TRUE(training.net->fc1->weight.isfinite().all().item<bool>());
+    });
+  }
+}
+
+TEST(TrainerParts, AStepWithANaNCanBeLeftOut) {
+  run_ranks({.n = 2}, [](Rank& r) {
+    BadBatch training(r, NonfiniteGradients::skip, 0);
+    EXPECT_EQ(training.fit().step, 3);
+    EXPECT_EQ(training.finite_steps, 3);
+    const auto& weight = training.net->fc1->weight;
+    const torch::Tensor mine = weight.detach().clone();
+    r.world->all_reduce(Buffer{mine.data_ptr(), static_cast<std::size_t>(mine.numel()), DType::float32}, ReduceOp::max);
+    EXPECT_TRUE(mine.equal(weight.detach()));
+
+    BadBatch ignoring(r, NonfiniteGradients::ignore, 0);
+    EXPECT_EQ(ignoring.fit().step, 3);
+    EXPECT_EQ(ignoring.finite_steps, 1);
+  });
+}
+
+TEST(TrainerParts, StoppedBeforeTheFirstEvaluationTheRowIsEmpty) {
+  Net net;
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  Trainer* running = nullptr;
+  Trainer trainer(net, optimizer, {.progress = false, .on_step = [&](const TrainerState&) { running->stop(); }});
+  running = &trainer;
+  const auto& end = trainer.fit(some_batches(2), some_batches(1),
+                                [&](auto& batch) { return torch::mse_loss(net->forward(batch.data), batch.target); });
+  EXPECT_EQ(end.end, TrainerEnd::stopped);
+  EXPECT_EQ(end.evaluation.value_or("loss", 7), 7);
+  EXPECT_FALSE(end.evaluation.contains("loss"));
+  try {
+    end.evaluation.at("loss");
+    ADD_FAILURE() << "there is no evaluation";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("ended before its first evaluation"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

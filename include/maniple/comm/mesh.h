@@ -37,7 +37,7 @@ class DeviceMesh {
   /// Throws `InvalidArgument` on all ranks when the sizes do not fit the group, a name is empty or there twice, or when ranks were given
   /// different dimensions. `options` are those of the groups.
   DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<MeshDimension> dimensions,
-             const GroupOptions& options = {});
+             const GroupOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
   /// The ranks that differ from this one in that dimension alone, this one among them. Throws `InvalidArgument` for a name that is none.
   const std::shared_ptr<ProcessGroup>& operator[](std::string_view name) const;
@@ -59,7 +59,7 @@ class DeviceMesh {
 
   /// The mesh of some dimensions, in the order given, through this rank: its group has all ranks that differ from this one in these
   /// dimensions alone. For what is divided over several dimensions at once, such as batches over "replica" and "data". Collective over group().
-  DeviceMesh sub(const std::vector<std::string>& names) const;
+  DeviceMesh sub(const std::vector<std::string>& names, const SourceLocation& where = SourceLocation::current()) const;
 
   /// "DeviceMesh of 8 ranks: pipe 2 x data 2 x tensor 2; rank 5 is at pipe 1, data 0, tensor 1", then the ranks of group() in rows.
   std::string text() const;

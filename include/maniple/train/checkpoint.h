@@ -125,11 +125,12 @@ class Checkpoint {
 
   /// Takes a copy of everything, and writes it. Waits for an earlier save that is still being written. Throws for mistakes
   /// (a negative step) and lost ranks, not for a disk that is full or not writable: see last_error().
-  void save(std::int64_t step);
+  void save(std::int64_t step, const SourceLocation& where = SourceLocation::current());
 
   /// The step it was saved with; nullopt when the folder holds no checkpoint. Throws when there are some but none can be used,
   /// naming the file and what is wrong with each, or when what was saved does not fit what was added.
-  std::optional<std::int64_t> load(const LoadOptions& options = {});
+  std::optional<std::int64_t> load(const LoadOptions& options = {},
+                                   const SourceLocation& where = SourceLocation::current());
 
   /// Returns when nothing is being written.
   void wait();

@@ -33,6 +33,7 @@ struct ClipGradOptions {
   bool error_if_nonfinite = false;
   /// Whose norms belong together; null: this rank's alone. Collective over it.
   std::shared_ptr<ProcessGroup> group = nullptr;
+  SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it alone
 };
 
 /// Multiplies all gradients by max_norm / (norm + 1e-6) if that is below 1. Returns the norm as it was before: one element,

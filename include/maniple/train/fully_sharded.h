@@ -39,7 +39,8 @@
 // is refused: put both of its users into one unit (or into none but the root).
 //
 // Contract: all ranks call the same units in the same order, in forward and backward. A difference is found by the next gather, and named.
-// Not supported, with an error that says so: create_graph, to() and clone() after fully_shard, torch::save (see Checkpoint below).
+// Not supported, with an error that says so: create_graph, to() and clone() after fully_shard, torch::save of a unit or of a module with
+// units in it (see Checkpoint below). torch::save of parameters() or of `unit->module()` is not noticed, and saves this rank's rows alone.
 //
 // Mixed precision: MixedPrecision::param_dtype is what is gathered and computed in; shards, and the optimizer's steps, stay float32.
 // Accumulation: several backwards add to `grad`; inside `auto guard = net->no_sync();` whole gradients add up on each rank and nothing is

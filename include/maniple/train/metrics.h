@@ -59,6 +59,11 @@ class MetricRow {
   double operator[](std::string_view name) const { return at(name).value; }
   const Metric& at(std::string_view name) const;
   bool contains(std::string_view name) const noexcept { return find(name) != nullptr; }
+  /// For rows that may be empty, as TrainerState::evaluation is before the first evaluation.
+  double value_or(std::string_view name, double otherwise) const noexcept {
+    const Metric* const metric = find(name);
+    return metric != nullptr ? metric->value : otherwise;
+  }
 
   bool empty() const noexcept { return metrics_.empty(); }
   std::size_t size() const noexcept { return metrics_.size(); }
@@ -98,7 +103,8 @@ class Metrics {
 
   /// Over all ranks of the group (null: the default group; if there is none, this process alone), and begins anew: the
   /// next row is of what is added from now on. Collective.
-  MetricRow all_reduce(const std::shared_ptr<ProcessGroup>& group = nullptr);
+  MetricRow all_reduce(const std::shared_ptr<ProcessGroup>& group = nullptr,
+                       const SourceLocation& where = SourceLocation::current());
 
   /// Of this rank alone; keeps what was added.
   MetricRow local() const;

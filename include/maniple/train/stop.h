@@ -58,7 +58,8 @@ class GracefulStop {
   /// Whether any rank was asked. A collective (a reduction of one number, some microseconds within a host): every rank calls
   /// it equally often, normally once at the end of a step. Once true, always true, without communication. Without a group (null, and no
   /// default group) it is requested().
-  bool requested_anywhere(const std::shared_ptr<ProcessGroup>& group = nullptr);
+  bool requested_anywhere(const std::shared_ptr<ProcessGroup>& group = nullptr,
+                          const SourceLocation& where = SourceLocation::current());
 
   /// As a signal would: for a limit of time, say. Any thread.
   void request() noexcept { asked_.store(true); }
@@ -102,7 +103,7 @@ class EarlyStopping {
   /// Takes the number of an epoch, and says whether to stop; once it said so, it always does. In a group this is a
   /// collective: rank 0's number counts, on all ranks, so that all decide alike even where theirs differ in the last bit. NaN is
   /// no improvement.
-  bool update(double value);
+  bool update(double value, const SourceLocation& where = SourceLocation::current());
 
   bool should_stop() const noexcept { return waited_ >= options_.patience; }
   bool improved() const noexcept { return updates_ > 0 && best_update_ == updates_; }  ///< by the latest update

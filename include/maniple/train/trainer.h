@@ -74,6 +74,13 @@ enum class TrainerEnd {
   early,    ///< the monitored metric no longer got better
 };
 
+/// What a Trainer does when a gradient is infinite or NaN after it was averaged, and so on every rank.
+enum class NonfiniteGradients {
+  stop,  ///< throws InvalidArgument on all ranks, naming the rank and the parameter it began with; the weights are as before the step
+  skip,  ///< leaves the step out on all ranks, with a warning; it counts as a step
+  ignore,  ///< does not look: the optimizer gets them
+};
+
 /// How far a training is.
 struct TrainerState {
   std::size_t epoch = 0;               ///< epochs that are done; in on_epoch, with this one
@@ -82,7 +89,7 @@ struct TrainerState {
   std::int64_t samples = 0;            ///< of all ranks, taking them to have equally many
   torch::Tensor loss = {};             ///< of the latest batch of this rank; not read from its device
   MetricRow train = MetricRow();       ///< the latest row: over all ranks and the steps since the row before
-  MetricRow evaluation = MetricRow();  ///< of the latest evaluation
+  MetricRow evaluation = MetricRow();  ///< of the latest evaluation; empty before the first: see MetricRow::value_or
   TrainerEnd end = TrainerEnd::none;
 };
 
@@ -91,6 +98,10 @@ struct TrainerOptions {
   std::int64_t max_steps = 0;  ///< of the optimizer; 0: as many as the epochs have
   int accumulate = 1;  ///< batches that make a step; the last of an epoch may have fewer, if their number is known
   double max_grad_norm = 0;  ///< see clip_grad_norm_; the metric "grad_norm" is the norm before. 0: not clipped
+
+  /// Gradients that are not finite. Looking takes a pass over the gradients, or none with max_grad_norm, and on a GPU waits for it once a
+  /// step; with a GradScaler, which leaves such steps out itself, nothing is looked at.
+  NonfiniteGradients nonfinite_gradients = NonfiniteGradients::stop;
 
   /// The learning rate of step n (from 0) of a group of the optimizer that had the rate `base` when the trainer was made. It
   /// depends on n alone, so nothing of it is in checkpoints.
@@ -301,19 +312,20 @@ class Trainer {
   /// batch; further metrics are named as the program likes, "loss" and "grad_norm" are the trainer's. Once it has ended
   /// by stop(), max_steps or a signal, another call goes on.
   template <class Data, class Loss>
-  const TrainerState& fit(Data&& train, Loss&& loss) {
-    return run(detail::trainer_data(train, loss), nullptr);
+  const TrainerState& fit(Data&& train, Loss&& loss, const SourceLocation& where = SourceLocation::current()) {
+    return run(detail::trainer_data(train, loss), nullptr, where);
   }
   template <class Data, class Evaluation, class Loss>
-  const TrainerState& fit(Data&& train, Evaluation&& evaluation, Loss&& loss) {
+  const TrainerState& fit(Data&& train, Evaluation&& evaluation, Loss&& loss,
+                          const SourceLocation& where = SourceLocation::current()) {
     const auto judged = detail::trainer_data(evaluation, loss);
-    return run(detail::trainer_data(train, loss), &judged);
+    return run(detail::trainer_data(train, loss), &judged, where);
   }
 
   /// The metrics of all batches of all ranks.
   template <class Data, class Loss>
-  MetricRow evaluate(Data&& data, Loss&& loss) {
-    return judge(detail::trainer_data(data, loss));
+  MetricRow evaluate(Data&& data, Loss&& loss, const SourceLocation& where = SourceLocation::current()) {
+    return judge(detail::trainer_data(data, loss), where);
   }
 
   /// Asks fit() to end after this step: on any rank, from a hook.
@@ -326,8 +338,9 @@ class Trainer {
   int ranks() const noexcept;         ///< 1 without a group
 
  private:
-  const TrainerState& run(const detail::TrainerData& train, const detail::TrainerData* evaluation);
-  MetricRow judge(const detail::TrainerData& data);
+  const TrainerState& run(const detail::TrainerData& train, const detail::TrainerData* evaluation,
+                          const SourceLocation& where);
+  MetricRow judge(const detail::TrainerData& data, const SourceLocation& where);
   void set_scaler(detail::TrainerScaler scaler);
 
   struct Impl;

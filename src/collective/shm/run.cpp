@@ -183,8 +183,7 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
   Arena& arena = call.arena;
   const std::uint32_t second = arena.next_epoch();
   Contribution& mine = arena.contribution(call.rank(), second);
-  std::string place;  // none: it is no call of the program
-  if (*op.where.file_name() != '\0') place = fmt::format("{}:{}", op.where.file_name(), op.where.line());
+  const std::string place = place_text(op.where.file_name(), op.where.line());  // empty: it is no call of the program
   const std::size_t length = std::min(place.size(), arena.payload_bytes());
   mine.words.fill(~std::uint64_t{0});  // no rank calls this
   mine.mode = kPlace + static_cast<std::uint32_t>(length);

@@ -15,6 +15,8 @@
 #include "base/check.h"
 #include "base/fork_guard.h"
 #include "base/log.h"
+#include "tensor/failed_on.h"
+#include "tensor/public_call.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/part.h"
@@ -29,6 +31,7 @@ namespace maniple {
 namespace {
 
 constexpr const char* kRandomPart = "random";
+constexpr const char* kSave = "Checkpoint::save, which all ranks call";
 
 /// Only what waiting cannot fix is an error here; what cannot be read or made is an error of load and save.
 void require_directory(const std::string& folder) {
@@ -149,7 +152,10 @@ struct Checkpoint::Impl {
       return states;
     });
     if (!options.background) return write_shards(step);
-    writer = std::thread([this, step] { write_shards(step); });
+    writer = std::thread([this, step] {
+      const PublicCall call(kSave);
+      write_shards(step);
+    });
   }
 
   void save(std::int64_t step) {
@@ -210,10 +216,11 @@ struct Checkpoint::Impl {
         failed = failure.what();
       }
     }
-    failed = ranks.broadcast_object(failed, 0);
-    if (!failed.empty()) throw ProtocolError(failed);
-    std::istringstream steps(ranks.broadcast_object(offered, 0));
+    failed = ranks.broadcast_object(failed, 0, {.where = public_place()});
+    if (!failed.empty()) throw_failed_on<ProtocolError>(ranks, 0, failed);
+    std::istringstream steps(ranks.broadcast_object(offered, 0, {.where = public_place()}));
     std::vector<std::string> troubles;
+    int first_failed = -1;
     for (std::int64_t step = 0; steps >> step;) {
       std::string mine;
       try {
@@ -225,15 +232,19 @@ struct Checkpoint::Impl {
       } catch (const Error& failure) {
         mine = failure.what();
       }
-      const std::vector<std::string> all = ranks.all_gather_objects(mine);
+      const std::vector<std::string> all = ranks.all_gather_objects(mine, {.where = public_place()});
       const auto trouble = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
       if (trouble == all.end()) return step;
-      if (!load.step) log_warning("{}; trying the one before it", *trouble);
-      troubles.push_back(*trouble);
+      const auto rank = static_cast<int>(trouble - all.begin());
+      if (first_failed < 0) first_failed = rank;
+      troubles.push_back(format_text("rank {}: {}", rank, *trouble));
+      if (!load.step && ranks.rank() == 0) log_warning("{}; trying the one before it", troubles.back());
     }
     if (troubles.empty()) return -1;
-    if (load.step) throw ProtocolError(troubles.front());
-    throw ProtocolError(format_text("no checkpoint in {} can be used: {}", options.folder, joined(troubles, "; ")));
+    throw_failed_on<ProtocolError>(
+        ranks, first_failed,
+        load.step ? troubles.front()
+                  : format_text("no checkpoint in {} can be used: {}", options.folder, joined(troubles, "; ")));
   }
 
   void read(std::int64_t step, const LoadOptions& load, int rank) {
@@ -278,7 +289,7 @@ struct Checkpoint::Impl {
         failure = std::current_exception();
       }
     }
-    if (!options.sharded) ranks->broadcast(buffer_of(step), 0);
+    if (!options.sharded) ranks->broadcast(buffer_of(step), 0, {.where = public_place()});
     if (step == -1) return std::nullopt;
     if (step >= 0) {
       try {
@@ -288,11 +299,13 @@ struct Checkpoint::Impl {
       }
     }
     std::int64_t first_failed = failure ? ranks->rank() : ranks->size();
-    ranks->all_reduce(buffer_of(first_failed), ReduceOp::min);
+    ranks->all_reduce(buffer_of(first_failed), ReduceOp::min, {.where = public_place()});
     if (failure) std::rethrow_exception(failure);
     if (first_failed < ranks->size()) {
-      throw ProtocolError(format_text("rank {} could not load the checkpoint from {}; its own error says why",
-                                      first_failed, options.folder));
+      throw_failed_on<ProtocolError>(
+          *ranks, static_cast<int>(first_failed),
+          format_text("rank {} could not load the checkpoint from {}; its own error says why", first_failed,
+                      options.folder));
     }
     return loaded = step;
   }
@@ -398,8 +411,14 @@ Checkpoint& Checkpoint::add(const std::string& name, std::function<ShardedState(
   return *this;
 }
 
-void Checkpoint::save(std::int64_t step) { impl_->save(step); }
-std::optional<std::int64_t> Checkpoint::load(const LoadOptions& options) { return impl_->load(options); }
+void Checkpoint::save(std::int64_t step, const SourceLocation& where) {
+  const PublicCall call(kSave, where);
+  impl_->save(step);
+}
+std::optional<std::int64_t> Checkpoint::load(const LoadOptions& options, const SourceLocation& where) {
+  const PublicCall call("Checkpoint::load, which all ranks call", where);
+  return impl_->load(options);
+}
 void Checkpoint::wait() { impl_->wait(); }
 
 std::string Checkpoint::last_error() const {

@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 
 namespace maniple {
 namespace {
@@ -43,7 +44,8 @@ void add_device_states([[maybe_unused]] ProcessGroup* ranks, [[maybe_unused]] Na
 #ifdef MANIPLE_TORCH_CUDA
   const std::string mine = device_states();
   const bool alone = ranks == nullptr || ranks->size() == 1;
-  const std::vector<std::string> all = alone ? std::vector{mine} : ranks->all_gather_objects(mine);
+  const std::vector<std::string> all =
+      alone ? std::vector{mine} : ranks->all_gather_objects(mine, {.where = public_place()});
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (!all[r].empty()) state.tensors[device_random_name(static_cast<int>(r))] = bytes_of(all[r]);
   }
@@ -74,7 +76,8 @@ NamedState random_states(ProcessGroup* ranks) {
   const std::int64_t n = ranks->rank() == 0 ? ranks->size() : 0;
   const torch::Tensor all = torch::empty({n, mine.numel()}, torch::kUInt8);
   ranks->gather(ConstBuffer{mine.data_ptr(), bytes, DType::uint8},
-                Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0);
+                Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0, {},
+                {.where = public_place()});
   for (std::int64_t r = 0; r < n; ++r) state.tensors[random_name(static_cast<int>(r))] = all[r];
   return state;
 }

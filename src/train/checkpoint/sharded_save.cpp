@@ -7,6 +7,8 @@
 
 #include "base/check.h"
 #include "base/codec.h"
+#include "tensor/failed_on.h"
+#include "tensor/public_call.h"
 #include "train/checkpoint/pending_checkpoint.h"
 #include "train/checkpoint/safetensors.h"
 
@@ -110,18 +112,24 @@ void ShardedSave::prepare(const std::shared_ptr<ProcessGroup>& ranks, const std:
     if (layout != layout_ || plan_.items.empty()) plan_ = make_save_plan({held});
   } else {
     std::int64_t agreed[2] = {layout != layout_ || plan_.items.empty() ? 1 : 0, failure ? ranks->rank() + 1 : 0};
-    ranks->all_reduce(buffer_of(agreed), ReduceOp::max);
+    ranks->all_reduce(buffer_of(agreed), ReduceOp::max, {.where = public_place()});
     if (failure) std::rethrow_exception(failure);
-    MANIPLE_REQUIRE(agreed[1] == 0, "rank {} could not save a checkpoint; its own error says why", agreed[1] - 1);
+    if (agreed[1] != 0) {
+      throw_failed_on<InvalidArgument>(
+          *ranks, static_cast<int>(agreed[1] - 1),
+          format_text("rank {} could not save a checkpoint; its own error says why", agreed[1] - 1));
+    }
     if (agreed[0] != 0) {
       std::vector<std::vector<HeldBox>> all;
-      for (const std::string& each : ranks->all_gather_objects(layout)) all.push_back(decode_held(each));
+      for (const std::string& each : ranks->all_gather_objects(layout, {.where = public_place()}))
+        all.push_back(decode_held(each));
       layout_.clear();
       plan_ = {};
       plan_ = make_save_plan(all);
     }
     rank_ = ranks->rank();
-    if (!background_) background_ = ranks->split(0, rank_, {.timeout = Seconds(kLongestWrite)});
+    if (!background_)
+      background_ = ranks->split(0, rank_, {.timeout = Seconds(kLongestWrite)}, {.where = public_place()});
     compare(*ranks, states, tensors);
   }
   layout_ = std::move(layout);
@@ -153,7 +161,7 @@ void ShardedSave::compare(ProcessGroup& ranks, const PartStates& states,
     }
     mine.put(hash);
   }
-  const std::vector<std::string> all = ranks.all_gather_objects(mine.bytes());
+  const std::vector<std::string> all = ranks.all_gather_objects(mine.bytes(), {.where = public_place()});
   std::vector<ByteReader> readers(all.begin(), all.end());
   for (const auto& holders : plan_.replicas) {
     std::optional<std::uint64_t> first;
@@ -276,11 +284,12 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
       outcome.trouble = error.what();
     }
   }
-  if (ranks != nullptr) path = ranks->broadcast_object(path, 0);
+  if (ranks != nullptr) path = ranks->broadcast_object(path, 0, {.where = public_place()});
   if (!path.empty()) {
     const std::string& name = plan_.index.files[static_cast<std::size_t>(rank_)];
     const std::string reply = write_file(path + name);
-    const auto replies = ranks == nullptr ? std::vector{reply} : ranks->gather_objects(reply, 0);
+    const auto replies =
+        ranks == nullptr ? std::vector{reply} : ranks->gather_objects(reply, 0, {.where = public_place()});
     if (rank_ == 0) {
       try {
         for (std::size_t r = 0; r < replies.size(); ++r) {
@@ -310,7 +319,8 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
       pending.reset();  // a failed one is gone before anybody is told
     }
   }
-  if (ranks != nullptr) outcome = decode_outcome(ranks->broadcast_object(encode_outcome(outcome), 0));
+  if (ranks != nullptr)
+    outcome = decode_outcome(ranks->broadcast_object(encode_outcome(outcome), 0, {.where = public_place()}));
   return outcome;
 }
 

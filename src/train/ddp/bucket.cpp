@@ -9,6 +9,7 @@
 #include "base/codec.h"
 #include "base/host.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 
 namespace maniple {
@@ -161,7 +162,7 @@ Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t grad
     mine.put_string(CoreSet::of_this_process().physical().encode());
     CoreSet cores;
     facts.threads = 0;
-    for (const std::string& answer : group.all_gather_objects(mine.take())) {
+    for (const std::string& answer : group.all_gather_objects(mine.take(), {.where = public_place()})) {
       ByteReader reader(answer);
       facts.threads += reader.get<std::int32_t>();
       cores.add(CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8)));

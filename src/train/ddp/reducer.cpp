@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/ddp/bucket.h"
 #include <maniple/dist.h>
 
@@ -28,6 +29,7 @@ std::shared_ptr<Reducer> Reducer::make(TensorSource source, DdpOptions options) 
                   "DistributedDataParallel: first_bucket_mb is {}; it must not be negative", options.first_bucket_mb);
   if (!options.process_group) options.process_group = get_default_group();
   options.process_group->require_member("DistributedDataParallel");
+  const PublicCall call("the constructor of DistributedDataParallel, which all ranks call");
   std::shared_ptr<Reducer> reducer(new Reducer(std::move(source), std::move(options)));
   reducer->attach_hooks();
   return reducer;

@@ -1,18 +1,22 @@
 // with_uneven_inputs, and what an error says that uneven inputs without it cause.
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/ddp/reducer.h"
 #include <maniple/train/uneven_inputs.h>
 
 namespace maniple {
 namespace {
 
-constexpr const char* kDdpSources = "train/ddp/";  // in the place of a call that DistributedDataParallel made
+constexpr const char* kBackward = "the backward of DistributedDataParallel";
 
 std::string remedy(const std::string& who) {
   return format_text(
       "; {}no more batches? Give all ranks equally many (DistributedSampler does), or train inside with_uneven_inputs",
       who);
 }
+
+/// A rank that left may have thrown: its group was destroyed as its stack unwound, which looks like leaving in good order.
+constexpr const char* kUnlessItFailed = "its own output says whether it failed; if it did not: ";
 
 ErrorInfo with_remedy(const Error& error, const std::string& who) {
   ErrorInfo info = error.info();
@@ -31,7 +35,7 @@ std::string ranks_have(const ErrorInfo& error, const std::vector<int>& ranks, co
 std::vector<int> elsewhere(const ErrorInfo& error) {
   std::vector<int> ranks;
   for (const RankCall& call : error.calls) {
-    if (!call.place.empty() && call.place.find(kDdpSources) == std::string::npos) ranks.push_back(call.rank);
+    if (!call.place.empty() && call.place.find(kBackward) == std::string::npos) ranks.push_back(call.rank);
   }
   return ranks;
 }
@@ -41,6 +45,7 @@ std::vector<int> elsewhere(const ErrorInfo& error) {
 namespace detail {
 
 void Reducer::explained(const std::function<void()>& communicate) const {
+  const PublicCall call(kBackward);
   try {
     communicate();
   } catch (const Mismatch& error) {
@@ -49,7 +54,7 @@ void Reducer::explained(const std::function<void()>& communicate) const {
     const LossKind loss = error.info().loss;
     if (loss != LossKind::left && loss != LossKind::left_or_ended) throw;  // it died: its own output says why
     const std::string who = ranks_have(error.info(), error.info().ranks, "it has ");
-    throw PeerLost(with_remedy(error, (loss == LossKind::left ? "" : "if it did not fail: ") + who));
+    throw PeerLost(with_remedy(error, kUnlessItFailed + who));
   } catch (const Timeout& error) {
     throw Timeout(with_remedy(error, ranks_have(error.info(), error.info().ranks, "a rank that did not arrive has ")));
   }
@@ -77,6 +82,7 @@ void with_uneven_inputs(const std::vector<GradientAverager*>& ddps, const Uneven
   for (const GradientAverager* ddp : ddps)
     MANIPLE_REQUIRE(ddp != nullptr, "with_uneven_inputs: a DistributedDataParallel is null");
   if (!options.enable) return train();
+  const PublicCall call("with_uneven_inputs, which all ranks call");
   std::vector<UnevenInputsGuard> guards;
   for (GradientAverager* ddp : ddps) {
     guards.emplace_back(*ddp->reducer(),

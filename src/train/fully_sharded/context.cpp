@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/ddp/bucket.h"
 #include "train/fully_sharded/unit.h"
 
@@ -102,13 +103,15 @@ std::size_t ShardContext::scratch_bytes() const {
 
 void ShardContext::start(Use use, torch::Device device, const std::function<Work(const CallOptions&)>& operation) {
   if (!device.is_cpu()) {
-    side_.run(device_for(device), [&] { work_[use] = operation({.stream = current_stream_on(device_for(device))}); });
+    side_.run(device_for(device), [&] {
+      work_[use] = operation({.stream = current_stream_on(device_for(device)), .where = public_place()});
+    });
     return;
   }
   if (overlaps_) {
-    work_[use] = operation({.async_op = true});
+    work_[use] = operation({.async_op = true, .where = public_place()});
   } else {
-    operation({});
+    operation({.where = public_place()});
   }
 }
 
@@ -164,6 +167,7 @@ class EndOfBackward {
     const auto context = context_.lock();
     if (!context) return;
     try {
+      const PublicCall call("the backward of a fully sharded module");
       context->finish_backward();
     } catch (...) {
       context->abandon("backward");

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/fully_sharded/unit.h"
 
 namespace maniple::detail {
@@ -36,6 +37,8 @@ NodePointer<Kind> pass_through(std::vector<Tensor>& tensors, const NodePointer<G
   for (Tensor* tensor : passing) *tensor = behind(*tensor, node);
   return node;
 }
+
+constexpr const char* kBackward = "the backward of a fully sharded module";
 
 struct ResultsOf final : Node {
   explicit ResultsOf(NodePointer<GatheredBy> given) : call(std::move(given)) {}
@@ -73,6 +76,7 @@ void GatheredBy::release_resources() {
 }
 
 void GatheredBy::enter() {
+  const PublicCall call(kBackward);
   const std::lock_guard lock(unit->context().mutex);
   if (torch::GradMode::is_enabled())
     unit->fail("backward with create_graph is not supported: averaging gradients would cut the graph");
@@ -87,6 +91,7 @@ void GatheredBy::enter() {
 }
 
 variable_list GatheredBy::apply(variable_list&& gradients) {
+  const PublicCall call(kBackward);
   const std::lock_guard lock(unit->context().mutex);
   if (!entered_)
     unit->fail(
@@ -128,6 +133,7 @@ struct CallNode {
 // Inside a backward (of activation checkpointing, which computes again) the unit is needed again at once.
 UnitForward::UnitForward(std::shared_ptr<ShardUnit> unit)
     : unit_(std::move(unit)), node_(std::make_unique<CallNode>()), graph_(torch::GradMode::is_enabled()) {
+  const PublicCall call("the forward of a fully sharded module");
   const std::lock_guard lock(unit_->context().mutex);
   unit_->hold(unit_->context().in_backward());
   if (graph_) node_->pointer = make_node<GatheredBy>(unit_);
@@ -210,6 +216,7 @@ UnitsNoSync::~UnitsNoSync() {
 }
 
 Unsharded::Unsharded(std::vector<std::shared_ptr<detail::ShardUnit>> units) {
+  const PublicCall call("unshard, which all ranks call");
   for (auto& unit : units) {
     unit->hold(/*backward=*/false);
     unit->expose(nullptr);

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/fully_sharded/unit.h"
 
 namespace maniple {
@@ -148,6 +149,7 @@ torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, ClipGr
 }
 
 NamedTensors full_parameters(torch::nn::Module& module, int only_rank) {
+  const PublicCall call("full_parameters, which all ranks call");
   const torch::NoGradGuard no_grad;
   const auto sharded = sharded_in(units_of(module));
   NamedTensors result;
@@ -168,11 +170,11 @@ NamedTensors full_parameters(torch::nn::Module& module, int only_rank) {
                       one.shard.element_size());
     const ConstBuffer own{one.shard.data_ptr(), one.shard.nbytes(), DType::uint8, device};
     const Buffer all{whole.data_ptr(), whole.nbytes(), DType::uint8, device};
-    const CallOptions call{.stream = current_stream_on(device)};
+    const CallOptions options{.stream = current_stream_on(device), .where = public_place()};
     if (only_rank < 0) {
-      group.all_gather(own, all, bytes, call);
+      group.all_gather(own, all, bytes, options);
     } else {
-      group.gather(own, all, only_rank, bytes, call);
+      group.gather(own, all, only_rank, bytes, options);
     }
     if (wanted) result.emplace_back(item.key(), std::move(whole));
   }

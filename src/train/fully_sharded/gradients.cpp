@@ -172,8 +172,9 @@ void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tenso
     Work work = group().reduce_scatter(ConstBuffer{memory.data(), layout.total, dtype, device}, part_here,
                                        ReduceOp::avg, layout.counts, call);
     if (!options_.replicate_group) return work;
-    const auto over_replicas = [replicas = options_.replicate_group, part_here, stream = call.stream] {
-      replicas->all_reduce(part_here, ReduceOp::avg, {.stream = stream});
+    const auto over_replicas = [replicas = options_.replicate_group, part_here, stream = call.stream,
+                                where = call.where] {
+      replicas->all_reduce(part_here, ReduceOp::avg, {.stream = stream, .where = where});
     };
     if (call.async_op) return work.then(over_replicas);
     over_replicas();

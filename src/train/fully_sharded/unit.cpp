@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/ddp/parameter.h"
 #include <maniple/dist.h>
 
@@ -72,6 +73,7 @@ std::shared_ptr<ShardUnit> ShardUnit::make(torch::nn::Module& module, const Full
   if (options.replicate_group) options.replicate_group->require_member("fully_shard: replicate_group");
   if (options.replicate_group && options.replicate_group->size() == 1) options.replicate_group = nullptr;
   const torch::NoGradGuard no_grad;
+  const PublicCall call("fully_shard, which all ranks call");
   return std::shared_ptr<ShardUnit>(new ShardUnit(module, options));
 }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/checkpoint/named_state.h"
 
 namespace maniple::optim {
@@ -33,6 +34,7 @@ torch::Tensor number(double value, torch::ScalarType type) { return torch::full(
 }  // namespace
 
 Dict state_dict(torch::optim::Optimizer& optimizer) {
+  const PublicCall call("optim::state_dict, which all ranks call");
   const NamedState saved = state_of(optimizer);
   Dict dict;
   std::int64_t n = 0;  // parameters so far
@@ -62,6 +64,7 @@ Dict state_dict(torch::optim::Optimizer& optimizer) {
 }
 
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& dict) {
+  const PublicCall call("optim::load_state_dict, which all ranks call");
   NamedState state = state_of(optimizer);  // for the options that the dict does not have
   state.tensors.clear();
   auto& groups = optimizer.param_groups();

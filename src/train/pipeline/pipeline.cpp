@@ -10,6 +10,7 @@
 #include "group/device_calls.h"
 #include "group/group_impl.h"
 #include "tensor/exception_text.h"
+#include "tensor/public_call.h"
 #include "train/pipeline/agreement.h"
 #include "train/pipeline/step.h"
 #include <maniple/dist.h>
@@ -89,16 +90,6 @@ std::vector<torch::Device> devices_of(const std::vector<torch::nn::AnyModule>& s
 
 }  // namespace
 
-std::string PipelineStatistics::text() const {
-  const double count = std::max<double>(1, static_cast<double>(steps));
-  return format_text(
-      "{} steps of {:.2f} ms: {:.2f} ms computing ({:.2f} ms of processor time), {:.2f} ms waiting, idle {:.1f} %, "
-      "{:.0f} bytes "
-      "sent",
-      steps, step_ms / count, compute_ms / count, cpu_ms / count, wait_ms / count, 100 * idle_fraction(),
-      static_cast<double>(sent_bytes) / count);
-}
-
 class Pipeline::Impl {
  public:
   Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions options);
@@ -141,6 +132,7 @@ class Pipeline::Impl {
 // ---- Making one --------------------------------------------------------------------------------------------------------------
 
 Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions options) {
+  const PublicCall call("the constructor of Pipeline, which all ranks call");
   const std::shared_ptr<ProcessGroup> given = options.group ? options.group : get_default_group();
   given->require_member("Pipeline");
   rank.options = std::move(options);
@@ -164,7 +156,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   agree_on_options(*given, error);
   std::vector<int> all(static_cast<std::size_t>(given->size()));
   std::iota(all.begin(), all.end(), 0);
-  rank.group = given->new_group(all);
+  rank.group = given->new_group(all, {}, {.where = public_place()});
   // A schedule sends and posts receives in an order of its own on each rank.
   if (rank.group->impl().has_device_engine()) rank.group->impl().device_calls().match_by_tags();
   rank.devices = devices_of(rank.stages, *rank.group);
@@ -187,7 +179,7 @@ void Pipeline::Impl::agree_on_options(ProcessGroup& group, std::string error) co
   const std::string mine =
       format_text("{} stages, {} micro-batches, schedule {}, {}", rank.chunks, options.micro_batches,
                   info(options.schedule).name, options.dynamic_shapes ? "dynamic shapes" : "shapes agreed once");
-  const auto texts = group.all_gather_objects(one_line(error) + "\n" + mine);
+  const auto texts = group.all_gather_objects(one_line(error) + "\n" + mine, {.where = public_place()});
   std::string first;
   for (std::size_t other = 0; other < texts.size(); ++other) {
     const std::size_t line = texts[other].find('\n');
@@ -208,7 +200,7 @@ void Pipeline::Impl::exchange_names() {
     }
   }
   std::map<std::string, std::set<std::string>> stages_with;
-  for (const std::string& text : rank.group->all_gather_objects(mine)) {
+  for (const std::string& text : rank.group->all_gather_objects(mine, {.where = public_place()})) {
     std::istringstream lines(text);
     std::string stage, name;
     while (lines >> stage >> name) stages_with[name].insert(stage);
@@ -229,7 +221,7 @@ void Pipeline::Impl::tie(const NamedTensors& given) {
     std::string shape;
   };
   std::map<std::string, Holders> holders;
-  const auto texts = rank.group->all_gather_objects(mine);
+  const auto texts = rank.group->all_gather_objects(mine, {.where = public_place()});
   for (std::size_t other = 0; other < texts.size(); ++other) {
     std::istringstream lines(texts[other]);
     std::string name, shape;
@@ -250,13 +242,13 @@ void Pipeline::Impl::tie(const NamedTensors& given) {
                     one.ranks.front());
   }
   for (const auto& [name, one] : holders) {
-    Tied tied{name, {}, rank.group->new_group(one.ranks), {}};
+    Tied tied{name, {}, rank.group->new_group(one.ranks, {}, {.where = public_place()}), {}};
     for (const auto& [own, tensor] : given) {
       if (own == name) tied.parameter = tensor;
     }
     if (!tied.parameter.defined()) continue;
     const torch::NoGradGuard no_grad;
-    broadcast(tied.parameter, GroupRank{0}, {.group = tied.group});
+    broadcast(tied.parameter, GroupRank{0}, {.group = tied.group, .where = public_place()});
     tied_.push_back(std::move(tied));
   }
 }
@@ -308,7 +300,7 @@ PipelineBatch Pipeline::Impl::agree(PipelineCall call, const Tensor& input, cons
                               input.requires_grad() ? " with a gradient" : "");
   }
   if (mine.error.empty() && rank.is_last_rank() && call != PipelineCall::forward) mine.target_rows = target.size(0);
-  const auto texts = rank.group->all_gather_objects(mine.text());
+  const auto texts = rank.group->all_gather_objects(mine.text(), {.where = public_place()});
   std::string key;
   std::vector<PipelineProposal> all;
   for (const std::string& text : texts) {
@@ -373,6 +365,8 @@ void Pipeline::Impl::run(PipelineStep& step, const Body& after) {
 }
 
 double Pipeline::Impl::loss_of(PipelineCall call, const Tensor& input, const Tensor& target) {
+  const PublicCall named(call == PipelineCall::step ? "Pipeline::step, which all ranks call"
+                                                    : "Pipeline::evaluate, which all ranks call");
   PipelineBatch batch = agree(call, input, target);  // chooses shapes_
   PipelineStep step(rank, call, std::move(batch), *shapes_);
   const bool trains = call == PipelineCall::step;
@@ -389,17 +383,18 @@ double Pipeline::Impl::loss_of(PipelineCall call, const Tensor& input, const Ten
       if (!trains || !tied.parameter.requires_grad()) continue;
       Tensor& gradient = tied.parameter.mutable_grad();
       if (!gradient.defined()) gradient = torch::zeros_like(tied.parameter);
-      all_reduce(gradient, ReduceOp::sum, {.group = tied.group});
+      all_reduce(gradient, ReduceOp::sum, {.group = tied.group, .where = public_place()});
       if (tied.before.defined()) gradient.add_(tied.before);
     }
     if (rank.is_last_rank()) loss = step.mean_loss();
-    rank.group->broadcast(buffer_of(loss), rank.ranks() - 1);
+    rank.group->broadcast(buffer_of(loss), rank.ranks() - 1, {.where = public_place()});
   });
   for (Tied& tied : tied_) tied.before = Tensor();
   return loss;
 }
 
 Tensor Pipeline::Impl::forward(const Tensor& input) {
+  const PublicCall named("Pipeline::forward, which all ranks call");
   PipelineBatch batch = agree(PipelineCall::forward, input, {});
   PipelineStep step(rank, PipelineCall::forward, std::move(batch), *shapes_);
   Tensor output;

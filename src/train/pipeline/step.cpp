@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/activation_checkpoint.h>
 
@@ -226,7 +227,9 @@ void PipelineStep::note_shape(Key key, const ActivationShape& shape, int to_stag
     shapes_.of.emplace(key, shape);
     if (rank_of(to_stage) == rank_.rank()) return;
     const Tensor header = header_of(shape);
-    sends_.push_back(rank_.group->isend(buffer_in(header), rank_of(to_stage), tag_of(Direction::activation, key, true))
+    sends_.push_back(rank_.group
+                         ->isend(buffer_in(header), rank_of(to_stage), tag_of(Direction::activation, key, true),
+                                 {.where = public_place()})
                          .then([header] {}));
     return;
   }
@@ -243,7 +246,8 @@ void PipelineStep::deliver(Direction direction, Key key, const Tensor& tensor, i
     return;
   }
   rank_.statistics.sent_bytes += tensor.nbytes();
-  sends_.push_back(isend(tensor, GroupRank{rank_of(to_stage)}, tag_of(direction, key), {.group = rank_.group}));
+  sends_.push_back(isend(tensor, GroupRank{rank_of(to_stage)}, tag_of(direction, key),
+                         {.group = rank_.group, .where = public_place()}));
 }
 
 void PipelineStep::post_data(Direction direction, Key key, const ActivationShape& shape, int chunk) {
@@ -252,7 +256,8 @@ void PipelineStep::post_data(Direction direction, Key key, const ActivationShape
   const int from = rank_of(direction == Direction::activation ? key.first : key.first + 1);
   one.tensor = torch::empty(shape.sizes,
                             torch::TensorOptions(shape.dtype).device(rank_.devices[static_cast<std::size_t>(chunk)]));
-  one.work = irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group});
+  one.work =
+      irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group, .where = public_place()});
 }
 
 /// Posts what an action will need, as far as its shape is known.
@@ -267,9 +272,10 @@ void PipelineStep::post(const PipelineAction& action) {
     Incoming& one = incoming_[{Direction::activation, key}];
     if (one.header_work.valid()) return;
     const Tensor header = one.header = torch::zeros({kHeaderWords}, torch::kInt64);
-    one.header_work =
-        rank_.group->irecv(buffer_in(header), rank_of(stage - 1), tag_of(Direction::activation, key, true))
-            .then([header] {});
+    one.header_work = rank_.group
+                          ->irecv(buffer_in(header), rank_of(stage - 1), tag_of(Direction::activation, key, true),
+                                  nullptr, {.where = public_place()})
+                          .then([header] {});
     return;
   }
   if (stage == rank_.last_stage() || rank_of(stage + 1) == rank_.rank()) return;
@@ -294,6 +300,16 @@ Tensor PipelineStep::received(Direction direction, Key key, int chunk, int from_
   Tensor tensor = std::move(found->second.tensor);
   incoming_.erase(found);
   return tensor;
+}
+
+std::string PipelineStatistics::text() const {
+  const double count = std::max<double>(1, static_cast<double>(steps));
+  return format_text(
+      "{} steps of {:.2f} ms: {:.2f} ms computing ({:.2f} ms of processor time), {:.2f} ms waiting, idle {:.1f} %, "
+      "{:.0f} bytes "
+      "sent",
+      steps, step_ms / count, compute_ms / count, cpu_ms / count, wait_ms / count, 100 * idle_fraction(),
+      static_cast<double>(sent_bytes) / count);
 }
 
 }  // namespace maniple

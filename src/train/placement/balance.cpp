@@ -9,6 +9,8 @@
 
 #include "base/check.h"
 #include "tensor/device.h"
+#include "tensor/failed_on.h"
+#include "tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/placement.h>
 
@@ -179,13 +181,13 @@ std::vector<std::size_t> cut_of_rank_0(ProcessGroup& group, const std::function<
       text = std::string("failed ") + error.what();
     }
   }
-  std::istringstream words(group.broadcast_object(text, 0));
+  std::istringstream words(group.broadcast_object(text, 0, {.where = public_place()}));
   if (thrown) std::rethrow_exception(thrown);
   std::string kind, rest;
   words >> kind;
   if (kind != "cut") {
     std::getline(words, rest);
-    throw Aborted("balance: measuring the layers failed on rank 0:" + rest);
+    throw_failed_on<Aborted>(group, 0, "balance: measuring the layers failed on rank 0:" + rest);
   }
   std::vector<std::size_t> begins;
   for (std::size_t begin = 0; words >> begin;) begins.push_back(begin);
@@ -240,6 +242,7 @@ std::vector<std::size_t> balanced_cut(const torch::nn::Sequential& layers, std::
   const auto group = options.group ? options.group : is_initialized() ? get_default_group() : nullptr;
   if (!group || group->size() == 1) return cut();
   group->require_member("balance");
+  const PublicCall call("balance, which all ranks call");
   std::vector<std::size_t> begins = cut_of_rank_0(*group, cut);
   MANIPLE_REQUIRE(
       begins.size() == parts && begins.back() < layers->size(),

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 
 namespace maniple {
@@ -112,8 +113,8 @@ void FlatParameters::lay_out(const std::vector<Item>& items) {
 void FlatParameters::move_in(Row& row) {
   ProcessGroup& group = *options_.group;
   const std::size_t bytes = static_cast<std::size_t>(row.elements) * row.element_bytes;
-  row.memory =
-      options_.shared ? group.allocate_shared(bytes) : allocate_for(group, std::max<std::size_t>(bytes, 1), row.device);
+  row.memory = options_.shared ? group.allocate_shared(bytes, {.where = public_place()})
+                               : allocate_for(group, std::max<std::size_t>(bytes, 1), row.device);
   std::vector<torch::Tensor> places;
   for (const Member& member : row.members) {
     const torch::Tensor& tensor = member.parameter;
@@ -123,10 +124,11 @@ void FlatParameters::move_in(Row& row) {
   }
   const Buffer all{row.memory.data(), bytes, DType::uint8, row.device};
   if (!options_.shared) {
-    group.broadcast(all, 0, {.stream = current_stream_on(row.device)});
+    group.broadcast(all, 0, {.stream = current_stream_on(row.device), .where = public_place()});
   } else {
-    if (options_.leaders && options_.leaders->is_member()) options_.leaders->broadcast(all, 0);
-    group.barrier();
+    if (options_.leaders && options_.leaders->is_member())
+      options_.leaders->broadcast(all, 0, {.where = public_place()});
+    group.barrier({.where = public_place()});
   }
   for (std::size_t i = 0; i < places.size(); ++i) {
     row.members[i].parameter.set_data(places[i]);
@@ -210,7 +212,7 @@ std::string FlatParameters::moved() const {
 
 void FlatParameters::gather() {
   const bool hosts_exchange = options_.shared && options_.group->topology().node_count() > 1;
-  if (hosts_exchange) options_.group->barrier();
+  if (hosts_exchange) options_.group->barrier({.where = public_place()});
   if (!options_.shared || (hosts_exchange && options_.leaders->is_member())) {
     ProcessGroup& group = options_.shared ? *options_.leaders : *options_.group;
     for (Row& row : rows_) {
@@ -220,10 +222,10 @@ void FlatParameters::gather() {
       group.all_gather(
           ConstBuffer{data + row.first_byte, row.bytes_of_parts[own], DType::uint8, row.device},
           Buffer{data, static_cast<std::size_t>(row.elements) * row.element_bytes, DType::uint8, row.device},
-          row.bytes_of_parts, {.stream = current_stream_on(row.device)});
+          row.bytes_of_parts, {.stream = current_stream_on(row.device), .where = public_place()});
     }
   }
-  if (options_.shared) options_.group->barrier();
+  if (options_.shared) options_.group->barrier({.where = public_place()});
 }
 
 void FlatParameters::leave() {

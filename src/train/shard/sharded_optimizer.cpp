@@ -6,6 +6,8 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "tensor/failed_on.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include "train/ddp/parameter.h"
 #include "train/shard/sharded_state.h"
@@ -180,13 +182,17 @@ void ShardedOptimizerBase::Impl::agree() {
   std::vector<Vote> all(static_cast<std::size_t>(group().size()), own);
   if (group().size() > 1) {
     group().all_gather(ConstBuffer{&own, sizeof own, DType::uint8},
-                       Buffer{all.data(), all.size() * sizeof own, DType::uint8});
+                       Buffer{all.data(), all.size() * sizeof own, DType::uint8}, {}, {.where = public_place()});
   }
   MANIPLE_REQUIRE(mine.empty(), "ShardedOptimizer: {}; nothing was changed", mine);
   for (std::size_t r = 0; r < all.size(); ++r) {
-    MANIPLE_REQUIRE(
-        all[r].obstructed == 0,
-        "ShardedOptimizer: rank {} of the group cannot step, and its own error says why; nothing was changed", r);
+    if (all[r].obstructed != 0) {
+      throw_failed_on<InvalidArgument>(
+          group(), static_cast<int>(r),
+          format_text(
+              "ShardedOptimizer: rank {} of the group cannot step, and its own error says why; nothing was changed",
+              r));
+    }
     MANIPLE_REQUIRE(
         all[r].rates == all[0].rates,
         "ShardedOptimizer: rank {} of the group has another learning rate than rank 0; give all ranks the same "
@@ -241,6 +247,7 @@ ShardedOptimizerBase::ShardedOptimizerBase(Groups groups, std::unique_ptr<torch:
                                            ShardingOptions sharding, optim::StepOptions step_options, MakeLocal make)
     : torch::optim::Optimizer(std::move(groups), std::move(defaults)),
       impl_(new Impl{*this, std::move(sharding), step_options, std::move(make)}) {
+  const PublicCall call("the constructor of ShardedOptimizer, which all ranks call");
   Impl& impl = *impl_;
   if (!impl.sharding.group) impl.sharding.group = get_default_group();
   impl.group().require_member("ShardedOptimizer");
@@ -248,7 +255,8 @@ ShardedOptimizerBase::ShardedOptimizerBase(Groups groups, std::unique_ptr<torch:
                                                 impl.sharding.shared_parameters)});
   const Topology& topology = impl.group().topology();
   if (impl.sharding.shared_parameters && topology.node_count() > 1)
-    impl.leaders = impl.group().split(topology.local_rank() == 0 ? 0 : -1, topology.rank);
+    impl.leaders =
+        impl.group().split(topology.local_rank() == 0 ? 0 : -1, topology.rank, {}, {.where = public_place()});
   impl.lay_out_fresh();
 }
 ShardedOptimizerBase::~ShardedOptimizerBase() = default;
@@ -260,11 +268,13 @@ Tensor ShardedOptimizerBase::step(LossClosure closure) {
     loss = closure();
   }
   const torch::NoGradGuard no_grad;
+  const PublicCall call("ShardedOptimizer::step, which all ranks call");
   impl_->step();
   return loss;
 }
 
 void ShardedOptimizerBase::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  const PublicCall call("ShardedOptimizer::add_param_group, which all ranks call");
   torch::optim::Optimizer::add_param_group(group);
   impl_->lay_out_fresh();
 }
@@ -283,9 +293,11 @@ bool ShardedOptimizerBase::shares_parameters() const noexcept {
 void ShardedOptimizerBase::unshare() {
   MANIPLE_REQUIRE(impl_->sharding.shared_parameters, "ShardedOptimizer: unshare() without shared_parameters");
   if (impl_->left) return;
+  const PublicCall call("ShardedOptimizer::unshare, which all ranks call");
   for (const auto& block : impl_->blocks) block->leave();
   impl_->left = true;
-  impl_->group().barrier();  // nobody changes the shared memory that others have not copied yet
+  impl_->group().barrier(
+      {.where = public_place()});  // nobody changes the shared memory that others have not copied yet
 }
 
 void ShardedOptimizerBase::save(torch::serialize::OutputArchive&) const {

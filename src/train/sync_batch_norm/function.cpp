@@ -19,6 +19,7 @@
 
 #include "base/check.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_nest.h>
@@ -75,7 +76,7 @@ Statistics over_all_ranks(const Tensor& x, const std::shared_ptr<ProcessGroup>& 
     own[2 * channels] = static_cast<double>(x.numel() / channels);
   }
   const Tensor all = torch::empty({group->size(), 2 * channels + 1}, real);
-  all_gather_into_tensor(all, own, {.group = group});
+  all_gather_into_tensor(all, own, {.group = group, .where = public_place()});
   const Tensor counts = all.narrow(1, 2 * channels, 1), means = all.narrow(1, 0, channels);
   const Tensor vars = all.narrow(1, channels, channels);
   Statistics result;
@@ -123,7 +124,7 @@ DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensor
   const Tensor mine =
       torch::cat({mean, invstd, torch::full({1}, count > 0 ? static_cast<double>(count) : kNoValues, real)});
   const Tensor all = torch::empty({group->size(), 2 * channels + 1}, real);
-  all_gather_into_tensor(all, mine, {.group = group});
+  all_gather_into_tensor(all, mine, {.group = group, .where = public_place()});
   const Tensor counts = all.select(1, 2 * channels);
   DeviceStatistics result;
   if (count <= 1 && !is_capturing(x.device())) {
@@ -159,7 +160,7 @@ std::array<Tensor, 3> backward_on_device(const Tensor& input, const Tensor& grad
   if (needed) {
     const Tensor sums = torch::stack({sum_dy, sum_dy_xmu});
     abort_if_backward_throws(group);
-    all_reduce(sums, ReduceOp::sum, {.group = group});
+    all_reduce(sums, ReduceOp::sum, {.group = group, .where = public_place()});
     dx = x.numel() > 0 ? at::batch_norm_backward_elemt(dy, x, mean, invstd, scale, sums[0], sums[1], counts)
                        : torch::zeros_like(input);
   }
@@ -220,6 +221,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     if (torch::GradMode::is_enabled()) {
       throw Unsupported("SyncBatchNorm: backward with create_graph is not supported");
     }
+    const PublicCall call("the backward of SyncBatchNorm");
     const auto saved = context->get_saved_variables();
     const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3];
     const double total = context->saved_data["total"].toDouble(), eps = context->saved_data["eps"].toDouble();
@@ -243,7 +245,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
       const Tensor sums = torch::stack({dbias, dweight}).to(torch::kFloat64);
       if (total > 0) {
         abort_if_backward_throws(group);
-        all_reduce(sums, ReduceOp::sum, {.group = group});
+        all_reduce(sums, ReduceOp::sum, {.group = group, .where = public_place()});
       }
       dx = torch::zeros_like(x);
       if (x.numel() > 0) {
@@ -272,6 +274,7 @@ Tensor plain_batch_norm(const Tensor& input, const BatchNormTensors& own, bool t
 Tensor sync_batch_norm(const Tensor& input, const BatchNormTensors& own, double momentum, double eps,
                        const std::shared_ptr<ProcessGroup>& group) {
   if (group->size() > 1) {
+    const PublicCall call("the forward of SyncBatchNorm");
     const auto optional = [](const Tensor& tensor) {
       return tensor.defined() ? detail::TorchOptional<Tensor>(tensor) : detail::TorchOptional<Tensor>();
     };

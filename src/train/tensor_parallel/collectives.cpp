@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_parallel.h>
@@ -47,7 +48,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
     case Move::none: return x;
     case Move::sum: {
       const Tensor sum = x.clone(torch::MemoryFormat::Contiguous);
-      all_reduce(sum, ReduceOp::sum, {.group = group});
+      all_reduce(sum, ReduceOp::sum, {.group = group, .where = public_place()});
       return sum;
     }
     case Move::gather: {
@@ -57,7 +58,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
         sizes[static_cast<std::size_t>(dim)] = group_share(extent, r, size).count;
         parts.push_back(torch::empty(sizes, x.options()));
       }
-      all_gather(parts, x.contiguous(), {.group = group});
+      all_gather(parts, x.contiguous(), {.group = group, .where = public_place()});
       return torch::cat(parts, dim);
     }
     case Move::slice: return part_of(x, dim, rank, size);
@@ -65,7 +66,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
       std::vector<Tensor> parts;
       for (int r = 0; r < size; ++r) parts.push_back(part_of(x, dim, r, size));
       const Tensor mine = torch::empty_like(parts[static_cast<std::size_t>(rank)]);
-      reduce_scatter(mine, parts, ReduceOp::sum, {.group = group});
+      reduce_scatter(mine, parts, ReduceOp::sum, {.group = group, .where = public_place()});
       return mine;
     }
   }
@@ -107,6 +108,7 @@ struct GroupMove : torch::autograd::Function<GroupMove> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
+    const PublicCall call("the backward of a tensor-parallel layer");
     const auto group = begin_backward(context);
     const auto back = static_cast<Move>(context->saved_data["back"].toInt());
     const Tensor gradient =
@@ -119,6 +121,7 @@ Tensor apply(const char* who, Move there, Move back, const Tensor& x, std::int64
              const std::shared_ptr<ProcessGroup>& given) {
   const auto group = group_or_default(given, who);
   if (group->size() == 1) return x;
+  const PublicCall call(who);
   const bool divides = there == Move::slice || there == Move::sum_and_slice, joins = there == Move::gather;
   if (divides || joins) {
     MANIPLE_REQUIRE(dim >= -x.dim() && dim < x.dim(), "{}: dimension {} of a tensor of [{}]", who, dim,
@@ -144,7 +147,7 @@ Tensor apply(const char* who, Move there, Move back, const Tensor& x, std::int64
 struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& logits, const Tensor& targets,
                         const std::shared_ptr<ProcessGroup>& group) {
-    const DistOptions with{.group = group};
+    const DistOptions with{.group = group, .where = public_place()};
     const Tensor largest = std::get<0>(logits.max(1)).contiguous();
     if (group->size() > 1) note(largest);
     all_reduce(largest, ReduceOp::max, with);
@@ -239,6 +242,7 @@ Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& targets,
   }
   Tensor x = logits.reshape({-1, share.count});
   if (x.scalar_type() != torch::kFloat64) x = x.to(torch::kFloat32);
+  const PublicCall call("vocab_parallel_cross_entropy");
   const Tensor losses = DividedCrossEntropy::apply(x, flat - share.begin, group).masked_fill(ignored, 0);
   switch (options.reduction) {
     case torch::Reduction::None: return losses.view(targets.sizes());

@@ -1,5 +1,7 @@
 #include <maniple/train/trainer.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -7,6 +9,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
+#include "tensor/failed_on.h"
+#include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include "train/trainer/training_log.h"
 #include <maniple/dist.h>
@@ -70,6 +75,7 @@ struct Trainer::Impl {
                      .mode = options.mode,
                      .group = group}) {
     MANIPLE_REQUIRE(model, "Trainer: the model is null");
+    const PublicCall call("the constructor of Trainer, which all ranks call");
     if (group) {
       ddp = std::make_unique<detail::DdpBase>(model, options.ddp);
       accumulation.emplace(*ddp, options.accumulate);
@@ -131,7 +137,7 @@ struct Trainer::Impl {
     state = saved;
   }
   void save() {
-    if (checkpoint) checkpoint->save(state.step);
+    if (checkpoint) checkpoint->save(state.step, {});
   }
 
   // ---- A step ----------------------------------------------------------------------------------------------------
@@ -152,13 +158,71 @@ struct Trainer::Impl {
     return loss;
   }
 
-  void step_optimizer() {
+  /// Whether a gradient of the optimizer's is not finite on any rank. `norm` of all of them, if it is known.
+  bool found_nonfinite(torch::Tensor norm) {
+    if (options.nonfinite_gradients == NonfiniteGradients::ignore || scaler.step) return false;
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    if (!norm.defined())
+      norm = clip_grad_norm_(parameters_of(optimizer), kInfinity, {.norm_type = kInfinity, .where = {}});
+    std::uint8_t found = std::isfinite(norm.item<double>()) ? 0 : 1;
+    // With some communication hooks, and with sharded parameters, ranks have gradients of their own.
+    if (group && group->size() > 1) group->all_reduce(buffer_of(found), ReduceOp::max, {.where = public_place()});
+    return found != 0;
+  }
+
+  /// The averaged gradients do not show where it began: this rank's batch is computed once more, for itself.
+  void report_nonfinite(const detail::TrainerBatch& batch) {
+    std::string mine;
+    drop_gradients();
+    {
+      const auto unsynced = ddp ? std::make_unique<NoSync>(ddp->reducer()) : nullptr;
+      Metrics unused;
+      const torch::Tensor loss = loss_of(batch, unused);
+      loss.backward();
+      if (!std::isfinite(loss.item<double>())) mine = format_text("the loss is {}", loss.item<double>());
+    }
+    for (const auto& entry : model->named_parameters()) {
+      const torch::Tensor& gradient = entry.value().grad();
+      if (!gradient.defined() || torch::isfinite(gradient).all().item<bool>()) continue;
+      mine += format_text("{}the gradient of parameter {} is not finite", mine.empty() ? "" : " and ", entry.key());
+      break;
+    }
+    drop_gradients();
+    const bool alone = !group || group->size() == 1;
+    const auto all = alone ? std::vector{mine} : group->all_gather_objects(mine, {.where = public_place()});
+    const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
+    const auto rank = static_cast<int>(first == all.end() ? 0 : first - all.begin());
+    const std::string where =
+        first != all.end()
+            ? format_text("on rank {} {}", rank, *first)
+            : "though this batch gives finite ones when it is computed again (an earlier batch of the step, or chance)";
+    const std::string text = format_text("Trainer: gradients of step {} are not finite: {}", state.step, where);
+    if (options.nonfinite_gradients == NonfiniteGradients::skip) {
+      if (!group || group->rank() == 0) log_warning("{}; the step is left out on all ranks", text);
+      return;
+    }
+    const std::string error =
+        text +
+        "; the weights are those before this step. Look at that rank's batch, at the learning rate "
+        "and at max_grad_norm; TrainerOptions::nonfinite_gradients can skip such steps";
+    if (alone) throw InvalidArgument(error);
+    throw_failed_on<InvalidArgument>(*group, rank, error);
+  }
+
+  void step_optimizer(const detail::TrainerBatch& batch) {
+    torch::Tensor norm;
     for (std::size_t i = 0; i < rates.size(); ++i)
       optimizer.param_groups()[i].options().set_lr(options.lr(state.step, rates[i]));
     if (options.max_grad_norm > 0) {
       if (scaler.unscale) scaler.unscale(optimizer);
-      metrics.add("grad_norm", clip_grad_norm_(parameters_of(optimizer), options.max_grad_norm));
+      norm = clip_grad_norm_(parameters_of(optimizer), options.max_grad_norm, {.where = {}});
     }
+    if (found_nonfinite(norm)) {
+      report_nonfinite(batch);
+      ++state.step;
+      return;
+    }
+    if (norm.defined()) metrics.add("grad_norm", norm);
     if (scaler.step) {
       scaler.step(optimizer);
       scaler.update();
@@ -178,7 +242,7 @@ struct Trainer::Impl {
   /// Of the steps since the row before, if there are any: on all ranks equally many.
   void write_row() {
     if (std::exchange(rows_step, state.step) == state.step) return;
-    state.train = metrics.all_reduce(group);
+    state.train = metrics.all_reduce(group, {});
     log->row("train", state, state.train, rate());
   }
 
@@ -198,13 +262,13 @@ struct Trainer::Impl {
       log->batch(batch.samples);
       return true;
     }
-    step_optimizer();
+    step_optimizer(batch);
     if (state.step % options.log_every == 0) write_row();
     log->batch(batch.samples);
     if (options.schedule) options.schedule();
     if (options.on_step) options.on_step(state);
     if (evaluation != nullptr && options.evaluate_every > 0 && state.step % options.evaluate_every == 0) evaluate_now();
-    const bool asked = stop ? stop->requested_anywhere(group) : stop_asked;
+    const bool asked = stop ? stop->requested_anywhere(group, {}) : stop_asked;
     if (best_so_far.should_stop()) {
       state.end = TrainerEnd::early;
     } else if (options.max_steps > 0 && state.step >= options.max_steps) {
@@ -228,14 +292,14 @@ struct Trainer::Impl {
       loss_of(batch, judged);
       return true;
     });
-    return judged.all_reduce(group);
+    return judged.all_reduce(group, {});
   }
 
   void evaluate_now() {
     state.evaluation = judge(*evaluation);
     log->row("evaluation", state, state.evaluation, rate());
-    best_so_far.update(state.evaluation[options.monitor]);
-    if (best && best_so_far.improved()) best->save(state.step);
+    best_so_far.update(state.evaluation[options.monitor], {});
+    if (best && best_so_far.improved()) best->save(state.step, {});
   }
 
   // ---- All of it -------------------------------------------------------------------------------------------------
@@ -247,7 +311,7 @@ struct Trainer::Impl {
         train->load_cursor(cursor.empty() ? train->cursor() : cursor);  // the next pass begins where it stopped
       return "";
     }
-    const bool loaded = checkpoint && checkpoint->load();
+    const bool loaded = checkpoint && checkpoint->load({}, {});
     begun = true;  // not if that threw: the next call tries again
     if (!loaded) return "";
     return train->cursor ? train->cursor() : format_text("epoch {}, batch {}", state.epoch, state.batch);
@@ -332,7 +396,9 @@ Trainer::Trainer(std::shared_ptr<torch::nn::Module> model, torch::optim::Optimiz
     : impl_(std::make_unique<Impl>(std::move(model), optimizer, std::move(options))) {}
 Trainer::~Trainer() = default;
 
-const TrainerState& Trainer::run(const detail::TrainerData& train, const detail::TrainerData* evaluation) {
+const TrainerState& Trainer::run(const detail::TrainerData& train, const detail::TrainerData* evaluation,
+                                 const SourceLocation& where) {
+  const PublicCall call("Trainer::fit, which all ranks call", where);
   impl_->train = &train;
   impl_->evaluation = evaluation;
   struct Ends {
@@ -347,7 +413,10 @@ const TrainerState& Trainer::run(const detail::TrainerData& train, const detail:
   return impl_->state;
 }
 
-MetricRow Trainer::judge(const detail::TrainerData& data) { return impl_->judge(data); }
+MetricRow Trainer::judge(const detail::TrainerData& data, const SourceLocation& where) {
+  const PublicCall call("Trainer::evaluate, which all ranks call", where);
+  return impl_->judge(data);
+}
 
 void Trainer::set_scaler(detail::TrainerScaler scaler) { impl_->scaler = std::move(scaler); }
 

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 #include "train/ddp/hooks/hook_parts.h"
 #include <maniple/dist.h>
 #include <maniple/train/int8_hook.h>
@@ -13,8 +14,11 @@ namespace maniple {
 Work CommContext::all_reduce(const torch::Tensor& tensor, ReduceOp op) const {
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   if (async_)
-    return group_->all_reduce(staged.buffer(), op, {.async_op = true}).then([staged] { staged.write_back(); });
-  group_->all_reduce(staged.buffer(), op, {.stream = current_stream_on(staged.buffer().device)});
+    return group_->all_reduce(staged.buffer(), op, {.async_op = true, .where = public_place()}).then([staged] {
+      staged.write_back();
+    });
+  group_->all_reduce(staged.buffer(), op,
+                     {.stream = current_stream_on(staged.buffer().device), .where = public_place()});
   staged.write_back();
   return {};
 }
@@ -105,9 +109,11 @@ torch::Tensor& ErrorFeedback::of(const GradBucket& bucket, torch::ScalarType dty
 }
 
 void ErrorFeedback::average(ProcessGroup& group) {
+  const PublicCall call("average_errors, which all ranks call");
   for (auto& [index, one] : buckets_) {
     const Staged staged(one.flat, Access::read_write, {"average_errors", "error"});
-    group.all_reduce(staged.buffer(), ReduceOp::avg, {.stream = current_stream_on(staged.buffer().device)});
+    group.all_reduce(staged.buffer(), ReduceOp::avg,
+                     {.stream = current_stream_on(staged.buffer().device), .where = public_place()});
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 #include "train/ddp/hooks/hook_parts.h"
 
 namespace maniple {
@@ -185,7 +186,7 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const auto own_bytes = static_cast<std::int64_t>(parts.bytes[me]);
   const torch::Tensor out = coded(mine, parts);
   const torch::Tensor in = torch::empty({static_cast<std::int64_t>(n) * own_bytes}, out.options());
-  const CallOptions call{.stream = current_stream_on(buffer_of_bytes(out).device)};
+  const CallOptions call{.stream = current_stream_on(buffer_of_bytes(out).device), .where = public_place()};
   group.all_to_all(buffer_of_bytes(out), buffer_of_bytes(in), parts.bytes, std::vector<std::size_t>(n, parts.bytes[me]),
                    call);
 

@@ -1,5 +1,6 @@
 // Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is one.
 #include "base/check.h"
+#include "tensor/public_call.h"
 #include "train/ddp/hooks/hook_parts.h"
 #include <maniple/dist.h>
 #include <maniple/train/post_local_sgd.h>
@@ -66,7 +67,9 @@ void PeriodicModelAverager::set_step(std::int64_t step) {
 bool PeriodicModelAverager::average_parameters(const std::vector<torch::Tensor>& parameters) {
   const std::int64_t since = step_++ - options_.warmup_steps;
   if (since < 0 || since % options_.period != 0) return false;
-  if (!parameters.empty()) all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.process_group});
+  const PublicCall call("PeriodicModelAverager::average_parameters, which all ranks call");
+  if (!parameters.empty())
+    all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.process_group, .where = public_place()});
   return true;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "tensor/device.h"
+#include "tensor/public_call.h"
 #include "train/checkpoint/named_state.h"
 #include "train/data/split_mix.h"
 #include "train/ddp/hooks/hook_parts.h"
@@ -183,7 +184,7 @@ Work PowerSGDState::Impl::average(GradBucket& bucket, CommContext& comm) {
 
 void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<ProcessGroup>& group) {
   const torch::NoGradGuard no_grad;
-  const DistOptions over{.group = group};
+  const DistOptions over{.group = group, .where = public_place()};
   const torch::Tensor& buffer = bucket.buffer();
   const torch::ScalarType dtype = buffer.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
   const torch::Tensor flat = buffer.to(dtype, /*non_blocking=*/false, /*copy=*/true);
