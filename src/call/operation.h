@@ -13,8 +13,8 @@
 //   all_to_all      P (in_parts)  P (out_parts)
 //   barrier         -             -
 //
-// In place: in == out in reduce and all_reduce; in is this rank's part of out in gather and all_gather; out is this rank's part of in
-// in scatter and reduce_scatter. Otherwise the two lie apart (group/validate.h refuses the rest).
+// In place: in == out in reduce and all_reduce; in is this rank's part of out in gather and all_gather; out is this
+// rank's part of in in scatter and reduce_scatter. Otherwise the two lie apart (group/validate.h refuses the rest).
 #pragma once
 
 #include <algorithm>

@@ -43,8 +43,8 @@ bool overlap(const auto& a, const auto& b) noexcept {
   return a.count != 0 && b.count != 0 && first < second + b.bytes() && second < first + a.bytes();
 }
 
-// In place means exactly so: ranks read each other's input while they write their output, so any other overlap would be read half
-// overwritten.
+// In place means exactly so: ranks read each other's input while they write their output, so any other overlap would be
+// read half overwritten.
 void require_same_or_apart(Op op, const auto& input, const auto& output) {
   if (input.data == output.data) [[likely]]
     return;

@@ -1,7 +1,9 @@
-// Which groups this rank has had, and which it may still make: what arrives for the first kind is dropped, for the second kept.
+// Which groups this rank has had, and which it may still make: what arrives for the first kind is dropped, for the
+// second kept.
 //
-// Groups made by new_group and split are numbered in their parent ("world/3", "world/4.1"), in the order in which all its ranks make
-// them; so the last number stands for all before it. Only names without a number are remembered one by one.
+// Groups made by new_group and split are numbered in their parent ("world/3", "world/4.1"), in the order in which all
+// its ranks make them; so the last number stands for all before it. Only names without a number are remembered one by
+// one.
 #pragma once
 
 #include <map>

@@ -96,8 +96,8 @@ class Arena {
   static_assert(kContributions == ArenaLayout::kContributions);
   static constexpr std::uint32_t kRefresh = std::uint32_t{1} << 29;
 
-  /// A fresh segment (all zero) of ArenaLayout::of(...).bytes is an empty arena: no rank needs to set it up for another. The
-  /// stages are as large as the segment allows, so its maker alone decides.
+  /// A fresh segment (all zero) of ArenaLayout::of(...).bytes is an empty arena: no rank needs to set it up for
+  /// another. The stages are as large as the segment allows, so its maker alone decides.
   Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
   ~Arena();  ///< marks this rank as having left; never waits; in a child of fork() it does nothing
 

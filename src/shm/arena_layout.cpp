@@ -88,8 +88,8 @@ ArenaLayout ArenaLayout::within(int size, std::size_t segment_bytes) {
 }
 
 std::size_t ArenaLayout::usual_stage_bytes(int size) {
-  // Two ranks: as much as a core's own cache holds. Steps are long then, and still go from cache to cache. More ranks gain
-  // nothing by it (measured with 4, 8 and 16), and memory adds up.
+  // Two ranks: as much as a core's own cache holds. Steps are long then, and still go from cache to cache. More ranks
+  // gain nothing by it (measured with 4, 8 and 16), and memory adds up.
   if (size <= 2) return std::clamp(second_level_cache() / kPage * kPage, 512 * kKiB, 2048 * kKiB);
   return (size <= 8 ? 512 : size <= 64 ? 256 : 64) * kKiB;
 }

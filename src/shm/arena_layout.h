@@ -1,9 +1,11 @@
 // Where everything lies in an arena, as offsets from the start of its segment.
 //
-//   header | a block for each rank | contributions | their payloads | a stage for each rank | rings of collectives | rings of messages
+//   header | a block for each rank | contributions | their payloads |
+//   a stage for each rank | rings of collectives | rings of messages
 //
-// A ring area holds a ring (head and `ring_capacity` bytes) and behind it `slots_bytes` for small messages. Layouts are pure arithmetic:
-// the rank that makes the segment chooses the stages (`of`), the others derive the same layout from the segment's size (`within`).
+// A ring area holds a ring (head and `ring_capacity` bytes) and behind it `slots_bytes` for small messages. Layouts are
+// pure arithmetic: the rank that makes the segment chooses the stages (`of`), the others derive the same layout from
+// the segment's size (`within`).
 #pragma once
 
 #include <cstddef>

@@ -55,7 +55,8 @@ struct ReceivedDescriptor {
   std::uint64_t about = 0;
 };
 /// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor, Aborted as
-/// soon as `cancel` (a descriptor; -1: none) is readable. Looks again after `longest_poll_ms`, however far the deadline is.
+/// soon as `cancel` (a descriptor; -1: none) is readable. Looks again after `longest_poll_ms`, however far the deadline
+/// is.
 ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel = -1, int longest_poll_ms = 1'000'000);
 
 // Sleeping on a word of shared memory, across processes.

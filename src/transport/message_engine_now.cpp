@@ -1,5 +1,5 @@
-// Messages that do not wait in the queues of the engine: small ones between ranks of one host, sent and received in the calling thread; and
-// sends that would wait behind others, which are copied.
+// Messages that do not wait in the queues of the engine: small ones between ranks of one host, sent and received in the
+// calling thread; and sends that would wait behind others, which are copied.
 #include <algorithm>
 #include <utility>
 
@@ -83,9 +83,9 @@ bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
   return true;
 }
 
-// A send that waits behind another to the same rank is copied and counts as sent, like one that fits into a ring: so a rank may go on to
-// receive what the other waits to send. No more is copied than lies between the ranks anyway, so the copies are on their way as soon as the
-// other has received what is ahead of them.
+// A send that waits behind another to the same rank is copied and counts as sent, like one that fits into a ring: so a
+// rank may go on to receive what the other waits to send. No more is copied than lies between the ranks anyway, so the
+// copies are on their way as soon as the other has received what is ahead of them.
 bool MessageEngine::copy_aside(const Message& message) {
   if (message.op != Op::send) return false;
   constexpr std::size_t kMostCopied = std::size_t{256} << 10;

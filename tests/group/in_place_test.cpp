@@ -1,5 +1,5 @@
-// Operations in place, by every path (inline, staged, direct, out of another process, over the mesh, in a hierarchy); and every other overlap
-// of input and output, which is refused before anything moves.
+// Operations in place, by every path (inline, staged, direct, out of another process, over the mesh, in a hierarchy);
+// and every other overlap of input and output, which is refused before anything moves.
 #include <cstdlib>
 
 #include <maniple/comm/error.h>

@@ -46,7 +46,8 @@ struct Held {
 
 class Leftovers : public Operations {
  protected:
-  /// `use` leaves a group in some state; then it is destroyed. After some rounds nothing more is held than after the first ones.
+  /// `use` leaves a group in some state; then it is destroyed. After some rounds nothing more is held than after the
+  /// first ones.
   void run_rounds(const std::function<void(Rank&, ProcessGroup&)>& use) {
     run([&](Rank& r) {
       constexpr int kWarm = 3, kRounds = 13;

@@ -20,8 +20,8 @@ std::vector<std::uint8_t> content(std::size_t bytes, int from, int to, int numbe
   return result;
 }
 
-// Each rank sends to the ranks after it, whose rings lie side by side: messages that fit a slot, one that does not, and some that are larger
-// than a ring. From the second round on, the small ones go through slots.
+// Each rank sends to the ranks after it, whose rings lie side by side: messages that fit a slot, one that does not, and
+// some that are larger than a ring. From the second round on, the small ones go through slots.
 void exchange(Rank& r) {
   constexpr int kNeighbours = 3;
   constexpr int kSmall = 6;
