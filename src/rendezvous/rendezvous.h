@@ -1,6 +1,7 @@
 // Rendezvous: how a process learns its rank and finds the others: env://, tcp://, file://.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,7 @@ namespace maniple {
 struct RendezvousResult {
   std::shared_ptr<Store> store;  ///< the keys of this generation of the job; see round.h
   Identity identity;
+  std::function<void()> met = {};  ///< to be called when all ranks have met: ends the limits of init(); may be empty
   Address data_address;  ///< where this process listens for data: the interface that leads to the others, port 0
 };
 

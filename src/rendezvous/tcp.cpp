@@ -128,7 +128,12 @@ RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline de
                                         host, assignment.port, hosted ? "the launcher" : "rank 0"));
     return connect_tcp_store(host, assignment.port, result.identity, deadline, server);
   }();
-  result.store = register_rank(store, result.identity);
+  store->limit_requests(deadline);
+  result.met = [store] { store->limit_requests(Deadline::never()); };
+  {
+    const WaitNotice notice(fmt::format("the {} does not answer; is its process stopped?", store->describe()));
+    result.store = register_rank(store, result.identity);
+  }
   result.data_address = choose_data_address(addresses.front());
   require_secret_off_loopback(result.identity.secret, result.data_address, "the data address", assignment.rank == 0);
   return result;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -97,6 +98,7 @@ void Session::exchange_addresses(const ChosenSettings& chosen, Deadline deadline
   MetPeers met =
       exchange_peers(rendezvous_.store, rank(), world_size(), {mine, settings_of_this_rank(chosen)}, deadline);
   rendezvous_.store = std::move(met.store);
+  if (const auto done = std::exchange(rendezvous_.met, nullptr)) done();
   const std::lock_guard lock(mutex_);
   table_ = std::move(met.table);
   segments_ = std::make_unique<SegmentBroker>(table_.world_id);

@@ -35,11 +35,6 @@ class TcpStoreServer {
   ForkGuard guard_;
 };
 
-/// Connects, retrying until the deadline while the server is not up yet. `keep` (may be null) lives as long as the
-/// client: rank 0 hands its server over that way.
-std::shared_ptr<Store> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
-                                         Deadline deadline, std::shared_ptr<void> keep = nullptr);
-
 /// The client: one connection to the server.
 ///
 /// Threads that wait for replies share the connection, without a thread of its own: one of them reads, hands the others their
@@ -61,6 +56,9 @@ class TcpStoreClient final : public Store {
   std::int64_t num_keys() override;
   std::string describe() const override;
 
+  /// Requests that wait for nothing but the server's answer end at `limit`, but have two seconds at least and two minutes at most.
+  void limit_requests(Deadline limit);
+
  private:
   struct Call {
     std::optional<Frame> reply;
@@ -68,6 +66,7 @@ class TcpStoreClient final : public Store {
 
   /// The reply's body; nullopt when the deadline passed first. Throws the error that the server replied with, or that the connection is lost.
   std::optional<std::string> call(StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
+  Deadline request_limit();
   std::string call_now(StoreOp op, std::string_view head, std::string_view tail = {});
   std::string await_keys(StoreOp op, std::span<const std::string> keys, Deadline deadline);
   std::optional<std::vector<bool>> try_check(std::span<const std::string> keys, Deadline deadline);
@@ -92,6 +91,7 @@ class TcpStoreClient final : public Store {
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  Deadline request_limit_;
   std::uint32_t next_id_ = 1;
   std::map<std::uint32_t, Call*> calls_;
   bool reading_ = false;  // somebody reads; only that thread touches opener_, reader_ and buffer_
@@ -101,5 +101,10 @@ class TcpStoreClient final : public Store {
   FrameReader reader_{&reply_limit};
   std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);
 };
+
+/// Connects, retrying until the deadline while the server is not up yet. `keep` (may be null) lives as long as the
+/// client: rank 0 hands its server over that way.
+std::shared_ptr<TcpStoreClient> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
+                                                  Deadline deadline, std::shared_ptr<void> keep = nullptr);
 
 }  // namespace maniple

@@ -22,6 +22,7 @@ namespace {
 // For requests that the server replies to at once, and for asking which keys are missing after a deadline.
 constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
+constexpr std::chrono::seconds kLastRequests{2};
 
 constexpr std::size_t kSealedAtOnce = 4 * kMaxRecordBytes;  // of a large value
 constexpr std::size_t kKeptRequest = 16384;                 // of the memory for that, for the next
@@ -76,10 +77,11 @@ void TcpStoreClient::wait(std::span<const std::string> keys, Deadline deadline) 
 }
 
 std::vector<bool> TcpStoreClient::check(std::span<const std::string> keys) {
-  auto flags = try_check(keys, Deadline::after(kPlainLimit));
+  const auto start = Deadline::Clock::now();
+  auto flags = try_check(keys, request_limit());
   if (!flags) {
-    throw Timeout(fmt::format("{}: no answer to check within {} s", describe(), kPlainLimit.count()), {},
-                  std::chrono::duration<double>(kPlainLimit).count());
+    throw Timeout(fmt::format("{}: no answer to check within {:.1f} s", describe(), seconds_since(start)), {},
+                  seconds_since(start));
   }
   return *flags;
 }
@@ -114,11 +116,25 @@ std::int64_t TcpStoreClient::num_keys() { return number_in(call_now(StoreOp::num
 
 // --- one call ---
 
+void TcpStoreClient::limit_requests(Deadline limit) {
+  const std::lock_guard lock(mutex_);
+  request_limit_ = limit;
+}
+
+Deadline TcpStoreClient::request_limit() {
+  const std::lock_guard lock(mutex_);
+  // Who has waited in vain still takes back what it has set, and asks who is missing.
+  return Deadline::sooner(std::max(request_limit_, Deadline::after(kLastRequests)), Deadline::after(kPlainLimit));
+}
+
 std::string TcpStoreClient::call_now(StoreOp op, std::string_view head, std::string_view tail) {
-  auto body = call(op, head, tail, Deadline::after(kPlainLimit));
-  if (!body)
-    throw Timeout(fmt::format("{}: no answer within {} s; its process may be stopped", describe(), kPlainLimit.count()),
-                  {}, std::chrono::duration<double>(kPlainLimit).count());
+  const auto start = Deadline::Clock::now();
+  auto body = call(op, head, tail, request_limit());
+  if (!body) {
+    const double waited = seconds_since(start);
+    throw Timeout(fmt::format("{}: no answer within {:.1f} s; its process may be stopped", describe(), waited), {},
+                  waited);
+  }
   return std::move(*body);
 }
 
@@ -381,8 +397,8 @@ SecureConnection dial_any(const std::vector<Address>& addresses, const std::stri
 
 }  // namespace
 
-std::shared_ptr<Store> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
-                                         Deadline deadline, std::shared_ptr<void> keep) {
+std::shared_ptr<TcpStoreClient> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
+                                                  Deadline deadline, std::shared_ptr<void> keep) {
   const std::string name = fmt::format("{}:{}", host, port);
   Address reached;
   SecureConnection connection = dial_any(Address::resolve(host, port, deadline), name, identity, deadline, reached);

@@ -1,9 +1,12 @@
 #include "store/tcp_store.h"
 
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <future>
 #include <thread>
 
@@ -153,6 +156,39 @@ TEST_F(TcpStore, AWaitOfManyKeys) {
   for (auto key = keys.rbegin(); key != keys.rend(); ++key) store->set(*key, "");
   waiting.get();
   EXPECT_EQ(store->num_keys(), 20'000);
+}
+
+// The server's process is stopped: the client's requests end at their limit, and not after minutes.
+TEST(StoppedTcpStore, IsNoticedAtTheLimitOfRequests) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const TcpStoreServer server(Address::parse("127.0.0.1:0"), {});
+    const std::uint16_t port = server.address().port();
+    if (::write(ends[1], &port, sizeof port) != sizeof port) ::_exit(1);
+    for (;;) ::pause();
+  }
+  ::close(ends[1]);
+  std::uint16_t port = 0;
+  ASSERT_EQ(::read(ends[0], &port, sizeof port), static_cast<ssize_t>(sizeof port));
+  ::close(ends[0]);
+  {
+    const auto store = connect_tcp_store("127.0.0.1", port, {}, Deadline::after(std::chrono::seconds(60)));
+    store->set("key", "value");
+    EXPECT_EQ(::kill(child, SIGSTOP), 0);
+    EXPECT_EQ(::waitpid(child, nullptr, WUNTRACED), child);
+    store->limit_requests(Deadline::after(std::chrono::milliseconds(300)));
+    const auto start = Deadline::Clock::now();
+    EXPECT_THROW(store->set("key", "other"), Timeout);
+    EXPECT_THROW(store->check(std::vector<std::string>{"key"}), Timeout);
+    EXPECT_LT(Deadline::Clock::now() - start, std::chrono::seconds(30));
+    EXPECT_EQ(::kill(child, SIGCONT), 0);
+    store->limit_requests(Deadline::never());
+    EXPECT_EQ(store->add("count", 1), 1);
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 }  // namespace
