@@ -34,6 +34,8 @@ target_link_libraries(maniple_train
 if(TARGET torch_cuda)
   target_compile_definitions(maniple_train PUBLIC $<BUILD_INTERFACE:MANIPLE_TORCH_CUDA>)  # of all that shares the precompiled headers
 endif()
+# LibTorch's macros put __FILE__ into texts, which a user sees: without the folder of this machine.
+target_compile_options(maniple_train PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=maniple/)
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
 # GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds, longer than the

@@ -1,5 +1,6 @@
 // The two checks. MANIPLE_REQUIRE is for the caller's mistakes: always on, throws InvalidArgument, tested.
-// MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown.
+// MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown. The file has no folder:
+// it would be one of the machine that built the library.
 #pragma once
 
 #include <maniple/comm/error.h>
@@ -17,8 +18,8 @@ namespace MANIPLE_API maniple {
       throw ::maniple::InvalidArgument(::maniple::format_text(__VA_ARGS__)); \
   } while (false)
 
-#define MANIPLE_ASSERT(condition)                                  \
-  do {                                                             \
-    if (!(condition)) [[unlikely]]                                 \
-      ::maniple::assertion_failed(#condition, __FILE__, __LINE__); \
+#define MANIPLE_ASSERT(condition)                                       \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]]                                      \
+      ::maniple::assertion_failed(#condition, __FILE_NAME__, __LINE__); \
   } while (false)

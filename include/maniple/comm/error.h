@@ -53,9 +53,11 @@ enum class LossKind : std::uint8_t {
 
 /// One rank's call, where ranks called different things.
 struct RankCall {
-  int rank = -1;           ///< counted in the world
-  std::string call = {};   ///< "all_reduce #12 float32[1000] sum"
-  std::string place = {};  ///< where the program made it, "train.cpp:40"; empty: not known
+  int rank = -1;          ///< counted in the world
+  std::string call = {};  ///< "all_reduce #12 float32[1000] sum"
+  /// Where the program made it: "train.cpp:40". Where the library made it for the program: "in Checkpoint::save, which all ranks call
+  /// (train.cpp:40)". Empty: not known.
+  std::string place = {};
   friend bool operator==(const RankCall&, const RankCall&) = default;
 };
 
