@@ -14,7 +14,7 @@ bool is_whole_number(DType dtype) {
   return dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32 && dtype != DType::float64;
 }
 
-/// As documented, but hardly meant: PyTorch's gloo refuses it, NCCL divides like this.
+/// Warns once: the integer average divides towards zero, as documented, but that is seldom intended.
 void warn_of_truncation(const char* operation) {
   static std::atomic<bool> warned{false};
   if (warned.exchange(true)) return;

@@ -93,7 +93,7 @@ struct BadBatch {
 TEST(TrainerParts, ANaNOfOneRankIsNamedOnAllAndLeavesTheWeightsAlone) {
   for (const double max_grad_norm : {0.0, 1.0}) {
     run_ranks({.n = 2}, [&](Rank& r) {
-      BadBatch training(r, NonfiniteGradients::stop, max_grad_norm);
+      BadBatch training(r, NonfiniteGradients::automatic, max_grad_norm);
       try {
         training.fit();
         ADD_FAILURE() << "a NaN went unnoticed";

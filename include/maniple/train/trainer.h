@@ -76,6 +76,7 @@ enum class TrainerEnd {
 
 /// What a Trainer does when a gradient is infinite or NaN after it was averaged, and so on every rank.
 enum class NonfiniteGradients {
+  automatic,  ///< stop on the CPU; ignore on a GPU, where the check would wait for the device in every step
   stop,  ///< throws InvalidArgument on all ranks, naming the rank and the parameter it began with; the weights are as before the step
   skip,  ///< leaves the step out on all ranks, with a warning; it counts as a step
   ignore,  ///< does not look: the optimizer gets them
@@ -99,9 +100,9 @@ struct TrainerOptions {
   int accumulate = 1;  ///< batches that make a step; the last of an epoch may have fewer, if their number is known
   double max_grad_norm = 0;  ///< see clip_grad_norm_; the metric "grad_norm" is the norm before. 0: not clipped
 
-  /// Gradients that are not finite. Looking takes a pass over the gradients, or none with max_grad_norm, and on a GPU waits for it once a
-  /// step; with a GradScaler, which leaves such steps out itself, nothing is looked at.
-  NonfiniteGradients nonfinite_gradients = NonfiniteGradients::stop;
+  /// Gradients that are not finite. The check reads all gradients once per step, or only their norm with max_grad_norm; on a GPU the host
+  /// waits for the device. A GradScaler skips such steps itself, so nothing is checked with one.
+  NonfiniteGradients nonfinite_gradients = NonfiniteGradients::automatic;
 
   /// The learning rate of step n (from 0) of a group of the optimizer that had the rate `base` when the trainer was made. It
   /// depends on n alone, so nothing of it is in checkpoints.

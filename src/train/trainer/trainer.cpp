@@ -161,9 +161,14 @@ struct Trainer::Impl {
   /// Whether a gradient of the optimizer's is not finite on any rank. `norm` of all of them, if it is known.
   bool found_nonfinite(torch::Tensor norm) {
     if (options.nonfinite_gradients == NonfiniteGradients::ignore || scaler.step) return false;
+    const std::vector<torch::Tensor> parameters = parameters_of(optimizer);
+    const auto is_on_cpu = [](const torch::Tensor& parameter) { return parameter.is_cpu(); };
+    if (options.nonfinite_gradients == NonfiniteGradients::automatic &&
+        !std::all_of(parameters.begin(), parameters.end(), is_on_cpu)) {
+      return false;
+    }
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    if (!norm.defined())
-      norm = clip_grad_norm_(parameters_of(optimizer), kInfinity, {.norm_type = kInfinity, .where = {}});
+    if (!norm.defined()) norm = clip_grad_norm_(parameters, kInfinity, {.norm_type = kInfinity, .where = {}});
     std::uint8_t found = std::isfinite(norm.item<double>()) ? 0 : 1;
     // With some communication hooks, and with sharded parameters, ranks have gradients of their own.
     if (group && group->size() > 1) group->all_reduce(buffer_of(found), ReduceOp::max, {.where = public_place()});
