@@ -102,6 +102,32 @@ TEST(GracefulStop, WrongOptions) {
   GracefulStop works;  // the failed ones left nothing behind
 }
 
+// Nobody asks a child whether it should stop; a worker of a data loader that its parent ends must not live on.
+TEST(GracefulStop, ASignalEndsAForkedChild) {
+  GracefulStop stop;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::raise(SIGTERM);
+    ::_exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  EXPECT_FALSE(stop.requested());
+  const pid_t other = ::fork();
+  if (other == 0) {
+    try {
+      const GracefulStop own;
+      ::raise(SIGTERM);
+      ::_exit(own.requested() ? 0 : 1);
+    } catch (...) {
+      ::_exit(2);
+    }
+  }
+  ASSERT_EQ(::waitpid(other, &status, 0), other);
+  EXPECT_EQ(status, 0);
+}
+
 TEST(GracefulStop, ASecondSignalEndsAtOnce) {
   const pid_t child = ::fork();
   if (child == 0) {
