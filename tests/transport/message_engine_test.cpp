@@ -212,15 +212,15 @@ TEST(MessageEngine, AReceiveFromAnyoneFailsWhenAllOthersAreLost) {
 
 TEST(MessageEngine, ASendKeepsItsDeadlineBehindAnother) {
   Engines engines(2);
-  std::vector<std::byte> large(64 << 20), four(4);
+  std::vector<std::byte> large(64 << 20), behind(1 << 20);  // too large to be copied aside
   const auto before = engines.start(0, send_to(1, 0, large));
   const auto start = Deadline::Clock::now();
-  const ErrorInfo info = expect_error<Timeout>(engines.run(0, send_to(1, 1, four, Seconds(0.3))),
-                                               " s: 0 of 4 bytes sent to rank 1, behind 1 earlier send");
+  const ErrorInfo info = expect_error<Timeout>(engines.run(0, send_to(1, 1, behind, Seconds(0.3))),
+                                               " s: 0 of 1048576 bytes sent to rank 1, behind 1 earlier send");
   EXPECT_EQ(info.ranks, std::vector<int>{1});
   EXPECT_GE(info.waited_s, 0.3);
   EXPECT_EQ(info.bytes_moved, 0u);
-  EXPECT_EQ(info.bytes_expected, 4u);
+  EXPECT_EQ(info.bytes_expected, behind.size());
   EXPECT_LT(seconds_since(start), kSoon);
   // The connection is not harmed: what was ahead arrives.
   EXPECT_FALSE(before->done.load());
