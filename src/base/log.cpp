@@ -28,7 +28,7 @@ struct Warned {
   std::mutex mutex;
   std::set<std::string> texts;
 };
-constinit ProcessWide<Warned> warned;
+constinit ProcessWide<Warned> warned_texts;
 
 }  // namespace
 
@@ -46,7 +46,7 @@ void log_line(LogLevel level, std::string_view text) {
 
 void warn_once(const std::string& text) {
   {
-    Warned& all = *warned;
+    Warned& all = *warned_texts;
     const std::lock_guard lock(all.mutex);
     if (!all.texts.insert(text).second) return;
   }
