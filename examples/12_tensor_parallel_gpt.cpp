@@ -190,7 +190,7 @@ int main(int argc, char** argv) try {
 
   maniple::seed_all(7);  // the same on all ranks: each draws the whole model and keeps its part
   auto net = divided_gpt(sizes, tensor_group);
-  maniple::DistributedDataParallel ddp(net, {.process_group = data_group});
+  maniple::DistributedDataParallel ddp(net, {.group = data_group});
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(rate));
   if (explain) print_explanations(explanation(sizes, mesh, net, number(rows)));
 

@@ -370,7 +370,7 @@ TEST(ActivationCheckpoint, GradientsOfDataParallelTraining) {
         net->checkpointed = true;
         whole->use_unused = net->use_unused = !setting.find_unused_parameters && !setting.static_graph;
         DdpOptions options = setting;
-        options.process_group = r.world;
+        options.group = r.world;
         DistributedDataParallel<Blocks> ddp(net, options);
         torch::optim::SGD whole_optimizer(whole->parameters(), 0.1), optimizer(net->parameters(), 0.1);
         for (int step = 0; step < 3; ++step) {

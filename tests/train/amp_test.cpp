@@ -227,8 +227,8 @@ TEST(GradScaler, DataParallelTrainingIsTheSameWithAndWithout) {
       auto plain = std::make_shared<NetImpl>(), net = std::make_shared<NetImpl>();
       fill(*plain, 3);
       fill(*net, 3);
-      DistributedDataParallel<NetImpl> plain_ddp(plain, {.process_group = r.world});
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> plain_ddp(plain, {.group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       torch::optim::SGD plain_optimizer(plain->parameters(), 0.1), optimizer(net->parameters(), 0.1);
       GradScaler scaler({.init_scale = 256, .growth_interval = 2});
       for (int step = 0; step < 6; ++step) {
@@ -280,7 +280,7 @@ TEST(MixedPrecision, ParametersAndCommunicationInBFloat16) {
       fill(*net, 3);
       const auto dtype = hook ? torch::kFloat32 : torch::kBFloat16;
       net->to(dtype);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       if (hook) ddp.register_comm_hook(comm_hook_named("bf16"));
       const Tensor batch = numbers({12, 8});
       for (int step = 0; step < 2; ++step) {

@@ -169,7 +169,7 @@ TEST(Accumulation, EqualsTheLargeBatch) {
       run_ranks({.n = n}, [n, view](Rank& r) {
         Net net;
         fill(*net, 5);
-        DistributedDataParallel ddp(net, {.gradient_as_bucket_view = view, .process_group = r.world});
+        DistributedDataParallel ddp(net, {.gradient_as_bucket_view = view, .group = r.world});
         Accumulation accumulation(ddp, 4);
         const int batches = 11;
         const int rows = 2;  // of each rank, in each small batch
@@ -201,7 +201,7 @@ TEST(Accumulation, BatchesOfDifferentSizes) {
   run_ranks({.n = 2}, [](Rank& r) {
     Net net;
     fill(*net, 5);
-    DistributedDataParallel ddp(net, {.process_group = r.world, .average = Average::samples});
+    DistributedDataParallel ddp(net, {.group = r.world, .average = Average::samples});
     Accumulation accumulation(ddp, 3);
     const auto data = numbers({15, 8});
     const std::vector<int> sizes = r.rank == 0 ? std::vector<int>{1, 5, 2} : std::vector<int>{3, 0, 4};

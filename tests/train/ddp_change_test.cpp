@@ -15,7 +15,7 @@ void expect_error_after(const Change& change, const std::string& text, std::func
   run_ranks({.n = 2}, [&](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     net->fc1->bias.requires_grad_(false);
-    DistributedDataParallel<NetImpl> ddp(net, {.find_unused_parameters = find_unused, .process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.find_unused_parameters = find_unused, .group = r.world});
     loss_of(net->forward(numbers({4, 8}, r.rank))).backward();
     r.world->barrier();
     if (changes(r.rank)) change(*net);
@@ -68,7 +68,7 @@ TEST(DdpChange, AParameterThatIsAddedReplacedOrNoLongerFrozen) {
 TEST(DdpChange, AConvertedModuleUnderNoSync) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     net->to(torch::kFloat64);
     const auto guard = ddp.no_sync();
     const Caught caught =
@@ -82,12 +82,12 @@ TEST(DdpChange, AModuleThatIsNoLongerWrapped) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     {
-      const DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      const DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     }
     net->to(torch::kFloat64);
     EXPECT_NO_THROW(loss_of(net->forward(numbers({4, 8}, r.rank).to(torch::kFloat64))).backward());
     net->zero_grad(true);
-    DistributedDataParallel<NetImpl> again(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> again(net, {.group = r.world});
     loss_of(net->forward(numbers({4, 8}, r.rank).to(torch::kFloat64))).backward();
     expect_same_everywhere(r, *net);
   });
@@ -97,7 +97,7 @@ TEST(DdpChange, AModuleThatIsNoLongerWrapped) {
 TEST(DdpChange, AGradientInOtherMemory) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world, .overlap = Overlap::none});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world, .overlap = Overlap::none});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       const torch::Tensor hidden = net->fc1->forward(numbers({4, 8}, r.rank));
@@ -115,7 +115,7 @@ TEST(DdpChange, AGradientThatTheProgramSet) {
     run_ranks({.n = 2}, [views](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(
-          net, {.find_unused_parameters = true, .gradient_as_bucket_view = views, .process_group = r.world});
+          net, {.find_unused_parameters = true, .gradient_as_bucket_view = views, .group = r.world});
       for (int step = 0; step < 2; ++step) {
         net->fc2->weight.mutable_grad() = torch::full_like(net->fc2->weight, r.rank + 1);
         loss_of(net->fc1->forward(numbers({4, 8}, r.rank))).backward();

@@ -17,7 +17,7 @@ TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 3, .as = As::processes, .limit = kLimit, .fault = kill_at(1, 4)}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
-      DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .process_group = r.world, .overlap = overlap});
+      DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = 1e-5, .group = r.world, .overlap = overlap});
       const Caught caught = catch_error([&] {
         for (;;) {
           net->zero_grad();
@@ -41,7 +41,7 @@ TEST(DdpFault, AnUnusedParameterIsNamedOnAllRanks) {
     run_ranks({.n = 3}, [overlap](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(
-          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
+          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .group = r.world, .overlap = overlap});
       loss_of(ddp->forward(numbers({4, 8}))).backward();
       r.world->barrier();
       // Rank 2 leaves the second layer out.
@@ -61,7 +61,7 @@ TEST(DdpFault, AnUnusedParameterIsNamedOnAllRanks) {
 TEST(DdpFault, AnUnusedParameterInTheFirstBackward) {
   run_ranks({.n = 2, .as = As::processes, .limit = kLimit}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     const Caught caught = catch_error([&] { loss_of(net->fc1->forward(numbers({4, 8}))).backward(); });
     EXPECT_TRUE(contains(caught.text, "fc2.weight, fc2.bias")) << caught;
   });
@@ -70,7 +70,7 @@ TEST(DdpFault, AnUnusedParameterInTheFirstBackward) {
 TEST(DdpFault, DifferentModulesAreAnError) {
   run_ranks({.n = 3}, [](Rank& r) {
     const auto wrap = [&](std::shared_ptr<torch::nn::Module> module, DdpOptions options = {}) {
-      options.process_group = r.world;
+      options.group = r.world;
       const Caught caught = catch_error([&] { DistributedDataParallel<torch::nn::Module> ddp(module, options); });
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
       return caught.text;
@@ -102,14 +102,14 @@ TEST(DdpFault, DifferentModulesAreAnError) {
     EXPECT_TRUE(contains(option, "option bucket_cap_mb = 25; ranks 1, 2 have option bucket_cap_mb = 26")) << option;
 
     // The group is as good as before.
-    DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>(4), {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>(4), {.group = r.world});
     loss_of(ddp->forward(numbers({4, 8}))).backward();
   });
 }
 
 TEST(DdpFault, WhatCannotBeWrapped) {
   run_ranks({.n = 1}, [](Rank& r) {
-    const DdpOptions options{.process_group = r.world};
+    const DdpOptions options{.group = r.world};
     const auto expect_error = [](auto call, const char* text) {
       const Caught caught = catch_error(call);
       EXPECT_TRUE(caught.any && contains(caught.text, text)) << "expected \"" << text << "\", got " << caught;
@@ -155,7 +155,7 @@ TEST(DdpFault, ABackwardThatFailsBeforeItCommunicatesIsForgotten) {
     run_ranks({.n = 2}, [failing](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(
-          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = Overlap::none});
+          net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .group = r.world, .overlap = Overlap::none});
       for (int step = 0; step < 3; ++step) {
         if (r.rank < failing) {
           EXPECT_THROW(backward_through(*net, r.rank, true), std::runtime_error);
@@ -180,7 +180,7 @@ TEST(DdpFault, ABackwardThatFailsAfterItCommunicatedIsAnErrorOnAllRanks) {
         net->fc2 = net->replace_module("fc2", torch::nn::Linear(8, 8));
         net->to(training_device());
         DistributedDataParallel<NetImpl> ddp(
-            net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .process_group = r.world, .overlap = overlap});
+            net, {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5, .group = r.world, .overlap = overlap});
         backward_through(*net, r.rank, false);
         r.world->barrier();
         if (r.rank == 1) {
@@ -235,7 +235,7 @@ TEST(DdpFault, AProgramOnTheDefaultGroup) {
       (step == 0 ? first : last) = loss.item<double>();
     }
     EXPECT_LT(last, first);
-    EXPECT_EQ(ddp.process_group(), get_default_group());
+    EXPECT_EQ(ddp.group(), get_default_group());
     barrier();
     destroy_process_group();
   });

@@ -36,7 +36,7 @@ std::vector<Gradients> of_all(int n, int step) {
 
 /// Every parameter is a bucket, so that blocks begin where it begins.
 DdpOptions each_alone(Rank& r, Overlap overlap = Overlap::none) {
-  return {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world, .overlap = overlap};
+  return {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world, .overlap = overlap};
 }
 
 TEST(DdpInt8, ErrorsStayWithinTheBound) {
@@ -221,7 +221,7 @@ TEST(DdpPostLocalSgd, FirstOverAllThenOverFew) {
 
 TEST(ModelAverager, AveragesInItsPeriodOnly) {
   run_ranks({.n = 3}, [](Rank& r) {
-    PeriodicModelAverager averager({.period = 3, .warmup_steps = 2, .process_group = r.world});
+    PeriodicModelAverager averager({.period = 3, .warmup_steps = 2, .group = r.world});
     const torch::Tensor one = torch::empty({3, 2}, training_device()).requires_grad_();
     const torch::Tensor other = torch::empty({4, 2}, training_device()).t();
     for (int call = 0; call < 9; ++call) {
@@ -239,8 +239,8 @@ TEST(ModelAverager, AveragesInItsPeriodOnly) {
     averager.set_step(2);
     EXPECT_TRUE(averager.average_parameters({})) << "nothing to average is fine";
     EXPECT_THROW(averager.set_step(-1), InvalidArgument);
-    EXPECT_THROW(PeriodicModelAverager({.period = 0, .process_group = r.world}), InvalidArgument);
-    EXPECT_THROW(PeriodicModelAverager({.warmup_steps = -1, .process_group = r.world}), InvalidArgument);
+    EXPECT_THROW(PeriodicModelAverager({.period = 0, .group = r.world}), InvalidArgument);
+    EXPECT_THROW(PeriodicModelAverager({.warmup_steps = -1, .group = r.world}), InvalidArgument);
     const Caught caught = catch_error([] { PeriodicModelAverager({.period = 1}); });
     EXPECT_TRUE(contains(caught.text, "init_process_group")) << caught;
   });
@@ -250,12 +250,12 @@ TEST(DdpPostLocalSgd, TrainsWithItsOptimizer) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     fill(*net, 3);
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     ddp.register_comm_hook(
         post_localSGD_hook(std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.start_localSGD_iter = 4})));
     torch::optim::SGD local(net->parameters(), 0.1);
     PostLocalSGDOptimizer optimizer(local,
-                                    PeriodicModelAverager({.period = 4, .warmup_steps = 4, .process_group = r.world}));
+                                    PeriodicModelAverager({.period = 4, .warmup_steps = 4, .group = r.world}));
     double first = 0, last = 0;
     int apart = 0;
     for (int step = 0; step < 61; ++step) {

@@ -35,7 +35,7 @@ TEST(DdpHosts, GradientsAreThoseOfTheWholeBatch) {
         fill(*whole, 3);
         fill(*net, 3 + r.rank);
         DistributedDataParallel<NetImpl> ddp(
-            net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world, .overlap = overlap});
+            net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world, .overlap = overlap});
         if (step_in_backward) {
           ddp.apply_optimizer_in_backward([](const std::string&, const torch::Tensor& parameter) {
             return std::make_shared<torch::optim::SGD>(std::vector<torch::Tensor>{parameter}, 0.1);
@@ -67,7 +67,7 @@ TEST(DdpHosts, BucketsTravelWhileBackwardGoesOn) {
   run_ranks({.n = 2, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>(65536);  // 1 MiB in the second layer, 2 in the first
     fill(*net, 3);
-    DistributedDataParallel<NetImpl> ddp(net, {.first_bucket_mb = 0.9, .process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.first_bucket_mb = 0.9, .group = r.world});
     double crossed = 0;
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
@@ -98,7 +98,7 @@ TEST(DdpHosts, HooksSendWhatTheySay) {
     const PrescribedGradients::Shapes shapes = {{"weight", {1024, 512}}, {"bias", {1024}}};
     const auto measure = [&](const char* name, const CommHook& hook, const std::function<HookTraffic()>& traffic) {
       auto net = std::make_shared<PrescribedGradients>(shapes);
-      DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<PrescribedGradients> ddp(net, {.group = r.world});
       ddp.register_comm_hook(hook);
       net->loss(gradients_in(shapes, r.rank, 0)).backward();  // connections are open after this
       r.phase(format_text("{} before", name));
@@ -132,7 +132,7 @@ TEST(DdpHosts, ARankWithoutBatchesIsNamed) {
     run_ranks({.n = 3, .as = As::netns, .limit = kLimit, .hosts = 3}, [leaves](Rank& r) {
       auto net = std::make_shared<NetImpl>();
       std::optional<DistributedDataParallel<NetImpl>> ddp;
-      ddp.emplace(net, DdpOptions{.process_group = r.world});
+      ddp.emplace(net, DdpOptions{.group = r.world});
       const Caught caught = catch_error([&] {
         for (int step = 0; step < (r.rank == 1 ? 2 : 4); ++step) loss_of((*ddp)->forward(numbers({4, 8}))).backward();
         if (leaves && r.rank == 1) {
@@ -155,7 +155,7 @@ TEST(DdpHosts, ARankWithoutBatchesIsNamed) {
 TEST(DdpHosts, UnevenBatchesAreShadowed) {
   run_ranks({.n = 4, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>(16, true);
-    DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .group = r.world});
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     with_uneven_inputs(ddp, [&] {
       for (int step = 0; step < (r.rank * 2) % 5; ++step) {  // 0, 2, 4, 1

@@ -82,7 +82,7 @@ TEST_P(PowerSgd, FollowsItsDefinition) {
     DistributedDataParallel<PrescribedGradients> ddp(net, {.bucket_cap_mb = setting.bucket_mb,
                                                            .first_bucket_mb = setting.bucket_mb,
                                                            .gradient_as_bucket_view = setting.views,
-                                                           .process_group = r.world,
+                                                           .group = r.world,
                                                            .overlap = setting.overlap});
     auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{
         .matrix_approximation_rank = 2, .start_powerSGD_iter = 1, .use_error_feedback = setting.feedback});
@@ -142,7 +142,7 @@ TEST(DdpPowerSgd, WhatHasLowRankComesOutExact) {
           return result;
         };
         auto net = std::make_shared<PrescribedGradients>(shapes);
-        DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
+        DistributedDataParallel<PrescribedGradients> ddp(net, {.group = r.world});
         auto state = std::make_shared<PowerSGDState>(
             PowerSGDOptions{.matrix_approximation_rank = 3, .start_powerSGD_iter = 0, .warm_start = warm});
         ddp.register_comm_hook(powerSGD_hook(state));
@@ -166,7 +166,7 @@ TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
     const auto train = [&](int from, int to, const std::shared_ptr<PowerSGDState>& state, double bucket_mb) {
       auto net = std::make_shared<PrescribedGradients>(kShapes);
       DistributedDataParallel<PrescribedGradients> ddp(
-          net, {.bucket_cap_mb = bucket_mb, .first_bucket_mb = bucket_mb, .process_group = r.world});
+          net, {.bucket_cap_mb = bucket_mb, .first_bucket_mb = bucket_mb, .group = r.world});
       ddp.register_comm_hook(powerSGD_hook(state));
       for (int step = from; step < to; ++step) {
         net->zero_grad();
@@ -219,7 +219,7 @@ TEST(DdpPowerSgd, StateIsSavedLoadedAndAveraged) {
 TEST(DdpPowerSgd, AnInfiniteGradientIsSeenAndForgotten) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<PrescribedGradients>(kShapes);
-    DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<PrescribedGradients> ddp(net, {.group = r.world});
     auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.start_powerSGD_iter = 0});
     ddp.register_comm_hook(powerSGD_hook(state));
     for (int step = 0; step < 3; ++step) {
@@ -243,7 +243,7 @@ TEST(DdpPowerSgd, TrainsNearlyAsWellAsThePlainAverage) {
     const auto last_loss_with = [&](const CommHook& hook) {
       auto net = std::make_shared<NetImpl>(32);
       fill(*net, 3);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       ddp.register_comm_hook(hook);
       torch::optim::SGD optimizer(net->parameters(), 0.02);
       double last = 0;

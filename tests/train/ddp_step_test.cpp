@@ -32,7 +32,7 @@ std::vector<torch::Tensor> trained(Rank& r, const MakeOptimizer& make, bool in_b
                                    const char* hook = nullptr) {
   auto net = std::make_shared<NetImpl>(16, true);
   fill(*net, 3);
-  options.process_group = r.world;
+  options.group = r.world;
   DistributedDataParallel<NetImpl> ddp(net, options);
   if (hook != nullptr) ddp.register_comm_hook(comm_hook_named(hook));
   std::shared_ptr<torch::optim::Optimizer> after;
@@ -99,7 +99,7 @@ TEST(DdpStep, IsTakenWhileBackwardGoesOn) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny,
                                                  .first_bucket_mb = kTiny,
-                                                 .process_group = r.world,
+                                                 .group = r.world,
                                                  .overlap = early ? Overlap::inline_ : Overlap::none});
       ddp.apply_optimizer_in_backward(for_each_parameter(optimizers().at("SGD")));
       bool stepped = false;
@@ -122,7 +122,7 @@ TEST(DdpStep, AParameterThatIsNeededLaterIsAnError) {
   run_ranks({.n = 1}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(
-        net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world, .overlap = Overlap::inline_});
+        net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world, .overlap = Overlap::inline_});
     ddp.apply_optimizer_in_backward(for_each_parameter(optimizers().at("SGD")));
     loss_of(ddp->forward(numbers({4, 8}))).backward();
     const torch::Tensor weight = net->fc2->weight.detach();  // shares its memory
@@ -137,7 +137,7 @@ TEST(DdpStep, ABackwardThatFailsHalfWayLeavesASoundWrapper) {
       auto net = std::make_shared<NetImpl>();
       fill(*net, 3);
       DistributedDataParallel<NetImpl> ddp(
-          net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world, .overlap = overlap});
+          net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world, .overlap = overlap});
       ddp.apply_optimizer_in_backward(for_each_parameter(optimizers().at("Adam")));
       for (int step = 0; step < 8; ++step) {
         net->zero_grad();
@@ -164,7 +164,7 @@ TEST(DdpStep, ABackwardThatFailsHalfWayLeavesASoundWrapper) {
 TEST(DdpStep, InvalidUseThrows) {
   run_ranks({.n = 1}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     const auto expect_error = [&](const OptimizerFactory& make, const char* text) {
       const Caught caught = catch_error([&] { ddp.apply_optimizer_in_backward(make); });
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument) && contains(caught.text, text)) << caught;
@@ -202,7 +202,7 @@ TEST(DdpDelay, DelayedGradientsAreAveragedLast) {
           DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny,
                                                      .first_bucket_mb = kTiny,
                                                      .gradient_as_bucket_view = n != 3,
-                                                     .process_group = r.world,
+                                                     .group = r.world,
                                                      .overlap = overlap,
                                                      .delay_all_reduce_named_params = {"fc2.weight", "fc1.bias"},
                                                      .param_to_hook_all_reduce = trigger});
@@ -264,7 +264,7 @@ TEST(DdpDelay, AGradientMayBeComputedInPieces) {
       auto whole = std::make_shared<Checkpointed>(), net = std::make_shared<Checkpointed>();
       DistributedDataParallel<Checkpointed> ddp(net, {.bucket_cap_mb = kTiny,
                                                       .first_bucket_mb = kTiny,
-                                                      .process_group = r.world,
+                                                      .group = r.world,
                                                       .overlap = overlap,
                                                       .delay_all_reduce_named_params = {"shared"},
                                                       .param_to_hook_all_reduce = "first"});
@@ -280,7 +280,7 @@ TEST(DdpDelay, AGradientMayBeComputedInPieces) {
       r.phase("another wrapper");
       auto wrong = std::make_shared<Checkpointed>();
       wrong->first.requires_grad_(false);
-      DistributedDataParallel<Checkpointed> early(wrong, {.process_group = r.world,
+      DistributedDataParallel<Checkpointed> early(wrong, {.group = r.world,
                                                           .overlap = Overlap::inline_,
                                                           .delay_all_reduce_named_params = {"shared"},
                                                           .param_to_hook_all_reduce = "middle"});
@@ -298,7 +298,7 @@ TEST(DdpDelay, AGradientMayBeComputedInPieces) {
 TEST(DdpDelay, InvalidUseThrows) {
   run_ranks({.n = 1}, [](Rank& r) {
     const auto expect_error = [&](DdpOptions options, const char* text) {
-      options.process_group = r.world;
+      options.group = r.world;
       const Caught caught =
           catch_error([&] { DistributedDataParallel<NetImpl> ddp(std::make_shared<NetImpl>(), options); });
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument) && contains(caught.text, text)) << caught;

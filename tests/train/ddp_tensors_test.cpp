@@ -68,7 +68,7 @@ TEST(DdpScript, TrainsLossByLossAsTheModuleDoes) {
       fill(whole, 3);
       fill(other, 3 + r.rank);  // only rank 0's survive
       DistributedDataParallel ddp(reloaded(scripted(other), r.dir() + "/net" + std::to_string(r.rank) + ".pt"),
-                                  {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = Overlap::inline_});
+                                  {.bucket_cap_mb = kTiny, .group = r.world, .overlap = Overlap::inline_});
       torch::optim::SGD whole_optimizer(whole.parameters(), 0.1), optimizer(ddp.parameters(), 0.1);
       Tensor mean = torch::zeros({8}, training_device());
       for (int step = 0; step < 6; ++step) {
@@ -118,11 +118,11 @@ TEST(DdpScript, GoesOnFromACheckpoint) {
     NetImpl net;
     fill(net, 3);
     auto straight = scripted(net), first = scripted(net), second = scripted(net);
-    DistributedDataParallel ddp(straight, {.process_group = r.world});
+    DistributedDataParallel ddp(straight, {.group = r.world});
     torch::optim::SGD optimizer(ddp.parameters(), options);
     train(ddp, optimizer, 0, 6);
     {
-      DistributedDataParallel half(first, {.process_group = r.world});
+      DistributedDataParallel half(first, {.group = r.world});
       torch::optim::SGD half_optimizer(half.parameters(), options);
       train(half, half_optimizer, 0, 3);
       Checkpoint checkpoint({.folder = r.dir() + "/script", .group = r.world});
@@ -131,7 +131,7 @@ TEST(DdpScript, GoesOnFromACheckpoint) {
     }
     barrier({.group = r.world});
     for (const auto& parameter : second.parameters()) parameter.detach().zero_();
-    DistributedDataParallel rest(second, {.process_group = r.world});
+    DistributedDataParallel rest(second, {.group = r.world});
     torch::optim::SGD rest_optimizer(rest.parameters(), options);
     Checkpoint checkpoint({.folder = r.dir() + "/script", .group = r.world});
     checkpoint.add("model", second).add("optimizer", rest_optimizer);
@@ -150,7 +150,7 @@ void train_with_uneven_inputs(Rank& r, bool broadcast_buffers) {
   NetImpl net, whole;
   fill(net, 3);
   fill(whole, 3);
-  DistributedDataParallel ddp(scripted(net), {.broadcast_buffers = broadcast_buffers, .process_group = r.world});
+  DistributedDataParallel ddp(scripted(net), {.broadcast_buffers = broadcast_buffers, .group = r.world});
   const Tensor batch = numbers({8, 8});
   const Tensor own = shard(batch, r.rank, 2);
   Accumulation accumulation(ddp, 2);
@@ -186,12 +186,12 @@ TEST(DdpScript, ErrorsNameWhatIsWrong) {
     auto module = scripted(net);
     if (r.rank == 1) module.register_buffer("more", torch::zeros({2}));
     const Caught differs =
-        catch_error([&] { const DistributedDataParallel<torch::jit::Module> ddp(module, {.process_group = r.world}); });
+        catch_error([&] { const DistributedDataParallel<torch::jit::Module> ddp(module, {.group = r.world}); });
     EXPECT_TRUE(differs.is(ErrorKind::invalid_argument)) << differs;
     EXPECT_NE(differs.text.find("buffer more"), std::string::npos) << differs;
 
     auto converted = scripted(net);
-    DistributedDataParallel ddp(converted, {.process_group = r.world});
+    DistributedDataParallel ddp(converted, {.group = r.world});
     converted.to(torch::kFloat64);
     const Caught changed = catch_error([&] { ddp(numbers({4, 8})); });
     EXPECT_NE(changed.text.find("was converted from Float to Double"), std::string::npos) << changed;
@@ -209,7 +209,7 @@ TEST(GradientAverager, AveragesTensorsThatBelongToNoModule) {
       Tensor weight = leaf({8, 4}, 1 + r.rank), bias = leaf({4}, 2 + r.rank);
       const Tensor frozen = numbers({4}, 3 + r.rank), mean = numbers({8}, 4 + r.rank);
       GradientAverager ddp({{"weight", weight}, {"bias", bias}, {"frozen", frozen}}, {{"mean", mean}},
-                           {.bucket_cap_mb = kTiny, .process_group = r.world});
+                           {.bucket_cap_mb = kTiny, .group = r.world});
       EXPECT_EQ(ddp.trained_parameters().size(), 2u);
       for (const Tensor& tensor : {weight.detach(), bias.detach(), frozen, mean}) expect_same_on_all(r, tensor);
       EXPECT_TRUE(torch::equal(frozen, numbers({4}, 3)));
@@ -238,7 +238,7 @@ TEST(GradientAverager, AveragesTensorsThatBelongToNoModule) {
 
       const Tensor computed = weight * 2;
       const Caught caught =
-          catch_error([&] { const GradientAverager no({{"twice", computed}}, {}, {.process_group = r.world}); });
+          catch_error([&] { const GradientAverager no({{"twice", computed}}, {}, {.group = r.world}); });
       EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;
       EXPECT_NE(caught.text.find("parameter twice is the result of a computation"), std::string::npos) << caught;
     });

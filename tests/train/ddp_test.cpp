@@ -35,7 +35,7 @@ TEST_P(Parity, GradientsAreThoseOfTheWholeBatch) {
     fill(*net, 3 + r.rank);  // only rank 0's survive
     net->to(setting.dtype);
     DdpOptions options = setting.options;
-    options.process_group = r.world;
+    options.group = r.world;
     if (!options.init_sync) fill(*net, 3);
     DistributedDataParallel<NetImpl> ddp(net, options);
     if (setting.hook != nullptr) ddp.register_comm_hook(comm_hook_named(setting.hook));
@@ -115,7 +115,7 @@ TEST(Ddp, IsBitExactWhereArithmeticIs) {
       (*module)->bias.fill_(1);
     }
     whole->forward(batch).sum().backward();
-    DistributedDataParallel ddp(net, {.process_group = r.world});
+    DistributedDataParallel ddp(net, {.group = r.world});
     (ddp->forward(shard(batch, r.rank, 2)).sum() * 2).backward();  // the average of twice the halves is the sum
     expect_identical(gradients_of(*net), gradients_of(*whole));
   });
@@ -124,7 +124,7 @@ TEST(Ddp, IsBitExactWhereArithmeticIs) {
 std::vector<torch::Tensor> trained_once(Rank& r, Overlap overlap) {
   auto net = std::make_shared<NetImpl>(16, true);
   fill(*net, 5);
-  DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = overlap});
+  DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .group = r.world, .overlap = overlap});
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   for (int step = 0; step < 5; ++step) {
     net->zero_grad();
@@ -150,7 +150,7 @@ TEST(Ddp, TheSameBitsEveryTimeAndInEveryMode) {
 TEST(Ddp, GradientsLiveInTheBucketsAndStayThere) {
   run_ranks({.n = 2}, [](Rank& r) {
     Net net;
-    DistributedDataParallel ddp(net, {.process_group = r.world});
+    DistributedDataParallel ddp(net, {.group = r.world});
     loss_of(ddp->forward(numbers({4, 8}))).backward();
     const void* where = net->fc1->weight.grad().data_ptr();
     torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -171,7 +171,7 @@ TEST(Ddp, NoSyncAddsUpLocally) {
       auto net = std::make_shared<NetImpl>();
       fill(*whole, 3);
       fill(*net, 3);
-      DistributedDataParallel<NetImpl> ddp(net, {.gradient_as_bucket_view = views, .process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.gradient_as_bucket_view = views, .group = r.world});
       for (int round = 0; round < 2; ++round) {
         whole->zero_grad();
         net->zero_grad(round == 1);
@@ -209,7 +209,7 @@ TEST(Ddp, SeveralForwardsAndSeveralBackwards) {
     fill(*whole, 3);
     fill(*net, 3);
     DistributedDataParallel<NetImpl> ddp(
-        net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = Overlap::inline_});
+        net, {.bucket_cap_mb = kTiny, .group = r.world, .overlap = Overlap::inline_});
     const torch::Tensor a = numbers({4, 8}, 1), b = numbers({4, 8}, 2);
     for (int round = 0; round < 3; ++round) {
       whole->zero_grad();
@@ -239,7 +239,7 @@ TEST(Ddp, BatchesOfDifferentSizesAreWeighted) {
         (*module)->to(torch::kFloat64);
       }
       DistributedDataParallel<NetImpl> ddp(
-          net, {.bucket_cap_mb = kTiny, .process_group = r.world, .overlap = overlap, .average = Average::samples});
+          net, {.bucket_cap_mb = kTiny, .group = r.world, .overlap = overlap, .average = Average::samples});
       for (int step = 0; step < 2; ++step) {
         loss_of(whole->forward(batch)).backward();  // both accumulate
         ddp.set_weight(static_cast<double>(rows[r.rank]));
@@ -271,7 +271,7 @@ TEST(Ddp, FrozenAndSharedParametersAndMixedDtypes) {
     auto whole = std::make_shared<Odd>();
     auto net = std::make_shared<Odd>();
     for (auto* module : {&whole, &net}) fill(**module, 3);
-    DistributedDataParallel<Odd> ddp(net, {.process_group = r.world, .overlap = Overlap::inline_});
+    DistributedDataParallel<Odd> ddp(net, {.group = r.world, .overlap = Overlap::inline_});
     const torch::Tensor batch = numbers({4, 8});
     for (int step = 0; step < 3; ++step) {
       whole->zero_grad();
@@ -295,7 +295,7 @@ TEST(Ddp, BuffersBecomeRankZerosAfterBackward) {
       auto net = std::make_shared<NetImpl>(16, true);
       fill(*net, 3);
       net->norm->running_mean.fill_(r.rank);
-      DistributedDataParallel<NetImpl> ddp(net, {.broadcast_buffers = broadcast_them, .process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.broadcast_buffers = broadcast_them, .group = r.world});
       EXPECT_EQ(net->norm->running_mean.abs().max().item<float>(), 0) << "at construction";
       for (int step = 0; step < 2; ++step) {
         // Two forwards before a backward: buffers must not change under autograd's feet.
@@ -315,7 +315,7 @@ TEST(Ddp, DeviceIdsAreOfOneGpu) {
     auto net = std::make_shared<NetImpl>();
     net->to(torch::kCPU);
     const auto text = [&](const std::vector<int>& ids) {
-      return catch_error([&] { DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = ids}); })
+      return catch_error([&] { DistributedDataParallel<NetImpl>(net, {.group = r.world, .device_ids = ids}); })
           .text;
     };
     EXPECT_TRUE(contains(text({0}), "device_ids is {0}, but parameter fc1.weight is on cpu")) << text({0});
@@ -327,7 +327,7 @@ TEST(Ddp, GradientsAndModulesOutliveTheWrapper) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     {
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       loss_of(ddp->forward(numbers({4, 8}))).backward();
       DistributedDataParallel<NetImpl> moved = std::move(ddp);
       loss_of(moved->forward(numbers({4, 8}))).backward();

@@ -101,7 +101,7 @@ TEST(DdpUnevenInputs, AllRanksEndWithTheModelOfOneProcess) {
     run_ranks({.n = static_cast<int>(pattern.batches.size())}, [&](Rank& r) {
       const auto net = net_with_seed(3 + r.rank), alone = net_with_seed(3);
       DdpOptions options = pattern.options;
-      options.process_group = r.world;
+      options.group = r.world;
       DistributedDataParallel<NetImpl> ddp(net, options);
       torch::optim::SGD optimizer(net->parameters(), 0.05), reference(alone->parameters(), 0.05);
       // Two epochs: in the second one other ranks have more.
@@ -125,7 +125,7 @@ TEST(DdpUnevenInputs, AShadowStepKeepsTheOptimizerUp) {
   for (const Batches& epoch : std::vector<Batches>{{3, 1}, {0, 2, 4}}) {
     run_ranks({.n = static_cast<int>(epoch.size())}, [&](Rank& r) {
       const auto net = net_with_seed(3), alone = net_with_seed(3);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       const auto options = torch::optim::SGDOptions(0.05).momentum(0.9);
       torch::optim::SGD optimizer(net->parameters(), options), reference(alone->parameters(), options);
       for (int repeat = 0; repeat < 3; ++repeat) {
@@ -149,7 +149,7 @@ TEST(DdpUnevenInputs, WithTheOptimizerInBackward) {
       const Batches epoch = {2, 0, 4};
       const auto net = net_with_seed(3), alone = net_with_seed(3);
       DistributedDataParallel<NetImpl> ddp(
-          net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world, .overlap = overlap});
+          net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world, .overlap = overlap});
       const auto options = torch::optim::SGDOptions(0.05).momentum(0.9);
       ddp.apply_optimizer_in_backward([&](const std::string&, const torch::Tensor& parameter) {
         return std::make_shared<torch::optim::SGD>(std::vector<torch::Tensor>{parameter}, options);
@@ -170,7 +170,7 @@ TEST(DdpUnevenInputs, WeightsAndHooks) {
     const std::vector<double> weights = {3, 1, 2};
     {
       const auto net = net_with_seed(3), alone = net_with_seed(3);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world, .average = Average::samples});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world, .average = Average::samples});
       torch::optim::SGD optimizer(net->parameters(), 0.05), reference(alone->parameters(), 0.05);
       ddp.set_weight(weights[static_cast<std::size_t>(r.rank)]);
       with_uneven_inputs(ddp, [&] { train_own(r, ddp, &optimizer, epoch); });
@@ -179,7 +179,7 @@ TEST(DdpUnevenInputs, WeightsAndHooks) {
     }
     for (const NamedCommHook& hook : comm_hooks()) {
       const auto net = net_with_seed(3), alone = net_with_seed(3);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world, .overlap = Overlap::thread});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world, .overlap = Overlap::thread});
       if (std::string(hook.name) == "powerSGD") {
         ddp.register_comm_hook(powerSGD_hook(std::make_shared<PowerSGDState>(
             PowerSGDOptions{.matrix_approximation_rank = 4, .start_powerSGD_iter = 0, .min_compression_rate = 0.5})));
@@ -197,7 +197,7 @@ TEST(DdpUnevenInputs, WeightsAndHooks) {
 TEST(DdpUnevenInputs, AccumulationCountsSynchronisedBackwards) {
   run_ranks({.n = 2}, [](Rank& r) {
     const auto net = net_with_seed(3);
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     torch::optim::SGD optimizer(net->parameters(), 0.05);
     with_uneven_inputs(ddp, [&] {
       for (int step = 0; step < 1 + r.rank; ++step) {
@@ -218,7 +218,7 @@ TEST(DdpUnevenInputs, AccumulationCountsSynchronisedBackwards) {
 TEST(DdpUnevenInputs, SeveralModulesInOneStep) {
   run_ranks({.n = 2}, [](Rank& r) {
     const auto one = net_with_seed(3), two = net_with_seed(5);
-    DistributedDataParallel<NetImpl> a(one, {.process_group = r.world}), b(two, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> a(one, {.group = r.world}), b(two, {.group = r.world});
     torch::optim::SGD first(one->parameters(), 0.05), second(two->parameters(), 0.05);
     with_uneven_inputs({&a, &b}, {}, [&] {
       for (int step = 0; step < 3 * r.rank; ++step) {
@@ -236,7 +236,7 @@ TEST(DdpUnevenInputs, MayThrowOnEarlyTermination) {
   for (const Batches& batches : std::vector<Batches>{{2, 5, 5}, {0, 1, 1}, {4, 4, 1}}) {
     run_ranks({.n = 3}, [&](Rank& r) {
       const auto net = net_with_seed(3);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       torch::optim::SGD optimizer(net->parameters(), 0.05);
       std::string text;
       try {
@@ -258,7 +258,7 @@ TEST(DdpUnevenInputs, MayThrowOnEarlyTermination) {
 TEST(DdpUnevenInputs, InvalidUseThrows) {
   run_ranks({.n = 2}, [](Rank& r) {
     const auto net = net_with_seed(3);
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     with_uneven_inputs(ddp, [&] { EXPECT_THROW(with_uneven_inputs(ddp, [] {}), InvalidArgument) << "nested"; });
     const Caught caught = catch_error([&] {
       with_uneven_inputs(ddp, {.shadow_step = [](const std::function<void()>&) {}},
@@ -274,7 +274,7 @@ TEST(DdpWithoutUnevenInputs, ARankThatWentElsewhereIsNamed) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     run_ranks({.n = 3}, [overlap](Rank& r) {
       const auto net = net_with_seed(3);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world, .overlap = overlap});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world, .overlap = overlap});
       const Caught caught = catch_error([&] {
         train_own(r, ddp, nullptr, {4, 2, 4});
         r.world->barrier();
@@ -299,7 +299,7 @@ TEST(DdpWithoutUnevenInputs, ARankThatLeftIsNamed) {
     run_ranks({.n = 3}, [overlap](Rank& r) {
       const auto net = net_with_seed(3);
       std::optional<DistributedDataParallel<NetImpl>> ddp;
-      ddp.emplace(net, DdpOptions{.process_group = r.world, .overlap = overlap});
+      ddp.emplace(net, DdpOptions{.group = r.world, .overlap = overlap});
       const Caught caught = catch_error([&] { train_own(r, *ddp, nullptr, {4, 4, 2}); });
       if (r.rank == 2) {
         EXPECT_FALSE(caught.any) << caught;
@@ -320,7 +320,7 @@ TEST(DdpWithoutUnevenInputs, ARankThatDoesNotArriveIsNamedInTime) {
   // On a GPU the start alone may take a second.
   run_ranks({.n = 2, .timeout = std::chrono::seconds(training_device().is_cpu() ? 1 : 10)}, [](Rank& r) {
     const auto net = net_with_seed(3);
-    DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+    DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
     const Caught caught = catch_error([&] {
       train_own(r, ddp, nullptr, {2, 1});
       if (r.rank != 0 || training_device().is_cpu()) return;

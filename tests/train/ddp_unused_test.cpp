@@ -28,7 +28,7 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
                                                     .first_bucket_mb = kTiny,
                                                     .find_unused_parameters = true,
                                                     .gradient_as_bucket_view = views,
-                                                    .process_group = r.world,
+                                                    .group = r.world,
                                                     .overlap = overlap});
         // Who uses what changes from step to step; "c" is used by nobody in the first two, by all in the third.
         const std::vector<std::vector<std::string>> used[] = {
@@ -72,7 +72,7 @@ TEST(Ddp, WhatOnlyNoSyncUsedIsAveraged) {
                                                     .first_bucket_mb = kTiny,
                                                     .find_unused_parameters = true,
                                                     .gradient_as_bucket_view = views,
-                                                    .process_group = r.world,
+                                                    .group = r.world,
                                                     .overlap = overlap});
         const auto quiet = [](int rank) { return rank == 2 ? "a" : "b"; };  // rank 2 never uses b
         for (int step = 0; step < 3; ++step) {
@@ -115,7 +115,7 @@ TEST(Ddp, AStaticGraphHoldsUnderNoSyncToo) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<Branches>();
     fill(*net, 2);
-    DistributedDataParallel<Branches> ddp(net, {.static_graph = true, .process_group = r.world});
+    DistributedDataParallel<Branches> ddp(net, {.static_graph = true, .group = r.world});
     {
       const auto guard = ddp.no_sync();
       loss_of(ddp.module()->forward(numbers({4, 8}, r.rank), {"b"})).backward();
@@ -137,7 +137,7 @@ TEST(Ddp, AStaticGraphMayLeaveParametersOut) {
       DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny,
                                                   .first_bucket_mb = kTiny,
                                                   .static_graph = true,
-                                                  .process_group = r.world,
+                                                  .group = r.world,
                                                   .overlap = overlap});
       const std::vector<std::string> mine =
           r.rank == 0 ? std::vector<std::string>{"a"} : std::vector<std::string>{"b", "a"};
@@ -161,7 +161,7 @@ TEST(Ddp, BucketsFollowTheOrderOfGradients) {
     auto net = std::make_shared<Branches>();
     fill(*net, 2);
     DistributedDataParallel<Branches> ddp(net,
-                                          {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .process_group = r.world});
+                                          {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world});
     // Ranks use the branches in opposite orders; all follow rank 0, whose last branch comes first in backward.
     const std::vector<std::string> mine =
         r.rank == 0 ? std::vector<std::string>{"b", "c", "a"} : std::vector<std::string>{"a", "c", "b"};

@@ -92,7 +92,7 @@ TEST(Outside, WhateverTakesAGroupRefusesOne) {
     expect_refused("get_global_rank", [&] { get_global_rank(group, 0); });
     expect_refused("new_group", [&] { group->new_group(std::vector<int>{0}); });
     expect_refused("DistributedDataParallel",
-                   [&] { DistributedDataParallel<torch::nn::LinearImpl> ddp(net.ptr(), {.process_group = group}); });
+                   [&] { DistributedDataParallel<torch::nn::LinearImpl> ddp(net.ptr(), {.group = group}); });
     expect_refused("convert_sync_batchnorm", [&] { convert_sync_batchnorm(norm, group); });
     expect_refused("SyncBatchNorm", [&] {
       nn::SyncBatchNorm layer(torch::nn::BatchNormOptions(2), group);
@@ -104,7 +104,7 @@ TEST(Outside, WhateverTakesAGroupRefusesOne) {
     expect_refused("GracefulStop", [&] { GracefulStop().requested_anywhere(group); });
     expect_refused("EarlyStopping", [&] { EarlyStopping early({.group = group}); });
     expect_refused("clip_grad_norm_", [&] { clip_grad_norm_(parameters, 1.0, {.group = group}); });
-    expect_refused("PeriodicModelAverager", [&] { PeriodicModelAverager averager({.process_group = group}); });
+    expect_refused("PeriodicModelAverager", [&] { PeriodicModelAverager averager({.group = group}); });
     expect_refused("PostLocalSGDState", [&] { PostLocalSGDState state({.subgroup = group}); });
   });
 }

@@ -106,7 +106,7 @@ TEST(FullySharded, TrainsAsDistributedDataParallelDoes) {
       for (const std::optional<bool> reshard : {std::optional<bool>(), std::optional<bool>(n % 2 == 0)}) {
         run_ranks({.n = n}, [&](Rank& r) {
           Net reference = plain();
-          DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+          DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
           torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(0.01));
           auto net = sharded({.group = r.world, .reshard_after_forward = reshard, .overlap = overlap});
           torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01));
@@ -174,7 +174,7 @@ TEST(FullySharded, AccumulatesWithAndWithoutSynchronisation) {
   for (const bool synchronised : {false, true}) {
     run_ranks({.n = 3}, [&](Rank& r) {
       Net reference = plain();
-      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
       auto net = sharded({.group = r.world});
       for (int step = 0; step < 3; ++step) {
         std::optional<NoSync> theirs;
@@ -196,7 +196,7 @@ TEST(FullySharded, SeveralForwardsAndARetainedGraph) {
   for (const Overlap overlap : {Overlap::none, Overlap::thread}) {
     run_ranks({.n = 2}, [&](Rank& r) {
       Net reference = plain();
-      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
       auto net = sharded({.group = r.world, .overlap = overlap});
       for (int step = 0; step < 2; ++step) {
         const Tensor theirs = loss_of(ddp.forward(batch(0, r.rank)) + ddp.forward(batch(1, r.rank)));
@@ -220,7 +220,7 @@ TEST(FullySharded, UnusedParametersAndFrozenOnes) {
     Block reference = block(), own = block();
     for (Block* one : {&reference, &own})
       (*one)->up->weight.requires_grad_(false), (*one)->down->bias.requires_grad_(false);
-    DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+    DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
     auto unit = fully_shard(own, {.group = r.world});
     const auto x = [&] { return numbers({6, 5}, r.rank).to(training_device()).requires_grad_(); };
     for (int step = 0; step < 3; ++step) {
@@ -256,7 +256,7 @@ TORCH_MODULE(Pair);
 TEST(FullySharded, AnyArgumentsAndResults) {
   run_ranks({.n = 2}, [](Rank& r) {
     Pair reference = filled(Pair());
-    DistributedDataParallel ddp(reference, {.process_group = r.world});
+    DistributedDataParallel ddp(reference, {.group = r.world});
     auto unit = fully_shard(filled(Pair()), {.group = r.world});
     const auto in = std::make_tuple(batch(0, r.rank), batch(1, r.rank));
     const auto use = [](const std::tuple<Tensor, std::vector<Tensor>>& out) {
@@ -286,7 +286,7 @@ TEST(FullySharded, ActivationCheckpointingOfUnitsAndInsideThem) {
   for (const Overlap overlap : {Overlap::none, Overlap::thread}) {
     run_ranks({.n = 2}, [&](Rank& r) {
       Block reference = block();
-      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
       auto unit = fully_shard(block, {.group = r.world, .overlap = overlap});
       auto inside = fully_shard(std::make_shared<InsideImpl>(), {.group = r.world, .overlap = overlap});
       for (int step = 0; step < 2; ++step) {
@@ -314,7 +314,7 @@ TEST(FullySharded, MixedPrecisionComputesInItAndStepsInFloat32) {
   const WithoutOneDnn guard;
   run_ranks({.n = 2}, [](Rank& r) {
     Net reference = plain();
-    DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+    DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
     for (const auto reduce : {std::optional<torch::ScalarType>(), std::optional<torch::ScalarType>(torch::kFloat32)}) {
       auto net =
           sharded({.group = r.world, .mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = reduce}});
@@ -341,7 +341,7 @@ TEST(FullySharded, DividesWithinAGroupAndReplicatesOverAnother) {
     run_ranks({.n = 4}, [&](Rank& r) {
       const DeviceMesh mesh(r.world, {{"replica", 2}, {"shard", 2}});
       Net reference = plain();
-      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .process_group = r.world});
+      DistributedDataParallel ddp(reference, {.find_unused_parameters = true, .group = r.world});
       auto net = sharded({.group = mesh["shard"], .replicate_group = mesh["replica"], .overlap = overlap});
       for (int step = 0; step < 2; ++step) {
         loss_of(ddp.forward(batch(step, r.rank))).backward();

@@ -54,7 +54,7 @@ TEST(GpuHooks, WaitForNothing) {
   run_ranks({.n = 2}, [&](Rank& r) {
     for (const auto& [name, make] : hooks) {
       auto net = std::make_shared<PrescribedGradients>(kShapes);
-      DistributedDataParallel<PrescribedGradients> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<PrescribedGradients> ddp(net, {.group = r.world});
       ddp.register_comm_hook(make());
       Gradients given = gradients_in(kShapes, r.rank, 1);
       for (auto& [parameter, gradient] : given) gradient = gradient.to(training_device());
@@ -247,9 +247,9 @@ TEST(GpuDdp, DeviceIdsSayWhereTheModuleIs) {
   run_ranks({.n = 1}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>();
     fill(*net, 1);
-    EXPECT_NO_THROW(DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = {0}}));
+    EXPECT_NO_THROW(DistributedDataParallel<NetImpl>(net, {.group = r.world, .device_ids = {0}}));
     const Caught wrong =
-        catch_error([&] { DistributedDataParallel<NetImpl>(net, {.process_group = r.world, .device_ids = {1}}); });
+        catch_error([&] { DistributedDataParallel<NetImpl>(net, {.group = r.world, .device_ids = {1}}); });
     EXPECT_TRUE(contains(wrong.text, "device_ids is {1}, but parameter fc1.weight is on cuda:0")) << wrong;
   });
 }
@@ -300,7 +300,7 @@ TEST(GpuDdp, AutocastAndChannelsLastTrainAsOneProcess) {
         return net;
       };
       auto whole = make(), net = make();
-      DistributedDataParallel<ConvNetImpl> ddp(net, {.bucket_cap_mb = kTiny, .process_group = r.world});
+      DistributedDataParallel<ConvNetImpl> ddp(net, {.bucket_cap_mb = kTiny, .group = r.world});
       for (int step = 0; step < 3; ++step) {
         const Tensor batch = numbers({8, 3, 12, 12}, step).contiguous(torch::MemoryFormat::ChannelsLast);
         const auto loss = [&](const auto& forward, const Tensor& x) {
@@ -342,7 +342,7 @@ TEST_P(GpuGraph, ReplaysTrainAsPlainSteps) {
       struct Training {
         explicit Training(Rank& rank) : net(std::make_shared<NetImpl>(32, true)) {
           fill(*net, 3);
-          ddp.emplace(net, DdpOptions{.process_group = rank.world});
+          ddp.emplace(net, DdpOptions{.group = rank.world});
           optimizer.emplace(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
         }
         void step(const Tensor& batch) {

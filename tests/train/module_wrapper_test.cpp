@@ -74,7 +74,7 @@ void expect_module(const std::shared_ptr<Wrapper>& wrapper, TwinImpl& net) {
 TEST(ModuleWrapper, DistributedDataParallelIsAModule) {
   run_ranks({.n = 2}, [](Rank& r) {
     Twin net(true);
-    const auto ddp = std::make_shared<DistributedDataParallel<Twin>>(net, DdpOptions{.process_group = r.world});
+    const auto ddp = std::make_shared<DistributedDataParallel<Twin>>(net, DdpOptions{.group = r.world});
     expect_module(ddp, *net);
     expect_same_everywhere(r, *ddp);
     // As a part of another module.
@@ -93,7 +93,7 @@ TEST(ModuleWrapper, DataParallelIsAModule) {
 TEST(ModuleWrapper, AnOptimizerTakesTheWrappersParameters) {
   run_ranks({.n = 2}, [](Rank& r) {
     Twin net;
-    DistributedDataParallel ddp(net, {.process_group = r.world});
+    DistributedDataParallel ddp(net, {.group = r.world});
     torch::optim::SGD optimizer(ddp.parameters(), 0.1);
     const torch::Tensor before = net->fc1->weight.detach().clone();
     loss_of(ddp(numbers({4, 8}, r.rank))).backward();

@@ -379,7 +379,7 @@ Parameters trained(Rank& r, const Make& make, bool in_backward, bool view) {
   DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny,
                                              .first_bucket_mb = kTiny,
                                              .gradient_as_bucket_view = view,
-                                             .process_group = r.world,
+                                             .group = r.world,
                                              .overlap = Overlap::inline_});
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (in_backward) {

@@ -273,7 +273,7 @@ TEST(Placement, DdpOverRanksWithSeveralDevicesEach) {
               Split split(devices);
               fill(*whole, 3);
               fill_in_place(*split, 3 + r.rank);  // rank 0's are everyone's from now on
-              DistributedDataParallel ddp(split, {.bucket_cap_mb = kTiny, .process_group = r.world});
+              DistributedDataParallel ddp(split, {.bucket_cap_mb = kTiny, .group = r.world});
               torch::optim::SGD optimizer(split->parameters(), 0.1), reference(whole->parameters(), 0.1);
               for (int step = 0; step < 3; ++step) {
                 const torch::Tensor batch = numbers({12, 8}, step);

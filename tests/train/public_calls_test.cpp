@@ -61,18 +61,18 @@ std::vector<Case> cases() {
   return {
       {"DdpConstructor", "in the constructor of DistributedDataParallel, which all ranks call", false,
        [](Rank& r) -> std::function<void()> {
-         return [&r] { DistributedDataParallel<NetImpl> ddp(filled_net(), {.process_group = r.world}); };
+         return [&r] { DistributedDataParallel<NetImpl> ddp(filled_net(), {.group = r.world}); };
        }},
       {"DdpBackward", "in the backward of DistributedDataParallel", false,
        [](Rank& r) {
          return later<DistributedDataParallel<NetImpl>>(
-             std::make_shared<DistributedDataParallel<NetImpl>>(filled_net(), DdpOptions{.process_group = r.world}),
+             std::make_shared<DistributedDataParallel<NetImpl>>(filled_net(), DdpOptions{.group = r.world}),
              [](auto& ddp) { loss_of(ddp.forward(batch())).backward(); });
        }},
       {"UnevenInputs", "(in with_uneven_inputs, which all ranks call)", false,
        [](Rank& r) {
          return later<DistributedDataParallel<NetImpl>>(
-             std::make_shared<DistributedDataParallel<NetImpl>>(filled_net(), DdpOptions{.process_group = r.world}),
+             std::make_shared<DistributedDataParallel<NetImpl>>(filled_net(), DdpOptions{.group = r.world}),
              [](auto& ddp) { with_uneven_inputs(ddp, [] {}); });
        }},
       {"CheckpointSave", "in Checkpoint::save, which all ranks call", true,
@@ -196,7 +196,7 @@ std::vector<Case> cases() {
       {"ModelAverager", "in PeriodicModelAverager::average_parameters, which all ranks call", false,
        [](Rank& r) -> std::function<void()> {
          return [&r] {
-           PeriodicModelAverager averager({.period = 1, .process_group = r.world});
+           PeriodicModelAverager averager({.period = 1, .group = r.world});
            averager.average_parameters(filled_net()->parameters());
          };
        }},
@@ -205,7 +205,7 @@ std::vector<Case> cases() {
          return [&r] {
            const Net net = filled_net();
            torch::optim::SGD optimizer(net->parameters(), 0.1);
-           Trainer trainer(net, optimizer, {.ddp = {.process_group = r.world}});
+           Trainer trainer(net, optimizer, {.ddp = {.group = r.world}});
          };
        }},
       {"TrainerFit", "in the backward of DistributedDataParallel (in Trainer::fit, which all ranks call", true,
@@ -214,7 +214,7 @@ std::vector<Case> cases() {
            explicit Training(Rank& r)
                : net(filled_net()),
                  optimizer(net->parameters(), 0.1),
-                 trainer(net, optimizer, {.progress = false, .ddp = {.process_group = r.world}}) {}
+                 trainer(net, optimizer, {.progress = false, .ddp = {.group = r.world}}) {}
            Net net;
            torch::optim::SGD optimizer;
            Trainer trainer;

@@ -237,7 +237,7 @@ void check_script(const std::string& folder) {
     run_ranks({.n = n}, [&](Rank& r) {
       torch::jit::Module model = torch::jit::load(folder + "/python_script.pt");
       model.train();
-      DistributedDataParallel ddp(model, {.process_group = r.world});
+      DistributedDataParallel ddp(model, {.group = r.world});
       Parameters trained;
       for (const Tensor& one : ddp.parameters()) {
         if (one.requires_grad()) trained.push_back(one);

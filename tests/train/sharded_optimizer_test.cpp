@@ -203,7 +203,7 @@ Parameters trained(Rank& r, const Make& make) {
   // The bias before batch norm has a gradient of rounding errors alone, which Adam makes large: with the same bits only.
   auto net = std::make_shared<NetImpl>(16, test_device().is_cpu());
   fill(*net, 3 + r.rank);
-  DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+  DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
   Parameters first = net->fc1->parameters(), later = net->fc2->parameters();
   const auto optimizer = make(first);
   LrScheduler scheduler(*optimizer, lr::exponential(0.9));
@@ -250,7 +250,7 @@ TEST(ShardedOptimizer, KeepsUpWithUnevenInputs) {
     const auto train = [&](const auto& make) {
       auto net = std::make_shared<NetImpl>();
       fill(*net, 5);
-      DistributedDataParallel<NetImpl> ddp(net, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
       const auto optimizer = make(net->parameters());
       UnevenInputsOptions options;
       options.shadow_step = [&](const std::function<void()>& backward) {

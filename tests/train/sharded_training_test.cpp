@@ -38,7 +38,7 @@ TORCH_MODULE(Net);
 struct Training {
   Training(const std::string& folder, const Rank& r, bool sharded, bool background = true)
       : optimizer(net->parameters(), 0.01),
-        ddp(net, {.process_group = r.world}),
+        ddp(net, {.group = r.world}),
         checkpoint({.folder = folder, .background = background, .sharded = sharded, .group = r.world}) {
     checkpoint.add("model", *net).add("optimizer", optimizer).add("seen", seen);
   }

@@ -270,7 +270,7 @@ TEST(TensorParallel, WithDataParallelismOverAnotherDimension) {
     nn::ParallelTransformerBlock divided(nn::ParallelBlockOptions{
         .width = Block::kWidth, .heads = Block::kHeads, .mlp_width = Block::kHidden, .group = tensor});
     take_values(*divided, block.whole);
-    DistributedDataParallel<nn::ParallelTransformerBlock> ddp(divided, {.process_group = data});
+    DistributedDataParallel<nn::ParallelTransformerBlock> ddp(divided, {.group = data});
     for (int step = 0; step < 3; ++step) {
       for (auto& [name, parameter] : block.whole) parameter.mutable_grad() = Tensor();
       block.forward(input).pow(2).mean().backward();

@@ -83,7 +83,7 @@ TrainerOptions options_of(const Who& who) {
                          .lr = rate_at,
                          .graceful_stop = false,  // one for a process, and these ranks are threads
                          .progress = false};
-  options.ddp.process_group = who.group;
+  options.ddp.group = who.group;
   return options;
 }
 
@@ -107,7 +107,7 @@ Curve by_hand(const Who& who) {
   Job job(who);
   Curve curve;
   std::optional<DistributedDataParallel<Net>> ddp;
-  if (who.group) ddp.emplace(job.net, DdpOptions{.process_group = who.group});
+  if (who.group) ddp.emplace(job.net, DdpOptions{.group = who.group});
   std::int64_t step = 0;
   for (std::size_t epoch = 0; epoch < kEpochs; ++epoch) {
     job.sampler.set_epoch(epoch);

@@ -344,7 +344,7 @@ TEST(Weights, RankZeroLoadsForAll) {
     run_ranks({.n = n}, [&](Rank& r) {
       auto mine = net(10 + r.rank);
       if (r.rank == 0) load_weights(*mine, path);
-      DistributedDataParallel<NetImpl> ddp(mine, {.process_group = r.world});
+      DistributedDataParallel<NetImpl> ddp(mine, {.group = r.world});
       EXPECT_TRUE(all_of(*mine).equal(all_of(*net(1))));
       const std::string own = format_path(path, r.rank);
       save_weights(ddp, own);  // under the names of the module inside

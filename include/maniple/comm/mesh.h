@@ -9,7 +9,7 @@
 // 0 and 4 in "pipe". So what communicates most belongs last: ranks that follow each other mostly share a host.
 //
 // mesh[name] is a ProcessGroup like any other, and its ranks are the coordinates along that dimension: rank 1 of mesh["data"] has coordinate
-// 1 there. Whatever takes a group takes it: DdpOptions::process_group, ClipGradOptions::group, DistOptions::group, ...
+// 1 there. Whatever takes a group takes it: DdpOptions::group, ClipGradOptions::group, DistOptions::group, ...
 //
 // The constructor and sub() are collective over the group of the mesh; everything else is local. A mesh is a value: copies share its groups.
 // (torch.distributed has this as DeviceMesh and init_device_mesh. Here a rank is a process, whatever devices it computes on.)

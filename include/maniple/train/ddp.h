@@ -153,7 +153,7 @@ struct DdpOptions {
   bool init_sync = true;
 
   /// Null: the default group of init_process_group.
-  std::shared_ptr<ProcessGroup> process_group = nullptr;
+  std::shared_ptr<ProcessGroup> group = nullptr;
 
   /// The GPU of this rank, as PyTorch's device_ids = [local_rank]: empty, or one index, which must be that of all parameters. It moves
   /// nothing; it is a check that the module is where it was meant to be. Empty for a module on the CPU or on several GPUs.
@@ -249,7 +249,7 @@ class GradientAverager {
   std::vector<torch::Tensor> trained_parameters() const;
 
   const DdpOptions& options() const noexcept;
-  const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
+  const std::shared_ptr<ProcessGroup>& group() const noexcept;
 
   const std::shared_ptr<detail::Reducer>& reducer() const noexcept { return reducer_; }  ///< internal
 

@@ -81,7 +81,7 @@ struct PipelineOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;
   /// Data parallelism: the ranks that have the same stages as this one. Null: none.
   std::shared_ptr<ProcessGroup> data_group = nullptr;
-  DdpOptions ddp = {};  ///< of the average over data_group, which takes the place of its process_group
+  DdpOptions ddp = {};  ///< of the average over data_group; leave its `group` unset
   /// Parameters of this rank's stages that live on other ranks, too, by a name that is the same there.
   NamedTensors tied = {};
 };

@@ -40,7 +40,7 @@ struct PeriodicModelAveragerOptions {
   std::int64_t period = 1;        ///< steps from one average to the next; at least 1
   std::int64_t warmup_steps = 0;  ///< so many calls do nothing
   /// Null: the default group.
-  std::shared_ptr<ProcessGroup> process_group = nullptr;
+  std::shared_ptr<ProcessGroup> group = nullptr;
 };
 
 class PeriodicModelAverager {

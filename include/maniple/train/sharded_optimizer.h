@@ -92,7 +92,7 @@ class ShardedOptimizerBase : public torch::optim::Optimizer {
 
   /// Bytes of state on this rank, float32 copies of parameters included.
   std::size_t state_bytes();
-  const std::shared_ptr<ProcessGroup>& process_group() const noexcept;
+  const std::shared_ptr<ProcessGroup>& group() const noexcept;
   bool shares_parameters() const noexcept;
   /// Ends shared_parameters: every rank gets parameters of its own, with the values they have now. This optimizer makes no more steps.
   /// Collective.

@@ -50,13 +50,13 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   /// `like`: the number of channels, or torch::nn::BatchNormOptions(channels).eps(...).momentum(...) and so on. A
   /// momentum of nullopt: running statistics are the plain mean over all batches so far. A null group is the default
   /// group at the time of forward.
-  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& like, std::shared_ptr<ProcessGroup> group = nullptr)
-      : NormImplBase(like), process_group(std::move(group)) {}
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& like, std::shared_ptr<ProcessGroup> given = nullptr)
+      : NormImplBase(like), group(std::move(given)) {}
 
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 
-  std::shared_ptr<ProcessGroup> process_group;
+  std::shared_ptr<ProcessGroup> group;
 
  protected:
   void _check_input_dim(const torch::Tensor& input) override;
@@ -83,11 +83,11 @@ TORCH_MODULE(SyncBatchNorm);
 /// step below: LibTorch's operator aten::batch_norm is given a kernel that knows converted layers by their tensors,
 /// computes these together with the other ranks, and all others as before.
 std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
-                                                const std::shared_ptr<ProcessGroup>& process_group = nullptr);
+                                                const std::shared_ptr<ProcessGroup>& group = nullptr);
 template <class Contained>
 std::vector<std::string> convert_sync_batchnorm(const torch::nn::ModuleHolder<Contained>& holder,
-                                                const std::shared_ptr<ProcessGroup>& process_group = nullptr) {
-  return convert_sync_batchnorm(std::shared_ptr<torch::nn::Module>(holder.ptr()), process_group);
+                                                const std::shared_ptr<ProcessGroup>& group = nullptr) {
+  return convert_sync_batchnorm(std::shared_ptr<torch::nn::Module>(holder.ptr()), group);
 }
 
 }  // namespace maniple

@@ -136,7 +136,7 @@ struct TrainerOptions {
   std::function<void(const TrainerState&)> on_step = nullptr;
   std::function<void(const TrainerState&)> on_epoch = nullptr;
 
-  /// Of DistributedDataParallel. Its process_group is that of the trainer; null: the default group, and if there is none, this
+  /// Of DistributedDataParallel. Its group is that of the trainer; null: the default group, and if there is none, this
   /// process trains alone.
   DdpOptions ddp = {};
 };

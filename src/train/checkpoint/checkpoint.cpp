@@ -171,9 +171,9 @@ struct Checkpoint::Impl {
     wait();
     for (const Part& part : parts) {
       if (part.divided == nullptr) states[part.name] = snapshot_of(whole_state(part.save(nullptr), part.name));
-      MANIPLE_REQUIRE(part.divided == nullptr || part.divided->process_group()->rank() == 0,
+      MANIPLE_REQUIRE(part.divided == nullptr || part.divided->group()->rank() == 0,
                       "{} is gathered on rank 0 of its group, here rank {} writes; give CheckpointOptions that group",
-                      part.name, part.divided->process_group()->rank());
+                      part.name, part.divided->group()->rank());
     }
     states[kRandomPart] = snapshot_of(random);
     if (!options.background) return write(step, states);

@@ -62,7 +62,7 @@ void GradientAverager::require_unchanged() const { reducer_->require_unchanged()
 DdpStatistics GradientAverager::statistics() const { return reducer_->statistics(); }
 std::vector<torch::Tensor> GradientAverager::trained_parameters() const { return reducer_->trained_parameters(); }
 const DdpOptions& GradientAverager::options() const noexcept { return reducer_->options(); }
-const std::shared_ptr<ProcessGroup>& GradientAverager::process_group() const noexcept { return reducer_->group(); }
+const std::shared_ptr<ProcessGroup>& GradientAverager::group() const noexcept { return reducer_->group(); }
 
 namespace detail {
 

@@ -27,8 +27,8 @@ std::shared_ptr<Reducer> Reducer::make(TensorSource source, DdpOptions options) 
                   options.bucket_cap_mb);
   MANIPLE_REQUIRE(options.first_bucket_mb >= 0,
                   "DistributedDataParallel: first_bucket_mb is {}; it must not be negative", options.first_bucket_mb);
-  if (!options.process_group) options.process_group = get_default_group();
-  options.process_group->require_member("DistributedDataParallel");
+  if (!options.group) options.group = get_default_group();
+  options.group->require_member("DistributedDataParallel");
   const PublicCall call("the constructor of DistributedDataParallel, which all ranks call");
   std::shared_ptr<Reducer> reducer(new Reducer(std::move(source), std::move(options)));
   reducer->attach_hooks();
@@ -37,7 +37,7 @@ std::shared_ptr<Reducer> Reducer::make(TensorSource source, DdpOptions options) 
 
 Reducer::Reducer(TensorSource source, DdpOptions options)
     : options_(std::move(options)),
-      group_(options_.process_group),
+      group_(options_.group),
       source_(std::move(source)),
       buffers_(group_, {}),
       active_(group_) {

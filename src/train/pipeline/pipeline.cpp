@@ -169,6 +169,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
 void Pipeline::Impl::agree_on_options(ProcessGroup& group, std::string error) const {
   const PipelineOptions& options = rank.options;
   if (error.empty() && rank.chunks == 0) error = "no stages; each rank has at least one";
+  if (error.empty() && options.ddp.group) error = "PipelineOptions::ddp.group is set; set data_group instead";
   if (error.empty() && options.micro_batches < 1) {
     error = format_text("{} micro-batches; expected at least 1", options.micro_batches);
   }
@@ -256,7 +257,7 @@ void Pipeline::Impl::tie(const NamedTensors& given) {
 void Pipeline::Impl::average_over(const std::shared_ptr<ProcessGroup>& data_group) {
   data_group->require_member("Pipeline: data_group");
   DdpOptions ddp = rank.options.ddp;
-  ddp.process_group = data_group;
+  ddp.group = data_group;
   for (std::size_t i = 0; i < rank.stages.size(); ++i) {
     NamedTensors parameters, buffers;
     bool trained = false;

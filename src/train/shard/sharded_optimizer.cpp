@@ -283,7 +283,7 @@ void ShardedOptimizerBase::reset_master_weights() {
   if (auto* masters = dynamic_cast<optim::MasterWeights*>(impl_->local.get())) masters->reset_master_weights();
 }
 
-const std::shared_ptr<ProcessGroup>& ShardedOptimizerBase::process_group() const noexcept {
+const std::shared_ptr<ProcessGroup>& ShardedOptimizerBase::group() const noexcept {
   return impl_->sharding.group;
 }
 bool ShardedOptimizerBase::shares_parameters() const noexcept {

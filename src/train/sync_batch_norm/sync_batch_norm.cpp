@@ -139,9 +139,9 @@ void require_convertible(const Layer& layer) {
 }  // namespace
 
 std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
-                                                const std::shared_ptr<ProcessGroup>& process_group) {
+                                                const std::shared_ptr<ProcessGroup>& group) {
   MANIPLE_REQUIRE(module != nullptr, "convert_sync_batchnorm: the module is null");
-  if (process_group) process_group->require_member("convert_sync_batchnorm");
+  if (group) group->require_member("convert_sync_batchnorm");
   std::vector<Layer> layers;
   for (const auto& item : module->named_modules()) {
     Layer layer{item.key(), item.value(), {}, {}};
@@ -161,8 +161,7 @@ std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn:
   for (const Layer& layer : layers) {
     for (const Tensor& tensor : {layer.weight, layer.running_mean}) {
       if (!tensor.defined()) continue;
-      table().set(tensor, {decltype(Converted::tensor)(tensor.getIntrusivePtr()), layer.module, process_group,
-                           process_group == nullptr});
+      table().set(tensor, {decltype(Converted::tensor)(tensor.getIntrusivePtr()), layer.module, group, group == nullptr});
     }
     names.push_back(layer.name);
   }
@@ -196,14 +195,14 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const BatchNormTensors own{weight, bias, running_mean, running_var};
   const bool tracks = options.track_running_stats();
   if (!is_training()) return plain_batch_norm(input, own, !tracks, 0, options.eps());
-  const auto group = process_group != nullptr ? process_group : get_default_group();
-  group->require_member("SyncBatchNorm");
+  const auto ranks = group != nullptr ? group : get_default_group();
+  ranks->require_member("SyncBatchNorm");
   double momentum = options.momentum().value_or(0);
   if (tracks) {
     num_batches_tracked += 1;
     if (!options.momentum().has_value()) momentum = 1 / num_batches_tracked.item<double>();
   }
-  return sync_batch_norm(input, own, momentum, options.eps(), group);
+  return sync_batch_norm(input, own, momentum, options.eps(), ranks);
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

@@ -57,8 +57,8 @@ TrainerOptions checked(TrainerOptions options) {
       options.max_steps, options.save_every, options.evaluate_every, options.patience);
   MANIPLE_REQUIRE(options.log_every >= 1, "Trainer: a row of metrics every {} steps; expected at least 1",
                   options.log_every);
-  if (!options.ddp.process_group && is_initialized()) options.ddp.process_group = get_default_group();
-  options.checkpoint.group = options.ddp.process_group;
+  if (!options.ddp.group && is_initialized()) options.ddp.group = get_default_group();
+  options.checkpoint.group = options.ddp.group;
   return options;
 }
 
@@ -69,7 +69,7 @@ struct Trainer::Impl {
       : model(std::move(m)),
         optimizer(o),
         options(checked(std::move(given))),
-        group(options.ddp.process_group),
+        group(options.ddp.group),
         best_so_far({.patience = options.patience > 0 ? options.patience : std::numeric_limits<int>::max(),
                      .min_delta = options.min_delta,
                      .mode = options.mode,

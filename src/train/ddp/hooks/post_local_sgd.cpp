@@ -55,8 +55,8 @@ PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions option
                   options_.period);
   MANIPLE_REQUIRE(options_.warmup_steps >= 0, "PeriodicModelAverager: warmup_steps is {}; it must not be negative",
                   options_.warmup_steps);
-  if (!options_.process_group) options_.process_group = get_default_group();
-  options_.process_group->require_member("PeriodicModelAverager");
+  if (!options_.group) options_.group = get_default_group();
+  options_.group->require_member("PeriodicModelAverager");
 }
 
 void PeriodicModelAverager::set_step(std::int64_t step) {
@@ -69,7 +69,7 @@ bool PeriodicModelAverager::average_parameters(const std::vector<torch::Tensor>&
   if (since < 0 || since % options_.period != 0) return false;
   const PublicCall call("PeriodicModelAverager::average_parameters, which all ranks call");
   if (!parameters.empty())
-    all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.process_group, .where = public_place()});
+    all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.group, .where = public_place()});
   return true;
 }
 
