@@ -13,7 +13,9 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <new>
 #include <utility>
 
 #include <maniple/export.h>
@@ -66,6 +68,25 @@ void abandon(T& object) {
   while (!detail::abandoned.compare_exchange_weak(kept->next, kept, std::memory_order_acq_rel)) {
   }
 }
+
+/// A condition variable that a child of fork() may destroy. The destructor of the standard one waits until its waiters have
+/// left, and threads of the parent never leave the child's copy. Abandoned and process-wide objects do not need it.
+class ForkSafeCondition {
+ public:
+  ForkSafeCondition() { ::new (&it_) std::condition_variable; }
+  ~ForkSafeCondition() {
+    if (guard_.owned()) it_.~condition_variable();
+  }
+  ForkSafeCondition(const ForkSafeCondition&) = delete;
+  ForkSafeCondition& operator=(const ForkSafeCondition&) = delete;
+  std::condition_variable* operator->() noexcept { return &it_; }
+
+ private:
+  ForkGuard guard_;
+  union {
+    std::condition_variable it_;
+  };
+};
 
 /// The T of this process: made at first use, made anew in a child of fork() (whose copy may be locked by a thread that it does not have),
 /// and never destroyed, because groups in static objects use it until the end.

@@ -161,7 +161,7 @@ DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entr
   // Under the lock, so that it does not fall between the watching thread's look and its wait.
   listener_ = std::make_unique<AbortListener>(group_.abort_signal(), [this] {
     const std::lock_guard lock(mutex_);
-    changed_.notify_all();
+    changed_->notify_all();
   });
 }
 
@@ -171,7 +171,7 @@ DeviceCalls::~DeviceCalls() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (!is_idle() && engine_) engine_->abort();
   // Before memory is let go that operations kept: it is not freed, either, where the device may be using it.

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <list>
 #include <map>
 #include <memory>
@@ -191,7 +190,7 @@ class DeviceCalls {
 
   const std::shared_ptr<DeviceWatch> watch_ = std::make_shared<DeviceWatch>();
   std::mutex& mutex_ = watch_->mutex;
-  std::condition_variable& changed_ = watch_->changed;
+  ForkSafeCondition& changed_ = watch_->changed;
   std::map<DeviceStream, std::shared_ptr<StreamQueue>> queues_;
   std::list<Pending>
       arrivals_;  // receives, whose copies may be enqueued in any order; only the watching thread removes from it

@@ -137,7 +137,7 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
     sends_.insert(sends_.end(), sends.begin(), sends.end());
     staged_messages_.push_back(std::move(staged));
   }
-  changed_.notify_all();
+  changed_->notify_all();
   return works;
 }
 

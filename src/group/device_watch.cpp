@@ -68,7 +68,7 @@ void DeviceCalls::add(std::list<Pending>& to, Pending pending) {
     wake = is_idle();
     to.push_back(std::move(pending));
   }
-  if (wake) changed_.notify_all();
+  if (wake) changed_->notify_all();
 }
 
 bool DeviceCalls::is_idle() const {
@@ -88,8 +88,8 @@ void DeviceCalls::watch_loop() {
   while (!stopping_) {
     const bool to_abort = engine_ && !gave_up_ && group_.abort_signal().raised();  // graphs are not in the list
     if (is_idle() && staged_messages_.empty() && !to_abort) {
-      changed_.notify_all();  // whoever destroys the group waits for this
-      changed_.wait(lock);
+      changed_->notify_all();  // whoever destroys the group waits for this
+      changed_->wait(lock);
       continue;
     }
     lock.unlock();
@@ -103,7 +103,7 @@ void DeviceCalls::watch_loop() {
     if (stopping_) break;
     // Messages start when what they send has been copied, and another rank may be waiting for them.
     const bool soon = watch_->waiting != 0 || !staged_messages_.empty();
-    changed_.wait_for(lock, soon ? kSoon : kSeldom);
+    changed_->wait_for(lock, soon ? kSoon : kSeldom);
   }
 }
 
@@ -335,7 +335,7 @@ void DeviceCalls::finish() {
   // A send whose bytes have been copied has ended for its caller; the rank that receives it still needs this one.
   const auto is_busy = [this] { return !is_idle() || !staged_messages_.empty() || is_sending(); };
   for (int i = 1; is_busy() && !group_.abort_signal().raised(); ++i) {
-    changed_.wait_for(lock, kPause);
+    changed_->wait_for(lock, kPause);
     if (last && last->expired()) return;
     if (last || i % kPausesToAsk != 0) continue;
     lock.unlock();

@@ -22,7 +22,7 @@ namespace MANIPLE_API maniple {
 /// seldom otherwise: each look takes locks of the driver that those who enqueue need.
 struct DeviceWatch {
   std::mutex mutex;
-  std::condition_variable changed;
+  ForkSafeCondition changed;
   int waiting = 0;  // threads of the host
 };
 
@@ -86,7 +86,7 @@ struct detail::WorkState {
   std::atomic<bool> done{false};
   std::atomic<int> waiters{0};
   std::mutex mutex;
-  std::condition_variable changed;
+  ForkSafeCondition changed;
   DeviceEnd device;                           // without a runtime: it is of the host
   std::exception_ptr error;                   // set before done
   std::vector<std::function<void()>> follow;  // run after done

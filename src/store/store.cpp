@@ -1,7 +1,6 @@
 // The stores that need no server: in memory, and a view of another store below a prefix.
 #include <maniple/comm/store.h>
 
-#include <condition_variable>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -19,7 +18,7 @@ class MemoryStore final : public Store {
     auto shared = std::make_shared<const std::string>(value);
     const auto lock = enter();
     table_.set(key, std::move(shared));
-    changed_.notify_all();
+    changed_->notify_all();
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
@@ -50,14 +49,14 @@ class MemoryStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t delta) override {
     const auto lock = enter();
     const std::int64_t sum = table_.add(key, delta);
-    changed_.notify_all();
+    changed_->notify_all();
     return sum;
   }
 
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
     const auto lock = enter();
     const auto swap = table_.compare_set(key, expected, desired);
-    if (swap.changed) changed_.notify_all();
+    if (swap.changed) changed_->notify_all();
     return std::string(swap.now);
   }
 
@@ -96,8 +95,8 @@ class MemoryStore final : public Store {
       }
       return true;
     };
-    if (deadline.is_never()) return changed_.wait(lock, all_there);
-    if (changed_.wait_until(lock, deadline.when(), all_there)) return;
+    if (deadline.is_never()) return changed_->wait(lock, all_there);
+    if (changed_->wait_until(lock, deadline.when(), all_there)) return;
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
     throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, present(keys), waited.count())), {},
                   waited.count());
@@ -105,7 +104,7 @@ class MemoryStore final : public Store {
 
   ForkGuard guard_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  ForkSafeCondition changed_;
   KeyTable table_;
 };
 

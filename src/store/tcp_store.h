@@ -1,7 +1,6 @@
 // The store over TCP: a server (inside rank 0, or in the launcher) and its clients.
 #pragma once
 
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -90,7 +89,7 @@ class TcpStoreClient final : public Store {
   std::string sealed_;  // records on their way
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  ForkSafeCondition changed_;
   Deadline request_limit_;
   std::uint32_t next_id_ = 1;
   std::map<std::uint32_t, Call*> calls_;

@@ -9,6 +9,8 @@
 
 #include "fault/expect_error.h"
 #include "fault/ways.h"
+#include "group/work_state.h"
+#include "shm/sleeper.h"
 
 namespace maniple::harness {
 namespace {
@@ -265,6 +267,29 @@ TEST(ForkedStore, AFileStoreIsItsParents) {
   store->set("c", "3");
   EXPECT_EQ(make_file_store(path)->num_keys(), 2);
   ::unlink(path.c_str());
+}
+
+// The destructor of a condition variable waits for its waiters, and threads of the parent never leave it in a child.
+TEST(ForkedWork, AChildMayDropAWorkForWhichAThreadOfItsParentWaits) {
+  auto state = std::make_shared<detail::WorkState>();
+  Work work(state);
+  const Sleeper waiter([&work] { work.wait(); });
+  EXPECT_TRUE(waiter.falls_asleep());
+  const int status = run_in_fork([&] {
+    work = {};
+    state.reset();
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kReturned) << status;
+  state->finish(nullptr);
+}
+
+TEST(ForkedStore, AChildMayDropAStoreInWhichAThreadOfItsParentWaits) {
+  auto store = make_memory_store();
+  const Sleeper waiter([raw = store.get()] { raw->get("key", Deadline::never()); });
+  EXPECT_TRUE(waiter.falls_asleep());
+  const int status = run_in_fork([&] { store.reset(); });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kReturned) << status;
+  store->set("key", "value");
 }
 
 TEST(ForkedStore, AMemoryStoreIsItsParents) {
