@@ -23,6 +23,11 @@ constexpr const char* kForked =
 /// This thread runs what the caller does not wait for (start_tasks).
 thread_local bool nobody_sees = false;
 
+// Not inlined: it made small operations slower (4 bytes: 0.25 us instead of 0.235).
+[[gnu::cold, gnu::noinline]] bool is_loss(const std::exception_ptr& error) {
+  return info_of(error).kind == ErrorKind::peer_lost;
+}
+
 }  // namespace
 
 detail::GroupImpl::GroupImpl(GroupFacts facts, Deadline deadline)
@@ -252,7 +257,8 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
   const bool detects = facts_.session->has_failure_detector();
   // The failure detector knows who died first; its message is milliseconds away.
   if (kind == ErrorKind::peer_lost && detects && !abort_->raised()) await_abort(150);
-  if (abort_->raised()) return abort_->cause();
+  // A rank that gets the Mismatch first may end at once. Its loss is a consequence.
+  if (abort_->raised()) return kind == ErrorKind::mismatch && is_loss(abort_->cause()) ? error : abort_->cause();
   // Ranks that share memory all know by themselves what was called, unless the error names the call to ask for.
   if (detects && !(kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory())) {
     // The leader of the detector passes it on (for a mismatch it first asks all ranks what they called, for a closed connection whether

@@ -199,12 +199,13 @@ void FailureDetector::Impl::report_early_aborts() {
 
 void FailureDetector::Impl::broadcast_abort(const DetectorMessage& message) {
   if (stopped) return;
-  events.aborted(message);
-  // The rank that reported it receives it last: when its call ends, the others know.
+  // The rank that reported it receives it after the others: when its call ends, they know. The leader itself is last: its
+  // program may end at once, and with it this thread.
   for (const auto& [peer, link] : links) {
     if (peer != message.origin) link->send(message);
   }
   send(message.origin, message);
+  events.aborted(message);
 }
 
 void FailureDetector::Impl::start() {

@@ -1,7 +1,10 @@
 // Fault 25: ranks that call different things all get a Mismatch that lists what each of them called.
 #include <algorithm>
+#include <fstream>
 
+#include "base/files.h"
 #include "fault/expect_error.h"
+#include "fault/ways.h"
 #include "group/matrix.h"
 
 namespace maniple::harness {
@@ -290,6 +293,30 @@ TEST_P(MismatchTest, MessageOfAnotherDType) {
     }
     r.phase("rank 0 stays until rank 1 has its message");
   });
+}
+
+// A program ends when it gets an error, so the first rank that gets the Mismatch may be gone when the others look.
+class MismatchThatEndsRanks : public EveryTransport {};
+INSTANTIATE_TEST_SUITE_P(Faults, MismatchThatEndsRanks, process_transports(), transport_name);
+
+TEST_P(MismatchThatEndsRanks, IsWhatAllRanksReport) {
+  constexpr int kLast = 3;
+  for (int turn = 0; turn < 6; ++turn) {
+    run_ranks({.n = kLast + 1, .as = As::processes, .transport = GetParam(), .expect_dead = {0, 1, 2}}, [](Rank& r) {
+      const auto path = [&r](int rank) { return r.dir() + "/error-of-" + std::to_string(rank); };
+      r.phase("all have joined");
+      r.world->barrier();
+      std::vector<float> x(r.rank == 1 ? 1001 : 1000);
+      const Caught caught = catch_error([&] { r.world->all_reduce(buffer_of(x)); });
+      std::ofstream(path(r.rank)) << caught;
+      if (r.rank != kLast) r.kill_self();
+      r.phase("the others have ended");
+      for (int rank = 0; rank < r.size; ++rank) {
+        const std::string text = file_text(path(rank));
+        EXPECT_TRUE(text.starts_with("Mismatch")) << "rank " << rank << ": " << text;
+      }
+    });
+  }
 }
 
 }  // namespace

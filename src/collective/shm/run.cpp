@@ -214,7 +214,12 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
   Arena& arena = call.arena;
   const int me = call.rank();
   for (int r = 0; r < call.size(); ++r) {
-    if (arena.has_published(r, epoch) && arena.contribution(r, epoch).mode >= kPlace) arena.await_raised();
+    if (!arena.has_published(r, epoch) || arena.contribution(r, epoch).mode < kPlace) continue;
+    try {
+      arena.await_raised();
+    } catch (const PeerLost&) {
+      break;  // it has raised its Mismatch only in its own process, and has ended since
+    }
   }
   const auto differs = [&](std::uint32_t at) {
     for (int r = 0; r < call.size(); ++r) {
