@@ -126,7 +126,17 @@ RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline de
   const auto store = [&] {
     const WaitNotice notice(fmt::format("no connection to the store at {}:{}, which {} serves; was it started there?",
                                         host, assignment.port, hosted ? "the launcher" : "rank 0"));
-    return connect_tcp_store(host, assignment.port, result.identity, deadline, server);
+    try {
+      return connect_tcp_store(host, assignment.port, result.identity, deadline, server);
+    } catch (const Timeout& timeout) {
+      if (hosted) throw;
+      const double waited = timeout.info().waited_s;
+      throw Timeout(
+          fmt::format("timed out after {:.1f} s: waiting for rank 0, which serves the store. Was it started, with "
+                      "the same address? {}",
+                      waited, timeout.info().reason),
+          {0}, waited);
+    }
   }();
   store->limit_requests(deadline);
   result.met = [store] { store->limit_requests(Deadline::never()); };

@@ -68,6 +68,20 @@ TEST(InitFault, MissingRanksAreNamedToThreads) {
   run_ranks({.n = 6, .as = As::threads, .init = false}, join_without_3_and_5);
 }
 
+// Rank 0 serves the store, so no one can say who else is missing.
+TEST(InitFault, MissingRankZeroIsNamedByTcp) {
+  InitOptions options;
+  options.init_method = fmt::format("tcp://127.0.0.1:{}", free_loopback_port());
+  options.rank = 1;
+  options.world_size = 2;
+  options.init_timeout = Seconds(0.5);
+  const Caught caught = catch_error([&] { init(options); });
+  EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
+  EXPECT_EQ(caught.info.ranks, std::vector<int>{0}) << caught;
+  EXPECT_TRUE(contains(caught.text, "waiting for rank 0")) << caught;
+  EXPECT_GE(caught.info.waited_s, 0.4) << caught;
+}
+
 // Ranks that try again and again meet, whatever the number of their tries: rank 2 comes when the others have tried often, each at
 // its own pace.
 void join_after_other_tries(Rank& r, bool with_rank = true) {
