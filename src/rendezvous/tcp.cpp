@@ -38,6 +38,11 @@ bool same_job(const Identity& a, const Identity& b) {
          a.world_size == b.world_size;
 }
 
+/// The group made anew by the same process, without ranks that were lost.
+bool is_later_generation(const Identity& a, const Identity& b) {
+  return a.secret.bytes == b.secret.bytes && a.job == b.job && a.generation > b.generation;
+}
+
 /// What rank 0 holds: letting go of it retires the server instead of ending it.
 std::shared_ptr<TcpStoreServer> handle_of(std::shared_ptr<TcpStoreServer> server) {
   TcpStoreServer* raw = server.get();
@@ -58,6 +63,8 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
         ours = true;
         if (auto server = found->second.server.lock(); server && same_job(found->second.identity, identity)) {
           return handle_of(std::move(server));
+        } else if (server && is_later_generation(identity, found->second.identity)) {
+          server->end_if_retiring();  // a lost rank that is stopped, or cut off, would keep it
         }
       }
       try {

@@ -27,6 +27,8 @@ class TcpStoreServer {
 
   /// Serves those who are connected, or connect meanwhile, until the last of them has gone; then it is destroyed.
   static void retire(std::shared_ptr<TcpStoreServer> server);
+  /// Ends a server that retires, whoever is connected; its address is free once no one owns it. Others go on.
+  void end_if_retiring();
 
  private:
   struct Impl;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <deque>
 #include <unordered_map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -260,6 +261,11 @@ void TcpStoreServer::retire(std::shared_ptr<TcpStoreServer> server) {
     impl->retiring = server;
     impl->leave_if_empty();
   });
+}
+
+void TcpStoreServer::end_if_retiring() {
+  std::shared_ptr<TcpStoreServer> self;  // released here: the destructor waits for the loop
+  impl_->loop->post_and_wait([&] { self = std::exchange(impl_->retiring, nullptr); });
 }
 
 }  // namespace maniple

@@ -193,6 +193,17 @@ TEST_F(Rendezvous, TheServerOutlivesRankZerosGroup) {
   EXPECT_EQ(results[1].store->get("last", soon()), "value");
 }
 
+// A stopped rank keeps its connection, and with it the server, whose process begins anew without that rank.
+TEST_F(Rendezvous, ALaterGenerationTakesThePortOfARetiredServer) {
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  set("MANIPLE_GENERATION", "1");
+  auto results = init_all(method, 2);
+  results[0] = {};
+  set("MANIPLE_GENERATION", "2");
+  EXPECT_EQ(rendezvous(options_for(method, 0, 1), soon()).identity.generation, 2u);
+  EXPECT_THROW(results[1].store->get("never set", soon()), PeerLost);
+}
+
 TEST_F(Rendezvous, ATakenPortIsNamed) {
   const UniqueFd other = listen_on(Address::parse("127.0.0.1:0"));
   const Address taken = Address::of_socket(other.get());
