@@ -1,0 +1,68 @@
+// TensorLayout: how a parameter of this rank relates to the parameters of the other ranks.
+//
+//   for (const auto& item : net->named_parameters())
+//     std::cout << item.key() << ": " << maniple::layout_of(item.value()).text() << '\n';
+//
+//   embed.weight: divided over 4 ranks by fully_shard unit 3 (GptImpl), from [250, 0] of [1000, 64]
+//   norm.weight: replicated
+//
+// fully_shard, the layers of tensor_parallel.h and Pipeline record the layout of their parameters. Every function that takes a module or a list
+// of parameters reads it: clip_grad_norm_ counts each element once, GradScaler lets all ranks that share a parameter decide together,
+// DistributedDataParallel refuses parameters that the ranks of its group divide, save_weights refuses to write a part as if it were the whole.
+//
+// The layout belongs to the tensor object. A copy or a view of the tensor is replicated, as far as these functions know. set_layout records the
+// layout of parameters that a module of your own divides:
+//
+//   weight = register_parameter("weight", my_rows);
+//   maniple::set_layout(weight, {.kind = maniple::LayoutKind::tensor_parallel, .divided_over = {group}, .owner = "MyEmbedding",
+//                                .shard = maniple::TensorShard::along("", my_rows, 0, first_row, rows)});
+//
+// Threads: any thread may call these functions. The table keeps neither tensors nor groups alive.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <maniple/comm/process_group.h>
+#include <maniple/export.h>
+#include <maniple/train/sharded_checkpoint.h>
+
+namespace MANIPLE_API maniple {
+
+enum class LayoutKind : std::uint8_t {
+  replicated,       ///< every rank holds all elements
+  pipeline_stage,   ///< this rank holds all elements, the other ranks of the pipeline hold other parameters
+  tensor_parallel,  ///< this rank holds a part, and computes with that part alone
+  fully_sharded,    ///< this rank holds some rows; its unit gathers all rows for forward and backward
+};
+
+struct TensorLayout {
+  LayoutKind kind = LayoutKind::replicated;
+  /// The groups whose ranks hold different elements, outermost first. Two groups have at most one rank in common, as the dimensions of a mesh.
+  std::vector<std::shared_ptr<ProcessGroup>> divided_over = {};
+  /// False on all but one of the ranks that hold the same tied parameter of a pipeline: norms count it once.
+  bool counted = true;
+  std::string owner = {};  ///< what divides the parameter, for error messages: "fully_shard unit 3 (GptImpl)"
+  TensorShard shard = {};  ///< which part; its name and `local` are empty, and so is its shape where this rank holds all elements
+
+  bool divided() const noexcept { return kind != LayoutKind::replicated; }
+  std::string text() const;
+};
+
+/// Replicated for a tensor without a record. Throws InvalidArgument if one of the groups is gone.
+TensorLayout layout_of(const torch::Tensor& tensor);
+/// Replaces the record. `layout.divided_over` must not hold a null group or a group without this rank.
+void set_layout(const torch::Tensor& tensor, TensorLayout layout);
+
+/// The name of the first parameter that the layout divides, and its layout; an empty name if all are replicated.
+struct DividedParameter {
+  std::string name;
+  TensorLayout layout;
+};
+DividedParameter first_divided(const torch::nn::Module& module);
+
+}  // namespace maniple
