@@ -33,8 +33,8 @@
 #include <maniple/train/stop.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/sync_batch_norm.h>
-#include <maniple/train/tensor_parallel.h>
 #include <maniple/train/tensor_layout.h>
+#include <maniple/train/tensor_parallel.h>
 #include <maniple/train/text.h>
 #include <maniple/train/torch_settings.h>
 #include <maniple/train/trainer.h>

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "train/tensor_layout.h"
 
 namespace maniple {
 
@@ -16,7 +17,7 @@ Accumulation::Step::Step(std::unique_ptr<NoSync> no_sync) : no_sync_(std::move(n
 Accumulation::Step::~Step() = default;
 
 Accumulation::Accumulation(GradientAverager* ddp, std::vector<torch::Tensor> parameters, int batches)
-    : ddp_(ddp), parameters_(std::move(parameters)), batches_(batches) {
+    : ddp_(ddp), parameters_(detail::distinct(parameters)), batches_(batches) {
   MANIPLE_REQUIRE(batches >= 1, "Accumulation: over {} batches; expected at least 1", batches);
 }
 

@@ -18,6 +18,7 @@
 #include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
 #include "train/checkpoint/named_state.h"
+#include "train/tensor_layout.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -129,19 +130,20 @@ struct GradScaler::Impl {
     const torch::NoGradGuard no_grad;
     std::map<std::pair<std::string, torch::ScalarType>, std::vector<torch::Tensor>> lists;  // on devices
     std::vector<torch::Tensor> on_cpu;
-    std::size_t index = 0;
-    for (const auto& group : optimizer.param_groups()) {
-      for (const torch::Tensor& parameter : group.params()) {
-        const torch::Tensor& gradient = parameter.grad();
-        const std::size_t own = index++;
-        if (!gradient.defined()) continue;
-        require_gradient(gradient, own);
-        place(gradient.device());
-        if (gradient.is_cpu()) {
-          on_cpu.push_back(gradient);
-        } else {
-          lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
-        }
+    std::vector<torch::Tensor> parameters;
+    for (const auto& group : optimizer.param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    parameters = detail::distinct(parameters);
+    const auto groups = detail::dividing_groups(parameters, options.group);
+    for (std::size_t index = 0; index < parameters.size(); ++index) {
+      const torch::Tensor& gradient = parameters[index].grad();
+      if (!gradient.defined()) continue;
+      require_gradient(gradient, index);
+      place(gradient.device());
+      if (gradient.is_cpu()) {
+        on_cpu.push_back(gradient);
+      } else {
+        lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
       }
     }
     place(torch::kCPU);  // no gradient at all
@@ -170,7 +172,7 @@ struct GradScaler::Impl {
       }
       found += here.to(found.device(), torch::kFloat32, true);
     }
-    if (options.group) all_reduce(found, ReduceOp::max, {.group = options.group, .where = public_place()});
+    for (const auto& group : groups) all_reduce(found, ReduceOp::max, {.group = group, .where = public_place()});
     return found;
   }
 

@@ -2,14 +2,17 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "group/group_impl.h"
 #include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
+#include "train/tensor_layout.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -103,18 +106,97 @@ torch::Device device_for(const std::vector<Gradient>& gradients, const std::vect
   return torch::kCPU;
 }
 
-/// The norm of all ranks' parts. In float64: ranks may have different dtypes, and powers of norms are large.
-torch::Tensor over_ranks(const torch::Tensor& own, double p, const std::shared_ptr<ProcessGroup>& group) {
-  const bool largest = std::isinf(p);
-  if (own.is_cpu()) {
-    double sum = own.item<double>();
-    if (!largest) sum = std::pow(sum, p);
-    group->all_reduce(buffer_of(sum), largest ? ReduceOp::max : ReduceOp::sum, {.where = public_place()});
-    return torch::full({}, largest ? sum : std::pow(sum, 1 / p), own.options());
+// ---- Norms of gradients that ranks divide ------------------------------------------------------------------------------
+
+using Groups = std::vector<std::shared_ptr<ProcessGroup>>;
+
+/// The gradients that the same groups divide.
+struct Share {
+  Groups groups;                     ///< outermost first; empty: replicated
+  std::vector<torch::Tensor> norms;  ///< on this rank
+};
+
+/// What clip_grad_norm_ knows about a list of parameters before it looks at gradients.
+struct Division {
+  std::vector<Share> shares;          ///< in the order of the list, so equal on all ranks of the groups
+  std::vector<std::size_t> share;     ///< by parameter
+  std::vector<TensorLayout> layouts;  ///< by parameter
+
+  std::size_t share_of(const Groups& groups) {
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (shares[i].groups == groups) return i;
+    }
+    shares.push_back({groups, {}});
+    return shares.size() - 1;
   }
-  const torch::Tensor wide = own.to(torch::kFloat64), sum = largest ? wide.clone() : wide.pow(p);
-  all_reduce(sum, largest ? ReduceOp::max : ReduceOp::sum, {.group = group, .where = public_place()});
-  return (largest ? sum : sum.pow(1 / p)).to(own.scalar_type());
+};
+
+/// `given`: the caller's group, for parameters without a layout. Where it has the ranks of a layout's group it replaces that group: a rank
+/// without parameters knows no other.
+Division division_of(const std::vector<torch::Tensor>& parameters, const std::shared_ptr<ProcessGroup>& given) {
+  Division division;
+  division.share_of({});
+  bool divided = false, sharded = false, known = given == nullptr;
+  for (const torch::Tensor& parameter : parameters) {
+    TensorLayout& layout = division.layouts.emplace_back(layout_of(parameter));
+    divided = divided || layout.divided();
+    sharded = sharded || layout.kind == LayoutKind::fully_sharded;
+    for (auto& group : layout.divided_over) {
+      if (given && detail::same_ranks(*given, *group)) group = given;
+      known = known || group == given;
+    }
+  }
+  MANIPLE_REQUIRE(known || !divided,
+                  "clip_grad_norm_: group {} does not divide the parameters; leave the group out, the parameters know "
+                  "their own",
+                  given->name());
+  if (parameters.empty() && given) division.share_of({given});
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const TensorLayout& layout = division.layouts[i];
+    MANIPLE_REQUIRE(
+        !sharded || layout.divided() || !parameters[i].grad().defined(),
+        "clip_grad_norm_: parameter {} of shape [{}] belongs to no unit of fully_shard, while others do, so "
+        "no rank averages its gradient; make the root of the model a unit, too",
+        i, joined(parameters[i].sizes()));
+    division.share.push_back(division.share_of(divided || !given ? layout.divided_over : Groups{given}));
+  }
+  return division;
+}
+
+/// The norm of all shares together. A group's ranks need not have the same groups inside it, so the innermost are added up first. In float64:
+/// ranks may have different dtypes, and powers of norms are large.
+torch::Tensor norm_over_ranks(std::vector<Share> shares, double p, torch::ScalarType wide, torch::Device device) {
+  const auto options = torch::TensorOptions().device(device);
+  const bool largest = std::isinf(p);
+  const auto norm_of = [&](const std::vector<torch::Tensor>& norms) {
+    return norms.empty() ? torch::zeros({}, options.dtype(wide)) : torch::linalg_vector_norm(torch::stack(norms), p);
+  };
+  if (shares.size() == 1 && shares.front().groups.empty()) return norm_of(shares.front().norms);
+  std::vector<std::pair<Groups, torch::Tensor>> powers;
+  const auto add = [&](const Groups& groups, const torch::Tensor& power) {
+    for (auto& [of, sum] : powers) {
+      if (of != groups) continue;
+      sum = largest ? torch::maximum(sum, power) : sum + power;
+      return;
+    }
+    powers.emplace_back(groups, power);
+  };
+  for (const Share& share : shares) {
+    const torch::Tensor norm = norm_of(share.norms).to(torch::kFloat64);
+    add(share.groups, largest ? norm : norm.pow(p));
+  }
+  for (;;) {
+    const auto deepest = std::max_element(powers.begin(), powers.end(),
+                                          [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
+    if (deepest->first.empty()) break;
+    auto [groups, power] = std::move(*deepest);
+    powers.erase(deepest);
+    all_reduce(power, largest ? ReduceOp::max : ReduceOp::sum, {.group = groups.back(), .where = public_place()});
+    groups.pop_back();
+    add(groups, power);
+  }
+  const torch::Tensor& all = powers.front().second;
+  return (largest ? all : all.pow(1 / p)).to(wide);
 }
 
 [[noreturn]] void throw_not_finite(double total, const std::vector<Gradient>& gradients,
@@ -129,9 +211,18 @@ torch::Tensor over_ranks(const torch::Tensor& own, double p, const std::shared_p
       format_text("clip_grad_norm_: the norm is {}, though each gradient's own is finite here", total));
 }
 
+/// A rank of a pipeline whose stages have no parameters takes part in the norm, too. Null: there is no pipeline.
+std::shared_ptr<ProcessGroup> pipeline_group(const torch::nn::Module& module) {
+  if (const auto* partial = dynamic_cast<const PartialModule*>(&module)) return partial->divided_over();
+  for (const auto& child : module.named_children()) {
+    if (auto group = pipeline_group(*child.value())) return group;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
-torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
+torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double max_norm,
                               const ClipGradOptions& options) {
   const PublicCall call("clip_grad_norm_, which all ranks call", options.where);
   const double p = options.norm_type;
@@ -139,7 +230,9 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
   MANIPLE_REQUIRE(p > 0, "clip_grad_norm_: a norm_type of {}; expected a number above 0, or infinity", p);
   if (options.group) options.group->require_member("clip_grad_norm_");
   const torch::NoGradGuard no_grad;
+  const std::vector<torch::Tensor> parameters = detail::distinct(given);
   const std::vector<Gradient> gradients = gradients_of(parameters, "clip_grad_norm_");
+  Division division = division_of(parameters, options.group);
 
   auto wide = torch::kFloat32;
   for (const Gradient& gradient : gradients) {
@@ -147,7 +240,7 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
   }
   const torch::Device device = device_for(gradients, parameters, options.group);
   const Kinds kinds = device.is_cpu() ? Kinds() : kinds_of(gradients);
-  std::vector<torch::Tensor> norms(gradients.size()), defined;  // undefined where there is nothing
+  std::vector<torch::Tensor> norms(gradients.size());  // undefined where there is nothing
   for (const auto& [kind, places] : kinds) {
     const std::vector<torch::Tensor> own = norms_of(tensors_at(gradients, places), p, wide);
     for (std::size_t i = 0; i < places.size(); ++i) norms[places[i]] = own[i].to(device);
@@ -158,11 +251,10 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
     if (!norms[i].defined()) {
       norms[i] = torch::linalg_vector_norm(gradient, p, at::OptionalIntArrayRef(), false, wide).to(device);
     }
-    defined.push_back(norms[i]);
+    const std::size_t parameter = gradients[i].parameter;
+    if (division.layouts[parameter].counted) division.shares[division.share[parameter]].norms.push_back(norms[i]);
   }
-  torch::Tensor total = defined.empty() ? torch::zeros({}, torch::TensorOptions().dtype(wide).device(device))
-                                        : torch::linalg_vector_norm(torch::stack(defined), p);
-  if (options.group && options.group->size() > 1) total = over_ranks(total, p, options.group);
+  const torch::Tensor total = norm_over_ranks(std::move(division.shares), p, wide, device);
   if (options.error_if_nonfinite && !is_finite(total)) throw_not_finite(total.item<double>(), gradients, norms);
   if (gradients.empty() || std::isinf(max_norm)) return total;
 
@@ -179,10 +271,17 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, doub
   return total;
 }
 
+torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& given) {
+  ClipGradOptions options = given;
+  if (!options.group) options.group = pipeline_group(module);
+  return clip_grad_norm_(module.parameters(), max_norm, options);
+}
+
 torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options) {
   return clip_grad_norm_(std::vector<torch::Tensor>{parameter}, max_norm, options);
 }
 
+// Once or twice is the same.
 void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value) {
   MANIPLE_REQUIRE(clip_value >= 0, "clip_grad_value_: a clip_value of {}; expected a number that is not negative",
                   clip_value);

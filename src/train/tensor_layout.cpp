@@ -73,12 +73,15 @@ std::string TensorLayout::text() const {
   for (const auto& group : divided_over) sizes.push_back(group->size());
   std::string result = format_text("divided over {} ranks by {}", joined(sizes, " x "), owner);
   if (!shard.shape.empty())
-    result += format_text(", from [{}] of [{}]", joined(shard.offset), joined(shard.view.empty() ? shard.shape : shard.view));
+    result +=
+        format_text(", from [{}] of [{}]", joined(shard.offset), joined(shard.view.empty() ? shard.shape : shard.view));
   if (!counted) result += ", tied to a parameter of another rank";
   return result;
 }
 
-TensorLayout layout_of(const torch::Tensor& tensor) { return tensor.defined() ? Layouts::all().of(tensor) : TensorLayout(); }
+TensorLayout layout_of(const torch::Tensor& tensor) {
+  return tensor.defined() ? Layouts::all().of(tensor) : TensorLayout();
+}
 
 void set_layout(const torch::Tensor& tensor, TensorLayout layout) {
   MANIPLE_REQUIRE(tensor.defined(), "set_layout: the tensor is undefined");
@@ -118,6 +121,39 @@ int shared_ranks(const ProcessGroup& a, const ProcessGroup& b) {
   return count;
 }
 
+bool same_ranks(const ProcessGroup& a, const ProcessGroup& b) {
+  return &a == &b || (a.size() == b.size() && shared_ranks(a, b) == a.size());
+}
+
+std::vector<std::shared_ptr<ProcessGroup>> dividing_groups(const std::vector<torch::Tensor>& parameters,
+                                                           const std::shared_ptr<ProcessGroup>& given) {
+  struct Found {
+    std::shared_ptr<ProcessGroup> group;
+    std::size_t depth;
+  };
+  std::vector<Found> found;
+  bool known = given == nullptr;
+  for (const torch::Tensor& parameter : parameters) {
+    const TensorLayout layout = layout_of(parameter);
+    for (std::size_t depth = 0; depth < layout.divided_over.size(); ++depth) {
+      const bool is_given = given && same_ranks(*given, *layout.divided_over[depth]);
+      const auto& group = is_given ? given : layout.divided_over[depth];
+      known = known || is_given;
+      const auto place = std::find_if(found.begin(), found.end(), [&](const Found& one) { return one.group == group; });
+      if (place == found.end()) {
+        found.push_back({group, depth});
+      } else {
+        place->depth = std::max(place->depth, depth);
+      }
+    }
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.depth > b.depth; });
+  std::vector<std::shared_ptr<ProcessGroup>> groups;
+  for (Found& one : found) groups.push_back(std::move(one.group));
+  if (!known) groups.push_back(given);
+  return groups;
+}
+
 void require_replicated_over(const ProcessGroup& group, const std::string& name, const torch::Tensor& parameter,
                              const char* function, const char* remedy) {
   const TensorLayout layout = layout_of(parameter);
@@ -132,10 +168,15 @@ void require_replicated_over(const ProcessGroup& group, const std::string& name,
   }
 }
 
+void require_whole(const std::string& name, const torch::Tensor& parameter, const char* function, const char* remedy) {
+  const TensorLayout layout = layout_of(parameter);
+  for (const auto& group : layout.divided_over)
+    MANIPLE_REQUIRE(group->size() == 1, "{}: parameter {} is {}, so this rank does not hold the whole model; {}",
+                    function, name, layout.text(), remedy);
+}
+
 void require_whole(const torch::nn::Module& module, const char* function, const char* remedy) {
-  const DividedParameter divided = first_divided(module);
-  MANIPLE_REQUIRE(divided.name.empty(), "{}: parameter {} is {}, so this rank does not hold the whole model; {}", function,
-                  divided.name, divided.layout.text(), remedy);
+  for (const auto& item : module.named_parameters()) require_whole(item.key(), item.value(), function, remedy);
 }
 
 }  // namespace detail

@@ -254,8 +254,7 @@ TEST(DdpPostLocalSgd, TrainsWithItsOptimizer) {
     ddp.register_comm_hook(
         post_localSGD_hook(std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.start_localSGD_iter = 4})));
     torch::optim::SGD local(net->parameters(), 0.1);
-    PostLocalSGDOptimizer optimizer(local,
-                                    PeriodicModelAverager({.period = 4, .warmup_steps = 4, .group = r.world}));
+    PostLocalSGDOptimizer optimizer(local, PeriodicModelAverager({.period = 4, .warmup_steps = 4, .group = r.world}));
     double first = 0, last = 0;
     int apart = 0;
     for (int step = 0; step < 61; ++step) {

@@ -208,8 +208,7 @@ TEST(Ddp, SeveralForwardsAndSeveralBackwards) {
     auto net = std::make_shared<NetImpl>();
     fill(*whole, 3);
     fill(*net, 3);
-    DistributedDataParallel<NetImpl> ddp(
-        net, {.bucket_cap_mb = kTiny, .group = r.world, .overlap = Overlap::inline_});
+    DistributedDataParallel<NetImpl> ddp(net, {.bucket_cap_mb = kTiny, .group = r.world, .overlap = Overlap::inline_});
     const torch::Tensor a = numbers({4, 8}, 1), b = numbers({4, 8}, 2);
     for (int round = 0; round < 3; ++round) {
       whole->zero_grad();
@@ -315,8 +314,7 @@ TEST(Ddp, DeviceIdsAreOfOneGpu) {
     auto net = std::make_shared<NetImpl>();
     net->to(torch::kCPU);
     const auto text = [&](const std::vector<int>& ids) {
-      return catch_error([&] { DistributedDataParallel<NetImpl>(net, {.group = r.world, .device_ids = ids}); })
-          .text;
+      return catch_error([&] { DistributedDataParallel<NetImpl>(net, {.group = r.world, .device_ids = ids}); }).text;
     };
     EXPECT_TRUE(contains(text({0}), "device_ids is {0}, but parameter fc1.weight is on cpu")) << text({0});
     EXPECT_TRUE(contains(text({0, 1}), "device_ids names 2 GPUs")) << text({0, 1});

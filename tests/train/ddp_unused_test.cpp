@@ -160,8 +160,7 @@ TEST(Ddp, BucketsFollowTheOrderOfGradients) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto net = std::make_shared<Branches>();
     fill(*net, 2);
-    DistributedDataParallel<Branches> ddp(net,
-                                          {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world});
+    DistributedDataParallel<Branches> ddp(net, {.bucket_cap_mb = kTiny, .first_bucket_mb = kTiny, .group = r.world});
     // Ranks use the branches in opposite orders; all follow rank 0, whose last branch comes first in backward.
     const std::vector<std::string> mine =
         r.rank == 0 ? std::vector<std::string>{"b", "c", "a"} : std::vector<std::string>{"a", "c", "b"};

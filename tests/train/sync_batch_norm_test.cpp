@@ -223,8 +223,7 @@ TEST_P(SyncBatchNormWithDdp, TrainsAsOneProcessOnTheWholeBatch) {
       module->to(torch::kFloat64);
     }
     EXPECT_EQ(convert_sync_batchnorm(net, r.world), (std::vector<std::string>{"norm", "block.1", "list.0"}));
-    DistributedDataParallel<ConvNetImpl> ddp(net,
-                                             {.bucket_cap_mb = kTiny, .group = r.world, .overlap = overlap});
+    DistributedDataParallel<ConvNetImpl> ddp(net, {.bucket_cap_mb = kTiny, .group = r.world, .overlap = overlap});
     const auto options = torch::optim::SGDOptions(0.05).momentum(0.9);
     torch::optim::SGD whole_optimizer(whole->parameters(), options), optimizer(net->parameters(), options);
     for (int step = 0; step < 5; ++step) {

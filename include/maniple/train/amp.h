@@ -22,9 +22,10 @@
 // multiplied by a large *scale*, and gradients are divided by it before the step. The scale is found by trying: a step with a gradient
 // that is not finite is left out and the scale halved; after growth_interval good steps in a row it is doubled.
 //
-// With DistributedDataParallel the averaged gradients are the same on all ranks, and infinity or NaN of one rank is in the average of
-// all: so all ranks decide the same, and nothing is communicated. Where gradients differ (a model in parts, parameters outside of
-// DistributedDataParallel, post-local SGD), `group` makes it one decision. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_,
+// With DistributedDataParallel the averaged gradients are equal on all ranks, and infinity or NaN on one rank is in the average on all
+// ranks: all decide alike, and nothing is communicated. Where ranks hold different parameters (fully_shard, tensor_parallel.h, Pipeline; see
+// tensor_layout.h), unscale_ and step make one decision for all ranks of the groups that divide the parameters. Where gradients differ for
+// other reasons (parameters outside of DistributedDataParallel, post-local SGD), `group` does. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_,
 // step and update in its shadow_step too.
 #pragma once
 
@@ -70,7 +71,8 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;  ///< between 0 and 1
   int growth_interval = 2000;   ///< good steps in a row; at least 1
   bool enabled = true;          ///< off: scale returns the loss, step is the optimizer's; the loop stays as it is
-  /// Whose ranks decide together, one all_reduce of 4 bytes in each step, collective over it. Null: gradients are the same on all ranks.
+  /// More ranks that decide together: one all_reduce of 4 bytes in each step, collective over the group. Parameters with a layout know
+  /// their groups.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
 

@@ -5,9 +5,10 @@
 //   optimizer.step();
 //   metrics.add("gradient norm", norm);                                     // a tensor: nothing was waited for
 //
-// With DistributedDataParallel gradients are the same on all ranks after backward, so every rank computes the same norm and
-// nothing is communicated. Where each rank holds other parameters (a model in parts, sharded parameters), `group` adds up the
-// norms of its ranks; each parameter must then be given on one rank only.
+// The norm counts each element of the model once. With DistributedDataParallel every rank computes the same norm, and nothing is
+// communicated. Parameters of fully_shard, of tensor_parallel.h and of a Pipeline know which ranks hold the other elements
+// (tensor_layout.h): clip_grad_norm_ adds up their norms over these ranks, which all call it. A parameter that a module lists under
+// several names counts once.
 //
 // Parameters without a gradient are left out. Dtypes may be mixed; the norm is computed in float32 at least (in float64 if one of
 // the gradients is), so that bfloat16 gradients do not lose it. On the CPU gradients are read once, and written only if
@@ -18,7 +19,7 @@
 #include <memory>
 #include <vector>
 
-#include <torch/types.h>
+#include <torch/torch.h>
 
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
@@ -31,7 +32,8 @@ struct ClipGradOptions {
   /// A norm that is infinite or NaN throws InvalidArgument, naming the first parameter with such a gradient, and no gradient is
   /// changed. Otherwise, as in PyTorch, gradients then become zero or NaN.
   bool error_if_nonfinite = false;
-  /// Whose norms belong together; null: this rank's alone. Collective over it.
+  /// For parameters that ranks divide by means of their own, without set_layout: the ranks whose norms are added up. Each parameter is then
+  /// given on one of these ranks. Parameters with a layout know their groups; another group is refused. Collective over the group.
   std::shared_ptr<ProcessGroup> group = nullptr;
   SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it alone
 };
@@ -42,6 +44,8 @@ struct ClipGradOptions {
 torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
                               const ClipGradOptions& options = {});
 torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options = {});
+/// The same of all parameters of the module.
+torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& options = {});
 
 /// Limits each element of each gradient to -clip_value .. clip_value. NaN stays NaN.
 void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value);

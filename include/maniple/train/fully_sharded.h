@@ -166,6 +166,8 @@ class FullyShardedBase : public torch::nn::Module, public ShardedModule {
   Unsharded unshard();
 
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;
+  /// The parameters that require a gradient, of this unit and those inside it, each once.
+  std::vector<torch::Tensor> trained_parameters() const;
 
   void train(bool on = true) override;
   bool is_training() const noexcept override;
@@ -192,7 +194,10 @@ class FullyShardedBase : public torch::nn::Module, public ShardedModule {
 template <class M>
 class FullyShardedCall : public FullyShardedBase {
  public:
-  const std::shared_ptr<M>& module() const noexcept { return module_; }
+  /// To look at. Outside of this unit's forward its parameters are this rank's rows, so only the unit may call the module: hence const.
+  std::shared_ptr<const M> module() const noexcept { return module_; }
+  /// To call other functions of it than forward, while the guard of this unit or of one around it lives.
+  const std::shared_ptr<M>& module(const Unsharded&) const noexcept { return module_; }
 
   /// The module's forward, with its default arguments.
   template <class... Arguments>
@@ -305,10 +310,6 @@ template <class Make>
 auto fully_shard(Make&& make, FullyShardOptions options = {}) {
   return fully_shard(make(), std::move(options));
 }
-
-/// Clips the norm of all gradients in the module, of all ranks together; see clip_grad.h. `options.group` is left out: it is known. Throws
-/// InvalidArgument if a parameter with a gradient belongs to no unit. Collective over the group that divides the parameters.
-torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, ClipGradOptions options = {});
 
 /// All parameters of the module, whole, as copies, by the names of named_parameters(). Collective; `only_rank` of the group gets them, and the
 /// others none; -1: all ranks do.

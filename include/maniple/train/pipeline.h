@@ -123,8 +123,10 @@ class Pipeline : public torch::nn::Module, public PartialModule {
   /// For checkpoints: "stage1.3.weight" is "3.weight" there, unless stages have names in common.
   std::string checkpoint_name(const std::string& name) const override;
   const std::set<std::string>& names_of_all_ranks() const override;
-  const ProcessGroup& divided_over() const override;
+  const std::shared_ptr<ProcessGroup>& divided_over() const override;
 
+  void save(torch::serialize::OutputArchive& archive) const override;  ///< throws Unsupported: use Checkpoint
+  void load(torch::serialize::InputArchive& archive) override;         ///< throws Unsupported: use Checkpoint
   /// Throws InvalidArgument: move the stages before the Pipeline is made.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;

@@ -122,7 +122,7 @@ class PartialModule {
   /// Of all parameters and buffers of all ranks, in checkpoints: those of others are no mistake there.
   virtual const std::set<std::string>& names_of_all_ranks() const = 0;
   /// The ranks that together hold all of it.
-  virtual const ProcessGroup& divided_over() const = 0;
+  virtual const std::shared_ptr<ProcessGroup>& divided_over() const = 0;
 };
 
 }  // namespace maniple

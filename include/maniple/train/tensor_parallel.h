@@ -113,6 +113,8 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public ShardedModule 
   ColumnParallelLinearImpl(std::int64_t in_features, std::int64_t out_features, ColumnParallelOptions options = {});
   torch::Tensor forward(const torch::Tensor& x);
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;
+  void save(torch::serialize::OutputArchive& archive) const override;  ///< throws Unsupported for several ranks
+  void load(torch::serialize::InputArchive& archive) override;         ///< throws Unsupported for several ranks
 
   ColumnParallelOptions options;
   torch::Tensor weight, bias;
@@ -137,6 +139,8 @@ class RowParallelLinearImpl : public torch::nn::Module, public ShardedModule {
   RowParallelLinearImpl(std::int64_t in_features, std::int64_t out_features, RowParallelOptions options = {});
   torch::Tensor forward(const torch::Tensor& x);
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;
+  void save(torch::serialize::OutputArchive& archive) const override;  ///< throws Unsupported for several ranks
+  void load(torch::serialize::InputArchive& archive) override;         ///< throws Unsupported for several ranks
 
   RowParallelOptions options;
   torch::Tensor weight, bias;
@@ -159,6 +163,8 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module, public ShardedModul
   VocabParallelEmbeddingImpl(std::int64_t vocabulary, std::int64_t width, VocabParallelOptions options = {});
   torch::Tensor forward(const torch::Tensor& ids);
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;
+  void save(torch::serialize::OutputArchive& archive) const override;  ///< throws Unsupported for several ranks
+  void load(torch::serialize::InputArchive& archive) override;         ///< throws Unsupported for several ranks
 
   VocabParallelOptions options;
   torch::Tensor weight;

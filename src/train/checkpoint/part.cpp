@@ -142,7 +142,7 @@ const std::string& text_in(const SavedPart& saved) {
 std::string name_elsewhere(const torch::nn::Module& module, const Topology& savers) {
   if (const auto* const partial = dynamic_cast<const PartialModule*>(&module)) {
     int both = 0;
-    for (const auto& holder : partial->divided_over().topology().members) {
+    for (const auto& holder : partial->divided_over()->topology().members) {
       for (const auto& saver : savers.members) both += holder.global_rank == saver.global_rank ? 1 : 0;
     }
     const ModuleTensors here = tensors_of(module);

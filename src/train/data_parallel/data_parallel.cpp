@@ -9,6 +9,7 @@
 #include "train/data_parallel/gather.h"
 #include "train/data_parallel/replicas.h"
 #include "train/sync_batch_norm/function.h"
+#include "train/tensor_layout.h"
 
 namespace maniple {
 namespace {
@@ -155,6 +156,8 @@ DataParallelBase::DataParallelBase(const std::shared_ptr<torch::nn::Module>& mod
                     "DistributedDataParallel, or plain batch norm here",
                     synchronised.front()));
   }
+  detail::require_whole(*module, "DataParallel",
+                        "its replicas are threads of one rank; use DistributedDataParallel or the layer's own group");
   state_ = std::make_shared<State>(module, checked(std::move(options)), make);
 }
 DataParallelBase::~DataParallelBase() = default;

@@ -163,12 +163,24 @@ void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, c
 }
 
 std::string Parameter::conversion() const {
-  if (hook->is_attached() && tensor.scalar_type() == dtype && tensor.device() == device) return {};
-  return format_text(
-      "parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook: its gradients "
-      "are no "
-      "longer averaged; convert the module first and wrap it then",
-      name, c10::toString(dtype), c10::toString(tensor.scalar_type()), tensor.device().str());
+  if (!tensor.requires_grad())
+    return format_text(
+        "parameter {} required a gradient when it was wrapped and requires none now; freeze parameters before "
+        "wrapping, "
+        "or wrap the module again",
+        name);
+  if (tensor.scalar_type() != dtype || tensor.device() != device)
+    return format_text(
+        "parameter {} was converted from {} to {} on {} after it was wrapped, which drops its hook: its gradients "
+        "are no longer averaged; convert the module first and wrap it then",
+        name, c10::toString(dtype), c10::toString(tensor.scalar_type()), tensor.device().str());
+  if (!hook->is_attached())
+    return format_text(
+        "parameter {} got other memory after it was wrapped (torch::load of the wrapped module, or a conversion and "
+        "back), which drops its hook: its gradients are no longer averaged; call the wrapper's forward, which restores "
+        "the hook, or wrap the module again",
+        name);
+  return {};
 }
 
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerFactory& make, const Parameter& parameter) {
@@ -250,10 +262,29 @@ void Replicator::lay_out() {
   }
 }
 
+// Loading, and set_data, give a tensor other memory.
+void Replicator::find_memory() {
+  for (Pack& pack : packs_) {
+    for (std::size_t i = 0; i < pack.indices.size(); ++i) {
+      const torch::Tensor &now = tensors_[pack.indices[i]], &before = pack.tensors[i];
+      if (now.data_ptr() == before.data_ptr()) continue;
+      MANIPLE_REQUIRE(
+          now.sizes() == before.sizes() && now.strides() == before.strides() && now.dtype() == before.dtype() &&
+              now.device() == before.device(),
+          "DistributedDataParallel: a buffer was {} [{}] on {} when the module was wrapped, and is {} [{}] on "
+          "{} now; load and convert the module first and wrap it then, or set broadcast_buffers = false",
+          c10::toString(before.scalar_type()), joined(before.sizes()), before.device().str(),
+          c10::toString(now.scalar_type()), joined(now.sizes()), now.device().str());
+      pack.tensors[i] = now.detach();
+    }
+  }
+}
+
 void Replicator::copy_from(int root) {
   if (tensors_.empty()) return;
   const torch::NoGradGuard no_grad;
   if (!laid_out_) lay_out();
+  find_memory();
   for (const std::size_t index : single_) {
     const torch::Tensor& tensor = tensors_[index];
     const Device device = device_of(tensor, kArgument);

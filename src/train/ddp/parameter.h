@@ -85,7 +85,7 @@ struct Parameter {
   bool early = false;   ///< delayed, and ready before the backward's first other gradient
   torch::Tensor saved;  ///< its gradient as it was, if this rank has computed none
 
-  /// What is wrong and what to do, if it was converted to another dtype or device; otherwise empty.
+  /// What is wrong and what to do, if it was frozen, converted or given other memory; otherwise empty.
   std::string conversion() const;
 };
 
@@ -122,6 +122,7 @@ class Replicator {
     Buffer all;
   };
   void lay_out();
+  void find_memory();
 
   std::shared_ptr<ProcessGroup> group_;
   std::vector<torch::Tensor> tensors_;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/ddp/bucket.h"
+#include "train/tensor_layout.h"
 #include <maniple/dist.h>
 
 namespace maniple::detail {
@@ -42,6 +43,13 @@ Reducer::Reducer(TensorSource source, DdpOptions options)
       buffers_(group_, {}),
       active_(group_) {
   ModuleTensors all = tensors_of(source_);
+  for (const auto* parameters : {&all.trained, &all.frozen}) {
+    for (const NamedTensor& one : *parameters)
+      detail::require_replicated_over(
+          *group_, one.name, one.tensor, "DistributedDataParallel",
+          "fully_shard averages gradients by itself; for replicas of sharded parameters set "
+          "FullyShardOptions::replicate_group");
+  }
   require_device_ids(options_.device_ids, all);
   require_same_on_all_ranks(*group_, options_, all);
   state_ = tensors(all.trained);
@@ -76,6 +84,7 @@ Reducer::~Reducer() {
 
 void Reducer::attach_hooks() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].hook && parameters_[i].hook->is_attached()) continue;
     const auto before = [self = weak_from_this(), i] {
       const auto reducer = self.lock();
       if (!reducer) return;
@@ -101,8 +110,12 @@ std::string Reducer::added_parameter() const {
   return trouble;
 }
 
-void Reducer::require_unchanged() const {
+void Reducer::require_unchanged() {
   for (const Parameter& parameter : parameters_) {
+    // What was loaded past the wrapper has lost its hook, and nothing else.
+    if (!parameter.hook->is_attached() && parameter.tensor.requires_grad() &&
+        parameter.tensor.scalar_type() == parameter.dtype && parameter.tensor.device() == parameter.device)
+      attach_hooks();
     if (const std::string trouble = parameter.conversion(); !trouble.empty()) {
       throw InvalidArgument(ddp_prefix(*group_) + trouble);
     }

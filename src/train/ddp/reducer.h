@@ -60,7 +60,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Gives every parameter its hook, in place of the one that it had. Not in a backward.
   void attach_hooks();
   /// Throws unless the module's parameters are those of construction, with the same dtype and device.
-  void require_unchanged() const;
+  void require_unchanged();
   void set_weight(double weight);
   void register_hook(CommHook hook);
   void make_optimizers(const OptimizerFactory& make);

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/fully_sharded/unit.h"
+#include "train/tensor_layout.h"
 
 namespace maniple {
 namespace {
@@ -76,6 +77,22 @@ std::string megabytes(std::uint64_t bytes) { return format_text("{:.2f} MB", sta
 }  // namespace
 
 namespace detail {
+namespace {
+
+/// A child of the module behind a unit: torch::save and torch::load of that module, past the unit, would take rows for whole parameters.
+struct ArchiveGuard final : torch::nn::Module {
+  ArchiveGuard() : torch::nn::Module("ArchiveGuard") {}
+  void save(torch::serialize::OutputArchive&) const override { refuse("torch::save"); }
+  void load(torch::serialize::InputArchive&) override { refuse("torch::load"); }
+  [[noreturn]] static void refuse(const char* function) {
+    throw Unsupported(
+        format_text("{} of a module that was given to fully_shard: its parameters are this rank's rows; use Checkpoint "
+                    "with CheckpointOptions::sharded, or full_parameters and set_full_parameters",
+                    function));
+  }
+};
+
+}  // namespace
 
 FullyShardedBase::FullyShardedBase(std::shared_ptr<torch::nn::Module> module, FullyShardOptions options)
     : torch::nn::Module("FullySharded"), whole_(std::move(module)) {
@@ -85,8 +102,15 @@ FullyShardedBase::FullyShardedBase(std::shared_ptr<torch::nn::Module> module, Fu
     register_parameter(entry.key(), entry.value(), entry.value().requires_grad());
   for (const auto& entry : whole_->named_buffers(/*recurse=*/false)) register_buffer(entry.key(), entry.value());
   for (const auto& entry : whole_->named_children()) register_module(entry.key(), entry.value());
+  if (unit_->group().size() > 1) whole_->register_module("fully_shard", std::make_shared<ArchiveGuard>());
 }
 FullyShardedBase::~FullyShardedBase() = default;
+
+std::vector<torch::Tensor> FullyShardedBase::trained_parameters() const {
+  std::vector<torch::Tensor> result = distinct(parameters());
+  std::erase_if(result, [](const torch::Tensor& one) { return !one.requires_grad(); });
+  return result;
+}
 
 UnitsNoSync FullyShardedBase::no_sync() { return UnitsNoSync(bare_units_of(*this)); }
 Unsharded FullyShardedBase::unshard() { return Unsharded(bare_units_of(*this)); }
@@ -127,26 +151,6 @@ void FullyShardedBase::load(torch::serialize::InputArchive&) {
 }
 
 }  // namespace detail
-
-torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, ClipGradOptions options) {
-  const std::vector<NamedUnit> units = units_of(module);
-  MANIPLE_REQUIRE(!units.empty(), "clip_grad_norm_: the module has no unit of fully_shard; pass its parameters()");
-  options.group = units.front().unit->options().group;
-  for (const NamedUnit& one : units)
-    MANIPLE_REQUIRE(one.unit->options().group == options.group,
-                    "clip_grad_norm_: {} is divided over another group than the others", one.unit->text());
-  const auto sharded = sharded_in(units);
-  std::vector<Tensor> parameters;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    MANIPLE_REQUIRE(!item.value().grad().defined() || sharded.count(item.value().unsafeGetTensorImpl()) != 0,
-                    "clip_grad_norm_: parameter {} belongs to no unit, so nobody averages its gradient; make the root "
-                    "of the model a unit, too",
-                    item.key());
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) parameters.push_back(item.value());
-  }
-  return clip_grad_norm_(parameters, max_norm, options);
-}
 
 NamedTensors full_parameters(torch::nn::Module& module, int only_rank) {
   const PublicCall call("full_parameters, which all ranks call");

@@ -2,44 +2,18 @@
 #include "train/fully_sharded/unit.h"
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_map>
 
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/ddp/parameter.h"
 #include <maniple/dist.h>
+#include <maniple/train/tensor_layout.h>
 
 namespace maniple::detail {
 namespace {
 
 using torch::Tensor;
-
-/// All parameters of all units of this process, and which unit each belongs to: none may belong to two.
-class Owners {
- public:
-  static Owners& all() {
-    static Owners owners;
-    return owners;
-  }
-  std::string of(const Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    const auto found = owners_.find(parameter.unsafeGetTensorImpl());
-    return found == owners_.end() ? std::string() : found->second;
-  }
-  void add(const Tensor& parameter, const std::string& owner) {
-    const std::lock_guard lock(mutex_);
-    owners_[parameter.unsafeGetTensorImpl()] = owner;
-  }
-  void remove(const Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    owners_.erase(parameter.unsafeGetTensorImpl());
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, std::string> owners_;
-};
 
 /// Calls f(module, prefix of names) for the module and all below it but for units and what they contain.
 template <class F>
@@ -93,15 +67,17 @@ ShardUnit::ShardUnit(torch::nn::Module& module, const FullyShardOptions& options
     context_->remove(this);
     throw;
   }
-  for (const ShardedParameter& one : parameters_) Owners::all().add(one.parameter, text());
-  registered_ = true;
+  for (const ShardedParameter& one : parameters_) {
+    TensorLayout layout = layout_of(one.parameter);  // a tensor-parallel layer may divide it, too
+    layout.kind = LayoutKind::fully_sharded;
+    layout.divided_over.push_back(options_.group);
+    layout.owner = "fully_shard " + text();
+    layout.shard = one.layout;
+    set_layout(one.parameter, std::move(layout));
+  }
 }
 
-ShardUnit::~ShardUnit() {
-  context_->remove(this);
-  if (!registered_) return;
-  for (const ShardedParameter& one : parameters_) Owners::all().remove(one.parameter);
-}
+ShardUnit::~ShardUnit() { context_->remove(this); }
 
 std::string ShardUnit::text() const { return format_text("unit {} ({})", number_, class_name_); }
 
@@ -125,11 +101,11 @@ void ShardUnit::collect(torch::nn::Module& module) {
             parameters_[place->second].names.push_back(name);
             continue;
           }
-          const std::string owner = Owners::all().of(parameter);
-          MANIPLE_REQUIRE(owner.empty(),
+          const TensorLayout known = layout_of(parameter);
+          MANIPLE_REQUIRE(known.kind != LayoutKind::fully_sharded,
                           "fully_shard: parameter {} of {} belongs to {} already; a parameter that several modules use "
                           "must be in one unit: make their common parent the unit, and not them",
-                          name, text(), owner);
+                          name, text(), known.owner);
           MANIPLE_REQUIRE(!parameter.is_meta(),
                           "fully_shard: parameter {} of {} is on the meta device and has no values; give fully_shard a "
                           "function that makes the module, and each unit is made and divided before the next",

@@ -161,7 +161,6 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   std::vector<std::vector<std::size_t>> gather_at_;  // by rank and parameter: the first byte in the part of the rank
   std::size_t gather_total_ = 0;
   std::uint64_t gathers_ = 0;
-  bool registered_ = false;  // in the table of all sharded parameters
 
   // The average under way.
   std::vector<bool> used_here_;  // by parameter

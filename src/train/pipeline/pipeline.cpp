@@ -12,7 +12,9 @@
 #include "tensor/exception_text.h"
 #include "tensor/public_call.h"
 #include "train/pipeline/agreement.h"
+#include "train/pipeline/stage_layouts.h"
 #include "train/pipeline/step.h"
+#include "train/tensor_layout.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -29,23 +31,6 @@ const char* name_of(PipelineCall call) {
 
 /// As a child of the Pipeline.
 std::string stage_name(int stage) { return format_text("stage{}", stage); }
-
-[[noreturn]] void refuse_conversion() {
-  throw InvalidArgument(
-      "Pipeline: to() after it was made; convert and move its stages first and make the Pipeline then");
-}
-
-/// Those of all stages, each once.
-std::vector<Tensor> parameters_of(const std::vector<torch::nn::AnyModule>& stages) {
-  std::set<const void*> seen;
-  std::vector<Tensor> result;
-  for (const torch::nn::AnyModule& stage : stages) {
-    for (const Tensor& parameter : stage.ptr()->parameters()) {
-      if (parameter.defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) result.push_back(parameter);
-    }
-  }
-  return result;
-}
 
 /// The name of a parameter that two stages share; empty: none do.
 std::string shared_between(const std::vector<torch::nn::AnyModule>& stages) {
@@ -123,6 +108,7 @@ class Pipeline::Impl {
 
   bool is_first() const { return rank.rank() == 0; }
 
+  StageLayouts layouts_;
   std::vector<Tied> tied_;
   std::map<std::string, KnownShapes> known_;  // by what the ranks said before such a step
   KnownShapes unknown_;                       // with dynamic_shapes
@@ -162,6 +148,9 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   rank.devices = devices_of(rank.stages, *rank.group);
   rank.averagers.resize(rank.stages.size());
   exchange_names();
+  for (int chunk = 0; chunk < rank.chunks; ++chunk)
+    layouts_.add(*rank.stages[static_cast<std::size_t>(chunk)].ptr(), rank.group,
+                 format_text("Pipeline stage {}", rank.stage_of(chunk)));
   tie(rank.options.tied);
   if (rank.options.data_group) average_over(rank.options.data_group);
 }
@@ -250,6 +239,7 @@ void Pipeline::Impl::tie(const NamedTensors& given) {
     if (!tied.parameter.defined()) continue;
     const torch::NoGradGuard no_grad;
     broadcast(tied.parameter, GroupRank{0}, {.group = tied.group, .where = public_place()});
+    layouts_.tie(tied.parameter, tied.group->rank() == 0);
     tied_.push_back(std::move(tied));
   }
 }
@@ -424,7 +414,7 @@ double Pipeline::evaluate(const Tensor& input, const Tensor& target) {
 Tensor Pipeline::forward(const Tensor& input) { return impl_->forward(input); }
 
 std::vector<Tensor> Pipeline::trained_parameters() const {
-  std::vector<Tensor> result = parameters_of(impl_->rank.stages);
+  std::vector<Tensor> result = detail::distinct(parameters());
   std::erase_if(result, [](const Tensor& one) { return !one.requires_grad(); });
   return result;
 }
@@ -437,10 +427,6 @@ std::string Pipeline::checkpoint_name(const std::string& name) const {
   return impl_->named_by_stage ? name : name.substr(name.find('.') + 1);
 }
 const std::set<std::string>& Pipeline::names_of_all_ranks() const { return impl_->names; }
-const ProcessGroup& Pipeline::divided_over() const { return *impl_->rank.group; }
-
-void Pipeline::to(torch::Device, torch::Dtype, bool) { refuse_conversion(); }
-void Pipeline::to(torch::Dtype, bool) { refuse_conversion(); }
-void Pipeline::to(torch::Device, bool) { refuse_conversion(); }
+const std::shared_ptr<ProcessGroup>& Pipeline::divided_over() const { return impl_->rank.group; }
 
 }  // namespace maniple

@@ -11,6 +11,7 @@
 #include "tensor/torch_compat.h"
 #include "train/ddp/parameter.h"
 #include "train/shard/sharded_state.h"
+#include "train/tensor_layout.h"
 #include <maniple/dist.h>
 
 namespace maniple {
@@ -94,6 +95,9 @@ void ShardedOptimizerBase::Impl::check_fresh(const std::vector<FlatParameters::I
     MANIPLE_REQUIRE(item.parameter.layout() == torch::kStrided && !item.parameter.is_meta(),
                     "ShardedOptimizer: parameter {} of group {} is {}; expected a dense tensor with memory", item.index,
                     item.group, item.parameter.is_meta() ? "on the meta device" : "sparse");
+    detail::require_replicated_over(
+        group(), format_text("{} of group {}", item.index, item.group), item.parameter, "ShardedOptimizer",
+        "give fully sharded parameters to a plain optimizer, whose state is divided as they are");
     MANIPLE_REQUIRE(!sharding.shared_parameters || item.parameter.is_cpu(),
                     "ShardedOptimizer: parameter {} of group {} is on {}; shared_parameters is for the CPU", item.index,
                     item.group, item.parameter.device().str());
@@ -283,9 +287,7 @@ void ShardedOptimizerBase::reset_master_weights() {
   if (auto* masters = dynamic_cast<optim::MasterWeights*>(impl_->local.get())) masters->reset_master_weights();
 }
 
-const std::shared_ptr<ProcessGroup>& ShardedOptimizerBase::group() const noexcept {
-  return impl_->sharding.group;
-}
+const std::shared_ptr<ProcessGroup>& ShardedOptimizerBase::group() const noexcept { return impl_->sharding.group; }
 bool ShardedOptimizerBase::shares_parameters() const noexcept {
   return impl_->sharding.shared_parameters && !impl_->left;
 }

@@ -161,7 +161,8 @@ std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn:
   for (const Layer& layer : layers) {
     for (const Tensor& tensor : {layer.weight, layer.running_mean}) {
       if (!tensor.defined()) continue;
-      table().set(tensor, {decltype(Converted::tensor)(tensor.getIntrusivePtr()), layer.module, group, group == nullptr});
+      table().set(tensor,
+                  {decltype(Converted::tensor)(tensor.getIntrusivePtr()), layer.module, group, group == nullptr});
     }
     names.push_back(layer.name);
   }

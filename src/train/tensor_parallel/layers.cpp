@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include <maniple/dist.h>
+#include <maniple/train/tensor_layout.h>
 #include <maniple/train/tensor_parallel.h>
 
 namespace maniple::nn {
@@ -32,6 +33,22 @@ Tensor kept(const Tensor& whole, std::int64_t dim, const GroupShare& share) {
   return whole.narrow(dim, share.begin, share.count).clone(torch::MemoryFormat::Contiguous);
 }
 
+/// A parameter of which this rank holds a share along a dimension.
+void divide(const Tensor& parameter, std::int64_t dim, const GroupShare& share, std::int64_t extent,
+            const std::shared_ptr<ProcessGroup>& group, const char* layer) {
+  set_layout(parameter, {.kind = LayoutKind::tensor_parallel,
+                         .divided_over = {group},
+                         .owner = layer,
+                         .shard = TensorShard::along("", parameter, dim, share.begin, extent)});
+}
+
+[[noreturn]] void refuse_archive(const char* function, const char* layer) {
+  throw Unsupported(
+      format_text("{} of a {}: each rank holds a part; use Checkpoint with CheckpointOptions::sharded, or "
+                  "full_parameters on all ranks",
+                  function, layer));
+}
+
 /// What enters layers that are divided by their outputs.
 Tensor entering(const Tensor& x, bool sequence_parallel, const std::shared_ptr<ProcessGroup>& group) {
   return sequence_parallel ? all_gather_from_group(x, 1, group) : copy_to_group(x, group);
@@ -54,7 +71,10 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(std::int64_t in_features, std
                   options.unit);
   const torch::nn::Linear whole(torch::nn::LinearOptions(in_, out_).bias(options.bias));
   weight = register_parameter("weight", kept(whole->weight, 0, share_));
-  if (options.bias) bias = register_parameter("bias", kept(whole->bias, 0, share_));
+  divide(weight, 0, share_, out_, options.group, "ColumnParallelLinear");
+  if (!options.bias) return;
+  bias = register_parameter("bias", kept(whole->bias, 0, share_));
+  divide(bias, 0, share_, out_, options.group, "ColumnParallelLinear");
 }
 
 Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
@@ -66,6 +86,14 @@ Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
 std::optional<TensorShard> ColumnParallelLinearImpl::shard_of(const std::string& parameter) const {
   return TensorShard::along(parameter, parameter == "weight" ? weight : bias, 0, share_.begin, out_);
 }
+void ColumnParallelLinearImpl::save(torch::serialize::OutputArchive& archive) const {
+  if (options.group->size() > 1) refuse_archive("torch::save", "ColumnParallelLinear");
+  torch::nn::Module::save(archive);
+}
+void ColumnParallelLinearImpl::load(torch::serialize::InputArchive& archive) {
+  if (options.group->size() > 1) refuse_archive("torch::load", "ColumnParallelLinear");
+  torch::nn::Module::load(archive);
+}
 
 RowParallelLinearImpl::RowParallelLinearImpl(std::int64_t in_features, std::int64_t out_features,
                                              RowParallelOptions given)
@@ -73,6 +101,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(std::int64_t in_features, std::int6
   share_ = share_of(options.group, "RowParallelLinear", "inputs", in_, options.unit);
   const torch::nn::Linear whole(torch::nn::LinearOptions(in_, out_).bias(options.bias));
   weight = register_parameter("weight", kept(whole->weight, 1, share_));
+  divide(weight, 1, share_, in_, options.group, "RowParallelLinear");
   if (options.bias) bias = register_parameter("bias", whole->bias.detach().clone());
 }
 
@@ -97,6 +126,14 @@ std::optional<TensorShard> RowParallelLinearImpl::shard_of(const std::string& pa
   if (parameter != "weight") return std::nullopt;
   return TensorShard::along(parameter, weight, 1, share_.begin, in_);
 }
+void RowParallelLinearImpl::save(torch::serialize::OutputArchive& archive) const {
+  if (options.group->size() > 1) refuse_archive("torch::save", "RowParallelLinear");
+  torch::nn::Module::save(archive);
+}
+void RowParallelLinearImpl::load(torch::serialize::InputArchive& archive) {
+  if (options.group->size() > 1) refuse_archive("torch::load", "RowParallelLinear");
+  torch::nn::Module::load(archive);
+}
 
 VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(std::int64_t vocabulary, std::int64_t width,
                                                        VocabParallelOptions given)
@@ -104,6 +141,7 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(std::int64_t vocabulary, 
   share_ = share_of(options.group, "VocabParallelEmbedding", "rows", vocabulary);
   const torch::nn::Embedding whole(vocabulary, width);
   weight = register_parameter("weight", kept(whole->weight, 0, share_));
+  divide(weight, 0, share_, vocabulary_, options.group, "VocabParallelEmbedding");
 }
 
 Tensor VocabParallelEmbeddingImpl::forward(const Tensor& ids) {
@@ -126,6 +164,14 @@ Tensor VocabParallelEmbeddingImpl::forward(const Tensor& ids) {
 
 std::optional<TensorShard> VocabParallelEmbeddingImpl::shard_of(const std::string& parameter) const {
   return TensorShard::along(parameter, weight, 0, share_.begin, vocabulary_);
+}
+void VocabParallelEmbeddingImpl::save(torch::serialize::OutputArchive& archive) const {
+  if (options.group->size() > 1) refuse_archive("torch::save", "VocabParallelEmbedding");
+  torch::nn::Module::save(archive);
+}
+void VocabParallelEmbeddingImpl::load(torch::serialize::InputArchive& archive) {
+  if (options.group->size() > 1) refuse_archive("torch::load", "VocabParallelEmbedding");
+  torch::nn::Module::load(archive);
 }
 
 SequenceParallelLayerNormImpl::SequenceParallelLayerNormImpl(std::int64_t width, double eps,

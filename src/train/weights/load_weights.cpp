@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/tensor_layout.h"
 #include "train/weights/weight_tensors.h"
 #include <maniple/train/weights.h>
 
@@ -213,11 +214,18 @@ std::string WeightsReport::text() const {
 }
 
 WeightsReport load_weights(torch::nn::Module& module, const std::string& path, const LoadWeightsOptions& options) {
+  detail::require_whole(
+      module, "load_weights",
+      "load the whole tensors with read_weights and give them to set_full_parameters, or load the module "
+      "before it is divided");
   return load_into(named_tensors_of(module), path, options, [&](torch::Device device) { module.to(device); });
 }
 
 WeightsReport load_weights(const std::vector<std::pair<std::string, torch::Tensor>>& tensors, const std::string& path,
                            const LoadWeightsOptions& options) {
+  for (const auto& [name, tensor] : tensors)
+    detail::require_whole(name, tensor, "load_weights",
+                          "load the whole tensors with read_weights and give them to set_full_parameters");
   return load_into(tensors, path, options, [&](torch::Device device) {
     const torch::NoGradGuard no_grad;
     for (const auto& [name, tensor] : tensors) tensor.set_data(tensor.to(device));

@@ -11,6 +11,7 @@
 #include "base/system_error.h"
 #include "base/unique_fd.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/tensor_layout.h"
 #include "train/weights/weight_tensors.h"
 #include <maniple/train/weights.h>
 
@@ -217,11 +218,18 @@ void save(const NamedTensors& tensors, std::string path, const SaveWeightsOption
 }  // namespace
 
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveWeightsOptions& options) {
+  detail::require_whole(module, "save_weights",
+                        "call full_parameters on all ranks and save its tensors on one, or use Checkpoint with "
+                        "CheckpointOptions::sharded");
   save(named_tensors_of(module), path, options);
 }
 
 void save_weights(const std::vector<std::pair<std::string, torch::Tensor>>& tensors, const std::string& path,
                   const SaveWeightsOptions& options) {
+  for (const auto& [name, tensor] : tensors)
+    detail::require_whole(name, tensor, "save_weights",
+                          "call full_parameters on all ranks and save its tensors on one, or use Checkpoint with "
+                          "CheckpointOptions::sharded");
   save(tensors, path, options);
 }
 

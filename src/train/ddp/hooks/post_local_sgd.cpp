@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/ddp/hooks/hook_parts.h"
+#include "train/tensor_layout.h"
 #include <maniple/dist.h>
 #include <maniple/train/post_local_sgd.h>
 
@@ -68,6 +69,9 @@ bool PeriodicModelAverager::average_parameters(const std::vector<torch::Tensor>&
   const std::int64_t since = step_++ - options_.warmup_steps;
   if (since < 0 || since % options_.period != 0) return false;
   const PublicCall call("PeriodicModelAverager::average_parameters, which all ranks call");
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    detail::require_replicated_over(*options_.group, std::to_string(i), parameters[i], "PeriodicModelAverager",
+                                    "fully_shard keeps replicas equal by itself");
   if (!parameters.empty())
     all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.group, .where = public_place()});
   return true;
