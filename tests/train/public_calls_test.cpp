@@ -205,7 +205,7 @@ std::vector<Case> cases() {
          return [&r] {
            const Net net = filled_net();
            torch::optim::SGD optimizer(net->parameters(), 0.1);
-           Trainer trainer(net, optimizer, {.ddp = {.group = r.world}});
+           Trainer trainer(net, optimizer, {.strategy = strategy::DataParallel{.ddp = {.group = r.world}}});
          };
        }},
       {"TrainerFit", "in the backward of DistributedDataParallel (in Trainer::fit, which all ranks call", true,
@@ -214,7 +214,7 @@ std::vector<Case> cases() {
            explicit Training(Rank& r)
                : net(filled_net()),
                  optimizer(net->parameters(), 0.1),
-                 trainer(net, optimizer, {.progress = false, .ddp = {.group = r.world}}) {}
+                 trainer(net, optimizer, {.progress = false, .strategy = strategy::DataParallel{.ddp = {.group = r.world}}}) {}
            Net net;
            torch::optim::SGD optimizer;
            Trainer trainer;

@@ -73,7 +73,7 @@ struct BadBatch {
                            .nonfinite_gradients = choice,
                            .graceful_stop = false,
                            .progress = false,
-                           .ddp = {.group = r.world}};
+                           .strategy = strategy::DataParallel{.ddp = {.group = r.world}}};
     options.on_step = [this](const TrainerState&) {
       if (net->fc1->weight.isfinite().all().item<bool>()) finite_steps++;
     };

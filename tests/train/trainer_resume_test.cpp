@@ -62,7 +62,7 @@ Trained train(Rank& r, const std::string& folder, bool dies, std::uint64_t seed)
   TrainerOptions options{.epochs = kEpochs, .max_grad_norm = 1, .save_every = 2, .progress = false};
   options.checkpoint.folder = folder;
   options.checkpoint.background = false;
-  options.ddp.group = r.world;
+  options.strategy = strategy::DataParallel{.ddp = {.group = r.world}};
   options.schedule = [&] { scheduler.step(); };
   options.autocast = [] { return std::make_shared<Autocast>(torch::kCPU); };
   options.on_step = [&](const TrainerState& state) {

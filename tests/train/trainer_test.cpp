@@ -83,7 +83,7 @@ TrainerOptions options_of(const Who& who) {
                          .lr = rate_at,
                          .graceful_stop = false,  // one for a process, and these ranks are threads
                          .progress = false};
-  options.ddp.group = who.group;
+  options.strategy = strategy::DataParallel{.ddp = {.group = who.group}};
   return options;
 }
 

@@ -40,6 +40,8 @@
 //
 // fit() and evaluate() are collectives: all ranks call them, with the same options. One thread. Errors are those of the pieces;
 // mistakes in the options are InvalidArgument.
+//
+// The order is the same with every strategy (strategy.h): DataParallel, Zero1, FullySharded, TensorParallel, Pipeline.
 #pragma once
 
 #include <concepts>
@@ -62,6 +64,7 @@
 #include <maniple/train/metrics.h>
 #include <maniple/train/sampler.h>
 #include <maniple/train/stop.h>
+#include <maniple/train/strategy.h>
 #include <maniple/train/tensor_nest.h>
 
 namespace MANIPLE_API maniple {
@@ -87,7 +90,7 @@ struct TrainerState {
   std::size_t epoch = 0;               ///< epochs that are done; in on_epoch, with this one
   std::size_t batch = 0;               ///< batches of the epoch under way that are done, on each rank
   std::int64_t step = 0;               ///< steps of the optimizer
-  std::int64_t samples = 0;            ///< of all ranks, taking them to have equally many
+  std::int64_t samples = 0;            ///< of all ranks, taking their batches to be equally large
   torch::Tensor loss = {};             ///< of the latest batch of this rank; not read from its device
   MetricRow train = MetricRow();       ///< the latest row: over all ranks and the steps since the row before
   MetricRow evaluation = MetricRow();  ///< of the latest evaluation; empty before the first: see MetricRow::value_or
@@ -136,18 +139,39 @@ struct TrainerOptions {
   std::function<void(const TrainerState&)> on_step = nullptr;
   std::function<void(const TrainerState&)> on_epoch = nullptr;
 
-  /// Of DistributedDataParallel. Its group is that of the trainer; null: the default group, and if there is none, this
-  /// process trains alone.
-  DdpOptions ddp = {};
+  /// How the ranks divide the training. Its group is the trainer's; null: the default group, and if there is none, this process trains
+  /// alone. Strategies that divide the model (all but DataParallel and Zero1) save sharded checkpoints.
+  Strategy strategy = strategy::DataParallel{};
 };
 
 namespace detail {
 
 /// One batch, bound to the loss function.
 struct TrainerBatch {
-  std::function<torch::Tensor(Metrics&)> loss;
+  std::function<torch::Tensor(Metrics&)> loss;  ///< null with a criterion
+  torch::Tensor data, target;                   ///< with a criterion
+  std::function<torch::Tensor(const torch::Tensor& output, const torch::Tensor& target, Metrics&)> criterion;
   double samples = 1;
   bool is_last = false;  ///< of the pass
+};
+
+/// A model of any class, as the trainer uses it.
+struct TrainerModel {
+  TrainerModel(std::shared_ptr<torch::nn::Module> given) : module(std::move(given)) {}  // NOLINT: converts on purpose
+  template <class Module>
+  static TrainerModel of(const std::shared_ptr<Module>& module) {
+    TrainerModel model(module);
+    if constexpr (requires(torch::Tensor x) {
+                    { module->forward(x) } -> std::convertible_to<torch::Tensor>;
+                  }) {
+      model.forward = [raw = module.get()](torch::Tensor data) -> torch::Tensor {
+        return raw->forward(std::move(data));
+      };
+    }
+    return model;
+  }
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<torch::Tensor(torch::Tensor)> forward;  ///< null: it is not known, or not of one tensor
 };
 
 /// Data and loss of any types, as the trainer uses them.
@@ -158,6 +182,7 @@ struct TrainerData {
   std::function<void(std::size_t skip, bool look_ahead, const std::function<bool(const TrainerBatch&)>& each)> pass;
   std::function<std::string()> cursor;  ///< null: it has none, and the trainer counts batches
   std::function<void(const std::string&)> load_cursor;
+  bool has_criterion = false;
 };
 
 /// A GradScaler of any class.
@@ -196,21 +221,44 @@ Batch with_own_tensors(const Batch& batch) {
   return with_tensors(batch, tensors);
 }
 
+template <class Loss>
+struct IsCriterion : std::false_type {};
+template <class Function>
+struct IsCriterion<Criterion<Function>> : std::true_type {};
+
 template <class Batch, class Loss>
 TrainerBatch trainer_batch(Batch& batch, Loss& loss, bool is_last) {
-  return {[&batch, &loss](Metrics& metrics) -> torch::Tensor {
-            if constexpr (std::is_invocable_v<Loss&, Batch&, Metrics&>) {
-              return loss(batch, metrics);
-            } else {
-              return loss(batch);
-            }
-          },
-          samples_of(batch), is_last};
+  TrainerBatch made;
+  if constexpr (IsCriterion<std::remove_const_t<Loss>>::value) {
+    made.data = batch.data;
+    made.target = batch.target;
+    made.criterion = [&loss](const torch::Tensor& output, const torch::Tensor& target,
+                             Metrics& metrics) -> torch::Tensor {
+      if constexpr (std::is_invocable_v<decltype(loss.function), const torch::Tensor&, const torch::Tensor&,
+                                        Metrics&>) {
+        return loss.function(output, target, metrics);
+      } else {
+        return loss.function(output, target);
+      }
+    };
+  } else {
+    made.loss = [&batch, &loss](Metrics& metrics) -> torch::Tensor {
+      if constexpr (std::is_invocable_v<Loss&, Batch&, Metrics&>) {
+        return loss(batch, metrics);
+      } else {
+        return loss(batch);
+      }
+    };
+  }
+  made.samples = samples_of(batch);
+  made.is_last = is_last;
+  return made;
 }
 
 template <class Data, class Loss>
 TrainerData trainer_data(Data& data, Loss& loss) {
   TrainerData made;
+  made.has_criterion = IsCriterion<std::remove_const_t<Loss>>::value;
   if constexpr (requires { data.set_epoch(std::size_t{0}); }) {
     made.set_epoch = [&data](std::size_t epoch) { data.set_epoch(epoch); };
   }
@@ -279,12 +327,14 @@ SampledData<Loader> sampled(Loader& loader, DistributedSampler sampler) {
 
 class Trainer {
  public:
-  /// Collective over the group: all ranks get rank 0's parameters and buffers. The optimizer must outlive the trainer, and has the
-  /// model's parameters.
-  Trainer(std::shared_ptr<torch::nn::Module> model, torch::optim::Optimizer& optimizer, TrainerOptions options = {});
+  /// Collective over all ranks of the strategy, which get rank 0's parameters and buffers. The optimizer must outlive the trainer, and has the
+  /// model's parameters. Throws InvalidArgument, before anything is changed, for a model or an optimizer that the strategy cannot train.
+  template <std::derived_from<torch::nn::Module> Module>
+  Trainer(const std::shared_ptr<Module>& model, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
+      : Trainer(detail::TrainerModel::of(model), optimizer, std::move(options)) {}
   template <class Module>
   Trainer(const torch::nn::ModuleHolder<Module>& model, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
-      : Trainer(std::shared_ptr<torch::nn::Module>(model.ptr()), optimizer, std::move(options)) {}
+      : Trainer(detail::TrainerModel::of(model.ptr()), optimizer, std::move(options)) {}
   ~Trainer();  ///< waits for a checkpoint that is being written
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -310,8 +360,8 @@ class Trainer {
   }
 
   /// Trains to the end that the options say. `loss(batch, metrics)` or `loss(batch)`: a tensor of one element, the mean over the
-  /// batch; further metrics are named as the program likes, "loss" and "grad_norm" are the trainer's. Once it has ended
-  /// by stop(), max_steps or a signal, another call goes on.
+  /// batch; or a criterion() (strategy.h). Further metrics are named as the program likes, "loss" and "grad_norm" are the trainer's. Once it
+  /// has ended by stop(), max_steps or a signal, another call goes on.
   template <class Data, class Loss>
   const TrainerState& fit(Data&& train, Loss&& loss, const SourceLocation& where = SourceLocation::current()) {
     return run(detail::trainer_data(train, loss), nullptr, where);
@@ -334,11 +384,14 @@ class Trainer {
 
   const TrainerState& state() const noexcept;
   Checkpoint* checkpoint() noexcept;  ///< null: there are none
-  detail::DdpBase* ddp() noexcept;    ///< null: this process trains alone
+  detail::DdpBase* ddp() noexcept;    ///< null: this process trains alone, or the strategy has none
+  /// The model as the strategy holds it, with the names that checkpoints have: for save_weights, full_parameters, fully_sharded_summary.
+  torch::nn::Module& module() noexcept;
   int rank() const noexcept;          ///< 0 without a group
   int ranks() const noexcept;         ///< 1 without a group
 
  private:
+  Trainer(detail::TrainerModel model, torch::optim::Optimizer& optimizer, TrainerOptions options);
   const TrainerState& run(const detail::TrainerData& train, const detail::TrainerData* evaluation,
                           const SourceLocation& where);
   MetricRow judge(const detail::TrainerData& data, const SourceLocation& where);

@@ -163,14 +163,20 @@ struct Checkpoint::Impl {
     if (options.sharded) return save_shards(step);
     const auto ranks = group();
     const NamedState random = random_states(ranks.get());
+    const Layouts divided = layouts();
+    const auto whole_of = [&](const Part& part) {
+      PartState state = part.save(nullptr);
+      if (part.annotate) part.annotate(state, divided);
+      return whole_state(state, part.name);
+    };
     std::map<std::string, NamedState> states;
     for (const Part& part : parts) {
-      if (part.divided != nullptr) states[part.name] = whole_state(part.save(nullptr), part.name);  // a copy already
+      if (part.divided != nullptr) states[part.name] = whole_of(part);  // a copy already
     }
     if (ranks && ranks->rank() != 0) return;
     wait();
     for (const Part& part : parts) {
-      if (part.divided == nullptr) states[part.name] = snapshot_of(whole_state(part.save(nullptr), part.name));
+      if (part.divided == nullptr) states[part.name] = snapshot_of(whole_of(part));
       MANIPLE_REQUIRE(part.divided == nullptr || part.divided->group()->rank() == 0,
                       "{} is gathered on rank 0 of its group, here rank {} writes; give CheckpointOptions that group",
                       part.name, part.divided->group()->rank());

@@ -3,9 +3,11 @@
 // An optimizer names the state of a parameter by its position: "group.0.parameter.3.exp_avg". Stages of a pipeline have positions in common,
 // and in another layout the same parameter has another one. So sharded checkpoints name it by the part and name of the parameter:
 // "group.0.parameter.model/3.weight.exp_avg". Texts beside it say which parameters there are: "...model/3.weight.listed", and
-// "...model/5.weight.tied" for another name of one that modules share. Both kinds of names are read.
+// "...model/5.weight.tied" for another name of one that modules share. Both kinds of names are read. Where positions are the names, texts say
+// what the parameters are called, "group.0.parameter.3.names", for stages of a pipeline that load them.
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "base/check.h"
 #include "train/checkpoint/part.h"
@@ -17,6 +19,7 @@ using torch::optim::Optimizer;
 
 constexpr const char* kListed = "listed";
 constexpr const char* kTied = "tied";
+constexpr const char* kNames = "names";
 
 std::string prefix_of(std::size_t group, const std::string& parameter) {
   return format_text("group.{}.parameter.{}.", group, parameter);
@@ -75,15 +78,42 @@ void name_by_parameter(PartState& state, const Optimizer& optimizer, const Layou
   if (layouts.partial) state.kind = PartState::Texts::united;
 }
 
+/// For names by position.
+void add_names(PartState& state, const Optimizer& optimizer, const Layouts& layouts) {
+  for_each_parameter(optimizer, [&](std::size_t, const std::string& prefix, const torch::Tensor& parameter) {
+    if (const Layouts::Parameter* const known = layouts.find(parameter))
+      state.texts[prefix + kNames] = joined(known->names, "\n");
+  });
+}
+
 /// A saved state as the optimizer names it.
 struct ByPosition {
   std::map<std::string, std::string> texts;
   std::map<std::string, std::string> tensors;  // and what they are called in the checkpoint
 };
 
-/// Of each parameter of the optimizer: what its state's names begin with in the checkpoint.
+bool ends_with_field(const std::string& name, const char* field) { return name.ends_with(std::string(".") + field); }
+
+/// What the names of a parameter's state begin with in a checkpoint, by its group and name there.
+std::map<std::string, std::string> saved_places(const SavedPart& saved) {
+  std::map<std::string, std::string> places;
+  for (const auto& [name, text] : saved.texts()) {
+    const std::string place = name.substr(0, name.rfind('.') + 1);
+    if (ends_with_field(name, kListed)) places[place] = place;
+    const std::size_t end_of_group = std::min(name.find(".parameter."), name.size());
+    const std::string group = name.substr(0, end_of_group) + ".parameter.";
+    if (ends_with_field(name, kTied)) places[place] = group + text + ".";
+    if (!ends_with_field(name, kNames)) continue;
+    std::istringstream names(text);
+    for (std::string one; std::getline(names, one);) places[group + one + "."] = place;
+  }
+  return places;
+}
+
+/// The same for each parameter of the optimizer, by its position here.
 std::map<std::string, std::string> places_in(const SavedPart& saved, const Optimizer& optimizer,
                                              const Layouts& layouts) {
+  const std::map<std::string, std::string> by_name = saved_places(saved);
   std::map<std::string, std::string> places;
   for_each_parameter(optimizer, [&](std::size_t group, const std::string& prefix, const torch::Tensor& parameter) {
     const Layouts::Parameter* const known = layouts.find(parameter);
@@ -92,14 +122,10 @@ std::map<std::string, std::string> places_in(const SavedPart& saved, const Optim
                     "is in none of the modules that were added: add its module",
                     joined(parameter.sizes()), prefix.substr(0, prefix.size() - 1));
     for (const std::string& name : known->names) {
-      const std::string place = prefix_of(group, name);
-      const auto tied = saved.texts().find(place + kTied);
-      if (saved.texts().count(place + kListed) != 0) {
-        places[prefix] = place;
-      } else if (tied != saved.texts().end()) {
-        places[prefix] = prefix_of(group, tied->second);
-      }
-      if (places.count(prefix) != 0) return;
+      const auto found = by_name.find(prefix_of(group, name));
+      if (found == by_name.end()) continue;
+      places[prefix] = found->second;
+      return;
     }
     throw InvalidArgument(format_text("group {} of the checkpoint's optimizer has no parameter {}, which this one has",
                                       group, known->names.front()));
@@ -109,9 +135,14 @@ std::map<std::string, std::string> places_in(const SavedPart& saved, const Optim
 
 ByPosition by_position(const SavedPart& saved, const Optimizer& optimizer, const Layouts& layouts) {
   ByPosition result;
-  const auto is_listed = [](const auto& entry) { return entry.first.ends_with(std::string(".") + kListed); };
-  if (std::none_of(saved.texts().begin(), saved.texts().end(), is_listed)) {
-    result.texts = saved.texts();
+  const auto has = [&](const char* field) {
+    return std::any_of(saved.texts().begin(), saved.texts().end(),
+                       [&](const auto& entry) { return ends_with_field(entry.first, field); });
+  };
+  if (!has(kListed) && !(layouts.partial && has(kNames))) {
+    for (const auto& [name, text] : saved.texts()) {
+      if (!ends_with_field(name, kNames)) result.texts[name] = text;
+    }
     for (const auto& [name, tensor] : saved.tensors()) result.tensors[name] = name;
     return result;
   }
@@ -125,7 +156,8 @@ ByPosition by_position(const SavedPart& saved, const Optimizer& optimizer, const
       for (auto entry = entries.lower_bound(from); entry != entries.end() && entry->first.starts_with(from); ++entry) {
         const std::string field = entry->first.substr(from.size());
         // A parameter "w" and another one "w.x" begin alike.
-        if (field.find('.') == std::string::npos && field != kListed && field != kTied) take(to + field, *entry);
+        const bool is_name = field == kListed || field == kTied || field == kNames;
+        if (field.find('.') == std::string::npos && !is_name) take(to + field, *entry);
       }
     };
     each(saved.texts(), [&](const std::string& name, const auto& entry) { result.texts[name] = entry.second; });
@@ -172,7 +204,8 @@ Part optimizer_part(const std::string& name, Optimizer& optimizer) {
             restore(optimizer, state);
           },
           {},
-          dynamic_cast<ShardedOptimizerBase*>(&optimizer)};
+          dynamic_cast<ShardedOptimizerBase*>(&optimizer),
+          [&optimizer](PartState& state, const Layouts& layouts) { add_names(state, optimizer, layouts); }};
 }
 
 Part sharded_optimizer_part(const std::string& name, ShardedOptimizerBase& optimizer) {

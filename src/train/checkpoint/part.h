@@ -54,6 +54,7 @@ struct Part {
   std::function<void(const SavedPart&, const LoadOptions&, const Layouts&)> load;
   std::function<void(Layouts&)> add_layouts = {};  ///< modules
   ShardedOptimizerBase* divided = nullptr;  ///< then `save` gathers its state on rank 0: all ranks call it together
+  std::function<void(PartState&, const Layouts&)> annotate = {};  ///< of what is saved without layouts
 };
 
 Part module_part(const std::string& name, torch::nn::Module& module);

@@ -13,6 +13,7 @@
 #include "tensor/failed_on.h"
 #include "tensor/public_call.h"
 #include "tensor/torch_compat.h"
+#include "train/trainer/strategy.h"
 #include "train/trainer/training_log.h"
 #include <maniple/dist.h>
 #include <maniple/train/accumulation.h>
@@ -57,38 +58,66 @@ TrainerOptions checked(TrainerOptions options) {
       options.max_steps, options.save_every, options.evaluate_every, options.patience);
   MANIPLE_REQUIRE(options.log_every >= 1, "Trainer: a row of metrics every {} steps; expected at least 1",
                   options.log_every);
-  if (!options.ddp.group && is_initialized()) options.ddp.group = get_default_group();
-  options.checkpoint.group = options.ddp.group;
   return options;
 }
+
+/// Batches of an evaluation on ranks that communicate in forward, and may have different numbers of batches: a rank that has done its last one
+/// computes it again, without counting it, until all have done theirs.
+class Rounds {
+ public:
+  explicit Rounds(ProcessGroup* ranks) : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr) {}
+  bool together() const noexcept { return ranks_ != nullptr; }
+  void begin() {
+    any_ = true;
+    agree(kComputes);
+  }
+  bool others_go_on() { return ranks_ != nullptr && agree(kWaits) == kComputes; }
+  void end() {
+    if (!any_) agree(kHasNone);
+  }
+
+ private:
+  static constexpr std::uint8_t kWaits = 0, kComputes = 1, kHasNone = 2;
+  std::uint8_t agree(std::uint8_t mine) {
+    if (ranks_ == nullptr) return mine;
+    const std::uint8_t all = over_ranks(mine);
+    if (all != kHasNone || over_ranks(any_ ? 1 : 0) == 0) return all;
+    throw InvalidArgument(
+        format_text("Trainer: {} has no batch to evaluate and other ranks have some, but with this strategy all ranks "
+                    "compute together; evaluate at least one sample per rank",
+                    any_ ? "another rank" : format_text("rank {}", ranks_->rank())));
+  }
+  std::uint8_t over_ranks(std::uint8_t mine) const {
+    ranks_->all_reduce(buffer_of(mine), ReduceOp::max, {.where = public_place()});
+    return mine;
+  }
+
+  ProcessGroup* ranks_;
+  bool any_ = false;
+};
 
 }  // namespace
 
 struct Trainer::Impl {
-  Impl(std::shared_ptr<torch::nn::Module> m, torch::optim::Optimizer& o, TrainerOptions given)
-      : model(std::move(m)),
-        optimizer(o),
+  Impl(detail::TrainerModel model, torch::optim::Optimizer& o, TrainerOptions given)
+      : optimizer(o),
         options(checked(std::move(given))),
-        group(options.ddp.group),
+        strategy(made_strategy(std::move(model), o, options)),
+        group(strategy->world()),
+        accumulation(strategy->accumulation(options.accumulate)),
         best_so_far({.patience = options.patience > 0 ? options.patience : std::numeric_limits<int>::max(),
                      .min_delta = options.min_delta,
                      .mode = options.mode,
                      .group = group}) {
-    MANIPLE_REQUIRE(model, "Trainer: the model is null");
-    const PublicCall call("the constructor of Trainer, which all ranks call");
-    if (group) {
-      ddp = std::make_unique<detail::DdpBase>(model, options.ddp);
-      accumulation.emplace(*ddp, options.accumulate);
-    } else {
-      accumulation.emplace(model->parameters(), options.accumulate);
-    }
     if (options.lr) {
       for (auto& parameters : optimizer.param_groups()) rates.push_back(parameters.options().get_lr());
     }
     metrics.add("loss", 0.0, 0);  // the first of a row
     if (options.checkpoint.folder.empty()) return;
+    options.checkpoint.group = group;
+    options.checkpoint.sharded = options.checkpoint.sharded || strategy->divides_model();
     checkpoint = std::make_unique<Checkpoint>(options.checkpoint);
-    checkpoint->add("model", *model).add("optimizer", optimizer);
+    checkpoint->add("model", strategy->module()).add("optimizer", strategy->optimizer());
     checkpoint->add("trainer", [this] { return state_text(); }, [this](const auto& text) { load_state(text); });
     checkpoint->add(
         "data", [this] { return train == nullptr ? cursor
@@ -109,16 +138,20 @@ struct Trainer::Impl {
     of_best.folder += "/best";
     of_best.keep_last = 1;
     best = std::make_unique<Checkpoint>(of_best);
-    best->add("model", *model);
+    best->add("model", strategy->module());
+  }
+
+  static std::unique_ptr<TrainerStrategy> made_strategy(detail::TrainerModel model, torch::optim::Optimizer& optimizer,
+                                                        const TrainerOptions& options) {
+    const PublicCall call("the constructor of Trainer, which all ranks call");
+    return TrainerStrategy::make(options.strategy, {std::move(model), optimizer, options.autocast});
   }
 
   // ---- What is kept ----------------------------------------------------------------------------------------------
 
-  int ranks() const { return group ? group->size() : 1; }
-
   std::string state_text() const {
     return format_text("epoch {} batch {} step {} samples {} ranks {}", state.epoch, state.batch, state.step,
-                       state.samples, ranks());
+                       state.samples, strategy->data_ranks());
   }
   void load_state(const std::string& text) {
     std::istringstream in(text);
@@ -129,11 +162,11 @@ struct Trainer::Impl {
         saved_ranks;
     MANIPLE_REQUIRE(in && word == "ranks", "Trainer: \"{}\" is no state of a training", text.substr(0, 80));
     MANIPLE_REQUIRE(
-        saved.batch == 0 || train == nullptr || train->cursor || saved_ranks == ranks(),
-        "Trainer: the checkpoint is of the middle of an epoch on {} ranks, here are {}, and the data has no "
-        "cursor that could divide the rest anew; resume with {} ranks, or train on maniple::sampled(loader, "
-        "sampler)",
-        saved_ranks, ranks(), saved_ranks);
+        saved.batch == 0 || train == nullptr || train->cursor || saved_ranks == strategy->data_ranks(),
+        "Trainer: the checkpoint is of the middle of an epoch on {} ranks with different batches, here are {}, and the "
+        "data has no cursor that could divide the rest anew; resume with {} such ranks, or train on "
+        "maniple::sampled(loader, sampler)",
+        saved_ranks, strategy->data_ranks(), saved_ranks);
     state = saved;
   }
   void save() {
@@ -147,21 +180,13 @@ struct Trainer::Impl {
     return groups.empty() ? 0 : groups.front().options().get_lr();
   }
 
-  torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& to) {
-    std::shared_ptr<void> scope = options.autocast ? options.autocast() : nullptr;
-    const torch::Tensor loss = batch.loss(to);
-    scope.reset();
-    MANIPLE_REQUIRE(loss.defined() && loss.numel() == 1,
-                    "Trainer: the loss function returned {}; expected a tensor of one element, the mean over the batch",
-                    loss.defined() ? format_text("a tensor of shape [{}]", joined(loss.sizes())) : "no tensor");
-    to.add("loss", loss, batch.samples);
-    return loss;
-  }
+  /// Where this rank's metrics go: those of ranks with the same batch count once.
+  Metrics& counted(Metrics& kept) { return strategy->reports() ? kept : uncounted; }
 
   /// Whether a gradient of the optimizer's is not finite on any rank. `norm` of all of them, if it is known.
   bool found_nonfinite(torch::Tensor norm) {
     if (options.nonfinite_gradients == NonfiniteGradients::ignore || scaler.step) return false;
-    const std::vector<torch::Tensor> parameters = parameters_of(optimizer);
+    const std::vector<torch::Tensor> parameters = parameters_of(strategy->optimizer());
     const auto is_on_cpu = [](const torch::Tensor& parameter) { return parameter.is_cpu(); };
     if (options.nonfinite_gradients == NonfiniteGradients::automatic &&
         !std::all_of(parameters.begin(), parameters.end(), is_on_cpu)) {
@@ -175,24 +200,8 @@ struct Trainer::Impl {
     return found != 0;
   }
 
-  /// The averaged gradients do not show where it began: this rank's batch is computed once more, for itself.
   void report_nonfinite(const detail::TrainerBatch& batch) {
-    std::string mine;
-    drop_gradients();
-    {
-      const auto unsynced = ddp ? std::make_unique<NoSync>(ddp->reducer()) : nullptr;
-      Metrics unused;
-      const torch::Tensor loss = loss_of(batch, unused);
-      loss.backward();
-      if (!std::isfinite(loss.item<double>())) mine = format_text("the loss is {}", loss.item<double>());
-    }
-    for (const auto& entry : model->named_parameters()) {
-      const torch::Tensor& gradient = entry.value().grad();
-      if (!gradient.defined() || torch::isfinite(gradient).all().item<bool>()) continue;
-      mine += format_text("{}the gradient of parameter {} is not finite", mine.empty() ? "" : " and ", entry.key());
-      break;
-    }
-    drop_gradients();
+    const std::string mine = strategy->nonfinite_in(batch);
     const bool alone = !group || group->size() == 1;
     const auto all = alone ? std::vector{mine} : group->all_gather_objects(mine, {.where = public_place()});
     const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
@@ -218,9 +227,10 @@ struct Trainer::Impl {
     torch::Tensor norm;
     for (std::size_t i = 0; i < rates.size(); ++i)
       optimizer.param_groups()[i].options().set_lr(options.lr(state.step, rates[i]));
+    strategy->finish_backward();
     if (options.max_grad_norm > 0) {
-      if (scaler.unscale) scaler.unscale(optimizer);
-      norm = clip_grad_norm_(parameters_of(optimizer), options.max_grad_norm, {.where = {}});
+      if (scaler.unscale) scaler.unscale(strategy->optimizer());
+      norm = clip_grad_norm_(parameters_of(strategy->optimizer()), options.max_grad_norm, {.where = {}});
     }
     if (found_nonfinite(norm)) {
       report_nonfinite(batch);
@@ -228,20 +238,14 @@ struct Trainer::Impl {
       return;
     }
     if (norm.defined()) metrics.add("grad_norm", norm);
+    strategy->before_step();
     if (scaler.step) {
-      scaler.step(optimizer);
+      scaler.step(strategy->optimizer());
       scaler.update();
     } else {
-      optimizer.step();
+      strategy->optimizer().step();
     }
     ++state.step;
-  }
-
-  /// Of all parameters, those that the optimizer has not included, and to none rather than zero: a parameter that a step does not use
-  /// is left alone by the optimizer, before and after a restart.
-  void drop_gradients() {
-    zero_grad(optimizer, true);
-    for (torch::Tensor& parameter : model->parameters()) parameter.mutable_grad() = torch::Tensor();
   }
 
   /// Of the steps since the row before, if there are any: on all ranks equally many.
@@ -253,17 +257,19 @@ struct Trainer::Impl {
 
   /// Whether the training goes on after this batch.
   bool train_on(const detail::TrainerBatch& batch) {
-    if (accumulation->pending() == 0) drop_gradients();
+    if (accumulation.pending() == 0) strategy->drop_gradients();
     {
-      const auto scope = accumulation->step(batch.is_last);
-      const torch::Tensor loss = loss_of(batch, metrics);
-      state.loss = loss.detach();
-      const torch::Tensor part = accumulation->scale(loss, batch.samples);
-      (scaler.scale ? scaler.scale(part) : part).backward();
+      const auto scope = accumulation.step(batch.is_last);
+      state.loss = strategy->backward(batch, counted(metrics), [&](const torch::Tensor& loss) {
+        const torch::Tensor part = accumulation.scale(loss, batch.samples);
+        return scaler.scale ? scaler.scale(part) : part;
+      });
+      counted(metrics).add("loss", state.loss, batch.samples);
     }
+    uncounted.reset();
     ++state.batch;
-    state.samples += static_cast<std::int64_t>(batch.samples) * ranks();
-    if (!accumulation->ready()) {
+    state.samples += static_cast<std::int64_t>(batch.samples) * strategy->data_ranks();
+    if (!accumulation.ready()) {
       log->batch(batch.samples);
       return true;
     }
@@ -289,14 +295,23 @@ struct Trainer::Impl {
   // ---- Evaluations -----------------------------------------------------------------------------------------------
 
   MetricRow judge(const detail::TrainerData& data) {
+    strategy->require_usable(data);
     const torch::NoGradGuard no_grad;
-    const ModuleMode mode(*model, false);
+    const ModuleMode mode(strategy->module(), false);
     Metrics judged;
     judged.add("loss", 0.0, 0);
-    data.pass(0, false, [&](const detail::TrainerBatch& batch) {
-      loss_of(batch, judged);
+    const auto compute = [&](const detail::TrainerBatch& batch, Metrics& to) {
+      to.add("loss", strategy->loss_of(batch, to), batch.samples);
+      uncounted.reset();
+    };
+    Rounds rounds(strategy->forward_group());
+    data.pass(0, rounds.together(), [&](const detail::TrainerBatch& batch) {
+      rounds.begin();
+      compute(batch, counted(judged));
+      while (batch.is_last && rounds.others_go_on()) compute(batch, uncounted);
       return true;
     });
+    rounds.end();
     return judged.all_reduce(group, {});
   }
 
@@ -317,6 +332,7 @@ struct Trainer::Impl {
       return "";
     }
     const bool loaded = checkpoint && checkpoint->load({}, {});
+    if (loaded) strategy->after_load();
     begun = true;  // not if that threw: the next call tries again
     if (!loaded) return "";
     return train->cursor ? train->cursor() : format_text("epoch {}, batch {}", state.epoch, state.batch);
@@ -327,7 +343,7 @@ struct Trainer::Impl {
     cursor.clear();
     const std::size_t batches = train->batches ? train->batches() : 0;
     log->begin_epoch(state, options.epochs, train->cursor && batches > 0 ? state.batch + batches : batches);
-    accumulation->reset();
+    accumulation.reset();
     train->pass(state.batch, options.accumulate > 1,
                 [this](const detail::TrainerBatch& batch) { return train_on(batch); });
     log->end_epoch();
@@ -345,13 +361,16 @@ struct Trainer::Impl {
     MANIPLE_REQUIRE(options.patience == 0 || evaluation != nullptr,
                     "Trainer: patience {} needs evaluations: give fit() data for them as its second argument",
                     options.patience);
+    for (const detail::TrainerData* data : {train, evaluation}) {
+      if (data != nullptr) strategy->require_usable(*data);
+    }
     state.end = TrainerEnd::none;
     stop_asked = false;
     const std::string resumed = begin();
     rows_step = state.step;
     if (options.graceful_stop) stop.emplace();
     log.emplace(options, group ? group->rank() : 0, is_initialized() && group == get_default_group(), state, resumed);
-    const ModuleMode mode(*model, true);
+    const ModuleMode mode(strategy->module(), true);
     while (state.end == TrainerEnd::none) {
       if (best_so_far.should_stop()) {
         state.end = TrainerEnd::early;
@@ -371,16 +390,16 @@ struct Trainer::Impl {
     if (best) best->wait();
   }
 
-  std::shared_ptr<torch::nn::Module> model;
-  torch::optim::Optimizer& optimizer;
+  torch::optim::Optimizer& optimizer;  ///< the program's; strategy->optimizer() steps
   TrainerOptions options;
+  std::unique_ptr<TrainerStrategy> strategy;
   std::shared_ptr<ProcessGroup> group;  ///< null: this process alone
-  std::unique_ptr<detail::DdpBase> ddp;
-  std::optional<Accumulation> accumulation;
+  Accumulation accumulation;
   EarlyStopping best_so_far;
   detail::TrainerScaler scaler;  ///< empty functions: none
   std::vector<double> rates;     ///< of the optimizer's groups at the beginning, for options.lr
   Metrics metrics;               ///< since the latest row
+  Metrics uncounted;             ///< of batches that other ranks count
   std::int64_t rows_step = 0;    ///< the step of that row
   TrainerState state;
   std::string cursor;  ///< of the data, when run() ended
@@ -397,7 +416,7 @@ struct Trainer::Impl {
   std::unique_ptr<Checkpoint> best;
 };
 
-Trainer::Trainer(std::shared_ptr<torch::nn::Module> model, torch::optim::Optimizer& optimizer, TrainerOptions options)
+Trainer::Trainer(detail::TrainerModel model, torch::optim::Optimizer& optimizer, TrainerOptions options)
     : impl_(std::make_unique<Impl>(std::move(model), optimizer, std::move(options))) {}
 Trainer::~Trainer() = default;
 
@@ -432,8 +451,9 @@ void Trainer::stop() noexcept {
 
 const TrainerState& Trainer::state() const noexcept { return impl_->state; }
 Checkpoint* Trainer::checkpoint() noexcept { return impl_->checkpoint.get(); }
-detail::DdpBase* Trainer::ddp() noexcept { return impl_->ddp.get(); }
+detail::DdpBase* Trainer::ddp() noexcept { return impl_->strategy->ddp(); }
+torch::nn::Module& Trainer::module() noexcept { return impl_->strategy->module(); }
 int Trainer::rank() const noexcept { return impl_->group ? impl_->group->rank() : 0; }
-int Trainer::ranks() const noexcept { return impl_->ranks(); }
+int Trainer::ranks() const noexcept { return impl_->strategy->ranks(); }
 
 }  // namespace maniple

@@ -1,0 +1,154 @@
+// What all strategies have in common, and DataParallel.
+#include "train/trainer/strategy.h"
+
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include "tensor/public_call.h"
+#include "tensor/torch_compat.h"
+#include "train/tensor_layout.h"
+#include <maniple/dist.h>
+#include <maniple/train/sharded_optimizer.h>
+
+namespace maniple {
+
+TrainerStrategy::TrainerStrategy(Given given, std::shared_ptr<ProcessGroup> world,
+                                 std::shared_ptr<ProcessGroup> averaged_over, DdpOptions ddp)
+    : given_(std::move(given)), world_(std::move(world)) {
+  if (!averaged_over) return;
+  ddp.group = std::move(averaged_over);
+  ddp_ = std::make_unique<detail::DdpBase>(given_.model.module, std::move(ddp));
+}
+TrainerStrategy::~TrainerStrategy() = default;
+
+std::unique_ptr<TrainerStrategy> TrainerStrategy::make(const Strategy& choice, Given given) {
+  MANIPLE_REQUIRE(given.model.module, "Trainer: the model is null");
+  return std::visit([&](const auto& one) { return trainer::make(one, std::move(given)); }, choice);
+}
+
+void TrainerStrategy::require_usable(const detail::TrainerData& data) const {
+  MANIPLE_REQUIRE(!data.has_criterion || given_.model.forward,
+                  "Trainer: criterion() needs a model whose forward maps one tensor to one tensor, and {} does not; give "
+                  "fit() and evaluate() a function loss(batch) that calls the model",
+                  given_.model.module->name());
+}
+
+Accumulation TrainerStrategy::accumulation(int batches) {
+  return ddp_ ? Accumulation(*ddp_, batches) : Accumulation(detail::distinct(module().parameters()), batches);
+}
+
+torch::Tensor TrainerStrategy::loss_of(const detail::TrainerBatch& batch, Metrics& metrics) {
+  std::shared_ptr<void> scope = autocast();
+  torch::Tensor loss = batch.criterion ? batch.criterion(given_.model.forward(batch.data), batch.target, metrics)
+                                       : batch.loss(metrics);
+  scope.reset();
+  MANIPLE_REQUIRE(loss.defined() && loss.numel() == 1,
+                  "Trainer: the loss function returned {}; expected a tensor of one element, the mean over the batch",
+                  loss.defined() ? format_text("a tensor of shape [{}]", joined(loss.sizes())) : "no tensor");
+  return loss;
+}
+
+torch::Tensor TrainerStrategy::backward(const detail::TrainerBatch& batch, Metrics& metrics, const Scaled& scaled) {
+  const torch::Tensor loss = loss_of(batch, metrics);
+  scaled(loss).backward();
+  return loss.detach();
+}
+
+// The averaged gradients do not show where it began: this rank's batch is computed once more, for itself.
+std::string TrainerStrategy::nonfinite_in(const detail::TrainerBatch& batch) {
+  drop_gradients();
+  const auto unsynced = ddp_ ? std::make_unique<NoSync>(ddp_->reducer()) : nullptr;
+  Metrics unused;
+  const torch::Tensor loss = loss_of(batch, unused);
+  loss.backward();
+  std::string text = trainer::nonfinite_loss(loss);
+  for (const auto& entry : module().named_parameters()) {
+    const torch::Tensor& gradient = entry.value().grad();
+    if (!gradient.defined() || torch::isfinite(gradient).all().item<bool>()) continue;
+    trainer::add_nonfinite_gradient(text, entry.key());
+    break;
+  }
+  drop_gradients();
+  return text;
+}
+
+/// Of all parameters, also of those that the optimizer lacks, and to none rather than zero: the optimizer leaves a parameter alone that a step
+/// does not use, before and after a restart.
+void TrainerStrategy::drop_gradients() {
+  zero_grad(given_.optimizer, true);
+  for (torch::Tensor& parameter : module().parameters()) parameter.mutable_grad() = torch::Tensor();
+}
+
+namespace trainer {
+
+std::unique_ptr<TrainerStrategy> make(const strategy::DataParallel& choice, TrainerStrategy::Given given) {
+  require_undivided("DataParallel", *given.model.module);
+  const auto group = group_or_default(choice.ddp.group);
+  return std::make_unique<TrainerStrategy>(std::move(given), group, group, choice.ddp);
+}
+
+std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGroup>& given) {
+  if (given) return given;
+  return is_initialized() ? get_default_group() : nullptr;
+}
+
+std::shared_ptr<ProcessGroup> world_of(const char* strategy, const std::shared_ptr<ProcessGroup>& world,
+                                       const std::shared_ptr<ProcessGroup>& group,
+                                       const std::shared_ptr<ProcessGroup>& other) {
+  const int expected = group->size() * (other ? other->size() : 1);
+  if (world) {
+    world->require_member("Trainer: world");
+    MANIPLE_REQUIRE(world->size() == expected, "Trainer: strategy {} has a world of {} ranks over groups of {} x {}",
+                    strategy, world->size(), group->size(), other ? other->size() : 1);
+    return world;
+  }
+  if (expected == group->size()) return group;
+  MANIPLE_REQUIRE(
+      is_initialized() && get_default_group()->size() == expected,
+      "Trainer: strategy {} over groups of {} x {} ranks: set its `world` to the group of all {} (mesh.group(), if "
+      "both are dimensions of a mesh)",
+      strategy, group->size(), other->size(), expected);
+  return get_default_group();
+}
+
+void require_fresh(const char* strategy, torch::optim::Optimizer& optimizer) {
+  MANIPLE_REQUIRE(dynamic_cast<ShardedOptimizerBase*>(&optimizer) == nullptr,
+                  "Trainer: strategy {} takes a plain optimizer, and this is a ShardedOptimizer", strategy);
+  MANIPLE_REQUIRE(optimizer.state().empty(),
+                  "Trainer: the optimizer has made steps already, and strategy {} divides its parameters; give the "
+                  "Trainer a new optimizer, and load what it had from a checkpoint",
+                  strategy);
+}
+
+void require_undivided(const char* strategy, torch::nn::Module& module) {
+  const DividedParameter divided = first_divided(module);
+  if (divided.name.empty()) return;
+  const char* fits = divided.layout.kind == LayoutKind::fully_sharded     ? "FullySharded{}"
+                     : divided.layout.kind == LayoutKind::tensor_parallel ? "TensorParallel{}"
+                                                                          : "Pipeline{} and the undivided Sequential";
+  throw InvalidArgument(
+      format_text("Trainer: parameter {} is {}, and strategy {} needs the whole model on every rank; write .strategy = "
+                  "maniple::strategy::{}",
+                  divided.name, divided.layout.text(), strategy, fits));
+}
+
+void broadcast_from_first(const std::vector<torch::Tensor>& tensors, const std::shared_ptr<ProcessGroup>& group) {
+  if (!group || group->size() == 1) return;
+  const torch::NoGradGuard no_grad;
+  for (const torch::Tensor& tensor : detail::distinct(tensors)) {
+    if (tensor.defined()) broadcast(tensor, GroupRank{0}, {.group = group, .where = public_place()});
+  }
+}
+
+std::string nonfinite_loss(const torch::Tensor& loss) {
+  const auto value = loss.item<double>();
+  return std::isfinite(value) ? std::string() : format_text("the loss is {}", value);
+}
+
+void add_nonfinite_gradient(std::string& text, const std::string& name) {
+  text += format_text("{}the gradient of parameter {} is not finite", text.empty() ? "" : " and ", name);
+}
+
+}  // namespace trainer
+}  // namespace maniple
