@@ -31,6 +31,7 @@
 #include <maniple/train/sharded_checkpoint.h>
 #include <maniple/train/sharded_optimizer.h>
 #include <maniple/train/stop.h>
+#include <maniple/train/strategy.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/sync_batch_norm.h>
 #include <maniple/train/tensor_layout.h>

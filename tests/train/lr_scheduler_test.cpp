@@ -194,7 +194,7 @@ TEST(PlateauScheduler, LowersTheRateWhenNothingGetsBetter) {
   EXPECT_EQ(rate(), 0.3) << "not below min_lr";
   for (int i = 0; i < 9; ++i) EXPECT_FALSE(plateau.step(0.6));
 
-  PlateauScheduler grows(optimizer, {.maximize = true, .patience = 0, .threshold = 0.1, .relative = false});
+  PlateauScheduler grows(optimizer, {.mode = StopMode::max, .patience = 0, .threshold = 0.1, .relative = false});
   EXPECT_FALSE(grows.step(0.5));
   EXPECT_FALSE(grows.step(0.7));
   EXPECT_TRUE(grows.step(0.75));

@@ -32,6 +32,7 @@
 #include <torch/torch.h>
 
 #include <maniple/export.h>
+#include <maniple/train/stop.h>
 
 namespace MANIPLE_API maniple {
 
@@ -134,9 +135,9 @@ class LrScheduler {
 };
 
 struct PlateauOptions {
-  bool maximize = false;  ///< the metric shall grow (accuracy) instead of fall (loss)
-  double factor = 0.1;    ///< the rate is multiplied by it
-  int patience = 10;      ///< when the metric has not been better for more than so many steps
+  StopMode mode = StopMode::min;  ///< whether a smaller metric is better (a loss) or a larger one (an accuracy)
+  double factor = 0.1;            ///< the rate is multiplied by it
+  int patience = 10;              ///< when the metric has not been better for more than so many steps
   double threshold = 1e-4;
   bool relative = true;  ///< better means by more than threshold * best; false: than threshold
   int cooldown = 0;      ///< steps after a reduction that do not count

@@ -18,7 +18,9 @@
 //   .strategy = maniple::strategy::TensorParallel{.group = mesh["tensor"], .data_group = mesh["data"], .world = mesh.group()}
 //
 // `world` holds all ranks of the training: they stop together and save checkpoints together. It may stay null where all ranks are those of the
-// default group.
+// default group. Ranks that compute on the same batch need samplers that hand out the same batches:
+//
+//   maniple::DistributedSampler sampler(data.size(), maniple::divide_data(strategy, {.seed = 7}));
 #pragma once
 
 #include <cstddef>
@@ -33,6 +35,7 @@
 #include <maniple/train/ddp.h>
 #include <maniple/train/fully_sharded.h>
 #include <maniple/train/pipeline.h>
+#include <maniple/train/sampler.h>
 
 namespace MANIPLE_API maniple {
 namespace strategy {
@@ -87,6 +90,9 @@ struct Pipeline {
 
 using Strategy = std::variant<strategy::DataParallel, strategy::Zero1, strategy::FullySharded,
                               strategy::TensorParallel, strategy::Pipeline>;
+
+/// The options, with `num_replicas` and `rank` set so that the sampler divides the data over the ranks that have different batches.
+SamplerOptions divide_data(const Strategy& strategy, SamplerOptions options = {});
 
 /// See criterion().
 template <class Function>

@@ -151,6 +151,7 @@ struct TrainerBatch {
   std::function<torch::Tensor(Metrics&)> loss;  ///< null with a criterion
   torch::Tensor data, target;                   ///< with a criterion
   std::function<torch::Tensor(const torch::Tensor& output, const torch::Tensor& target, Metrics&)> criterion;
+  std::function<std::vector<torch::Tensor>()> tensors;
   double samples = 1;
   bool is_last = false;  ///< of the pass
 };
@@ -250,6 +251,7 @@ TrainerBatch trainer_batch(Batch& batch, Loss& loss, bool is_last) {
       }
     };
   }
+  made.tensors = [&batch] { return tensors_in(batch); };
   made.samples = samples_of(batch);
   made.is_last = is_last;
   return made;

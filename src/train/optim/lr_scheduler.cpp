@@ -274,7 +274,8 @@ void LrScheduler::load(const std::string& saved) {
 PlateauScheduler::PlateauScheduler(torch::optim::Optimizer& optimizer, PlateauOptions options)
     : optimizer_(&optimizer),
       options_(options),
-      best_(options.maximize ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity()) {
+      best_(options.mode == StopMode::max ? -std::numeric_limits<double>::infinity()
+                                          : std::numeric_limits<double>::infinity()) {
   MANIPLE_REQUIRE(options.factor < 1, "PlateauScheduler: a factor of {}; expected one below 1", options.factor);
   MANIPLE_REQUIRE(options.patience >= 0 && options.cooldown >= 0,
                   "PlateauScheduler: a patience of {} and a cooldown of {}; expected numbers that are not negative",
@@ -282,9 +283,9 @@ PlateauScheduler::PlateauScheduler(torch::optim::Optimizer& optimizer, PlateauOp
 }
 
 bool PlateauScheduler::step(double metric) {
-  const double sign = options_.maximize ? 1 : -1;
+  const double sign = options_.mode == StopMode::max ? 1 : -1;
   const double bound = options_.relative ? best_ * (1 + sign * options_.threshold) : best_ + sign * options_.threshold;
-  if (options_.maximize ? metric > bound : metric < bound) {
+  if (options_.mode == StopMode::max ? metric > bound : metric < bound) {
     best_ = metric;
     bad_ = 0;
   } else {

@@ -59,6 +59,7 @@ class PipelineStrategy final : public TrainerStrategy {
   int data_ranks() const override { return ranks() / group_->size(); }
   bool reports() const override { return pipeline_->has_last_stage(); }
   bool divides_model() const override { return true; }
+  ProcessGroup* same_batches() const override { return group_.get(); }
   torch::nn::Module& module() override {
     return pipeline_ ? static_cast<torch::nn::Module&>(*pipeline_) : *given_.model.module;
   }

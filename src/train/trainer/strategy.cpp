@@ -34,6 +34,26 @@ void TrainerStrategy::require_usable(const detail::TrainerData& data) const {
                   given_.model.module->name());
 }
 
+void TrainerStrategy::require_same_batch(const detail::TrainerBatch& batch) const {
+  ProcessGroup* const ranks = same_batches();
+  if (ranks == nullptr || ranks->size() == 1) return;
+  const torch::NoGradGuard no_grad;
+  std::string mine;
+  for (const torch::Tensor& tensor : batch.tensors()) {
+    if (!tensor.defined()) continue;
+    const bool is_number = !tensor.is_complex() && tensor.numel() > 0;
+    mine += format_text("{} [{}] with the sum {}; ", c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
+                        is_number ? tensor.to(torch::kFloat64).nan_to_num().sum().item<double>() : 0);
+  }
+  const auto all = ranks->all_gather_objects(mine, {.where = public_place()});
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    MANIPLE_REQUIRE(all[rank] == all[0],
+                    "Trainer: ranks 0 and {} of group {} compute on the same batches with this strategy, and have {} and "
+                    "{}; give all of them the same data: DistributedSampler(size, maniple::divide_data(strategy))",
+                    rank, ranks->name(), all[0], all[rank]);
+  }
+}
+
 Accumulation TrainerStrategy::accumulation(int batches) {
   return ddp_ ? Accumulation(*ddp_, batches) : Accumulation(detail::distinct(module().parameters()), batches);
 }
@@ -151,4 +171,30 @@ void add_nonfinite_gradient(std::string& text, const std::string& name) {
 }
 
 }  // namespace trainer
+
+namespace {
+
+/// The ranks with different batches, by the alternative of the strategy; null: one.
+std::shared_ptr<ProcessGroup> dividing_data(const strategy::DataParallel& one) {
+  return trainer::group_or_default(one.ddp.group);
+}
+std::shared_ptr<ProcessGroup> dividing_data(const strategy::Zero1& one) {
+  return trainer::group_or_default(one.ddp.group);
+}
+std::shared_ptr<ProcessGroup> dividing_data(const strategy::FullySharded& one) {
+  const auto group = trainer::group_or_default(one.shard.group);
+  return group ? trainer::world_of("FullySharded", one.world, group, one.shard.replicate_group) : nullptr;
+}
+std::shared_ptr<ProcessGroup> dividing_data(const strategy::TensorParallel& one) { return one.data_group; }
+std::shared_ptr<ProcessGroup> dividing_data(const strategy::Pipeline& one) { return one.data_group; }
+
+}  // namespace
+
+SamplerOptions divide_data(const Strategy& strategy, SamplerOptions options) {
+  const auto group = std::visit([](const auto& one) { return dividing_data(one); }, strategy);
+  options.num_replicas = group ? group->size() : 1;
+  options.rank = group ? group->rank() : 0;
+  return options;
+}
+
 }  // namespace maniple

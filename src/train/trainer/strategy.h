@@ -37,6 +37,8 @@ class TrainerStrategy {
   virtual bool divides_model() const { return false; }   ///< then no rank can save the model alone
   /// The ranks that have different batches and communicate in forward: in an evaluation, too, where some have fewer. Null: none.
   virtual ProcessGroup* forward_group() const { return nullptr; }
+  /// The ranks that compute on the same batches. Null: none.
+  virtual ProcessGroup* same_batches() const { return nullptr; }
 
   virtual torch::nn::Module& module() { return *given_.model.module; }             ///< as checkpoints have it
   virtual torch::optim::Optimizer& optimizer() { return given_.optimizer; }        ///< the one that steps
@@ -44,6 +46,8 @@ class TrainerStrategy {
 
   /// Throws InvalidArgument for data whose loss the strategy cannot compute.
   virtual void require_usable(const detail::TrainerData& data) const;
+  /// Collective over same_batches(): throws InvalidArgument on all of them if they have different batches.
+  void require_same_batch(const detail::TrainerBatch& batch) const;
   virtual Accumulation accumulation(int batches);
   /// Forward, with a graph if grad mode is on.
   virtual torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& metrics);

@@ -22,6 +22,7 @@ class TensorParallelStrategy final : public TrainerStrategy {
   int data_ranks() const override { return ranks() / group_->size(); }
   bool reports() const override { return group_->rank() == 0; }
   bool divides_model() const override { return true; }
+  ProcessGroup* same_batches() const override { return group_.get(); }
 
  private:
   std::shared_ptr<ProcessGroup> group_;

@@ -305,7 +305,9 @@ struct Trainer::Impl {
       uncounted.reset();
     };
     Rounds rounds(strategy->forward_group());
+    bool is_first = true;
     data.pass(0, rounds.together(), [&](const detail::TrainerBatch& batch) {
+      if (std::exchange(is_first, false)) strategy->require_same_batch(batch);
       rounds.begin();
       compute(batch, counted(judged));
       while (batch.is_last && rounds.others_go_on()) compute(batch, uncounted);
@@ -344,8 +346,11 @@ struct Trainer::Impl {
     const std::size_t batches = train->batches ? train->batches() : 0;
     log->begin_epoch(state, options.epochs, train->cursor && batches > 0 ? state.batch + batches : batches);
     accumulation.reset();
-    train->pass(state.batch, options.accumulate > 1,
-                [this](const detail::TrainerBatch& batch) { return train_on(batch); });
+    bool is_first = true;
+    train->pass(state.batch, options.accumulate > 1, [&](const detail::TrainerBatch& batch) {
+      if (std::exchange(is_first, false)) strategy->require_same_batch(batch);
+      return train_on(batch);
+    });
     log->end_epoch();
     write_row();
     if (state.end != TrainerEnd::none) return;
