@@ -268,12 +268,12 @@ double GradScaler::get_scale() const { return impl_->options.enabled ? impl_->sc
 int GradScaler::get_growth_tracker() const { return impl_->tracker_now(); }
 bool GradScaler::is_enabled() const noexcept { return impl_->options.enabled; }
 
-std::string GradScaler::state() const {
+std::string GradScaler::state_dict() const {
   return format_text("{} {} {} {} {}", text_of(impl_->scale_now()), text_of(impl_->options.growth_factor),
                      text_of(impl_->options.backoff_factor), impl_->options.growth_interval, impl_->tracker_now());
 }
 
-void GradScaler::load_state(const std::string& text) {
+void GradScaler::load_state_dict(const std::string& text) {
   std::istringstream words(text);
   std::vector<std::string> all;
   for (std::string word; words >> word;) all.push_back(word);

@@ -141,11 +141,11 @@ bool EarlyStopping::update(double value, const SourceLocation& where) {
   return should_stop();
 }
 
-std::string EarlyStopping::state() const {
+std::string EarlyStopping::state_dict() const {
   return format_text("best {:.17g} updates {} best_update {} waited {}", best_, updates_, best_update_, waited_);
 }
 
-void EarlyStopping::load_state(const std::string& text) {
+void EarlyStopping::load_state_dict(const std::string& text) {
   double best = 0;
   long long updates = 0, best_update = 0;
   int waited = 0, read = -1;

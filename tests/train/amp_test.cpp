@@ -172,8 +172,8 @@ TEST(GradScaler, Errors) {
   EXPECT_THROW(scaler.step(one.optimizer), InvalidArgument);
   EXPECT_THROW(scaler.unscale_(one.optimizer), InvalidArgument);
   scaler.update();
-  EXPECT_THROW(scaler.load_state("1 2"), ProtocolError);
-  EXPECT_THROW(scaler.load_state("0x1p3 0x1p1 0x1p-1 5 7"), ProtocolError);
+  EXPECT_THROW(scaler.load_state_dict("1 2"), ProtocolError);
+  EXPECT_THROW(scaler.load_state_dict("0x1p3 0x1p1 0x1p-1 5 7"), ProtocolError);
 
   Tensor half = torch::zeros({3}, torch::kFloat16).set_requires_grad(true);
   half.mutable_grad() = torch::ones({3}, torch::kFloat16);

@@ -175,6 +175,29 @@ TEST(Layouts, NormsOfATensorParallelModuleThatIsFullyShardedAddUpOverBothGroups)
     }
     EXPECT_NEAR(clip_grad_norm_(net->parameters(), kInfinity).item<double>(), std::sqrt(expected), 1e-4);
     EXPECT_NEAR(clip_grad_norm_(*net, kInfinity).item<double>(), std::sqrt(expected), 1e-4);
+    auto whole = full_parameters(*net);
+    EXPECT_EQ(whole[0].second.sizes(), torch::IntArrayRef({6, 5}));
+    whole[0].second = numbers({6, 5}, 9);
+    set_full_parameters(*net, whole);
+    EXPECT_TRUE(torch::equal(full_parameters(*net)[0].second, whole[0].second));
+  });
+}
+
+TEST_P(LayoutsOf, WholeParametersOfTensorParallelLayersAreGatheredAndDividedAgain) {
+  run_ranks({.n = GetParam()}, [](Rank& r) {
+    torch::nn::Sequential layers(nn::ColumnParallelLinear(3, 7, nn::ColumnParallelOptions{.group = r.world}),
+                                 nn::RowParallelLinear(7, 2, nn::RowParallelOptions{.group = r.world}),
+                                 nn::VocabParallelEmbedding(11, 2, nn::VocabParallelOptions{.group = r.world}));
+    std::vector<std::pair<std::string, Tensor>> given;
+    int seed = 1;
+    for (const auto& [name, whole] : full_parameters(*layers)) given.emplace_back(name, numbers(whole.sizes(), seed++));
+    set_full_parameters(*layers, given);
+    const auto got = full_parameters(*layers);
+    for (std::size_t i = 0; i < given.size(); ++i)
+      EXPECT_TRUE(torch::equal(got[i].second, given[i].second)) << given[i].first;
+    EXPECT_EQ(got[2].second.sizes(), torch::IntArrayRef({2, 7}));
+    const auto of_rank_0 = full_parameters(*layers, 0);
+    EXPECT_EQ(of_rank_0.size(), r.rank == 0 ? got.size() : 1u);  // the bias behind the row-parallel layer is whole
   });
 }
 

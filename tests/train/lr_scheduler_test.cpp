@@ -178,9 +178,10 @@ TEST(LrScheduler, GoesOnFromACheckpoint) {
 
   torch::optim::SGD optimizer({weight()}, torch::optim::SGDOptions(1));
   LrScheduler scheduler(optimizer, schedule);
-  EXPECT_THROW(scheduler.load("PlateauScheduler 1 2 3"), ProtocolError);
-  EXPECT_THROW(scheduler.load("LrScheduler x"), Error);
-  EXPECT_NE(error_of([&] { scheduler.load("LrScheduler 1 0x1p0 0x1p0"); }).find("saved for 2"), std::string::npos);
+  EXPECT_THROW(scheduler.load_state_dict("PlateauScheduler 1 2 3"), ProtocolError);
+  EXPECT_THROW(scheduler.load_state_dict("LrScheduler x"), Error);
+  EXPECT_NE(error_of([&] { scheduler.load_state_dict("LrScheduler 1 0x1p0 0x1p0"); }).find("saved for 2"),
+            std::string::npos);
 }
 
 TEST(PlateauScheduler, LowersTheRateWhenNothingGetsBetter) {

@@ -214,11 +214,11 @@ TEST(EarlyStopping, GoesOnFromItsState) {
   for (std::size_t cut = 0; cut < values.size(); ++cut) {
     EarlyStopping first({.patience = 2}), second({.patience = 2}), whole({.patience = 2});
     for (std::size_t i = 0; i < values.size(); ++i) {
-      if (i == cut) second.load_state(first.state());
+      if (i == cut) second.load_state_dict(first.state_dict());
       (i < cut ? first : second).update(values[i]);
       whole.update(values[i]);
     }
-    EXPECT_EQ(second.state(), whole.state());
+    EXPECT_EQ(second.state_dict(), whole.state_dict());
     EXPECT_TRUE(second.should_stop());
     EXPECT_EQ(second.best(), 0.3) << "to the last bit";
     EXPECT_EQ(second.best_update(), 3);
@@ -227,7 +227,7 @@ TEST(EarlyStopping, GoesOnFromItsState) {
   EarlyStopping early;
   for (const char* wrong :
        {"", "best", "best 1 updates 2 best_update 3 waited 0", "best 1 updates 2 best_update 1 waited 1x"}) {
-    EXPECT_THROW(early.load_state(wrong), InvalidArgument) << wrong;
+    EXPECT_THROW(early.load_state_dict(wrong), InvalidArgument) << wrong;
   }
   EXPECT_EQ(early.updates(), 0);
 }

@@ -334,8 +334,8 @@ struct Scaler {
     unscaled = false;
     ++updates;
   }
-  std::string state() const { return std::to_string(updates); }
-  void load_state(const std::string& text) { updates = std::stoi(text); }
+  std::string state_dict() const { return std::to_string(updates); }
+  void load_state_dict(const std::string& text) { updates = std::stoi(text); }
   double factor = 1024;  // a power of two: nothing is rounded
   bool unscaled = false;
   int updates = 0;

@@ -104,8 +104,8 @@ class GradScaler {
   bool is_enabled() const noexcept;
 
   // Scale, growth tracker and factors, as text. Checkpoint::add does it.
-  std::string state() const;
-  void load_state(const std::string& text);  ///< throws ProtocolError for anything else
+  std::string state_dict() const;
+  void load_state_dict(const std::string& text);  ///< throws ProtocolError for anything else
 
  private:
   struct Impl;

@@ -95,14 +95,15 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, std::int64_t& number);
   Checkpoint& add(const std::string& name, double& number);
   Checkpoint& add(const std::string& name, std::string& text);
-  /// Anything with `std::string save() const` and `load(const std::string&)`: LrScheduler, PlateauScheduler.
+  /// Anything with `std::string state_dict() const` and `load_state_dict(const std::string&)`: LrScheduler, EarlyStopping.
   template <class T>
     requires requires(T& part, const std::string& text) {
-      { part.save() } -> std::convertible_to<std::string>;
-      part.load(text);
+      { part.state_dict() } -> std::convertible_to<std::string>;
+      part.load_state_dict(text);
     }
   Checkpoint& add(const std::string& name, T& part) {
-    return add(name, [&part] { return part.save(); }, [&part](const std::string& text) { part.load(text); });
+    return add(
+        name, [&part] { return part.state_dict(); }, [&part](const std::string& text) { part.load_state_dict(text); });
   }
   /// Anything that can be written as text.
   Checkpoint& add(const std::string& name, std::function<std::string()> save,

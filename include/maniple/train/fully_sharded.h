@@ -40,7 +40,7 @@
 //
 // Contract: all ranks call the same units in the same order, in forward and backward. A difference is found by the next gather, and named.
 // Not supported, with an error that says so: create_graph, to() and clone() after fully_shard, torch::save of a unit or of a module with
-// units in it (see Checkpoint below). torch::save of parameters() or of `unit->module()` is not noticed, and saves this rank's rows alone.
+// units in it (see Checkpoint below). torch::save of parameters() is not noticed, and saves this rank's rows alone.
 //
 // Mixed precision: MixedPrecision::param_dtype is what is gathered and computed in; shards, and the optimizer's steps, stay float32.
 // Accumulation: several backwards add to `grad`; inside `auto guard = net->no_sync();` whole gradients add up on each rank and nothing is
@@ -72,6 +72,7 @@
 #include <maniple/train/clip_grad.h>
 #include <maniple/train/ddp.h>
 #include <maniple/train/sharded_checkpoint.h>
+#include <maniple/train/tensor_layout.h>
 #include <maniple/train/tensor_nest.h>
 
 namespace MANIPLE_API maniple {
@@ -310,13 +311,6 @@ template <class Make>
 auto fully_shard(Make&& make, FullyShardOptions options = {}) {
   return fully_shard(make(), std::move(options));
 }
-
-/// All parameters of the module, whole, as copies, by the names of named_parameters(). Collective; `only_rank` of the group gets them, and the
-/// others none; -1: all ranks do.
-NamedTensors full_parameters(torch::nn::Module& module, int only_rank = -1);
-/// The reverse: every rank takes its rows of whole tensors (on any device, of any dtype). Throws InvalidArgument for a name that the module has
-/// not, and for another shape; what is not in the list stays. Local.
-void set_full_parameters(torch::nn::Module& module, const NamedTensors& parameters);
 
 /// What a fully sharded module takes on this rank, in bytes, and what it communicates.
 struct FullyShardedSummary {

@@ -123,8 +123,8 @@ class LrScheduler {
   /// What the groups have now, those of all optimizers in a row.
   std::vector<double> lrs() const;
 
-  std::string save() const;             ///< the number of steps and the base rates, exactly
-  void load(const std::string& saved);  ///< and sets the rates of that step
+  std::string state_dict() const;       ///< the number of steps and the base rates, exactly
+  void load_state_dict(const std::string& saved);  ///< and sets the rates of that step
 
  private:
   std::vector<std::shared_ptr<torch::optim::Optimizer>> owned_;
@@ -155,8 +155,8 @@ class PlateauScheduler {
   double best() const noexcept { return best_; }
   int bad_steps() const noexcept { return bad_; }
 
-  std::string save() const;
-  void load(const std::string& saved);  ///< rates are the optimizer's, and saved with it
+  std::string state_dict() const;
+  void load_state_dict(const std::string& saved);  ///< rates are the optimizer's, and saved with it
 
  private:
   torch::optim::Optimizer* optimizer_;

@@ -112,9 +112,9 @@ class EarlyStopping {
   std::int64_t best_update() const noexcept { return best_update_; }  ///< counted from 1; 0: none
   int waited() const noexcept { return waited_; }                     ///< updates since the best one
 
-  /// For a checkpoint: checkpoint.add("early", [&] { return early.state(); }, [&](const auto& text) { early.load_state(text); });
-  std::string state() const;
-  void load_state(const std::string& text);  ///< throws InvalidArgument if it is none; then nothing is changed
+  /// For a checkpoint: checkpoint.add("early", early).
+  std::string state_dict() const;
+  void load_state_dict(const std::string& text);  ///< throws InvalidArgument if it is none; then nothing is changed
 
  private:
   EarlyStoppingOptions options_;

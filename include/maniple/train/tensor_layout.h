@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -65,5 +66,13 @@ struct DividedParameter {
   TensorLayout layout;
 };
 DividedParameter first_divided(const torch::nn::Module& module);
+
+/// All parameters of the module, whole, as copies, by the names of named_parameters(). Collective over the groups that divide them; `only_rank` of
+/// these groups gets them, the other ranks get those alone that no group divides; -1: all ranks get them. Throws InvalidArgument for a Pipeline.
+std::vector<std::pair<std::string, torch::Tensor>> full_parameters(torch::nn::Module& module, int only_rank = -1);
+/// The reverse: every rank takes its part of whole tensors (on any device, of any dtype). Throws InvalidArgument, before anything is changed, for
+/// a name that the module lacks, and for another shape. Parameters that are not in the list stay. Local.
+void set_full_parameters(torch::nn::Module& module,
+                         const std::vector<std::pair<std::string, torch::Tensor>>& parameters);
 
 }  // namespace maniple

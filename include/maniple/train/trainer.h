@@ -357,8 +357,8 @@ class Trainer {
                 [&scaler](torch::optim::Optimizer& optimizer) { scaler.step(optimizer); },
                 [&scaler] { scaler.update(); }});
     return add(
-        "scaler", [&scaler] { return std::string(scaler.state()); },
-        [&scaler](const std::string& text) { scaler.load_state(text); });
+        "scaler", [&scaler] { return std::string(scaler.state_dict()); },
+        [&scaler](const std::string& text) { scaler.load_state_dict(text); });
   }
 
   /// Trains to the end that the options say. `loss(batch, metrics)` or `loss(batch)`: a tensor of one element, the mean over the

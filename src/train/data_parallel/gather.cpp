@@ -28,7 +28,7 @@ struct Layout {
   std::vector<std::int64_t> lengths;
 };
 
-Layout layout_of(const Tensors& parts, std::size_t result, std::int64_t dim) {
+Layout layout_of_result(const Tensors& parts, std::size_t result, std::int64_t dim) {
   const std::int64_t dims = parts[0].dim();
   if (dims == 0) {
     warn_once(
@@ -240,7 +240,7 @@ Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<Repli
     MANIPLE_REQUIRE(defined == 0 || static_cast<std::size_t>(defined) == parts.size(),
                     "DataParallel: result {} is undefined on some replicas and defined on others", k);
     if (defined == 0) continue;
-    Layout layout = layout_of(parts, k, options.dim);
+    Layout layout = layout_of_result(parts, k, options.dim);
     gathered[k] = concatenated(parts, layout, options.device);
     if (std::any_of(parts.begin(), parts.end(), [](const Tensor& part) { return part.requires_grad(); })) {
       node->results.push_back(k);

@@ -43,20 +43,6 @@ std::vector<std::shared_ptr<detail::ShardUnit>> bare_units_of(torch::nn::Module&
   return units;
 }
 
-/// Of every sharded parameter of a module: its unit, and what that knows of it.
-struct Sharded {
-  detail::ShardUnit* unit = nullptr;
-  const detail::ShardedParameter* parameter = nullptr;
-};
-std::unordered_map<const c10::TensorImpl*, Sharded> sharded_in(const std::vector<NamedUnit>& units) {
-  std::unordered_map<const c10::TensorImpl*, Sharded> all;
-  for (const NamedUnit& one : units) {
-    for (const detail::ShardedParameter& parameter : one.unit->parameters())
-      all[parameter.parameter.unsafeGetTensorImpl()] = {one.unit.get(), &parameter};
-  }
-  return all;
-}
-
 void require_unchanged(const torch::nn::Module& module, std::optional<torch::Device> device,
                        std::optional<torch::Dtype> dtype) {
   for (const auto& item : module.named_parameters()) {
@@ -151,68 +137,6 @@ void FullyShardedBase::load(torch::serialize::InputArchive&) {
 }
 
 }  // namespace detail
-
-NamedTensors full_parameters(torch::nn::Module& module, int only_rank) {
-  const PublicCall call("full_parameters, which all ranks call");
-  const torch::NoGradGuard no_grad;
-  const auto sharded = sharded_in(units_of(module));
-  NamedTensors result;
-  for (const auto& item : module.named_parameters()) {
-    const auto found = sharded.find(item.value().unsafeGetTensorImpl());
-    if (found == sharded.end()) {
-      result.emplace_back(item.key(), item.value().detach().clone());
-      continue;
-    }
-    const detail::ShardedParameter& one = *found->second.parameter;
-    ProcessGroup& group = found->second.unit->group();
-    const bool wanted = only_rank < 0 || group.rank() == only_rank;
-    Tensor whole = torch::empty(wanted ? one.shape : std::vector<std::int64_t>{0}, one.shard.options());
-    const Device device = detail::device_for(one.shard.device());
-    std::vector<std::size_t> bytes;
-    for (int rank = 0; rank < group.size(); ++rank)
-      bytes.push_back(static_cast<std::size_t>(detail::rows_of(one.rows, group.size(), rank).count * one.row_elements) *
-                      one.shard.element_size());
-    const ConstBuffer own{one.shard.data_ptr(), one.shard.nbytes(), DType::uint8, device};
-    const Buffer all{whole.data_ptr(), whole.nbytes(), DType::uint8, device};
-    const CallOptions options{.stream = current_stream_on(device), .where = public_place()};
-    if (only_rank < 0) {
-      group.all_gather(own, all, bytes, options);
-    } else {
-      group.gather(own, all, only_rank, bytes, options);
-    }
-    if (wanted) result.emplace_back(item.key(), std::move(whole));
-  }
-  return result;
-}
-
-void set_full_parameters(torch::nn::Module& module, const NamedTensors& parameters) {
-  const torch::NoGradGuard no_grad;
-  const auto sharded = sharded_in(units_of(module));
-  const auto named = module.named_parameters();
-  const auto place_of = [&](const std::string& name) {
-    const Tensor* parameter = named.find(name);
-    MANIPLE_REQUIRE(parameter != nullptr, "set_full_parameters: the module has no parameter {}", name);
-    return *parameter;
-  };
-  // Everything is looked at before anything is changed.
-  for (const auto& [name, tensor] : parameters) {
-    const auto found = sharded.find(place_of(name).unsafeGetTensorImpl());
-    const auto shape = found == sharded.end() ? place_of(name).sizes().vec() : found->second.parameter->shape;
-    MANIPLE_REQUIRE(tensor.defined() && tensor.sizes().vec() == shape,
-                    "set_full_parameters: {} has shape [{}] here, the module's [{}]", name,
-                    tensor.defined() ? joined(tensor.sizes()) : "", joined(shape));
-  }
-  for (const auto& [name, tensor] : parameters) {
-    Tensor parameter = place_of(name);
-    const auto found = sharded.find(parameter.unsafeGetTensorImpl());
-    if (found == sharded.end()) {
-      parameter.copy_(tensor);
-    } else {
-      const detail::RowRange own = found->second.parameter->own;
-      parameter.copy_((tensor.dim() == 0 ? tensor.reshape({1}) : tensor).narrow(0, own.begin, own.count));
-    }
-  }
-}
 
 FullyShardedSummary fully_sharded_summary(torch::nn::Module& module) {
   FullyShardedSummary summary;

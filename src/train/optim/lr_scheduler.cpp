@@ -253,13 +253,13 @@ void LrScheduler::set_steps(std::int64_t steps) {
   steps_ = steps;
 }
 
-std::string LrScheduler::save() const {
+std::string LrScheduler::state_dict() const {
   std::string text = format_text("{} {}", kScheduler, steps_);
   for (const double rate : base_) text += " " + text_of(rate);
   return text;
 }
 
-void LrScheduler::load(const std::string& saved) {
+void LrScheduler::load_state_dict(const std::string& saved) {
   const std::vector<std::string> words = words_of(saved, kScheduler, 2);
   std::vector<double> base;
   for (std::size_t i = 2; i < words.size(); ++i) base.push_back(real_of(words[i]));
@@ -309,11 +309,11 @@ bool PlateauScheduler::step(double metric) {
   return lowered;
 }
 
-std::string PlateauScheduler::save() const {
+std::string PlateauScheduler::state_dict() const {
   return format_text("{} {} {} {}", kPlateau, text_of(best_), bad_, cooldown_);
 }
 
-void PlateauScheduler::load(const std::string& saved) {
+void PlateauScheduler::load_state_dict(const std::string& saved) {
   const std::vector<std::string> words = words_of(saved, kPlateau, 4);
   best_ = real_of(words[1]);
   bad_ = static_cast<int>(integer_of(words[2]));

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/checkpoint/named_state.h"
+#include "train/tensor_layout.h"
 
 namespace maniple::optim {
 namespace {
@@ -31,10 +32,20 @@ void for_each_below(const Map& map, const std::string& prefix, const F& f) {
 
 torch::Tensor number(double value, torch::ScalarType type) { return torch::full({}, value, type); }
 
+void require_whole_parameters(const char* function, const torch::optim::Optimizer& optimizer) {
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      detail::require_whole(format_text("{} of group {}", i, g), parameters[i], function,
+                            "its state is a part, too; use Checkpoint with CheckpointOptions::sharded");
+  }
+}
+
 }  // namespace
 
 Dict state_dict(torch::optim::Optimizer& optimizer) {
   const PublicCall call("optim::state_dict, which all ranks call");
+  require_whole_parameters("optim::state_dict", optimizer);
   const NamedState saved = state_of(optimizer);
   Dict dict;
   std::int64_t n = 0;  // parameters so far
@@ -65,6 +76,7 @@ Dict state_dict(torch::optim::Optimizer& optimizer) {
 
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& dict) {
   const PublicCall call("optim::load_state_dict, which all ranks call");
+  require_whole_parameters("optim::load_state_dict", optimizer);
   NamedState state = state_of(optimizer);  // for the options that the dict does not have
   state.tensors.clear();
   auto& groups = optimizer.param_groups();

@@ -15,6 +15,7 @@
 #include "train/sync_batch_norm/function.h"
 #include <maniple/dist.h>
 #include <maniple/train/sync_batch_norm.h>
+#include <maniple/train/tensor_layout.h>
 #include <maniple/train/tensor_nest.h>
 
 namespace maniple {
@@ -131,6 +132,10 @@ void require_convertible(const Layer& layer) {
                   "convert_sync_batchnorm: {} has neither affine parameters nor running statistics and cannot be "
                   "converted; declare it as maniple::nn::SyncBatchNorm",
                   shown(layer.name));
+  MANIPLE_REQUIRE(
+      !layer.weight.defined() || maniple::layout_of(layer.weight).kind != LayoutKind::fully_sharded,
+      "convert_sync_batchnorm: the parameters of {} are {}; convert the module first and call fully_shard then",
+      shown(layer.name), maniple::layout_of(layer.weight).text());
   const Tensor& known_by = layer.weight.defined() ? layer.weight : layer.running_mean;
   MANIPLE_REQUIRE(known_by.is_cpu() || known_by.is_cuda(), "convert_sync_batchnorm: {} is on {}; expected cpu or cuda",
                   shown(layer.name), known_by.device().str());

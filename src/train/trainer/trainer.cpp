@@ -132,8 +132,8 @@ struct Trainer::Impl {
           if (!text.empty()) train->load_cursor(text);
         });
     checkpoint->add(
-        "best_so_far", [this] { return best_so_far.state(); },
-        [this](const auto& text) { best_so_far.load_state(text); });
+        "best_so_far", [this] { return best_so_far.state_dict(); },
+        [this](const auto& text) { best_so_far.load_state_dict(text); });
     CheckpointOptions of_best = options.checkpoint;
     of_best.folder += "/best";
     of_best.keep_last = 1;
