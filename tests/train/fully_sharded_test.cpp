@@ -87,7 +87,7 @@ void expect_same(nn::Module& ours, nn::Module& reference, double tolerance = 1e-
 }
 
 /// This rank's rows of the gradients are those of the reference.
-void expect_same_gradients(nn::Module& ours, const nn::Module& reference, const ProcessGroup& group,
+void expect_same_gradients(const nn::Module& ours, const nn::Module& reference, const ProcessGroup& group,
                            double tolerance = 1e-6) {
   const auto named = reference.named_parameters();
   for (const auto& item : ours.named_parameters()) {

@@ -178,7 +178,7 @@ std::string Parameter::conversion() const {
     return format_text(
         "parameter {} got other memory after it was wrapped (torch::load of the wrapped module, or a conversion and "
         "back), which drops its hook: its gradients are no longer averaged; call the wrapper's forward, which restores "
-        "the hook, or wrap the module again",
+        "the hook, or load and convert the module first and wrap it then",
         name);
   return {};
 }
