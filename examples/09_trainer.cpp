@@ -92,12 +92,12 @@ int main(int argc, char** argv) try {
     metrics.add_accuracy("accuracy", output, target);
     return torch::nll_loss(output, target);
   });
-  maniple::Trainer trainer(net, optimizer,
-                           {.epochs = a.epochs,
-                            .checkpoint = {.folder = a.checkpoint},
-                            .save_every = a.save_every,
-                            .log_dir = a.log,
-                            .strategy = strategy});
+  const maniple::TrainerOptions options{.epochs = a.epochs,
+                                        .checkpoint = {.folder = a.checkpoint},
+                                        .save_every = a.save_every,
+                                        .log_dir = a.log,
+                                        .strategy = strategy};
+  maniple::Trainer trainer(net, optimizer, options);
   const auto& end = trainer.fit(train, test, loss);
 
   if (end.end == maniple::TrainerEnd::stopped) return 0;  // perhaps before there was an evaluation

@@ -214,7 +214,8 @@ std::vector<Case> cases() {
            explicit Training(Rank& r)
                : net(filled_net()),
                  optimizer(net->parameters(), 0.1),
-                 trainer(net, optimizer, {.progress = false, .strategy = strategy::DataParallel{.ddp = {.group = r.world}}}) {}
+                 trainer(net, optimizer,
+                         {.progress = false, .strategy = strategy::DataParallel{.ddp = {.group = r.world}}}) {}
            Net net;
            torch::optim::SGD optimizer;
            Trainer trainer;

@@ -1,5 +1,5 @@
-// Every strategy of a Trainer against one process that trains on all batches: the same losses, norms and parameters up to rounding, checkpoints that
-// load everywhere, and the same bits after an interruption.
+// Every strategy of a Trainer against one process that trains on all batches: the same losses, norms and parameters up
+// to rounding, checkpoints that load everywhere, and the same bits after an interruption.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -50,14 +50,12 @@ Place fully_sharded(Rank& r) {
   return {strategy::FullySharded{.shard = {.group = r.world}}, r.rank, r.size, nullptr, r.world};
 }
 Place tensor_parallel(Rank& r) { return {strategy::TensorParallel{.group = r.world}, 0, 1, r.world, r.world}; }
-Place pipeline(Rank& r) {
-  return {strategy::Pipeline{.micro_batches = 3, .group = r.world}, 0, 1, nullptr, r.world};
-}
+Place pipeline(Rank& r) { return {strategy::Pipeline{.micro_batches = 3, .group = r.world}, 0, 1, nullptr, r.world}; }
 Place hybrid_sharded(Rank& r) {
   const DeviceMesh mesh(r.world, {{"replica", 2}, {"shard", 2}});
-  return {strategy::FullySharded{.shard = {.group = mesh["shard"], .replicate_group = mesh["replica"]},
-                                 .world = r.world},
-          r.rank, r.size, nullptr, r.world};
+  return {
+      strategy::FullySharded{.shard = {.group = mesh["shard"], .replicate_group = mesh["replica"]}, .world = r.world},
+      r.rank, r.size, nullptr, r.world};
 }
 Place tensor_and_data(Rank& r) {
   const DeviceMesh mesh(r.world, {{"data", 2}, {"tensor", 2}});
@@ -70,20 +68,23 @@ Place pipeline_and_data(Rank& r) {
           mesh.coordinate("data"), 2, nullptr, r.world};
 }
 Place interleaved(Rank& r) {
-  return {strategy::Pipeline{.micro_batches = 4,
-                             .schedule = PipelineSchedule::interleaved,
-                             .stages_per_rank = 2,
-                             .group = r.world},
+  return {strategy::Pipeline{
+              .micro_batches = 4, .schedule = PipelineSchedule::interleaved, .stages_per_rank = 2, .group = r.world},
           0, 1, nullptr, r.world};
 }
 
 const std::vector<Layout>& layouts() {
   static const std::vector<Layout> all = {
-      {"data", 2, data_parallel},       {"data", 3, data_parallel},
-      {"zero1", 2, zero1},              {"zero1", 3, zero1},
-      {"fully sharded", 2, fully_sharded}, {"fully sharded", 3, fully_sharded},
-      {"tensor", 2, tensor_parallel},   {"tensor", 3, tensor_parallel},
-      {"pipeline", 2, pipeline},        {"pipeline", 3, pipeline},
+      {"data", 2, data_parallel},
+      {"data", 3, data_parallel},
+      {"zero1", 2, zero1},
+      {"zero1", 3, zero1},
+      {"fully sharded", 2, fully_sharded},
+      {"fully sharded", 3, fully_sharded},
+      {"tensor", 2, tensor_parallel},
+      {"tensor", 3, tensor_parallel},
+      {"pipeline", 2, pipeline},
+      {"pipeline", 3, pipeline},
   };
   return all;
 }
@@ -223,14 +224,15 @@ Curve train(const Place& setup, const Job& job, const std::string& folder, std::
   GradScaler scaler({.init_scale = 1024, .growth_interval = 2});
   Curve curve;
   std::vector<torch::Tensor> kept;
-  TrainerOptions options{.epochs = epochs,
-                         .lr = [](std::int64_t step, double base) { return base / (1 + 0.1 * static_cast<double>(step)); },
-                         .checkpoint = {.folder = folder, .background = false},
-                         .evaluate_every = job.evaluates ? 2 : 0,
-                         .graceful_stop = false,
-                         .log_every = 1,
-                         .progress = false,
-                         .strategy = setup.strategy};
+  TrainerOptions options{
+      .epochs = epochs,
+      .lr = [](std::int64_t step, double base) { return base / (1 + 0.1 * static_cast<double>(step)); },
+      .checkpoint = {.folder = folder, .background = false},
+      .evaluate_every = job.evaluates ? 2 : 0,
+      .graceful_stop = false,
+      .log_every = 1,
+      .progress = false,
+      .strategy = setup.strategy};
   job.change(options);
   options.on_step = [&](const TrainerState& state) {
     for (const char* name : {"loss", "output", "grad_norm"}) {
@@ -302,9 +304,7 @@ std::vector<Job> jobs() {
        .scales = true},
       {.name = "autocast",
        .change =
-           [](TrainerOptions& options) {
-             options.autocast = [] { return std::make_shared<Autocast>(torch::kCPU); };
-           },
+           [](TrainerOptions& options) { options.autocast = [] { return std::make_shared<Autocast>(torch::kCPU); }; },
        .dtype = torch::kFloat32,
        .tolerance = 2e-2},
       {.name = "frozen parameters", .frozen = true},
@@ -331,7 +331,8 @@ TEST(TrainerStrategy, MeshesEqualOneProcess) {
 
 // ---- Checkpoints ---------------------------------------------------------------------------------------------------
 
-/// Each layout goes on from the checkpoint of the one before it, on another number of ranks, and saves one for the next.
+/// Each layout goes on from the checkpoint of the one before it, on another number of ranks, and saves one for the
+/// next.
 void go_on_in_turn(const std::vector<Layout>& chain) {
   const Job job{.name = "resume", .adam = true};
   const TemporaryDirectory folders;
@@ -370,7 +371,8 @@ TEST(TrainerStrategy, GoesOnAfterACrashWithTheSameBits) {
       const Place setup = layout.setup(r);
       const std::size_t rows = train(setup, job, folders.path() + "/straight").numbers.size();
       EXPECT_THROW(train(setup, job, folders.path() + "/crash", 2, 7), std::runtime_error);
-      EXPECT_EQ(train(setup, job, folders.path() + "/crash").numbers.size(), rows * 4 / 10) << "it goes on after step 6";
+      EXPECT_EQ(train(setup, job, folders.path() + "/crash").numbers.size(), rows * 4 / 10)
+          << "it goes on after step 6";
       r.world->barrier();
       const auto straight = saved_weights(job, folders.path() + "/straight");
       for (const auto& [name, weight] : saved_weights(job, folders.path() + "/crash"))

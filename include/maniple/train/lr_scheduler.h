@@ -123,7 +123,7 @@ class LrScheduler {
   /// What the groups have now, those of all optimizers in a row.
   std::vector<double> lrs() const;
 
-  std::string state_dict() const;       ///< the number of steps and the base rates, exactly
+  std::string state_dict() const;                  ///< the number of steps and the base rates, exactly
   void load_state_dict(const std::string& saved);  ///< and sets the rates of that step
 
  private:

@@ -139,8 +139,8 @@ struct TrainerOptions {
   std::function<void(const TrainerState&)> on_step = nullptr;
   std::function<void(const TrainerState&)> on_epoch = nullptr;
 
-  /// How the ranks divide the training. Its group is the trainer's; null: the default group, and if there is none, this process trains
-  /// alone. Strategies that divide the model (all but DataParallel and Zero1) save sharded checkpoints.
+  /// How the ranks divide the training. Its group is the trainer's; null: the default group, and if there is none, this
+  /// process trains alone. Strategies that divide the model (all but DataParallel and Zero1) save sharded checkpoints.
   Strategy strategy = strategy::DataParallel{};
 };
 
@@ -329,8 +329,9 @@ SampledData<Loader> sampled(Loader& loader, DistributedSampler sampler) {
 
 class Trainer {
  public:
-  /// Collective over all ranks of the strategy, which get rank 0's parameters and buffers. The optimizer must outlive the trainer, and has the
-  /// model's parameters. Throws InvalidArgument, before anything is changed, for a model or an optimizer that the strategy cannot train.
+  /// Collective over all ranks of the strategy, which get rank 0's parameters and buffers. The optimizer must outlive
+  /// the trainer, and has the model's parameters. Throws InvalidArgument, before anything is changed, for a model or an
+  /// optimizer that the strategy cannot train.
   template <std::derived_from<torch::nn::Module> Module>
   Trainer(const std::shared_ptr<Module>& model, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
       : Trainer(detail::TrainerModel::of(model), optimizer, std::move(options)) {}
@@ -387,10 +388,11 @@ class Trainer {
   const TrainerState& state() const noexcept;
   Checkpoint* checkpoint() noexcept;  ///< null: there are none
   detail::DdpBase* ddp() noexcept;    ///< null: this process trains alone, or the strategy has none
-  /// The model as the strategy holds it, with the names that checkpoints have: for save_weights, full_parameters, fully_sharded_summary.
+  /// The model as the strategy holds it, with the names that checkpoints have: for save_weights, full_parameters,
+  /// fully_sharded_summary.
   torch::nn::Module& module() noexcept;
-  int rank() const noexcept;          ///< 0 without a group
-  int ranks() const noexcept;         ///< 1 without a group
+  int rank() const noexcept;   ///< 0 without a group
+  int ranks() const noexcept;  ///< 1 without a group
 
  private:
   Trainer(detail::TrainerModel model, torch::optim::Optimizer& optimizer, TrainerOptions options);

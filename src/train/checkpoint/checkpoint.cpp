@@ -364,7 +364,8 @@ Checkpoint& Checkpoint::add(const std::string& name, torch::optim::LRScheduler& 
 
 Checkpoint& Checkpoint::add(const std::string& name, GradScaler& scaler) {
   return add(
-      name, [&scaler] { return scaler.state_dict(); }, [&scaler](const std::string& text) { scaler.load_state_dict(text); });
+      name, [&scaler] { return scaler.state_dict(); },
+      [&scaler](const std::string& text) { scaler.load_state_dict(text); });
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, DistributedSampler sampler) {

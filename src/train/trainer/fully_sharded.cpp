@@ -89,10 +89,11 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::FullySharded& cho
   torch::nn::Module& module = *given.model.module;
   for (const auto& entry : module.named_parameters()) {
     const TensorLayout layout = layout_of(entry.value());
-    MANIPLE_REQUIRE(!layout.divided() || layout.kind == LayoutKind::fully_sharded,
-                    "Trainer: parameter {} is {}, and strategy FullySharded divides whole parameters; write .strategy = "
-                    "maniple::strategy::TensorParallel{}",
-                    entry.key(), layout.text(), "{}");
+    MANIPLE_REQUIRE(
+        !layout.divided() || layout.kind == LayoutKind::fully_sharded,
+        "Trainer: parameter {} is {}, and strategy FullySharded divides whole parameters; write .strategy = "
+        "maniple::strategy::TensorParallel{}",
+        entry.key(), layout.text(), "{}");
   }
   FullyShardOptions options = choice.shard;
   const std::vector<detail::ShardUnit*> units = units_in(module);

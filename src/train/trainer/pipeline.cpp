@@ -41,8 +41,8 @@ void drop_others(torch::nn::Module& whole, Pipeline& pipeline, torch::optim::Opt
 
 class PipelineStrategy final : public TrainerStrategy {
  public:
-  PipelineStrategy(Given given, std::shared_ptr<ProcessGroup> world, std::shared_ptr<ProcessGroup> group,
-                   StageCut cut, PipelineOptions options)
+  PipelineStrategy(Given given, std::shared_ptr<ProcessGroup> world, std::shared_ptr<ProcessGroup> group, StageCut cut,
+                   PipelineOptions options)
       : TrainerStrategy(std::move(given), std::move(world)), group_(std::move(group)) {
     drop_gradients();
     torch::nn::Module& whole = *given_.model.module;
@@ -65,11 +65,12 @@ class PipelineStrategy final : public TrainerStrategy {
   }
 
   void require_usable(const detail::TrainerData& data) const override {
-    MANIPLE_REQUIRE(data.has_criterion,
-                    "Trainer: strategy Pipeline calls the stages of the model itself, so its loss is a function of output "
-                    "and target: pass maniple::criterion([](const torch::Tensor& output, const torch::Tensor& target) "
-                    "{} ... {}) to fit() and evaluate() instead of a function of the batch",
-                    "{", "}");
+    MANIPLE_REQUIRE(
+        data.has_criterion,
+        "Trainer: strategy Pipeline calls the stages of the model itself, so its loss is a function of output "
+        "and target: pass maniple::criterion([](const torch::Tensor& output, const torch::Tensor& target) "
+        "{} ... {}) to fit() and evaluate() instead of a function of the batch",
+        "{", "}");
   }
 
   torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& metrics) override {
@@ -85,7 +86,8 @@ class PipelineStrategy final : public TrainerStrategy {
     return torch::full({}, pipeline_->step(batch.data, batch.target) / factor, torch::kFloat64);
   }
 
-  // The gradients of this rank's stages are still there; over a data group they are averages, but the loss shows which pipeline it was.
+  // The gradients of this rank's stages are still there; over a data group they are averages, but the loss shows which
+  // pipeline it was.
   std::string nonfinite_in(const detail::TrainerBatch& batch) override {
     std::string gradients;
     for (const auto& entry : pipeline_->named_parameters()) {
@@ -157,10 +159,10 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::Pipeline& choice,
   }
   const std::string difference = first_difference(*world, lines);
   MANIPLE_REQUIRE(difference.empty(),
-                  "Trainer: strategy Pipeline needs the same Sequential on every rank before it cuts it: {}", difference);
-  StageCut cut = cut_into_stages(
-      torch::nn::Sequential(layers),
-      {.group = group, .stages_per_rank = choice.stages_per_rank, .begins = choice.begins});
+                  "Trainer: strategy Pipeline needs the same Sequential on every rank before it cuts it: {}",
+                  difference);
+  StageCut cut = cut_into_stages(torch::nn::Sequential(layers),
+                                 {.group = group, .stages_per_rank = choice.stages_per_rank, .begins = choice.begins});
   PipelineOptions options{.micro_batches = choice.micro_batches,
                           .schedule = choice.schedule,
                           .activation_checkpointing = choice.activation_checkpointing,

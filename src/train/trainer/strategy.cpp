@@ -28,10 +28,11 @@ std::unique_ptr<TrainerStrategy> TrainerStrategy::make(const Strategy& choice, G
 }
 
 void TrainerStrategy::require_usable(const detail::TrainerData& data) const {
-  MANIPLE_REQUIRE(!data.has_criterion || given_.model.forward,
-                  "Trainer: criterion() needs a model whose forward maps one tensor to one tensor, and {} does not; give "
-                  "fit() and evaluate() a function loss(batch) that calls the model",
-                  given_.model.module->name());
+  MANIPLE_REQUIRE(
+      !data.has_criterion || given_.model.forward,
+      "Trainer: criterion() needs a model whose forward maps one tensor to one tensor, and {} does not; give "
+      "fit() and evaluate() a function loss(batch) that calls the model",
+      given_.model.module->name());
 }
 
 void TrainerStrategy::require_same_batch(const detail::TrainerBatch& batch) const {
@@ -47,10 +48,11 @@ void TrainerStrategy::require_same_batch(const detail::TrainerBatch& batch) cons
   }
   const auto all = ranks->all_gather_objects(mine, {.where = public_place()});
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    MANIPLE_REQUIRE(all[rank] == all[0],
-                    "Trainer: ranks 0 and {} of group {} compute on the same batches with this strategy, and have {} and "
-                    "{}; give all of them the same data: DistributedSampler(size, maniple::divide_data(strategy))",
-                    rank, ranks->name(), all[0], all[rank]);
+    MANIPLE_REQUIRE(
+        all[rank] == all[0],
+        "Trainer: ranks 0 and {} of group {} compute on the same batches with this strategy, and have {} and "
+        "{}; give all of them the same data: DistributedSampler(size, maniple::divide_data(strategy))",
+        rank, ranks->name(), all[0], all[rank]);
   }
 }
 
@@ -60,8 +62,8 @@ Accumulation TrainerStrategy::accumulation(int batches) {
 
 torch::Tensor TrainerStrategy::loss_of(const detail::TrainerBatch& batch, Metrics& metrics) {
   std::shared_ptr<void> scope = autocast();
-  torch::Tensor loss = batch.criterion ? batch.criterion(given_.model.forward(batch.data), batch.target, metrics)
-                                       : batch.loss(metrics);
+  torch::Tensor loss =
+      batch.criterion ? batch.criterion(given_.model.forward(batch.data), batch.target, metrics) : batch.loss(metrics);
   scope.reset();
   MANIPLE_REQUIRE(loss.defined() && loss.numel() == 1,
                   "Trainer: the loss function returned {}; expected a tensor of one element, the mean over the batch",
@@ -93,8 +95,8 @@ std::string TrainerStrategy::nonfinite_in(const detail::TrainerBatch& batch) {
   return text;
 }
 
-/// Of all parameters, also of those that the optimizer lacks, and to none rather than zero: the optimizer leaves a parameter alone that a step
-/// does not use, before and after a restart.
+/// Of all parameters, also of those that the optimizer lacks, and to none rather than zero: the optimizer leaves a
+/// parameter alone that a step does not use, before and after a restart.
 void TrainerStrategy::drop_gradients() {
   zero_grad(given_.optimizer, true);
   for (torch::Tensor& parameter : module().parameters()) parameter.mutable_grad() = torch::Tensor();
@@ -163,7 +165,8 @@ void broadcast_from_first(const std::vector<torch::Tensor>& tensors, const std::
 
 std::string nonfinite_loss(const torch::Tensor& loss) {
   const auto value = loss.item<double>();
-  return std::isfinite(value) ? std::string() : format_text("the loss is {}", value);
+  if (std::isfinite(value)) return {};
+  return std::isnan(value) ? "the loss is nan" : format_text("the loss is {}", value);  // a NaN may have a sign
 }
 
 void add_nonfinite_gradient(std::string& text, const std::string& name) {

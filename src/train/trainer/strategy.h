@@ -1,4 +1,5 @@
-// How a Trainer computes and communicates: a class for each alternative of Strategy, so that the loop in trainer.cpp is the same for all.
+// How a Trainer computes and communicates: a class for each alternative of Strategy, so that the loop in trainer.cpp is
+// the same for all.
 #pragma once
 
 #include <functional>
@@ -12,7 +13,8 @@
 
 namespace maniple {
 
-/// Replicas of the whole model, averaged by DistributedDataParallel; without a group, this process alone. Others derive from it.
+/// Replicas of the whole model, averaged by DistributedDataParallel; without a group, this process alone. Others derive
+/// from it.
 class TrainerStrategy {
  public:
   struct Given {
@@ -20,7 +22,8 @@ class TrainerStrategy {
     torch::optim::Optimizer& optimizer;
     std::function<std::shared_ptr<void>()> autocast;
   };
-  /// The loss of a batch as backward gets it: divided for accumulation, multiplied by a GradScaler. Called once for each batch.
+  /// The loss of a batch as backward gets it: divided for accumulation, multiplied by a GradScaler. Called once for
+  /// each batch.
   using Scaled = std::function<torch::Tensor(const torch::Tensor&)>;
 
   /// Collective. Throws InvalidArgument, before anything is changed, for what the strategy cannot train.
@@ -32,17 +35,18 @@ class TrainerStrategy {
 
   const std::shared_ptr<ProcessGroup>& world() const noexcept { return world_; }  ///< null: this process alone
   int ranks() const { return world_ ? world_->size() : 1; }
-  virtual int data_ranks() const { return ranks(); }     ///< how many of them have different batches
-  virtual bool reports() const { return true; }          ///< whether this rank's metrics count
-  virtual bool divides_model() const { return false; }   ///< then no rank can save the model alone
-  /// The ranks that have different batches and communicate in forward: in an evaluation, too, where some have fewer. Null: none.
+  virtual int data_ranks() const { return ranks(); }    ///< how many of them have different batches
+  virtual bool reports() const { return true; }         ///< whether this rank's metrics count
+  virtual bool divides_model() const { return false; }  ///< then no rank can save the model alone
+  /// The ranks that have different batches and communicate in forward: in an evaluation, too, where some have fewer.
+  /// Null: none.
   virtual ProcessGroup* forward_group() const { return nullptr; }
   /// The ranks that compute on the same batches. Null: none.
   virtual ProcessGroup* same_batches() const { return nullptr; }
 
-  virtual torch::nn::Module& module() { return *given_.model.module; }             ///< as checkpoints have it
-  virtual torch::optim::Optimizer& optimizer() { return given_.optimizer; }        ///< the one that steps
-  detail::DdpBase* ddp() const noexcept { return ddp_.get(); }                     ///< null: none
+  virtual torch::nn::Module& module() { return *given_.model.module; }       ///< as checkpoints have it
+  virtual torch::optim::Optimizer& optimizer() { return given_.optimizer; }  ///< the one that steps
+  detail::DdpBase* ddp() const noexcept { return ddp_.get(); }               ///< null: none
 
   /// Throws InvalidArgument for data whose loss the strategy cannot compute.
   virtual void require_usable(const detail::TrainerData& data) const;
@@ -53,11 +57,14 @@ class TrainerStrategy {
   virtual torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& metrics);
   /// Forward and backward. Returns the loss, detached and unscaled.
   virtual torch::Tensor backward(const detail::TrainerBatch& batch, Metrics& metrics, const Scaled& scaled);
-  /// After the backward of a step, before clipping; and before the optimizer's step.
+  /// After the backward of a step, before clipping.
   virtual void finish_backward() {}
-  virtual void before_step() {}
-  virtual void after_load() {}
-  /// What is not finite on this rank when it computes the batch, or empty. Collective; gradients are undefined afterwards.
+  /// Options of param_groups() from the program's optimizer to the one that steps: before a step or a save; and back,
+  /// after a load.
+  virtual void take_options() {}
+  virtual void give_options() {}
+  /// What is not finite on this rank when it computes the batch, or empty. Collective; gradients are undefined
+  /// afterwards.
   virtual std::string nonfinite_in(const detail::TrainerBatch& batch);
 
   void drop_gradients();
@@ -83,7 +90,8 @@ std::unique_ptr<TrainerStrategy> make(const strategy::Pipeline& choice, TrainerS
 
 /// `given`, or the default group; null if there is none.
 std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGroup>& given);
-/// All ranks of a strategy over two groups, of which `other` may be null: `world`, or what the default group is to them.
+/// All ranks of a strategy over two groups, of which `other` may be null: `world`, or what the default group is to
+/// them.
 std::shared_ptr<ProcessGroup> world_of(const char* strategy, const std::shared_ptr<ProcessGroup>& world,
                                        const std::shared_ptr<ProcessGroup>& group,
                                        const std::shared_ptr<ProcessGroup>& other);

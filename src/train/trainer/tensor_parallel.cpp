@@ -1,4 +1,5 @@
-// TensorParallel: the layers communicate by themselves; what is left is to average over the data group, and to count each sample once.
+// TensorParallel: the layers communicate by themselves; what is left is to average over the data group, and to count
+// each sample once.
 #include "base/check.h"
 #include "train/tensor_layout.h"
 #include "train/trainer/strategy.h"
@@ -36,8 +37,8 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::TensorParallel& c
   const DividedParameter divided = first_divided(*given.model.module);
   const auto group = group_or_default(choice.group);
   MANIPLE_REQUIRE(group || divided.name.empty(),
-                  "Trainer: parameter {} is {}, and strategy TensorParallel has no group; set its `group`", divided.name,
-                  divided.layout.text());
+                  "Trainer: parameter {} is {}, and strategy TensorParallel has no group; set its `group`",
+                  divided.name, divided.layout.text());
   if (!group) return std::make_unique<TrainerStrategy>(std::move(given), nullptr);
   group->require_member("Trainer: strategy TensorParallel");
   MANIPLE_REQUIRE(

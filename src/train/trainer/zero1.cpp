@@ -33,10 +33,11 @@ std::unique_ptr<ShardedOptimizerBase> sharded_as_one_of(torch::optim::Optimizer&
   return made;
 }
 
-std::unique_ptr<ShardedOptimizerBase> sharded_from(torch::optim::Optimizer& optimizer, const ShardingOptions& sharding) {
+std::unique_ptr<ShardedOptimizerBase> sharded_from(torch::optim::Optimizer& optimizer,
+                                                   const ShardingOptions& sharding) {
   return sharded_as_one_of<torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW, torch::optim::RMSprop,
                            torch::optim::Adagrad, optim::SGD, optim::Adam, optim::AdamW, optim::Lion>(optimizer,
-                                                                                                     sharding);
+                                                                                                      sharding);
 }
 
 template <class... Kinds>
@@ -48,12 +49,13 @@ class Zero1Strategy final : public TrainerStrategy {
  public:
   Zero1Strategy(Given given, const std::shared_ptr<ProcessGroup>& group, const strategy::Zero1& choice)
       : TrainerStrategy(std::move(given), group, group, choice.ddp),
-        // After DistributedDataParallel: the optimizer gives the parameters other memory, with the values that all ranks have now.
+        // After DistributedDataParallel: the optimizer gives the parameters other memory, with the values that all
+        // ranks have now.
         sharded_(sharded_from(given_.optimizer, {.group = group, .shared_parameters = choice.shared_parameters})) {}
 
   torch::optim::Optimizer& optimizer() override { return *sharded_; }
-  void before_step() override { copy_options(given_.optimizer, *sharded_); }
-  void after_load() override { copy_options(*sharded_, given_.optimizer); }
+  void take_options() override { copy_options(given_.optimizer, *sharded_); }
+  void give_options() override { copy_options(*sharded_, given_.optimizer); }
 
  private:
   static void copy_options(torch::optim::Optimizer& from, torch::optim::Optimizer& to) {

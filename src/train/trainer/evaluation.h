@@ -1,0 +1,71 @@
+// What an evaluation changes while it lasts, and how ranks that compute together evaluate different numbers of batches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "base/check.h"
+#include "tensor/public_call.h"
+#include <maniple/comm/process_group.h>
+
+namespace maniple {
+
+/// A module in another mode, until this goes: each part of it is then in its own mode again. One that is in the mode
+/// already stays as it is, with parts that are in the other one.
+class ModuleMode {
+ public:
+  ModuleMode(torch::nn::Module& module, bool training) {
+    if (module.is_training() == training) return;
+    for (const auto& part : module.modules()) before_.emplace_back(part, part->is_training());
+    module.train(training);
+  }
+  ~ModuleMode() {
+    for (const auto& [part, training] : before_) part->train(training);  // parents first: train() reaches all below
+  }
+  ModuleMode(const ModuleMode&) = delete;
+  ModuleMode& operator=(const ModuleMode&) = delete;
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
+};
+
+/// Batches of an evaluation on ranks that communicate in forward, and may have different numbers of batches: a rank
+/// that has done its last one computes it again, without counting it, until all have done theirs.
+class Rounds {
+ public:
+  explicit Rounds(ProcessGroup* ranks) : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr) {}
+  bool together() const noexcept { return ranks_ != nullptr; }
+  void begin() {
+    any_ = true;
+    agree(kComputes);
+  }
+  bool others_go_on() { return ranks_ != nullptr && agree(kWaits) == kComputes; }
+  void end() {
+    if (!any_) agree(kHasNone);
+  }
+
+ private:
+  static constexpr std::uint8_t kWaits = 0, kComputes = 1, kHasNone = 2;
+  std::uint8_t agree(std::uint8_t mine) {
+    if (ranks_ == nullptr) return mine;
+    const std::uint8_t all = over_ranks(mine);
+    if (all != kHasNone || over_ranks(any_ ? 1 : 0) == 0) return all;
+    throw InvalidArgument(
+        format_text("Trainer: {} has no batch to evaluate and other ranks have some, but with this strategy all ranks "
+                    "compute together; evaluate at least one sample per rank",
+                    any_ ? "another rank" : format_text("rank {}", ranks_->rank())));
+  }
+  std::uint8_t over_ranks(std::uint8_t mine) const {
+    ranks_->all_reduce(buffer_of(mine), ReduceOp::max, {.where = public_place()});
+    return mine;
+  }
+
+  ProcessGroup* ranks_;
+  bool any_ = false;
+};
+
+}  // namespace maniple
