@@ -34,17 +34,20 @@
 // What a unit may be. Any module with a forward: any arguments, results that are a tensor or hold tensors as tensor_nest.h knows them. Tensors
 // that need a gradient come in as arguments and leave as results; a unit does not return its own parameters. Units may contain units.
 // One that is called several times before backward, in eval() and without grad mode, or inside maniple::checkpoint works as ever.
-// Parameters may be frozen, have any strides (they become contiguous) and any floating-point dtype. A parameter that no rank used in a
-// backward keeps its gradient as it was (none stays none); one that some ranks did not use counts as zero there. A parameter that two units share
-// is refused: put both of its users into one unit (or into none but the root).
+// Parameters may be frozen, before fully_shard or later (on all ranks, between a backward and the next forward). They may
+// have any strides (they become contiguous) and any floating-point dtype. A parameter that no rank used in a backward
+// keeps its gradient as it was (none stays none); one that some ranks did not use counts as zero there. A parameter that
+// two units share is refused: put both of its users into one unit (or into none but the root).
 //
 // Contract: all ranks call the same units in the same order, in forward and backward. A difference is found by the next gather, and named.
 // Not supported, with an error that says so: create_graph, to() and clone() after fully_shard, torch::save of a unit or of a module with
 // units in it (see Checkpoint below). torch::save of parameters() is not noticed, and saves this rank's rows alone.
 //
 // Mixed precision: MixedPrecision::param_dtype is what is gathered and computed in; shards, and the optimizer's steps, stay float32.
-// Accumulation: several backwards add to `grad`; inside `auto guard = net->no_sync();` whole gradients add up on each rank and nothing is
-// communicated, at the price of their memory, until the first backward outside.
+// Accumulation: several backwards add to `grad`. Inside `auto guard = net->no_sync();`, which all ranks make alike, whole
+// gradients add up on each rank and nothing is communicated, at the price of their memory, until the first backward of
+// the same model outside. Meanwhile `grad` is this rank's rows of its own sum: zero_grad() of any kind discards the sum,
+// and other changes to `grad` are an error.
 // Hybrid (HSDP): `group` is the ranks that divide a model, `replicate_group` those that hold the same part: mesh["shard"], mesh["replica"].
 //
 // Checkpoint with CheckpointOptions::sharded saves and loads module and optimizer as those of any other layout, under the same names.
@@ -94,8 +97,9 @@ struct FullyShardOptions {
   /// begins right after its forward.
   std::optional<bool> reshard_after_forward = {};
   MixedPrecision mixed_precision = {};
-  /// `thread`: the next unit is gathered, and gradients are averaged, while this one computes; costs one more unit's memory. `none`: when they
-  /// are needed. `automatic`: as DistributedDataParallel decides it. On a GPU always beside the current stream.
+  /// `thread`: the next unit is gathered, and gradients are averaged, while this one computes; costs one more unit's
+  /// memory. `none`: when they are needed. `automatic`: as DistributedDataParallel decides it. `inline_` is refused. On a
+  /// GPU communication always runs on a stream of its own.
   Overlap overlap = Overlap::automatic;
   /// Rank 0's parameters and buffers become those of all ranks. Off: the caller vouches that they are equal.
   bool init_sync = true;
@@ -162,8 +166,9 @@ class FullyShardedBase : public torch::nn::Module, public ShardedModule {
 
   /// Of this unit and those inside it: `{ auto guard = net->no_sync(); loss.backward(); }`. May be nested.
   UnitsNoSync no_sync();
-  /// Makes this unit's parameters whole, and those of the units inside it: to look at them, or to call functions of the module that are not
-  /// forward, without autograd. What is written to them is lost. Collective.
+  /// Makes this unit's parameters whole, and the parameters of units inside it: to read them, or to call other functions
+  /// of the module than forward, without autograd. Do not write to them, nor let an optimizer step: the writes are lost,
+  /// and the next gather throws InvalidArgument. Collective.
   Unsharded unshard();
 
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;

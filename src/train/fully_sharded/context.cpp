@@ -70,7 +70,7 @@ void ShardContext::remove(ShardUnit* unit) noexcept {
       entry = entry->second == unit ? next_[phase].erase(entry) : std::next(entry);
   }
   if (last_ == unit) last_ = nullptr;
-  if (ahead_.unit == unit) ahead_.unit = nullptr;  // its gather goes on, and is dropped by the next
+  if (ahead_ == unit) ahead_ = nullptr;  // its gather goes on, and is dropped by the next
   if (reducing_ == unit) reducing_ = nullptr;
 }
 
@@ -124,31 +124,43 @@ void ShardContext::require_good(Use use) {
   if (const Work& work = work_[use]; work.valid()) work.synchronize();
 }
 
-// Ranks decide alike: they make the same calls, and write to their shards at the same times.
-void ShardContext::gather(ShardUnit& unit, bool backward) {
+// ---- Passes --------------------------------------------------------------------------------------------------------
+
+// Ranks decide alike: all they look at are the calls of units, which are the same everywhere.
+void ShardContext::gather(ShardUnit& unit) {
   const std::lock_guard lock(mutex);
-  const int phase = backward ? 1 : 0;
-  const Ahead ahead = std::exchange(ahead_, Ahead());
-  if (ahead.unit == &unit && ahead.version == unit.version()) {
-    unit.finish_gather();
-  } else {
+  if (std::exchange(ahead_, nullptr) != &unit) {
     wait(Use::gather, unit.device());  // one that nobody wanted
     unit.start_gather();
-    unit.finish_gather();
   }
-  if (last_ != nullptr && last_phase_ == phase) {
-    next_[phase][last_] = &unit;
-  } else if (last_ != nullptr) {
-    next_[last_phase_].erase(last_);
-  }
+  unit.finish_gather();
+  if (!running_ && forwards_ == 0) return;
+  auto& next_of = next_[running_ ? 1 : 0];
+  if (last_ != nullptr) next_of[last_] = &unit;
   last_ = &unit;
-  last_phase_ = phase;
-  const auto next = next_[phase].find(&unit);
-  if (next == next_[phase].end() || next->second->whole() || !asynchronous(unit.device()) ||
-      next->second->device() != unit.device())
-    return;
-  next->second->start_gather();
-  ahead_ = {next->second, next->second->version()};
+  const auto found = next_of.find(&unit);
+  if (found == next_of.end()) return;
+  ShardUnit& next = *found->second;
+  if (next.exposed() || !asynchronous(unit.device()) || next.device() != unit.device()) return;
+  next.start_gather();
+  ahead_ = &next;
+}
+
+// A gather that has begun goes on, and the next one waits for it: it has read the shards already.
+void ShardContext::end_pass() noexcept {
+  if (last_ != nullptr) next_[running_ ? 1 : 0].erase(last_);
+  last_ = nullptr;
+  ahead_ = nullptr;
+}
+
+void ShardContext::enter_forward() {
+  const std::lock_guard lock(mutex);
+  if (forwards_++ == 0 && !running_) end_pass();
+}
+
+void ShardContext::leave_forward() noexcept {
+  const std::lock_guard lock(mutex);
+  if (--forwards_ == 0 && !running_) end_pass();
 }
 
 // ---- A backward ------------------------------------------------------------------------------------------------------
@@ -185,7 +197,9 @@ class EndOfBackward {
 void ShardContext::enter_backward() {
   if (running_) return;
   at_end_of_backward([end = std::make_shared<EndOfBackward>(weak_from_this())] { end->call(); });
+  end_pass();
   running_ = true;
+  reached_.clear();
 }
 
 void ShardContext::note(const NodePointer<GatheredBy>& node) { nodes_.emplace_back(node); }
@@ -194,20 +208,47 @@ void ShardContext::finish_reducing() {
   if (ShardUnit* unit = std::exchange(reducing_, nullptr)) unit->finish_reduce();
 }
 
-// What was added up without synchronisation is due now, also of units that this backward did not reach.
 void ShardContext::finish_backward() {
   const std::lock_guard lock(mutex);
   for (const auto& one : std::exchange(nodes_, {})) {
     if (const auto node = one.lock()) node->leave();
   }
-  for (ShardUnit* unit : units_) {
-    if (unit->unsynced == 0 && unit->has_accumulated()) unit->reduce({}, {});
-  }
+  reduce_waiting();
   finish_reducing();
+  end_pass();
+  ++backwards_;
   running_ = false;
 }
 
+// What was added up without synchronisation is due now, also in units that this backward did not reach. All ranks know
+// the units that may have some, but not whether another rank has: they may use different parameters.
+void ShardContext::reduce_waiting() {
+  std::vector<ShardUnit*> units;
+  for (ShardUnit* unit : units_) {
+    if (unit->waiting && unit->unsynced == 0 && reached_.count(unit->family) != 0 && !unit->trained().empty())
+      units.push_back(unit);
+  }
+  if (units.empty()) return;
+  finish_reducing();
+  std::vector<std::uint8_t> has;
+  for (ShardUnit* unit : units) has.push_back(unit->has_accumulated() ? 1 : 0);
+  for (const auto& group : {group_, replicate_}) {
+    if (!group || group->size() == 1) continue;
+    std::vector<std::uint8_t> any(has.size());
+    for (const std::string& other :
+         group->all_gather_objects(std::string(has.begin(), has.end()), {.where = public_place()})) {
+      for (std::size_t i = 0; i < any.size() && i < other.size(); ++i) any[i] |= static_cast<std::uint8_t>(other[i]);
+    }
+    has = any;
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    units[i]->waiting = false;
+    if (has[i] != 0) units[i]->reduce_accumulated();
+  }
+}
+
 void ShardContext::abandon(const std::string& what) noexcept {
+  end_pass();
   running_ = false;
   for (const auto& one : std::exchange(nodes_, {})) {
     if (const auto node = one.lock()) node->leave();

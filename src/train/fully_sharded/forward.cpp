@@ -66,12 +66,12 @@ GatheredBy::GatheredBy(std::shared_ptr<ShardUnit> given) : unit(std::move(given)
 
 GatheredBy::~GatheredBy() {
   leave();
-  let_go_of_forward();
+  let_go();
 }
 
 void GatheredBy::release_resources() {
   leave();
-  let_go_of_forward();
+  let_go();
   release_base<Node>(*this);
 }
 
@@ -81,19 +81,21 @@ void GatheredBy::enter() {
   if (torch::GradMode::is_enabled())
     unit->fail("backward with create_graph is not supported: averaging gradients would cut the graph");
   unit->context().enter_backward();
-  gradients_done_ = false;
   arguments_left_ = arguments;
-  if (entered_) return;
-  unit->hold(/*backward=*/true);
-  unit->expose(pointer_to(this));
-  entered_ = true;
+  if (std::exchange(stage_, Stage::entered) != Stage::outside) return;
+  try {
+    unit->expose(pointer_to(this), keeps_ && kept_since_ == unit->context().backwards());
+  } catch (...) {
+    stage_ = Stage::outside;
+    throw;
+  }
   unit->context().note(pointer_to(this));
 }
 
 variable_list GatheredBy::apply(variable_list&& gradients) {
   const PublicCall call(kBackward);
   const std::lock_guard lock(unit->context().mutex);
-  if (!entered_)
+  if (stage_ == Stage::outside)
     unit->fail(
         "a tensor that needs its parameters has left it otherwise than as a result of forward; return it, or use "
         "reshard_after_forward = false and no such tensor");
@@ -102,26 +104,29 @@ variable_list GatheredBy::apply(variable_list&& gradients) {
   } else {
     unit->reduce(trained, std::move(gradients));
   }
-  gradients_done_ = true;
+  stage_ = Stage::reduced;
   if (arguments_left_ == 0) leave();
   return {};
 }
 
 void GatheredBy::arguments_done() {
   const std::lock_guard lock(unit->context().mutex);
-  if (--arguments_left_ == 0 && (gradients_done_ || trained.empty())) leave();
+  if (--arguments_left_ == 0 && (stage_ == Stage::reduced || trained.empty())) leave();
 }
 
 void GatheredBy::leave() noexcept {
-  if (std::exchange(entered_, false)) {
-    unit->conceal();
-    unit->let_go();
-  }
-  if (gradients_done_ || trained.empty()) let_go_of_forward();
+  const Stage was = std::exchange(stage_, Stage::outside);
+  if (was != Stage::outside) unit->conceal();
+  if (was == Stage::reduced || trained.empty()) let_go();
 }
 
-void GatheredBy::let_go_of_forward() noexcept {
-  if (std::exchange(holds, false)) unit->let_go();
+void GatheredBy::keep() {
+  if (!std::exchange(keeps_, true)) unit->keep();
+  kept_since_ = unit->context().backwards();
+}
+
+void GatheredBy::let_go() noexcept {
+  if (std::exchange(keeps_, false)) unit->let_go();
 }
 
 // ---- UnitForward -------------------------------------------------------------------------------------------------------
@@ -130,20 +135,24 @@ struct CallNode {
   NodePointer<GatheredBy> pointer;
 };
 
-// Inside a backward (of activation checkpointing, which computes again) the unit is needed again at once.
 UnitForward::UnitForward(std::shared_ptr<ShardUnit> unit)
     : unit_(std::move(unit)), node_(std::make_unique<CallNode>()), graph_(torch::GradMode::is_enabled()) {
   const PublicCall call("the forward of a fully sharded module");
   const std::lock_guard lock(unit_->context().mutex);
-  unit_->hold(unit_->context().in_backward());
   if (graph_) node_->pointer = make_node<GatheredBy>(unit_);
-  unit_->expose(node_->pointer);
+  unit_->context().enter_forward();
+  try {
+    unit_->expose(node_->pointer);
+  } catch (...) {
+    unit_->context().leave_forward();
+    throw;
+  }
 }
 
 UnitForward::~UnitForward() {
   if (finished_) return;
+  unit_->context().leave_forward();
   unit_->conceal();
-  unit_->let_go();
   try {
     unit_->context().abort(format_text(
         "forward of {} failed on rank {} (its own output says why): the other ranks would wait for its part of the "
@@ -182,23 +191,21 @@ std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
     if (dtype && tensor.is_floating_point()) tensor = tensor.to(*dtype);
   }
   const std::lock_guard lock(unit_->context().mutex);
-  const bool in_backward = unit_->context().in_backward();
   const bool passed = graph_ && pass_through<ResultsOf>(tensors, node_->pointer);
-  const bool keep = passed && (in_backward || !unit_->reshards());
-  unit_->conceal();
-  if (graph_ && !passed && node_->pointer.use_count() > 1) {
-    unit_->expose({});  // for the destructor
-    throw InvalidArgument(format_text(
-        "fully_shard: forward of {} returns no tensor that requires a gradient, but keeps some that need its "
-        "parameters; return them: as tensors, or in tuples, vectors, maps and optionals (tensor_nest.h)",
-        unit_->text()));
+  // expose() left no other pointers to the node than those of the graph, and the parameters' own.
+  if (graph_ && !passed) {
+    const auto own = 1 + static_cast<std::int64_t>(node_->pointer->trained.size());
+    if (static_cast<std::int64_t>(node_->pointer.use_count()) > own)
+      throw InvalidArgument(format_text(
+          "fully_shard: forward of {} returns no tensor that requires a gradient, but keeps some that need its "
+          "parameters; return them: as tensors, or in tuples, vectors, maps and optionals (tensor_nest.h)",
+          unit_->text()));
   }
+  // Inside a backward (activation checkpointing computes again) the unit is needed again at once.
+  if (passed && (unit_->context().in_backward() || !unit_->reshards())) node_->pointer->keep();
   finished_ = true;
-  if (keep) {
-    node_->pointer->holds = true;
-  } else {
-    unit_->let_go();
-  }
+  unit_->conceal();
+  unit_->context().leave_forward();
   return tensors;
 }
 
@@ -209,25 +216,39 @@ std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
 namespace maniple {
 
 UnitsNoSync::UnitsNoSync(std::vector<std::shared_ptr<detail::ShardUnit>> units) : units_(std::move(units)) {
-  for (const auto& unit : units_) ++unit->unsynced;
+  for (const auto& unit : units_) {
+    ++unit->unsynced;
+    unit->waiting = true;
+  }
 }
 UnitsNoSync::~UnitsNoSync() {
   for (const auto& unit : units_) --unit->unsynced;
 }
 
+namespace {
+
+void conceal(const std::vector<std::shared_ptr<detail::ShardUnit>>& units) {
+  for (const auto& unit : units) {
+    const std::lock_guard lock(unit->context().mutex);
+    unit->conceal();
+  }
+}
+
+}  // namespace
+
 Unsharded::Unsharded(std::vector<std::shared_ptr<detail::ShardUnit>> units) {
   const PublicCall call("unshard, which all ranks call");
-  for (auto& unit : units) {
-    unit->hold(/*backward=*/false);
-    unit->expose(nullptr);
-    units_.push_back(std::move(unit));
+  try {
+    for (auto& unit : units) {
+      const std::lock_guard lock(unit->context().mutex);
+      unit->expose(nullptr);
+      units_.push_back(std::move(unit));
+    }
+  } catch (...) {
+    conceal(units_);
+    throw;
   }
 }
-Unsharded::~Unsharded() {
-  for (const auto& unit : units_) {
-    unit->conceal();
-    unit->let_go();
-  }
-}
+Unsharded::~Unsharded() { conceal(units_); }
 
 }  // namespace maniple

@@ -43,6 +43,11 @@ std::vector<std::shared_ptr<detail::ShardUnit>> bare_units_of(torch::nn::Module&
   return units;
 }
 
+/// Units of one model have one family.
+void join_family(const std::vector<std::shared_ptr<detail::ShardUnit>>& units) {
+  for (const auto& unit : units) unit->family = units.front()->family;
+}
+
 void require_unchanged(const torch::nn::Module& module, std::optional<torch::Device> device,
                        std::optional<torch::Dtype> dtype) {
   for (const auto& item : module.named_parameters()) {
@@ -89,6 +94,7 @@ FullyShardedBase::FullyShardedBase(std::shared_ptr<torch::nn::Module> module, Fu
   for (const auto& entry : whole_->named_buffers(/*recurse=*/false)) register_buffer(entry.key(), entry.value());
   for (const auto& entry : whole_->named_children()) register_module(entry.key(), entry.value());
   if (unit_->group().size() > 1) whole_->register_module("fully_shard", std::make_shared<ArchiveGuard>());
+  join_family(bare_units_of(*this));
 }
 FullyShardedBase::~FullyShardedBase() = default;
 
@@ -98,7 +104,11 @@ std::vector<torch::Tensor> FullyShardedBase::trained_parameters() const {
   return result;
 }
 
-UnitsNoSync FullyShardedBase::no_sync() { return UnitsNoSync(bare_units_of(*this)); }
+UnitsNoSync FullyShardedBase::no_sync() {
+  auto units = bare_units_of(*this);
+  join_family(units);
+  return UnitsNoSync(std::move(units));
+}
 Unsharded FullyShardedBase::unshard() { return Unsharded(bare_units_of(*this)); }
 
 std::optional<TensorShard> FullyShardedBase::shard_of(const std::string& parameter) const {

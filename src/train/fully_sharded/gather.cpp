@@ -7,7 +7,11 @@
 namespace maniple::detail {
 namespace {
 
-/// What comes before the rows of a rank: the number of its unit.
+/// What comes before the rows of a rank.
+struct Header {
+  std::int64_t unit = 0;    ///< its number
+  std::int64_t frozen = 0;  ///< a hash of which parameters require a gradient
+};
 constexpr std::size_t kHeaderBytes = 64;
 
 /// Bytes on a device of the scratch, or of a whole.
@@ -34,28 +38,61 @@ void ShardUnit::lay_out_gather() {
   }
 }
 
+// An empty shard has no address, and cannot have moved.
+void ShardUnit::require_in_place() const {
+  for (const ShardedParameter& one : parameters_) {
+    const Tensor &now = one.parameter, &shard = one.shard;
+    std::string what;
+    if (now.scalar_type() != shard.scalar_type()) {
+      what = format_text("is {} now and was {}", c10::toString(now.scalar_type()), c10::toString(shard.scalar_type()));
+    } else if (now.device() != shard.device()) {
+      what = format_text("is on {} now and was on {}", now.device().str(), shard.device().str());
+    } else if (now.sizes() != shard.sizes()) {
+      what = format_text("has shape [{}] now and had [{}]", joined(now.sizes()), joined(shard.sizes()));
+    } else if (now.data_ptr() != shard.data_ptr()) {
+      what = "has other memory now: its data pointer moved";
+    } else {
+      continue;
+    }
+    const_cast<ShardUnit*>(this)->fail(
+        format_text("parameter {} no longer lies where fully_shard put it. This rank's part {}. to(), set_data and "
+                    "functions that replace parameters do that; call them before fully_shard, or copy_ into the part",
+                    one.name(), what));
+  }
+}
+
+std::int64_t ShardUnit::frozen_hash() const {
+  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (const ShardedParameter& one : parameters_)
+    hash = (hash ^ (one.parameter.requires_grad() ? 1 : 2)) * 1099511628211U;
+  return static_cast<std::int64_t>(hash);
+}
+
 void ShardUnit::start_gather() {
   const torch::NoGradGuard no_grad;
-  for (const ShardedParameter& one : parameters_) {
-    const bool here = exposures_ > 0 || one.parameter.data_ptr() == one.shard.data_ptr();
-    if (!here || one.parameter.scalar_type() != one.shard.scalar_type())
-      fail(
-          format_text("parameter {} no longer lies where fully_shard put it: a conversion, set_data or a function that "
-                      "replaces parameters has moved it; do that before fully_shard",
-                      one.name()));
-  }
+  require_in_place();
+  if (!lost_write_.empty())
+    fail(
+        format_text("parameter {} was written while it was whole, by a forward, a backward or under unshard(): that "
+                    "write is lost; write to the parameter afterwards, where it is this rank's rows, or use "
+                    "set_full_parameters",
+                    lost_write_));
   const RegisteredMemory& memory = context_->scratch(ShardContext::Use::gather, gather_total_, device_);
   const auto rank = static_cast<std::size_t>(group().rank());
   std::size_t first = 0;
   for (std::size_t r = 0; r < rank; ++r) first += gather_counts_[r];
   auto* own = static_cast<std::byte*>(memory.data()) + first;
-  const auto header = static_cast<std::int64_t>(number_);
+  const Header header{number_, frozen_hash()};
+  if (header.frozen != checked_hash_) checked_ = 0;
+  checked_hash_ = header.frozen;
   std::vector<Tensor> to, from;
   if (device_.is_cpu()) {
     std::memcpy(own, &header, sizeof header);
   } else {
-    to.push_back(bytes_at(own, sizeof header, device_).view(torch::kInt64));
-    from.push_back(torch::full({1}, header, torch::TensorOptions().dtype(torch::kInt64).device(device_)));
+    // Filled on the device: for a copy from the host, the host would wait for all that the stream holds.
+    const Tensor numbers = bytes_at(own, sizeof header, device_).view(torch::kInt64);
+    numbers.narrow(0, 0, 1).fill_(header.unit);
+    numbers.narrow(0, 1, 1).fill_(header.frozen);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const ShardedParameter& one = parameters_[i];
@@ -109,22 +146,28 @@ void ShardUnit::finish_gather() {
 
 // On a GPU the host would have to wait: only the first times.
 void ShardUnit::check_headers() {
-  if (!device_.is_cpu() && ++gathers_ > 2) return;
+  if (!device_.is_cpu() && ++checked_ > 2) return;
   auto* scratch = static_cast<std::byte*>(context_->scratch(ShardContext::Use::gather, gather_total_, device_).data());
   std::size_t first = 0;
   for (std::size_t r = 0; r < gather_counts_.size(); first += gather_counts_[r++]) {
-    std::int64_t number = 0;
+    Header header;
     if (device_.is_cpu()) {
-      std::memcpy(&number, scratch + first, sizeof number);
+      std::memcpy(&header, scratch + first, sizeof header);
     } else {
-      number = bytes_at(scratch + first, sizeof number, device_).view(torch::kInt64).item<std::int64_t>();
+      const Tensor numbers = bytes_at(scratch + first, sizeof header, device_).view(torch::kInt64).cpu();
+      std::memcpy(&header, numbers.data_ptr(), sizeof header);
     }
-    if (number == number_) continue;
+    if (header.unit == number_ && header.frozen == checked_hash_) continue;
     context_->require_good(ShardContext::Use::gather);  // one that failed on a GPU leaves what was there before
+    if (header.unit != number_)
+      fail(
+          format_text("rank {} of the group gathers unit {} meanwhile; all ranks call the same units in the same "
+                      "order, in forward and in backward",
+                      r, header.unit));
     fail(
-        format_text("rank {} of the group gathers unit {} meanwhile; all ranks call the same units in the same order, "
-                    "in forward and in backward",
-                    r, number));
+        format_text("requires_grad of its parameters differs from rank {} of the group; after fully_shard, freeze and "
+                    "unfreeze the same parameters on all ranks, between a backward and the next forward",
+                    r));
   }
 }
 

@@ -1,4 +1,5 @@
 // The gradients of a unit: from whole ones on every rank to this rank's rows of their average.
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -52,61 +53,111 @@ std::vector<ShardUnit::ReduceLayout> ShardUnit::reduce_layouts(const std::vector
   return layouts;
 }
 
-std::size_t ShardUnit::reduce_bytes() const {
+std::vector<std::size_t> ShardUnit::trained() const {
   std::vector<std::size_t> which;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].parameter.requires_grad()) which.push_back(i);
   }
+  return which;
+}
+
+std::size_t ShardUnit::reduce_bytes() const {
   std::size_t most = 0;
-  for (const ReduceLayout& layout : reduce_layouts(which))
+  for (const ReduceLayout& layout : reduce_layouts(trained()))
     most = std::max(most, layout.total * c10::elementSize(layout.dtype));
   return most;
 }
 
+// ---- Gradients inside no_sync --------------------------------------------------------------------------------------
+
+// zero_grad() sets `grad` to none or zeroes it. Ranks decide alike: an empty tensor has a version, too.
+bool ShardUnit::keeps_accumulated(ShardedParameter& one) {
+  if (!one.accumulated.defined()) return false;
+  const Tensor& gradient = one.parameter.grad();
+  const bool same = gradient.defined() && gradient.is_same(one.mark);
+  if (same && static_cast<std::uint32_t>(gradient._version()) == one.mark_version) return true;
+  if (gradient.defined() && gradient.any().item<bool>())
+    fail(format_text(
+        "the gradient of {} was changed while gradients of backwards inside no_sync() wait to be averaged; "
+        "clip, scale or replace gradients after the backward outside no_sync(), or drop them by zero_grad()",
+        one.name()));
+  drop_accumulated(one);
+  return false;
+}
+
+// A view in autograd's sense could not be detached, which zero_grad() does.
+void ShardUnit::mark_accumulated(ShardedParameter& one) {
+  Tensor& gradient = one.parameter.mutable_grad();
+  one.mark_is_ours = !gradient.defined();
+  if (one.mark_is_ours) {
+    const Tensor rows = one.accumulated.dim() == 0 ? one.accumulated.reshape({1}) : one.accumulated;
+    gradient = rows.narrow(0, one.own.begin, one.own.count).to(one.shard.scalar_type()).variable_data();
+  }
+  one.mark = gradient;
+  one.mark_version = static_cast<std::uint32_t>(gradient._version());
+}
+
+void ShardUnit::drop_accumulated(ShardedParameter& one) noexcept {
+  one.accumulated = Tensor();
+  if (one.mark_is_ours && one.parameter.grad().is_same(one.mark)) one.parameter.mutable_grad() = Tensor();
+  one.mark = Tensor();
+  one.mark_is_ours = false;
+}
+
 void ShardUnit::accumulate(const std::vector<std::size_t>& which, std::vector<Tensor> gradients) {
   const torch::NoGradGuard no_grad;
+  context_->finish_reducing();  // it writes to `grad`
   for (std::size_t k = 0; k < which.size(); ++k) {
     if (!gradients[k].defined()) continue;
     ShardedParameter& one = parameters_[which[k]];
-    if (one.accumulated.defined()) {
+    if (gradients[k].layout() != torch::kStrided)
+      fail(format_text("the gradient of {} is sparse, which is not supported; make its embedding with sparse(false)",
+                       one.name()));
+    if (keeps_accumulated(one)) {
       one.accumulated.add_(gradients[k]);
     } else {
-      one.accumulated = gradients[k].to(reduced_dtype(one.shard), /*non_blocking=*/false, /*copy=*/true);
+      one.accumulated = gradients[k].to(reduced_dtype(one.shard), /*non_blocking=*/false, /*copy=*/true).contiguous();
+      mark_accumulated(one);
     }
     gradients[k] = Tensor();
   }
 }
 
-bool ShardUnit::has_accumulated() const {
-  return std::any_of(parameters_.begin(), parameters_.end(),
-                     [](const ShardedParameter& one) { return one.accumulated.defined(); });
+bool ShardUnit::has_accumulated() {
+  const torch::NoGradGuard no_grad;
+  bool any = false;
+  for (ShardedParameter& one : parameters_) any = keeps_accumulated(one) || any;
+  return any;
 }
+
+// ---- Averages ------------------------------------------------------------------------------------------------------
 
 // What was added up without synchronisation counts as part of this gradient.
 void ShardUnit::reduce(const std::vector<std::size_t>& which, std::vector<Tensor> gradients) {
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> all(parameters_.size());
-  std::vector<bool> reduced(parameters_.size());
-  for (std::size_t k = 0; k < which.size(); ++k) {
-    all[which[k]] = std::move(gradients[k]);
-    reduced[which[k]] = true;
-  }
-  std::vector<std::size_t> members;
+  std::vector<std::size_t> members = which;
   used_here_.assign(parameters_.size(), false);
+  for (std::size_t k = 0; k < which.size(); ++k) all[which[k]] = std::move(gradients[k]);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     ShardedParameter& one = parameters_[i];
-    if (one.accumulated.defined()) {
+    if (keeps_accumulated(one)) {
+      if (std::find(which.begin(), which.end(), i) == which.end())
+        fail(format_text(
+            "requires_grad of parameter {} was true in a backward inside no_sync() and is false now; freeze "
+            "it after the backward outside, which averages its gradient",
+            one.name()));
       if (all[i].defined()) one.accumulated.add_(all[i]);
-      all[i] = std::exchange(one.accumulated, Tensor());
-      reduced[i] = true;
+      all[i] = one.accumulated;
+      drop_accumulated(one);
     }
-    if (!reduced[i]) continue;
-    members.push_back(i);
     used_here_[i] = all[i].defined();
     if (used_here_[i] && all[i].layout() != torch::kStrided)
       fail(format_text("the gradient of {} is sparse, which is not supported; make its embedding with sparse(false)",
                        one.name()));
   }
+  waiting = false;
+  context_->reached(family);
   for (const ReduceLayout& layout : reduce_layouts(members)) {
     context_->finish_reducing();
     start_reduce(layout, all);
@@ -227,7 +278,7 @@ void ShardUnit::finish_reduce() {
 
 void ShardUnit::forget_gradients() noexcept {
   reducing_.reset();
-  for (ShardedParameter& one : parameters_) one.accumulated = Tensor();
+  for (ShardedParameter& one : parameters_) drop_accumulated(one);
 }
 
 }  // namespace maniple::detail

@@ -43,6 +43,9 @@ RowRange rows_of(std::int64_t rows, int ranks, int rank) {
 std::shared_ptr<ShardUnit> ShardUnit::make(torch::nn::Module& module, const FullyShardOptions& given) {
   FullyShardOptions options = given;
   if (!options.group) options.group = get_default_group();
+  MANIPLE_REQUIRE(options.overlap != Overlap::inline_,
+                  "fully_shard: Overlap::inline_ is an option of DistributedDataParallel's buckets; a unit takes none "
+                  "(communicate when it is needed), thread or automatic");
   options.group->require_member("fully_shard");
   if (options.replicate_group) options.replicate_group->require_member("fully_shard: replicate_group");
   if (options.replicate_group && options.replicate_group->size() == 1) options.replicate_group = nullptr;
@@ -206,16 +209,22 @@ void ShardUnit::shard() {
     one.shard = rows.narrow(0, one.own.begin, one.own.count).contiguous().clone();
     parameter.mutable_grad() = Tensor();
     parameter.set_data(one.shard);
-    if (!parameter.requires_grad()) continue;
-    parameter.register_hook([name = one.name(), unit = text()](const Tensor&) -> void {
-      throw InvalidArgument(format_text(
-          "fully_shard: parameter {} of {} got a gradient outside of its unit's forward, where it is this rank's rows "
-          "alone; call the unit that fully_shard returned, not the module that it was given",
-          name, unit));
-    });
+    guard_concealed(one);
   }
   is_whole_ = true;
-  free_whole();
+  free_unused();
+}
+
+// Again in forward: it may have been frozen until then.
+void ShardUnit::guard_concealed(ShardedParameter& one) const {
+  if (one.guarded || !one.parameter.requires_grad()) return;
+  one.guarded = true;
+  one.parameter.register_hook([name = one.name(), unit = text()](const Tensor&) -> void {
+    throw InvalidArgument(format_text(
+        "fully_shard: parameter {} of {} got a gradient outside of its unit's forward, where it is this rank's rows "
+        "alone; call the unit that fully_shard returned, not the module that it was given",
+        name, unit));
+  });
 }
 
 const ShardedParameter* ShardUnit::find(const std::string& name) const {
@@ -234,33 +243,23 @@ bool ShardUnit::has_frozen() const {
                      [](const ShardedParameter& one) { return !one.parameter.requires_grad(); });
 }
 
-std::uint64_t ShardUnit::version() const {
-  std::uint64_t sum = 0;
-  for (const ShardedParameter& one : parameters_) sum += static_cast<std::uint64_t>(one.parameter._version());
-  return sum;
-}
-
 // ---- Whole, and no longer -----------------------------------------------------------------------------------------------
 
-void ShardUnit::hold(bool backward) {
-  ++holds_;
-  if (is_whole_) return;
-  try {
-    context_->gather(*this, backward);
-  } catch (...) {
-    let_go();
-    throw;
+void ShardUnit::expose(const NodePointer<GatheredBy>& node, bool kept) {
+  if (exposures_ == 0) {
+    try {
+      if (!kept) context_->gather(*this);
+    } catch (...) {
+      free_unused();
+      throw;
+    }
+    for (ShardedParameter& one : parameters_) {
+      guard_concealed(one);
+      one.exposed_version = static_cast<std::uint32_t>(one.parameter._version());
+      one.parameter.set_data(one.whole);
+    }
   }
-}
-
-void ShardUnit::let_go() {
-  if (--holds_ == 0) free_whole();
-}
-
-void ShardUnit::expose(const NodePointer<GatheredBy>& node) {
-  if (exposures_++ == 0) {
-    for (ShardedParameter& one : parameters_) one.parameter.set_data(one.whole);
-  }
+  ++exposures_;
   if (!node) return;
   const bool first = node->num_inputs() == 0;
   if (first) {
@@ -280,18 +279,27 @@ void ShardUnit::conceal() {
   for (ShardedParameter& one : parameters_) {
     if (one.parameter.grad_fn()) torch::autograd::impl::set_gradient_edge(one.parameter, {nullptr, 0});
     one.parameter.set_data(one.shard);
+    if (static_cast<std::uint32_t>(one.parameter._version()) != one.exposed_version) lost_write_ = one.name();
   }
+  free_unused();
 }
 
+void ShardUnit::let_go() {
+  --graphs_;
+  free_unused();
+}
+
+// A graph may keep the old values: they are refreshed in place.
 void ShardUnit::allocate_whole() {
+  if (is_whole_) return;
   const Tensor fresh = torch::empty({static_cast<std::int64_t>(std::max<std::size_t>(whole_bytes_, 1))},
                                     torch::TensorOptions().dtype(torch::kUInt8).device(device_));
   storage_.set_data_ptr_noswap(fresh.storage().set_data_ptr(at::DataPtr(nullptr, device_)));
   is_whole_ = true;
 }
 
-void ShardUnit::free_whole() noexcept {
-  if (!is_whole_) return;
+void ShardUnit::free_unused() noexcept {
+  if (!is_whole_ || exposures_ > 0 || graphs_ > 0) return;
   storage_.set_data_ptr_noswap(at::DataPtr(nullptr, device_));
   is_whole_ = false;
 }

@@ -8,11 +8,20 @@
 // While it is exposed in forward, a parameter that requires a gradient is no leaf: its grad_fn is the node GatheredBy of this call, which
 // receives the gradients of all parameters of the unit at once. `grad` stays that of the shard all the time.
 //
-//   forward    UnitForward: hold, expose, compute, conceal, let go.     The results pass through a node, ResultsOf.
-//   backward   ResultsOf:   hold, expose.    GatheredBy: average the gradients, conceal, let go.
+//   forward    UnitForward: gather, expose, compute, conceal.           The results pass through a node, ResultsOf.
+//   backward   ResultsOf:   gather, expose.  GatheredBy: average the gradients, conceal.
+//
+// Whoever exposes a concealed unit gathers it, even if an older graph kept its wholes: the values are then refreshed in
+// place. Only a backward through a graph that has kept the wholes itself skips the gather, and only if no other backward
+// came in between, after which an optimizer may have stepped. So the collectives of a rank do not depend on the tensors
+// that its program keeps. The wholes are freed when the unit is concealed and no graph keeps them.
+//
+// Gradients of a backward inside no_sync add up in `accumulated`, and the parameter's `grad` becomes a mark: this rank's
+// rows of `accumulated`, or the gradient that was there before. A mark that zero_grad() has zeroed or dropped discards
+// what was added up.
 //
 // A unit with frozen parameters may need them longer than until the gradients of the others are complete: there, arguments of forward pass through
-// a third node, ArgumentsOf, and the last of the two lets go. What is still held at the end of a backward is let go then.
+// a third node, ArgumentsOf, and the last of the two conceals. The end of a backward conceals what is still exposed.
 //
 // Communication goes through memory that all units of a group share, their *scratch*. Gathered bytes: for each rank a header and its rows of
 // each parameter. Reduced: for each rank a tag, one flag for each parameter (a rank has computed its gradient) and its rows; the average of the
@@ -25,6 +34,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -53,8 +63,16 @@ struct ShardedParameter {
   std::int64_t rows = 0;            ///< of the whole; of a scalar 1
   std::int64_t row_elements = 0;
   RowRange own;
-  TensorShard layout;         ///< for checkpoints; `local` is empty
-  torch::Tensor accumulated;  ///< the whole gradient, of backwards without synchronisation
+  TensorShard layout;  ///< for checkpoints; `local` is empty
+
+  // Gradients inside no_sync.
+  torch::Tensor accumulated;  ///< the whole gradient on this rank; undefined: none
+  torch::Tensor mark;         ///< `grad` as accumulate() left it
+  std::uint32_t mark_version = 0;
+  bool mark_is_ours = false;  ///< there was no gradient before
+
+  std::uint32_t exposed_version = 0;  ///< of the parameter when it was exposed
+  bool guarded = false;               ///< a hook refuses gradients while it is concealed
   const std::string& name() const { return names.front(); }
 };
 
@@ -66,6 +84,10 @@ inline Device device_for(torch::Device device) { return device.is_cpu() ? Device
 
 class ShardContext;
 class GatheredBy;
+
+/// Units of one model: a unit that contains others has the same token as they. A backward averages the waiting gradients
+/// of the families that it reaches.
+struct UnitFamily {};
 
 class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
  public:
@@ -91,29 +113,36 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   std::size_t reduce_bytes()
       const;  ///< of all parameters that require a gradient; the largest dtype's, if there are several
 
-  /// Gathers unless it is whole, and keeps it so until let_go(). `backward`: for the order that is gathered ahead in. Collective.
-  void hold(bool backward);
-  void let_go();
-  /// Parameters are whole; with a node, they are its outputs.
-  void expose(const NodePointer<GatheredBy>& node);
+  /// The unit's parameters are whole until conceal(); with a node, they are its outputs. Calls nest. The first one
+  /// gathers, unless the graph of `node` has kept the wholes. Collective.
+  void expose(const NodePointer<GatheredBy>& node, bool kept = false);
   void conceal();
+  bool exposed() const noexcept { return exposures_ > 0; }
+  /// Keeps the wholes in memory for a graph.
+  void keep() { ++graphs_; }
+  void let_go();
 
   // gather.cpp. start_gather only begins, where communication is asynchronous.
   void start_gather();
   void finish_gather();
-  /// Changes when a parameter is written to.
-  std::uint64_t version() const;
 
   // gradients.cpp
   /// One for each trained parameter of the node; undefined ones were not used.
   void reduce(const std::vector<std::size_t>& which, std::vector<torch::Tensor> gradients);
   void accumulate(const std::vector<std::size_t>& which, std::vector<torch::Tensor> gradients);
-  bool has_accumulated() const;
+  /// Averages what was accumulated, on this rank or on others.
+  void reduce_accumulated() { reduce(trained(), std::vector<torch::Tensor>(parameters_.size())); }
+  /// Looks for zero_grad() first.
+  bool has_accumulated();
+  /// The parameters that require a gradient.
+  std::vector<std::size_t> trained() const;
   /// Waits for the average, and adds it to `grad`.
   void finish_reduce();
   void forget_gradients() noexcept;
 
-  int unsynced = 0;  ///< guards of no_sync that live
+  std::shared_ptr<UnitFamily> family = std::make_shared<UnitFamily>();
+  int unsynced = 0;      ///< guards of no_sync that live
+  bool waiting = false;  ///< there was such a guard since the last average: a rank may have accumulated gradients
   /// The group is aborted, and `text` thrown.
   [[noreturn]] void fail(const std::string& text);
 
@@ -133,9 +162,15 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   void synchronize(torch::nn::Module& module);
   void shard();
   void lay_out_gather();
+  void require_in_place() const;
   void allocate_whole();
-  void free_whole() noexcept;
+  void free_unused() noexcept;
   void check_headers();
+  std::int64_t frozen_hash() const;
+  void guard_concealed(ShardedParameter& one) const;
+  bool keeps_accumulated(ShardedParameter& one);
+  void mark_accumulated(ShardedParameter& one);
+  void drop_accumulated(ShardedParameter& one) noexcept;
   std::vector<ReduceLayout> reduce_layouts(const std::vector<std::size_t>& which) const;
   void start_reduce(const ReduceLayout& layout, const std::vector<torch::Tensor>& gradients);
   torch::ScalarType gathered_dtype(const torch::Tensor& parameter) const;
@@ -154,13 +189,15 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   c10::Storage storage_;
   std::size_t whole_bytes_ = 0;
   bool is_whole_ = false;
-  int holds_ = 0, exposures_ = 0;
+  int exposures_ = 0, graphs_ = 0;  // who needs them
+  std::string lost_write_;          // a parameter that was written while it was whole
 
   // Gathering.
   std::vector<std::size_t> gather_counts_;           // bytes, by rank
   std::vector<std::vector<std::size_t>> gather_at_;  // by rank and parameter: the first byte in the part of the rank
   std::size_t gather_total_ = 0;
-  std::uint64_t gathers_ = 0;
+  std::uint64_t checked_ = 0;      // headers, since the set of frozen parameters changed
+  std::int64_t checked_hash_ = 0;  // of that set
 
   // The average under way.
   std::vector<bool> used_here_;  // by parameter
@@ -192,13 +229,20 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   /// Throws what went wrong in the last one. The host waits for it.
   void require_good(Use use);
 
-  /// The wholes of a unit, and afterwards the beginning of those of the unit that came next the last time.
-  void gather(ShardUnit& unit, bool backward);
+  /// The wholes of a unit. Inside a pass (the forward of an outermost unit, or a backward) the gather of the unit that
+  /// came next in the last such pass begins, too. Nothing is gathered ahead of another pass, as programs write
+  /// parameters in between.
+  void gather(ShardUnit& unit);
+  void enter_forward();
+  void leave_forward() noexcept;
 
   // A backward: context.cpp
   void enter_backward();
   bool in_backward() const noexcept { return running_; }
+  std::uint64_t backwards() const noexcept { return backwards_; }  ///< that have ended
   void note(const NodePointer<GatheredBy>& node);
+  /// The backward averages gradients of this family.
+  void reached(const std::shared_ptr<UnitFamily>& family) { reached_.insert(family); }
   /// `unit` has started an average, which is to be finished before the next one.
   void reducing(ShardUnit* unit) { reducing_ = unit; }
   void finish_reducing();
@@ -213,10 +257,8 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
     RegisteredMemory memory;
     std::size_t bytes = 0;
   };
-  struct Ahead {
-    ShardUnit* unit = nullptr;
-    std::uint64_t version = 0;
-  };
+  void end_pass() noexcept;
+  void reduce_waiting();
   std::shared_ptr<ProcessGroup> group_, replicate_;
   bool overlaps_ = false;
   int next_number_ = 0;
@@ -225,13 +267,15 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   std::map<Use, Work> work_;
   SideStream side_;  // destroyed before the scratch
 
-  ShardUnit* last_ = nullptr;  // gathered last, in forward (0) or backward (1)
-  int last_phase_ = 0;
-  std::unordered_map<ShardUnit*, ShardUnit*> next_[2];  // who came next, in either
-  Ahead ahead_;
+  int forwards_ = 0;                                    // UnitForwards that live
+  ShardUnit* last_ = nullptr;                           // gathered last in this pass
+  std::unordered_map<ShardUnit*, ShardUnit*> next_[2];  // which unit comes next, in forward (0) or backward (1)
+  ShardUnit* ahead_ = nullptr;                          // its gather has begun
 
   bool running_ = false;
+  std::uint64_t backwards_ = 0;
   std::vector<WeakNodePointer<GatheredBy>> nodes_;
+  std::set<std::shared_ptr<UnitFamily>> reached_;
   ShardUnit* reducing_ = nullptr;
 };
 
@@ -245,20 +289,27 @@ class GatheredBy : public torch::autograd::Node {
   void release_resources();  // overrides where there is something to override
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
 
-  /// Backward has reached the results, and has done with the parameters' gradients or the arguments'.
+  /// Backward has reached the results, and has done with the arguments' gradients or with all.
   void enter();
-  void gradients_done();
   void arguments_done();
   void leave() noexcept;
-  void let_go_of_forward() noexcept;
+  /// Keeps the wholes from forward to backward.
+  void keep();
 
   std::shared_ptr<ShardUnit> unit;
   std::vector<std::size_t> trained;  ///< the parameters that are its outputs, in order
-  bool holds = false;                ///< since forward, where that does not reshard
   int arguments = 0;                 ///< how many ArgumentsOf there are
 
  private:
-  bool entered_ = false, gradients_done_ = false;
+  void let_go() noexcept;
+
+  enum class Stage {
+    outside,  // of a backward
+    entered,  // the unit is exposed
+    reduced,  // and the gradients of its parameters are on their way
+  } stage_ = Stage::outside;
+  bool keeps_ = false;
+  std::uint64_t kept_since_ = 0;  // how many backwards had ended
   int arguments_left_ = 0;
 };
 
