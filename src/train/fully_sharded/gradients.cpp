@@ -115,6 +115,10 @@ void ShardUnit::accumulate(const std::vector<std::size_t>& which, std::vector<Te
                        one.name()));
     if (keeps_accumulated(one)) {
       one.accumulated.add_(gradients[k]);
+      if (one.mark_is_ours && one.mark.scalar_type() != one.accumulated.scalar_type()) {  // a copy
+        one.parameter.mutable_grad() = Tensor();
+        mark_accumulated(one);
+      }
     } else {
       one.accumulated = gradients[k].to(reduced_dtype(one.shard), /*non_blocking=*/false, /*copy=*/true).contiguous();
       mark_accumulated(one);
