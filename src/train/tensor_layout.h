@@ -17,7 +17,7 @@ int shared_ranks(const ProcessGroup& a, const ProcessGroup& b);
 bool same_ranks(const ProcessGroup& a, const ProcessGroup& b);
 
 /// The groups that divide any of the parameters, innermost first: all ranks of a group reach it in the same order. `given` (may be null) is one
-/// more, in place of a group of the same ranks.
+/// more; it replaces a group of the same ranks.
 std::vector<std::shared_ptr<ProcessGroup>> dividing_groups(const std::vector<torch::Tensor>& parameters,
                                                            const std::shared_ptr<ProcessGroup>& given);
 

@@ -24,7 +24,7 @@
 //
 // With DistributedDataParallel the averaged gradients are equal on all ranks, and infinity or NaN on one rank is in the average on all
 // ranks: all decide alike, and nothing is communicated. Where ranks hold different parameters (fully_shard, tensor_parallel.h, Pipeline; see
-// tensor_layout.h), unscale_ and step make one decision for all ranks of the groups that divide the parameters. Where gradients differ for
+// tensor_layout.h), unscale_ and step make one decision for all ranks that divide the parameters. Where gradients differ for
 // other reasons (parameters outside of DistributedDataParallel, post-local SGD), `group` does. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_,
 // step and update in its shadow_step too.
 #pragma once
