@@ -101,7 +101,7 @@ Tensor whole_of(const Tensor& parameter, const TensorLayout& layout) {
 }
 
 void require_part(const std::string& name, const TensorLayout& layout, const char* function) {
-  MANIPLE_REQUIRE(layout.kind != LayoutKind::pipeline_stage && !layout.shard.shape.empty(),
+  MANIPLE_REQUIRE(layout.kind != LayoutKind::pipeline_stage && !layout.shard.offset.empty(),
                   "{}: parameter {} is {}, and this rank knows no other stage; use Checkpoint with "
                   "CheckpointOptions::sharded",
                   function, name, layout.text());

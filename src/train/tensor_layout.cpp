@@ -72,7 +72,7 @@ std::string TensorLayout::text() const {
   std::vector<int> sizes;
   for (const auto& group : divided_over) sizes.push_back(group->size());
   std::string result = format_text("divided over {} ranks by {}", joined(sizes, " x "), owner);
-  if (!shard.shape.empty())
+  if (!shard.offset.empty())
     result +=
         format_text(", from [{}] of [{}]", joined(shard.offset), joined(shard.view.empty() ? shard.shape : shard.view));
   if (!counted) result += ", tied to a parameter of another rank";

@@ -48,8 +48,7 @@ struct TensorLayout {
   /// False on all but one of the ranks that hold the same tied parameter of a pipeline: norms count it once.
   bool counted = true;
   std::string owner = {};  ///< what divides the parameter, for error messages: "fully_shard unit 3 (GptImpl)"
-  TensorShard shard =
-      {};  ///< which part; its name and `local` are empty, and so is its shape where this rank holds all elements
+  TensorShard shard = {};  ///< which part; its name and `local` are empty; no offset: this rank holds all elements
 
   bool divided() const noexcept { return kind != LayoutKind::replicated; }
   std::string text() const;

@@ -14,7 +14,8 @@ void require_all_stages(const char* function, const ProcessGroup& group) {
 }
 
 [[noreturn]] void refuse_conversion() {
-  throw InvalidArgument("Pipeline: to() after it was made; convert and move its stages first, then make the Pipeline");
+  throw InvalidArgument(
+      "Pipeline: to() after it was made; convert and move its stages first and make the Pipeline then");
 }
 
 }  // namespace
