@@ -14,17 +14,8 @@
 #include "base/error_codec.h"
 #include "base/interrupt.h"
 #include "base/ticks.h"
-#include "shm/competition.h"
 
 namespace maniple {
-namespace {
-
-// How long a rank sleeps before it looks by itself: at first, in case it was overlooked (see wake_if_asleep), and then, in case a
-// rank died before it could wake this one.
-constexpr auto kFirstSleep = std::chrono::microseconds(100);
-constexpr auto kLook = std::chrono::milliseconds(50);
-
-}  // namespace
 
 struct Arena::Header {
   std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
@@ -39,7 +30,9 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
     : options_(options),
       peer_memory_(options.size),
       segment_(std::move(segment)),
-      layout_(ArenaLayout::within(options.size, segment_->size())) {
+      layout_(ArenaLayout::within(options.size, segment_->size())),
+      waiter_(WaitPolicy::for_memory(options.size, options.cores, options.spin_us)),
+      crowded_(options.size > options.cores) {
   static_assert(sizeof(Header) == ArenaLayout::kHeaderBytes && sizeof Header::abort_error >= kMaxReportBytes);
   static_assert(sizeof(RankBlock) == ArenaLayout::kBlockBytes);
   static_assert(sizeof(Contribution) == ArenaLayout::kContributionBytes);
@@ -52,16 +45,6 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   segment_->populate(layout_.stage_slot(options.rank, 0), layout_.stage_bytes);
   of(options.rank).identity = peer_memory_.identify();
   abort_state_ = &header().abort_state;
-  crowded_ = options.size > options.cores;
-  const double spin_us = options.spin_us >= 0 ? options.spin_us : crowded_ ? 0 : 20;
-  const auto in_ticks = [](double us) { return static_cast<std::uint64_t>(us * 1e-6 * ticks_per_second()); };
-  spin_ticks_ = in_ticks(spin_us);
-  // Up to so many ranks of a core get round sooner than one of them falls asleep and is woken. More only keep those from the cores that
-  // have not come yet: without, 256 ranks on two cores need half the time for a barrier, and 1.5 s to start in place of 2.1.
-  constexpr int kMostYielding = 16;
-  yield_ticks_ = options.size > kMostYielding * options.cores ? 0 : in_ticks(1000);
-  gap_ticks_ = in_ticks(50);
-  contended_ticks_ = in_ticks(1e6);
 }
 
 Arena::~Arena() {
@@ -133,41 +116,29 @@ std::uint32_t Arena::notifications() const noexcept {
 
 void Arena::await_notification(std::uint32_t seen, Deadline deadline) {
   RankBlock& mine = of(rank());
-  const auto start = ticks();
-  auto now = start;
-  while (mine.notifications.value.load(std::memory_order_acquire) == seen) {
-    const auto before = std::exchange(now, ticks());
-    note_gap(before, now);
-    const auto waited = now - start;
-    if (waited < spin_ticks_) {
-      relax();
-    } else if (waited < spin_ticks_ + yield_ticks_ && !is_contended(now)) {
-      ::sched_yield();
-    } else {
-      mine.notification_sleepers.value.fetch_add(1, std::memory_order_seq_cst);
-      futex_wait(mine.notifications.value, seen, Deadline::sooner(deadline, Deadline::after(kFirstSleep)));
-      if (mine.notifications.value.load(std::memory_order_acquire) == seen)
-        futex_wait(mine.notifications.value, seen, deadline);
-      mine.notification_sleepers.value.fetch_sub(1, std::memory_order_seq_cst);
-      return;
-    }
+  const auto changed = [&] { return mine.notifications.value.load(std::memory_order_acquire) != seen; };
+  if (changed()) return;
+  Waiter::Wait wait(waiter_);
+  while (wait.may_spin()) {
+    if (wait.spin(changed)) return;
   }
+  while (wait.may_yield()) {
+    if (changed()) return;
+    wait.yield();
+  }
+  mine.notification_sleepers.value.fetch_add(1, std::memory_order_seq_cst);
+  while (!changed() && !deadline.expired()) wait.sleep_while(mine.notifications.value, seen, deadline);
+  mine.notification_sleepers.value.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank,
                          OperationContext& context) {
-  std::uint64_t now = context.take_start();
-  if (now == 0) now = ticks();
-  const std::uint64_t start = now;
-  while (now - start < spin_ticks_) {
-    for (int i = 0; i < 16; ++i) {
-      if (reached(word, target)) return context.set_end(now);
-      relax();
-    }
-    if (now == start && is_on_this_core(rank) && !leave_core_of(rank, now))
+  const std::uint64_t start = context.take_start();
+  Waiter::Wait wait(waiter_, start != 0 ? start : ticks());
+  for (bool first = true; wait.may_spin(); first = false) {
+    if (wait.spin([&] { return reached(word, target); })) return context.set_end(wait.now());
+    if (first && is_on_this_core(rank) && !leave_core_of(rank, wait.now()))
       break;  // it cannot run while this rank does
-    const std::uint64_t before = std::exchange(now, ticks());
-    note_gap(before, now);
   }
   context.forget_ticks();
   const auto since = Deadline::Clock::now();
@@ -177,16 +148,14 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
            deadline.expired();
   };
   // Reaching the target counts even when there is a reason to stop: a rank that finished and left has left its data.
-  while (now - start < spin_ticks_ + yield_ticks_ && !is_contended(now) && !is_on_this_core(rank)) {
+  while (wait.may_yield() && !is_on_this_core(rank)) {
     for (int i = 0; i < 8; ++i) {
       if (reached(word, target)) return;
-      ::sched_yield();
-      const std::uint64_t before = std::exchange(now, ticks());
-      note_gap(before, now);
+      wait.yield();
     }
     if (must_stop()) break;
   }
-  for (std::chrono::microseconds nap = kFirstSleep;; nap = kLook) {
+  for (;;) {
     const bool stop = must_stop();
     if (reached(word, target)) return;
     if (stop) fail_waiting(rank, since);
@@ -196,17 +165,11 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
     if (static_cast<std::int32_t>(seen - target) < 0 && !must_stop()) {
       show_core();
-      futex_wait(word, seen, Deadline::sooner(deadline, Deadline::after(nap)));
+      wait.sleep_while(word, seen, deadline);
       show_core();
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
-}
-
-void Arena::note_long_gap(std::uint64_t from, std::uint64_t to) noexcept {
-  const auto seconds = [](std::uint64_t ticks) { return static_cast<double>(ticks) / ticks_per_second(); };
-  if (Competition::is_in_gap_of_thread(seconds(from), seconds(to)))
-    contended_until_.store(to + contended_ticks_, std::memory_order_relaxed);
 }
 
 void Arena::wake(const std::atomic<std::uint32_t>& word) {
@@ -229,8 +192,8 @@ bool Arena::is_on_this_core(int rank) const noexcept {
 // take twice as long. Only if that rank's place is known to be of this operation, once in a millisecond, and where no other processes want the
 // cores.
 bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
-  if (of(rank).core.epoch.load(std::memory_order_relaxed) != epoch_ || is_contended(now)) return false;
-  if (now - left_core_ < yield_ticks_) return false;
+  if (of(rank).core.epoch.load(std::memory_order_relaxed) != epoch_ || waiter_.has_competition(now)) return false;
+  if (now - left_core_ < waiter_.yield_ticks()) return false;
   left_core_ = now;
   cpu_set_t allowed, others;
   if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return false;
@@ -243,9 +206,14 @@ bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
   return true;
 }
 
-void Arena::check_raised_slowly(std::uint32_t epoch) const {
+// The cause may be half written; its writer needs microseconds, unless it died writing.
+void Arena::await_written_cause() const {
   const Deadline limit = Deadline::after(std::chrono::milliseconds(100));
-  while (header().abort_state.load(std::memory_order_acquire) == 1 && !limit.expired()) ::sched_yield();
+  while (header().abort_state.load(std::memory_order_acquire) != 2 && !limit.expired()) ::sched_yield();
+}
+
+void Arena::check_raised_slowly(std::uint32_t epoch) const {
+  await_written_cause();
   // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one, stopped
   // for so long that the others gave it up.
   const bool lost = header().abort_kind == static_cast<std::int32_t>(ErrorKind::peer_lost);
@@ -254,9 +222,7 @@ void Arena::check_raised_slowly(std::uint32_t epoch) const {
 }
 
 void Arena::throw_raised() const {
-  // The cause may be half written; its writer needs microseconds, unless it died writing.
-  const Deadline limit = Deadline::after(std::chrono::milliseconds(100));
-  while (header().abort_state.load(std::memory_order_acquire) != 2 && !limit.expired()) ::sched_yield();
+  await_written_cause();
   options_.abort->check();
   if (auto cause = raised()) std::rethrow_exception(cause);
   throw Aborted("the group was aborted by another rank");

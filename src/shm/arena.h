@@ -15,10 +15,8 @@
 //   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for messages
 //   notification  a count for each rank, raised by whoever moved bytes in a ring of that rank
 //
-// All waiting is spin, then yield, then sleep (futex), so that more ranks than cores works. With a core for each rank, a yield that lets
-// something else run loses the core for a whole time slice, a thousand operations; a rank that sleeps gets it back when it is woken.
-// So where other processes want the cores (see `note_gap`) a rank does not yield, and where the awaited rank is on this very core
-// it does not spin either.
+// All waiting is spin, then yield, then sleep (see waiter.h), so that more ranks than cores works. A rank does not spin
+// where the awaited rank is on its own core.
 //
 // Waiting ends with an error when the group is aborted, the awaited rank has left, or the deadline passes; what has arrived by then
 // is used first.
@@ -44,6 +42,7 @@
 #include "shm/faster_way.h"
 #include "shm/peer_memory.h"
 #include "shm/segment.h"
+#include "shm/waiter.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
@@ -82,7 +81,7 @@ struct ArenaOptions {
   int rank = 0;
   int size = 1;
   int cores = 1;        ///< of this host, to decide between spinning and yielding
-  double spin_us = -1;  ///< -1: by cores and ranks
+  double spin_us = -1;  ///< see WaitPolicy::for_memory
   AbortSignal* abort = nullptr;
   std::vector<int> names;         ///< what errors call the ranks: their ranks in the group
   std::vector<int> global_ranks;  ///< and in the world
@@ -192,9 +191,8 @@ class Arena {
   std::span<std::byte> slots(int from, int to) noexcept {
     return {segment_->data() + layout_.slots(from, to), layout_.slots_bytes()};
   }
-  void notify(int rank);  ///< something moved in a ring of that rank
-  /// How long a rank spins before it yields its core.
-  std::uint64_t spin_ticks() const noexcept { return spin_ticks_; }
+  void notify(int rank);                                           ///< something moved in a ring of that rank
+  Waiter& waiter() noexcept { return waiter_; }                    ///< for waits for the same ranks
   std::uint32_t notifications() const noexcept;                    ///< of this rank, so far
   void await_notification(std::uint32_t seen, Deadline deadline);  ///< sleeps until there are others than the `seen`
 
@@ -250,7 +248,7 @@ class Arena {
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
   // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the time of the
   // smallest operation. So a rank that announces itself as a sleeper meanwhile may be overlooked, and may itself overlook the value,
-  // for the microsecond that takes. Sleepers allow for it: their first sleep is short (kFirstSleep).
+  // for the microsecond that takes. Sleepers allow for it: their first sleep is short (WaitPolicy::kFirstSleep).
   void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
     if (blocks_[rank()].sleepers.value.load(std::memory_order_relaxed) != 0) [[unlikely]]
       wake(word);
@@ -259,15 +257,9 @@ class Arena {
   void show_core() noexcept;
   bool is_on_this_core(int rank) const noexcept;
   bool leave_core_of(int rank, std::uint64_t now) noexcept;
-  /// In the middle of waiting: ticks between two looks. Many mean that something else ran on this core (see competition.h).
-  void note_gap(std::uint64_t from, std::uint64_t to) noexcept {
-    if (!crowded_ && to - from > gap_ticks_) [[unlikely]]
-      note_long_gap(from, to);
-  }
-  void note_long_gap(std::uint64_t from, std::uint64_t to) noexcept;
-  bool is_contended(std::uint64_t now) const noexcept { return now < contended_until_.load(std::memory_order_relaxed); }
   void wake_sleepers_on(int rank) noexcept;
   void wake_all_for(int rank) noexcept;
+  void await_written_cause() const;
   void check_raised_slowly(std::uint32_t epoch) const;
   [[noreturn]] void throw_raised() const;
   [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
@@ -290,15 +282,9 @@ class Arena {
   std::uint32_t all_published_ = 0;               // an epoch that all are known to have published
   std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises
   std::uint32_t steps_ = 0;
-  std::uint64_t spin_ticks_ = 0;
-  std::uint64_t yield_ticks_ = 0;
-  std::uint64_t gap_ticks_ = 0;
-  std::uint64_t contended_ticks_ = 0;
+  Waiter waiter_;
   std::uint64_t left_core_ = 0;  // when this rank last moved to another core
-  // Other processes want the cores until then, by what was seen last. (Of the thread that runs collectives, and of the one that waits
-  // for notifications; that either may overwrite what the other found does no harm.)
-  std::atomic<std::uint64_t> contended_until_{0};
-  bool crowded_ = false;  // more ranks than cores: they have to yield to each other
+  bool crowded_ = false;         // more ranks than cores: they have to yield to each other
 };
 
 }  // namespace maniple

@@ -1,9 +1,9 @@
-// Whether other processes want the cores of the ranks, by the gaps that a thread sees in its own waiting.
+// Detects other processes that compete for the cores, by the gaps that a waiting thread sees (see waiter.h).
 //
-// A gap is time in which a thread that only looks at a word did not look: another process had its core. Or, where the machine is a
-// virtual one, its host had: against that sleeping does not help, and only adds the time that waking takes there. The kernel tells
-// them apart: it counts how long a thread was ready to run while others ran. But where the host takes a core away while something short runs
-// on it, all of that counts, too; so what the host took is asked as well.
+// In a gap either another process had the core or, on a virtual machine, the host did. Against the host sleeping does
+// not help: it only adds the time that waking takes. The kernel counts how long a thread was ready to run while others
+// ran, which tells the two apart. Where the host takes the core while something short runs there, the kernel counts all
+// of that as well, so the time that the host took is read, too.
 #pragma once
 
 #include <optional>
@@ -12,10 +12,10 @@ namespace maniple {
 
 class Competition {
  public:
-  /// Of a gap, in seconds of any clock. `delay`: seconds for which this thread has been ready to run while others ran, so far; none: the
-  /// kernel does not count. Of competition that is half of a gap as long as a time slice, or of shorter ones a good part of the time:
-  /// something short now and then is none. `stolen` returns the seconds that the host has had of this core, so far; it is asked only
-  /// when it matters, as it takes a while.
+  /// Whether another process took the core between `from` and `to`, in seconds of any clock: for half of a gap as long
+  /// as a time slice, or for a good part of the time in shorter gaps. `delay`: seconds for which this thread has been
+  /// ready to run while others ran, so far; none if the kernel does not count them. `stolen` returns the seconds that
+  /// the host has taken from this core, so far; it is slow and called only when the result depends on it.
   bool is_in_gap(double from, double to, std::optional<double> delay, double (*stolen)() noexcept) noexcept;
 
   /// The `delay` of the calling thread.

@@ -2,7 +2,6 @@
 // last user.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,13 +57,5 @@ struct ReceivedDescriptor {
 /// soon as `cancel` (a descriptor; -1: none) is readable. Looks again after `longest_poll_ms`, however far the deadline
 /// is.
 ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel = -1, int longest_poll_ms = 1'000'000);
-
-// Sleeping on a word of shared memory, across processes.
-
-/// Sleeps while `word` holds `expected`, at most until the deadline. May return early for no reason.
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Deadline deadline) noexcept;
-
-/// Wakes everyone who sleeps on `word`.
-void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
 
 }  // namespace maniple

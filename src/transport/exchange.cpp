@@ -7,13 +7,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "base/interrupt.h"
 #include "base/system_error.h"
 #include "net/address.h"
-#include "shm/competition.h"
+#include "shm/waiter.h"
 #include "transport/mesh.h"
 
 namespace maniple {
@@ -22,13 +23,6 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Deadline::Clock;
 
-// Trying costs less than asking which sockets are ready, and that less than sleeping and being woken, while a peer answers soon. The
-// processor is not offered to others meanwhile: where there are any, it comes back after milliseconds, and from a sleep at once. So ranks
-// try for this long in any case, and ask for as long as MeshOptions::spin where nobody else wants the processor (see competition.h).
-constexpr auto kTry = 20us;
-// Longer between two questions than one takes: something else ran.
-constexpr auto kGap = 50us;
-constexpr auto kContended = 1s;
 // Asking the kernel which of many sockets are ready is cheaper than trying each.
 constexpr std::size_t kTryEach = 6;
 // The hint that a connection has arrived can be taken by another waiter, so it is not relied on for longer.
@@ -154,7 +148,7 @@ struct Exchange::Impl {
 
   template <class Done>
   void wait_until(Done done) {
-    Clock::time_point idle_since{};
+    std::optional<Waiter::Wait> idle;  // since nothing moves
     for (;;) {
       const bool aborted = mesh.options_.abort->raised();
       const bool moved = advance();
@@ -164,17 +158,17 @@ struct Exchange::Impl {
       if (now >= deadline.when()) throw Timeout(timeout(now));
       if (now >= next_look) look_for_silent_hosts(now);
       if (moved) {
-        idle_since = {};
-      } else if (idle_since == Clock::time_point{}) {
-        idle_since = now;
-      } else if (now - idle_since >= std::min<Clock::duration>(kTry, mesh.options_.spin)) {
-        wait_for_events(idle_since + mesh.options_.spin);
+        idle.reset();
+      } else if (!idle) {
+        idle.emplace(mesh.waiter_);
+      } else if (idle->resume(); !idle->may_spin()) {  // it spins by trying to send and to receive
+        wait_for_events(*idle);
       }
     }
   }
 
-  /// Until something that is awaited may have happened. Without sleeping until `sleep_from`, unless others want the processor.
-  void wait_for_events(Clock::time_point sleep_from) {
+  /// Until something that is awaited may have happened.
+  void wait_for_events(Waiter::Wait& wait) {
     bool awaits_connection = false;
     bool awaits_ring = false;
     descriptors.clear();
@@ -194,7 +188,7 @@ struct Exchange::Impl {
       return;
     }
     if (awaits_connection) descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
-    if (!awaits_ring && is_ready_before(std::min({sleep_from, deadline.when(), next_look}))) return;
+    if (!awaits_ring && is_ready_before_sleep(wait)) return;
     // By now a look at the peers may be due.
     auto limit = std::clamp<Deadline::Duration>(next_look - Clock::now(), {}, deadline.remaining());
     if (awaits_connection) limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
@@ -210,21 +204,13 @@ struct Exchange::Impl {
     }
   }
 
-  /// Asks again and again whether one of the descriptors is ready.
-  bool is_ready_before(Clock::time_point end) {
-    for (auto now = Clock::now(); now < end && now >= mesh.contended_until_;) {
+  /// The yield stage of a wait: polls the descriptors without sleeping.
+  bool is_ready_before_sleep(Waiter::Wait& wait) {
+    for (const auto end = std::min(deadline.when(), next_look); wait.may_yield() && Clock::now() < end;) {
       if (::poll(descriptors.data(), descriptors.size(), 0) != 0) return true;
-      const auto before = std::exchange(now, Clock::now());
-      if (now - before > kGap) note_gap(before, now);
+      wait.read_clock();
     }
     return false;
-  }
-
-  void note_gap(Clock::time_point from, Clock::time_point to) {
-    const auto seconds = [](Clock::time_point at) {
-      return std::chrono::duration<double>(at.time_since_epoch()).count();
-    };
-    if (Competition::is_in_gap_of_thread(seconds(from), seconds(to))) mesh.contended_until_ = to + kContended;
   }
 
   /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There it is asked

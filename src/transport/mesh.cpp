@@ -10,7 +10,8 @@ namespace {
 constexpr std::size_t kScratchAlignment = 64;
 }  // namespace
 
-Mesh::Mesh(MeshOptions options) : options_(std::move(options)), channel_options_(tcp_channel_options()) {
+Mesh::Mesh(MeshOptions options)
+    : options_(std::move(options)), channel_options_(tcp_channel_options()), waiter_(options_.waiting) {
   const std::size_t ranks = options_.global_ranks.size();
   MANIPLE_ASSERT(options_.rank >= 0 && static_cast<std::size_t>(options_.rank) < ranks && options_.abort != nullptr);
   senders_.resize(ranks);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
+#include "shm/waiter.h"
 #include "transport/byte_channel.h"
 #include "transport/connector.h"
 #include "transport/frame_receiver.h"
@@ -33,9 +34,8 @@ struct MeshOptions {
   std::vector<int> global_ranks;  ///< of the group's ranks
   Connector* connector = nullptr;
   AbortSignal* abort = nullptr;
-  int streams = 2;  ///< TCP connections for each pair and direction
-  /// How long a rank that waits for TCP asks for news before it sleeps.
-  Deadline::Duration spin = std::chrono::microseconds(20);
+  int streams = 2;                  ///< TCP connections for each pair and direction
+  WaitPolicy waiting{.yield = {}};  ///< for TCP
 
   /// Rings in shared memory to and from the ranks of this host; return null for pairs that use TCP. May be empty.
   std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
@@ -67,12 +67,12 @@ class Mesh {
 
   MeshOptions options_;
   TcpChannelOptions channel_options_;
+  Waiter waiter_;
   std::vector<std::unique_ptr<FrameSender>> senders_;
   std::vector<std::unique_ptr<FrameReceiver>> receivers_;
   std::deque<Transfer> transfers_;  // of the current exchange; a deque because senders and receivers point into it
   bool busy_ = false;               // an exchange is under way
   std::string broken_;              // why no further exchange is possible: a connection is in the middle of a frame
-  Deadline::Clock::time_point contended_until_{};  // other processes want the cores, by what was seen last
   std::unique_ptr<std::byte, Free> scratch_;
   std::size_t scratch_bytes_ = 0;
 };

@@ -396,7 +396,6 @@ void MessageEngine::finish(const std::shared_ptr<Message>& message, std::excepti
 }
 
 void MessageEngine::idle(Lock& lock, std::uint32_t seen, Deadline limit) {
-  constexpr auto kLongestSleep = std::chrono::milliseconds(50);
   std::vector<pollfd> waiting;
   bool rings = false;
   bool awaits_connection = false;
@@ -412,7 +411,7 @@ void MessageEngine::idle(Lock& lock, std::uint32_t seen, Deadline limit) {
     rings |= peer.receiver && peer.receiver->fd() < 0;
     awaits_connection |= !peer.receiver;
   }
-  const Deadline until = Deadline::sooner(limit, Deadline::after(kLongestSleep));
+  const Deadline until = Deadline::sooner(limit, Deadline::after(WaitPolicy::kLongestSleep));
   if (waiting.empty() && !awaits_connection && rings) {
     lock.unlock();
     options_.await_notification(seen, until);

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/abort_signal.h"
+#include "shm/waiter.h"
 #include "transport/background_dial.h"
 #include "transport/byte_channel.h"
 #include "transport/connector.h"
@@ -51,7 +52,7 @@ struct MessageEngineOptions {
   std::function<std::uint32_t()> notifications;
   std::function<void(std::uint32_t seen, Deadline)> await_notification;
   std::function<void()> notify_self;
-  std::uint64_t spin_ticks = 0;  ///< how long try_now waits for a message
+  Waiter* waiter = nullptr;  ///< how try_now waits for a message; null: it does not
   /// How a rank has left the group; unknown: it is here. May be empty.
   std::function<LossKind(int rank)> departure_of;
   /// Why another rank of this host has aborted the group; null: it has not. May be empty.

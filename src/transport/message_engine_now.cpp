@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/threads.h"
-#include "base/ticks.h"
 #include "transport/message_engine.h"
 
 namespace maniple {
@@ -51,13 +50,12 @@ bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
       unexpected_count_ != 0 || !in_background_.empty())
     return false;
   const auto slot_ready = [&peer] { return peer.slots_in && peer.slots_in->ready(peer.frames_in); };
-  for (std::uint64_t start = 0, polls = 0; !slot_ready() && !peer.receiver->arrived(); ++polls) {
-    relax();
-    if (polls % 16 != 0) continue;
-    if (const std::uint64_t now = ticks(); polls == 0) {
-      start = now;
-    } else if (now - start >= options_.spin_ticks) {
-      return false;
+  const auto has_arrived = [&] { return slot_ready() || peer.receiver->arrived(); };
+  if (!has_arrived()) {
+    if (options_.waiter == nullptr) return false;
+    Waiter::Wait wait(*options_.waiter);
+    while (!wait.spin(has_arrived)) {
+      if (!wait.may_spin()) return false;
     }
   }
   const FrameHeader* const header = slot_ready() ? nullptr : peer.receiver->peek();

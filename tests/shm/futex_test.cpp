@@ -1,4 +1,4 @@
-#include "shm/segment.h"
+#include "shm/waiter.h"
 
 #include <gtest/gtest.h>
 

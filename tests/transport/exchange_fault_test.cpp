@@ -314,9 +314,9 @@ TEST(ExchangeFaults, ARingWhoseWriterEndsIsALostPeer) {
 // Ranks that sleep at once, and ranks that do not sleep.
 std::vector<WorldOptions> ways_to_wait(int size) {
   std::vector<WorldOptions> ways;
-  for (const auto spin : {0s, 20s}) {
+  for (const double spin_us : {0., 20e6}) {
     ways.push_back({.size = size, .channel = Channel::tcp});
-    ways.back().adjust = [spin](int, MeshOptions& mesh) { mesh.spin = spin; };
+    ways.back().adjust = [spin_us](int, MeshOptions& mesh) { mesh.waiting = WaitPolicy::for_sockets(1, 1, spin_us); };
   }
   ways.push_back({.size = size, .channel = Channel::ring});
   return ways;

@@ -262,7 +262,7 @@ TEST_P(MeshMatrix, TcpOneStream) {
 }
 TEST_P(MeshMatrix, TcpThatSleepsAtOnce) {
   WorldOptions options{.size = GetParam(), .channel = Channel::tcp};
-  options.adjust = [](int, MeshOptions& mesh) { mesh.spin = {}; };
+  options.adjust = [](int, MeshOptions& mesh) { mesh.waiting = WaitPolicy::for_sockets(1, 1, 0); };
   run_matrix(options, {0, 7, 200'003});
 }
 TEST_P(MeshMatrix, Sealed) { run_matrix({.size = GetParam(), .channel = Channel::sealed}, {0, 7, 70'001, 300'000}); }

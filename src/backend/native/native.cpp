@@ -165,16 +165,6 @@ class NativeBackend final : public Backend {
                       [arena = arena_.get(), abort = context_.abort.get()] { arena->raise(abort->cause()); });
   }
 
-  /// How long to poll sockets before sleeping. A processor that sleeps is woken late, above all a virtual one, whose host gives it to others:
-  /// so it stays awake, where each rank has one, for as long as ranks that wait in shared memory do.
-  Deadline::Duration network_spin() const {
-    const double knob_us = knob_number(Knob::spin_us);
-    const std::vector<int>& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
-    const bool crowded = static_cast<int>(local.size()) > usable_cores(local);
-    const double us = knob_us >= 0 ? knob_us : crowded ? 20 : 1000;
-    return std::chrono::duration_cast<Deadline::Duration>(std::chrono::duration<double, std::micro>(us));
-  }
-
   void make_mesh() {
     MeshOptions options;
     options.topic = context_.group + ":c";
@@ -183,7 +173,9 @@ class NativeBackend final : public Backend {
     options.connector = context_.session.get();
     options.abort = context_.abort.get();
     options.streams = static_cast<int>(knob_integer(Knob::tcp_streams));
-    options.spin = network_spin();
+    const std::vector<int>& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
+    options.waiting =
+        WaitPolicy::for_sockets(static_cast<int>(local.size()), usable_cores(local), knob_number(Knob::spin_us));
     if (arena_) {
       options.local_sink = [this](int rank) { return ring_sink(kCollectiveRings, rank); };
       options.local_source = [this](int rank) { return ring_source(kCollectiveRings, rank); };
@@ -212,7 +204,7 @@ class NativeBackend final : public Backend {
       options.await_notification = [this](std::uint32_t seen, Deadline deadline) {
         arena_->await_notification(seen, deadline);
       };
-      options.spin_ticks = arena_->spin_ticks();
+      options.waiter = &arena_->waiter();
       options.notify_self = [this] { arena_->notify(arena_->rank()); };
       options.departure_of = [this](int rank) {
         return on_this_host(rank) ? arena_->departure_of(local_index(rank)) : LossKind::unknown;
