@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "doctor/checks.h"
 #include "launch/coordinate/remote_start.h"
 #include "net/address.h"
@@ -34,8 +35,7 @@ std::string random_token() {
 void send_token(const Address& to, const std::string& token) {
   const UniqueFd line = connect_to(to, Deadline::after(kTimeout));
   const std::string text = token + "\n";
-  if (::send(line.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size()))
-    throw_system_error("send to " + to.to_string());
+  if (send_all(line.get(), text) != text.size()) throw_system_error("send to " + to.to_string());
 }
 
 // Waits for a connection that sends the token; others are closed.

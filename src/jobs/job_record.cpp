@@ -15,6 +15,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "process/process_table.h"
 
 namespace maniple::launch {
@@ -98,15 +99,6 @@ class Lines {
  private:
   std::string_view text_;
 };
-
-void write_all(int fd, std::string_view bytes, const std::string& what) {
-  while (!bytes.empty()) {
-    const ssize_t done = ::write(fd, bytes.data(), bytes.size());
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) throw_system_error("write " + what);
-    bytes.remove_prefix(static_cast<std::size_t>(done));
-  }
-}
 
 /// Whoever opens `name` finds the old file or the new one. They are exchanged, and the old one is removed, since ext4 writes a file that
 /// is renamed over another one to the disk at once: to remove it in turn would wait for the disk, 1.5 ms at the end of each job.
@@ -231,7 +223,8 @@ void JobRecord::write() noexcept {
         ::openat(directory.get(), beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!file) throw_system_error("open " + beside);
     try {
-      write_all(file.get(), encode_job(info_), beside);
+      const std::string text = encode_job(info_);
+      if (write_all(file.get(), text) != text.size()) throw_system_error("write " + beside);
       put_in_place(directory.get(), beside, name_);
     } catch (...) {
       ::unlinkat(directory.get(), beside.c_str(), 0);

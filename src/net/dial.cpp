@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/crypto.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "net/handshake.h"
 #include "net/handshake_wire.h"
 
@@ -29,14 +30,7 @@ class Conversation {
       : fd_(fd), peer_(peer), deadline_(deadline), cancel_(cancel) {}
 
   void send_all(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent > 0) {
-        bytes.remove_prefix(static_cast<std::size_t>(sent));
-      } else {
-        wait_or_throw(POLLOUT);
-      }
-    }
+    while (bytes.remove_prefix(maniple::send_all(fd_, bytes)), !bytes.empty()) wait_or_throw(POLLOUT);
   }
 
   std::string receive(std::size_t count) {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "net/address.h"
 
 namespace maniple::launch {
@@ -37,13 +38,8 @@ std::pair<UniqueFd, UniqueFd> make_socket_pair(int type) {
 UniqueFd sealed_memory(const char* name, std::string_view bytes) {
   UniqueFd file = above_standard(UniqueFd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!file) throw_system_error("memfd_create");
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t wrote = ::write(file.get(), bytes.data() + done, bytes.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) throw_system_error(fmt::format("writing {} bytes for the new processes", bytes.size()));
-    done += static_cast<std::size_t>(wrote);
-  }
+  if (write_all(file.get(), bytes) != bytes.size())
+    throw_system_error(fmt::format("writing {} bytes for the new processes", bytes.size()));
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
     throw_system_error("sealing memory");
   return file;

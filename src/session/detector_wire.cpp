@@ -10,6 +10,7 @@
 #include "base/codec.h"
 #include "base/error_codec.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 
 namespace maniple {
 namespace {
@@ -161,15 +162,7 @@ void DetectorLink::send(const DetectorMessage& message) {
 
 void DetectorLink::flush() {
   if (!fd_) return;
-  std::size_t done = 0;
-  while (done < outgoing_.size()) {
-    const ssize_t sent =
-        ::send(fd_.get(), outgoing_.data() + done, outgoing_.size() - done, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) break;  // full, or broken: reading notices that
-    done += static_cast<std::size_t>(sent);
-  }
-  outgoing_.erase(0, done);
+  outgoing_.erase(0, send_all(fd_.get(), outgoing_, MSG_DONTWAIT));  // the rest: full, or broken, which reading notices
   if (std::exchange(awaits_room_, !outgoing_.empty()) == awaits_room_) return;
   loop_->modify(fd_.get(), EPOLLIN | EPOLLRDHUP | (awaits_room_ ? static_cast<std::uint32_t>(EPOLLOUT) : 0U));
 }

@@ -38,6 +38,7 @@
 #include "base/codec.h"
 #include "base/error_codec.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "process/descriptors.h"
 
 namespace maniple::launch {
@@ -80,14 +81,7 @@ LoadedProgram look_for(std::uintptr_t address) {
 
 void write_report(int fd, const SpawnReport& report) noexcept {
   try {
-    const std::string bytes = encode_report(report);
-    std::size_t done = 0;
-    while (done < bytes.size()) {
-      const ssize_t wrote = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) return;  // the parent has gone
-      done += static_cast<std::size_t>(wrote);
-    }
+    (void)send_all(fd, encode_report(report));  // fails when the parent has gone
   } catch (...) {
   }
 }

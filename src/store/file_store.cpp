@@ -18,6 +18,7 @@
 #include "base/codec.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
+#include "base/write_all.h"
 #include "store/key_table.h"
 #include <maniple/comm/store.h>
 
@@ -334,13 +335,8 @@ class FileStore final : public Store {
   }
 
   void write_at(std::uint64_t offset, std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t put = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) throw_system_error(fmt::format("write file store {}", path_));
-      offset += static_cast<std::uint64_t>(put);
-      bytes.remove_prefix(static_cast<std::size_t>(put));
-    }
+    if (write_all_at(fd_.get(), bytes, offset) != bytes.size())
+      throw_system_error(fmt::format("write file store {}", path_));
   }
 
   std::vector<bool> present(std::span<const std::string> keys) const {

@@ -15,6 +15,7 @@
 #include "base/codec.h"
 #include "base/environment.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 
 namespace maniple {
 namespace {
@@ -225,26 +226,20 @@ void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view h
 }
 
 void TcpStoreClient::send_sealed(Deadline deadline) {
-  std::size_t done = 0;
-  while (done < sealed_.size()) {
-    const ssize_t sent = ::send(fd_.get(), sealed_.data() + done, sealed_.size() - done, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno == EAGAIN) {
-      try {
-        await_room(deadline);
-      } catch (const Timeout&) {
-        // Half a frame cannot be taken back: what follows it would be read as its rest.
-        lose("given up in the middle of a request, as its deadline passed");
-        throw;
-      }
-      continue;
-    }
-    if (sent < 0) {
+  std::string_view left = sealed_;
+  while (left.remove_prefix(send_all(fd_.get(), left)), !left.empty()) {
+    if (errno != EAGAIN) {
       lose(errno_text(errno));
       const std::lock_guard lock(mutex_);
       throw_lost(lost_);
     }
-    done += static_cast<std::size_t>(sent);
+    try {
+      await_room(deadline);
+    } catch (const Timeout&) {
+      // Half a frame cannot be taken back: what follows it would be read as its rest.
+      lose("given up in the middle of a request, as its deadline passed");
+      throw;
+    }
   }
   sealed_.clear();
 }

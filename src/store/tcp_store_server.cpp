@@ -15,6 +15,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "net/event_loop.h"
 #include "store/store_service.h"
 #include "store/tcp_store.h"
@@ -142,12 +143,12 @@ struct TcpStoreServer::Impl {
 
   void flush(Client client, Connection& connection) {
     while (fill(connection)) {
-      const ssize_t sent = ::send(connection.fd.get(), connection.sealed.data() + connection.sealed_offset,
-                                  connection.sealed.size() - connection.sealed_offset, MSG_NOSIGNAL);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0 && errno == EAGAIN) break;
-      if (sent < 0) return drop(client, connection, errno_text(errno));
-      connection.sealed_offset += static_cast<std::size_t>(sent);
+      const std::string_view left = std::string_view(connection.sealed).substr(connection.sealed_offset);
+      const std::size_t sent = send_all(connection.fd.get(), left);
+      connection.sealed_offset += sent;
+      if (sent == left.size()) continue;
+      if (errno == EAGAIN) break;
+      return drop(client, connection, errno_text(errno));
     }
     const bool written = connection.sealed.empty();
     if (connection.closing && written) return drop(client, connection, "connection closed after a protocol error");

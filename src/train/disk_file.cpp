@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/crypto.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 
 namespace maniple {
 
@@ -85,14 +86,7 @@ DurableFile::~DurableFile() = default;
 void DurableFile::write(const void* data, std::size_t bytes) {
   hash_->add(data, bytes);
   bytes_ += bytes;
-  const auto* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t written = ::write(fd_.get(), at, std::min(bytes, std::size_t{1} << 30));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw_system_error("write " + path_);
-    at += written;
-    bytes -= static_cast<std::size_t>(written);
-  }
+  if (write_all(fd_.get(), {static_cast<const char*>(data), bytes}) != bytes) throw_system_error("write " + path_);
 }
 
 FileDigest DurableFile::finish() {

@@ -9,6 +9,7 @@
 
 #include "base/codec.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "net/address.h"
 
 namespace maniple::launch {
@@ -45,14 +46,8 @@ struct AgentLink::Wire {
   std::string beat;
   Seconds interval{};
 
-  void flush() {
-    while (!out.empty()) {
-      const ssize_t sent = ::send(fd.get(), out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0) return;  // full, or gone: reading tells
-      out.erase(0, static_cast<std::size_t>(sent));
-    }
-  }
+  /// What is left does not fit now, or the peer is gone, which reading reports.
+  void flush() { out.erase(0, send_all(fd.get(), out, MSG_DONTWAIT)); }
 
   static void send_heartbeats(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
     const std::lock_guard lock(wire->mutex);

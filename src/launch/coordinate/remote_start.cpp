@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/system_error.h"
+#include "base/write_all.h"
 #include "launch/coordinate/job_settings.h"
 #include "process/descriptors.h"
 #include "process/failure_report.h"
@@ -126,9 +127,7 @@ void RemoteStart::start(std::size_t host) {
   auto shell = std::make_unique<Shell>();
   shell->input = std::move(write_end);
   const std::string line = hex_of(secret_) + "\n";
-  if (::write(shell->input.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    throw_system_error("passing the secret on");
-  }
+  if (write_all(shell->input.get(), line) != line.size()) throw_system_error("passing the secret on");
   StartedProcess started = start_process({.program = &program, .environment = &environment, .input = read_end.get()});
   shell->host = host;
   shell->pid = started.pid;

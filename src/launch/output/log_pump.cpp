@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/system_error.h"
+#include "base/write_all.h"
 
 namespace maniple::launch {
 LogFile::LogFile(const std::string& path, bool append, std::function<void(std::string)> warn)
@@ -19,16 +20,9 @@ LogFile::LogFile(const std::string& path, bool append, std::function<void(std::s
 }
 
 void LogFile::write(std::string_view bytes) {
-  while (file_ && !bytes.empty()) {
-    const ssize_t wrote = ::write(file_.get(), bytes.data(), bytes.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) {
-      warn_(fmt::format("maniple: warning: {} ends here, the job goes on: {}", path_, errno_text(errno)));
-      file_.reset();
-      return;
-    }
-    bytes.remove_prefix(static_cast<std::size_t>(wrote));
-  }
+  if (!file_ || write_all(file_.get(), bytes) == bytes.size()) return;
+  warn_(fmt::format("maniple: warning: {} ends here, the job goes on: {}", path_, errno_text(errno)));
+  file_.reset();
 }
 
 LogPump::LogPump(Console& console, Route route, std::shared_ptr<OutputTail> tail, std::shared_ptr<LogFile> file)

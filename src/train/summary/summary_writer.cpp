@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
+#include "base/write_all.h"
 #include "train/summary/event.h"
 #include <maniple/dist.h>
 
@@ -90,24 +91,19 @@ class SummaryWriter::Impl {
  private:
   /// All of it or nothing: half a record would make what follows unreadable.
   bool append(const std::string& bytes) {
-    std::size_t done = 0;
-    while (done < bytes.size()) {
-      const ssize_t written = ::write(fd_.get(), bytes.data() + done, bytes.size() - done);
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) {
-        const int code = written < 0 ? errno : ENOSPC;
-        if (done > 0 && ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) {
-          failed("cannot truncate", errno);
-          fd_.reset();  // rather no more events than a file that cannot be read
-          return false;
-        }
-        failed("cannot write to", code);
-        return false;
-      }
-      done += static_cast<std::size_t>(written);
+    const std::size_t done = write_all(fd_.get(), bytes);
+    if (done == bytes.size()) {
+      size_ += done;
+      return true;
     }
-    size_ += bytes.size();
-    return true;
+    const int code = errno;
+    if (done > 0 && ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) {
+      failed("cannot truncate", errno);
+      fd_.reset();  // rather no more events than a file that cannot be read
+      return false;
+    }
+    failed("cannot write to", code);
+    return false;
   }
 
   void failed(const char* what, int code) {

@@ -10,6 +10,7 @@
 #include "base/fork_guard.h"
 #include "base/system_error.h"
 #include "base/unique_fd.h"
+#include "base/write_all.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/tensor_layout.h"
 #include "train/weights/weight_tensors.h"
@@ -38,13 +39,7 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   void write(const void* data, std::size_t bytes) {
-    for (const auto* at = static_cast<const char*>(data); bytes > 0;) {
-      const ssize_t written = ::write(fd_.get(), at, std::min(bytes, std::size_t{1} << 30));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) throw_system_error("write " + partial_);
-      at += written;
-      bytes -= static_cast<std::size_t>(written);
-    }
+    if (write_all(fd_.get(), {static_cast<const char*>(data), bytes}) != bytes) throw_system_error("write " + partial_);
   }
   void sync() {
     if (::fsync(fd_.get()) != 0) throw_system_error("fsync " + partial_);
