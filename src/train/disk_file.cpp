@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -45,10 +47,6 @@ void RegularFile::read(std::size_t offset, void* to, std::size_t count) const {
   }
 }
 
-namespace {
-
-constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-
 class Sha256 {
  public:
   Sha256() : context_(nullptr, MANIPLE_CRYPTO(EVP_MD_CTX_free)) {
@@ -72,27 +70,77 @@ class Sha256 {
   std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
 };
 
-}  // namespace
+namespace {
 
-struct DurableFile::Hash : Sha256 {};
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
-DurableFile::DurableFile(std::string path) : path_(std::move(path)), hash_(std::make_unique<Hash>()) {
-  fd_ = open_file(path_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (!fd_) throw_system_error("create " + path_);
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, std::max<std::size_t>(slash, 1));
 }
 
-DurableFile::~DurableFile() = default;
+const char* remedy_for(int code) {
+  switch (code) {
+    case ENOSPC:
+    case EDQUOT: return "free space on its file system, or choose another folder";
+    case EACCES:
+    case EPERM:
+    case EROFS: return "choose a folder that this user may write to";
+    case ENOENT:
+    case ENOTDIR: return "make its folder first";
+    case EISDIR: return "a folder has this name; choose another one";
+    case EFBIG: return "raise the limit of file sizes (ulimit -f), or choose a folder on another file system";
+    default: return "choose a folder on another file system";
+  }
+}
+
+}  // namespace
+
+DurableFile::DurableFile(std::string path, Hash hash)
+    : path_(std::move(path)), partial_(format_text("{}.partial-{}", path_, ::getpid())) {
+  if (hash == Hash::sha256) hash_ = std::make_unique<Sha256>();
+  ::unlink(partial_.c_str());  // left behind by a process that had this PID
+  fd_ = open_file(partial_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (!fd_) fail("create");
+}
+
+DurableFile::~DurableFile() {
+  if (!partial_.empty() && guard_.owned()) ::unlink(partial_.c_str());
+}
+
+void DurableFile::fail(const char* action) const {
+  const int code = errno;
+  throw SystemError(format_text("cannot {} {}: {}; {}", action, path_, errno_text(code), remedy_for(code)), code);
+}
 
 void DurableFile::write(const void* data, std::size_t bytes) {
-  hash_->add(data, bytes);
+  if (hash_) hash_->add(data, bytes);
   bytes_ += bytes;
-  if (write_all(fd_.get(), {static_cast<const char*>(data), bytes}) != bytes) throw_system_error("write " + path_);
+  if (write_all(fd_.get(), {static_cast<const char*>(data), bytes}) != bytes) fail("write");
+}
+
+FileDigest DurableFile::sync() {
+  if (::fsync(fd_.get()) != 0) fail("sync");
+  if (::close(fd_.release()) != 0 && errno != EINTR) fail("close");
+  return {bytes_, hash_ ? hash_->take() : std::string()};
+}
+
+void DurableFile::rename() {
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) fail("give its name to");
+  partial_.clear();
 }
 
 FileDigest DurableFile::finish() {
-  if (::fsync(fd_.get()) != 0) throw_system_error("fsync " + path_);
-  if (::close(fd_.release()) != 0 && errno != EINTR) throw_system_error("close " + path_);
-  return {bytes_, hash_->take()};
+  FileDigest digest = sync();
+  rename();
+  return digest;
+}
+
+void DurableFile::publish(std::deque<DurableFile>& files) {
+  for (DurableFile& file : files) file.rename();
+  std::set<std::string> folders;
+  for (const DurableFile& file : files) folders.insert(parent_of(file.path_));
+  for (const std::string& folder : folders) sync_directory(folder);
 }
 
 FileDigest digest_of(const RegularFile& file) {
@@ -106,6 +154,8 @@ FileDigest digest_of(const RegularFile& file) {
   }
   return {file.size(), hash.take()};
 }
+
+void sync_parent(const std::string& path) { sync_directory(parent_of(path)); }
 
 void sync_directory(const std::string& path) {
   const UniqueFd fd = open_file(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

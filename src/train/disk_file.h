@@ -1,4 +1,5 @@
-// Files of datasets and checkpoints: RegularFile is read at given places, from any thread; DurableFile is on the disk when it is finished.
+// Files of datasets, weights and checkpoints: RegularFile is read at given places, from any thread; DurableFile is on the
+// disk when it has its name.
 //
 // Not mapped into memory: a file that becomes shorter under a mapping ends the process with SIGBUS, here it is an error that
 // says so.
@@ -6,13 +7,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "base/fork_guard.h"
 #include "base/unique_fd.h"
 
 namespace maniple {
+
+class Sha256;
 
 bool is_readable(const std::string& path) noexcept;
 
@@ -41,23 +46,38 @@ struct FileDigest {
   friend bool operator==(const FileDigest&, const FileDigest&) = default;
 };
 
-/// A file whose bytes are on the disk, and hashed, when finish() returns. Creates it; it must not exist. Every failure throws SystemError naming the path: a full disk, say.
+/// A new file that appears under its name when its bytes are on the disk, in place of an older one. Until then it is
+/// PATH.partial-PID, which the destructor removes. Every failure throws SystemError naming the path and what to do.
+///
+///   DurableFile file(path);
+///   file.write(text);
+///   file.finish();
 class DurableFile {
  public:
-  explicit DurableFile(std::string path);
+  enum class Hash { none, sha256 };
+  explicit DurableFile(std::string path, Hash hash = Hash::sha256);
   ~DurableFile();
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
 
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  FileDigest finish();  ///< writes out, fsyncs, closes
+
+  /// Syncs and closes the file, still under its partial name. Without a hash FileDigest::sha256 is empty.
+  FileDigest sync();
+  /// sync(), and the file has its name. Its folder is not synced: sync_directory() does that once for all files in it.
+  FileDigest finish();
+  /// Gives files their names, in this order, after sync() of each; then syncs their folders.
+  static void publish(std::deque<DurableFile>& files);
 
  private:
-  struct Hash;
-  std::string path_;
+  void rename();
+  [[noreturn]] void fail(const char* action) const;
+
+  std::string path_, partial_;
+  ForkGuard guard_;  // in a child of fork() the file is its parent's
   UniqueFd fd_;
-  std::unique_ptr<Hash> hash_;
+  std::unique_ptr<Sha256> hash_;
   std::uint64_t bytes_ = 0;
 };
 
@@ -65,6 +85,8 @@ class DurableFile {
 FileDigest digest_of(const RegularFile& file);
 
 void sync_directory(const std::string& path);
+/// The directory in which `path` is.
+void sync_parent(const std::string& path);
 /// Throws SystemError, InvalidArgument for anything but a regular file, ProtocolError if it is longer.
 std::string read_small_file(const std::string& path, std::size_t most_bytes);
 

@@ -191,7 +191,7 @@ TEST(ShardedCheckpoint, AFullDiskOfOneRankLeavesThePreviousOneAndIsSaidOnAll) {
     checkpoint.wait();
     if (r.rank == 1) ::setrlimit(RLIMIT_FSIZE, &before);
     EXPECT_NE(checkpoint.last_error().find("of step 2"), std::string::npos) << checkpoint.last_error();
-    EXPECT_NE(checkpoint.last_error().find("was not saved: rank 1: write "), std::string::npos)
+    EXPECT_NE(checkpoint.last_error().find("was not saved: rank 1: cannot write "), std::string::npos)
         << checkpoint.last_error();
     EXPECT_EQ(names_in(SharedFolder::here()), std::vector<std::string>{checkpoint_name(1)});
     r.phase("looked");

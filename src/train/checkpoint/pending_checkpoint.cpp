@@ -48,8 +48,7 @@ void make_directories(const std::string& path) {
     end = path.find('/', end + 1);
     const std::string made = path.substr(0, end);
     if (::mkdir(made.c_str(), 0777) == 0) {
-      const std::size_t slash = made.rfind('/');
-      sync_directory(slash == std::string::npos ? "." : made.substr(0, std::max<std::size_t>(slash, 1)));
+      sync_parent(made);
     } else if (errno != EEXIST) {
       throw_system_error("make " + made);
     }

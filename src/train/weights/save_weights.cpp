@@ -1,16 +1,10 @@
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
+#include <deque>
 #include <set>
 
 #include "base/check.h"
-#include "base/fork_guard.h"
-#include "base/system_error.h"
-#include "base/unique_fd.h"
-#include "base/write_all.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/tensor_layout.h"
 #include "train/weights/weight_tensors.h"
@@ -22,40 +16,6 @@ namespace {
 constexpr std::string_view kEnding = ".safetensors";
 constexpr std::int64_t kWrittenAtOnce = std::int64_t{16}
                                         << 20;  // bytes of a tensor that has to be copied or converted first
-
-/// A file that is written under another name and gets its own by commit(), when it is on the disk. Removed if that does not happen.
-class NewFile {
- public:
-  explicit NewFile(std::string path)
-      : path_(std::move(path)), partial_(format_text("{}.partial-{}", path_, ::getpid())) {
-    ::unlink(partial_.c_str());  // of a process that had the same number
-    fd_ = open_file(partial_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (!fd_) throw_system_error("create " + partial_);
-  }
-  ~NewFile() {
-    if (!partial_.empty() && guard_.owned()) ::unlink(partial_.c_str());
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-
-  void write(const void* data, std::size_t bytes) {
-    if (write_all(fd_.get(), {static_cast<const char*>(data), bytes}) != bytes) throw_system_error("write " + partial_);
-  }
-  void sync() {
-    if (::fsync(fd_.get()) != 0) throw_system_error("fsync " + partial_);
-    if (::close(fd_.release()) != 0 && errno != EINTR) throw_system_error("close " + partial_);
-  }
-  void commit() {
-    if (::rename(partial_.c_str(), path_.c_str()) != 0)
-      throw_system_error(format_text("rename {} to {}", partial_, path_));
-    partial_.clear();
-  }
-
- private:
-  std::string path_, partial_;
-  ForkGuard guard_;
-  UniqueFd fd_;
-};
 
 /// A tensor as it will be in a file.
 struct Saved {
@@ -104,7 +64,7 @@ std::vector<Saved> chosen_tensors(const NamedTensors& tensors, const SaveWeights
 }
 
 /// Writes a tensor in row-major order, in its dtype of the file, with little memory besides its own.
-void write_tensor(NewFile& file, const Saved& saved) {
+void write_tensor(DurableFile& file, const Saved& saved) {
   torch::Tensor tensor = saved.tensor;
   if (tensor.numel() == 0) return;
   if (tensor.is_contiguous()) tensor = tensor.view({-1});
@@ -120,8 +80,7 @@ void write_tensor(NewFile& file, const Saved& saved) {
   }
 }
 
-std::unique_ptr<NewFile> write_file(const std::string& path, std::vector<Saved> tensors,
-                                    const std::map<std::string, std::string>& metadata) {
+void write_file(DurableFile& file, std::vector<Saved> tensors, const std::map<std::string, std::string>& metadata) {
   // Wide elements first: so all are aligned in the file, and readers can use them where they are.
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const Saved& a, const Saved& b) { return c10::elementSize(a.type) > c10::elementSize(b.type); });
@@ -129,12 +88,9 @@ std::unique_ptr<NewFile> write_file(const std::string& path, std::vector<Saved> 
   header.metadata = metadata;
   for (const Saved& saved : tensors) header.entries.push_back(saved.entry);
   place_safetensors(header);
-  const std::string text = encode_safetensors(header);
-  auto file = std::make_unique<NewFile>(path);
-  file->write(text.data(), text.size());
-  for (const Saved& saved : tensors) write_tensor(*file, saved);
-  file->sync();
-  return file;
+  file.write(encode_safetensors(header));
+  for (const Saved& saved : tensors) write_tensor(file, saved);
+  file.sync();
 }
 
 /// Tensors in their order, as many in each part as fit; one that is larger has a part of its own.
@@ -177,7 +133,7 @@ void save(const NamedTensors& tensors, std::string path, const SaveWeightsOption
   const std::string stem = path.substr(0, path.size() - kEnding.size()), index_path = path + ".index.json";
   const std::vector<std::string> old = files_of_index(index_path, stem);
   std::set<std::string> current;
-  std::vector<std::unique_ptr<NewFile>> files;
+  std::deque<DurableFile> files;
   WeightsIndex index;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const std::string name =
@@ -186,23 +142,17 @@ void save(const NamedTensors& tensors, std::string path, const SaveWeightsOption
       index.files[saved.entry.name] = name.substr(folder_of(name).size());
       index.total_bytes += static_cast<std::uint64_t>(saved.tensor.numel()) * c10::elementSize(saved.type);
     }
-    files.push_back(write_file(name, parts[i], metadata));
+    write_file(files.emplace_back(name, DurableFile::Hash::none), parts[i], metadata);
     current.insert(name);
   }
-  const std::string folder = folder_of(path).empty() ? "." : folder_of(path);
-  if (parts.size() == 1) {
-    files.front()->commit();
-  } else {
-    NewFile index_file(index_path);
-    const std::string text = encode_weights_index(index);
-    index_file.write(text.data(), text.size());
+  if (parts.size() > 1) {
+    DurableFile& index_file = files.emplace_back(index_path, DurableFile::Hash::none);
+    index_file.write(encode_weights_index(index));
     index_file.sync();
     // An index must not point to files of two saves, not even if this process is killed here: so it goes first, and comes last.
     ::unlink(index_path.c_str());
-    for (const auto& file : files) file->commit();
-    index_file.commit();
   }
-  sync_directory(folder);
+  DurableFile::publish(files);
   // What an earlier save left would be taken for this one's.
   ::unlink(parts.size() == 1 ? index_path.c_str() : path.c_str());
   for (const std::string& file : old) {
