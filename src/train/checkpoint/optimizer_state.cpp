@@ -1,15 +1,18 @@
 #include "train/checkpoint/named_state.h"
 
-#include <cstdio>
-
 #include "base/check.h"
 #include "train/optim/stepper.h"
 #include "train/shard/sharded_state.h"
+#include "train/state_key.h"
 
 namespace maniple {
 namespace {
 
 namespace torch_optim = torch::optim;
+
+// Of the optimizer.
+constexpr const char* kKind = "kind";
+constexpr const char* kGroups = "groups";
 
 // ---- The visitors: one pass over the fields serves saving and loading. ----------------------------------------------
 
@@ -84,59 +87,57 @@ void visit(optim::LionParamState& s, V& v) {
 
 // ---- Saving and loading ----------------------------------------------------------------------------------------------
 
-/// Adds the fields to a state, under a prefix.
+/// Adds the fields of an owner to a state.
 struct Saver {
   NamedState& state;
-  std::string prefix;
-  void operator()(const char* name, double& value) { state.texts[prefix + name] = text_of(value); }
-  void operator()(const char* name, std::int64_t& value) { state.texts[prefix + name] = text_of(value); }
-  void operator()(const char* name, bool& value) { state.texts[prefix + name] = value ? "1" : "0"; }
-  void operator()(const char* name, torch::Tensor& value) {
-    if (value.defined()) state.tensors[prefix + name] = value;  // max_exp_avg_sq without amsgrad, say
+  StateOwner owner;
+  std::string key(const char* field) const { return StateKey{owner, field}.text(); }
+  void operator()(const char* field, double& value) { state.texts[key(field)] = text_of(value); }
+  void operator()(const char* field, std::int64_t& value) { state.texts[key(field)] = text_of(value); }
+  void operator()(const char* field, bool& value) { state.texts[key(field)] = value ? "1" : "0"; }
+  void operator()(const char* field, torch::Tensor& value) {
+    if (value.defined()) state.tensors[key(field)] = value;  // max_exp_avg_sq without amsgrad, say
   }
 };
 
-/// Takes the fields from a state. Tensors go where the parameter is.
+const std::string& text_in(const NamedState& state, const StateKey& key) {
+  const auto found = state.texts.find(key.text());
+  MANIPLE_REQUIRE(found != state.texts.end(), "the checkpoint has no {}", key.text());
+  return found->second;
+}
+
+/// Takes the fields of an owner from a state. Tensors go where the parameter is.
 struct Loader {
   const NamedState& state;
-  std::string prefix;
+  StateOwner owner;
   torch::Device device{torch::kCPU};
 
-  const std::string& text(const char* name) const {
-    const auto found = state.texts.find(prefix + name);
-    MANIPLE_REQUIRE(found != state.texts.end(), "the checkpoint has no {}{}", prefix, name);
-    return found->second;
-  }
+  const std::string& text(const char* field) const { return text_in(state, {owner, field}); }
   void operator()(const char* name, double& value) { value = real_of(text(name)); }
   void operator()(const char* name, std::int64_t& value) { value = integer_of(text(name)); }
   void operator()(const char* name, bool& value) { value = text(name) == "1"; }
   void operator()(const char* name, torch::Tensor& value) {
-    const auto found = state.tensors.find(prefix + name);
+    const auto found = state.tensors.find(StateKey{owner, name}.text());
     value = found == state.tensors.end() ? torch::Tensor()
                                          : found->second.to(device, found->second.scalar_type(), false, true);
   }
 };
-
-std::string group_prefix(std::size_t group) { return format_text("group.{}.", group); }
-std::string parameter_prefix(std::size_t group, std::size_t i) {
-  return format_text("group.{}.parameter.{}.", group, i);
-}
 
 template <class Options, class State>
 NamedState save_as(torch_optim::Optimizer& optimizer) {
   NamedState state;
   auto& groups = optimizer.param_groups();
   auto& states = optimizer.state();
-  state.texts["groups"] = text_of(static_cast<std::int64_t>(groups.size()));
+  state.texts[kGroups] = text_of(static_cast<std::int64_t>(groups.size()));
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    Saver options{state, group_prefix(g)};
+    Saver options{state, StateOwner::of_group(g)};
     visit(static_cast<Options&>(groups[g].options()), options);
-    state.texts[group_prefix(g) + "parameters"] = text_of(static_cast<std::int64_t>(groups[g].params().size()));
+    state.texts[options.key(kParametersField)] = text_of(static_cast<std::int64_t>(groups[g].params().size()));
     for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
       const auto found = states.find(optim::state_key(states, groups[g].params()[i]));
       if (found == states.end()) continue;  // never stepped
-      Saver fields{state, parameter_prefix(g, i)};
-      state.texts[fields.prefix + "stepped"] = "1";
+      Saver fields{state, StateOwner::of_parameter(g, i)};
+      state.texts[fields.key(kSteppedField)] = "1";
       visit(static_cast<State&>(*found->second), fields);
     }
   }
@@ -147,28 +148,25 @@ template <class Options, class State>
 void restore_as(torch_optim::Optimizer& optimizer, const NamedState& state) {
   auto& groups = optimizer.param_groups();
   auto& states = optimizer.state();
-  const auto count = [&](const std::string& name) {
-    const auto found = state.texts.find(name);
-    MANIPLE_REQUIRE(found != state.texts.end(), "the checkpoint has no {}", name);
-    return static_cast<std::size_t>(integer_of(found->second));
-  };
-  MANIPLE_REQUIRE(count("groups") == groups.size(), "the checkpoint's optimizer has {} parameter groups, this one {}",
-                  count("groups"), groups.size());
+  const auto count = [&](const StateKey& key) { return static_cast<std::size_t>(integer_of(text_in(state, key))); };
+  const std::size_t saved_groups = count({{}, kGroups});
+  MANIPLE_REQUIRE(saved_groups == groups.size(), "the checkpoint's optimizer has {} parameter groups, this one {}",
+                  saved_groups, groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const std::size_t saved = count(group_prefix(g) + "parameters");
+    const std::size_t saved = count({StateOwner::of_group(g), kParametersField});
     MANIPLE_REQUIRE(saved == groups[g].params().size(),
                     "group {} of the checkpoint's optimizer has {} parameters, here {}", g, saved,
                     groups[g].params().size());
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    Loader options{state, group_prefix(g)};
+    Loader options{state, StateOwner::of_group(g)};
     visit(static_cast<Options&>(groups[g].options()), options);
     for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
       const torch::Tensor& parameter = groups[g].params()[i];
       const auto key = optim::state_key(states, parameter);
       states.erase(key);
-      Loader fields{state, parameter_prefix(g, i), parameter.device()};
-      if (state.texts.count(fields.prefix + "stepped") == 0) continue;
+      Loader fields{state, StateOwner::of_parameter(g, i), parameter.device()};
+      if (state.texts.count(StateKey{fields.owner, kSteppedField}.text()) == 0) continue;
       auto fresh = std::make_unique<State>();
       visit(*fresh, fields);
       states[key] = std::move(fresh);
@@ -210,7 +208,8 @@ template <class F>
 void for_each_master(torch_optim::Optimizer& optimizer, const F& f) {
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& parameters = optimizer.param_groups()[g].params();
-    for (std::size_t i = 0; i < parameters.size(); ++i) f(parameter_prefix(g, i) + "master_weight", parameters[i]);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      f(StateKey{StateOwner::of_parameter(g, i), kMasterWeightField}.text(), parameters[i]);
   }
 }
 
@@ -220,7 +219,7 @@ NamedState state_of(torch_optim::Optimizer& optimizer) {
   if (auto* sharded = dynamic_cast<ShardedOptimizerBase*>(&optimizer)) return whole_state(*sharded);
   const Kind& found = kind_of(optimizer);
   NamedState state = found.save(optimizer);
-  state.texts["kind"] = found.name;
+  state.texts[kKind] = found.name;
   if (const auto* masters = dynamic_cast<optim::MasterWeights*>(&optimizer)) {
     for_each_master(optimizer, [&](const std::string& name, const torch::Tensor& parameter) {
       if (const torch::Tensor copy = masters->master_weight(parameter); copy.defined()) state.tensors[name] = copy;
@@ -232,7 +231,7 @@ NamedState state_of(torch_optim::Optimizer& optimizer) {
 void restore(torch_optim::Optimizer& optimizer, const NamedState& state) {
   if (auto* sharded = dynamic_cast<ShardedOptimizerBase*>(&optimizer)) return restore_shards(*sharded, state);
   const Kind& found = kind_of(optimizer);
-  const auto saved = state.texts.find("kind");
+  const auto saved = state.texts.find(kKind);
   MANIPLE_REQUIRE(saved != state.texts.end() && saved->second == found.name,
                   "the checkpoint's optimizer is {}, this one {}",
                   saved == state.texts.end() ? "of no kind" : saved->second, found.name);
@@ -247,12 +246,12 @@ void restore(torch_optim::Optimizer& optimizer, const NamedState& state) {
 }
 
 torch::Tensor parameter_of_state(const torch_optim::Optimizer& optimizer, const std::string& name) {
-  std::size_t group = 0, i = 0;
-  int end = 0;
-  if (std::sscanf(name.c_str(), "group.%zu.parameter.%zu.%n", &group, &i, &end) != 2 || end == 0) return {};
+  const StateOwner owner = StateKey::parse(name).owner;
+  const auto index = owner.index();
   const auto& groups = optimizer.param_groups();
-  if (group >= groups.size() || i >= groups[group].params().size()) return {};
-  return groups[group].params()[i];
+  if (!index || *owner.group >= groups.size()) return {};
+  const auto& parameters = groups[*owner.group].params();
+  return *index < parameters.size() ? parameters[*index] : torch::Tensor();
 }
 
 }  // namespace maniple
