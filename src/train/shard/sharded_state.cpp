@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/codec.h"
 #include "tensor/public_call.h"
+#include "train/state_key.h"
 
 namespace maniple {
 namespace {
@@ -12,18 +13,8 @@ using torch::Tensor;
 
 constexpr int kStateTag = 1 << 20;  // of the messages by which rank 0 gathers the state
 
-std::string prefix_of(std::size_t group, std::size_t index) {
-  return format_text("group.{}.parameter.{}.", group, index);
-}
-std::string count_name(std::size_t group) { return format_text("group.{}.parameters", group); }
-bool is_of_parameter(const std::string& name) { return name.find(".parameter.") != std::string::npos; }
-
-/// Calls f(rest of the name, value) for the entries whose names begin with `prefix`.
-template <class Map, class F>
-void each_below(const Map& map, const std::string& prefix, const F& f) {
-  for (auto entry = map.lower_bound(prefix); entry != map.end() && entry->first.starts_with(prefix); ++entry)
-    f(entry->first.substr(prefix.size()), entry->second);
-}
+std::string count_name(std::size_t group) { return StateKey{StateOwner::of_group(group), kParametersField}.text(); }
+bool is_of_parameter(const std::string& name) { return StateKey::parse(name).owner.is_parameter(); }
 
 }  // namespace
 
@@ -42,11 +33,14 @@ NamedState ShardedOptimizerBase::Impl::local_state() {
   for (std::size_t g = 0; g < slices.size(); ++g) {
     result.texts[count_name(g)] = text_of(static_cast<std::int64_t>(self.param_groups()[g].params().size()));
     for (std::size_t k = 0; k < slices[g].size(); ++k) {
-      const std::string from = prefix_of(g, k), to = prefix_of(g, slices[g][k].index);
-      each_below(own.texts, from,
-                 [&](const std::string& name, const std::string& text) { result.texts[to + name] = text; });
-      each_below(own.tensors, from,
-                 [&](const std::string& name, const Tensor& tensor) { result.tensors[to + name] = tensor; });
+      const std::string from = StateOwner::of_parameter(g, k).text();
+      const StateOwner to = StateOwner::of_parameter(g, slices[g][k].index);
+      for_each_field(own.texts, from, [&](const std::string& field, const std::string& text) {
+        result.texts[StateKey{to, field}.text()] = text;
+      });
+      for_each_field(own.tensors, from, [&](const std::string& field, const Tensor& tensor) {
+        result.tensors[StateKey{to, field}.text()] = tensor;
+      });
     }
   }
   return result;
@@ -62,9 +56,10 @@ std::vector<ShardOf> ShardedOptimizerBase::Impl::shards() {
   std::vector<ShardOf> result;
   for (const auto& one : slices) {
     for (const ParameterSlice& slice : one) {
-      const std::string prefix = prefix_of(slice.group, slice.index);
-      each_below(state.tensors, prefix, [&](const std::string& name, const Tensor& tensor) {
-        result.push_back({prefix + name, slice.parameter.sizes().vec(), slice.offset, slice.count, tensor});
+      const StateOwner owner = StateOwner::of_parameter(slice.group, slice.index);
+      for_each_field(state.tensors, owner.text(), [&](const std::string& field, const Tensor& tensor) {
+        result.push_back(
+            {StateKey{owner, field}.text(), slice.parameter.sizes().vec(), slice.offset, slice.count, tensor});
       });
     }
   }
@@ -88,10 +83,12 @@ void ShardedOptimizerBase::Impl::restore_from(const std::map<std::string, std::s
                     "group {} of the checkpoint's optimizer has {} parameters, here {}", g, saved->second, here);
     state.texts[count_name(g)] = text_of(static_cast<std::int64_t>(slices[g].size()));
     for (std::size_t k = 0; k < slices[g].size(); ++k) {
-      const std::string to = prefix_of(g, k), from = prefix_of(g, slices[g][k].index);
-      each_below(texts, from, [&](const std::string& name, const std::string& text) { state.texts[to + name] = text; });
-      each_below(tensors, from, [&](const std::string& name, const auto& entry) {
-        state.tensors[to + name] = value(from + name, entry, slices[g][k]);
+      const StateOwner to = StateOwner::of_parameter(g, k), from = StateOwner::of_parameter(g, slices[g][k].index);
+      for_each_field(texts, from.text(), [&](const std::string& field, const std::string& text) {
+        state.texts[StateKey{to, field}.text()] = text;
+      });
+      for_each_field(tensors, from.text(), [&](const std::string& field, const auto& entry) {
+        state.tensors[StateKey{to, field}.text()] = value(StateKey{from, field}.text(), entry, slices[g][k]);
       });
     }
   }
