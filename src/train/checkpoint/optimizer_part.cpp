@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "train/checkpoint/part.h"
+#include "train/state_key.h"
 
 namespace maniple {
 namespace {
@@ -21,17 +22,14 @@ constexpr const char* kListed = "listed";
 constexpr const char* kTied = "tied";
 constexpr const char* kNames = "names";
 
-std::string prefix_of(std::size_t group, const std::string& parameter) {
-  return format_text("group.{}.parameter.{}.", group, parameter);
-}
-std::string count_name(std::size_t group) { return format_text("group.{}.parameters", group); }
+std::string count_name(std::size_t group) { return StateKey{StateOwner::of_group(group), kParametersField}.text(); }
 
-/// Calls f(group, prefix by position, parameter).
+/// Calls f(owner by position, parameter).
 template <class F>
 void for_each_parameter(const Optimizer& optimizer, const F& f) {
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& parameters = optimizer.param_groups()[g].params();
-    for (std::size_t i = 0; i < parameters.size(); ++i) f(g, prefix_of(g, std::to_string(i)), parameters[i]);
+    for (std::size_t i = 0; i < parameters.size(); ++i) f(StateOwner::of_parameter(g, i), parameters[i]);
   }
 }
 
@@ -51,25 +49,25 @@ TensorShard shard_of_state(const Optimizer& optimizer, const std::string& name, 
 
 /// From names by position to names by parameter. Left as it is where a parameter is in no module that was added.
 void name_by_parameter(PartState& state, const Optimizer& optimizer, const Layouts& layouts) {
-  std::map<std::string, std::string> prefixes;
+  std::map<StateOwner, StateOwner> named;
   std::map<std::string, std::string> texts;
   bool all_have_names = true;
-  for_each_parameter(optimizer, [&](std::size_t group, const std::string& prefix, const torch::Tensor& parameter) {
+  for_each_parameter(optimizer, [&](const StateOwner& position, const torch::Tensor& parameter) {
     const Layouts::Parameter* const known = layouts.find(parameter);
     all_have_names = all_have_names && known != nullptr;
     if (!all_have_names) return;
     const std::string& first = known->names.front();
-    prefixes[prefix] = prefix_of(group, first);
-    texts[prefixes[prefix] + kListed] = "1";
+    const StateOwner& owner = named[position] = StateOwner::of_parameter(*position.group, first);
+    texts[StateKey{owner, kListed}.text()] = "1";
     for (const std::string& other : known->names) {
-      if (other != first) texts[prefix_of(group, other) + kTied] = first;
+      if (other != first) texts[StateKey{StateOwner::of_parameter(*position.group, other), kTied}.text()] = first;
     }
   });
   if (!all_have_names) return;
-  const auto renamed = [&](const std::string& name) {  // what stands behind the last dot is the field
-    const std::size_t field = name.rfind('.') + 1;
-    const auto found = prefixes.find(name.substr(0, field));
-    return found == prefixes.end() ? name : found->second + name.substr(field);
+  const auto renamed = [&](const std::string& name) {
+    StateKey key = StateKey::parse(name);
+    if (const auto found = named.find(key.owner); found != named.end()) key.owner = found->second;
+    return key.text();
   };
   for (PartState::Tensor& tensor : state.tensors) tensor.shard.name = renamed(tensor.shard.name);
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) state.texts.erase(count_name(g));
@@ -80,9 +78,9 @@ void name_by_parameter(PartState& state, const Optimizer& optimizer, const Layou
 
 /// For names by position.
 void add_names(PartState& state, const Optimizer& optimizer, const Layouts& layouts) {
-  for_each_parameter(optimizer, [&](std::size_t, const std::string& prefix, const torch::Tensor& parameter) {
+  for_each_parameter(optimizer, [&](const StateOwner& position, const torch::Tensor& parameter) {
     if (const Layouts::Parameter* const known = layouts.find(parameter))
-      state.texts[prefix + kNames] = joined(known->names, "\n");
+      state.texts[StateKey{position, kNames}.text()] = joined(known->names, "\n");
   });
 }
 
@@ -92,76 +90,69 @@ struct ByPosition {
   std::map<std::string, std::string> tensors;  // and what they are called in the checkpoint
 };
 
-bool ends_with_field(const std::string& name, const char* field) { return name.ends_with(std::string(".") + field); }
-
-/// What the names of a parameter's state begin with in a checkpoint, by its group and name there.
-std::map<std::string, std::string> saved_places(const SavedPart& saved) {
-  std::map<std::string, std::string> places;
+/// The owner of a parameter's state in a checkpoint, by its group and each of its names there.
+std::map<StateOwner, StateOwner> saved_owners(const SavedPart& saved) {
+  std::map<StateOwner, StateOwner> owners;
   for (const auto& [name, text] : saved.texts()) {
-    const std::string place = name.substr(0, name.rfind('.') + 1);
-    if (ends_with_field(name, kListed)) places[place] = place;
-    const std::size_t end_of_group = std::min(name.find(".parameter."), name.size());
-    const std::string group = name.substr(0, end_of_group) + ".parameter.";
-    if (ends_with_field(name, kTied)) places[place] = group + text + ".";
-    if (!ends_with_field(name, kNames)) continue;
+    const auto [owner, field] = StateKey::parse(name);
+    if (!owner.is_parameter()) continue;
+    if (field == kListed) owners[owner] = owner;
+    if (field == kTied) owners[owner] = StateOwner::of_parameter(*owner.group, text);
+    if (field != kNames) continue;
     std::istringstream names(text);
-    for (std::string one; std::getline(names, one);) places[group + one + "."] = place;
+    for (std::string one; std::getline(names, one);) owners[StateOwner::of_parameter(*owner.group, one)] = owner;
   }
-  return places;
+  return owners;
 }
 
 /// The same for each parameter of the optimizer, by its position here.
-std::map<std::string, std::string> places_in(const SavedPart& saved, const Optimizer& optimizer,
-                                             const Layouts& layouts) {
-  const std::map<std::string, std::string> by_name = saved_places(saved);
-  std::map<std::string, std::string> places;
-  for_each_parameter(optimizer, [&](std::size_t group, const std::string& prefix, const torch::Tensor& parameter) {
+std::map<StateOwner, StateOwner> owners_in(const SavedPart& saved, const Optimizer& optimizer, const Layouts& layouts) {
+  const std::map<StateOwner, StateOwner> by_name = saved_owners(saved);
+  std::map<StateOwner, StateOwner> owners;
+  for_each_parameter(optimizer, [&](const StateOwner& position, const torch::Tensor& parameter) {
     const Layouts::Parameter* const known = layouts.find(parameter);
     MANIPLE_REQUIRE(known != nullptr,
                     "the checkpoint names the optimizer's state by the names of parameters, and the one of [{}] of {} "
                     "is in none of the modules that were added: add its module",
-                    joined(parameter.sizes()), prefix.substr(0, prefix.size() - 1));
+                    joined(parameter.sizes()), position.text());
     for (const std::string& name : known->names) {
-      const auto found = by_name.find(prefix_of(group, name));
+      const auto found = by_name.find(StateOwner::of_parameter(*position.group, name));
       if (found == by_name.end()) continue;
-      places[prefix] = found->second;
+      owners[position] = found->second;
       return;
     }
     throw InvalidArgument(format_text("group {} of the checkpoint's optimizer has no parameter {}, which this one has",
-                                      group, known->names.front()));
+                                      *position.group, known->names.front()));
   });
-  return places;
+  return owners;
 }
 
 ByPosition by_position(const SavedPart& saved, const Optimizer& optimizer, const Layouts& layouts) {
   ByPosition result;
   const auto has = [&](const char* field) {
     return std::any_of(saved.texts().begin(), saved.texts().end(),
-                       [&](const auto& entry) { return ends_with_field(entry.first, field); });
+                       [&](const auto& entry) { return StateKey::parse(entry.first).field == field; });
   };
   if (!has(kListed) && !(layouts.partial && has(kNames))) {
     for (const auto& [name, text] : saved.texts()) {
-      if (!ends_with_field(name, kNames)) result.texts[name] = text;
+      if (StateKey::parse(name).field != kNames) result.texts[name] = text;
     }
     for (const auto& [name, tensor] : saved.tensors()) result.tensors[name] = name;
     return result;
   }
   for (const auto& [name, text] : saved.texts()) {
-    if (name.find(".parameter.") == std::string::npos) result.texts[name] = text;
+    if (!StateKey::parse(name).owner.is_parameter()) result.texts[name] = text;
   }
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
     result.texts[count_name(g)] = std::to_string(optimizer.param_groups()[g].params().size());
-  for (const auto& [to, from] : places_in(saved, optimizer, layouts)) {
-    const auto each = [&](const auto& entries, const auto& take) {
-      for (auto entry = entries.lower_bound(from); entry != entries.end() && entry->first.starts_with(from); ++entry) {
-        const std::string field = entry->first.substr(from.size());
-        // A parameter "w" and another one "w.x" begin alike.
-        const bool is_name = field == kListed || field == kTied || field == kNames;
-        if (field.find('.') == std::string::npos && !is_name) take(to + field, *entry);
-      }
-    };
-    each(saved.texts(), [&](const std::string& name, const auto& entry) { result.texts[name] = entry.second; });
-    each(saved.tensors(), [&](const std::string& name, const auto& entry) { result.tensors[name] = entry.first; });
+  for (const auto& [position, owner] : owners_in(saved, optimizer, layouts)) {
+    for_each_field(saved.texts(), owner.text(), [&](const std::string& field, const std::string& text) {
+      const bool is_name = field == kListed || field == kTied || field == kNames;
+      if (!is_name) result.texts[StateKey{position, field}.text()] = text;
+    });
+    for_each_field(saved.tensors(), owner.text(), [&](const std::string& field, const SavedPart::Tensor&) {
+      result.tensors[StateKey{position, field}.text()] = StateKey{owner, field}.text();
+    });
   }
   return result;
 }
