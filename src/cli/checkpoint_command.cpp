@@ -18,6 +18,7 @@
 #include "train/checkpoint/pending_checkpoint.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/saved_checkpoint.h"
+#include "train/state_key.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::cli {
@@ -196,7 +197,7 @@ void write_split(SavedCheckpoint& from, PendingCheckpoint& to, std::size_t ranks
         while (rank + 1 < ranks && at >= end_of(rank)) ++rank;
         const std::int64_t room = rank + 1 < ranks ? (end_of(rank) - at + element - 1) / element : elements;
         const std::int64_t count = std::min(room, elements - begin);
-        const std::string place = fmt::format("{}/{}", name, key);
+        const std::string place = name_in_part(name, key);
         ranges[rank].push_back({&tensor, begin, count, place});
         entry.pieces.push_back({TensorBox::flat(elements, begin, count), rank, place});
         begin += count;

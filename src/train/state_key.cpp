@@ -47,5 +47,7 @@ std::string StateKey::text() const { return dotted(owner.text(), field); }
 std::string dotted(std::string_view prefix, std::string_view name) {
   return prefix.empty() ? std::string(name) : format_text("{}.{}", prefix, name);
 }
+std::string inner_name(std::string_view name) { return std::string(name.substr(name.find('.') + 1)); }
+std::string name_in_part(std::string_view part, std::string_view name) { return format_text("{}/{}", part, name); }
 
 }  // namespace maniple

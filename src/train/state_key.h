@@ -1,5 +1,5 @@
-// The names of state: what an optimizer keeps for itself, for a parameter group, for a parameter. Checkpoints and messages between ranks
-// hold them as text, which only this file composes and takes apart.
+// The names of state: of modules' tensors, and of what an optimizer keeps for itself, a parameter group or a parameter.
+// Checkpoints and messages between ranks hold them as text, which only this file composes and takes apart.
 //
 //   kind                                         of the optimizer
 //   group.0.lr                                   of parameter group 0
@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace maniple {
 
@@ -45,13 +46,17 @@ struct StateKey {
   friend auto operator<=>(const StateKey&, const StateKey&) = default;
 };
 
-// Fields that stand beside LibTorch's.
+// Fields in addition to those of LibTorch.
 inline constexpr const char* kParametersField = "parameters";       // of a group: how many it has
 inline constexpr const char* kSteppedField = "stepped";             // of a parameter that has state
 inline constexpr const char* kMasterWeightField = "master_weight";  // of a parameter: its float32 copy
 
 /// "encoder" and "0.weight": "encoder.0.weight". Without a prefix the name alone.
 std::string dotted(std::string_view prefix, std::string_view name);
+/// The name inside the first module: "fc.weight" for a wrapper's "module.fc.weight", or for "stage0.fc.weight".
+std::string inner_name(std::string_view name);
+/// "model" and "3.weight": "model/3.weight", a tensor in a part of a checkpoint.
+std::string name_in_part(std::string_view part, std::string_view name);
 
 /// Calls f(field, value) for the entries of a map from text whose owner has the text `owner`.
 template <class Map, class F>

@@ -64,9 +64,12 @@ TEST(StateKey, FieldsAreThoseOfOneOwner) {
   EXPECT_EQ(fields(StateOwner::of_parameter(0, "w.x")), (std::map<std::string, int>{{"b", 5}}));
 }
 
-TEST(StateKey, NamesAreJoinedByDots) {
+TEST(StateKey, NamesOfModulesAreJoinedByDots) {
   EXPECT_EQ(dotted("encoder", "0.weight"), "encoder.0.weight");
   EXPECT_EQ(dotted("", "0.weight"), "0.weight");
+  EXPECT_EQ(inner_name("module.fc.module.weight"), "fc.module.weight");
+  EXPECT_EQ(inner_name("weight"), "weight");
+  EXPECT_EQ(name_in_part("model", "3.weight"), "model/3.weight");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/saved_checkpoint.h"
+#include "train/state_key.h"
 
 namespace maniple {
 namespace {
@@ -19,16 +20,16 @@ void add_tensors(const torch::nn::Module& module, const std::string& prefix, Mod
   const auto* const partial = dynamic_cast<const PartialModule*>(&module);
   const bool with_children = partial != nullptr;
   const auto name_of = [&](const std::string& name) {
-    return prefix + (partial == nullptr ? name : partial->checkpoint_name(name));
+    return dotted(prefix, partial == nullptr ? name : partial->checkpoint_name(name));
   };
   for (const auto& entry : module.named_parameters(with_children))
     tensors.parameters[name_of(entry.key())] = entry.value();
   for (const auto& entry : module.named_buffers(with_children)) tensors.buffers[name_of(entry.key())] = entry.value();
   if (partial != nullptr) {
-    for (const std::string& name : partial->names_of_all_ranks()) tensors.of_all_ranks.insert(prefix + name);
+    for (const std::string& name : partial->names_of_all_ranks()) tensors.of_all_ranks.insert(dotted(prefix, name));
     return;
   }
-  for (const auto& child : module.named_children()) add_tensors(*child.value(), prefix + child.key() + ".", tensors);
+  for (const auto& child : module.named_children()) add_tensors(*child.value(), dotted(prefix, child.key()), tensors);
 }
 
 ModuleTensors tensors_of(const torch::nn::Module& module) {
@@ -47,10 +48,10 @@ ModuleTensors tensors_of(torch::jit::Module& module) {
 /// Calls f(name, tensor, shard) for the parameters that are shards. A module that divides those below it, too, comes after them: it knows.
 template <class F>
 void for_each_shard(torch::nn::Module& module, const std::string& prefix, const F& f) {
-  for (const auto& child : module.named_children()) for_each_shard(*child.value(), prefix + child.key() + ".", f);
+  for (const auto& child : module.named_children()) for_each_shard(*child.value(), dotted(prefix, child.key()), f);
   if (const auto* divided = dynamic_cast<const ShardedModule*>(&module)) {
     for (const auto& entry : module.named_parameters()) {
-      if (auto shard = divided->shard_of(entry.key())) f(prefix + entry.key(), entry.value(), *shard);
+      if (auto shard = divided->shard_of(entry.key())) f(dotted(prefix, entry.key()), entry.value(), *shard);
     }
   }
 }
@@ -107,7 +108,7 @@ void add_module_layouts(const std::string& part, Module& module, Layouts& layout
   for (const auto& [name, tensor] : tensors.parameters) {
     Layouts::Parameter& known = layouts.of[tensor.unsafeGetTensorImpl()];
     if (known.names.empty()) known.shard = TensorShard::whole(name, tensor);
-    known.names.push_back(part + "/" + name);
+    known.names.push_back(name_in_part(part, name));
   }
   for_each_shard(module, "", [&](const std::string& name, const torch::Tensor& tensor, TensorShard shard) {
     shard.name = name;

@@ -9,6 +9,7 @@
 #include "base/codec.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/state_key.h"
 
 namespace maniple {
 namespace {
@@ -169,7 +170,7 @@ SavePlan make_save_plan(const std::vector<std::vector<HeldBox>>& held) {
     std::set<std::string> used;
     for (SavePlan::Item& item : plan.items[r]) {
       const HeldBox& each = held[r][item.held];
-      const std::string key = format_text("{}/{}", each.part, each.name);
+      const std::string key = name_in_part(each.part, each.name);
       item.key = key;
       for (int copy = 2; !used.insert(item.key).second; ++copy) item.key = format_text("{}#{}", key, copy);
       plan.index.parts[each.part].tensors[each.name].pieces.push_back({item.box, r, item.key});

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/fully_sharded/unit.h"
+#include "train/state_key.h"
 #include "train/tensor_layout.h"
 
 namespace maniple {
@@ -27,8 +28,7 @@ void collect_units(torch::nn::Module& module, const std::string& name, std::vect
         std::any_of(units.begin(), units.end(), [&](const NamedUnit& one) { return one.unit == base->unit(); });
     if (!known) units.push_back({name, base->unit()});
   }
-  for (const auto& child : module.named_children())
-    collect_units(*child.value(), name.empty() ? child.key() : name + "." + child.key(), units);
+  for (const auto& child : module.named_children()) collect_units(*child.value(), dotted(name, child.key()), units);
 }
 
 std::vector<NamedUnit> units_of(torch::nn::Module& module) {

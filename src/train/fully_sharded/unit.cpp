@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "tensor/public_call.h"
 #include "train/ddp/parameter.h"
+#include "train/state_key.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_layout.h>
 
@@ -15,7 +16,7 @@ namespace {
 
 using torch::Tensor;
 
-/// Calls f(module, prefix of names) for the module and all below it but for units and what they contain.
+/// Calls f(module, its name) for the module and all below it but for units and what they contain.
 template <class F>
 void for_each_own(torch::nn::Module& module, const std::string& prefix, const F& f, bool& contains_units) {
   f(module, prefix);
@@ -23,7 +24,7 @@ void for_each_own(torch::nn::Module& module, const std::string& prefix, const F&
     if (dynamic_cast<FullyShardedBase*>(child.value().get()) != nullptr) {
       contains_units = true;
     } else {
-      for_each_own(*child.value(), prefix + child.key() + ".", f, contains_units);
+      for_each_own(*child.value(), dotted(prefix, child.key()), f, contains_units);
     }
   }
 }
@@ -98,7 +99,7 @@ void ShardUnit::collect(torch::nn::Module& module) {
         const auto* divided = dynamic_cast<const ShardedModule*>(&own);
         for (const auto& entry : own.named_parameters(/*recurse=*/false)) {
           const Tensor& parameter = entry.value();
-          const std::string name = prefix + entry.key();
+          const std::string name = dotted(prefix, entry.key());
           const auto [place, fresh] = seen.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
           if (!fresh) {
             parameters_[place->second].names.push_back(name);

@@ -14,6 +14,7 @@
 #include "train/pipeline/agreement.h"
 #include "train/pipeline/stage_layouts.h"
 #include "train/pipeline/step.h"
+#include "train/state_key.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 
@@ -197,7 +198,7 @@ void Pipeline::Impl::exchange_names() {
   }
   for (const auto& [name, stages] : stages_with) named_by_stage = named_by_stage || stages.size() > 1;
   for (const auto& [name, stages] : stages_with) {
-    for (const std::string& stage : stages) names.insert(named_by_stage ? stage + "." + name : name);
+    for (const std::string& stage : stages) names.insert(named_by_stage ? dotted(stage, name) : name);
   }
 }
 
@@ -424,7 +425,7 @@ bool Pipeline::has_last_stage() const noexcept { return impl_->rank.is_last_rank
 const PipelineStatistics& Pipeline::statistics() const noexcept { return impl_->rank.statistics; }
 
 std::string Pipeline::checkpoint_name(const std::string& name) const {
-  return impl_->named_by_stage ? name : name.substr(name.find('.') + 1);
+  return impl_->named_by_stage ? name : inner_name(name);
 }
 const std::set<std::string>& Pipeline::names_of_all_ranks() const { return impl_->names; }
 const std::shared_ptr<ProcessGroup>& Pipeline::divided_over() const { return impl_->rank.group; }

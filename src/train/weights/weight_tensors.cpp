@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/system_error.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/state_key.h"
 #include <maniple/train/module_wrapper.h>
 
 namespace maniple {
@@ -58,13 +59,12 @@ std::optional<torch::ScalarType> dtype_of_stored(const std::string& name) {
 
 NamedTensors named_tensors_of(const torch::nn::Module& module) {
   // A wrapper's only child is "module": files do not depend on whether the module was wrapped.
-  const std::string prefix = dynamic_cast<const detail::ModuleWrapper*>(&module) != nullptr ? "module." : "";
+  const bool wrapped = dynamic_cast<const detail::ModuleWrapper*>(&module) != nullptr;
   NamedTensors tensors;
   const auto add = [&](const torch::OrderedDict<std::string, torch::Tensor>& named) {
     for (const auto& item : named) {
       if (!item.value().defined()) continue;
-      const std::string& name = item.key();
-      tensors.emplace_back(name.starts_with(prefix) ? name.substr(prefix.size()) : name, item.value());
+      tensors.emplace_back(wrapped ? inner_name(item.key()) : item.key(), item.value());
     }
   };
   add(module.named_parameters());
