@@ -1,7 +1,5 @@
 #include "session/detector_wire.h"
 
-#include <sys/socket.h>
-
 #include <cerrno>
 #include <utility>
 
@@ -10,7 +8,6 @@
 #include "base/codec.h"
 #include "base/error_codec.h"
 #include "base/system_error.h"
-#include "base/write_all.h"
 
 namespace maniple {
 namespace {
@@ -58,8 +55,6 @@ DetectorMessage decode_control_message(std::string_view bytes) {
 
 namespace {
 
-constexpr std::size_t kLengthBytes = 4;
-
 bool is_said_again(const DetectorMessage& message) {
   using Kind = DetectorMessage::Kind;
   return message.kind == Kind::heartbeat || message.kind == Kind::query_call || message.kind == Kind::compare;
@@ -68,10 +63,7 @@ bool is_said_again(const DetectorMessage& message) {
 }  // namespace
 
 DetectorLink::DetectorLink(std::shared_ptr<EventLoop> loop, SecureConnection connection)
-    : loop_(std::move(loop)),
-      fd_(std::move(connection.fd)),
-      opener_(connection.keys.value().cipher, connection.keys->receive),
-      sealer_(connection.keys->cipher, connection.keys->send) {}
+    : loop_(std::move(loop)), stream_(std::move(connection), length_prefixed<kMostControlBytes>()) {}
 
 DetectorLink::~DetectorLink() { close(); }
 
@@ -80,7 +72,7 @@ void DetectorLink::open(Owner owner) {
   // The callbacks do not keep the link alive: its owner does, and removes it from the loop by letting go.
   const auto weak = weak_from_this();
   loop_->add(
-      fd_.get(), EPOLLIN | EPOLLRDHUP,
+      stream_.fd(), EPOLLIN | EPOLLRDHUP,
       [weak](std::uint32_t ready) {
         if (const auto self = weak.lock()) self->on_ready(ready);
       },
@@ -90,13 +82,13 @@ void DetectorLink::open(Owner owner) {
 }
 
 void DetectorLink::close() {
-  if (!fd_) return;
-  loop_->remove(fd_.get());
-  fd_.reset();
+  if (!stream_.is_open()) return;
+  loop_->remove(stream_.fd());
+  stream_.close();
 }
 
 void DetectorLink::fail(const std::string& why) {
-  if (!fd_) return;
+  if (!stream_.is_open()) return;
   const auto self = shared_from_this();
   close();
   if (owner_.closed) owner_.closed(why);
@@ -109,62 +101,46 @@ void DetectorLink::on_ready(std::uint32_t ready) {
 }
 
 void DetectorLink::read() {
-  char bytes[16 * 1024];
-  while (fd_) {
-    const ssize_t got = ::recv(fd_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
-    if (got == 0 || (got < 0 && errno == ECONNRESET)) {
+  using State = MessageStream::Received::State;
+  char room[16 * 1024];
+  while (stream_.is_open()) {
+    const auto received = stream_.receive(room);
+    if (received.state == State::nothing) return;
+    if (received.state == State::end || received.error == ECONNRESET) {
       return fail("its process ended without leaving the group (killed, crashed, or exited early)");
     }
-    if (got < 0) return fail("its connection broke: " + errno_text(errno));
+    if (received.state == State::broken) return fail("its connection broke: " + errno_text(received.error));
     try {
-      std::span<char> sealed(bytes, static_cast<std::size_t>(got));
-      while (fd_) {
-        const auto plain = opener_.next(sealed);
-        if (!plain) break;
-        incoming_.append(*plain);
-        heard_ = Clock::now();
-        take_frames();
-      }
+      take_messages();
     } catch (const ProtocolError& error) {
       return fail(fmt::format("its connection brought {}", error.what()));
     }
   }
 }
 
-void DetectorLink::take_frames() {
-  std::size_t used = 0;
-  try {
-    while (fd_ && incoming_.size() - used >= kLengthBytes) {
-      const std::string_view rest = std::string_view(incoming_).substr(used);
-      const auto length = ByteReader(rest).get<std::uint32_t>();
-      if (length > kMostControlBytes) throw ProtocolError(fmt::format("a control message of {} bytes", length));
-      if (rest.size() < kLengthBytes + length) break;
-      const DetectorMessage message = decode_control_message(rest.substr(kLengthBytes, length));
-      used += kLengthBytes + length;
-      has_received_ = true;
-      owner_.message(message);
-    }
-  } catch (const ProtocolError& error) {
-    return fail(fmt::format("it sent {}", error.what()));
+void DetectorLink::take_messages() {
+  while (stream_.is_open()) {
+    const auto message = stream_.next();
+    if (!message) return;
+    const DetectorMessage decoded = decode_control_message(message->body);
+    has_received_ = true;
+    owner_.message(decoded);
   }
-  incoming_.erase(0, used);
 }
 
 void DetectorLink::send(const DetectorMessage& message) {
-  if (!fd_) return;
-  if (!outgoing_.empty() && is_said_again(message)) return;
-  if (outgoing_.size() > kMostBacklog) return;
-  sealer_.seal(encode(message), outgoing_);
+  if (!stream_.is_open()) return;
+  if (!stream_.idle() && is_said_again(message)) return;
+  if (stream_.queued_bytes() > kMostBacklog) return;
+  stream_.queue(encode(message));
   flush();
 }
 
 void DetectorLink::flush() {
-  if (!fd_) return;
-  outgoing_.erase(0, send_all(fd_.get(), outgoing_, MSG_DONTWAIT));  // the rest: full, or broken, which reading notices
-  if (std::exchange(awaits_room_, !outgoing_.empty()) == awaits_room_) return;
-  loop_->modify(fd_.get(), EPOLLIN | EPOLLRDHUP | (awaits_room_ ? static_cast<std::uint32_t>(EPOLLOUT) : 0U));
+  if (!stream_.is_open()) return;
+  stream_.flush();  // reading notices if the connection is broken
+  if (std::exchange(awaits_room_, !stream_.idle()) == awaits_room_) return;
+  loop_->modify(stream_.fd(), EPOLLIN | EPOLLRDHUP | (awaits_room_ ? static_cast<std::uint32_t>(EPOLLOUT) : 0U));
 }
 
 }  // namespace maniple

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "net/event_loop.h"
-#include "net/secure_connection.h"
+#include "net/message_stream.h"
 #include "session/silence.h"
 #include <maniple/comm/error.h>
 
@@ -52,7 +52,7 @@ std::string encode(const DetectorMessage& message);  ///< with its length in fro
 /// Of the bytes behind the length. Throws ProtocolError.
 DetectorMessage decode_control_message(std::string_view bytes);
 
-/// One connection of the failure detector: whole frames out, whole frames in, inside records (see net/secure_connection.h).
+/// One connection of the failure detector.
 ///
 /// Lives in the event loop's thread.
 class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
@@ -72,8 +72,8 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
   void send(const DetectorMessage& message);
   void close();  ///< what could not be sent yet is lost; the owner is not called any more
 
-  bool has_received() const noexcept { return has_received_; }  ///< whether a frame has arrived
-  Clock::time_point heard() const noexcept { return heard_; }   ///< when something authentic arrived last
+  bool has_received() const noexcept { return has_received_; }          ///< whether a frame has arrived
+  Clock::time_point heard() const noexcept { return stream_.heard(); }  ///< when something authentic arrived last
   Silence& silence() noexcept { return silence_; }
 
   static constexpr std::size_t kMostBacklog = std::size_t{16} << 20;
@@ -81,20 +81,15 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
  private:
   void on_ready(std::uint32_t ready);
   void read();
-  void take_frames();
+  void take_messages();
   void flush();
   void fail(const std::string& why);
 
   std::shared_ptr<EventLoop> loop_;
-  UniqueFd fd_;
+  MessageStream stream_;
   Owner owner_;
-  RecordOpener opener_;
-  RecordSealer sealer_;
-  std::string incoming_;
-  std::string outgoing_;  // records
   bool awaits_room_ = false;
   bool has_received_ = false;
-  Clock::time_point heard_ = Clock::now();
   Silence silence_;
 };
 

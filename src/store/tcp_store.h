@@ -11,7 +11,7 @@
 #include "base/fork_guard.h"
 #include "net/address.h"
 #include "net/handshake.h"
-#include "net/secure_connection.h"
+#include "net/message_stream.h"
 #include "store/wire.h"
 #include <maniple/comm/store.h>
 
@@ -73,7 +73,7 @@ class TcpStoreClient final : public Store {
   std::optional<std::vector<bool>> try_check(std::span<const std::string> keys, Deadline deadline);
 
   void send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
-  void send_sealed(Deadline deadline);
+  void send_queued(Deadline deadline);
   void await_room(Deadline deadline);
   void lose(const std::string& reason, bool forged = false);
   std::optional<Frame> await_reply(std::uint32_t id, Call& call, Deadline deadline);
@@ -83,23 +83,19 @@ class TcpStoreClient final : public Store {
 
   Address server_;
   ForkGuard guard_;
-  UniqueFd fd_;
+  MessageStream stream_;
   std::shared_ptr<void> keep_;
 
-  std::mutex send_mutex_;  // held while one frame is written; taken before mutex_
-  RecordSealer sealer_;
-  std::string sealed_;  // records on their way
+  std::mutex send_mutex_;  // held while one frame is written to stream_; taken before mutex_
 
   std::mutex mutex_;
   ForkSafeCondition changed_;
   Deadline request_limit_;
   std::uint32_t next_id_ = 1;
   std::map<std::uint32_t, Call*> calls_;
-  bool reading_ = false;  // somebody reads; only that thread touches opener_, reader_ and buffer_
+  bool reading_ = false;  // somebody reads; only that thread reads from stream_, into buffer_
   std::string lost_;      // why the connection cannot be used any more
   bool forged_ = false;   // because the bytes were not those that the other end had sent
-  RecordOpener opener_;
-  FrameReader reader_{&reply_limit};
   std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);
 };
 

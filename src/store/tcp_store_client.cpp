@@ -15,7 +15,6 @@
 #include "base/codec.h"
 #include "base/environment.h"
 #include "base/system_error.h"
-#include "base/write_all.h"
 
 namespace maniple {
 namespace {
@@ -25,8 +24,7 @@ constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
 constexpr std::chrono::seconds kLastRequests{2};
 
-constexpr std::size_t kSealedAtOnce = 4 * kMaxRecordBytes;  // of a large value
-constexpr std::size_t kKeptRequest = 16384;                 // of the memory for that, for the next
+constexpr std::size_t kRecordsAtOnce = 4;  // of a large value
 
 std::string head_with_key(std::string_view key) {
   require_key(key);
@@ -49,11 +47,7 @@ double seconds_since(Deadline::Clock::time_point start) {
 }  // namespace
 
 TcpStoreClient::TcpStoreClient(SecureConnection connection, Address server, std::shared_ptr<void> keep)
-    : server_(server),
-      fd_(std::move(connection.fd)),
-      keep_(std::move(keep)),
-      sealer_(connection.keys.value().cipher, connection.keys->send),
-      opener_(connection.keys->cipher, connection.keys->receive) {}
+    : server_(server), stream_(std::move(connection), kStoreReplies, kRecordsAtOnce), keep_(std::move(keep)) {}
 
 std::string TcpStoreClient::describe() const { return "tcp store at " + server_.to_string(); }
 
@@ -209,39 +203,35 @@ void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view h
   const std::lock_guard sending(send_mutex_);
   const std::string header = encode_frame_header(id, static_cast<std::uint8_t>(op), head.size() + tail.size());
   // Before anything is sealed, as that cannot be taken back: its number is used.
-  for (pollfd room{.fd = fd_.get(), .events = POLLOUT, .revents = 0}; ::poll(&room, 1, 0) <= 0;) await_room(deadline);
+  for (pollfd room{.fd = stream_.fd(), .events = POLLOUT, .revents = 0}; ::poll(&room, 1, 0) <= 0;)
+    await_room(deadline);
   {
     const std::lock_guard lock(mutex_);
     if (!lost_.empty()) throw_lost(lost_);
   }
-  const std::string_view first[] = {header, head, tail.substr(0, kSealedAtOnce)};
-  tail.remove_prefix(first[2].size());
-  sealer_.seal(first, sealed_);
-  send_sealed(deadline);
-  for (; !tail.empty(); tail.remove_prefix(std::min(tail.size(), kSealedAtOnce))) {
-    sealer_.seal(tail.substr(0, kSealedAtOnce), sealed_);
-    send_sealed(deadline);
+  // Half a frame cannot be taken back: what follows it would be read as its rest.
+  try {
+    for (const std::string_view part : {std::string_view(header), head, tail}) stream_.queue_borrowed(part);
+    send_queued(deadline);
+  } catch (const Timeout&) {
+    lose("given up in the middle of a request, as its deadline passed");
+    throw;
+  } catch (...) {
+    lose("given up in the middle of a request");
+    throw;
   }
-  if (sealed_.capacity() > kKeptRequest) sealed_ = {};
 }
 
-void TcpStoreClient::send_sealed(Deadline deadline) {
-  std::string_view left = sealed_;
-  while (left.remove_prefix(send_all(fd_.get(), left)), !left.empty()) {
-    if (errno != EAGAIN) {
-      lose(errno_text(errno));
+void TcpStoreClient::send_queued(Deadline deadline) {
+  for (;;) {
+    if (const int error = stream_.flush(); error != 0) {
+      lose(errno_text(error));
       const std::lock_guard lock(mutex_);
       throw_lost(lost_);
     }
-    try {
-      await_room(deadline);
-    } catch (const Timeout&) {
-      // Half a frame cannot be taken back: what follows it would be read as its rest.
-      lose("given up in the middle of a request, as its deadline passed");
-      throw;
-    }
+    if (stream_.idle()) return;
+    await_room(deadline);
   }
-  sealed_.clear();
 }
 
 void TcpStoreClient::lose(const std::string& reason, bool forged) {
@@ -249,7 +239,7 @@ void TcpStoreClient::lose(const std::string& reason, bool forged) {
   if (!lost_.empty()) return;
   lost_ = reason;
   forged_ = forged;
-  if (forged) ::shutdown(fd_.get(), SHUT_RDWR);
+  if (forged) ::shutdown(stream_.fd(), SHUT_RDWR);
   changed_->notify_all();
 }
 
@@ -261,7 +251,7 @@ void TcpStoreClient::await_room(Deadline deadline) {
   const bool lead = !reading_;
   if (lead) reading_ = true;
   lock.unlock();
-  pollfd waiting{.fd = fd_.get(), .events = static_cast<short>(lead ? POLLIN | POLLOUT : POLLOUT), .revents = 0};
+  pollfd waiting{.fd = stream_.fd(), .events = static_cast<short>(lead ? POLLIN | POLLOUT : POLLOUT), .revents = 0};
   const int limit = deadline.is_never() ? kLookAgainMs : deadline.poll_ms(kLookAgainMs);
   ::poll(&waiting, 1, limit);
   if (lead) {
@@ -303,7 +293,7 @@ std::optional<Frame> TcpStoreClient::await_reply(std::uint32_t id, Call& call, D
 void TcpStoreClient::read_for_all(std::unique_lock<std::mutex>& lock, Deadline deadline) {
   reading_ = true;
   lock.unlock();
-  pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+  pollfd waiting{.fd = stream_.fd(), .events = POLLIN, .revents = 0};
   if (::poll(&waiting, 1, deadline.poll_ms()) > 0) read_available();
   lock.lock();
   reading_ = false;
@@ -316,18 +306,18 @@ void TcpStoreClient::read_available() {
   bool forged = false;
   std::vector<Frame> frames;
   for (;;) {
-    const ssize_t got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) break;
-    if (got <= 0) {
-      failure = got == 0 ? "closed by the server" : errno_text(errno);
+    const auto received = stream_.receive(buffer_);
+    if (received.state == MessageStream::Received::State::nothing) break;
+    if (received.state == MessageStream::Received::State::end) {
+      failure = fmt::format("{} by the server", stream_.end_text());
       break;
     }
-    std::span<char> bytes(buffer_.data(), static_cast<std::size_t>(got));
+    if (received.state == MessageStream::Received::State::broken) {
+      failure = errno_text(received.error);
+      break;
+    }
     try {
-      while (auto plain = opener_.next(bytes)) {
-        while (auto frame = reader_.next(*plain)) frames.push_back(std::move(*frame));
-      }
+      while (auto message = stream_.next()) frames.push_back(frame_of(std::move(*message)));
     } catch (const ProtocolError& error) {
       failure = error.what();
       forged = true;

@@ -1,11 +1,7 @@
 // The server of the store over TCP: one thread for all clients, which reads requests, hands them to the StoreService and writes its
 // replies as the sockets take them.
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <deque>
 #include <unordered_map>
 #include <utility>
 
@@ -15,7 +11,6 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/system_error.h"
-#include "base/write_all.h"
 #include "net/event_loop.h"
 #include "store/store_service.h"
 #include "store/tcp_store.h"
@@ -30,30 +25,19 @@ constexpr std::size_t kMaxPendingBytes = std::size_t{512} << 20;
 // One client's turn, so that a large value does not hold up the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsAtOnce = 8;
-constexpr std::size_t kKeptBytes = 4096;  // of a record's memory, for the next
 
 struct Connection {
   Connection(SecureConnection link, const Address& other, int other_rank)
-      : fd(std::move(link.fd)),
-        peer(other),
-        rank(other_rank),
-        opener(link.keys.value().cipher, link.keys->receive),
-        sealer(link.keys->cipher, link.keys->send) {}
+      : stream(std::move(link), kStoreRequests), peer(other), rank(other_rank) {}
 
-  UniqueFd fd;
+  MessageStream stream;
   Address peer;
   int rank = -1;
-  RecordOpener opener;
-  FrameReader reader{&request_limit};
-  RecordSealer sealer;
-  std::string sealed;  // the record that is being sent
-  std::size_t sealed_offset = 0;
-  std::deque<Value> out;
-  std::size_t out_offset = 0;  // into the front piece
-  std::size_t out_bytes = 0;   // not in a record yet
   std::uint32_t events = EPOLLIN;
   bool closing = false;     // once everything is written
   std::string drop_reason;  // why it is to be dropped; empty: it is not
+
+  bool is_paused() const noexcept { return closing || stream.queued_bytes() > kPauseReadingBytes; }
 };
 
 }  // namespace
@@ -76,9 +60,9 @@ struct TcpStoreServer::Impl {
   void admit(SecureConnection link, const Hello& hello, const Address& peer) {
     const Client client = next_client++;
     Connection& connection = clients.try_emplace(client, std::move(link), peer, hello.rank).first->second;
-    set_liveness(connection.fd.get(), heartbeat_s);
+    set_liveness(connection.stream.fd(), heartbeat_s);
     loop->add(
-        connection.fd.get(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); },
+        connection.stream.fd(), EPOLLIN, [this, client](std::uint32_t events) { on_ready(client, events); },
         [this, client](const std::string& why) { on_failed(client, why); });
   }
 
@@ -101,21 +85,23 @@ struct TcpStoreServer::Impl {
 
   void read_some(Client client, Connection& connection) {
     for (int i = 0; i < kReadsAtOnce; ++i) {
-      if (connection.closing || connection.out_bytes > kPauseReadingBytes || !connection.drop_reason.empty()) return;
-      const ssize_t got = ::recv(connection.fd.get(), buffer.data(), buffer.size(), 0);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && errno == EAGAIN) return;
-      if (got <= 0) return drop(client, connection, got == 0 ? "closed" : errno_text(errno));
-      take(client, connection, std::span(buffer.data(), static_cast<std::size_t>(got)));
-      if (static_cast<std::size_t>(got) < buffer.size()) return;
+      if (connection.is_paused() || !connection.drop_reason.empty()) return;
+      const auto received = connection.stream.receive(buffer);
+      switch (received.state) {
+        case MessageStream::Received::State::nothing: return;
+        case MessageStream::Received::State::end:
+          return drop(client, connection, std::string(connection.stream.end_text()));
+        case MessageStream::Received::State::broken: return drop(client, connection, errno_text(received.error));
+        case MessageStream::Received::State::bytes: break;
+      }
+      take(client, connection);
+      if (received.bytes < buffer.size()) return;
     }
   }
 
-  void take(Client client, Connection& connection, std::span<char> bytes) {
+  void take(Client client, Connection& connection) {
     try {
-      while (auto plain = connection.opener.next(bytes)) {
-        while (auto frame = connection.reader.next(*plain)) service.handle(client, std::move(*frame));
-      }
+      while (auto message = connection.stream.next()) service.handle(client, frame_of(std::move(*message)));
     } catch (const ProtocolError& error) {
       log.warn("protocol", fmt::format("store at {} closes the connection to {} (rank {}): {}", address.to_string(),
                                        connection.peer.to_string(), connection.rank, error.what()));
@@ -123,7 +109,7 @@ struct TcpStoreServer::Impl {
       const std::string text = error.what();
       const auto status = static_cast<std::uint8_t>(StoreStatus::protocol);
       enqueue(client, {std::make_shared<const std::string>(
-                          encode_frame_header(connection.reader.current_id(), status, text.size()) + text)});
+                          encode_frame_header(frame_id(connection.stream.header()), status, text.size()) + text)});
     } catch (const std::bad_alloc&) {
       drop(client, connection, "out of memory");
     }
@@ -133,71 +119,20 @@ struct TcpStoreServer::Impl {
     const auto found = clients.find(client);
     if (found == clients.end() || !found->second.drop_reason.empty()) return;
     Connection& connection = found->second;
-    for (Value& piece : reply) {
-      connection.out_bytes += piece->size();
-      connection.out.push_back(std::move(piece));
-    }
-    if (connection.out_bytes > kMaxPendingBytes) return drop(client, connection, "it does not read its replies");
+    for (Value& piece : reply) connection.stream.queue(std::move(piece));
+    if (connection.stream.queued_bytes() > kMaxPendingBytes)
+      return drop(client, connection, "it does not read its replies");
     flush(client, connection);
   }
 
   void flush(Client client, Connection& connection) {
-    while (fill(connection)) {
-      const std::string_view left = std::string_view(connection.sealed).substr(connection.sealed_offset);
-      const std::size_t sent = send_all(connection.fd.get(), left);
-      connection.sealed_offset += sent;
-      if (sent == left.size()) continue;
-      if (errno == EAGAIN) break;
-      return drop(client, connection, errno_text(errno));
-    }
-    const bool written = connection.sealed.empty();
+    if (const int error = connection.stream.flush(); error != 0) return drop(client, connection, errno_text(error));
+    const bool written = connection.stream.idle();
     if (connection.closing && written) return drop(client, connection, "connection closed after a protocol error");
-    const std::uint32_t events =
-        (written ? 0u : EPOLLOUT) | (connection.closing || connection.out_bytes > kPauseReadingBytes ? 0u : EPOLLIN);
+    const std::uint32_t events = (written ? 0u : EPOLLOUT) | (connection.is_paused() ? 0u : EPOLLIN);
     if (events == connection.events) return;
     connection.events = events;
-    loop->modify(connection.fd.get(), events);
-  }
-
-  /// Puts what comes next into a record, once the one before has been sent. False when there is nothing to send. One
-  /// record at a time: values are shared by all that read them, and no more than 64 KiB is copied for one client.
-  static bool fill(Connection& connection) {
-    if (connection.sealed_offset < connection.sealed.size()) return true;
-    connection.sealed_offset = 0;
-    connection.sealed.clear();
-    if (connection.sealed.capacity() > kKeptBytes && connection.out.empty()) connection.sealed = {};
-    constexpr std::size_t kMostParts = 16;
-    iovec parts[kMostParts];
-    std::size_t count = 0;
-    std::size_t size = 0;
-    for (auto piece = connection.out.begin(); piece != connection.out.end() && count < kMostParts; ++piece, ++count) {
-      const std::size_t skip = count == 0 ? connection.out_offset : 0;
-      // iovec has no const; sealing does not write.
-      parts[count] = {const_cast<char*>((*piece)->data()) + skip, (*piece)->size() - skip};
-      size += parts[count].iov_len;
-    }
-    size = std::min(size, kMaxRecordBytes);
-    if (size > 0) {
-      connection.sealed.resize(size + kRecordOverhead);
-      connection.sealer.seal_record(std::span(parts, count), size, connection.sealed.data());
-    }
-    consume(connection, size);
-    return size > 0;
-  }
-
-  static void consume(Connection& connection, std::size_t sent) {
-    connection.out_bytes -= sent;
-    while (sent > 0) {
-      const std::size_t left = connection.out.front()->size() - connection.out_offset;
-      if (sent < left) {
-        connection.out_offset += sent;
-        return;
-      }
-      sent -= left;
-      connection.out.pop_front();
-      connection.out_offset = 0;
-    }
-    while (!connection.out.empty() && connection.out.front()->empty()) connection.out.pop_front();
+    loop->modify(connection.stream.fd(), events);
   }
 
   void drop(Client client, Connection& connection, std::string reason) {
@@ -212,7 +147,7 @@ struct TcpStoreServer::Impl {
     for (const Client client : dropped) {
       service.forget(client);
       const auto found = clients.find(client);
-      loop->remove(found->second.fd.get());
+      loop->remove(found->second.stream.fd());
       clients.erase(found);
     }
     dropped.clear();
@@ -231,7 +166,7 @@ struct TcpStoreServer::Impl {
   ~Impl() {
     acceptor.reset();
     loop->post_and_wait([this] {
-      for (auto& [client, connection] : clients) loop->remove(connection.fd.get());
+      for (auto& [client, connection] : clients) loop->remove(connection.stream.fd());
       clients.clear();
     });
   }

@@ -34,8 +34,6 @@ std::vector<std::string> get_keys(ByteReader& reader) {
   return keys;
 }
 
-}  // namespace
-
 std::optional<std::uint64_t> request_limit(std::uint8_t code) {
   constexpr std::uint64_t kKey = sizeof(std::uint32_t) + kMaxKeyBytes;
   switch (static_cast<StoreOp>(code)) {
@@ -61,38 +59,40 @@ std::optional<std::uint64_t> reply_limit(std::uint8_t code) {
   return std::nullopt;
 }
 
-std::optional<Frame> FrameReader::next(std::string_view& bytes) {
-  if (!in_body_) {
-    const std::size_t needed = std::min(kStoreHeaderBytes - header_.size(), bytes.size());
-    header_.append(bytes.substr(0, needed));
-    bytes.remove_prefix(needed);
-    if (header_.size() < kStoreHeaderBytes) return std::nullopt;
-    ByteReader reader(header_);
-    frame_.id = reader.get<std::uint32_t>();
-    frame_.code = reader.get<std::uint8_t>();
-    const std::string_view zero = reader.get_raw(3);
-    missing_ = reader.get<std::uint64_t>();
-    const auto limit = limit_(frame_.code);
-    if (!limit || zero != std::string_view("\0\0\0", 3)) {
-      throw ProtocolError(fmt::format("unknown code {} in a store frame", frame_.code));
-    }
-    if (missing_ > *limit) {
-      throw ProtocolError(fmt::format("a store frame of code {} claims {} bytes where at most {} are allowed",
-                                      frame_.code, missing_, *limit));
-    }
-    frame_.body.clear();
-    header_.clear();
-    in_body_ = true;
+struct StoreHeader {
+  std::uint32_t id;
+  std::uint8_t code;
+  std::string_view zero;
+  std::uint64_t length;
+
+  explicit StoreHeader(std::string_view bytes) {
+    ByteReader reader(bytes);
+    id = reader.get<std::uint32_t>();
+    code = reader.get<std::uint8_t>();
+    zero = reader.get_raw(3);
+    length = reader.get<std::uint64_t>();
   }
-  const auto taken = static_cast<std::size_t>(std::min<std::uint64_t>(missing_, bytes.size()));
-  frame_.body.append(bytes.substr(0, taken));
-  bytes.remove_prefix(taken);
-  missing_ -= taken;
-  if (missing_ != 0) return std::nullopt;
-  in_body_ = false;
-  Frame done{frame_.id, frame_.code, std::move(frame_.body)};
-  frame_.body = {};
-  return done;
+};
+
+MessageFormat::Length length_in(std::string_view bytes, std::optional<std::uint64_t> (*limit_of)(std::uint8_t)) {
+  const StoreHeader header(bytes);
+  const auto limit = limit_of(header.code);
+  if (!limit || header.zero != std::string_view("\0\0\0", 3)) {
+    throw ProtocolError(fmt::format("unknown code {} in a store frame", header.code));
+  }
+  return {header.length, *limit};
+}
+
+}  // namespace
+
+MessageFormat::Length request_length(std::string_view header) { return length_in(header, &request_limit); }
+MessageFormat::Length reply_length(std::string_view header) { return length_in(header, &reply_limit); }
+
+std::uint32_t frame_id(std::string_view header) { return StoreHeader(header).id; }
+
+Frame frame_of(WireMessage message) {
+  const StoreHeader header({message.header.data(), kStoreHeaderBytes});
+  return {header.id, header.code, std::move(message.body)};
 }
 
 std::string encode_frame_header(std::uint32_t id, std::uint8_t code, std::uint64_t length) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "net/message_stream.h"
 #include "store/key_table.h"
 
 namespace maniple {
@@ -46,30 +47,13 @@ struct Frame {
   std::string body;
 };
 
-/// Bytes in, frames out. The body grows as bytes arrive: a length that is only claimed costs nothing.
-class FrameReader {
- public:
-  /// The most bytes that a body of this code may have; nullopt: there is no such code.
-  using Limit = std::optional<std::uint64_t> (*)(std::uint8_t code);
-  explicit FrameReader(Limit limit) : limit_(limit) {}
+MessageFormat::Length request_length(std::string_view header);  ///< the limit depends on the operation
+MessageFormat::Length reply_length(std::string_view header);    ///< the limit depends on the status
+inline constexpr MessageFormat kStoreRequests{kStoreHeaderBytes, &request_length};
+inline constexpr MessageFormat kStoreReplies{kStoreHeaderBytes, &reply_length};
 
-  /// Takes bytes from the front of `bytes`; a frame once one is complete. Throws ProtocolError; then it is of no more
-  /// use.
-  std::optional<Frame> next(std::string_view& bytes);
-  /// The id of the frame being read, or of the last one: for the reply that says what was wrong.
-  std::uint32_t current_id() const noexcept { return frame_.id; }
-
- private:
-  Limit limit_;
-  std::string header_;
-  Frame frame_;
-  std::uint64_t missing_ = 0;
-  bool in_body_ = false;
-};
-
-std::optional<std::uint64_t> request_limit(std::uint8_t code);  ///< by operation
-std::optional<std::uint64_t> reply_limit(std::uint8_t code);    ///< by status
-
+std::uint32_t frame_id(std::string_view header);
+Frame frame_of(WireMessage message);
 std::string encode_frame_header(std::uint32_t id, std::uint8_t code, std::uint64_t length);
 
 struct StoreRequest {

@@ -15,48 +15,30 @@ class BadStoreClient : public testing::Test {
   /// Authentic, but what it sends is up to the test.
   struct Rogue {
     explicit Rogue(const Target& target) : Rogue(target.dial_in(target.identity)) {}
-    explicit Rogue(SecureConnection connection)
-        : fd(std::move(connection.fd)),
-          sealer(connection.keys.value().cipher, connection.keys->send),
-          opener(connection.keys->cipher, connection.keys->receive) {}
-    void send(std::string_view plain) {
-      std::string sealed;
-      sealer.seal(plain, sealed);
-      std::string_view bytes = sealed;
-      while (!bytes.empty()) {
-        const ssize_t sent = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-        if (sent > 0) bytes.remove_prefix(static_cast<std::size_t>(sent));
-        if (sent < 0 && errno != EAGAIN) return;
-        if (sent < 0) {
-          pollfd room{.fd = fd.get(), .events = POLLOUT, .revents = 0};
-          ::poll(&room, 1, 100);
-        }
+    explicit Rogue(SecureConnection connection) : stream(std::move(connection), kStoreReplies) {}
+    void send(std::string plain) {
+      stream.queue(std::move(plain));
+      while (stream.flush() == 0 && !stream.idle()) {
+        pollfd room{.fd = stream.fd(), .events = POLLOUT, .revents = 0};
+        ::poll(&room, 1, 100);
       }
     }
     std::optional<Frame> reply() {
       const Deadline deadline = soon();
       for (;;) {
-        std::string_view rest = unread;
-        auto frame = reader.next(rest);
-        unread = std::string(rest);
-        if (frame) return frame;
-        pollfd waiting{.fd = fd.get(), .events = POLLIN, .revents = 0};
+        if (auto message = stream.next()) return frame_of(std::move(*message));
+        pollfd waiting{.fd = stream.fd(), .events = POLLIN, .revents = 0};
         if (::poll(&waiting, 1, deadline.poll_ms()) <= 0) return std::nullopt;
-        char buffer[4096];
-        const ssize_t got = ::recv(fd.get(), buffer, sizeof(buffer), 0);
-        if (got == 0 || (got < 0 && errno != EAGAIN)) return std::nullopt;
-        std::span<char> bytes(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
-        while (const auto plain = opener.next(bytes)) unread += *plain;
+        const auto received = stream.receive(buffer);
+        using State = MessageStream::Received::State;
+        if (received.state == State::end || received.state == State::broken) return std::nullopt;
       }
     }
-    UniqueFd fd;
-    RecordSealer sealer;
-    RecordOpener opener;
-    FrameReader reader{&reply_limit};
-    std::string unread;
+    MessageStream stream;
+    std::array<char, 4096> buffer{};
   };
 
-  void expect_hung_up_on(std::string_view bytes) {
+  void expect_hung_up_on(const std::string& bytes) {
     Rogue rogue(target);
     rogue.send(bytes);
     const auto answer = rogue.reply();

@@ -27,14 +27,14 @@ void read_hello(std::string_view bytes) {
   judge(here, address, hello, address);
 }
 
-std::vector<Frame> frames_of(std::string_view bytes, FrameReader::Limit limit, std::size_t step) {
-  FrameReader reader(limit);
+std::vector<Frame> frames_of(std::string_view bytes, const MessageFormat& format, std::size_t step) {
+  MessageReader reader(format);
   std::vector<Frame> frames;
   try {
     while (!bytes.empty()) {
       std::string_view part = bytes.substr(0, step);
       bytes.remove_prefix(part.size());
-      while (auto frame = reader.next(part)) frames.push_back(std::move(*frame));
+      while (auto message = reader.next(part)) frames.push_back(frame_of(std::move(*message)));
     }
   } catch (const ProtocolError&) {
   }
@@ -122,8 +122,8 @@ void handshake(std::string_view bytes) {
 }
 
 void store(std::string_view bytes) {
-  const auto frames = frames_of(bytes, &request_limit, bytes.size());
-  const auto again = frames_of(bytes, &request_limit, 1);
+  const auto frames = frames_of(bytes, kStoreRequests, bytes.size());
+  const auto again = frames_of(bytes, kStoreRequests, 1);
   require(frames.size() == again.size());
   for (std::size_t i = 0; i < frames.size(); ++i)
     require(frames[i].id == again[i].id && frames[i].body == again[i].body);
@@ -132,7 +132,7 @@ void store(std::string_view bytes) {
       [](StoreService::Client, const StoreService::Reply& reply) {
         std::string whole;
         for (const Value& piece : reply) whole += *piece;
-        require(frames_of(whole, &reply_limit, whole.size()).size() == 1);
+        require(frames_of(whole, kStoreReplies, whole.size()).size() == 1);
       },
       {.table = {.keys = 100, .bytes = 1 << 16}, .pending_per_client = 8});
   StoreService::Client client = 1;
@@ -144,7 +144,7 @@ void store(std::string_view bytes) {
   service.forget(2);
   require(service.pending() == 0);
 
-  for (const Frame& frame : frames_of(bytes, &reply_limit, bytes.size())) {
+  for (const Frame& frame : frames_of(bytes, kStoreReplies, bytes.size())) {
     tolerate([&] { decode_values(frame.body, 3); });
     tolerate([&] { decode_flags(frame.body, 3); });
   }

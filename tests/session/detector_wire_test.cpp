@@ -213,7 +213,8 @@ TEST(DetectorLink, FramesInPiecesAreTakenWhole) {
 TEST(DetectorLink, WhatIsNoFrameClosesIt) {
   Pair pair;
   pair.send_raw(pair.sealed("\xff\xff\xff\xff"));
-  EXPECT_NE(pair.closed.get_future().get().find("a control message of 4294967295 bytes"), std::string::npos);
+  EXPECT_NE(pair.closed.get_future().get().find("a message of 4294967295 bytes where at most 65536 are allowed"),
+            std::string::npos);
 }
 
 TEST(DetectorLink, AnOwnerThatThrowsLosesThisConnectionAlone) {

@@ -33,10 +33,13 @@ class Service : public testing::Test {
   std::map<std::pair<StoreService::Client, std::uint32_t>, Frame> replies;
   ServiceLimits limits{.table = {}, .pending_per_client = 3};
   StoreService service{[this](StoreService::Client client, StoreService::Reply reply) {
-                         FrameReader reader(&reply_limit);
+                         MessageReader reader(kStoreReplies);
                          for (const Value& piece : reply) {
                            std::string_view bytes = *piece;
-                           while (auto frame = reader.next(bytes)) replies[{client, frame->id}] = *frame;
+                           while (auto message = reader.next(bytes)) {
+                             Frame frame = frame_of(std::move(*message));
+                             replies[{client, frame.id}] = std::move(frame);
+                           }
                          }
                        },
                        limits};

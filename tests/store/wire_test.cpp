@@ -14,13 +14,13 @@ std::string framed(StoreOp op, std::string_view body) {
   return encode_frame_header(9, code(op), body.size()) + std::string(body);
 }
 
-TEST(FrameReader, AnySplitGivesTheSameFrames) {
+TEST(StoreWire, AnySplitGivesTheSameFrames) {
   const std::string bytes = framed(StoreOp::set, std::string("\1\0\0\0kvalue", 10)) + framed(StoreOp::num_keys, "");
   for (std::size_t cut = 0; cut <= bytes.size(); ++cut) {
-    FrameReader reader(&request_limit);
+    MessageReader reader(kStoreRequests);
     std::vector<Frame> frames;
     for (std::string_view part : {std::string_view(bytes).substr(0, cut), std::string_view(bytes).substr(cut)}) {
-      while (auto frame = reader.next(part)) frames.push_back(std::move(*frame));
+      while (auto message = reader.next(part)) frames.push_back(frame_of(std::move(*message)));
       EXPECT_TRUE(part.empty());
     }
     ASSERT_EQ(frames.size(), 2u) << cut;
@@ -30,11 +30,11 @@ TEST(FrameReader, AnySplitGivesTheSameFrames) {
   }
 }
 
-TEST(FrameReader, ImpossibleLengthsEndBeforeAnythingIsAllocated) {
+TEST(StoreWire, ImpossibleLengthsEndBeforeAnythingIsAllocated) {
   for (const std::uint64_t length :
        {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 32, std::uint64_t{1} << 30}) {
     for (int op = 1; op <= code(StoreOp::cancel); ++op) {
-      FrameReader reader(&request_limit);
+      MessageReader reader(kStoreRequests);
       const std::string header = encode_frame_header(1, static_cast<std::uint8_t>(op), length);
       std::string_view bytes = header;
       EXPECT_THROW(reader.next(bytes), ProtocolError);
@@ -42,14 +42,14 @@ TEST(FrameReader, ImpossibleLengthsEndBeforeAnythingIsAllocated) {
   }
 }
 
-TEST(FrameReader, UnknownCodesAndPaddingAreRefused) {
+TEST(StoreWire, UnknownCodesAndPaddingAreRefused) {
   for (int op : {0, 10, 255}) {
-    FrameReader reader(&request_limit);
+    MessageReader reader(kStoreRequests);
     const std::string header = encode_frame_header(1, static_cast<std::uint8_t>(op), 0);
     std::string_view bytes = header;
     EXPECT_THROW(reader.next(bytes), ProtocolError) << op;
   }
-  FrameReader reader(&request_limit);
+  MessageReader reader(kStoreRequests);
   std::string header = encode_frame_header(1, code(StoreOp::num_keys), 0);
   header[6] = 1;
   std::string_view bytes = header;

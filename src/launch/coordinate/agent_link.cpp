@@ -1,7 +1,5 @@
 #include "launch/coordinate/agent_link.h"
 
-#include <sys/socket.h>
-
 #include <cerrno>
 #include <mutex>
 
@@ -9,7 +7,6 @@
 
 #include "base/codec.h"
 #include "base/system_error.h"
-#include "base/write_all.h"
 #include "net/address.h"
 
 namespace maniple::launch {
@@ -18,7 +15,6 @@ namespace {
 using Kind = AgentMessage::Kind;
 using Seconds = std::chrono::duration<double>;
 
-constexpr std::size_t kLengthBytes = 4;
 constexpr double kLooksPerLimit = 8;
 
 std::string frame_of(const AgentMessage& message) {
@@ -37,25 +33,21 @@ int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.cou
 
 /// What the poller's thread and that of the heartbeat share. Only the former reads and closes.
 struct AgentLink::Wire {
-  Wire(UniqueFd descriptor, const ConnectionKeys& keys) : fd(std::move(descriptor)), sealer(keys.cipher, keys.send) {}
+  explicit Wire(SecureConnection connection) : stream(std::move(connection), length_prefixed<kMaxAgentMessage>()) {}
 
-  std::mutex mutex;
-  UniqueFd fd;
-  RecordSealer sealer;
-  std::string out;  // records not sent yet
+  std::mutex mutex;  // for all but reading from the stream
+  MessageStream stream;
   std::string beat;
   Seconds interval{};
 
-  /// What is left does not fit now, or the peer is gone, which reading reports.
-  void flush() { out.erase(0, send_all(fd.get(), out, MSG_DONTWAIT)); }
-
   static void send_heartbeats(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
     const std::lock_guard lock(wire->mutex);
-    if (!wire->fd) return;
-    wire->flush();
-    if (wire->out.empty()) {  // whatever waits is as good a sign of life
-      wire->sealer.seal(wire->beat, wire->out);
-      wire->flush();
+    MessageStream& stream = wire->stream;
+    if (!stream.is_open()) return;
+    stream.flush();
+    if (stream.idle()) {  // whatever waits is as good a sign of life
+      stream.queue(wire->beat);
+      stream.flush();
     }
     // The loop is not kept alive by its own timer, but it is there whenever the timer fires.
     loop.call_at(Deadline::after(wire->interval), [wire, &loop] { send_heartbeats(wire, loop); });
@@ -65,12 +57,11 @@ struct AgentLink::Wire {
 AgentLink::AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events)
     : poller_(poller),
       heartbeats_(EventLoop::shared()),
-      wire_(std::make_shared<Wire>(std::move(connection.fd), connection.keys.value())),
+      wire_(std::make_shared<Wire>(std::move(connection))),
       events_(std::move(events)),
       adopt_(options.adopt),
-      tolerance_(options.tolerance),
-      opener_(connection.keys->cipher, connection.keys->receive) {
-  poller_.watch(wire_->fd.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
+      tolerance_(options.tolerance) {
+  poller_.watch(wire_->stream.fd(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
   set_heartbeat(options.heartbeat);
   heartbeats_->post([wire = wire_, loop = heartbeats_.get()] { Wire::send_heartbeats(wire, *loop); });
 }
@@ -79,8 +70,8 @@ AgentLink::~AgentLink() {
   *alive_ = false;
   poller_.cancel(timer_);
   const std::lock_guard lock(wire_->mutex);
-  if (wire_->fd) poller_.forget(wire_->fd.get());
-  wire_->fd.reset();
+  if (wire_->stream.is_open()) poller_.forget(wire_->stream.fd());
+  wire_->stream.close();
 }
 
 void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
@@ -93,54 +84,58 @@ void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
     wire_->interval = heartbeat.interval;
     wire_->beat = frame_of(beat);
   }
-  set_keepalive(wire_->fd.get(), 2 * heartbeat.silence_limit.count());  // for when not even this process runs
+  set_keepalive(wire_->stream.fd(), 2 * heartbeat.silence_limit.count());  // for when not even this process runs
   poller_.cancel(timer_);
   timer_ = poller_.call_after(heartbeat.silence_limit / kLooksPerLimit, [this] { look_for_silence(); });
 }
 
 void AgentLink::send(const AgentMessage& message) {
   const std::lock_guard lock(wire_->mutex);
-  if (!wire_->fd) return;
-  wire_->sealer.seal(frame_of(message), wire_->out);
-  wire_->flush();
-  poller_.modify(wire_->fd.get(), wire_->out.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+  MessageStream& stream = wire_->stream;
+  if (!stream.is_open()) return;
+  stream.queue(frame_of(message));
+  stream.flush();  // reading notices if the connection is broken
+  poller_.modify(stream.fd(), stream.idle() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
 bool AgentLink::drained() const {
   const std::lock_guard lock(wire_->mutex);
-  return wire_->out.empty();
+  return wire_->stream.idle();
 }
 
 void AgentLink::on_ready(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) {
     const std::lock_guard lock(wire_->mutex);
-    wire_->flush();
-    if (wire_->out.empty()) poller_.modify(wire_->fd.get(), EPOLLIN);
+    wire_->stream.flush();
+    if (wire_->stream.idle()) poller_.modify(wire_->stream.fd(), EPOLLIN);
   }
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_some();
 }
 
 void AgentLink::read_some() {
   const auto alive = alive_;
-  char buffer[16384];
-  const ssize_t got = ::recv(wire_->fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (got == 0) return lose(kLauncherGone);
-  if (got < 0 && errno == ETIMEDOUT) return lose(silence_text(Poller::Clock::now() - heard_));  // the keepalive's
-  if (got < 0) return lose(errno_text(errno));
+  MessageStream& stream = wire_->stream;
+  char room[16384];
+  const auto received = stream.receive(room);
+  switch (received.state) {
+    case MessageStream::Received::State::nothing: return;
+    case MessageStream::Received::State::end: return lose(kLauncherGone);
+    case MessageStream::Received::State::broken:
+      // ETIMEDOUT is the keepalive's.
+      return lose(received.error == ETIMEDOUT ? silence_text(Poller::Clock::now() - heard_)
+                                              : errno_text(received.error));
+    case MessageStream::Received::State::bytes: break;
+  }
   try {
-    std::span<char> bytes(buffer, static_cast<std::size_t>(got));
-    while (const auto plain = opener_.next(bytes)) in_.append(*plain);
-    heard_ = Poller::Clock::now();  // only what is authentic is a sign of life
-    silence_reported_ = false;
-    while (in_.size() >= kLengthBytes) {
-      const auto length = ByteReader(in_).get<std::uint32_t>();
-      if (length > kMaxAgentMessage) throw ProtocolError("a message of " + std::to_string(length) + " bytes");
-      if (in_.size() < kLengthBytes + length) return;
-      const AgentMessage message = decode_agent_message(std::string_view(in_).substr(kLengthBytes, length));
-      in_.erase(0, kLengthBytes + length);
-      take(message);
-      if (!*alive || !wire_->fd) return;
+    for (;;) {
+      const auto message = stream.next();
+      if (stream.heard() > heard_) {  // only what is authentic is a sign of life
+        heard_ = stream.heard();
+        silence_reported_ = false;
+      }
+      if (!message) return;
+      take(decode_agent_message(message->body));
+      if (!*alive || !stream.is_open()) return;
     }
   } catch (const ProtocolError& error) {
     if (*alive) lose(error.what());
@@ -170,7 +165,7 @@ void AgentLink::look_for_silence() {
   const bool held_up = now - std::exchange(looked_, now) > 4 * period;
   if (held_up || now - heard_ > heartbeat_.silence_limit) {
     read_some();
-    if (!*alive || !wire_->fd) return;
+    if (!*alive || !wire_->stream.is_open()) return;
     if (held_up) heard_ = now;
   }
   const Seconds silence = now - heard_;
@@ -190,9 +185,8 @@ void AgentLink::lose(const std::string& reason) {
   poller_.cancel(timer_);
   {
     const std::lock_guard lock(wire_->mutex);
-    poller_.forget(wire_->fd.get());
-    wire_->fd.reset();
-    wire_->out.clear();
+    poller_.forget(wire_->stream.fd());
+    wire_->stream.close();
   }
   const auto lost = events_.lost;
   lost(reason);

@@ -1,5 +1,5 @@
-// A connection between two launchers of a job: messages with their length before them, in records (see net/secure_connection.h), so
-// that nobody on the way can change what is executed.
+// A connection between two launchers of a job: authenticated messages (see net/message_stream.h), so that nobody on the
+// way can change what is executed.
 //
 // Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is not
 // silent. One that receives nothing at all for longer than the limit sends that it drops the other (which may be stopped, and
@@ -13,7 +13,7 @@
 #include "launch/coordinate/agent_message.h"
 #include "launch/coordinate/policies.h"
 #include "net/event_loop.h"
-#include "net/secure_connection.h"
+#include "net/message_stream.h"
 #include "process/poller.h"
 
 namespace maniple::launch {
@@ -58,8 +58,6 @@ class AgentLink {
   bool adopt_;
   std::chrono::duration<double> tolerance_;
   bool silence_reported_ = false;
-  RecordOpener opener_;
-  std::string in_;
   Poller::Clock::time_point heard_ = Poller::Clock::now();
   Poller::Clock::time_point looked_ = heard_;
   Poller::Timer timer_ = 0;
