@@ -5,14 +5,11 @@
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
-#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
-#include "base/check.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "base/threads.h"
@@ -20,36 +17,27 @@
 
 namespace maniple {
 
-// Descriptors and timers are known by tokens that are never used twice, so that an event of a descriptor that was
-// closed and opened again as something else cannot reach the wrong callback.
 struct EventLoop::Impl {
-  using Token = std::uint64_t;
-  static constexpr Token kWake = 0;
+  using Token = Poller::Token;
 
-  struct Watch {
-    int fd;
-    std::function<void(std::uint32_t)> ready;
-    std::function<void(const std::string&)> failed;
-  };
-  struct Alarm {
-    Token token;
-    std::function<void()> callback;
-  };
-
-  UniqueFd epoll = new_descriptor("epoll_create1", [] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  Poller poller;
   UniqueFd wake = new_event();
 
-  std::mutex mutex;
+  std::mutex mutex;              // for `poller`, too, but not while it waits
   std::condition_variable idle;  // `running` has changed
-  Token next_token = 1;
-  Token running = 0;  // whose callback is being run
+  Token running = 0;             // whose callback is being run
   bool stopping = false;
-  std::unordered_map<Token, std::shared_ptr<Watch>> watches;
-  std::unordered_map<int, Token> token_of_fd;
-  std::multimap<Deadline, Alarm> alarms;
   std::vector<std::function<void()>> posted;
 
   static thread_local const Impl* current;
+
+  Impl() {
+    poller.add(wake.get(), EPOLLIN, [this](std::uint32_t) {
+      std::uint64_t count = 0;
+      const auto got = ::read(wake.get(), &count, sizeof(count));
+      (void)got;
+    });
+  }
 
   void ring() {
     const std::uint64_t one = 1;
@@ -61,104 +49,47 @@ struct EventLoop::Impl {
     if (current != this) idle.wait(lock, [&] { return running != token; });
   }
 
-  // An exception must not leave the loop's thread, which would end the process with all its groups. Returns its text.
+  static void note(const std::string& failure) {
+    log_line(LogLevel::error, "a callback of the event loop failed: " + failure);
+  }
+
+  // An exception must not leave the loop's thread, which would end the process with all its groups.
   template <class Callback>
-  static std::string guarded(Callback&& callback) {
+  static void run_guarded(Callback&& callback) {
     try {
       callback();
-      return {};
-    } catch (const std::exception& error) {
-      return *error.what() != '\0' ? error.what() : "an exception without a text";
     } catch (...) {
-      return "an exception of unknown type";
+      note(current_exception_text());
     }
-  }
-
-  static void note(const std::string& failure) {
-    if (!failure.empty()) log_line(LogLevel::error, "a callback of the event loop failed: " + failure);
-  }
-
-  template <class Callback>
-  void run_unlocked(std::unique_lock<std::mutex>& lock, Token token, Callback&& callback) {
-    running = token;
-    lock.unlock();
-    note(guarded(callback));
-    lock.lock();
-    running = 0;
-    idle.notify_all();
-  }
-
-  // Left in the loop, a descriptor whose callback throws would be ready again at once.
-  void unwatch(Token token) {
-    const auto found = watches.find(token);
-    if (found == watches.end()) return;  // its owner removed it
-    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, found->second->fd, nullptr);
-    token_of_fd.erase(found->second->fd);
-    watches.erase(found);
-  }
-
-  void run_watch(Token token, Watch& watch, std::uint32_t events) {
-    const std::string failure = guarded([&] { watch.ready(events); });
-    if (failure.empty()) return;
-    if (watch.failed) {
-      note(guarded([&] { watch.failed(failure); }));
-    } else {
-      note(failure);
-    }
-    const std::lock_guard lock(mutex);
-    unwatch(token);
   }
 
   void run_posted(std::unique_lock<std::mutex>& lock) {
     std::vector<std::function<void()>> batch;
     batch.swap(posted);
     lock.unlock();
-    for (auto& callback : batch) note(guarded(callback));
+    for (auto& callback : batch) run_guarded(callback);
     batch.clear();
-    lock.lock();
-  }
-
-  void run_alarms(std::unique_lock<std::mutex>& lock) {
-    const auto now = Deadline::Clock::now();
-    while (!alarms.empty() && alarms.begin()->first.when() <= now) {
-      Alarm alarm = std::move(alarms.begin()->second);
-      alarms.erase(alarms.begin());
-      run_unlocked(lock, alarm.token, alarm.callback);
-    }
-  }
-
-  void run_ready(std::unique_lock<std::mutex>& lock, const epoll_event& event) {
-    const std::uint64_t key =
-        event.data.u64;  // a copy: the struct is packed on x86-64, so its fields cannot be referred to
-    if (key == kWake) {
-      std::uint64_t count = 0;
-      const auto got = ::read(wake.get(), &count, sizeof(count));
-      (void)got;
-      return;
-    }
-    const auto found = watches.find(key);
-    if (found == watches.end()) return;  // removed by an earlier callback of this round
-    // The callback may remove itself; its function object must outlive the call.
-    std::shared_ptr<Watch> watch = found->second;
-    const std::uint32_t events = event.events;
-    run_unlocked(lock, key, [&] { run_watch(key, *watch, events); });
-    lock.unlock();
-    watch.reset();  // may run destructors that call back into the loop
     lock.lock();
   }
 
   void run() {
     current = this;
-    epoll_event events[64];
     std::unique_lock lock(mutex);
-    while (!stopping) {
-      const Deadline next = alarms.empty() ? Deadline::never() : alarms.begin()->first;
-      const int limit_ms = posted.empty() ? next.poll_ms() : 0;
+    const auto run_unlocked = [&](Token token, const auto& callback) {
+      running = token;
       lock.unlock();
-      const int count = ::epoll_wait(epoll.get(), events, std::size(events), limit_ms);
+      run_guarded(callback);
       lock.lock();
-      for (int i = 0; i < count && !stopping; ++i) run_ready(lock, events[i]);
-      if (!stopping) run_alarms(lock);
+      running = 0;
+      idle.notify_all();
+      return !stopping;
+    };
+    while (!stopping) {
+      const int limit_ms = posted.empty() ? poller.limit_ms() : 0;
+      lock.unlock();
+      poller.wait(limit_ms);
+      lock.lock();
+      if (!stopping) poller.run_due(run_unlocked);
       run_posted(lock);
     }
     // Somebody may be in post_and_wait: what was posted is run, even late.
@@ -172,10 +103,6 @@ struct EventLoop::Impl {
 thread_local const EventLoop::Impl* EventLoop::Impl::current = nullptr;
 
 EventLoop::EventLoop(const char* name) : impl_(std::make_shared<Impl>()) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = Impl::kWake;
-  if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, impl_->wake.get(), &event) != 0) throw_system_error("epoll_ctl");
   impl_->thread = start_thread("events of the network", [impl = impl_] { impl->run(); });
   ::pthread_setname_np(impl_->thread.native_handle(), std::string(name).substr(0, 15).c_str());
 }
@@ -222,65 +149,41 @@ std::shared_ptr<EventLoop> EventLoop::shared() {
 void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
                     std::function<void(const std::string&)> failed) {
   if (!guard_.owned()) return;
+  if (!failed) failed = &Impl::note;
   const std::lock_guard lock(impl_->mutex);
-  MANIPLE_ASSERT(impl_->token_of_fd.count(fd) == 0);
-  const Impl::Token token = impl_->next_token++;
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = token;
-  if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_system_error("epoll_ctl add");
-  impl_->watches.emplace(token, std::make_shared<Impl::Watch>(Impl::Watch{fd, std::move(ready), std::move(failed)}));
-  impl_->token_of_fd.emplace(fd, token);
+  if (!impl_->poller.add(fd, events, std::move(ready), std::move(failed))) throw_system_error("epoll_ctl add", EPERM);
 }
 
 void EventLoop::modify(int fd, std::uint32_t events) {
   if (!guard_.owned()) return;
   const std::lock_guard lock(impl_->mutex);
-  const auto found = impl_->token_of_fd.find(fd);
-  if (found == impl_->token_of_fd.end()) return;
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = found->second;
-  if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_MOD, fd, &event) != 0) throw_system_error("epoll_ctl modify");
+  impl_->poller.modify(fd, events);
 }
 
 void EventLoop::remove(int fd) {
   if (!guard_.owned()) return;
-  std::shared_ptr<Impl::Watch> removed;  // destroyed after the lock is released
+  std::shared_ptr<Poller::Watch> removed;  // destroyed after the lock is released
   std::unique_lock lock(impl_->mutex);
-  const auto found = impl_->token_of_fd.find(fd);
-  if (found == impl_->token_of_fd.end()) return;
-  const Impl::Token token = found->second;
-  impl_->token_of_fd.erase(found);
-  const auto watch = impl_->watches.find(token);
-  removed = std::move(watch->second);
-  impl_->watches.erase(watch);
-  ::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
-  impl_->await_not_running(lock, token);
+  removed = impl_->poller.remove(fd);
+  if (removed) impl_->await_not_running(lock, removed->token);
 }
 
 EventLoop::Timer EventLoop::call_at(Deadline when, std::function<void()> callback) {
-  Timer token = 0;
-  if (!guard_.owned()) return token;
+  Timer timer = 0;
+  if (!guard_.owned()) return timer;
   {
     const std::lock_guard lock(impl_->mutex);
-    token = impl_->next_token++;
-    impl_->alarms.emplace(when, Impl::Alarm{token, std::move(callback)});
+    timer = impl_->poller.call_at(when, std::move(callback));
   }
   if (!inside()) impl_->ring();
-  return token;
+  return timer;
 }
 
 void EventLoop::cancel(Timer timer) {
   if (!guard_.owned()) return;
-  std::function<void()> removed;
+  std::function<void()> removed;  // destroyed after the lock is released
   std::unique_lock lock(impl_->mutex);
-  for (auto alarm = impl_->alarms.begin(); alarm != impl_->alarms.end(); ++alarm) {
-    if (alarm->second.token != timer) continue;
-    removed = std::move(alarm->second.callback);
-    impl_->alarms.erase(alarm);
-    break;
-  }
+  removed = impl_->poller.take(timer);
   impl_->await_not_running(lock, timer);
 }
 

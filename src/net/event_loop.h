@@ -1,9 +1,7 @@
-// One thread that waits for many descriptors and timers. Callbacks run in that thread and must not block.
+// A Poller in a thread of its own: waits for many descriptors and timers. Callbacks run in that thread and must not block.
 //
 // A child of fork() has no such thread: there nothing that is added, posted or removed has an effect, and nothing waits.
 #pragma once
-
-#include <sys/epoll.h>
 
 #include <cstdint>
 #include <functional>
@@ -11,6 +9,7 @@
 #include <string>
 
 #include "base/fork_guard.h"
+#include "net/poller.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple {
@@ -34,7 +33,7 @@ class EventLoop {
   void modify(int fd, std::uint32_t events);
   void remove(int fd);
 
-  using Timer = std::uint64_t;
+  using Timer = Poller::Timer;
   Timer call_at(Deadline when, std::function<void()> callback);
   void cancel(Timer timer);  ///< afterwards the callback is not running and will not run
 

@@ -61,7 +61,7 @@ AgentLink::AgentLink(Poller& poller, SecureConnection connection, const Options&
       events_(std::move(events)),
       adopt_(options.adopt),
       tolerance_(options.tolerance) {
-  poller_.watch(wire_->stream.fd(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
+  poller_.add(wire_->stream.fd(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
   set_heartbeat(options.heartbeat);
   heartbeats_->post([wire = wire_, loop = heartbeats_.get()] { Wire::send_heartbeats(wire, *loop); });
 }
@@ -70,7 +70,7 @@ AgentLink::~AgentLink() {
   *alive_ = false;
   poller_.cancel(timer_);
   const std::lock_guard lock(wire_->mutex);
-  if (wire_->stream.is_open()) poller_.forget(wire_->stream.fd());
+  if (wire_->stream.is_open()) poller_.remove(wire_->stream.fd());
   wire_->stream.close();
 }
 
@@ -185,7 +185,7 @@ void AgentLink::lose(const std::string& reason) {
   poller_.cancel(timer_);
   {
     const std::lock_guard lock(wire_->mutex);
-    poller_.forget(wire_->stream.fd());
+    poller_.remove(wire_->stream.fd());
     wire_->stream.close();
   }
   const auto lost = events_.lost;

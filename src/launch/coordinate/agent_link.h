@@ -14,7 +14,7 @@
 #include "launch/coordinate/policies.h"
 #include "net/event_loop.h"
 #include "net/message_stream.h"
-#include "process/poller.h"
+#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -60,7 +60,7 @@ struct LauncherListener::Queue {
 LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
                                    std::function<void(SecureConnection)> arrived)
     : poller_(poller), address_(Address::of_socket(listener.get())), queue_(std::make_shared<Queue>()) {
-  poller_.watch(queue_->event.get(), EPOLLIN, [queue = queue_, arrived = std::move(arrived)](std::uint32_t) {
+  poller_.add(queue_->event.get(), EPOLLIN, [queue = queue_, arrived = std::move(arrived)](std::uint32_t) {
     std::uint64_t count = 0;
     if (::read(queue->event.get(), &count, sizeof count) < 0) return;
     std::deque<SecureConnection> all;
@@ -90,7 +90,7 @@ LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Iden
 
 LauncherListener::~LauncherListener() {
   acceptor_.reset();
-  poller_.forget(queue_->event.get());
+  poller_.remove(queue_->event.get());
 }
 
 Identity launcher_identity(const Secret& secret) {

@@ -12,7 +12,7 @@
 #include "launch/option_values.h"
 #include "net/address.h"
 #include "net/handshake.h"
-#include "process/poller.h"
+#include "net/poller.h"
 
 namespace maniple::launch {
 

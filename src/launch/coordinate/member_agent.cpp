@@ -47,10 +47,10 @@ class MemberAgent {
     }
     if (remote_) {
       // The other end of standard input is the coordinator's; nothing more comes but its end.
-      process_.poller().watch(STDIN_FILENO, EPOLLIN, [this](std::uint32_t) {
+      process_.poller().add(STDIN_FILENO, EPOLLIN, [this](std::uint32_t) {
         char ignored[256];
         if (::read(STDIN_FILENO, ignored, sizeof ignored) > 0) return;
-        process_.poller().forget(STDIN_FILENO);
+        process_.poller().remove(STDIN_FILENO);
         shell_ended_ = true;
         on_lost("the connection of the remote shell has ended");
       });

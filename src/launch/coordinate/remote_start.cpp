@@ -98,7 +98,7 @@ RemoteStart::~RemoteStart() {
   for (const auto& shell : shells_) {
     if (shell->pid > 0) ::kill(-shell->pid, SIGKILL);
     for (Output* output : {&shell->out, &shell->err}) {
-      if (output->fd) poller_.forget(output->fd.get());
+      if (output->fd) poller_.remove(output->fd.get());
     }
   }
 }
@@ -144,13 +144,13 @@ void RemoteStart::start(std::size_t host) {
 }
 
 void RemoteStart::watch(Output& output) {
-  if (output.fd) poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output); });
+  if (output.fd) poller_.add(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output); });
 }
 
 void RemoteStart::read_from(Output& output) {
   if (output.pump->congested()) {  // the kernel's pipe, ssh and the agent behind it hold the rest
     // Not watched at all: a pipe whose writer has gone would be reported again and again.
-    poller_.forget(output.fd.get());
+    poller_.remove(output.fd.get());
     poller_.call_after(std::chrono::duration<double>(0.02), [this, &output] { watch(output); });
     return;
   }
@@ -159,7 +159,7 @@ void RemoteStart::read_from(Output& output) {
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got > 0) return output.pump->take(std::string_view(buffer, static_cast<std::size_t>(got)));
   output.pump->finish();
-  poller_.forget(output.fd.get());
+  poller_.remove(output.fd.get());
   output.fd.reset();
 }
 

@@ -17,7 +17,7 @@
 #include "launch/output/log_pump.h"
 #include "net/address.h"
 #include "net/handshake.h"
-#include "process/poller.h"
+#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "launch/output/output_stream.h"
-#include "process/poller.h"
+#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -27,7 +27,7 @@ OutputStream::OutputStream(Poller& poller, int fd) : poller_(poller), fd_(fd) {
       way_ = Way::non_blocking;
     }
   }
-  if (poller_.watch(fd_, 0, [this](std::uint32_t events) {
+  if (poller_.add(fd_, 0, [this](std::uint32_t events) {
         if ((events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) flush();
       })) {
     watched_ = true;
@@ -37,7 +37,7 @@ OutputStream::OutputStream(Poller& poller, int fd) : poller_(poller), fd_(fd) {
 }
 
 OutputStream::~OutputStream() {
-  if (watched_) poller_.forget(fd_);
+  if (watched_) poller_.remove(fd_);
 }
 
 /// False when nothing more can be written now.
@@ -79,7 +79,7 @@ void OutputStream::flush() {
 void OutputStream::wait_for_room(bool wanted) {
   if (!watched_) return;
   if (broken_) {
-    poller_.forget(fd_);
+    poller_.remove(fd_);
     watched_ = false;
     return;
   }

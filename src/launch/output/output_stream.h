@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
-#include "process/poller.h"
+#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -43,8 +43,8 @@ void AgentProcess::stop(int code) {
 
 int AgentProcess::run(Events events) {
   events_ = std::move(events);
-  poller_.watch(control_.get(), EPOLLIN, [this](std::uint32_t) { on_control(); });
-  poller_.watch(signals_.get(), EPOLLIN, [this](std::uint32_t) { on_signal(); });
+  poller_.add(control_.get(), EPOLLIN, [this](std::uint32_t) { on_control(); });
+  poller_.add(signals_.get(), EPOLLIN, [this](std::uint32_t) { on_signal(); });
   reap();  // what ended before anyone looked
   bool reported = false;
   while (!result_) {
@@ -59,8 +59,8 @@ int AgentProcess::run(Events events) {
   Poller::Timer timer = poller_.call_after(kDrainTimeout, [&] { late = true; });
   while ((!console_.drained() || !(late || events_.drained())) && interrupts_after_stop_ == 0) poller_.turn();
   poller_.cancel(timer);
-  poller_.forget(control_.get());
-  poller_.forget(signals_.get());
+  poller_.remove(control_.get());
+  poller_.remove(signals_.get());
   return *result_;
 }
 

@@ -8,7 +8,7 @@
 
 #include "base/unique_fd.h"
 #include "launch/output/console.h"
-#include "process/poller.h"
+#include "net/poller.h"
 
 namespace maniple::launch {
 

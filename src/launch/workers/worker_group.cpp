@@ -65,7 +65,7 @@ WorkerGroup::~WorkerGroup() {
   poller_.cancel(repeated_timer_);
   if (state_ != State::idle) end_descendants(kDestructorLimit);
   close_outputs();
-  if (messages_.own_end() >= 0) poller_.forget(messages_.own_end());
+  if (messages_.own_end() >= 0) poller_.remove(messages_.own_end());
 }
 
 std::vector<std::vector<int>> WorkerGroup::choose_cores(const CoreRequest& request, NodeEnvironment& node) {
@@ -127,13 +127,13 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
 void WorkerGroup::open_messages() {
   messages_.open();
   waiting_reported_ = absent_reported_ = exited_reported_ = false;
-  poller_.watch(messages_.own_end(), EPOLLIN, [this](std::uint32_t) { receive_messages(); });
+  poller_.add(messages_.own_end(), EPOLLIN, [this](std::uint32_t) { receive_messages(); });
 }
 
 void WorkerGroup::receive_messages() {
   if (messages_.own_end() < 0) return;
   if (!messages_.receive()) {
-    poller_.forget(messages_.own_end());
+    poller_.remove(messages_.own_end());
     messages_.close();
   }
   const std::set<int> reporters = messages_.take_reporters();
@@ -186,7 +186,7 @@ void WorkerGroup::attach(Output& output, UniqueFd fd, Member& member, bool to_er
   output.fd = std::move(fd);
   LogPump::Route route{.to_err = to_err, .shown = shown, .prefix = console_.prefix_for(member.assignment.rank, to_err)};
   output.pump = std::make_unique<LogPump>(console_, std::move(route), member.tail, std::move(file));
-  poller_.watch(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
+  poller_.add(output.fd.get(), EPOLLIN, [this, &output](std::uint32_t) { read_from(output, false); });
 }
 
 void WorkerGroup::read_from(Output& output, bool until_empty) {
@@ -196,7 +196,7 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) {
       output.pump->finish();
-      poller_.forget(output.fd.get());
+      poller_.remove(output.fd.get());
       output.fd.reset();
       output.paused = false;  // the end of a pipe is reported while it is paused, too, and nothing will resume this one
       if (state_ == State::finishing || state_ == State::ending) check_finished();
@@ -385,7 +385,7 @@ void WorkerGroup::become_idle() {
   close_outputs();
   show_repeated();
   repeated_ = {};
-  if (messages_.own_end() >= 0) poller_.forget(messages_.own_end());
+  if (messages_.own_end() >= 0) poller_.remove(messages_.own_end());
   messages_.close();
   state_ = State::idle;
 }
@@ -394,7 +394,7 @@ void WorkerGroup::close_outputs() {
   for (const auto& member : members_) {
     for (Output* output : {&member->out, &member->err}) {
       if (!output->fd) continue;
-      poller_.forget(output->fd.get());
+      poller_.remove(output->fd.get());
       output->fd.reset();
     }
   }
