@@ -1,6 +1,7 @@
 // The store over TCP: a server (inside rank 0, or in the launcher) and its clients.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,8 +26,10 @@ class TcpStoreServer {
   ~TcpStoreServer();
   const Address& address() const noexcept;
 
-  /// Serves those who are connected, or connect meanwhile, until the last of them has gone; then it is destroyed.
-  static void retire(std::shared_ptr<TcpStoreServer> server);
+  /// Serves clients that are connected, or connect meanwhile, until the last one has gone; then it is destroyed. A client that
+  /// takes none of its replies for as long as `stall_limit`, or up to twice as long, is dropped.
+  static void retire(std::shared_ptr<TcpStoreServer> server,
+                     std::chrono::milliseconds stall_limit = std::chrono::seconds(60));
   /// Ends a server that retires, whoever is connected; its address is free once no one owns it. Others go on.
   void end_if_retiring();
 

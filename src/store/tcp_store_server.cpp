@@ -34,6 +34,7 @@ struct Connection {
   Address peer;
   int rank = -1;
   std::uint32_t events = EPOLLIN;
+  bool stalled = false;     // has had replies to take since the last check for that, and has taken none
   bool closing = false;     // once everything is written
   std::string drop_reason;  // why it is to be dropped; empty: it is not
 
@@ -54,6 +55,7 @@ struct TcpStoreServer::Impl {
   ThrottledLog log;
   std::vector<char> buffer = std::vector<char>(kReadBytes);
   std::shared_ptr<TcpStoreServer> retiring;  // itself, once nobody else owns it
+  EventLoop::Timer stall_timer = 0;          // while it retires
   Address address;
   std::unique_ptr<Acceptor> acceptor;  // last: from here on peers may connect
 
@@ -70,7 +72,10 @@ struct TcpStoreServer::Impl {
     const auto found = clients.find(client);
     if (found == clients.end()) return;
     Connection& connection = found->second;
-    if ((events & EPOLLOUT) != 0) flush(client, connection);
+    if ((events & EPOLLOUT) != 0) {
+      connection.stalled = false;
+      flush(client, connection);
+    }
     if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && connection.drop_reason.empty())
       read_some(client, connection);
     remove_dropped();
@@ -128,6 +133,7 @@ struct TcpStoreServer::Impl {
   void flush(Client client, Connection& connection) {
     if (const int error = connection.stream.flush(); error != 0) return drop(client, connection, errno_text(error));
     const bool written = connection.stream.idle();
+    if (written) connection.stalled = false;
     if (connection.closing && written) return drop(client, connection, "connection closed after a protocol error");
     const std::uint32_t events = (written ? 0u : EPOLLOUT) | (connection.is_paused() ? 0u : EPOLLIN);
     if (events == connection.events) return;
@@ -163,9 +169,23 @@ struct TcpStoreServer::Impl {
     });
   }
 
+  /// A client that is stopped in the middle of a reply would keep a retired server for ever.
+  void drop_stalled(std::chrono::milliseconds stall_limit) {
+    loop->cancel(stall_timer);
+    if (!retiring) return;  // it has an owner again
+    for (auto& [client, connection] : clients) {
+      const bool was_stalled = std::exchange(connection.stalled, !connection.stream.idle());
+      if (was_stalled && connection.stalled)
+        drop(client, connection, "it takes no replies, and this server has retired");
+    }
+    stall_timer = loop->call_at(Deadline::after(stall_limit), [this, stall_limit] { drop_stalled(stall_limit); });
+    remove_dropped();
+  }
+
   ~Impl() {
     acceptor.reset();
     loop->post_and_wait([this] {
+      loop->cancel(stall_timer);
       for (auto& [client, connection] : clients) loop->remove(connection.stream.fd());
       clients.clear();
     });
@@ -189,13 +209,12 @@ TcpStoreServer::~TcpStoreServer() = default;
 
 const Address& TcpStoreServer::address() const noexcept { return impl_->address; }
 
-void TcpStoreServer::retire(std::shared_ptr<TcpStoreServer> server) {
+void TcpStoreServer::retire(std::shared_ptr<TcpStoreServer> server, std::chrono::milliseconds stall_limit) {
   if (!server->guard_.owned()) return abandon(server);
   Impl* impl = server->impl_.get();
   EventLoop& loop = *impl->loop;
-  loop.post([impl, server = std::move(server)] {
-    impl->retiring = server;
-    impl->leave_if_empty();
+  loop.post([impl, stall_limit, server = std::move(server)] {
+    if (!std::exchange(impl->retiring, server)) impl->drop_stalled(stall_limit);
   });
 }
 

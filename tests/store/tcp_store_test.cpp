@@ -1,5 +1,6 @@
 #include "store/tcp_store.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -101,6 +102,27 @@ TEST_F(TcpStore, ARetiredServerServesItsLastClients) {
   EXPECT_EQ(second->get("k", Deadline::after(seconds(5))), "last value");
   EXPECT_FALSE(watched.expired());
   second.reset();
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (!watched.expired() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(TcpStore, ARetiredServerDropsAClientThatTakesNoReplies) {
+  connect()->set("large", std::string(std::size_t{32} << 20, 'v'));  // far more than sockets take
+  MessageStream silent(dial(server->address(), identity, {.role = Role::store, .rank = 1, .topic = "store"},
+                            Deadline::after(seconds(20))),
+                       kStoreReplies);
+  const std::string body = encode_keys(std::vector<std::string>{"large"});
+  silent.queue(encode_frame_header(1, static_cast<std::uint8_t>(StoreOp::multi_get), body.size()) + body);
+  while (!silent.idle()) ASSERT_EQ(silent.flush(), 0);
+  // The reply begins to arrive: it is under way when the server retires.
+  pollfd arriving{.fd = silent.fd(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&arriving, 1, 20'000), 1);
+  auto other = connect();
+  std::weak_ptr<TcpStoreServer> watched = server;
+  TcpStoreServer::retire(std::move(server), milliseconds(10));
+  other->set("k", "still served");
+  other.reset();
   const Deadline deadline = Deadline::after(seconds(20));
   while (!watched.expired() && !deadline.expired()) std::this_thread::yield();
   EXPECT_TRUE(watched.expired());
