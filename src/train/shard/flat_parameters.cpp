@@ -11,21 +11,6 @@
 namespace maniple {
 namespace {
 
-/// Parameters begin, and are cut, at multiples of so many bytes: a cache line, which two ranks never write at once.
-constexpr std::size_t kRowAlignment = 64;
-
-std::int64_t unit_of(std::size_t element_bytes) {
-  return static_cast<std::int64_t>(std::max<std::size_t>(1, kRowAlignment / element_bytes));
-}
-
-std::int64_t rounded_up(std::int64_t count, std::int64_t unit) { return (count + unit - 1) / unit * unit; }
-
-/// The strides it has in the row: its own where they leave no gaps.
-std::vector<std::int64_t> row_strides(const torch::Tensor& parameter) {
-  if (is_dense(parameter)) return parameter.strides().vec();
-  return torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
-}
-
 /// Elements in a row have the order of a contiguous tensor.
 bool is_flat(const torch::Tensor& parameter) { return parameter.is_contiguous() || !is_dense(parameter); }
 
@@ -102,24 +87,23 @@ void FlatParameters::lay_out(const std::vector<Item>& items) {
     });
     if (row == rows_.end()) {
       row = rows_.emplace(rows_.end());
-      row->element_bytes = parameter.element_size();
+      row->layout = PackedLayout(parameter.element_size());
       row->device = device_of(parameter, {"ShardedOptimizer", "parameter"});
     }
-    row->members.push_back({item.group, item.index, parameter, item.cost, row->elements, nullptr});
-    row->elements += rounded_up(parameter.numel(), unit_of(row->element_bytes));
+    row->members.push_back({item.group, item.index, parameter, item.cost, nullptr});
+    row->layout.add(static_cast<std::size_t>(parameter.numel()));
   }
 }
 
 void FlatParameters::move_in(Row& row) {
   ProcessGroup& group = *options_.group;
-  const std::size_t bytes = static_cast<std::size_t>(row.elements) * row.element_bytes;
+  const std::size_t bytes = row.layout.bytes();
   row.memory = options_.shared ? group.allocate_shared(bytes, {.where = public_place()})
                                : allocate_for(group, std::max<std::size_t>(bytes, 1), row.device);
   std::vector<torch::Tensor> places;
-  for (const Member& member : row.members) {
-    const torch::Tensor& tensor = member.parameter;
-    places.push_back(tensor_on(row.memory, static_cast<std::size_t>(member.offset) * row.element_bytes, tensor.sizes(),
-                               row_strides(tensor), tensor.options()));
+  for (std::size_t i = 0; i < row.members.size(); ++i) {
+    const torch::Tensor& tensor = row.members[i].parameter;
+    places.push_back(row.layout.view(row.memory, 0, i, tensor));
     if (group.rank() == 0) places.back().copy_(tensor.detach());
   }
   const Buffer all{row.memory.data(), bytes, DType::uint8, row.device};
@@ -146,56 +130,59 @@ void FlatParameters::cut() {
     order.clear();
     for (const auto& node : topology.nodes) order.insert(order.end(), node.begin(), node.end());
   }
+  const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), topology.rank) - order.begin());
   std::vector<CutMember> members;
   for (const Row& row : rows_) {
-    for (const Member& member : row.members) {
-      const std::int64_t unit = unit_of(row.element_bytes);
-      members.push_back(
-          {rounded_up(member.parameter.numel(), unit), is_flat(member.parameter) ? unit : 0, member.cost});
+    for (std::size_t i = 0; i < row.members.size(); ++i) {
+      const Member& member = row.members[i];
+      members.push_back({static_cast<std::int64_t>(row.layout.padded(i)),
+                         is_flat(member.parameter) ? static_cast<std::int64_t>(row.layout.alignment()) : 0,
+                         member.cost});
     }
   }
   std::vector<CutPoint> points = cut_evenly(members, ranks);
-  points.insert(points.begin(), CutPoint{});
   points.push_back({members.size(), 0});
 
   std::size_t first = 0;  // member of the row
   for (Row& row : rows_) {
+    PackedLayout& layout = row.layout;
     const std::size_t last = first + row.members.size();
-    const auto in_row = [&](std::size_t part) {
-      const CutPoint& point = points[part];
-      if (point.member < first) return std::int64_t{0};
-      if (point.member >= last) return row.elements;
-      return row.members[point.member - first].offset + point.element;
-    };
-    const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * row.element_bytes; };
-    row.bytes_of_parts.assign(options_.shared ? topology.nodes.size() : order.size(), 0);
-    std::int64_t begin = 0, end = 0;
-    for (std::size_t part = 0; part < order.size(); ++part) {
-      const auto node = static_cast<std::size_t>(topology.members[static_cast<std::size_t>(order[part])].node_rank);
-      row.bytes_of_parts[options_.shared ? node : part] += bytes(in_row(part + 1) - in_row(part));
-      if (order[part] == topology.rank) begin = in_row(part), end = in_row(part + 1);
+    std::vector<std::size_t> ends;
+    for (const CutPoint& point : points) {
+      if (point.member < first) {
+        ends.push_back(0);
+      } else if (point.member >= last) {
+        ends.push_back(layout.total());
+      } else {
+        ends.push_back(layout.offset(point.member - first) + static_cast<std::size_t>(point.element));
+      }
     }
-    const auto own = static_cast<std::size_t>(options_.shared ? topology.node_rank() : topology.rank);
-    row.first_byte = std::accumulate(row.bytes_of_parts.begin(),
-                                     row.bytes_of_parts.begin() + static_cast<std::ptrdiff_t>(own), std::size_t{0});
-
-    for (const Member& member : row.members) {
+    layout.cut(std::move(ends));
+    for (std::size_t i = 0; i < row.members.size(); ++i) {
+      const Member& member = row.members[i];
       const torch::Tensor& parameter = member.parameter;
-      const std::int64_t from = std::max(begin, member.offset) - member.offset;
-      const std::int64_t to = std::min(end, member.offset + parameter.numel()) - member.offset;
+      const PackedLayout::Piece piece = layout.piece(own, i);
       // One without elements has a state as well: it is rank 0's.
-      const bool empty_here = parameter.numel() == 0 && topology.rank == 0;
-      if (to <= from && !empty_here) continue;
+      if (piece.count == 0 && (parameter.numel() != 0 || topology.rank != 0)) continue;
       ParameterSlice& slice = slices_.emplace_back();
       slice.group = member.group, slice.index = member.index;
       slice.parameter = parameter;
-      slice.offset = empty_here ? 0 : from;
-      slice.count = empty_here ? 0 : to - from;
-      const std::size_t at = bytes(member.offset + slice.offset);
-      slice.local = slice.is_whole()
-                        ? tensor_on(row.memory, at, parameter.sizes(), parameter.strides(), parameter.options())
-                        : tensor_on(row.memory, at, {slice.count}, {1}, parameter.options());
+      slice.offset = static_cast<std::int64_t>(piece.begin);
+      slice.count = static_cast<std::int64_t>(piece.count);
+      slice.local = slice.is_whole() ? layout.view(row.memory, 0, i, parameter)
+                                     : tensor_on(row.memory, piece.offset * layout.element_bytes(), {slice.count}, {1},
+                                                 parameter.options());
     }
+    if (options_.shared) {  // the first rank of a host sends what all of its ranks have stepped
+      std::vector<std::size_t> ends_of_hosts;
+      std::size_t parts = 0;
+      for (const auto& node : topology.nodes) {
+        parts += node.size();
+        ends_of_hosts.push_back(layout.part_end(parts - 1));
+      }
+      layout.cut(std::move(ends_of_hosts));
+    }
+    row.bytes_of_parts = layout.part_bytes();
     first = last;
   }
 }
@@ -216,13 +203,14 @@ void FlatParameters::gather() {
   if (!options_.shared || (hosts_exchange && options_.leaders->is_member())) {
     ProcessGroup& group = options_.shared ? *options_.leaders : *options_.group;
     for (Row& row : rows_) {
-      if (row.elements == 0) continue;
+      const PackedLayout& layout = row.layout;
+      if (layout.total() == 0) continue;
       auto* data = static_cast<std::byte*>(row.memory.data());
       const auto own = static_cast<std::size_t>(group.rank());
-      group.all_gather(
-          ConstBuffer{data + row.first_byte, row.bytes_of_parts[own], DType::uint8, row.device},
-          Buffer{data, static_cast<std::size_t>(row.elements) * row.element_bytes, DType::uint8, row.device},
-          row.bytes_of_parts, {.stream = current_stream_on(row.device), .where = public_place()});
+      group.all_gather(ConstBuffer{data + layout.part_begin(own) * layout.element_bytes(), row.bytes_of_parts[own],
+                                   DType::uint8, row.device},
+                       Buffer{data, layout.bytes(), DType::uint8, row.device}, row.bytes_of_parts,
+                       {.stream = current_stream_on(row.device), .where = public_place()});
     }
   }
   if (options_.shared) options_.group->barrier({.where = public_place()});

@@ -11,6 +11,7 @@
 
 #include <torch/types.h>
 
+#include "train/packed_layout.h"
 #include <maniple/comm/process_group.h>
 
 namespace maniple {
@@ -73,17 +74,14 @@ class FlatParameters {
     std::size_t group, index;
     torch::Tensor parameter;
     std::int64_t cost;
-    std::int64_t offset;  // in elements of its row
     const void* address;
   };
   struct Row {
     std::vector<Member> members;
-    std::size_t element_bytes = 0;
-    std::int64_t elements = 0;
+    PackedLayout layout;  // cut into parts by rank; shared: by host
     RegisteredMemory memory;
     Device device;
-    std::vector<std::size_t> bytes_of_parts;  // by rank; shared: by host
-    std::size_t first_byte = 0;               // of this rank's part; shared: of this host's
+    std::vector<std::size_t> bytes_of_parts;
   };
   void lay_out(const std::vector<Item>& items);
   void move_in(Row& row);

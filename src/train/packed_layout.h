@@ -1,0 +1,70 @@
+// How tensors lie one after another in one flat buffer, and which elements of each fall in which part of it.
+//
+//   PackedLayout layout(sizeof(float));
+//   for (const torch::Tensor& tensor : tensors) layout.add(tensor.numel());
+//   const RegisteredMemory memory = group.allocate(layout.bytes());
+//   layout.view(memory, 0, i, tensors[i]).copy_(tensors[i]);
+//
+// Offsets, counts and totals are in elements. A buffer of several dtypes is laid out in bytes: elements of one byte.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <torch/types.h>
+
+#include <maniple/comm/registered_memory.h>
+
+namespace maniple {
+
+/// A cache line: vector instructions load aligned data, and two ranks never write to one line.
+inline constexpr std::size_t kPackedAlignment = 64;
+
+class PackedLayout {
+ public:
+  /// The elements of a tensor that lie in one part of the buffer.
+  struct Piece {
+    std::size_t begin = 0, count = 0;  ///< in the tensor
+    std::size_t offset = 0;            ///< of the first one, in the buffer
+  };
+
+  /// Every tensor begins at a multiple of `alignment` bytes. Without alignment (1) there is no padding at all.
+  explicit PackedLayout(std::size_t element_bytes = 1, std::size_t alignment = kPackedAlignment);
+
+  /// Appends a tensor.
+  void add(std::size_t elements);
+
+  std::size_t size() const noexcept { return tensors_.size(); }
+  std::size_t offset(std::size_t i) const { return tensors_[i].offset; }
+  std::size_t padded(std::size_t i) const;  ///< elements of tensor i, with the padding after it
+  std::size_t total() const noexcept { return total_; }
+  std::size_t bytes() const noexcept { return total_ * element_bytes_; }
+  std::size_t element_bytes() const noexcept { return element_bytes_; }
+  std::size_t alignment() const noexcept { return step_; }  ///< in elements
+
+  /// Cuts the buffer into parts that end before these elements of it, in ascending order; the last end is total().
+  /// Replaces an earlier cut.
+  void cut(std::vector<std::size_t> ends);
+
+  std::size_t part_begin(std::size_t part) const { return part == 0 ? 0 : ends_[part - 1]; }
+  std::size_t part_end(std::size_t part) const { return ends_[part]; }
+  std::vector<std::size_t> part_bytes() const;
+  /// What lies in a part of tensor i: nothing (count is 0) if they do not meet.
+  Piece piece(std::size_t part, std::size_t i) const;
+
+  /// Tensor i in a buffer that begins at byte `base` of the memory. It has the sizes and options of `like`, and its
+  /// strides where they leave no gaps; otherwise it is contiguous.
+  torch::Tensor view(const RegisteredMemory& memory, std::size_t base, std::size_t i, const torch::Tensor& like) const;
+
+ private:
+  struct Extent {
+    std::size_t offset, count;
+  };
+
+  std::size_t element_bytes_, step_;
+  std::size_t total_ = 0;
+  std::vector<Extent> tensors_;
+  std::vector<std::size_t> ends_;  // of parts
+};
+
+}  // namespace maniple
