@@ -29,7 +29,8 @@ class PackedLayout {
   };
 
   /// Every tensor begins at a multiple of `alignment` bytes. Without alignment (1) there is no padding at all.
-  explicit PackedLayout(std::size_t element_bytes = 1, std::size_t alignment = kPackedAlignment);
+  explicit PackedLayout(std::size_t element_bytes, std::size_t alignment = kPackedAlignment);
+  PackedLayout() : PackedLayout(1) {}
 
   /// Appends a tensor.
   void add(std::size_t elements);

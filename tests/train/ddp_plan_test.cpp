@@ -29,8 +29,10 @@ TEST(BucketPlan, KeepsKindsApartAndNumbersByTheLastGradient) {
   EXPECT_EQ(plan[0].members, (std::vector<std::size_t>{0, 2}));  // complete with the third gradient
   EXPECT_EQ(plan[1].members, (std::vector<std::size_t>{1, 3}));
   EXPECT_EQ(plan[2].members, (std::vector<std::size_t>{4}));
-  EXPECT_EQ(plan[0].offsets, (std::vector<std::size_t>{0, 16}));
-  for (const PlannedBucket& bucket : plan) EXPECT_EQ(bucket.bytes % kGradientAlignment, 0u);
+  EXPECT_EQ(plan[0].layout.offset(1), 16u);
+  EXPECT_EQ(plan[0].layout.bytes(), 128u);
+  EXPECT_EQ(plan[1].layout.bytes(), 128u);
+  EXPECT_EQ(plan[2].layout.bytes(), 64u);
 }
 
 // ---- When buckets are averaged ---------------------------------------------------------------------------------------

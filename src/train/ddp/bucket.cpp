@@ -10,7 +10,6 @@
 #include "base/host.h"
 #include "tensor/device.h"
 #include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
 
 namespace maniple {
 namespace {
@@ -21,11 +20,6 @@ struct Open {
   std::size_t last = 0;     // place in the order of its last member
   bool first = true;
 };
-
-std::size_t padded(std::size_t elements, std::size_t element_bytes) {
-  const std::size_t step = std::max<std::size_t>(1, kGradientAlignment / element_bytes);
-  return (elements + step - 1) / step * step;
-}
 
 }  // namespace
 
@@ -40,11 +34,9 @@ std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parame
   for (std::size_t place = 0; place < order.size(); ++place) {
     const PlannedParameter& parameter = parameters[order[place]];
     Open& one = open[parameter.kind];
-    one.bucket.kind = parameter.kind;
+    if (one.bucket.members.empty()) one.bucket.layout = PackedLayout(parameter.element_bytes);
     one.bucket.members.push_back(order[place]);
-    one.bucket.offsets.push_back(one.bucket.elements);
-    one.bucket.elements += padded(parameter.elements, parameter.element_bytes);
-    one.bucket.bytes = one.bucket.elements * parameter.element_bytes;
+    one.bucket.layout.add(parameter.elements);
     one.payload += parameter.elements * parameter.element_bytes;
     one.last = place;
     if (static_cast<double>(one.payload) >= (one.first ? limits.first_bytes : limits.bytes)) close(one);
@@ -66,15 +58,9 @@ Bucket::Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<con
     parameters_.push_back(parameters[member].tensor);
   }
   const torch::Tensor& like = parameters_.front();
-  const auto total = static_cast<std::int64_t>(plan.elements);
-  flat_ = tensor_on(memory, offset, {total}, {1}, like.options());
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    const torch::Tensor& parameter = parameters_[i];
-    const std::size_t at = offset + plan.offsets[i] * like.element_size();
-    const auto strides =
-        is_dense(parameter) ? parameter.strides().vec() : torch::empty(parameter.sizes(), torch::kMeta).strides().vec();
-    views_.push_back(tensor_on(memory, at, parameter.sizes(), strides, like.options()));
-  }
+  flat_ = tensor_on(memory, offset, {static_cast<std::int64_t>(plan.layout.total())}, {1}, like.options());
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    views_.push_back(plan.layout.view(memory, offset, i, parameters_[i]));
   const torch::Tensor reals = flat_.is_complex() ? torch::view_as_real(flat_) : flat_;
   buffer_ = {flat_.data_ptr(), static_cast<std::size_t>(reals.numel()),
              dtype_of(flat_, {"DistributedDataParallel", "gradient"}),

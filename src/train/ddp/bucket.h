@@ -17,6 +17,7 @@
 #include <torch/types.h>
 
 #include "train/ddp/parameter.h"
+#include "train/packed_layout.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/train/comm_hooks.h>
 #include <maniple/train/ddp.h>
@@ -30,9 +31,6 @@ namespace maniple {
 // is ready, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or ends
 // one.
 
-/// Gradients begin at multiples of this many bytes of their bucket, for the sake of vector instructions.
-inline constexpr std::size_t kGradientAlignment = 64;
-
 struct PlannedParameter {
   std::size_t elements = 0;
   std::size_t element_bytes = 4;
@@ -40,11 +38,8 @@ struct PlannedParameter {
 };
 
 struct PlannedBucket {
-  int kind = 0;
   std::vector<std::size_t> members;  ///< parameters, in the order in which their gradients are ready
-  std::vector<std::size_t> offsets;  ///< where they begin, in elements
-  std::size_t elements = 0;          ///< with padding
-  std::size_t bytes = 0;
+  PackedLayout layout;               ///< of their gradients
 };
 
 struct BucketLimits {

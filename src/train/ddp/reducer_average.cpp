@@ -39,27 +39,26 @@ void Reducer::lay_out() {
       plan_buckets(sizes, places, {bytes_of_mb(options_.first_bucket_mb), bytes_of_mb(options_.bucket_cap_mb)});
   // One piece of memory for the buckets of each device.
   struct Memory {
-    std::size_t bytes = 0;
+    PackedLayout layout = {};
     RegisteredMemory memory = {};
-    std::size_t used = 0;
+    std::size_t used = 0;  // buckets
   };
   std::map<std::pair<DeviceType, int>, Memory> memories;
   const auto memory_of = [&](const PlannedBucket& plan) -> Memory& {
     const torch::Device device = parameters_[plan.members.front()].device;
     return memories[{device.is_cpu() ? DeviceType::cpu : DeviceType::cuda, device.is_cpu() ? 0 : device.index()}];
   };
-  for (const PlannedBucket& plan : plans) memory_of(plan).bytes += plan.bytes;
+  for (const PlannedBucket& plan : plans) memory_of(plan).layout.add(plan.layout.bytes());
   for (auto& [device, one] : memories) {
-    one.memory = allocate_for(*group_, std::max<std::size_t>(one.bytes, 1),
+    one.memory = allocate_for(*group_, std::max<std::size_t>(one.layout.bytes(), 1),
                               {device.first, static_cast<std::int16_t>(device.second)});
   }
 
   std::vector<Bucket> buckets;
   for (std::size_t b = 0; b < plans.size(); ++b) {
     Memory& memory = memory_of(plans[b]);
-    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory.memory, memory.used,
-                         options_.gradient_as_bucket_view);
-    memory.used += plans[b].bytes;
+    buckets.emplace_back(static_cast<int>(b), b + 1 == plans.size(), plans[b], parameters_, memory.memory,
+                         memory.layout.offset(memory.used++), options_.gradient_as_bucket_view);
     for (std::size_t i = 0; i < plans[b].members.size(); ++i) {
       Parameter& parameter = parameters_[plans[b].members[i]];
       parameter.bucket = b;

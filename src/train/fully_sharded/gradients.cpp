@@ -4,8 +4,8 @@
 #include <map>
 
 #include "base/check.h"
-#include "train/ddp/bucket.h"
 #include "train/fully_sharded/unit.h"
+#include "train/packed_layout.h"
 
 namespace maniple::detail {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 using torch::Tensor;
 
 std::size_t padded_elements(std::size_t elements, std::size_t element_bytes) {
-  const std::size_t step = kGradientAlignment / element_bytes;
+  const std::size_t step = kPackedAlignment / element_bytes;
   return (elements + step - 1) / step * step;
 }
 
