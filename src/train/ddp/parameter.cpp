@@ -238,25 +238,20 @@ void Replicator::lay_out() {
       Pack& pack = by_device[tensor.device().str()][tensor.scalar_type()];
       pack.indices.push_back(i);
       pack.tensors.push_back(tensor.detach());
+      pack.layout.add(tensor.nbytes());
     }
   }
   for (auto& [name, by_dtype] : by_device) {
-    std::size_t bytes = 0;
-    for (const auto& [dtype, pack] : by_dtype) {
-      for (const torch::Tensor& tensor : pack.tensors) bytes += tensor.nbytes();
-      bytes = (bytes + 15) / 16 * 16;
-    }
+    PackedLayout all;
+    for (const auto& [dtype, pack] : by_dtype) all.add(pack.layout.bytes());
     const Device device = device_of(by_dtype.begin()->second.tensors.front(), kArgument);
-    const RegisteredMemory memory = allocate_for(*group_, bytes, device);
-    std::size_t at = 0;
+    const RegisteredMemory memory = allocate_for(*group_, all.bytes(), device);
+    std::size_t next = 0;
     for (auto& [dtype, pack] : by_dtype) {
-      const std::size_t begin = at;
-      for (const torch::Tensor& tensor : pack.tensors) {
-        pack.places.push_back(tensor_on(memory, at, tensor.sizes(), tensor.strides(), tensor.options()));
-        at += tensor.nbytes();
-      }
-      pack.all = {static_cast<std::byte*>(memory.data()) + begin, at - begin, DType::uint8, device};
-      at = (at + 15) / 16 * 16;
+      const std::size_t begin = all.offset(next++);
+      for (std::size_t i = 0; i < pack.tensors.size(); ++i)
+        pack.places.push_back(pack.layout.view(memory, begin, i, pack.tensors[i]));
+      pack.all = {static_cast<std::byte*>(memory.data()) + begin, pack.layout.bytes(), DType::uint8, device};
       packs_.push_back(std::move(pack));
     }
   }

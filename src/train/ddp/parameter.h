@@ -14,6 +14,7 @@
 #include <torch/types.h>
 
 #include "tensor/torch_compat.h"
+#include "train/packed_layout.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/train/ddp.h>
 
@@ -119,6 +120,8 @@ class Replicator {
     std::vector<std::size_t> indices;  ///< of its tensors among all
     std::vector<torch::Tensor> tensors;
     std::vector<torch::Tensor> places;
+    /// In bytes, without padding: counters of 8 bytes would take 64 each, after every backward, and are only copied.
+    PackedLayout layout{1, 1};
     Buffer all;
   };
   void lay_out();
