@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include <torch/types.h>
@@ -20,8 +22,19 @@ namespace maniple {
 /// A cache line: vector instructions load aligned data, and two ranks never write to one line.
 inline constexpr std::size_t kPackedAlignment = 64;
 
+/// Rows of dimension 0 that a part holds.
+struct RowRange {
+  std::int64_t begin = 0, count = 0;
+};
+/// As torch::chunk cuts them; the last parts may have fewer, or none.
+RowRange rows_of(std::int64_t rows, int parts, int part);
+
 class PackedLayout {
  public:
+  /// A tensor that is divided by rows.
+  struct Rows {
+    std::int64_t rows = 0, row_elements = 0;
+  };
   /// The elements of a tensor that lie in one part of the buffer.
   struct Piece {
     std::size_t begin = 0, count = 0;  ///< in the tensor
@@ -32,8 +45,12 @@ class PackedLayout {
   explicit PackedLayout(std::size_t element_bytes, std::size_t alignment = kPackedAlignment);
   PackedLayout() : PackedLayout(1) {}
 
+  /// A buffer with a part for each rank, which holds `head` elements of another kind and then the rank's rows of each
+  /// tensor. Both begin at multiples of kPackedAlignment. Such a layout has parts and pieces, and no whole tensors.
+  static PackedLayout by_rows(std::size_t element_bytes, std::size_t head, std::span<const Rows> tensors, int ranks);
+
   /// Appends a tensor.
-  void add(std::size_t elements);
+  void add(std::size_t elements) { tensors_.push_back({append(elements), elements}); }
 
   std::size_t size() const noexcept { return tensors_.size(); }
   std::size_t offset(std::size_t i) const { return tensors_[i].offset; }
@@ -49,6 +66,7 @@ class PackedLayout {
 
   std::size_t part_begin(std::size_t part) const { return part == 0 ? 0 : ends_[part - 1]; }
   std::size_t part_end(std::size_t part) const { return ends_[part]; }
+  const std::vector<std::size_t>& part_counts() const noexcept { return counts_; }
   std::vector<std::size_t> part_bytes() const;
   /// What lies in a part of tensor i: nothing (count is 0) if they do not meet.
   Piece piece(std::size_t part, std::size_t i) const;
@@ -62,10 +80,14 @@ class PackedLayout {
     std::size_t offset, count;
   };
 
+  std::size_t append(std::size_t elements);  // its offset
+
   std::size_t element_bytes_, step_;
   std::size_t total_ = 0;
   std::vector<Extent> tensors_;
-  std::vector<std::size_t> ends_;  // of parts
+  std::vector<std::size_t> ends_, counts_;  // of parts
+  std::vector<Piece> pieces_;               // by_rows: by part, then by tensor
+  std::size_t divided_ = 0;                 // by_rows: the tensors
 };
 
 }  // namespace maniple

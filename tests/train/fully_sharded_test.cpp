@@ -95,7 +95,7 @@ void expect_same_gradients(const nn::Module& ours, const nn::Module& reference, 
     ASSERT_EQ(item.value().grad().defined(), whole.defined()) << item.key();
     if (!whole.defined()) continue;
     const Tensor rows = whole.dim() == 0 ? whole.reshape({1}) : whole;
-    const auto own = detail::rows_of(rows.size(0), group.size(), group.rank());
+    const auto own = rows_of(rows.size(0), group.size(), group.rank());
     expect_close(item.value().grad(), rows.narrow(0, own.begin, own.count), item.key(), tolerance);
   }
 }
@@ -136,7 +136,7 @@ TEST(FullySharded, ParametersHaveTheNamesOfThePlainModuleAndAreRows) {
     EXPECT_EQ(net->named_parameters().keys(), names);
     for (const auto& item : net->named_parameters()) {
       const auto shape = reference->named_parameters()[item.key()].sizes();
-      EXPECT_EQ(item.value().size(0), detail::rows_of(shape.empty() ? 1 : shape[0], 2, r.rank).count) << item.key();
+      EXPECT_EQ(item.value().size(0), rows_of(shape.empty() ? 1 : shape[0], 2, r.rank).count) << item.key();
     }
     net->eval();
     EXPECT_FALSE(net->module()->is_training());

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 
 #include <torch/torch.h>
@@ -103,6 +104,62 @@ TEST(PackedLayout, PartsHoldEveryElementOnce) {
       }
       EXPECT_EQ(next, tensors[i]) << parts << " parts, tensor " << i;
     }
+  }
+}
+
+TEST(PackedLayout, RowsAreDividedAsByChunk) {
+  for (const int parts : {1, 2, 3, 5, 7}) {
+    for (const std::int64_t rows : {0, 1, 2, 5, 6, 16}) {
+      const auto chunks = torch::arange(rows).chunk(parts);
+      for (int part = 0; part < parts; ++part) {
+        const RowRange range = rows_of(rows, parts, part);
+        const auto chunk = static_cast<std::size_t>(part);
+        EXPECT_EQ(range.count, chunk < chunks.size() ? chunks[chunk].numel() : 0) << rows << " rows, part " << part;
+        if (range.count != 0) {
+          EXPECT_EQ(range.begin, chunks[chunk][0].item<std::int64_t>()) << rows << " rows, part " << part;
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedLayout, EachPartHoldsAHeadAndItsRows) {
+  // 5 rows of 3, a scalar, none, 2 rows of 20: over 3 ranks 2 + 2 + 1, 1 + 0 + 0, nothing, 1 + 1 + 0.
+  const std::vector<PackedLayout::Rows> tensors{{5, 3}, {1, 1}, {0, 0}, {2, 20}};
+  const PackedLayout layout = PackedLayout::by_rows(4, 5, tensors, 3);
+  EXPECT_EQ(layout.part_counts(), (Sizes{16 + 16 + 16 + 0 + 32, 16 + 16 + 0 + 0 + 32, 16 + 16}));
+  EXPECT_EQ(layout.part_bytes(), (Sizes{320, 256, 128}));
+  EXPECT_EQ(layout.total(), 176u);
+  EXPECT_EQ((Sizes{layout.part_begin(0), layout.part_begin(1), layout.part_begin(2)}), (Sizes{0, 80, 144}));
+  const auto piece = [&](std::size_t part, std::size_t i) {
+    const PackedLayout::Piece one = layout.piece(part, i);
+    return one.count == 0 ? Sizes{} : Sizes{one.begin, one.count, one.offset};
+  };
+  EXPECT_EQ(piece(0, 0), (Sizes{0, 6, 16}));
+  EXPECT_EQ(piece(0, 1), (Sizes{0, 1, 32}));
+  EXPECT_EQ(piece(0, 2), Sizes{});
+  EXPECT_EQ(piece(0, 3), (Sizes{0, 20, 48}));
+  EXPECT_EQ(piece(1, 0), (Sizes{6, 6, 96}));
+  EXPECT_EQ(piece(1, 1), Sizes{});
+  EXPECT_EQ(piece(1, 3), (Sizes{20, 20, 112}));
+  EXPECT_EQ(piece(2, 0), (Sizes{12, 3, 160}));
+  EXPECT_EQ(piece(2, 3), Sizes{});
+}
+
+TEST(PackedLayout, RowsOfNoTensorsLeaveTheHeads) {
+  const PackedLayout layout = PackedLayout::by_rows(1, 16, {}, 5);
+  EXPECT_EQ(layout.part_counts(), Sizes(5, 64));
+  EXPECT_EQ(layout.bytes(), 320u);
+}
+
+TEST(PackedLayout, MoreRanksThanRows) {
+  const std::vector<PackedLayout::Rows> tensors{{3, 7}};
+  const PackedLayout layout = PackedLayout::by_rows(8, 0, tensors, 11);
+  for (std::size_t part = 0; part < 11; ++part) {
+    const PackedLayout::Piece piece = layout.piece(part, 0);
+    EXPECT_EQ(piece.count, part < 3 ? 7u : 0u);
+    EXPECT_EQ(piece.begin, 7 * std::min<std::size_t>(part, 3));
+    EXPECT_EQ(layout.part_counts()[part], part < 3 ? 8u : 0u);
   }
 }
 

@@ -102,7 +102,7 @@ inline void expect_same_gradients(nn::Module& ours, const nn::Module& reference,
   for (const auto& item : ours.named_parameters()) {
     const Tensor& like = named[item.key()];
     const Tensor whole = like.grad().defined() ? like.grad() : torch::zeros_like(like);
-    const auto own = detail::rows_of(whole.size(0), group.size(), group.rank());
+    const auto own = rows_of(whole.size(0), group.size(), group.rank());
     const Tensor& gradient = item.value().grad();
     expect_close(gradient.defined() ? gradient : torch::zeros_like(item.value()),
                  whole.narrow(0, own.begin, own.count).detach(), item.key());

@@ -12,7 +12,6 @@ struct Header {
   std::int64_t unit = 0;    ///< its number
   std::int64_t frozen = 0;  ///< a hash of which parameters require a gradient
 };
-constexpr std::size_t kHeaderBytes = 64;
 
 /// Bytes on a device of the scratch, or of a whole.
 Tensor bytes_at(void* data, std::size_t bytes, torch::Device device) {
@@ -23,19 +22,10 @@ Tensor bytes_at(void* data, std::size_t bytes, torch::Device device) {
 }  // namespace
 
 void ShardUnit::lay_out_gather() {
-  const int ranks = group().size();
-  gather_total_ = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
-    std::size_t bytes = kHeaderBytes;
-    std::vector<std::size_t>& at = gather_at_.emplace_back();
-    for (const ShardedParameter& one : parameters_) {
-      at.push_back(bytes);
-      bytes += padded_bytes(static_cast<std::size_t>(rows_of(one.rows, ranks, rank).count * one.row_elements) *
-                            one.whole.element_size());
-    }
-    gather_counts_.push_back(bytes);
-    gather_total_ += bytes;
-  }
+  std::vector<PackedLayout::Rows> rows;
+  for (const ShardedParameter& one : parameters_)
+    rows.push_back({one.rows, one.row_elements * static_cast<std::int64_t>(one.whole.element_size())});
+  gather_ = PackedLayout::by_rows(1, sizeof(Header), rows, group().size());
 }
 
 // An empty shard has no address, and cannot have moved.
@@ -77,11 +67,10 @@ void ShardUnit::start_gather() {
                     "write is lost; write to the parameter afterwards, where it is this rank's rows, or use "
                     "set_full_parameters",
                     lost_write_));
-  const RegisteredMemory& memory = context_->scratch(ShardContext::Use::gather, gather_total_, device_);
+  const RegisteredMemory& memory = context_->scratch(ShardContext::Use::gather, gather_.bytes(), device_);
   const auto rank = static_cast<std::size_t>(group().rank());
-  std::size_t first = 0;
-  for (std::size_t r = 0; r < rank; ++r) first += gather_counts_[r];
-  auto* own = static_cast<std::byte*>(memory.data()) + first;
+  auto* scratch = static_cast<std::byte*>(memory.data());
+  std::byte* own = scratch + gather_.part_begin(rank);
   const Header header{number_, frozen_hash()};
   if (header.frozen != checked_hash_) checked_ = 0;
   checked_hash_ = header.frozen;
@@ -97,7 +86,7 @@ void ShardUnit::start_gather() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const ShardedParameter& one = parameters_[i];
     if (one.shard.numel() == 0) continue;
-    std::byte* place = own + gather_at_[rank][i];
+    std::byte* place = scratch + gather_.piece(rank, i).offset;
     if (device_.is_cpu() && one.shard.scalar_type() == one.whole.scalar_type()) {
       std::memcpy(place, one.shard.data_ptr(), one.shard.nbytes());
     } else {
@@ -108,8 +97,8 @@ void ShardUnit::start_gather() {
   if (!to.empty()) copy_all(to, from);
   const Device device = device_for(device_);
   context_->start(ShardContext::Use::gather, device_, [&](const CallOptions& call) {
-    return group().all_gather(ConstBuffer{own, gather_counts_[rank], DType::uint8, device},
-                              Buffer{memory.data(), gather_total_, DType::uint8, device}, gather_counts_, call);
+    return group().all_gather(ConstBuffer{own, gather_.part_counts()[rank], DType::uint8, device},
+                              Buffer{scratch, gather_.bytes(), DType::uint8, device}, gather_.part_counts(), call);
   });
 }
 
@@ -118,28 +107,22 @@ void ShardUnit::finish_gather() {
   context_->wait(ShardContext::Use::gather, device_);
   check_headers();
   allocate_whole();
-  auto* scratch = static_cast<std::byte*>(context_->scratch(ShardContext::Use::gather, gather_total_, device_).data());
+  auto* scratch =
+      static_cast<std::byte*>(context_->scratch(ShardContext::Use::gather, gather_.bytes(), device_).data());
   std::vector<Tensor> to, from;
-  std::size_t first = 0;
-  for (int rank = 0; rank < group().size(); ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
+  for (std::size_t rank = 0; rank < gather_.part_counts().size(); ++rank) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const ShardedParameter& one = parameters_[i];
-      const RowRange rows = rows_of(one.rows, group().size(), rank);
-      const std::size_t row_bytes = static_cast<std::size_t>(one.row_elements) * one.whole.element_size();
-      const std::size_t bytes = static_cast<std::size_t>(rows.count) * row_bytes;
-      if (bytes == 0) continue;
-      std::byte* place =
-          static_cast<std::byte*>(one.whole.data_ptr()) + static_cast<std::size_t>(rows.begin) * row_bytes;
-      std::byte* found = scratch + first + gather_at_[r][i];
+      const PackedLayout::Piece piece = gather_.piece(rank, i);
+      if (piece.count == 0) continue;
+      std::byte* place = static_cast<std::byte*>(parameters_[i].whole.data_ptr()) + piece.begin;
+      std::byte* found = scratch + piece.offset;
       if (device_.is_cpu()) {
-        std::memcpy(place, found, bytes);
+        std::memcpy(place, found, piece.count);
       } else {
-        to.push_back(bytes_at(place, bytes, device_));
-        from.push_back(bytes_at(found, bytes, device_));
+        to.push_back(bytes_at(place, piece.count, device_));
+        from.push_back(bytes_at(found, piece.count, device_));
       }
     }
-    first += gather_counts_[r];
   }
   if (!to.empty()) copy_all(to, from);
 }
@@ -147,14 +130,15 @@ void ShardUnit::finish_gather() {
 // On a GPU the host would have to wait: only the first times.
 void ShardUnit::check_headers() {
   if (!device_.is_cpu() && ++checked_ > 2) return;
-  auto* scratch = static_cast<std::byte*>(context_->scratch(ShardContext::Use::gather, gather_total_, device_).data());
-  std::size_t first = 0;
-  for (std::size_t r = 0; r < gather_counts_.size(); first += gather_counts_[r++]) {
+  auto* scratch =
+      static_cast<std::byte*>(context_->scratch(ShardContext::Use::gather, gather_.bytes(), device_).data());
+  for (std::size_t r = 0; r < gather_.part_counts().size(); ++r) {
+    std::byte* place = scratch + gather_.part_begin(r);
     Header header;
     if (device_.is_cpu()) {
-      std::memcpy(&header, scratch + first, sizeof header);
+      std::memcpy(&header, place, sizeof header);
     } else {
-      const Tensor numbers = bytes_at(scratch + first, sizeof header, device_).view(torch::kInt64).cpu();
+      const Tensor numbers = bytes_at(place, sizeof header, device_).view(torch::kInt64).cpu();
       std::memcpy(&header, numbers.data_ptr(), sizeof header);
     }
     if (header.unit == number_ && header.frozen == checked_hash_) continue;

@@ -5,17 +5,11 @@
 
 #include "base/check.h"
 #include "train/fully_sharded/unit.h"
-#include "train/packed_layout.h"
 
 namespace maniple::detail {
 namespace {
 
 using torch::Tensor;
-
-std::size_t padded_elements(std::size_t elements, std::size_t element_bytes) {
-  const std::size_t step = kPackedAlignment / element_bytes;
-  return (elements + step - 1) / step * step;
-}
 
 /// Small, so that all dtypes hold it exactly, and averages of different ones are none of them (or of some other rank's).
 double tag_of(int number) { return 1 + number % 61; }
@@ -31,24 +25,12 @@ std::vector<ShardUnit::ReduceLayout> ShardUnit::reduce_layouts(const std::vector
   std::map<torch::ScalarType, std::vector<std::size_t>> by_dtype;
   for (const std::size_t i : which) by_dtype[reduced_dtype(parameters_[i].shard)].push_back(i);
   std::vector<ReduceLayout> layouts;
-  const int ranks = options_.group->size();
+  std::vector<PackedLayout::Rows> rows;
   for (auto& [dtype, members] : by_dtype) {
-    ReduceLayout& layout = layouts.emplace_back();
-    layout.dtype = dtype;
-    layout.members = std::move(members);
-    const std::size_t element_bytes = c10::elementSize(dtype);
-    for (int rank = 0; rank < ranks; ++rank) {
-      std::size_t elements = padded_elements(1 + layout.members.size(), element_bytes);
-      std::vector<std::size_t>& at = layout.at.emplace_back();
-      for (const std::size_t i : layout.members) {
-        const ShardedParameter& one = parameters_[i];
-        at.push_back(elements);
-        elements += padded_elements(static_cast<std::size_t>(rows_of(one.rows, ranks, rank).count * one.row_elements),
-                                    element_bytes);
-      }
-      layout.counts.push_back(elements);
-      layout.total += elements;
-    }
+    rows.clear();
+    for (const std::size_t i : members) rows.push_back({parameters_[i].rows, parameters_[i].row_elements});
+    auto packed = PackedLayout::by_rows(c10::elementSize(dtype), 1 + members.size(), rows, options_.group->size());
+    layouts.push_back({dtype, std::move(members), std::move(packed)});
   }
   return layouts;
 }
@@ -63,8 +45,7 @@ std::vector<std::size_t> ShardUnit::trained() const {
 
 std::size_t ShardUnit::reduce_bytes() const {
   std::size_t most = 0;
-  for (const ReduceLayout& layout : reduce_layouts(trained()))
-    most = std::max(most, layout.total * c10::elementSize(layout.dtype));
+  for (const ReduceLayout& layout : reduce_layouts(trained())) most = std::max(most, layout.packed.bytes());
   return most;
 }
 
@@ -173,8 +154,9 @@ void ShardUnit::reduce(const std::vector<std::size_t>& which, std::vector<Tensor
 }
 
 void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tensor>& gradients) {
-  const std::size_t element_bytes = c10::elementSize(layout.dtype);
-  const RegisteredMemory& memory = context_->scratch(ShardContext::Use::reduce, layout.total * element_bytes, device_);
+  const PackedLayout& packed = layout.packed;
+  const std::size_t element_bytes = packed.element_bytes();
+  const RegisteredMemory& memory = context_->scratch(ShardContext::Use::reduce, packed.bytes(), device_);
   const auto options = torch::TensorOptions().dtype(layout.dtype).device(device_);
   // Made on the device: for a copy from the host, the host would wait for all that the stream holds.
   const auto heads = static_cast<std::int64_t>(1 + layout.members.size());
@@ -184,48 +166,41 @@ void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tenso
     if (!used_here_[layout.members[static_cast<std::size_t>(m - 1)]]) head.narrow(0, m, 1).zero_();
   }
   std::vector<Tensor> to, from;
-  auto* part = static_cast<std::byte*>(memory.data());
+  auto* scratch = static_cast<std::byte*>(memory.data());
   for (int rank = 0; rank < group().size(); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    to.push_back(torch::from_blob(part, head.sizes(), options));
+    to.push_back(torch::from_blob(scratch + packed.part_begin(r) * element_bytes, head.sizes(), options));
     from.push_back(head);
     for (std::size_t m = 0; m < layout.members.size(); ++m) {
-      const ShardedParameter& one = parameters_[layout.members[m]];
-      const RowRange rows = rows_of(one.rows, group().size(), rank);
-      const auto elements = rows.count * one.row_elements;
-      if (elements == 0) continue;
-      std::byte* place = part + layout.at[r][m] * element_bytes;
-      const std::size_t bytes = static_cast<std::size_t>(elements) * element_bytes;
+      const PackedLayout::Piece piece = packed.piece(r, m);
+      if (piece.count == 0) continue;
+      std::byte* place = scratch + piece.offset * element_bytes;
+      const std::size_t bytes = piece.count * element_bytes;
       const Tensor& gradient = gradients[layout.members[m]];
       if (!gradient.defined() && device_.is_cpu()) {
         std::memset(place, 0, bytes);
       } else if (!gradient.defined()) {
-        torch::from_blob(place, {elements}, options).zero_();
+        torch::from_blob(place, {static_cast<std::int64_t>(piece.count)}, options).zero_();
       } else if (device_.is_cpu() && gradient.is_contiguous() && gradient.scalar_type() == layout.dtype) {
-        std::memcpy(place,
-                    static_cast<const std::byte*>(gradient.data_ptr()) +
-                        static_cast<std::size_t>(rows.begin * one.row_elements) * element_bytes,
-                    bytes);
+        std::memcpy(place, static_cast<const std::byte*>(gradient.data_ptr()) + piece.begin * element_bytes, bytes);
       } else {
+        const RowRange rows = rows_of(parameters_[layout.members[m]].rows, group().size(), rank);
         const Tensor cut = gradient.dim() == 0 ? gradient.reshape({1}) : gradient.narrow(0, rows.begin, rows.count);
         to.push_back(torch::from_blob(place, cut.sizes(), options));
         from.push_back(cut);
       }
     }
-    part += layout.counts[r] * element_bytes;
   }
   copy_all(to, from);
 
   const Device device = device_for(device_);
   const auto rank = static_cast<std::size_t>(group().rank());
-  std::size_t first = 0;
-  for (std::size_t r = 0; r < rank; ++r) first += layout.counts[r];
-  auto* own = static_cast<std::byte*>(memory.data()) + first * element_bytes;
+  std::byte* own = scratch + packed.part_begin(rank) * element_bytes;
   const DType dtype = dtype_of(head, {"fully_shard", "gradient"});
   context_->start(ShardContext::Use::reduce, device_, [&](const CallOptions& call) {
-    const Buffer part_here{own, layout.counts[rank], dtype, device};
-    Work work = group().reduce_scatter(ConstBuffer{memory.data(), layout.total, dtype, device}, part_here,
-                                       ReduceOp::avg, layout.counts, call);
+    const Buffer part_here{own, packed.part_counts()[rank], dtype, device};
+    Work work = group().reduce_scatter(ConstBuffer{scratch, packed.total(), dtype, device}, part_here, ReduceOp::avg,
+                                       packed.part_counts(), call);
     if (!options_.replicate_group) return work;
     const auto over_replicas = [replicas = options_.replicate_group, part_here, stream = call.stream,
                                 where = call.where] {
@@ -244,12 +219,9 @@ void ShardUnit::finish_reduce() {
   const ReduceLayout layout = std::move(*reducing_);
   reducing_.reset();
   const auto rank = static_cast<std::size_t>(group().rank());
-  const std::size_t element_bytes = c10::elementSize(layout.dtype);
-  std::size_t first = 0;
-  for (std::size_t r = 0; r < rank; ++r) first += layout.counts[r];
-  auto* own = static_cast<std::byte*>(
-                  context_->scratch(ShardContext::Use::reduce, layout.total * element_bytes, device_).data()) +
-              first * element_bytes;
+  const PackedLayout& packed = layout.packed;
+  const std::size_t element_bytes = packed.element_bytes();
+  auto* scratch = static_cast<std::byte*>(context_->scratch(ShardContext::Use::reduce, packed.bytes(), device_).data());
   const auto options = torch::TensorOptions().dtype(layout.dtype).device(device_);
   const auto heads = static_cast<std::int64_t>(1 + layout.members.size());
   // What this rank has used was used; on a GPU the host need not wait to know that.
@@ -257,7 +229,8 @@ void ShardUnit::finish_reduce() {
   const bool all_used =
       std::all_of(layout.members.begin(), layout.members.end(), [&](std::size_t i) { return used_here_[i]; });
   if (device_.is_cpu() || !all_used) {
-    head = torch::from_blob(own, {heads}, options).to(torch::kCPU, torch::kFloat64);
+    head = torch::from_blob(scratch + packed.part_begin(rank) * element_bytes, {heads}, options)
+               .to(torch::kCPU, torch::kFloat64);
     const double tag = head[0].item<double>();
     if (std::abs(tag - tag_of(number_)) > 0.4)  // of different tags, at least one rank's is farther away
       fail(
@@ -269,9 +242,9 @@ void ShardUnit::finish_reduce() {
     const bool used = used_here_[layout.members[m]] || head[static_cast<std::int64_t>(m + 1)].item<double>() > 0;
     if (!used) continue;
     Tensor& gradient = one.parameter.mutable_grad();
-    const Tensor rows = one.shard.numel() == 0
-                            ? torch::empty(one.shard.sizes(), options)
-                            : torch::from_blob(own + layout.at[rank][m] * element_bytes, one.shard.sizes(), options);
+    std::byte* place = scratch + packed.piece(rank, m).offset * element_bytes;
+    const Tensor rows = one.shard.numel() == 0 ? torch::empty(one.shard.sizes(), options)
+                                               : torch::from_blob(place, one.shard.sizes(), options);
     if (gradient.defined()) {
       gradient.add_(rows);
     } else {

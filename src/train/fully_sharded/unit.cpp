@@ -33,12 +33,6 @@ const char* dtype_name(std::optional<torch::ScalarType> dtype) { return dtype ? 
 
 }  // namespace
 
-RowRange rows_of(std::int64_t rows, int ranks, int rank) {
-  const std::int64_t most = (rows + ranks - 1) / ranks;
-  const std::int64_t begin = std::min(rows, most * rank);
-  return {begin, std::min(rows, begin + most) - begin};
-}
-
 // ---- Construction ----------------------------------------------------------------------------------------------------
 
 std::shared_ptr<ShardUnit> ShardUnit::make(torch::nn::Module& module, const FullyShardOptions& given) {
@@ -189,13 +183,10 @@ torch::ScalarType ShardUnit::gathered_dtype(const Tensor& parameter) const {
 }
 
 void ShardUnit::shard() {
-  whole_bytes_ = 0;
-  std::vector<std::size_t> offsets;
-  for (const ShardedParameter& one : parameters_) {
-    offsets.push_back(whole_bytes_);
-    whole_bytes_ += padded_bytes(static_cast<std::size_t>(one.rows * one.row_elements) *
-                                 c10::elementSize(gathered_dtype(one.parameter)));
-  }
+  PackedLayout wholes;  // in bytes
+  for (const ShardedParameter& one : parameters_)
+    wholes.add(static_cast<std::size_t>(one.rows * one.row_elements) * c10::elementSize(gathered_dtype(one.parameter)));
+  whole_bytes_ = wholes.bytes();
   const Tensor all = torch::empty({static_cast<std::int64_t>(std::max<std::size_t>(whole_bytes_, 1))},
                                   torch::TensorOptions().dtype(torch::kUInt8).device(device_));
   storage_ = all.storage();
@@ -204,7 +195,7 @@ void ShardUnit::shard() {
     Tensor& parameter = one.parameter;
     const auto dtype = gathered_dtype(parameter);
     one.whole = torch::empty({0}, parameter.options().dtype(dtype).requires_grad(false));
-    one.whole.set_(storage_, static_cast<std::int64_t>(offsets[i] / c10::elementSize(dtype)), one.shape,
+    one.whole.set_(storage_, static_cast<std::int64_t>(wholes.offset(i) / c10::elementSize(dtype)), one.shape,
                    torch::empty(one.shape, torch::kMeta).strides());
     const Tensor rows = parameter.dim() == 0 ? parameter.detach().reshape({1}) : parameter.detach();
     one.shard = rows.narrow(0, one.own.begin, one.own.count).contiguous().clone();

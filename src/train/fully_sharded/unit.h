@@ -43,16 +43,10 @@
 
 #include "tensor/device.h"
 #include "tensor/torch_compat.h"
+#include "train/packed_layout.h"
 #include <maniple/train/fully_sharded.h>
 
 namespace maniple::detail {
-
-/// Rows of dimension 0 that a rank holds.
-struct RowRange {
-  std::int64_t begin = 0, count = 0;
-};
-/// As torch::chunk cuts them; the last ranks may have fewer, or none.
-RowRange rows_of(std::int64_t rows, int ranks, int rank);
 
 struct ShardedParameter {
   std::vector<std::string> names;   ///< in the module; more than one where it is registered several times
@@ -75,9 +69,6 @@ struct ShardedParameter {
   bool guarded = false;               ///< a hook refuses gradients while it is concealed
   const std::string& name() const { return names.front(); }
 };
-
-/// Rows begin at multiples of 64 bytes.
-inline std::size_t padded_bytes(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /// As the group sees it.
 inline Device device_for(torch::Device device) { return device.is_cpu() ? Device{} : Device::cuda(device.index()); }
@@ -109,7 +100,7 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   ShardContext& context() noexcept { return *context_; }
   ProcessGroup& group() noexcept { return *options_.group; }
   std::size_t whole_bytes() const noexcept { return whole_bytes_; }
-  std::size_t gather_bytes() const noexcept { return gather_total_; }
+  std::size_t gather_bytes() const noexcept { return gather_.bytes(); }
   std::size_t reduce_bytes()
       const;  ///< of all parameters that require a gradient; the largest dtype's, if there are several
 
@@ -150,10 +141,8 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   /// How the gradients of some parameters lie in the scratch: those of one dtype.
   struct ReduceLayout {
     torch::ScalarType dtype;
-    std::vector<std::size_t> members;          ///< of parameters_
-    std::vector<std::size_t> counts;           ///< elements, by rank
-    std::vector<std::vector<std::size_t>> at;  ///< by rank and member: the first element, in the part of the rank
-    std::size_t total = 0;
+    std::vector<std::size_t> members;  ///< of parameters_
+    PackedLayout packed;               ///< a part for each rank: the tag, the flags, and its rows of each member
   };
 
   ShardUnit(torch::nn::Module& module, const FullyShardOptions& options);
@@ -193,9 +182,7 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   std::string lost_write_;          // a parameter that was written while it was whole
 
   // Gathering.
-  std::vector<std::size_t> gather_counts_;           // bytes, by rank
-  std::vector<std::vector<std::size_t>> gather_at_;  // by rank and parameter: the first byte in the part of the rank
-  std::size_t gather_total_ = 0;
+  PackedLayout gather_;            // in bytes; a part for each rank: the header, and its rows of each parameter
   std::uint64_t checked_ = 0;      // headers, since the set of frozen parameters changed
   std::int64_t checked_hash_ = 0;  // of that set
 
