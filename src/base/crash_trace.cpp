@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <mutex>
 
 #include "base/environment.h"
 
@@ -125,9 +125,9 @@ void install() {
 }  // namespace
 
 void install_crash_trace() {
-  static std::once_flag once;
+  static constinit std::atomic_flag installed;
   if (!knob_flag(Knob::crash_trace)) return;
-  std::call_once(once, install);
+  if (!installed.test_and_set()) install();
 }
 
 }  // namespace maniple

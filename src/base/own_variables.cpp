@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <numeric>
 #include <set>
 
@@ -141,8 +141,8 @@ std::string describe_unknown(std::span<const std::string> names) {
 }
 
 void warn_of_unknown_variables() {
-  static std::once_flag once;
-  std::call_once(once, [] { warn(unknown_variables()); });
+  static constinit std::atomic_flag warned;
+  if (!warned.test_and_set()) warn(unknown_variables());
 }
 
 void warn_of_unknown_variables_for_children(std::span<const std::string> environment) {

@@ -13,6 +13,8 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/fork_guard.h"
+#include "base/fork_safe_mutex.h"
 #include "base/system_error.h"
 
 namespace maniple {
@@ -55,18 +57,39 @@ Secret parse_or_throw(const std::string& bytes, const std::string& what) {
   return *secret;
 }
 
+// A pipe can be read once only, but a process, and children of fork(), may join more than once.
+class PipeSecrets {
+ public:
+  static PipeSecrets& all() {
+    static auto& secrets = *new PipeSecrets;  // never destroyed: static objects may join
+    return secrets;
+  }
+  std::optional<Secret> find(int fd) {
+    const std::lock_guard lock(mutex_);
+    const auto found = known_.find(fd);
+    return found == known_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void add(int fd, const Secret& secret) {
+    const std::lock_guard lock(mutex_);
+    known_.emplace(fd, secret);
+  }
+
+ private:
+  ForkSafeMutex mutex_;
+  std::map<int, Secret> known_;
+};
+
+constinit ProcessWide<std::mutex> reading;  // whoever fills the pipe may take long
+
 Secret from_descriptor(int fd) {
-  // A pipe can be read once only, but a process may join more than once. Never destroyed: static objects may join.
-  static std::mutex mutex;
-  static auto& known = *new std::map<int, Secret>;
   const std::string what = fmt::format("MANIPLE_SECRET_FD is {}", fd);
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(*reading);
+  if (const auto known = PipeSecrets::all().find(fd)) return *known;
   struct stat status{};
   const bool pipe = ::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode);
-  if (const auto found = known.find(fd); found != known.end()) return found->second;
   const Secret secret = parse_or_throw(read_from(fd, what), what);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // not for this process's own children
-  if (pipe) known.emplace(fd, secret);
+  if (pipe) PipeSecrets::all().add(fd, secret);
   return secret;
 }
 

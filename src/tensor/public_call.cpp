@@ -6,12 +6,20 @@
 #include <tuple>
 #include <utility>
 
+#include "base/fork_guard.h"
 #include "base/format.h"
 
 namespace maniple {
 namespace {
 
 thread_local const PublicCall* innermost = nullptr;
+
+// The flight recorder keeps pointers to the texts. There are as many as a program has lines with such calls.
+struct Texts {
+  std::mutex mutex;
+  std::map<std::tuple<const void*, const void*, const void*, unsigned>, const std::string> by_call;
+};
+constinit ProcessWide<Texts> texts;
 
 }  // namespace
 
@@ -22,19 +30,16 @@ PublicCall::PublicCall(const char* name, const SourceLocation& where) noexcept
 
 PublicCall::~PublicCall() { innermost = outer_; }
 
-// The flight recorder keeps the pointer, so a text lives as long as the process. There are as many as a program has lines with such calls.
 SourceLocation public_place() {
   if (innermost == nullptr) return {};
   const PublicCall* outermost = innermost;
   while (outermost->outer_ != nullptr) outermost = outermost->outer_;
   const SourceLocation& where = innermost->where_;
 
-  using Key = std::tuple<const void*, const void*, const void*, unsigned>;
-  static std::mutex mutex;
-  static auto& texts = *new std::map<Key, const std::string>();
-  const std::lock_guard lock(mutex);
+  Texts& all = *texts;
+  const std::lock_guard lock(all.mutex);
   const auto [found, added] =
-      texts.try_emplace({innermost->name_, outermost->name_, where.file_name(), where.line()}, [&] {
+      all.by_call.try_emplace({innermost->name_, outermost->name_, where.file_name(), where.line()}, [&] {
         std::string text = format_text("in {}", innermost->name_), more;
         if (outermost != innermost) more = format_text("in {}", outermost->name_);
         if (where.line() != 0)

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/fork_safe_mutex.h"
 #include "train/tensor_layout.h"
 
 namespace maniple {
@@ -60,7 +61,7 @@ class Layouts {
   };
   static constexpr std::size_t kLeastRecords = 1024;
 
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   std::unordered_map<const c10::TensorImpl*, Record> records_;
   std::size_t sweep_at_ = kLeastRecords;
 };

@@ -2,11 +2,13 @@
 
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <gmock/gmock.h>
 
 #include "base/unique_fd.h"
 #include "rendezvous/clean_environment.h"
+#include "shm/sleeper.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {
@@ -81,6 +83,60 @@ TEST_F(SecretSource, FromADescriptorAnyNumberOfTimes) {
   set("MANIPLE_SECRET_FD", std::to_string(ends[0]).c_str());
   for (int i = 0; i < 3; ++i) EXPECT_EQ(hex_of(*secret_from_environment()), hex);
   ::close(ends[0]);
+}
+
+/// The read end has this number: what came from a pipe is known by the number as long as the process lives.
+struct PipeAt {
+  explicit PipeAt(int number) {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::pipe(ends), 0);
+    EXPECT_EQ(::dup2(ends[0], number), number);
+    ::close(ends[0]);
+    out.reset(number);
+    in.reset(ends[1]);
+  }
+  void put(const std::string& text) {
+    EXPECT_EQ(::write(in.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    in.reset();
+  }
+  UniqueFd out, in;
+};
+
+/// Whether a child of this process gets this secret.
+bool child_gets(const std::string& hex) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);  // a hang ends by a signal, which the parent sees
+    ::_exit(hex_of(*secret_from_environment()) == hex ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// The child reads another descriptor: nothing is to be had from the one that the parent reads.
+TEST_F(SecretSource, AChildDoesNotWaitForAThreadOfItsParentThatReads) {
+  PipeAt pipe(100);
+  set("MANIPLE_SECRET_FD", "100");
+  std::string read;
+  Sleeper reader([&read] { read = hex_of(*secret_from_environment()); });
+  ASSERT_TRUE(reader.falls_asleep());
+  const std::string hex = hex_of(Secret::random());
+  write(hex);
+  set("MANIPLE_SECRET_FD", std::to_string(fd.get()).c_str());
+  EXPECT_TRUE(child_gets(hex));
+  pipe.put(hex);
+  reader.join();
+  EXPECT_EQ(read, hex);
+}
+
+TEST_F(SecretSource, AChildKnowsWhatItsParentReadFromAPipe) {
+  PipeAt pipe(101);
+  const std::string hex = hex_of(Secret::random());
+  pipe.put(hex);
+  set("MANIPLE_SECRET_FD", "101");
+  EXPECT_EQ(hex_of(*secret_from_environment()), hex);
+  EXPECT_TRUE(child_gets(hex));
 }
 
 TEST_F(SecretSource, AnEmptyVariableIsNotTakenForNone) {

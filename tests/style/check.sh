@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|exports|lengths|sleeps|errors|knobs|variables|words [ROOT]
+# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|exports|lengths|sleeps|locks|errors|knobs|variables|words [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, sleeps, errors, knobs, variables or words}
+rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, sleeps, locks, errors, knobs, variables or words}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
@@ -130,6 +130,14 @@ check_sleeps() {
         !/\/\/ sleep: ./ && before !~ /^[ \t]*\/\/ sleep: ./ {
       print FILENAME ":" FNR ": it sleeps instead of waiting for a condition" }
     { before = $0 }'
+}
+
+# A child of fork() finds a lock of static storage as another thread of its parent held it, and would wait for ever.
+check_locks() {
+  sources src | xargs -r awk '
+    /^[ \t]*\/\// { next }
+    /^(inline |constinit )*std::([a-z]+_)?(mutex|once_flag) / || /^[ \t]*static (inline |constinit )*std::([a-z]+_)?(mutex|once_flag) / {
+      print FILENAME ":" FNR ": a child of fork() may find it locked; use ProcessWide (base/fork_guard.h) or ForkSafeMutex" }'
 }
 
 # Errors are data: what a program does about one depends on the fields of its ErrorInfo, never on its text. Seen are searches in

@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/fork_guard.h"
 
 #ifndef MANIPLE_PLUGIN_FOLDERS
 #define MANIPLE_PLUGIN_FOLDERS ""
@@ -134,14 +135,21 @@ const Entry& load(const PluginInfo& info, const char* symbol, std::uint32_t abi)
   return *plugin;
 }
 
+template <class Entry>
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::string_view, const Entry*> plugins;
+};
+template <class Entry>
+constinit ProcessWide<Loaded<Entry>> loaded;
+
 /// Loads it once for a process.
 template <class Entry>
 const Entry& load_once(std::string_view backend, const char* symbol, std::uint32_t abi) {
-  static std::mutex mutex;
-  static auto& loaded = *new std::map<std::string_view, const Entry*>;  // never destroyed: static objects may use it
   const PluginInfo& info = plugin_info(backend);
-  const std::lock_guard lock(mutex);
-  const Entry*& plugin = loaded[info.name];
+  Loaded<Entry>& all = *loaded<Entry>;
+  const std::lock_guard lock(all.mutex);
+  const Entry*& plugin = all.plugins[info.name];
   if (plugin == nullptr) plugin = &load<Entry>(info, symbol, abi);
   return *plugin;
 }

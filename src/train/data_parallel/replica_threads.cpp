@@ -11,6 +11,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "base/check.h"
+#include "base/fork_safe_mutex.h"
 #include "tensor/exception_text.h"
 #include "tensor/torch_compat.h"
 #include <maniple/train/data_parallel.h>
@@ -72,7 +73,7 @@ const OpenBlas& open_blas() {
   return functions;
 }
 
-std::mutex blas_mutex;
+ForkSafeMutex blas_mutex;
 int blas_scopes = 0, blas_threads_before = 0;
 
 void use_intra_op_threads(int threads) {

@@ -1,8 +1,11 @@
 // What the units of a group share: scratch memory, gathering ahead, and the course of a backward.
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <tuple>
 
 #include "base/check.h"
+#include "base/fork_guard.h"
 #include "tensor/public_call.h"
 #include "train/ddp/bucket.h"
 #include "train/fully_sharded/unit.h"
@@ -14,11 +17,8 @@ namespace {
 struct Contexts {
   std::mutex mutex;
   std::map<std::tuple<ProcessGroup*, ProcessGroup*, Overlap>, std::weak_ptr<ShardContext>> by_group;
-  static Contexts& all() {
-    static Contexts contexts;
-    return contexts;
-  }
 };
+constinit ProcessWide<Contexts> contexts;
 
 auto key_of(const FullyShardOptions& options) {
   return std::make_tuple(options.group.get(), options.replicate_group.get(), options.overlap);
@@ -27,13 +27,14 @@ auto key_of(const FullyShardOptions& options) {
 }  // namespace
 
 std::shared_ptr<ShardContext> ShardContext::of(const FullyShardOptions& options) {
+  Contexts& all = *contexts;
   {
-    const std::lock_guard lock(Contexts::all().mutex);
-    if (auto found = Contexts::all().by_group[key_of(options)].lock()) return found;
+    const std::lock_guard lock(all.mutex);
+    if (auto found = all.by_group[key_of(options)].lock()) return found;
   }
   auto made = std::make_shared<ShardContext>(options);
-  const std::lock_guard lock(Contexts::all().mutex);
-  Contexts::all().by_group[key_of(options)] = made;
+  const std::lock_guard lock(all.mutex);
+  all.by_group[key_of(options)] = made;
   return made;
 }
 
@@ -51,8 +52,9 @@ ShardContext::~ShardContext() {
     } catch (...) {
     }
   }
-  const std::lock_guard lock(Contexts::all().mutex);
-  auto& table = Contexts::all().by_group;
+  Contexts& all = *contexts;
+  const std::lock_guard lock(all.mutex);
+  auto& table = all.by_group;
   for (auto entry = table.begin(); entry != table.end();)
     entry = entry->second.expired() ? table.erase(entry) : std::next(entry);
 }

@@ -8,10 +8,10 @@
 
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/fork_safe_mutex.h"
 #include "train/sync_batch_norm/function.h"
 #include <maniple/dist.h>
 #include <maniple/train/sync_batch_norm.h>
@@ -44,20 +44,20 @@ struct Converted {
 class Table {
  public:
   void set(const Tensor& tensor, Converted entry) {
-    const std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& item) { return item.second.module.expired(); });
     entries_.insert_or_assign(tensor.unsafeGetTensorImpl(), std::move(entry));
   }
   std::optional<Converted> find(const Tensor& tensor) const {
     if (!tensor.defined()) return std::nullopt;
-    const std::shared_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     const auto found = entries_.find(tensor.unsafeGetTensorImpl());
     if (found == entries_.end()) return std::nullopt;
     return found->second;
   }
 
  private:
-  mutable std::shared_mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   std::unordered_map<const c10::TensorImpl*, Converted> entries_;
 };
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/fork_guard.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::cuda_plugin {
@@ -69,12 +70,17 @@ Driver look_up() {
   return all;
 }
 
+struct Contexts {
+  std::mutex mutex;
+  std::map<int, CUcontext> by_device;
+};
+constinit ProcessWide<Contexts> contexts;
+
 /// The context that the CUDA runtime, and so LibTorch, uses on a device. Retained until the process ends.
 CUcontext primary_context(int device) {
-  static std::mutex mutex;
-  static auto* const contexts = new std::map<int, CUcontext>;
-  const std::lock_guard lock(mutex);
-  CUcontext& context = (*contexts)[device];
+  Contexts& all = *contexts;
+  const std::lock_guard lock(all.mutex);
+  CUcontext& context = all.by_device[device];
   if (context == nullptr) {
     if (!driver().missing.empty()) throw Unsupported(driver().missing);
     CUdevice handle = 0;
