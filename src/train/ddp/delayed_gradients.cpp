@@ -46,7 +46,8 @@ DelayedGradients::DelayedGradients(const DdpOptions& options, std::vector<Parame
 
 void DelayedGradients::begin_backward() {
   for (const std::size_t i : delayed_) {
-    if (std::exchange(parameters_[i].early, false)) parameters_[i].ready = true;
+    Parameter::Gradient& gradient = parameters_[i].gradient;
+    if (gradient == Parameter::Gradient::early) gradient = Parameter::Gradient::ready;
   }
 }
 
@@ -65,12 +66,12 @@ std::string DelayedGradients::ready(const Parameter& parameter, int rank) {
 
 bool DelayedGradients::release() {
   for (const std::size_t i : delayed_) {
-    if (!parameters_[i].ready && parameters_[i].expected) return false;
+    if (!parameters_[i].ready() && parameters_[i].expected) return false;
   }
   for (const std::size_t i : delayed_) {
     Bucket& bucket = buckets_[parameters_[i].bucket];
     bucket.pending = 0;
-    if (parameters_[i].ready) bucket.copy_in(parameters_[i].place);
+    if (parameters_[i].ready()) bucket.copy_in(parameters_[i].place);
   }
   return true;
 }

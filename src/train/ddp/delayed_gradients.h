@@ -20,7 +20,7 @@ class DelayedGradients {
 
   /// A delayed gradient is ready before any other, perhaps of a backward inside the backward, whose end is not the one to
   /// wait for: it counts in the backward that begins next.
-  static void ready_early(Parameter& parameter) { parameter.early = true; }
+  static void ready_early(Parameter& parameter) { parameter.gradient = Parameter::Gradient::early; }
   void begin_backward();
 
   /// A delayed gradient is ready in the backward under way. Returns what is wrong with that on this rank, or nothing.

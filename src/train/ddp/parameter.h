@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -82,9 +83,15 @@ struct Parameter {
   bool accumulated = false;  ///< got a gradient under no_sync since the last synchronised backward
 
   // Of the backward under way.
-  bool ready = false;   ///< its gradient is computed
-  bool early = false;   ///< delayed, and ready before the backward's first other gradient
+  enum class Gradient : std::uint8_t {
+    absent,
+    early,  ///< of a delayed parameter: computed before the backward's first other gradient
+    ready,  ///< computed
+  };
+  Gradient gradient = Gradient::absent;
   torch::Tensor saved;  ///< its gradient as it was, if this rank has computed none
+
+  bool ready() const noexcept { return gradient == Gradient::ready; }
 
   /// What is wrong and what to do, if it was frozen, converted or given other memory; otherwise empty.
   std::string conversion() const;

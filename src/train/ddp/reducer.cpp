@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "tensor/public_call.h"
@@ -134,7 +135,7 @@ void Reducer::set_weight(double weight) {
 }
 
 void Reducer::register_hook(CommHook hook) {
-  MANIPLE_REQUIRE(buckets_.empty() && !running_,
+  MANIPLE_REQUIRE(buckets_.empty() && !computes(),
                   "DistributedDataParallel: a communication hook is registered before the first backward");
   MANIPLE_REQUIRE(hook_ == nullptr, "DistributedDataParallel: there is a communication hook already");
   MANIPLE_REQUIRE(hook != nullptr, "DistributedDataParallel: an empty communication hook");
@@ -143,7 +144,7 @@ void Reducer::register_hook(CommHook hook) {
 
 void Reducer::make_optimizers(const OptimizerFactory& make) {
   MANIPLE_REQUIRE(make != nullptr, "DistributedDataParallel: apply_optimizer_in_backward needs a function");
-  MANIPLE_REQUIRE(buckets_.empty() && !running_,
+  MANIPLE_REQUIRE(buckets_.empty() && !computes(),
                   "DistributedDataParallel: apply_optimizer_in_backward is called before the first backward");
   MANIPLE_REQUIRE(!steps_in_backward_, "DistributedDataParallel: the optimizer is applied in backward already");
   std::vector<std::shared_ptr<torch::optim::Optimizer>> made;
@@ -204,9 +205,9 @@ void Reducer::gradient_ready(std::size_t index) {
   Parameter& parameter = parameters_[index];
   if (paused_ > 0) return gradient_accumulated(parameter);
   if (torch::GradMode::is_enabled()) fail("backward with create_graph is not supported: averaging would cut the graph");
-  if (!running_ && parameter.delayed) return DelayedGradients::ready_early(parameter);
-  if (!running_) begin();
-  if (parameter.ready && !parameter.delayed)
+  if (!computes() && parameter.delayed) return DelayedGradients::ready_early(parameter);
+  if (!computes()) begin();
+  if (parameter.ready() && !parameter.delayed)
     fail(
         format_text("parameter {} got its gradient twice in one backward (a backward inside a backward is not "
                     "supported) on rank {}",
@@ -216,7 +217,7 @@ void Reducer::gradient_ready(std::size_t index) {
         format_text("parameter {} got a gradient on rank {}, but none in the first backward; the graph is not "
                     "static, use find_unused_parameters instead",
                     parameter.name, group_->rank()));
-  parameter.ready = true;
+  parameter.gradient = Parameter::Gradient::ready;
   if (parameter.delayed) {
     if (const std::string trouble = delayed_->ready(parameter, group_->rank()); !trouble.empty()) fail(trouble);
     return;
@@ -246,23 +247,26 @@ void Reducer::gradient_accumulated(Parameter& parameter) {
 
 void Reducer::begin() {
   at_end_of_backward([end = std::make_shared<EndOfBackward>(weak_from_this())] { end->call(); });
-  running_ = true;
+  backward_ = Backward::computing;
   reset();
   delayed_->begin_backward();
   if (const std::string trouble = added_parameter(); !trouble.empty()) fail(trouble);
   if (!active_.started()) return;
   active_.exchange(true);
-  communicated_ = true;
+  begin_to_average();
+}
+
+void Reducer::begin_to_average() noexcept {
+  if (backward_ == Backward::computing) backward_ = Backward::averaging;
 }
 
 void Reducer::reset() {
   watch_.begin();
-  communicated_ = false;
   ready_order_.clear();
   factor_.reset();
   next_ = 0;
   for (Parameter& parameter : parameters_) {
-    parameter.ready = false;
+    if (parameter.ready()) parameter.gradient = Parameter::Gradient::absent;
     parameter.saved = torch::Tensor();
   }
   for (Bucket& bucket : buckets_) {
@@ -273,7 +277,7 @@ void Reducer::reset() {
     for (const std::size_t member : bucket.members()) {
       Parameter& parameter = parameters_[member];
       bucket.pending += parameter.expected ? 1 : 0;
-      if (!parameter.expected && !shadowing_) copy_in_absent(parameter);
+      if (!parameter.expected && !shadows()) copy_in_absent(parameter);
     }
     if (parameters_[bucket.members().front()].delayed) bucket.pending = 1;  // until they are released together
   }
@@ -282,7 +286,7 @@ void Reducer::reset() {
 void Reducer::require_used() {
   std::vector<const Parameter*> unused;
   for (const Parameter& parameter : parameters_) {
-    if (!parameter.ready && parameter.expected) unused.push_back(&parameter);
+    if (!parameter.ready() && parameter.expected) unused.push_back(&parameter);
   }
   if (unused.empty()) return;
   fail(format_text("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(), names_of(unused),
@@ -296,18 +300,21 @@ void Reducer::require_used() {
 void Reducer::finish() {
   const torch::NoGradGuard no_grad;
   const bool first = buckets_.empty();
-  const bool may_be_unused = options_.static_graph ? !expected_known_ : options_.find_unused_parameters;
+  const bool may_be_unused = options_.static_graph ? graph_ == Graph::unknown : options_.find_unused_parameters;
   if (!may_be_unused) require_used();
   if (first) lay_out();
   average_all();
   copy_buffers();
+  end();
+  watch_.end(!first);
+}
+
+void Reducer::end() {
   for (Parameter& parameter : parameters_) {
     parameter.saved = torch::Tensor();
-    parameter.accumulated = false;
+    if (!shadows()) parameter.accumulated = false;
   }
-  running_ = false;
-  communicated_ = false;
-  watch_.end(!first);
+  backward_ = Backward::none;
 }
 
 // Those that the module has now: forward may have put other tensors in the places of the first.
@@ -337,7 +344,7 @@ void Reducer::copy_buffers() {
 std::vector<bool> Reducer::used_here() const {
   std::vector<bool> used;
   for (const Parameter& parameter : parameters_) {
-    used.push_back(parameter.ready || (parameter.accumulated && !shadowing_ && parameter.tensor.grad().defined()));
+    used.push_back(parameter.ready() || (parameter.accumulated && !shadows() && parameter.tensor.grad().defined()));
   }
   return used;
 }
@@ -345,8 +352,9 @@ std::vector<bool> Reducer::used_here() const {
 // Backward threw. A bucket that is still under way will be written to: its gradients must not live there any more. They
 // are lost, which they would be anyway: half of the others were never computed.
 void Reducer::abandon() noexcept {
-  running_ = false;
-  if (communicated_ && group_->size() > 1 && !group_->error()) {
+  const Backward abandoned = std::exchange(backward_, Backward::none);
+  const bool awaited = abandoned == Backward::averaging || abandoned == Backward::shadowing;
+  if (awaited && group_->size() > 1 && !group_->error()) {
     try {
       group_->abort(format_text(
           "backward failed on rank {} (its own output says why) after it had begun to average gradients, {} of {} "
@@ -358,7 +366,6 @@ void Reducer::abandon() noexcept {
       // No memory for the text: the others wait until their deadline.
     }
   }
-  communicated_ = false;
   for (Bucket& bucket : buckets_) cancel(bucket);
 }
 
@@ -383,18 +390,15 @@ void Reducer::wait_for_leftover(Bucket& bucket) noexcept {
 // ---- A rank without batches ------------------------------------------------------------------------------------------
 
 void Reducer::start_uneven_inputs(const ActiveRanks::Mode& mode) {
-  MANIPLE_REQUIRE(!running_, "with_uneven_inputs: called inside a backward");
+  MANIPLE_REQUIRE(!computes(), "with_uneven_inputs: called inside a backward");
   active_.start(mode);
 }
 
-void Reducer::end_uneven_inputs() noexcept {
-  active_.stop();
-  shadowing_ = false;
-}
+void Reducer::end_uneven_inputs() noexcept { active_.stop(); }
 
 void Reducer::shadow() {
   const torch::NoGradGuard no_grad;
-  shadowing_ = true;
+  backward_ = Backward::shadowing;
   try {
     explained([&] {
       reset();
@@ -403,13 +407,10 @@ void Reducer::shadow() {
       copy_buffers();
     });
   } catch (...) {
-    shadowing_ = false;
     abandon();
     throw;
   }
-  for (Parameter& parameter : parameters_) parameter.saved = torch::Tensor();
-  communicated_ = false;
-  shadowing_ = false;
+  end();
 }
 
 void Reducer::copy_final_model() {

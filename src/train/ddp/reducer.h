@@ -29,6 +29,7 @@
 // what happens to a bucket.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -82,16 +83,32 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   class EndOfBackward;  // autograd's callback
 
+  /// The synchronised backward under way.
+  enum class Backward : std::uint8_t {
+    none,
+    computing,  ///< this rank has communicated nothing in it
+    averaging,  ///< it has: if the backward does not reach its end, no rank may go on
+    shadowing,  ///< others compute; this rank has no batch, and averages zeros
+  };
+  /// static_graph: whose gradients are known from an earlier backward.
+  enum class Graph : std::uint8_t {
+    unknown,
+    own,     ///< this rank's: Parameter::expected
+    shared,  ///< those of all ranks: Parameter::used stays as it is
+  };
+
   Reducer(TensorSource source, DdpOptions options);
   std::string added_parameter() const;  ///< what is wrong and what to do, if there is one; otherwise empty
 
   // A backward: reducer.cpp.
   void gradient_ready(std::size_t index);
   void gradient_accumulated(Parameter& parameter);
-  void begin();
-  void reset();
+  void begin();                      // none -> computing
+  void begin_to_average() noexcept;  // computing -> averaging; while shadowing nothing changes
   void finish();
-  void abandon() noexcept;
+  void end();               // -> none
+  void abandon() noexcept;  // -> none
+  void reset();
   void cancel(Bucket& bucket) noexcept;
   void require_used();
   std::vector<bool> used_here() const;
@@ -111,7 +128,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize(Bucket& bucket);
   static void wait_for_leftover(Bucket& bucket) noexcept;
 
-  bool exchanges_used() const { return options_.static_graph ? !used_known_ : options_.find_unused_parameters; }
+  bool computes() const noexcept { return backward_ == Backward::computing || backward_ == Backward::averaging; }
+  bool shadows() const noexcept { return backward_ == Backward::shadowing; }
+  bool exchanges_used() const {
+    return options_.static_graph ? graph_ != Graph::shared : options_.find_unused_parameters;
+  }
+  void learn_graph();
 
   DdpOptions options_;
   std::shared_ptr<ProcessGroup> group_;
@@ -131,15 +153,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   SideStream side_;              // for buckets on GPUs; destroyed before them
   std::optional<DelayedGradients> delayed_;
   ActiveRanks active_;
-  bool expected_known_ = false;  // static_graph: this rank has had its first backward
-  bool used_exchanged_ = false;  // Parameter::used was exchanged at least once
-  bool used_known_ = false;      // static_graph: by a backward of all ranks, so it stays
+  Graph graph_ = Graph::unknown;
 
   std::mutex ready_mutex_;  // autograd has a thread for the CPU and one for each GPU
   // Of the backward under way.
-  bool running_ = false;
-  bool shadowing_ = false;
-  bool communicated_ = false;             // if it does not reach its end, no rank may go on
+  Backward backward_ = Backward::none;
   std::vector<std::size_t> ready_order_;  // parameters; only in the first
   std::size_t next_ = 0;                  // the bucket to be launched next
   std::optional<double> factor_;          // what this rank's gradient is multiplied by

@@ -21,10 +21,11 @@ void Reducer::lay_out() {
   for (const bool delayed : {false, true}) {
     for (std::size_t i = parameters_.size(); i-- > 0;) {
       const Parameter& parameter = parameters_[i];
-      if (parameter.delayed == delayed && (delayed || !parameter.ready)) order.push_back(static_cast<std::int64_t>(i));
+      if (parameter.delayed == delayed && (delayed || !parameter.ready()))
+        order.push_back(static_cast<std::int64_t>(i));
     }
   }
-  communicated_ = true;
+  begin_to_average();
   group_->broadcast(buffer_of(order), active_.first(), {.where = public_place()});
 
   std::vector<PlannedParameter> sizes;
@@ -66,7 +67,7 @@ void Reducer::lay_out() {
     }
   }
   for (const Parameter& parameter : parameters_) {
-    if (parameter.ready) buckets[parameter.bucket].copy_in(parameter.place);
+    if (parameter.ready()) buckets[parameter.bucket].copy_in(parameter.place);
   }
   buckets_ = std::move(buckets);
 }
@@ -84,15 +85,15 @@ void Reducer::copy_in_absent(Parameter& parameter) {
 // A rank that shadows adds nothing to any gradient. What no rank uses keeps what it had.
 void Reducer::copy_in_zeros(Parameter& parameter) {
   Bucket& bucket = buckets_[parameter.bucket];
-  if (exchanges_used() || used_exchanged_) parameter.saved = bucket.saved(parameter.place);
+  if (options_.static_graph || options_.find_unused_parameters) parameter.saved = bucket.saved(parameter.place);
   bucket.view(parameter.place).zero_();
 }
 
 void Reducer::average_all() {
   for (Parameter& parameter : parameters_) {
-    if (shadowing_) {
+    if (shadows()) {
       copy_in_zeros(parameter);
-    } else if (!parameter.ready && parameter.expected) {
+    } else if (!parameter.ready() && parameter.expected) {
       copy_in_absent(parameter);
     } else if (parameter.delayed && !buckets_[parameter.bucket].launched) {
       buckets_[parameter.bucket].copy_in(parameter.place);
@@ -103,18 +104,22 @@ void Reducer::average_all() {
 
   if (exchanges_used()) {
     exchange_used(*group_, parameters_, used_here());
-    used_exchanged_ = true;
-    used_known_ = active_.all();
-  }
-  if (options_.static_graph && !expected_known_ && !shadowing_) {
-    for (Parameter& parameter : parameters_) parameter.expected = parameter.ready;
-    expected_known_ = true;
+    if (options_.static_graph) learn_graph();
   }
   for (Bucket& bucket : buckets_) wait_for(bucket);
   side_.join();
   for (Bucket& bucket : buckets_) {
     if (!bucket.finalized) finalize(bucket);
   }
+}
+
+// A rank that shadows learns nothing. When all ranks are active, none shadows.
+void Reducer::learn_graph() {
+  if (graph_ == Graph::unknown && !shadows()) {
+    for (Parameter& parameter : parameters_) parameter.expected = parameter.ready();
+    graph_ = Graph::own;
+  }
+  if (active_.all()) graph_ = Graph::shared;
 }
 
 // bump_version: should a part of the graph that is still to run need a stepped parameter (by way of detach(), say), autograd
@@ -161,7 +166,7 @@ void Reducer::launch_on_device(Bucket& bucket) {
 
 void Reducer::launch(Bucket& bucket) {
   const torch::NoGradGuard no_grad;
-  communicated_ = true;
+  begin_to_average();
   if (!bucket.buffer().device.is_cpu()) return launch_on_device(bucket);
   const bool async = overlap_ == Overlap::thread;
   const auto launched = Stopwatch::Clock::now();
@@ -198,13 +203,13 @@ void Reducer::launch(Bucket& bucket) {
 // shadows has weight 0 and gradients of zero.
 void Reducer::scale(Bucket& bucket) {
   if (!factor_ && options_.average == Average::samples) {
-    double sum = shadowing_ ? 0 : weight_;
+    double sum = shadows() ? 0 : weight_;
     group_->all_reduce(buffer_of(sum), ReduceOp::sum, {.where = public_place()});
     if (sum <= 0) fail("the weights of all ranks are zero; call set_weight with the number of samples");
     factor_ = weight_ * group_->size() / sum;
   }
   if (!factor_) factor_ = active_.gradient_factor();
-  if (shadowing_ || *factor_ == 1.0) return;
+  if (shadows() || *factor_ == 1.0) return;
   bucket.flat().mul_(*factor_);
 }
 
