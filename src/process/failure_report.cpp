@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -51,13 +52,26 @@ std::string signal_name(int signal) {
   return known != nullptr ? known->name : fmt::format("signal {}", signal);
 }
 
+namespace {
+
+/// A time-out for which ranks are known that did not come. It was noticed here, but is their doing.
+bool waits_for_others(const ErrorInfo& error, int rank) {
+  const std::vector<int>& missing = error.ranks;
+  return error.kind == ErrorKind::timeout && !missing.empty() &&
+         std::find(missing.begin(), missing.end(), rank) == missing.end();
+}
+
+}  // namespace
+
 bool is_consequence(const ErrorInfo& error, int rank) {
   if (error.kind == ErrorKind::peer_lost) return true;
+  if (waits_for_others(error, rank)) return true;
   if (error.kind == ErrorKind::aborted) return error.origin != rank;
   return error.origin >= 0 && error.origin != rank;
 }
 
 int blamed_rank(const ErrorInfo& error) {
+  if (error.kind == ErrorKind::timeout && !error.ranks.empty()) return error.ranks.front();
   if (error.kind != ErrorKind::peer_lost) return error.origin;
   if (error.loss == LossKind::left) return -1;
   return error.ranks.empty() ? error.origin : error.ranks.front();
@@ -74,12 +88,23 @@ std::size_t first_cause(const std::vector<RankExit>& exits) {
   for (std::size_t i = 1; i < exits.size(); ++i) {
     if (better(exits[i], exits[best])) best = i;
   }
-  for (std::size_t steps = 0; steps < exits.size() && exits[best].consequence; ++steps) {  // two may blame each other
-    const int blamed = exits[best].blamed;
+  const auto blamed_by = [&](std::size_t i) -> std::optional<std::size_t> {
+    if (!exits[i].consequence || exits[i].blamed < 0) return std::nullopt;
     const auto found =
-        std::find_if(exits.begin(), exits.end(), [&](const RankExit& exit) { return exit.rank == blamed; });
-    if (blamed < 0 || found == exits.end()) break;
-    best = static_cast<std::size_t>(found - exits.begin());
+        std::find_if(exits.begin(), exits.end(), [&](const RankExit& exit) { return exit.rank == exits[i].blamed; });
+    return found == exits.end() ? std::nullopt : std::optional(static_cast<std::size_t>(found - exits.begin()));
+  };
+  std::optional<std::size_t> next = best;
+  for (std::size_t steps = 0; steps < exits.size() && (next = blamed_by(best)); ++steps) best = *next;
+  if (!next) return best;
+  // Ranks blame each other, as when the network between them is cut: the one that most of all blame, then the earlier.
+  const auto accusers = [&](std::size_t of) {
+    return std::count_if(exits.begin(), exits.end(), [&](const RankExit& e) { return e.blamed == exits[of].rank; });
+  };
+  const std::size_t begin = best;
+  for (std::size_t i = *blamed_by(begin); i != begin; i = *blamed_by(i)) {
+    const auto more = accusers(i) - accusers(best);
+    if (more > 0 || (more == 0 && better(exits[i], exits[best]))) best = i;
   }
   return best;
 }

@@ -36,7 +36,7 @@ struct RankExit {
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 
-/// Whether what `rank` (of the world) reports began on another rank.
+/// Whether what `rank` (of the world) reports began on another rank. A time-out began on the ranks that it names as missing.
 bool is_consequence(const ErrorInfo& error, int rank);
 
 /// The rank on which a consequence began; -1: unknown, or it left in good order.
@@ -46,7 +46,7 @@ int blamed_rank(const ErrorInfo& error);
 ///
 /// One that is no consequence comes before those that are; among equals one killed by a signal comes before one that exited,
 /// if they ended within 20 ms of each other; then the earlier one. Among consequences alone, the exit of the rank that the others
-/// blame.
+/// blame; of ranks that blame each other, the one that most of all blame.
 std::size_t first_cause(const std::vector<RankExit>& exits);
 
 /// True if it is worth waiting a little for another exit: the only failures so far are consequences.

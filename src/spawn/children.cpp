@@ -148,6 +148,7 @@ std::vector<RankExit> SpawnWatch::failures() const {
     // One without a report crashed or exited: it comes before what the others then threw.
     if (process.answer) exit.at_us = process.answer->when_ns / 1000;
     exit.consequence = process.answer && process.answer->error && is_consequence(*process.answer->error, rank);
+    if (exit.consequence) exit.blamed = std::max(-1, blamed_rank(*process.answer->error) - first_rank_);
     exits.push_back(std::move(exit));
   }
   return exits;

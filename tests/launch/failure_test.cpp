@@ -62,11 +62,13 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
 }
 
-// The cause is not seen to end: it is stopped. The survivors that lost it are not the headline.
-TEST(Failure, AStoppedRankIsTheCause) {
+// The cause is not seen to end: it is stopped. The survivors that lost it, or waited for it until their time-out, are not
+// the headline.
+void expect_stopped_rank_is_the_cause(const std::string& heartbeat, const std::string& limit) {
+  SCOPED_TRACE(heartbeat + ", " + limit);
   const TemporaryDirectory folder;
   const std::string mark = new_mark();
-  Launched launched({"run", "-n", "3", "--env", mark, "--env", "MANIPLE_HEARTBEAT=0.5", worker_program(), "until",
+  Launched launched({"run", "-n", "3", "--env", mark, "--env", heartbeat, "--env", limit, worker_program(), "until",
                      folder.path() + "/end"});
   ASSERT_TRUE(launched.wait_for("joined", 60, 3)) << launched.err();
   std::string stopped;
@@ -83,6 +85,11 @@ TEST(Failure, AStoppedRankIsTheCause) {
       std::string::npos)
       << launched.err();
   EXPECT_TRUE(processes_with(mark).empty());
+}
+
+TEST(Failure, AStoppedRankIsTheCause) {
+  expect_stopped_rank_is_the_cause("MANIPLE_HEARTBEAT=0.5", "CALL_TIMEOUT=1800");
+  expect_stopped_rank_is_the_cause("MANIPLE_HEARTBEAT=0", "CALL_TIMEOUT=5");
 }
 
 // All ranks report the same mismatch: one shows it, the others are listed, and the report does not repeat it in the last lines.

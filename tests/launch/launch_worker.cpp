@@ -93,6 +93,7 @@ int main(int argc, char** argv) try {
     options.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
   }
   if (const char* limit = std::getenv("JOIN_TIMEOUT")) options.init_timeout = std::chrono::seconds(std::atol(limit));
+  if (const char* limit = std::getenv("CALL_TIMEOUT")) options.timeout = std::chrono::seconds(std::atol(limit));
   auto world = maniple::init(options);
   float sum = static_cast<float>(world->rank());
   world->all_reduce(maniple::buffer_of(sum));

@@ -27,7 +27,9 @@ TEST(FailureReport, TellsConsequencesFromCauses) {
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::aborted}, 0));
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::aborted, .origin = 3}, 0));
   EXPECT_FALSE(is_consequence({.kind = ErrorKind::aborted, .origin = 0}, 0)) << "it aborted the group itself";
-  EXPECT_FALSE(is_consequence({.kind = ErrorKind::timeout}, 0));
+  EXPECT_FALSE(is_consequence({.kind = ErrorKind::timeout}, 0)) << "nobody knows whose";
+  EXPECT_TRUE(is_consequence({.kind = ErrorKind::timeout, .ranks = {2, 3}, .origin = 0}, 0));
+  EXPECT_FALSE(is_consequence({.kind = ErrorKind::timeout, .ranks = {0, 1}, .origin = 0}, 0)) << "it is late itself";
   EXPECT_FALSE(is_consequence({.kind = ErrorKind::mismatch, .origin = 0}, 0));
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::mismatch, .origin = 1}, 0));
 }
@@ -48,6 +50,14 @@ TEST(FailureReport, TheCauseComesBeforeItsConsequences) {
   EXPECT_EQ(unseen_cause({blames(0, 1, 10), killed}), -1);
   EXPECT_EQ(blamed_rank({.kind = ErrorKind::peer_lost, .ranks = {3}, .loss = LossKind::left}), -1);
   EXPECT_EQ(blamed_rank(lost_by(0, 2)), 2);
+  EXPECT_EQ(blamed_rank({.kind = ErrorKind::timeout, .ranks = {2, 3}, .origin = 0}), 2);
+  EXPECT_EQ(blamed_rank({.kind = ErrorKind::timeout, .origin = 0}), 0);
+  // A network that was cut: the rank beyond the cut waits for another as well.
+  for (int first = 0; first < 4; ++first) {
+    std::vector<RankExit> cut = {blames(0, 2, 20), blames(1, 2, 20), blames(2, 0, 20), blames(3, 2, 20)};
+    cut[static_cast<std::size_t>(first)].at_us = 10;
+    EXPECT_EQ(first_cause(cut), 2u) << "rank " << first << " was the first to end";
+  }
   // Within a moment of each other the one with a signal is more likely the cause.
   EXPECT_EQ(first_cause({RankExit{.rank = 0, .code = 1, .at_us = 100}, killed}), 1u);
   EXPECT_EQ(first_cause({RankExit{.rank = 0, .code = 1, .at_us = 100}, later}), 0u);
