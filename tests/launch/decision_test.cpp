@@ -36,6 +36,17 @@ TEST(RepeatedErrors, LossesAreShownOnce) {
   EXPECT_EQ(losses.summary(), "");
 }
 
+TEST(RepeatedErrors, WhoeverIsShownAsTheCauseIsNotListed) {
+  RepeatedErrors losses;
+  for (const int rank : {0, 1, 3}) losses.report(rank, lost_by(rank, 2));
+  losses.failed(1);
+  losses.shown(1);
+  losses.shown(-1);
+  losses.failed(3);
+  losses.failed(1);
+  EXPECT_EQ(losses.summary(), "maniple: rank 3 reported the same loss of rank 2");
+}
+
 TEST(RepeatedErrors, MismatchesAreShownOnce) {
   RepeatedErrors errors;
   const auto mismatch = [](int number) {

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <regex>
 
 #include <fmt/format.h>
 
@@ -101,6 +102,11 @@ TEST(Failure, AMismatchIsShownOnceAndSummedUp) {
   for (auto at = result.err.find(text); at != std::string::npos; at = result.err.find(text, at + 1)) ++count;
   EXPECT_EQ(count, 2) << "by a rank, and as the error of the report: " << result.err;
   EXPECT_NE(result.err.find(" reported the same mismatch in call #"), std::string::npos) << result.err;
+  // The rank of the headline is not listed once more.
+  std::smatch headline, list;
+  ASSERT_TRUE(std::regex_search(result.err, headline, std::regex("maniple: rank (\\d) of 3 failed first")));
+  ASSERT_TRUE(std::regex_search(result.err, list, std::regex("maniple: ranks? ([0-9, ]+) reported the same")));
+  EXPECT_EQ(list[1].str().find(headline[1].str()), std::string::npos) << result.err;
 }
 
 // What ranks report through their descriptor decides, not what they print; one of them is shown.

@@ -73,7 +73,7 @@ struct AgentMessage {
   std::vector<std::string> settings =
       {};              ///< job: settings, see job_settings.h. join: a name of the launcher's process, by
                        ///< which one that connects again is recognised
-  RankExit exit = {};  ///< failed, absent; waiting, exited: its rank
+  RankExit exit = {};  ///< failed, absent; waiting, exited: its rank; stop: the reported cause's rank, -1: none
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

@@ -95,7 +95,7 @@ void Coordinator::decide() {
   }
   effects_.print(text);
   show_on_all(text);
-  stop_all(SIGTERM, options_.grace);
+  stop_all(SIGTERM, options_.grace, cause.rank);
 }
 
 /// Shows the text to the users of the other launchers.
@@ -121,11 +121,13 @@ void Coordinator::follow(Next next, int code) {
 }
 
 /// Nodes on which nothing was started have nothing to end, and are not waited for.
-void Coordinator::stop_all(int signal, std::chrono::duration<double> grace) {
+/// `reported`: see WorkerGroup::end.
+void Coordinator::stop_all(int signal, std::chrono::duration<double> grace, int reported) {
   enter(State::stopping);
   AgentMessage stop{.kind = Kind::stop};
   stop.generation = generation_;
   stop.signal = signal;
+  stop.exit.rank = reported;
   stop.grace_ms = static_cast<int>(std::min(grace.count(), 1e6) * 1000);
   std::vector<Node> with_workers;
   for (const auto& [node, info] : nodes_) {

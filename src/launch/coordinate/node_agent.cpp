@@ -48,7 +48,8 @@ void NodeAgent::handle(const AgentMessage& message) {
     case Kind::reserve: return reserve(message.generation);
     case Kind::start: return start(message);
     case Kind::signal: return worker_group_.signal_all(message.signal);
-    case Kind::stop: return worker_group_.end(message.signal, std::chrono::milliseconds(message.grace_ms));
+    case Kind::stop:
+      return worker_group_.end(message.signal, std::chrono::milliseconds(message.grace_ms), message.exit.rank);
     default: return;
   }
 }

@@ -131,6 +131,11 @@ void RepeatedErrors::failed(int by) {
   if (const auto it = repeated_.find(by); it != repeated_.end()) errors_.at(it->second).others.insert(by);
 }
 
+void RepeatedErrors::shown(int by) {
+  repeated_.erase(by);
+  for (auto& [name, error] : errors_) error.others.erase(by);
+}
+
 std::string RepeatedErrors::summary() {
   std::string text;
   for (auto& [name, error] : errors_) {

@@ -47,6 +47,8 @@ class RepeatedErrors {
   bool report(int by, const ErrorInfo& error);
   /// A rank whose last report was a repeated one has failed: it is counted.
   void failed(int by);
+  /// Rank `by` is shown elsewhere, with its error: it is not listed.
+  void shown(int by);
   /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each error; empty if there is none. Each is summed up
   /// once.
   std::string summary();

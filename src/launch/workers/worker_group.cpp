@@ -217,7 +217,7 @@ void WorkerGroup::take_report(Member& member, const ErrorInfo& failure) {
   if (!repeated_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
   member.held = true;
   member.err.pump->hold();
-  if (repeated_timer_ == 0) repeated_timer_ = poller_.call_after(kRepeatWindow, [this] { show_repeated(); });
+  if (repeated_timer_ == 0) repeated_timer_ = poller_.call_after(kRepeatWindow, [this] { show_held(); });
 }
 
 void WorkerGroup::end_held(Member& member) {
@@ -227,12 +227,11 @@ void WorkerGroup::end_held(Member& member) {
   repeated_.failed(member.assignment.rank);
 }
 
-void WorkerGroup::show_repeated() {
+void WorkerGroup::show_held() {
   poller_.cancel(repeated_timer_);
   for (const auto& member : members_) {
     if (member->running && std::exchange(member->held, false)) member->err.pump->show();
   }
-  if (const std::string text = repeated_.summary(); !text.empty()) console_.say(text);
 }
 
 void WorkerGroup::pause_if_congested(Output& output) {
@@ -300,7 +299,8 @@ void WorkerGroup::children_reaped() {
   if (state_ == State::finishing || state_ == State::ending) check_finished();
 }
 
-void WorkerGroup::end(int signal, std::chrono::duration<double> grace) {
+void WorkerGroup::end(int signal, std::chrono::duration<double> grace, int reported) {
+  repeated_.shown(reported);
   if (state_ == State::idle) {
     events_.ended();
     return;
@@ -383,7 +383,8 @@ void WorkerGroup::check_finished() {
 void WorkerGroup::become_idle() {
   poller_.cancel(timer_);
   close_outputs();
-  show_repeated();
+  show_held();
+  if (const std::string text = repeated_.summary(); !text.empty()) console_.say(text);
   repeated_ = {};
   if (messages_.own_end() >= 0) poller_.remove(messages_.own_end());
   messages_.close();

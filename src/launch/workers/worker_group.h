@@ -60,8 +60,9 @@ class WorkerGroup {
   /// `cores_first` and `cores_total`: their place among the ranks of the job on this machine.
   void start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total);
 
-  /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`.
-  void end(int signal, std::chrono::duration<double> grace);
+  /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`. `reported`: the rank that
+  /// the user was shown as the cause; -1: none.
+  void end(int signal, std::chrono::duration<double> grace, int reported = -1);
 
   /// Passes a signal on (SIGSTOP, SIGCONT).
   void signal_all(int signal);
@@ -102,7 +103,7 @@ class WorkerGroup {
   void resume_all(bool to_err);
   void take_report(Member& member, const ErrorInfo& failure);
   void end_held(Member& member);
-  void show_repeated();
+  void show_held();
   void open_messages();
   void receive_messages();
   void close_outputs();
