@@ -14,8 +14,6 @@
 namespace maniple::bench {
 namespace {
 
-constexpr int kMaxRanks = 256;
-
 void check(const BenchRequest& request) {
   std::vector<std::string_view> known;
   for (const Op op : measured_operations()) known.push_back(to_string(op));

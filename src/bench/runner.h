@@ -14,6 +14,8 @@
 
 namespace maniple::bench {
 
+inline constexpr int kMaxRanks = 256;
+
 /// What one run of `maniple bench` was asked to measure.
 struct BenchRequest {
   std::vector<std::string> operations;

@@ -19,6 +19,7 @@
 #include "bench/system.h"
 #include "bench/work_item.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include "group/environment_check.h"
 #include "process/rank_environment.h"
 
@@ -43,21 +44,19 @@ struct BenchArguments {
   std::string only;
 };
 
-/// CLI11's own text for it spells out the largest number there is.
-CLI::Validator at_least(double least) {
-  return {[least](std::string& text) -> std::string {
-            double value = 0;
-            if (CLI::detail::lexical_cast(text, value) && value >= least) return {};
-            return fmt::format("{} is too small; expected {} or more", text, least);
-          },
-          "", "at_least"};
+bool are_sizes(const std::string& text) {
+  try {
+    return !parse_sizes(text).empty();
+  } catch (const InvalidArgument&) {
+    return false;
+  }
 }
 
 std::vector<int> parse_ranks(const std::string& text) {
   std::vector<int> ranks;
   for (const std::string& part : split_list(text)) {
     const bool number = part.find_first_not_of("0123456789") == std::string::npos && part.size() < 6;
-    MANIPLE_REQUIRE(number, "--ranks holds \"{}\"; expected numbers such as 2,4", part);
+    MANIPLE_REQUIRE(number, "--ranks is \"{}\"; expected numbers such as 2,4", text);
     ranks.push_back(std::stoi(part));
   }
   MANIPLE_REQUIRE(!ranks.empty(), "--ranks is empty; expected numbers such as 2,4");
@@ -322,9 +321,10 @@ std::function<int()> declare_bench(CLI::App& app) {
 
   const char* what = "What to measure";
   app.add_option("--ranks", arguments->ranks, "number of ranks, or a list: 2,4,8")->capture_default_str()->group(what);
-  app.add_option("--sizes", arguments->sizes, "bytes of the whole buffer: 4,1K,64K or a range by x4: 4..256M")
-      ->capture_default_str()
-      ->group(what);
+  takes(app.add_option("--sizes", arguments->sizes, "bytes of the whole buffer: 4,1K,64K or a range by x4: 4..256M")
+            ->capture_default_str()
+            ->group(what),
+        "bytes such as 4, 64K, 16M or 1G, a list of them, or a range such as 4..256M", are_sizes);
   app.add_option("--dtype", arguments->dtypes, "element types, a list")->capture_default_str()->group(what);
   app.add_option("--op", arguments->reduce, "reduce op")->capture_default_str()->group(what);
   app.add_option("--buffer", arguments->buffer, "registered, ordinary or both")->capture_default_str()->group(what);
@@ -332,16 +332,20 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->capture_default_str()
       ->group(what);
   app.add_option("--algorithm", arguments->algorithms, "force algorithms, by the names of --list")->group(what);
-  app.add_option("--hosts", arguments->hosts, "spread the ranks over this many virtual hosts (needs root)")
-      ->capture_default_str()
-      ->group(what);
+  takes_whole_number(
+      app.add_option("--hosts", arguments->hosts, "spread the ranks over this many virtual hosts (needs root)")
+          ->capture_default_str()
+          ->group(what),
+      1);
   app.add_option("--link", arguments->link, "shape each host's link to this rate: 1gbit")->group(what);
   app.add_flag("--rewrite", arguments->rewrite,
                "write the inputs anew before each call, as a program does that has just computed them (not timed)")
       ->group(what);
-  app.add_option("--busy", arguments->busy, "run this many processes beside the ranks that compete for the cores")
-      ->capture_default_str()
-      ->group(what);
+  takes_whole_number(
+      app.add_option("--busy", arguments->busy, "run this many processes beside the ranks that compete for the cores")
+          ->capture_default_str()
+          ->group(what),
+      0, kMaxRanks);
 
   const char* with = "What to compare with";
   app.add_flag("--peers", arguments->peers, "measure the installed peers in turn with us")->group(with);
@@ -366,26 +370,28 @@ std::function<int()> declare_bench(CLI::App& app) {
       ->group("GPUs (`maniple bench gpu`)");
 
   const char* how = "How to measure";
-  app.add_option("--iterations", arguments->iterations, "timed calls of a row; 0: as many as fit the budget")
-      ->capture_default_str()
-      ->check(at_least(0))
-      ->group(how);
-  app.add_option("--warmup", arguments->warmup, "calls before the timed ones; -1: about 20 ms")
-      ->capture_default_str()
-      ->check(at_least(-1))
-      ->group(how);
-  app.add_option("--budget", arguments->budget_ms, "milliseconds of timed calls of a row")
-      ->capture_default_str()
-      ->check(at_least(0.001))
-      ->group(how);
-  app.add_option("--repeat", arguments->repeat,
-                 "repetitions of every turn; the median counts (default: 3 with peers, else 1)")
-      ->check(at_least(1))
-      ->group(how);
-  app.add_option("--timeout", arguments->timeout_s, "seconds after which one system's run counts as stuck")
-      ->capture_default_str()
-      ->check(at_least(0.001))
-      ->group(how);
+  takes_whole_number(
+      app.add_option("--iterations", arguments->iterations, "timed calls of a row; 0: as many as fit the budget")
+          ->capture_default_str()
+          ->group(how),
+      0);
+  takes_whole_number(app.add_option("--warmup", arguments->warmup, "calls before the timed ones; -1: about 20 ms")
+                         ->capture_default_str()
+                         ->group(how),
+                     -1);
+  takes_number(app.add_option("--budget", arguments->budget_ms, "milliseconds of timed calls of a row")
+                   ->capture_default_str()
+                   ->group(how),
+               0.001);
+  takes_whole_number(app.add_option("--repeat", arguments->repeat,
+                                    "repetitions of every turn; the median counts (default: 3 with peers, else 1)")
+                         ->group(how),
+                     1);
+  takes_seconds(
+      app.add_option("--timeout", arguments->timeout_s, "seconds after which one system's run counts as stuck")
+          ->capture_default_str()
+          ->group(how),
+      0.001);
 
   const char* output = "Output";
   app.add_option("--json", arguments->json, "write the rows to this file (bench/plot.py draws them)")->group(output);

@@ -10,11 +10,13 @@
 #include <array>
 #include <climits>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 
 #include "base/check.h"
 #include "base/files.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include "train/checkpoint/pending_checkpoint.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/saved_checkpoint.h"
@@ -252,8 +254,9 @@ std::function<int()> declare_checkpoint(CLI::App& app) {
   const auto declare = [&](const char* name, const char* summary, int (*run)(const CheckpointArguments&)) {
     CLI::App* command = app.add_subcommand(name, summary);
     command->add_option("FOLDER", arguments->folder, "the folder of the checkpoints")->required();
-    command->add_option("--step", arguments->step, "this one [ls, verify: all; merge, split: the newest that is whole]")
-        ->check(CLI::NonNegativeNumber);
+    takes_whole_number(command->add_option("--step", arguments->step,
+                                           "this one [ls, verify: all; merge, split: the newest that is whole]"),
+                       0, std::numeric_limits<std::int64_t>::max());
     command->parse_complete_callback([action, run] { *action = run; });
     return command;
   };
@@ -265,9 +268,8 @@ std::function<int()> declare_checkpoint(CLI::App& app) {
       ->required();
   CLI::App* split = declare("split", "write one file for each of so many ranks into a new folder", rewrite);
   split->add_option("OUT", arguments->out, "the new folder")->required();
-  split->add_option("RANKS", arguments->ranks, "how many")
-      ->required()
-      ->check(CLI::Range(1, static_cast<int>(kMostFilesOfCheckpoint) - 1));
+  takes_whole_number(split->add_option("RANKS", arguments->ranks, "how many")->required(), 1,
+                     static_cast<std::int64_t>(kMostFilesOfCheckpoint) - 1);
   app.require_subcommand(1);
   return [arguments, action] {
     for (std::string* path : {&arguments->folder, &arguments->out}) {

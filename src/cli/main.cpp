@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include <maniple/comm/error.h>
 #include <maniple/version.h>
 
@@ -34,28 +35,47 @@ int refuse_unknown(std::string_view name) {
 void refuse_empty_values(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& value : option->results()) {
-      MANIPLE_REQUIRE(!value.empty(),
-                      "{} is empty; expected a value, or the option left out (a shell variable that is not set?)",
-                      option->get_name());
+      if (value.empty()) refuse_empty(*option);
     }
   }
 }
 
-/// mpirun's -np means -n; the parser would read it as -n with the value "p". And `--` ends the options of `maniple run`: the parser would
-/// give what follows it to no command. What follows the program is left as it is.
+/// Without the value of "--ranks=2" or "-n2".
+std::string_view name_in(std::string_view word) { return word.substr(0, word.starts_with("--") ? word.find('=') : 2); }
+
+/// The option that a word of the command line names. Null if it names none.
+const CLI::Option* find_option(const CLI::App& command, std::string_view word) {
+  if (!word.starts_with('-')) return nullptr;
+  const std::string name(name_in(word));
+  if (const CLI::Option* option = command.get_option_no_throw(name)) return option;
+  for (const CLI::App* sub : command.get_subcommands(std::function<bool(const CLI::App*)>())) {
+    if (const CLI::Option* option = sub->get_option_no_throw(name)) return option;
+  }
+  return nullptr;
+}
+
+/// Remembers how options were typed, and refuses those whose value is missing. mpirun's -np means -n; the parser would
+/// read it as -n with the value "p". And `--` ends the options of `maniple run`: the parser would give what follows it
+/// to no command. What follows the program is left as it is.
 void prepare(const CLI::App& command, std::vector<const char*>& arguments) {
-  if (command.get_option_no_throw("-n") == nullptr) return;
-  for (std::size_t i = 2; i < arguments.size() && arguments[i][0] == '-'; ++i) {
+  const bool starts_program = command.get_option_no_throw("-n") != nullptr;
+  for (std::size_t i = 2; i < arguments.size(); ++i) {
     const std::string_view word = arguments[i];
-    if (word == "--") {
+    if (starts_program && !word.starts_with('-')) return;
+    if (starts_program && word == "--") {
       arguments[i] = kEndOfOptions;
       return;
     }
-    if (word == "-np" || word == "--np") arguments[i] = "-n";
-    const CLI::Option* option = command.get_option_no_throw(arguments[i]);
+    const bool is_np = starts_program && (word == "-np" || word == "--np");
+    if (is_np) arguments[i] = "-n";
+    const CLI::Option* option = find_option(command, arguments[i]);
     if (option == nullptr || option->get_items_expected_max() == 0) continue;
-    MANIPLE_REQUIRE(i + 1 < arguments.size(), "{} needs a value: {} {}, then the program", word, word,
-                    option->get_type_name());
+    const std::string_view name = is_np ? word : name_in(word);
+    remember_name(*option, name);
+    if (name.size() < word.size()) continue;  // the value is in it
+    MANIPLE_REQUIRE(i + 1 < arguments.size() && find_option(command, arguments[i + 1]) == nullptr,
+                    "{} needs a value: {} {}{}", name, name, option->get_type_name(),
+                    starts_program ? ", then the program" : "");
     ++i;  // its value
   }
 }

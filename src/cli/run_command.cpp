@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/own_variables.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include "cli/outer_launcher.h"
 #include "launch/launch_options.h"
 #include "launch/placement/binding.h"
@@ -23,7 +24,6 @@ using namespace maniple::launch;
 /// The options as written, before they are checked.
 struct RunArguments {
   std::string processes;
-  std::optional<int> devices_per_node_given, devices_per_process_given, cores_per_process;
   int devices_per_node = 0;  // 0: not said
   int devices_per_process = 0;
   std::string nodes = "1";
@@ -42,6 +42,10 @@ struct RunArguments {
   LaunchOptions options;
 };
 
+int process_count(const RunArguments& arguments, int gpus) {
+  return parse_process_count(arguments.processes, gpus, allowed_cpu_count(), as_typed("--nproc-per-node"));
+}
+
 void read_devices(const RunArguments& arguments, LaunchOptions& options) {
   Environment own;
   if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES"))
@@ -55,19 +59,20 @@ void read_devices(const RunArguments& arguments, LaunchOptions& options) {
                       arguments.devices_per_process);
       options.processes = processes_for(devices, arguments.devices_per_process);
       if (!arguments.processes.empty()) {
-        const int wanted = parse_process_count(arguments.processes, gpus, allowed_cpu_count());
+        const int wanted = process_count(arguments, gpus);
         MANIPLE_REQUIRE(wanted == options.processes,
-                        "-n is {}, but {} devices per node with {} devices per process make {} processes", wanted,
-                        devices, arguments.devices_per_process, options.processes);
+                        "{} is {}, but {} devices per node with {} devices per process make {} processes",
+                        as_typed("--nproc-per-node"), wanted, devices, arguments.devices_per_process,
+                        options.processes);
       }
     } else {
-      options.processes = parse_process_count(arguments.processes, gpus, allowed_cpu_count());
+      options.processes = process_count(arguments, gpus);
     }
     options.devices_per_process = arguments.devices_per_process;
     return;
   }
   if (!arguments.processes.empty()) {
-    options.processes = parse_process_count(arguments.processes, gpus, allowed_cpu_count());
+    options.processes = process_count(arguments, gpus);
   } else if (arguments.devices_per_node > 0) {
     options.processes = arguments.devices_per_node;
   }
@@ -79,20 +84,17 @@ void read_devices(const RunArguments& arguments, LaunchOptions& options) {
 
 void read_nodes(const RunArguments& arguments, LaunchOptions& options) {
   options.nodes = parse_node_range(arguments.nodes);
-  MANIPLE_REQUIRE(arguments.node_rank >= -1, "--node-rank is {}; expected 0 to {}", arguments.node_rank,
-                  options.nodes.max - 1);
   options.node_rank = arguments.node_rank;
   MANIPLE_REQUIRE(arguments.master.empty() || arguments.master_addr.empty(),
                   "--master and --master-addr say the same: give one");
-  if (!arguments.master.empty()) options.master = parse_master(arguments.master);
+  if (!arguments.master.empty()) options.master = parse_master(arguments.master, as_typed("--master"));
   if (!arguments.master_addr.empty()) {
     const bool bare_v6 =
         arguments.master_addr.find(':') != arguments.master_addr.rfind(':') && arguments.master_addr.front() != '[';
-    options.master = parse_master(bare_v6 ? "[" + arguments.master_addr + "]" : arguments.master_addr);
+    options.master =
+        parse_master(bare_v6 ? "[" + arguments.master_addr + "]" : arguments.master_addr, as_typed("--master-addr"));
   }
   if (arguments.master_port != -1) {
-    MANIPLE_REQUIRE(arguments.master_port >= 0 && arguments.master_port <= 65535,
-                    "--master-port is {}; expected 0 to 65535", arguments.master_port);
     if (!options.master) options.master = MasterAddress{.host = "127.0.0.1", .port = 0};
     options.master->port = static_cast<std::uint16_t>(arguments.master_port);
   }
@@ -112,17 +114,6 @@ void read_nodes(const RunArguments& arguments, LaunchOptions& options) {
   }
 }
 
-std::chrono::duration<double> seconds(const char* option, double value) {
-  MANIPLE_REQUIRE(value >= 0 && value <= 1e9, "{} is {}; expected a number of seconds", option, value);
-  return std::chrono::duration<double>(value);
-}
-
-/// 0 when the option was not given.
-int at_least_1(const char* option, const std::optional<int>& value) {
-  MANIPLE_REQUIRE(!value || *value >= 1, "{} is {}; expected at least 1", option, *value);
-  return value.value_or(0);
-}
-
 /// Nodes that start by themselves may have different numbers of processes: then any rank is possible.
 void check_only_ranks(const LaunchOptions& options) {
   const bool known = !options.hosts.empty() || options.nodes.max == 1;
@@ -136,8 +127,6 @@ void check_only_ranks(const LaunchOptions& options) {
 
 int run(RunArguments& arguments) {
   LaunchOptions& options = arguments.options;
-  arguments.devices_per_node = at_least_1("--devices-per-node", arguments.devices_per_node_given);
-  arguments.devices_per_process = at_least_1("--devices-per-process", arguments.devices_per_process_given);
   MANIPLE_REQUIRE(
       !options.share_gpu || arguments.devices_per_process == 0,
       "--share-gpu lets several processes have one GPU, --devices-per-process {} gives each GPUs of its own: "
@@ -155,21 +144,17 @@ int run(RunArguments& arguments) {
   options.console.colour = arguments.colour == "always"  ? ColourChoice::always
                            : arguments.colour == "never" ? ColourChoice::never
                                                          : ColourChoice::automatic;
-  MANIPLE_REQUIRE(options.restarts.max_restarts >= 0, "--max-restarts is {}; expected 0 or more",
-                  options.restarts.max_restarts);
-  options.cores_per_process = at_least_1("--cores-per-process", arguments.cores_per_process);
   check_only_ranks(options);
-  options.restarts.first_delay = seconds("--restart-delay", arguments.restart_delay);
-  options.join_timeout = seconds("--join-timeout", arguments.join_timeout);
-  options.join_window = seconds("--join-window", arguments.join_window);
-  options.heartbeat = {.interval = seconds("--heartbeat", arguments.heartbeat),
-                       .silence_limit = seconds("--silence-limit", arguments.silence_limit)};
-  MANIPLE_REQUIRE(arguments.heartbeat >= 0.01, "--heartbeat is {}; expected at least 0.01 s", arguments.heartbeat);
+  options.restarts.first_delay = std::chrono::duration<double>(arguments.restart_delay);
+  options.join_timeout = std::chrono::duration<double>(arguments.join_timeout);
+  options.join_window = std::chrono::duration<double>(arguments.join_window);
+  options.heartbeat = {.interval = std::chrono::duration<double>(arguments.heartbeat),
+                       .silence_limit = std::chrono::duration<double>(arguments.silence_limit)};
   MANIPLE_REQUIRE(arguments.silence_limit >= kLeastMissedBeats * arguments.heartbeat,
                   "--silence-limit is {} s, but there is a --heartbeat every {} s only; expected at least {} s",
                   arguments.silence_limit, arguments.heartbeat, kLeastMissedBeats * arguments.heartbeat);
-  options.grace = seconds("--grace", arguments.grace);
-  options.interrupt_grace = seconds("--grace-interrupt", arguments.interrupt_grace);
+  options.grace = std::chrono::duration<double>(arguments.grace);
+  options.interrupt_grace = std::chrono::duration<double>(arguments.interrupt_grace);
   if (arguments.explain) {
     fmt::print("{}", explain_plan(planned_nodes(options)));
     return 0;
@@ -284,24 +269,30 @@ std::function<int()> declare_run(CLI::App& app) {
                  "processes on each node: a number, auto, gpu, cpu")
       ->type_name("N")
       ->group(ranks);
-  app.add_option("--devices-per-node", arguments->devices_per_node_given, "GPUs of each node; default: those seen here")
-      ->type_name("G")
-      ->group(ranks);
-  app.add_option("--devices-per-process", arguments->devices_per_process_given, "GPUs for each process")
-      ->type_name("D")
-      ->group(ranks);
+  takes_whole_number(
+      app.add_option("--devices-per-node", arguments->devices_per_node, "GPUs of each node; default: those seen here")
+          ->type_name("G")
+          ->group(ranks),
+      1);
+  takes_whole_number(app.add_option("--devices-per-process", arguments->devices_per_process, "GPUs for each process")
+                         ->type_name("D")
+                         ->group(ranks),
+                     1);
   app.add_flag("--share-gpu", options.share_gpu,
                "several processes on each GPU, at the same time: starts NVIDIA's MPS for the job")
       ->group(ranks);
-  app.add_option("--bind", arguments->bind,
-                 "cores: each rank has cores of its own; none: any core. Default: cores, unless another job of this "
-                 "user runs here")
-      ->check(CLI::IsMember({"cores", "none"}))
-      ->group(ranks);
-  app.add_option("--cores-per-process", arguments->cores_per_process,
-                 "so many cores for each process, not all of the machine's")
-      ->type_name("C")
-      ->group(ranks);
+  takes_one_of(
+      app.add_option(
+             "--bind", arguments->bind,
+             "cores: each rank has cores of its own; none: any core. Default: cores, unless another job of this "
+             "user runs here")
+          ->group(ranks),
+      {"cores", "none"});
+  takes_whole_number(app.add_option("--cores-per-process", options.cores_per_process,
+                                    "so many cores for each process, not all of the machine's")
+                         ->type_name("C")
+                         ->group(ranks),
+                     1);
   app.add_flag("--explain", arguments->explain, "print the table of ranks, start nothing")->group(ranks);
 
   const char* nodes = "Several nodes";
@@ -309,9 +300,11 @@ std::function<int()> declare_run(CLI::App& app) {
       ->type_name("N|MIN:MAX")
       ->capture_default_str()
       ->group(nodes);
-  app.add_option("--node-rank,--node_rank", arguments->node_rank, "rank of this node; default: by arrival")
-      ->type_name("R")
-      ->group(nodes);
+  takes_whole_number(
+      app.add_option("--node-rank,--node_rank", arguments->node_rank, "rank of this node; default: by arrival")
+          ->type_name("R")
+          ->group(nodes),
+      -1);
   app.add_option("--master,--rdzv-endpoint,--rdzv_endpoint", arguments->master,
                  "HOST:PORT of node 0, the same on every node")
       ->type_name("HOST:PORT")
@@ -319,9 +312,10 @@ std::function<int()> declare_run(CLI::App& app) {
   app.add_option("--master-addr,--master_addr", arguments->master_addr, "HOST of node 0")
       ->type_name("HOST")
       ->group(nodes);
-  app.add_option("--master-port,--master_port", arguments->master_port, "PORT of node 0")
-      ->type_name("PORT")
-      ->group(nodes);
+  takes_whole_number(app.add_option("--master-port,--master_port", arguments->master_port, "PORT of node 0")
+                         ->type_name("PORT")
+                         ->group(nodes),
+                     0, 65535);
   app.add_flag("--standalone", arguments->standalone, "one node (the default)")->group(nodes);
   // torchrun's, which say nothing that matters here.
   app.add_option("--rdzv-backend,--rdzv_backend", arguments->ignored)->group("");
@@ -329,23 +323,26 @@ std::function<int()> declare_run(CLI::App& app) {
   app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")
       ->type_name("FILE")
       ->group(nodes);
-  app.add_option("--join-timeout", arguments->join_timeout, "seconds to wait for all nodes")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(nodes);
-  app.add_option("--join-window", arguments->join_window, "seconds to wait for more than the least number")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(nodes);
-  app.add_option("--heartbeat", arguments->heartbeat,
-                 "seconds between signs of life of the launchers (the master's counts)")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(nodes);
-  app.add_option("--silence-limit", arguments->silence_limit, "seconds without any after which a node is lost")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(nodes);
+  takes_seconds(app.add_option("--join-timeout", arguments->join_timeout, "seconds to wait for all nodes")
+                    ->type_name("SECONDS")
+                    ->capture_default_str()
+                    ->group(nodes));
+  takes_seconds(
+      app.add_option("--join-window", arguments->join_window, "seconds to wait for more than the least number")
+          ->type_name("SECONDS")
+          ->capture_default_str()
+          ->group(nodes));
+  takes_seconds(app.add_option("--heartbeat", arguments->heartbeat,
+                               "seconds between signs of life of the launchers (the master's counts)")
+                    ->type_name("SECONDS")
+                    ->capture_default_str()
+                    ->group(nodes),
+                0.01);
+  takes_seconds(
+      app.add_option("--silence-limit", arguments->silence_limit, "seconds without any after which a node is lost")
+          ->type_name("SECONDS")
+          ->capture_default_str()
+          ->group(nodes));
   app.add_option("--hosts", arguments->hosts, "start the ranks on these hosts, over ssh")
       ->type_name("a:4,b:4")
       ->group(nodes);
@@ -368,39 +365,46 @@ std::function<int()> declare_run(CLI::App& app) {
   app.add_option("--log-dir,--log_dir", options.log_folder, "a file for each rank in this folder")
       ->type_name("FOLDER")
       ->group(logs);
-  app.add_option("--only-rank", options.only_ranks, "show the lines of this rank only; repeatable")
-      ->type_name("R")
-      ->allow_extra_args(false)
-      ->group(logs);
+  takes_whole_number(app.add_option("--only-rank", options.only_ranks, "show the lines of this rank only; repeatable")
+                         ->type_name("R")
+                         ->allow_extra_args(false)
+                         ->group(logs),
+                     0);
   app.add_flag("-q,--quiet", options.console.quiet, "show no lines of workers, no status")->group(logs);
   app.add_flag("-v,--verbose", options.verbose, "say which pid and cores each rank has")->group(logs);
   app.add_flag("--no-prefix", arguments->no_prefix, "no [rank N] before the lines")->group(logs);
-  app.add_option("--stdout", arguments->standard_output,
-                 "what workers see as standard output. terminal: lines are written as they are printed; pipe: the C "
-                 "library collects some KiB")
-      ->check(CLI::IsMember({"terminal", "pipe"}))
-      ->group(logs);
-  app.add_option("--color", arguments->colour, "auto, always, never")
-      ->check(CLI::IsMember({"auto", "always", "never"}))
-      ->group(logs);
+  takes_one_of(
+      app.add_option(
+             "--stdout", arguments->standard_output,
+             "what workers see as standard output. terminal: lines are written as they are printed; pipe: the C "
+             "library collects some KiB")
+          ->group(logs),
+      {"terminal", "pipe"});
+  takes_one_of(app.add_option("--color", arguments->colour, "auto, always, never")->group(logs),
+               {"auto", "always", "never"});
 
   const char* failure = "Failure";
-  app.add_option("--max-restarts,--max_restarts", options.restarts.max_restarts, "start the group again so many times")
-      ->type_name("K")
-      ->capture_default_str()
-      ->group(failure);
-  app.add_option("--restart-delay", arguments->restart_delay, "seconds before the first restart, doubled up to 30 s")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(failure);
-  app.add_option("--grace", arguments->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(failure);
-  app.add_option("--grace-interrupt", arguments->interrupt_grace, "seconds that workers have after Ctrl-C")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->group(failure);
+  takes_whole_number(app.add_option("--max-restarts,--max_restarts", options.restarts.max_restarts,
+                                    "start the group again so many times")
+                         ->type_name("K")
+                         ->capture_default_str()
+                         ->group(failure),
+                     0);
+  takes_seconds(app.add_option("--restart-delay", arguments->restart_delay,
+                               "seconds before the first restart, doubled up to 30 s")
+                    ->type_name("SECONDS")
+                    ->capture_default_str()
+                    ->group(failure));
+  takes_seconds(
+      app.add_option("--grace", arguments->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
+          ->type_name("SECONDS")
+          ->capture_default_str()
+          ->group(failure));
+  takes_seconds(
+      app.add_option("--grace-interrupt", arguments->interrupt_grace, "seconds that workers have after Ctrl-C")
+          ->type_name("SECONDS")
+          ->capture_default_str()
+          ->group(failure));
 
   return [arguments, &app] {
     arguments->options.command = app.remaining();

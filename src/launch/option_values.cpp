@@ -155,12 +155,12 @@ std::vector<HostSlots> read_hostfile(const std::string& path) {
   return parse_hostfile(text, path);
 }
 
-MasterAddress parse_master(std::string_view text) {
+MasterAddress parse_master(std::string_view text, std::string_view option) {
   const auto parts = split_host(text);
   MANIPLE_REQUIRE(!parts || text.starts_with('[') || parts->host.find(':') == std::string_view::npos,
-                  "--master is \"{}\"; an IPv6 address stands in brackets, as in [fd00::1]:29500", text);
+                  "{} is \"{}\"; an IPv6 address stands in brackets, as in [fd00::1]:29500", option, text);
   const auto port = parts && parts->has_rest ? number(parts->rest, 0, 65535) : std::optional<int>(kDefaultMasterPort);
-  MANIPLE_REQUIRE(parts && port, "--master is \"{}\"; expected HOST:PORT, as in 10.0.0.1:29500", text);
+  MANIPLE_REQUIRE(parts && port, "{} is \"{}\"; expected HOST:PORT, as in 10.0.0.1:29500", option, text);
   return {.host = std::string(parts->host), .port = static_cast<std::uint16_t>(*port)};
 }
 
@@ -169,9 +169,9 @@ std::string to_string(const MasterAddress& place) {
   return bare_v6 ? fmt::format("[{}]:{}", place.host, place.port) : fmt::format("{}:{}", place.host, place.port);
 }
 
-int parse_process_count(std::string_view text, int gpus, int cores) {
+int parse_process_count(std::string_view text, int gpus, int cores, std::string_view option) {
   if (text == "gpu") {
-    MANIPLE_REQUIRE(gpus > 0, "-n gpu: there is no GPU on this host");
+    MANIPLE_REQUIRE(gpus > 0, "{} is \"gpu\"; there is no GPU on this host", option);
     return gpus;
   }
   if (text == "cpu") return cores;
@@ -179,9 +179,9 @@ int parse_process_count(std::string_view text, int gpus, int cores) {
   const auto count = number(text, 1, kMaxProcessesPerNode);
   // `maniple run -n ./train`: the program was taken for the number.
   const bool word = !text.empty() && text.find_first_of("0123456789-=") != 0;
-  MANIPLE_REQUIRE(count.has_value(), "-n is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu{}",
-                  text, kMaxProcessesPerNode,
-                  word ? fmt::format("; if that is the program, the number is missing: -n 2 {}", text) : "");
+  MANIPLE_REQUIRE(count.has_value(), "{} is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu{}",
+                  option, text, kMaxProcessesPerNode,
+                  word ? fmt::format("; if that is the program, the number is missing: {} 2 {}", option, text) : "");
   return *count;
 }
 

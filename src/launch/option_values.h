@@ -1,5 +1,5 @@
 // The values of the launcher's options, as people write them: hosts, addresses, assignments, numbers. Pure; everything
-// here throws InvalidArgument in one line that names the option, what it holds and what was expected.
+// here throws InvalidArgument in one line that names the option (`option`: as it was typed), what it holds and what was expected.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,12 @@ struct MasterAddress {
   friend bool operator==(const MasterAddress&, const MasterAddress&) = default;
 };
 /// "host:port" or "host" (port 29500, as everywhere in the PyTorch world).
-MasterAddress parse_master(std::string_view text);
+MasterAddress parse_master(std::string_view text, std::string_view option = "--master");
 /// "10.0.0.1:29500", "[::1]:29500"
 std::string to_string(const MasterAddress& place);
 
 /// Processes per node: a number, or "auto" (as many as GPUs, else cores), "gpu", "cpu".
-int parse_process_count(std::string_view text, int gpus, int cores);
+int parse_process_count(std::string_view text, int gpus, int cores, std::string_view option = "-n");
 
 /// "NAME=VALUE" or "NAME" (the value of the launcher's own environment; nothing if it is not set there).
 struct Assignment {

@@ -1,0 +1,38 @@
+// What options take, and how other values are refused: in one form, by the name that was typed:
+//
+//   maniple: --grace is "x"; expected a number of seconds
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace CLI {
+class Option;
+}
+
+namespace maniple::cli {
+
+/// From now on messages call the option so: it may have several names.
+void remember_name(const CLI::Option& option, std::string_view typed);
+/// What was typed for the option whose first long name this is; the name itself if that was not remembered.
+std::string as_typed(const std::string& name);
+
+/// Throws InvalidArgument.
+[[noreturn]] void refuse(const CLI::Option& option, std::string_view value, std::string_view expected);
+[[noreturn]] void refuse_empty(const CLI::Option& option);
+
+// Each refuses, while options are parsed, any other value, and returns the option. `description` is for --help, behind
+// the type of the value.
+CLI::Option* takes(CLI::Option* option, std::string expected, std::function<bool(const std::string&)> accepts,
+                   std::string description = {});
+CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t least,
+                                std::int64_t most = std::numeric_limits<int>::max());
+CLI::Option* takes_number(CLI::Option* option, double least, double most = std::numeric_limits<double>::infinity());
+CLI::Option* takes_seconds(CLI::Option* option, double least = 0);
+CLI::Option* takes_one_of(CLI::Option* option, std::initializer_list<const char*> choices);
+
+}  // namespace maniple::cli
