@@ -21,7 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "bench/work_item.h"
+#include "tools/bench/work_item.h"
 #include <maniple/maniple.h>
 
 namespace {

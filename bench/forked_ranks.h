@@ -17,7 +17,7 @@
 #include <exception>
 #include <functional>
 
-#include "base/system_error.h"
+#include "comm/base/system_error.h"
 
 namespace maniple::bench {
 

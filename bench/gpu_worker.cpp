@@ -20,10 +20,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "bench/work_item.h"
+#include "tools/bench/work_item.h"
 #include <maniple/comm.h>
 #ifdef MANIPLE_BENCH_NCCL
-#include "backend/plugin/nccl/nccl_library.h"
+#include "plugins/nccl/nccl_library.h"
 #endif
 
 namespace maniple::bench {

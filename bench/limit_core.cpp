@@ -5,8 +5,8 @@
 #include <cstring>
 #include <functional>
 
-#include "bench/measure.h"
-#include "bench/work_item.h"
+#include "tools/bench/measure.h"
+#include "tools/bench/work_item.h"
 
 namespace maniple::bench {
 namespace {

@@ -21,7 +21,7 @@
 
 #include "bench/forked_ranks.h"
 #include "bench/limit_gpu.h"
-#include "bench/work_item.h"
+#include "tools/bench/work_item.h"
 
 namespace maniple::bench {
 namespace {

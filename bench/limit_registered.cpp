@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "bench/forked_ranks.h"
-#include "bench/measure.h"
+#include "tools/bench/measure.h"
 
 namespace maniple::bench {
 namespace {

@@ -16,7 +16,7 @@
 #include <exception>
 #include <functional>
 
-#include "bench/measure.h"
+#include "tools/bench/measure.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {

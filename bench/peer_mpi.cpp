@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "bench/measure.h"
+#include "tools/bench/measure.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::bench {

@@ -28,7 +28,7 @@
 
 #include <torch/torch.h>
 
-#include "../examples/models/gpt2.h"
+#include "examples/models/gpt2.h"
 #include <maniple/train/activation_checkpoint.h>
 #include <maniple/train/data_loader.h>
 #include <maniple/train/weights.h>

@@ -20,7 +20,7 @@ if ((${#files[@]} == 0)); then
   cd "$root"
   mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.inl' 2>/dev/null)
   # Sources without their history.
-  if ((${#files[@]} == 0)); then mapfile -t files < <(find bench examples include src tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'); fi
+  if ((${#files[@]} == 0)); then mapfile -t files < <(find bench examples include plugins src tests tools -name '*.h' -o -name '*.cpp' -o -name '*.inl'); fi
 fi
 mode=(-i)
 if ((check)); then mode=(--dry-run -Werror); fi

@@ -7,20 +7,20 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
-#include "base/own_variables.h"
-#include "base/system_error.h"
-#include "group/environment_check.h"
+#include "comm/base/check.h"
+#include "comm/base/own_variables.h"
+#include "comm/base/system_error.h"
+#include "comm/group/environment_check.h"
+#include "comm/net/address.h"
+#include "comm/rendezvous/secret_source.h"
 #include "launch/coordinate/agents.h"
 #include "launch/coordinate/job_settings.h"
 #include "launch/coordinate/launcher_listener.h"
 #include "launch/coordinate/remote_start.h"
 #include "launch/launch_options.h"
+#include "launch/process/program.h"
 #include "launch/workers/mps_daemon.h"
 #include "launch/workers/supervisor.h"
-#include "net/address.h"
-#include "process/program.h"
-#include "rendezvous/secret_source.h"
 
 namespace maniple::launch {
 namespace {

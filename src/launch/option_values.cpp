@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
-#include "base/system_error.h"
-#include "base/unique_fd.h"
+#include "comm/base/check.h"
+#include "comm/base/system_error.h"
+#include "comm/base/unique_fd.h"
 #include "launch/placement/rank_plan.h"
 
 namespace maniple::launch {

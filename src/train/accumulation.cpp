@@ -8,7 +8,7 @@
 #include <cmath>
 #include <utility>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/tensor_layout.h"
 
 namespace maniple {

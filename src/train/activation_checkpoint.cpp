@@ -22,8 +22,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "base/check.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "train/tensor/torch_compat.h"
 
 namespace maniple {
 namespace {

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/named_state.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
-#include "base/check.h"
-#include "group/group_impl.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "comm/group/group_impl.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 

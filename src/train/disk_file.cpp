@@ -14,10 +14,10 @@
 
 #include <openssl/evp.h>
 
-#include "base/check.h"
-#include "base/crypto.h"
-#include "base/system_error.h"
-#include "base/write_all.h"
+#include "comm/base/check.h"
+#include "comm/base/crypto.h"
+#include "comm/base/system_error.h"
+#include "comm/base/write_all.h"
 
 namespace maniple {
 

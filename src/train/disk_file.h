@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/fork_guard.h"
-#include "base/unique_fd.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/unique_fd.h"
 
 namespace maniple {
 

@@ -2,9 +2,9 @@
 #include <cstring>
 #include <utility>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_layout.h>
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <utility>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 
 namespace maniple {

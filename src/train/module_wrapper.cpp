@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple::detail {
 namespace {

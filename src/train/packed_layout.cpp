@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "tensor/device.h"
-#include "tensor/torch_compat.h"
+#include "train/tensor/device.h"
+#include "train/tensor/torch_compat.h"
 
 namespace maniple {
 

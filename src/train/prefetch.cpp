@@ -2,8 +2,8 @@
 
 #include <torch/torch.h>
 
-#include "base/check.h"
-#include "tensor/device.h"
+#include "comm/base/check.h"
+#include "train/tensor/device.h"
 
 namespace maniple::detail {
 

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/check.h"
-#include "base/format.h"
-#include "tensor/device.h"
+#include "comm/base/check.h"
+#include "comm/base/format.h"
 #include "train/progress_line.h"
+#include "train/tensor/device.h"
 #include <maniple/dist.h>
 
 namespace maniple {

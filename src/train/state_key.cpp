@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "base/format.h"
+#include "comm/base/format.h"
 
 namespace maniple {
 namespace {

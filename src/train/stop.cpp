@@ -8,10 +8,10 @@
 #include <limits>
 #include <utility>
 
-#include "base/check.h"
-#include "base/fork_guard.h"
-#include "base/system_error.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/system_error.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 
 namespace maniple {

@@ -6,8 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/check.h"
-#include "base/fork_safe_mutex.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_safe_mutex.h"
 #include "train/tensor_layout.h"
 
 namespace maniple {

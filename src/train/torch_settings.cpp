@@ -11,9 +11,9 @@
 #include <cstdlib>
 #include <limits>
 
-#include "base/check.h"
-#include "base/environment.h"
-#include "base/log.h"
+#include "comm/base/check.h"
+#include "comm/base/environment.h"
+#include "comm/base/log.h"
 #include "train/data/split_mix.h"
 
 namespace maniple {

@@ -2,7 +2,7 @@
 """Writes the files of weights in this folder, byte for byte in the form in which torch.save and safetensors.torch.save_file write them.
 
 Needs neither of them: classes of the same names stand for PyTorch's, and Python's own pickler writes what they are made of. Run it in
-this folder after a change; the numbers in the tensors are what tests/train/weights_test.cpp expects.
+this folder after a change; the numbers in the tensors are what tests/train/weights/weights_test.cpp expects.
 """
 
 import collections

@@ -1,9 +1,9 @@
 // abort(): every rank's current and later calls fail with the reason; other groups go on. Destructors abort.
 #include <thread>
 
-#include "base/abort_signal.h"
+#include "comm/base/abort_signal.h"
+#include "comm/group/matrix.h"
 #include "fault/expect_error.h"
-#include "group/matrix.h"
 
 namespace maniple::harness {
 namespace {

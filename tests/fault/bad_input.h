@@ -15,8 +15,8 @@
 #include <string>
 #include <thread>
 
-#include "net/handshake_wire.h"
-#include "store/tcp_store.h"
+#include "comm/net/handshake_wire.h"
+#include "comm/store/tcp_store.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

@@ -3,9 +3,9 @@
 #include <optional>
 #include <vector>
 
-#include "base/codec.h"
+#include "comm/base/codec.h"
+#include "comm/store/wire.h"
 #include "fault/bad_input.h"
-#include "store/wire.h"
 
 namespace maniple {
 namespace {

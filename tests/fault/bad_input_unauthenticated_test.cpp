@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/net/address.h"
 #include "fault/bad_input.h"
-#include "net/address.h"
 #include <maniple/comm/options.h>
 
 namespace maniple {

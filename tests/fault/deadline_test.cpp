@@ -1,8 +1,8 @@
 // A rank that does not come is named, and one operation has one deadline however many steps it takes.
 #include <algorithm>
 
+#include "comm/group/matrix.h"
 #include "fault/expect_error.h"
-#include "group/matrix.h"
 
 namespace maniple::harness {
 namespace {

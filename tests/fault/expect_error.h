@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/format.h"
+#include "comm/base/format.h"
 #include "harness/rank.h"
 #include <maniple/comm/error.h>
 

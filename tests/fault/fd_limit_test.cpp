@@ -2,8 +2,8 @@
 #include <dirent.h>
 #include <sys/resource.h>
 
-#include "base/host.h"
-#include "base/unique_fd.h"
+#include "comm/base/host.h"
+#include "comm/base/unique_fd.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
 

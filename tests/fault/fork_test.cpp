@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "comm/group/work_state.h"
+#include "comm/shm/sleeper.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
-#include "group/work_state.h"
-#include "shm/sleeper.h"
 
 namespace maniple::harness {
 namespace {

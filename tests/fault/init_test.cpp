@@ -7,12 +7,12 @@
 
 #include <fmt/format.h>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
+#include "comm/net/address.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"
 #include "harness/start_process.h"
-#include "net/address.h"
 
 namespace maniple::harness {
 namespace {

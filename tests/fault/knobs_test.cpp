@@ -11,15 +11,15 @@
 
 #include <fmt/format.h>
 
-#include "backend/backend.h"
-#include "base/environment.h"
-#include "base/unique_fd.h"
+#include "comm/backend/backend.h"
+#include "comm/base/environment.h"
+#include "comm/base/unique_fd.h"
+#include "comm/net/address.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
-#include "net/address.h"
 #include <maniple/comm/store.h>
 
 namespace maniple::harness {

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <fstream>
 
-#include "base/files.h"
+#include "comm/base/files.h"
+#include "comm/group/matrix.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
-#include "group/matrix.h"
 
 namespace maniple::harness {
 namespace {

@@ -1,7 +1,7 @@
 // A killed rank, a mismatched call, a deadline: with a plugin backend the errors are the same, and nothing hangs.
 #include <fmt/format.h>
 
-#include "backend/backend.h"
+#include "comm/backend/backend.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "harness/sanitizers.h"

@@ -7,11 +7,11 @@
 #include <mutex>
 #include <optional>
 
+#include "comm/net/handshake_wire.h"
+#include "comm/store/tcp_store.h"
 #include "harness/relay.h"
 #include "launch/coordinate/agent_link.h"
 #include "launch/coordinate/launcher_listener.h"
-#include "net/handshake_wire.h"
-#include "store/tcp_store.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

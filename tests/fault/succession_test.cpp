@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "base/abort_signal.h"
+#include "comm/base/abort_signal.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
 

@@ -2,8 +2,8 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/group/named_groups.h"
 #include "fault/expect_error.h"
-#include "group/named_groups.h"
 #include "harness/run_ranks.h"
 
 namespace maniple::harness {

@@ -6,9 +6,9 @@
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/checkpoint_index.h"
 #include "train/checkpoint/safetensors.h"
-#include "train/torch_file_bytes.h"
 #include "train/weights/pickle.h"
 #include "train/weights/torch_file.h"
+#include "train/weights/torch_file_bytes.h"
 #include "train/weights/weights_files.h"
 
 namespace maniple::fuzz {

@@ -7,8 +7,8 @@
 #include "fuzz/tolerate.h"
 #include "train/data/csv_records.h"
 #include "train/data/idx.h"
+#include "train/data/tar_bytes.h"
 #include "train/data/tar_reader.h"
-#include "train/tar_bytes.h"
 
 namespace maniple::fuzz {
 namespace {

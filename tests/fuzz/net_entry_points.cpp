@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "base/codec.h"
-#include "base/error_codec.h"
+#include "comm/base/codec.h"
+#include "comm/base/error_codec.h"
+#include "comm/net/handshake_wire.h"
+#include "comm/net/secure_connection.h"
+#include "comm/store/file_store.h"
+#include "comm/store/store_service.h"
 #include "fuzz/tolerate.h"
-#include "net/handshake_wire.h"
-#include "net/secure_connection.h"
-#include "store/file_store.h"
-#include "store/store_service.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::fuzz {

@@ -1,7 +1,7 @@
+#include "comm/session/detector_wire.h"
+#include "comm/session/peer_table.h"
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
-#include "session/detector_wire.h"
-#include "session/peer_table.h"
 
 namespace maniple::fuzz {
 

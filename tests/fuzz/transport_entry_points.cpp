@@ -3,10 +3,10 @@
 #include <array>
 #include <cstring>
 
+#include "comm/transport/frame.h"
+#include "comm/transport/frame_receiver.h"
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
-#include "transport/frame.h"
-#include "transport/frame_receiver.h"
 
 namespace maniple::fuzz {
 namespace {

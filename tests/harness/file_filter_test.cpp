@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
+#include "comm/base/files.h"
 
 namespace maniple::harness {
 namespace {

@@ -14,7 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::harness {

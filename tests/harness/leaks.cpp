@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
+#include "comm/base/files.h"
 #include "harness/sanitizers.h"
 
 namespace maniple::harness {

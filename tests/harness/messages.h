@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
 
 namespace maniple::harness {
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/unique_fd.h"
-#include "bench/virtual_network.h"
+#include "comm/base/unique_fd.h"
+#include "tools/bench/virtual_network.h"
 
 namespace maniple::harness {
 

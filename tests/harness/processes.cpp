@@ -15,8 +15,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "base/files.h"
-#include "bench/virtual_network.h"
+#include "comm/base/files.h"
 #include "harness/failures.h"
 #include "harness/leaks.h"
 #include "harness/messages.h"
@@ -25,6 +24,7 @@
 #include "harness/sanitizers.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
+#include "tools/bench/virtual_network.h"
 
 namespace maniple::harness {
 namespace {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "net/address.h"
+#include "comm/net/address.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::harness {

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "bench/virtual_network.h"
 #include "harness/device_memory.h"
 #include "harness/failures.h"
 #include "harness/modes.h"
 #include "harness/sanitizers.h"
+#include "tools/bench/virtual_network.h"
 
 namespace maniple::harness {
 

@@ -17,8 +17,8 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
-#include "base/unique_fd.h"
+#include "comm/base/files.h"
+#include "comm/base/unique_fd.h"
 
 extern char** environ;
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/files.h"
+#include "comm/base/files.h"
 
 namespace maniple::harness {
 

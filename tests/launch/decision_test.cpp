@@ -10,8 +10,8 @@
 #include "launch/coordinate/policies.h"
 #include "launch/coordinate/remote_start.h"
 #include "launch/output/output_tail.h"
+#include "launch/process/lost_by.h"
 #include "launch/workers/out_of_memory.h"
-#include "process/lost_by.h"
 
 namespace maniple::launch {
 namespace {

@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error_codec.h"
+#include "comm/base/error_codec.h"
 #include <maniple/comm.h>
 
 namespace {

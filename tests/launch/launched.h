@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
 
 namespace maniple::launched {
 

@@ -9,10 +9,10 @@
 
 #include <fmt/format.h>
 
-#include "bench/virtual_network.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
+#include "tools/bench/virtual_network.h"
 
 namespace maniple::launched {
 namespace {

@@ -9,12 +9,12 @@
 
 #include <fmt/format.h>
 
+#include "comm/net/address.h"
 #include "harness/relay.h"
 #include "harness/start_process.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
 #include "launch/launcher_listener.h"
-#include "net/address.h"
 
 namespace maniple::launched {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
+#include "comm/base/files.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"
 

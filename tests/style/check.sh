@@ -6,11 +6,12 @@ rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, sleeps, l
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
-# The layers, lowest first: a folder of src/ may include itself and the folders before it.
-layers="base net shm store rendezvous call transport session collective backend group capi process jobs launch spawn doctor tensor train bench cli"
+# The layers, lowest first: a folder of src/, plugins/ or tools/ may include itself and the folders before it.
+layers="comm/base comm/net comm/shm comm/store comm/rendezvous comm/call comm/transport comm/session comm/collective comm/backend plugins
+  comm/group comm/capi launch/process launch/jobs launch launch/spawn tools/doctor train/tensor train tools/bench tools/cli"
 
 # The only folders that may include LibTorch.
-torch_folders="src/tensor/ src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp bench/sharded_worker.cpp"
+torch_folders="src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp bench/sharded_worker.cpp"
 
 forbidden_names="manager helper utils common misc"
 longest_file=450
@@ -23,28 +24,33 @@ sources() {
 }
 
 check_layers() {
-  sources src | xargs -r awk -v layers="$layers" '
+  sources src plugins tools | xargs -r awk -v layers="$layers" '
+    # The innermost folder of a path that has a place in the table.
+    function layer_of(path) {
+      while (sub(/\/[^\/]*$/, "", path)) if (path in place) return path
+      return ""
+    }
     BEGIN {
       n = split(layers, list, " ")
       for (i = 1; i <= n; ++i) place[list[i]] = i
     }
     FNR == 1 {
-      split(FILENAME, path, "/")
-      own = path[2]
-      if (!(own in place)) print FILENAME ":1: src/" own " has no place in the table of layers (tests/style/check.sh)"
+      file = FILENAME
+      sub(/^src\//, "", file)
+      own = layer_of(file)
+      if (own == "") print FILENAME ":1: its folder has no place in the table of layers (tests/style/check.sh)"
     }
     /^[ \t]*#[ \t]*include[ \t]*"/ {
       split($0, quoted, "\"")
-      split(quoted[2], target, "/")
-      other = target[1]
-      if (!(other in place))
+      other = layer_of(quoted[2])
+      if (other == "")
         print FILENAME ":" FNR ": \"" quoted[2] "\" is not of the form \"layer/file.h\""
       else if (place[other] > place[own])
         print FILENAME ":" FNR ": " own " includes \"" quoted[2] "\", but " other " lies above it"
     }'
   # The table of folders in the manual is this list.
   [[ ! -f docs/architecture.md ]] ||
-    [[ $(sed -nE 's/^\| `src\/([a-z]+)\/` \|.*/\1/p' docs/architecture.md | xargs) == "$layers" ]] ||
+    [[ $(sed -nE 's/^\| `(src\/)?((comm|launch|train|plugins|tools)(\/[a-z]+)?)\/` \|.*/\2/p' docs/architecture.md | xargs) == "$(xargs <<<"$layers")" ]] ||
     echo "docs/architecture.md:1: its table of folders is not the list of layers in tests/style/check.sh"
   # What users include must not lead into src/.
   sources include | xargs -r awk '/^[ \t]*#[ \t]*include[ \t]*"/ {
@@ -52,7 +58,7 @@ check_layers() {
 }
 
 check_torch() {
-  sources src include tests bench examples |
+  sources src plugins tools include tests bench examples |
     xargs -r awk -v folders="$torch_folders" '
       BEGIN { n = split(folders, list, " ") }
       FNR == 1 {
@@ -60,20 +66,20 @@ check_torch() {
         for (i = 1; i <= n; ++i) if (index(FILENAME, list[i]) == 1) allowed = 1
       }
       !allowed && /^[ \t]*#[ \t]*include[ \t]*[<"](torch|ATen|c10)\// {
-        print FILENAME ":" FNR ": LibTorch is included below src/tensor" }
+        print FILENAME ":" FNR ": LibTorch is included outside src/train" }
       allowed && /^[ \t]*#[ \t]*include[ \t]*[<"]fmt\// {
-        print FILENAME ":" FNR ": LibTorch brings a fmt of its own; use base/format.h" }'
-  sources src | xargs -r awk '
+        print FILENAME ":" FNR ": LibTorch brings a fmt of its own; use comm/base/format.h" }'
+  sources src plugins tools | xargs -r awk '
     FNR == 1 { has_ranges = 0 }
     /#[ \t]*include[ \t]*<fmt\/ranges.h>/ { has_ranges = 1 }
     /fmt::join\(/ && !has_ranges { print FILENAME ":" FNR ": fmt::join is in <fmt/ranges.h> since fmt 11" }'
 }
 
-# LibTorch 2.x exports a broken copy of std::filesystem, see src/base/files.h. The `maniple` program never links LibTorch.
+# LibTorch 2.x exports a broken copy of std::filesystem, see src/comm/base/files.h. The `maniple` program never links LibTorch.
 check_filesystem() {
-  sources src include tests bench | { grep -vE '^(src|tests)/(cli|bench)/' || true; } |
+  sources src plugins include tests bench | { grep -vE '^tests/tools/(cli|bench)/' || true; } |
     xargs -r awk '/std::filesystem|#[ \t]*include[ \t]*<filesystem>/ && !/\/\/.*std::filesystem/ {
-      print FILENAME ":" FNR ": std::filesystem crashes beside LibTorch 2.x; use base/files.h" }'
+      print FILENAME ":" FNR ": std::filesystem crashes beside LibTorch 2.x; use comm/base/files.h" }'
 }
 
 check_names() {
@@ -86,7 +92,7 @@ check_names() {
 # Two classes of one name in one namespace are one class to the linker, which takes the members of either. Classes of one source file
 # go into an unnamed namespace. (Two in one file are the compiler's affair.)
 check_classes() {
-  sources src include | xargs -r awk '
+  sources src plugins tools include | xargs -r awk '
     FNR == 1 { space = ""; unnamed = 0 }
     /^namespace (MANIPLE_API )?[a-z_:]+ \{/ { space = $(NF - 1) }
     /^namespace \{/ { unnamed = 1 }
@@ -104,17 +110,17 @@ check_classes() {
 # libmaniple_train.so uses libmaniple.so.
 check_exports() {
   local used
-  used=$(sources src/tensor src/train | xargs -r sed -nE 's/^#include "([^"]+)"$/src\/\1/p' | grep -vE '^src/(tensor|train)/' | sort -u || true)
-  { sources src; sources include; } | { grep '\.h$' || true; } | xargs -r awk -v used="$used" '
+  used=$(sources src/train | xargs -r sed -nE 's/^#include "([^"]+)"$/src\/\1/p' | grep -vE '^src/train/' | sort -u || true)
+  { sources src plugins tools; sources include; } | { grep '\.h$' || true; } | xargs -r awk -v used="$used" '
     BEGIN { n = split(used, list, "\n"); for (i = 1; i <= n; ++i) is_used[list[i]] = 1 }
     FNR == 1 { exported = FILENAME ~ /^include/ || FILENAME in is_used }
     /^namespace maniple/ && exported { print FILENAME ":" FNR ": write: namespace MANIPLE_API maniple {" }
     /^namespace MANIPLE_API/ && !exported {
-      print FILENAME ":" FNR ": only public headers and those that src/tensor and src/train include are marked with MANIPLE_API" }'
+      print FILENAME ":" FNR ": only public headers and those that src/train includes are marked with MANIPLE_API" }'
 }
 
 check_lengths() {
-  sources src include tests bench examples | xargs -r awk -v limit="$longest_file" '
+  sources src plugins tools include tests bench examples | xargs -r awk -v limit="$longest_file" '
     FNR == 1 && NR > 1 && last > limit { print file ":" last ": longer than " limit " lines; split it" }
     { file = FILENAME; last = FNR }
     END { if (last > limit) print file ":" last ": longer than " limit " lines; split it" }'
@@ -123,7 +129,7 @@ check_lengths() {
 # We wait for conditions, never for time to pass. Where there is nothing to wait for (a port that opens elsewhere), or the delay
 # itself is the fault, the line or the one before it says so: "// sleep: reason".
 check_sleeps() {
-  sources src tests | xargs -r awk '
+  sources src plugins tools tests | xargs -r awk '
     FNR == 1 { before = "" }
     /^[ \t]*\/\// { before = $0; next }
     /(^|[^A-Za-z0-9_])(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep|sleep)[ \t]*\(/ &&
@@ -137,13 +143,13 @@ check_locks() {
   sources src | xargs -r awk '
     /^[ \t]*\/\// { next }
     /^(inline |constinit )*std::([a-z]+_)?(mutex|once_flag) / || /^[ \t]*static (inline |constinit )*std::([a-z]+_)?(mutex|once_flag) / {
-      print FILENAME ":" FNR ": a child of fork() may find it locked; use ProcessWide (base/fork_guard.h) or ForkSafeMutex" }'
+      print FILENAME ":" FNR ": a child of fork() may find it locked; use ProcessWide (comm/base/fork_guard.h) or ForkSafeMutex" }'
 }
 
 # Errors are data: what a program does about one depends on the fields of its ErrorInfo, never on its text. Seen are searches in
 # what(), in a reason, and in a variable of the same function that was set from them.
 check_errors() {
-  sources src include | xargs -r awk '
+  sources src plugins tools include | xargs -r awk '
     function complain() {
       print FILENAME ":" FNR ": it searches the text of an error; read a field of ErrorInfo, or add one (maniple/comm/error.h)"
     }
@@ -167,10 +173,10 @@ check_errors() {
 
 # The manual's table of knobs is the program's table.
 check_knobs() {
-  [[ -f src/base/environment.cpp ]] || return 0
+  [[ -f src/comm/base/environment.cpp ]] || return 0
   local rows row
-  grep -q '{Knob::' src/base/environment.cpp || echo "src/base/environment.cpp:1: no table of knobs"
-  rows=$(tr -d '\n' <src/base/environment.cpp |
+  grep -q '{Knob::' src/comm/base/environment.cpp || echo "src/comm/base/environment.cpp:1: no table of knobs"
+  rows=$(tr -d '\n' <src/comm/base/environment.cpp |
     { grep -oE '\{Knob::[a-z_]+, *"[^"]*", *"[^"]*", *[a-z_]+\([^()]*\), *"[^"]*"(, *Scope::world)?\}' || true; } |
     sed -E 's/^\{Knob::[a-z_]+, *"([^"]*)", *"([^"]*)", *([a-z_]+)\(([^()]*)\), *"([^"]*)"(, *Scope::world)?\}$/\1\t\2\t\3\t\4\t\5\t\6/' |
     awk -F'\t' '
@@ -183,8 +189,8 @@ check_knobs() {
       $3 == "number_or" { row("number, " a[1] " or " a[2] " to " a[3]) }
       $3 == "one_of" { row($4) }
       $3 == "text" { row(a[2] == "" ? a[1] : a[1] ", up to " a[2] " bytes") }')
-  [[ $(grep -c . <<<"$rows") == $(grep -c '{Knob::' src/base/environment.cpp) ]] ||
-    echo "src/base/environment.cpp:1: the table of knobs has a line that this rule cannot read"
+  [[ $(grep -c . <<<"$rows") == $(grep -c '{Knob::' src/comm/base/environment.cpp) ]] ||
+    echo "src/comm/base/environment.cpp:1: the table of knobs has a line that this rule cannot read"
   while IFS= read -r row; do
     [[ -z $row ]] || grep -qxF "$row" docs/failure.md || echo "docs/failure.md:1: the table of knobs lacks: $row"
   done <<<"$rows"
@@ -194,10 +200,10 @@ check_knobs() {
 # nobody knows it. Programs: every text that is such a name; tests and scripts, which also make up names: what is asked for.
 check_variables() {
   local known
-  known=$(cat src/base/environment.cpp src/base/own_variables.cpp 2>/dev/null |
+  known=$(cat src/comm/base/environment.cpp src/comm/base/own_variables.cpp 2>/dev/null |
     { grep -oE '^ *\{(Knob::[a-z_]+, *)?"MANIPLE_[A-Z0-9_]+"' || true; } | grep -oE 'MANIPLE_[A-Z0-9_]+' || true)
   {
-    sources src include bench examples | xargs -r grep -HnoP '(?<!starts_with\()"MANIPLE_[A-Z0-9_]+["=]' || true
+    sources src plugins tools include bench examples | xargs -r grep -HnoP '(?<!starts_with\()"MANIPLE_[A-Z0-9_]+["=]' || true
     sources tests | xargs -r grep -HnoE '((getenv|environment_text|environment_integer)\(|= *)"MANIPLE_[A-Z0-9_]+"' || true
     sources tests | xargs -r grep -HnoE '\$\{?MANIPLE_[A-Z0-9_]+' || true
     for folder in scripts tests bench; do
@@ -209,7 +215,7 @@ check_variables() {
     awk -v known="$known" '
       BEGIN { n = split(known, list, "\n"); for (i = 1; i <= n; ++i) is_known[list[i]] = 1 }
       !($2 in is_known) {
-        print $1 ": " $2 " is neither a knob (src/base/environment.cpp) nor in the table of src/base/own_variables.cpp" }'
+        print $1 ": " $2 " is neither a knob (src/comm/base/environment.cpp) nor in the table of src/comm/base/own_variables.cpp" }'
 }
 
 # Private words for things that have a name in the field: the table of words.txt.

@@ -54,7 +54,7 @@ violations=$(
       *) [[ -f ${path#build/bin/}.cpp ]] || echo "$file:$line: there is no example ${path#build/bin/}" ;;
     esac
   done < <(grep -HnoE 'scripts/[a-z_]+\.sh|build/bin/examples/[a-z0-9_/]+' "${documents[@]}")
-  grep -rhoE 'MANIPLE_[A-Z0-9_]*[A-Z0-9]' src include tests bench cmake python CMakeLists.txt CMakePresets.json | sort -u >"$work/variables"
+  grep -rhoE 'MANIPLE_[A-Z0-9_]*[A-Z0-9]' src plugins tools include tests bench cmake python CMakeLists.txt CMakePresets.json | sort -u >"$work/variables"
   while IFS=: read -r file line variable; do
     grep -qxF "$variable" "$work/variables" || echo "$file:$line: nothing in the sources is called $variable"
   done < <(grep -HnoE 'MANIPLE_[A-Z0-9_]*[A-Z0-9]' "${documents[@]}")

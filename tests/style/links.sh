@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every link of our pages, and every file that a page or a comment names, exists; without a network. Usage: links.sh [ROOT [SITE]]
 # Markdown pages: files and folders exist, and what follows a # is a heading of that page, as GitHub names it; paths of the repository
-# between backquotes (`src/net/`, * stands for anything) exist, and so do the parts of qualified names there (`Session::on_lost`), in the
+# between backquotes (`src/comm/net/`, * stands for anything) exist, and so do the parts of qualified names there (`Session::on_lost`), in the
 # sources. Comments: a file that one names (arena.h, net/records.h, staged_*.cpp) is the end of a path of the repository; names with
 # capitals (NAME.py) and places in programs of users (train.cpp:40) are examples. With SITE, a folder of HTML that scripts/docs.sh made:
 # files and ids exist there. Addresses of the web are not visited.
@@ -37,7 +37,7 @@ markdown() {
       line = $0
       while (match(line, /`[^`]*`/)) {
         code = substr(line, RSTART + 1, RLENGTH - 2)
-        if (code ~ /^(bench|cmake|docs|examples|include|scripts|src|tests)\/[A-Za-z0-9_.\/*-]+$/) print "path", FILENAME, FNR, code
+        if (code ~ /^(bench|cmake|docs|examples|include|plugins|python|scripts|src|tests|tools)\/[A-Za-z0-9_.\/*-]+$/) print "path", FILENAME, FNR, code
         if (code ~ /^[A-Za-z_]+(::~?[A-Za-z_]+)+(\(\))?$/) { sub(/\(\)$/, "", code); print "name", FILENAME, FNR, code }
         line = substr(line, 1, RSTART - 1) substr(line, RSTART + RLENGTH)
       }
@@ -70,7 +70,7 @@ markdown_violations() {
 name_violations() {
   {
     markdown | grep '^name' || true
-    sources src include tests | xargs -r grep -hoE '[A-Za-z_0-9]+' | sort -u
+    sources src plugins tools include tests | xargs -r grep -hoE '[A-Za-z_0-9]+' | sort -u
   } | awk '
     $1 == "name" && NF == 4 { name[++n] = $4; place[n] = $2 ":" $3; next }
     { known[$1] = 1 }
@@ -86,7 +86,7 @@ name_violations() {
 comment_violations() {
   local all
   all=$(find . -path './build*' -prune -o -path './.?*' -prune -o -type f -print | sed 's|^\./||')
-  sources src include tests bench examples | xargs -r awk -v all="$all" '
+  sources src plugins tools include tests bench examples | xargs -r awk -v all="$all" '
     BEGIN {
       n = split(all, path, "\n")
       for (i = 1; i <= n; ++i) {

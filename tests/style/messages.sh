@@ -11,9 +11,9 @@ cd "${1:-$(dirname "$0")/../..}"
 page=docs/troubleshooting.md
 
 # Programs for developers, whose messages are about their own command line; what only passes on the texts of others.
-left_out='^src/(cli/)?bench|^src/base/log\.'
+left_out='^tools/(cli/)?bench|^src/comm/base/log\.'
 
-violations=$(find include src -type f \( -name '*.h' -o -name '*.cpp' \) | sort | grep -vE "$left_out" |
+violations=$(find include plugins src tools -type f \( -name '*.h' -o -name '*.cpp' \) | sort | grep -vE "$left_out" |
   awk -v page="$page" -v all="$all" '
   function holds(text, message,    i, n, at) {
     n = pieces[message]

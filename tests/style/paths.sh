@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # paths.sh SOURCE_DIR FILE...: no library holds a path of the sources that it was built from, which errors would show to users.
-# A default argument SourceLocation::current() that the library evaluates for itself is such a path: see src/tensor/public_call.h.
+# A default argument SourceLocation::current() that the library evaluates for itself is such a path: see src/train/tensor/public_call.h.
 set -euo pipefail
 sources=$1
 shift
@@ -11,7 +11,7 @@ trap 'rm -f "$copy"' EXIT
 failed=0
 for file in "$@"; do
   strip --strip-debug -o "$copy" "$file"
-  found=$(LC_ALL=C grep -aoE "($sources|maniple)/(src|include)/[A-Za-z0-9_/.]+" "$copy" | grep -vE "$allowed" | sort -u || true)
+  found=$(LC_ALL=C grep -aoE "($sources|maniple)/(src|plugins|tools|include)/[A-Za-z0-9_/.]+" "$copy" | grep -vE "$allowed" | sort -u || true)
   [[ -n $found ]] || continue
   printf '%s holds paths of the sources it was built from:\n%s\n' "$file" "$found"
   failed=1

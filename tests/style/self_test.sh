@@ -20,59 +20,65 @@ expect() {
   fi
 }
 
-expect pass layers src/net/a.cpp '#include "base/log.h"'
-expect pass layers src/net/a.cpp '#include "net/address.h"'
-expect fail layers src/net/a.cpp '#include "store/tcp_store.h"'
-expect fail layers src/base/a.h '#  include "net/address.h"'
-expect pass layers src/transport/a.h '#include "call/signature.h"'
-expect fail layers src/transport/a.h '#include "collective/reduce/reduce.h"'
-expect fail layers src/shm/a.h '#include "call/signature.h"'
-expect pass layers src/session/a.cpp '#include "transport/connector.h"'
-expect fail layers src/transport/a.cpp '#include "session/session.h"'
+expect pass layers src/comm/net/a.cpp '#include "comm/base/log.h"'
+expect pass layers src/comm/net/a.cpp '#include "comm/net/address.h"'
+expect fail layers src/comm/net/a.cpp '#include "comm/store/tcp_store.h"'
+expect fail layers src/comm/base/a.h '#  include "comm/net/address.h"'
+expect pass layers src/comm/transport/a.h '#include "comm/call/signature.h"'
+expect fail layers src/comm/transport/a.h '#include "comm/collective/reduce/reduce.h"'
+expect fail layers src/comm/shm/a.h '#include "comm/call/signature.h"'
+expect pass layers src/comm/session/a.cpp '#include "comm/transport/connector.h"'
+expect fail layers src/comm/transport/a.cpp '#include "comm/session/session.h"'
 expect fail layers src/attic/a.h '#include <vector>'
-expect fail layers src/net/a.cpp '#include "address.h"'
-expect fail layers include/maniple/a.h '#include "base/log.h"'
+expect fail layers src/comm/net/a.cpp '#include "address.h"'
+expect pass layers plugins/mpi/a.cpp '#include "comm/backend/plugin.h"'
+expect fail layers plugins/mpi/a.cpp '#include "comm/group/group_impl.h"'
+expect pass layers tools/cli/a.cpp '#include "tools/bench/report.h"'
+expect fail layers src/launch/a.cpp '#include "tools/bench/report.h"'
+expect fail layers src/train/tensor/a.cpp '#include "train/ddp/ddp.h"'
+expect fail layers include/maniple/a.h '#include "comm/base/log.h"'
 expect pass layers include/maniple/a.h '#include <maniple/b.h>'
-expect fail layers docs/architecture.md '| `src/base/` | and nothing else |'
+expect fail layers docs/architecture.md '| `src/comm/base/` | and nothing else |'
 
-expect fail torch src/group/a.cpp '#include <torch/torch.h>'
+expect fail torch src/comm/group/a.cpp '#include <torch/torch.h>'
 expect fail torch include/maniple/comm/a.h '#include <ATen/Tensor.h>'
-expect pass torch src/tensor/a.cpp '#include <torch/torch.h>'
+expect pass torch src/train/tensor/a.cpp '#include <torch/torch.h>'
 expect fail torch src/train/a.cpp "#include <fmt/format.h>"
-expect pass torch src/group/a.cpp "#include <fmt/format.h>"
-expect fail torch src/group/a.cpp "fmt::join(names, \", \")"
+expect pass torch src/comm/group/a.cpp "#include <fmt/format.h>"
+expect fail torch src/comm/group/a.cpp "fmt::join(names, \", \")"
 
-expect fail filesystem src/net/a.cpp '#include <filesystem>'
+expect fail filesystem src/comm/net/a.cpp '#include <filesystem>'
+expect fail filesystem plugins/mpi/a.cpp '#include <filesystem>'
 expect fail filesystem tests/harness/a.cpp 'std::filesystem::path p;'
-expect pass filesystem src/cli/a.cpp '#include <filesystem>'
+expect pass filesystem tools/cli/a.cpp '#include <filesystem>'
 
-expect fail names src/net/socket_utils.h ''
+expect fail names src/comm/net/socket_utils.h ''
 expect fail names src/misc/a.h ''
-expect fail names src/net/helper.cpp ''
+expect fail names src/comm/net/helper.cpp ''
 expect fail names tests/common.cmake ''
-expect pass names src/net/communicator.cpp ''
+expect pass names src/comm/net/communicator.cpp ''
 
-expect fail words src/net/a.h 'struct Crew;'
-expect fail words src/net/a.h 'class WorkerSeat {};'
-expect fail words src/net/a.h 'int patience_ms = 5;'
+expect fail words src/comm/net/a.h 'struct Crew;'
+expect fail words src/comm/net/a.h 'class WorkerSeat {};'
+expect fail words src/comm/net/a.h 'int patience_ms = 5;'
 expect fail words docs/a.md 'It waits with patience.'
 expect pass words docs/training.md 'It waits with patience.'
-expect pass words src/net/a.h 'int seating; struct Screw;'
-expect fail words src/net/a.cpp 'throw Error("only 3 ranks came");'
-expect pass words src/net/a.cpp '// only 3 ranks came'
+expect pass words src/comm/net/a.h 'int seating; struct Screw;'
+expect fail words src/comm/net/a.cpp 'throw Error("only 3 ranks came");'
+expect pass words src/comm/net/a.cpp '// only 3 ranks came'
 
 expect pass exports include/maniple/a.h 'namespace MANIPLE_API maniple {'
 expect fail exports include/maniple/a.h 'namespace maniple {'
-expect fail exports src/net/a.h 'namespace MANIPLE_API maniple {'
-expect pass exports src/net/a.h 'namespace maniple {'
+expect fail exports src/comm/net/a.h 'namespace MANIPLE_API maniple {'
+expect pass exports src/comm/net/a.h 'namespace maniple {'
 
 # A class here and one of the same name there: expect_classes pass|fail HERE THERE.
 expect_classes() {
   local verdict=fail
   rm -rf "${tree:?}"/*
-  mkdir -p "$tree/src/net" "$tree/include/maniple"
+  mkdir -p "$tree/src/comm/net" "$tree/include/maniple"
   printf '%b\n' "$2" >"$tree/include/maniple/a.h"
-  printf '%b\n' "$3" >"$tree/src/net/b.cpp"
+  printf '%b\n' "$3" >"$tree/src/comm/net/b.cpp"
   if "$here/check.sh" classes "$tree" >/dev/null 2>&1; then verdict=pass; fi
   if [[ $verdict != "$1" ]]; then
     echo "classes: expected $1, got $verdict for $2 and $3"
@@ -85,46 +91,46 @@ expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple
 expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple {\nnamespace {\nstruct Place {\n};'
 expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple {\nstruct Place;'
 
-expect fail lengths src/net/a.cpp "$(printf 'x\\n%.0s' {1..451})"
-expect pass lengths src/net/a.cpp "$(printf 'x\\n%.0s' {1..449})"
+expect fail lengths src/comm/net/a.cpp "$(printf 'x\\n%.0s' {1..451})"
+expect pass lengths src/comm/net/a.cpp "$(printf 'x\\n%.0s' {1..449})"
 
 expect fail sleeps tests/unit/a_test.cpp 'std::this_thread::sleep_for(1s);'
 expect fail sleeps tests/unit/a_test.cpp '  usleep(10);'
 expect fail sleeps tests/unit/a_test.cpp '  ::sleep(1);'
 expect pass sleeps tests/unit/a_test.cpp '  sleep_for(1s);  // sleep: the slow rank is the fault'
-expect fail locks src/net/a.cpp '  static std::mutex mutex;'
-expect fail locks src/net/a.cpp 'std::shared_mutex table_mutex;'
-expect fail locks src/net/a.cpp '  static std::once_flag once;'
-expect pass locks src/net/a.cpp '  std::mutex mutex;'
-expect pass locks src/net/a.cpp 'constinit ProcessWide<std::mutex> reading;'
-expect fail sleeps src/net/a.cpp '  std::this_thread::sleep_for(pause);'
-expect pass sleeps src/net/a.cpp '  // sleep: until the next try\n  std::this_thread::sleep_for(pause);'
+expect fail locks src/comm/net/a.cpp '  static std::mutex mutex;'
+expect fail locks src/comm/net/a.cpp 'std::shared_mutex table_mutex;'
+expect fail locks src/comm/net/a.cpp '  static std::once_flag once;'
+expect pass locks src/comm/net/a.cpp '  std::mutex mutex;'
+expect pass locks src/comm/net/a.cpp 'constinit ProcessWide<std::mutex> reading;'
+expect fail sleeps src/comm/net/a.cpp '  std::this_thread::sleep_for(pause);'
+expect pass sleeps src/comm/net/a.cpp '  // sleep: until the next try\n  std::this_thread::sleep_for(pause);'
 expect pass sleeps tests/unit/a_test.cpp 'EXPECT_EQ(state(), "asleep (2)");'
 
-expect fail errors src/net/a.cpp 'if (std::string(error.what()).find("lost") != npos) throw;'
-expect fail errors src/net/a.cpp 'if (error.info().reason.starts_with("rank")) throw;'
-expect fail errors src/net/a.cpp 'if (text_of(cause).ends_with("lost")) throw;'
-expect fail errors src/net/a.cpp '#include <regex>'
-expect fail errors src/net/a.cpp 'if (std::strstr(error.what(), "lost") != nullptr) throw;'
-expect fail errors src/net/a.cpp 'if (error.info().reason == "lost") throw;'
-expect fail errors src/net/a.cpp 'const std::string& text = error.info().reason;\nif (text.find("left") != npos) throw;'
-expect fail errors src/net/a.cpp 'const std::string text(error.what());\nif (text.rfind("left") != npos) throw;'
-expect pass errors src/net/a.cpp 'const std::string text = error.what();\n}\nif (text.find("left") != npos) throw;'
-expect pass errors src/net/a.cpp 'if (error.kind() == ErrorKind::timeout) log(error.what());'
-expect pass errors src/net/a.cpp '// what().find("x") was here'
-expect pass errors src/net/a.cpp 'throw Error(path.substr(0, path.rfind(a)) + error.what());'
-expect pass errors tests/net/a_test.cpp 'EXPECT_NE(std::string(error.what()).find("lost"), npos);'
+expect fail errors src/comm/net/a.cpp 'if (std::string(error.what()).find("lost") != npos) throw;'
+expect fail errors src/comm/net/a.cpp 'if (error.info().reason.starts_with("rank")) throw;'
+expect fail errors src/comm/net/a.cpp 'if (text_of(cause).ends_with("lost")) throw;'
+expect fail errors src/comm/net/a.cpp '#include <regex>'
+expect fail errors src/comm/net/a.cpp 'if (std::strstr(error.what(), "lost") != nullptr) throw;'
+expect fail errors src/comm/net/a.cpp 'if (error.info().reason == "lost") throw;'
+expect fail errors src/comm/net/a.cpp 'const std::string& text = error.info().reason;\nif (text.find("left") != npos) throw;'
+expect fail errors src/comm/net/a.cpp 'const std::string text(error.what());\nif (text.rfind("left") != npos) throw;'
+expect pass errors src/comm/net/a.cpp 'const std::string text = error.what();\n}\nif (text.find("left") != npos) throw;'
+expect pass errors src/comm/net/a.cpp 'if (error.kind() == ErrorKind::timeout) log(error.what());'
+expect pass errors src/comm/net/a.cpp '// what().find("x") was here'
+expect pass errors src/comm/net/a.cpp 'throw Error(path.substr(0, path.rfind(a)) + error.what());'
+expect pass errors tests/comm/net/a_test.cpp 'EXPECT_NE(std::string(error.what()).find("lost"), npos);'
 
-expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "not in the manual"},'
-expect fail knobs src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", of_another_form(f(1)), "cannot be read"},'
-expect fail knobs src/base/environment.cpp ''
+expect fail knobs src/comm/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "not in the manual"},'
+expect fail knobs src/comm/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", of_another_form(f(1)), "cannot be read"},'
+expect fail knobs src/comm/base/environment.cpp ''
 
 # expect_knob pass|fail PERMITTED CELL: a knob and its line of the manual
 expect_knob() {
   local verdict=fail
   rm -rf "${tree:?}"/*
-  mkdir -p "$tree/src/base" "$tree/docs"
-  printf '    {Knob::new, "MANIPLE_NEW", "1", %s, "is new"},\n' "$2" >"$tree/src/base/environment.cpp"
+  mkdir -p "$tree/src/comm/base" "$tree/docs"
+  printf '    {Knob::new, "MANIPLE_NEW", "1", %s, "is new"},\n' "$2" >"$tree/src/comm/base/environment.cpp"
   printf '| `MANIPLE_NEW` | `1` | %s | is new |\n' "$3" >"$tree/docs/failure.md"
   if "$here/check.sh" knobs "$tree" >/dev/null 2>&1; then verdict=pass; fi
   if [[ $verdict != "$1" ]]; then
@@ -145,13 +151,13 @@ expect_knob pass 'text("a folder")' 'a folder'
 expect_knob pass 'text("a name", 9)' 'a name, up to 9 bytes'
 expect_knob fail 'text("a name", 9)' 'a name'
 
-expect pass variables src/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEW");'
-expect pass variables src/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "is new"},\nstd::getenv("MANIPLE_NEW");'
-expect fail variables src/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEWER");'
-expect fail variables src/net/a.cpp 'std::getenv("MANIPLE_NEW");'
-expect fail variables src/net/a.h 'inline constexpr const char* kName = "MANIPLE_NEW";'
+expect pass variables src/comm/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEW");'
+expect pass variables src/comm/base/environment.cpp '{Knob::new, "MANIPLE_NEW", "1", flag(), "is new"},\nstd::getenv("MANIPLE_NEW");'
+expect fail variables src/comm/base/own_variables.cpp '{"MANIPLE_NEW", "is new"},\nstd::getenv("MANIPLE_NEWER");'
+expect fail variables src/comm/net/a.cpp 'std::getenv("MANIPLE_NEW");'
+expect fail variables src/comm/net/a.h 'inline constexpr const char* kName = "MANIPLE_NEW";'
 expect fail variables src/launch/a.cpp 'environment.push_back("MANIPLE_NEW=1");'
-expect pass variables src/net/a.cpp 'throw InvalidArgument("MANIPLE_NEW is new");'
+expect pass variables src/comm/net/a.cpp 'throw InvalidArgument("MANIPLE_NEW is new");'
 expect pass variables src/launch/a.cpp 'if (entry.starts_with("MANIPLE_NEW")) continue;'
 expect fail variables bench/a.cpp 'std::getenv("MANIPLE_NEW");'
 expect fail variables tests/harness/a.cpp 'std::getenv("MANIPLE_NEW");'
@@ -167,7 +173,7 @@ expect pass variables tests/CMakeLists.txt 'if(MANIPLE_NEW)'
 expect_messages() {
   local verdict=fail
   rm -rf "${tree:?}"/*
-  mkdir "$tree/docs" && cp -r "$here/../../include" "$here/../../src" "$tree" && cp "$here/../../docs/troubleshooting.md" "$tree/docs"
+  mkdir "$tree/docs" && cp -r "$here"/../../{include,plugins,src,tools} "$tree" && cp "$here/../../docs/troubleshooting.md" "$tree/docs"
   printf '%s\n' "$3" >>"$tree/$2"
   if "$here/messages.sh" ${4:+"$4"} "$tree" >/dev/null 2>&1; then verdict=pass; fi
   if [[ $verdict != "$1" ]]; then
@@ -178,18 +184,18 @@ expect_messages() {
 expect_messages pass docs/troubleshooting.md '| `no program given; expected: maniple run` | twice |'
 expect_messages fail docs/troubleshooting.md '| `no source has this` | |'
 expect_messages fail docs/troubleshooting.md '| `maniple run ... no program given` | in the wrong order |'
-expect_messages fail src/net/another.cpp 'throw InvalidArgument("the page does not have this");'
-expect_messages fail src/net/another.cpp 'MANIPLE_REQUIRE(a > b, "a is {}; the page does not have this", a);'
-expect_messages pass src/net/another.cpp 'throw InvalidArgument("no program given; expected: maniple run ./train");'
-expect_messages pass src/net/address.cpp 'throw InvalidArgument("the page does not have this");'
-expect_messages fail src/net/address.cpp 'throw InvalidArgument("the page does not have this");' --all
+expect_messages fail src/comm/net/another.cpp 'throw InvalidArgument("the page does not have this");'
+expect_messages fail src/comm/net/another.cpp 'MANIPLE_REQUIRE(a > b, "a is {}; the page does not have this", a);'
+expect_messages pass src/comm/net/another.cpp 'throw InvalidArgument("no program given; expected: maniple run ./train");'
+expect_messages pass src/comm/net/address.cpp 'throw InvalidArgument("the page does not have this");'
+expect_messages fail src/comm/net/address.cpp 'throw InvalidArgument("the page does not have this");' --all
 
 # expect_link pass|fail LINE [COMMENT]: of a page that has a heading and stands beside another, and of a source.
 expect_link() {
   local verdict=fail
   rm -rf "${tree:?}"/*
-  mkdir -p "$tree/docs" "$tree/src/net"
-  printf 'void Socket::close() {}  %s\n' "${3:-}" >"$tree/src/net/socket.cpp"
+  mkdir -p "$tree/docs" "$tree/src/comm/net"
+  printf 'void Socket::close() {}  %s\n' "${3:-}" >"$tree/src/comm/net/socket.cpp"
   printf '# Page\n\n## One & `two`\n%s\n' "$2" >"$tree/docs/page.md"
   printf '# Other\n\n## There\n' >"$tree/docs/other.md"
   if "$here/links.sh" "$tree" >/dev/null 2>&1; then verdict=pass; fi

@@ -4,8 +4,8 @@
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "tensor/torch_compat.h"
 #include "train/gradients.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness::amp_test {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <sstream>
 
-#include "backend/backend.h"
-#include "base/format.h"
+#include "comm/backend/backend.h"
+#include "comm/base/format.h"
 #include "harness/run_ranks.h"
 #include <maniple/maniple.h>
 

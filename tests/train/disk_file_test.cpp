@@ -11,8 +11,8 @@
 
 #include <gtest/gtest.h>
 
-#include "base/files.h"
-#include "base/format.h"
+#include "comm/base/files.h"
+#include "comm/base/format.h"
 #include "harness/temporary_directory.h"
 #include <maniple/comm/error.h>
 

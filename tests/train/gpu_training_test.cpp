@@ -10,10 +10,10 @@
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "tensor/device.h"
-#include "tensor/torch_compat.h"
 #include "train/gradients.h"
 #include "train/progress_line.h"
+#include "train/tensor/device.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness::gpu_training_test {

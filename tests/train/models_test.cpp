@@ -9,10 +9,10 @@
 
 #include <torch/torch.h>
 
-#include "../examples/models/gpt2.h"
-#include "../examples/models/resnet.h"
-#include "base/files.h"
-#include "base/format.h"
+#include "comm/base/files.h"
+#include "comm/base/format.h"
+#include "examples/models/gpt2.h"
+#include "examples/models/resnet.h"
 #include "harness/temporary_directory.h"
 #include "train/models.h"
 #include <maniple/train/weights.h>

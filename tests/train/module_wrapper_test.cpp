@@ -3,7 +3,7 @@
 
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
-#include "train/data_parallel_models.h"
+#include "train/data_parallel/data_parallel_models.h"
 #include "train/gradients.h"
 #include <maniple/maniple.h>
 

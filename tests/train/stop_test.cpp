@@ -9,7 +9,7 @@
 #include <csignal>
 #include <thread>
 
-#include "base/format.h"
+#include "comm/base/format.h"
 #include "harness/run_ranks.h"
 #include "harness/temporary_directory.h"
 #include "launch/launched.h"

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
-#include "base/codec.h"
-#include "base/system_error.h"
-#include "net/address.h"
+#include "comm/base/codec.h"
+#include "comm/base/system_error.h"
+#include "comm/net/address.h"
 
 namespace maniple::launch {
 namespace {

@@ -1,4 +1,4 @@
-// A connection between two launchers of a job: authenticated messages (see net/message_stream.h), so that nobody on the
+// A connection between two launchers of a job: authenticated messages (see comm/net/message_stream.h), so that nobody on the
 // way can change what is executed.
 //
 // Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is not
@@ -10,11 +10,11 @@
 #include <memory>
 #include <string>
 
+#include "comm/net/event_loop.h"
+#include "comm/net/message_stream.h"
+#include "comm/net/poller.h"
 #include "launch/coordinate/agent_message.h"
 #include "launch/coordinate/policies.h"
-#include "net/event_loop.h"
-#include "net/message_stream.h"
-#include "net/poller.h"
 
 namespace maniple::launch {
 

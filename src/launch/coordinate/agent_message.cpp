@@ -1,6 +1,6 @@
 #include "launch/coordinate/agent_message.h"
 
-#include "base/codec.h"
+#include "comm/base/codec.h"
 
 namespace maniple::launch {
 namespace {

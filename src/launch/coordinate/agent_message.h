@@ -23,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-#include "process/failure_report.h"
+#include "launch/process/failure_report.h"
 
 namespace maniple::launch {
 

@@ -1,10 +1,10 @@
 // The two kinds of agent: one coordinates the job, the others are its members.
 #pragma once
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
+#include "comm/net/address.h"
+#include "comm/net/handshake.h"
 #include "launch/launch_options.h"
-#include "net/address.h"
-#include "net/handshake.h"
 
 namespace maniple::launch {
 

@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>  // join
 
-#include "base/check.h"
-#include "net/handshake_wire.h"
+#include "comm/base/check.h"
+#include "comm/net/handshake_wire.h"
 
 namespace maniple::launch {
 namespace {

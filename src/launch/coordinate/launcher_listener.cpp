@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
-#include "base/system_error.h"
-#include "rendezvous/methods.h"
+#include "comm/base/check.h"
+#include "comm/base/system_error.h"
+#include "comm/rendezvous/methods.h"
 
 namespace maniple::launch {
 namespace {

@@ -9,10 +9,10 @@
 #include <optional>
 #include <string>
 
+#include "comm/net/address.h"
+#include "comm/net/handshake.h"
+#include "comm/net/poller.h"
 #include "launch/option_values.h"
-#include "net/address.h"
-#include "net/handshake.h"
-#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>  // join
 
-#include "base/check.h"
-#include "jobs/job_record.h"
+#include "comm/base/check.h"
 #include "launch/coordinate/agent_link.h"
 #include "launch/coordinate/agents.h"
 #include "launch/coordinate/job_settings.h"
 #include "launch/coordinate/launcher_listener.h"
 #include "launch/coordinate/node_agent.h"
+#include "launch/jobs/job_record.h"
 #include "launch/placement/binding.h"
 #include "launch/workers/agent_process.h"
 #include "launch/workers/supervisor.h"

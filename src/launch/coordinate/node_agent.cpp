@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
-#include "base/crypto.h"
-#include "process/descriptors.h"
+#include "comm/base/check.h"
+#include "comm/base/crypto.h"
+#include "launch/process/descriptors.h"
 
 namespace maniple::launch {
 

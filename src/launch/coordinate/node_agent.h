@@ -5,10 +5,10 @@
 #include <memory>
 #include <string>
 
+#include "comm/net/address.h"
+#include "comm/net/handshake.h"
 #include "launch/coordinate/agent_message.h"
 #include "launch/workers/worker_group.h"
-#include "net/address.h"
-#include "net/handshake.h"
 
 namespace maniple::launch {
 

@@ -10,15 +10,15 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
-#include "base/environment.h"
-#include "base/system_error.h"
-#include "base/write_all.h"
+#include "comm/base/check.h"
+#include "comm/base/environment.h"
+#include "comm/base/system_error.h"
+#include "comm/base/write_all.h"
+#include "comm/rendezvous/secret_source.h"
 #include "launch/coordinate/job_settings.h"
-#include "process/descriptors.h"
-#include "process/failure_report.h"
-#include "process/start.h"
-#include "rendezvous/secret_source.h"
+#include "launch/process/descriptors.h"
+#include "launch/process/failure_report.h"
+#include "launch/process/start.h"
 
 namespace maniple::launch {
 namespace {

@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "comm/net/address.h"
+#include "comm/net/handshake.h"
+#include "comm/net/poller.h"
 #include "launch/launch_options.h"
 #include "launch/output/console.h"
 #include "launch/output/log_pump.h"
-#include "net/address.h"
-#include "net/handshake.h"
-#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "comm/net/poller.h"
 #include "launch/output/output_stream.h"
-#include "net/poller.h"
 
 namespace maniple::launch {
 

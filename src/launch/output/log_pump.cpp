@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "base/system_error.h"
-#include "base/write_all.h"
+#include "comm/base/system_error.h"
+#include "comm/base/write_all.h"
 
 namespace maniple::launch {
 LogFile::LogFile(const std::string& path, bool append, std::function<void(std::string)> warn)

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
 #include "launch/output/console.h"
 #include "launch/output/output_tail.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/unique_fd.h"
-#include "net/poller.h"
+#include "comm/base/unique_fd.h"
+#include "comm/net/poller.h"
 
 namespace maniple::launch {
 

@@ -14,9 +14,9 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
-#include "base/rank_arithmetic.h"
-#include "base/unique_fd.h"
+#include "comm/base/files.h"
+#include "comm/base/rank_arithmetic.h"
+#include "comm/base/unique_fd.h"
 
 namespace maniple::launch {
 namespace {

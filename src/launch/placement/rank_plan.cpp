@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple::launch {
 namespace {

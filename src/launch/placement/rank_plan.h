@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "process/rank_environment.h"
+#include "launch/process/rank_environment.h"
 
 namespace maniple::launch {
 

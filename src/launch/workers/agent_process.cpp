@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <csignal>
 
-#include "base/system_error.h"
+#include "comm/base/system_error.h"
+#include "launch/process/process_table.h"
 #include "launch/workers/supervisor.h"
-#include "process/process_table.h"
 
 namespace maniple::launch {
 namespace {

@@ -6,9 +6,9 @@
 #include <functional>
 #include <optional>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
+#include "comm/net/poller.h"
 #include "launch/output/console.h"
-#include "net/poller.h"
 
 namespace maniple::launch {
 

@@ -17,11 +17,11 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
-#include "base/system_error.h"
-#include "process/process_table.h"
-#include "process/program.h"
-#include "process/start.h"
+#include "comm/base/files.h"
+#include "comm/base/system_error.h"
+#include "launch/process/process_table.h"
+#include "launch/process/program.h"
+#include "launch/process/start.h"
 
 namespace maniple::launch {
 namespace {

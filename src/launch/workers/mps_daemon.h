@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "process/rank_environment.h"
+#include "launch/process/rank_environment.h"
 #include <maniple/comm/deadline.h>
 
 namespace maniple::launch {

@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
-#include "base/files.h"
-#include "base/unique_fd.h"
-#include "process/process_table.h"
+#include "comm/base/files.h"
+#include "comm/base/unique_fd.h"
+#include "launch/process/process_table.h"
 
 namespace maniple::launch {
 namespace {

@@ -14,10 +14,10 @@
 
 #include <fmt/format.h>
 
-#include "base/system_error.h"
+#include "comm/base/system_error.h"
+#include "launch/process/descriptors.h"
+#include "launch/process/failure_report.h"
 #include "launch/workers/mps_daemon.h"
-#include "process/descriptors.h"
-#include "process/failure_report.h"
 
 namespace maniple::launch {
 namespace {

@@ -12,8 +12,8 @@
 #include <functional>
 #include <optional>
 
-#include "base/unique_fd.h"
-#include "process/process_table.h"
+#include "comm/base/unique_fd.h"
+#include "launch/process/process_table.h"
 
 namespace maniple::launch {
 

@@ -11,12 +11,12 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
-#include "base/system_error.h"
-#include "jobs/job_list.h"
+#include "comm/base/check.h"
+#include "comm/base/system_error.h"
+#include "launch/jobs/job_list.h"
+#include "launch/process/process_table.h"
+#include "launch/process/start.h"
 #include "launch/workers/supervisor.h"
-#include "process/process_table.h"
-#include "process/start.h"
 
 namespace maniple::launch {
 namespace {

@@ -8,16 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "comm/net/poller.h"
 #include "launch/output/console.h"
 #include "launch/output/log_pump.h"
 #include "launch/placement/binding.h"
 #include "launch/placement/rank_plan.h"
+#include "launch/process/failure_report.h"
+#include "launch/process/program.h"
+#include "launch/process/rank_environment.h"
+#include "launch/process/worker_messages.h"
 #include "launch/workers/out_of_memory.h"
-#include "net/poller.h"
-#include "process/failure_report.h"
-#include "process/program.h"
-#include "process/rank_environment.h"
-#include "process/worker_messages.h"
 
 namespace maniple::launch {
 

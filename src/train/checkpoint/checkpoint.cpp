@@ -12,11 +12,9 @@
 #include <sstream>
 #include <thread>
 
-#include "base/check.h"
-#include "base/fork_guard.h"
-#include "base/log.h"
-#include "tensor/failed_on.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/log.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/part.h"
@@ -24,7 +22,9 @@
 #include "train/checkpoint/random_states.h"
 #include "train/checkpoint/saved_checkpoint.h"
 #include "train/checkpoint/sharded_save.h"
-#include "train/shard/sharded_state.h"
+#include "train/sharded_optimizer/sharded_state.h"
+#include "train/tensor/failed_on.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 
 namespace maniple {

@@ -10,10 +10,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
-#include "base/files.h"
-#include "base/log.h"
-#include "base/system_error.h"
+#include "comm/base/check.h"
+#include "comm/base/files.h"
+#include "comm/base/log.h"
+#include "comm/base/system_error.h"
 
 namespace maniple {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/safetensors.h"
 #include <maniple/comm/error.h>

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/safetensors.h"
 
 namespace maniple {

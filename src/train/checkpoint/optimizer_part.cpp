@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/part.h"
 #include "train/state_key.h"
 

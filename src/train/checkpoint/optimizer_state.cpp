@@ -1,8 +1,8 @@
 #include "train/checkpoint/named_state.h"
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/optim/stepper.h"
-#include "train/shard/sharded_state.h"
+#include "train/sharded_optimizer/sharded_state.h"
 #include "train/state_key.h"
 
 namespace maniple {

@@ -1,7 +1,7 @@
 #include "train/checkpoint/part.h"
 
-#include "base/check.h"
-#include "base/log.h"
+#include "comm/base/check.h"
+#include "comm/base/log.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/saved_checkpoint.h"
 #include "train/state_key.h"

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork_guard.h"
-#include "base/unique_fd.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/unique_fd.h"
 #include "train/checkpoint/checkpoint_folder.h"
 
 namespace maniple {

@@ -4,9 +4,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "base/format.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
+#include "comm/base/format.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple {
 namespace {

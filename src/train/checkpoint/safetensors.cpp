@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

@@ -5,8 +5,8 @@
 #include <set>
 #include <tuple>
 
-#include "base/check.h"
-#include "base/codec.h"
+#include "comm/base/check.h"
+#include "comm/base/codec.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/state_key.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {

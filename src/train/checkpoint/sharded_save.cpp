@@ -5,12 +5,12 @@
 #include <cstring>
 #include <exception>
 
-#include "base/check.h"
-#include "base/codec.h"
-#include "tensor/failed_on.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "comm/base/codec.h"
 #include "train/checkpoint/pending_checkpoint.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/tensor/failed_on.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple {
 namespace {

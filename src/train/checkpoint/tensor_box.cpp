@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "base/format.h"
+#include "comm/base/format.h"
 
 namespace maniple {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/data/cursor_text.h"
 #include "train/data/shard_pass.h"
 #include "train/data/split_mix.h"

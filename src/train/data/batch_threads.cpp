@@ -11,9 +11,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "base/check.h"
-#include "base/fork_guard.h"
-#include "base/system_error.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/system_error.h"
 #include <maniple/train/batch_source.h>
 
 namespace maniple::detail {

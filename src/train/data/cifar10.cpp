@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/disk_file.h"
 
 namespace maniple {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/data/csv_records.h"
 #include "train/disk_file.h"
 

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cstring>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/format.h"
+#include "comm/base/format.h"
 
 namespace maniple {
 

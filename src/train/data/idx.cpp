@@ -17,9 +17,9 @@
 #include <string_view>
 #include <utility>
 
-#include "base/check.h"
-#include "base/system_error.h"
-#include "base/unique_fd.h"
+#include "comm/base/check.h"
+#include "comm/base/system_error.h"
+#include "comm/base/unique_fd.h"
 
 namespace maniple {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/data/idx.h"
 #include "train/data/split_mix.h"
 #include "train/disk_file.h"

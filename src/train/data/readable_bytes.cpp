@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "base/check.h"
-#include "base/system_error.h"
+#include "comm/base/check.h"
+#include "comm/base/system_error.h"
 #include "train/disk_file.h"
 
 namespace maniple {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <utility>
 
-#include "base/check.h"
-#include "base/log.h"
+#include "comm/base/check.h"
+#include "comm/base/log.h"
 #include "train/data/cursor_text.h"
 #include "train/data/split_mix.h"
 #include <maniple/dist.h>

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include <maniple/dist.h>
 
 namespace maniple {

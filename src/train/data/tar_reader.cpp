@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/data_parallel/gather.h"
 #include "train/data_parallel/replicas.h"
 #include "train/sync_batch_norm/function.h"

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "base/check.h"
-#include "base/log.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "comm/base/log.h"
+#include "train/tensor/torch_compat.h"
 
 namespace maniple {
 namespace {

@@ -10,10 +10,10 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "base/check.h"
-#include "base/fork_safe_mutex.h"
-#include "tensor/exception_text.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_safe_mutex.h"
+#include "train/tensor/exception_text.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/train/data_parallel.h>
 
 namespace maniple {

@@ -12,7 +12,7 @@
 
 #include <torch/torch.h>
 
-#include "base/fork_guard.h"
+#include "comm/base/fork_guard.h"
 
 namespace maniple {
 

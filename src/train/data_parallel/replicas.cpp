@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple {
 namespace {

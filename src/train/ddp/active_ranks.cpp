@@ -1,8 +1,8 @@
 #include "train/ddp/active_ranks.h"
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/parameter.h"
+#include "train/tensor/public_call.h"
 #include <maniple/train/uneven_inputs.h>
 
 namespace maniple {

@@ -5,11 +5,11 @@
 
 #include <ATen/Parallel.h>
 
-#include "base/check.h"
-#include "base/codec.h"
-#include "base/host.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "comm/base/codec.h"
+#include "comm/base/host.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple {
 namespace {

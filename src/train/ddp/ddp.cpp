@@ -1,6 +1,6 @@
 #include <maniple/train/ddp.h>
 
-#include "base/format.h"
+#include "comm/base/format.h"
 #include "train/ddp/reducer.h"
 
 namespace maniple {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple {
 

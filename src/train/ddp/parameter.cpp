@@ -5,10 +5,10 @@
 #include <map>
 #include <set>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 
 namespace maniple {
 namespace {

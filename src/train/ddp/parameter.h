@@ -14,8 +14,8 @@
 #include <torch/torch.h>
 #include <torch/types.h>
 
-#include "tensor/torch_compat.h"
 #include "train/packed_layout.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/train/ddp.h>
 

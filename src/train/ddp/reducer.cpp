@@ -5,9 +5,9 @@
 #include <cmath>
 #include <utility>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/bucket.h"
+#include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 

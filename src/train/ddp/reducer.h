@@ -38,12 +38,12 @@
 #include <unordered_set>
 #include <vector>
 
-#include "tensor/device.h"
 #include "train/ddp/active_ranks.h"
 #include "train/ddp/bucket.h"
 #include "train/ddp/delayed_gradients.h"
 #include "train/ddp/parameter.h"
 #include "train/ddp/stopwatch.h"
+#include "train/tensor/device.h"
 #include <maniple/train/ddp.h>
 
 namespace maniple::detail {

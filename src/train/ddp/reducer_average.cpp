@@ -1,9 +1,9 @@
 // What happens to a bucket: laid out, launched, waited for, finalized.
 #include <map>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/reducer.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple::detail {
 namespace {

@@ -1,7 +1,7 @@
 // with_uneven_inputs, and what an error says that uneven inputs without it cause.
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/reducer.h"
+#include "train/tensor/public_call.h"
 #include <maniple/train/uneven_inputs.h>
 
 namespace maniple {

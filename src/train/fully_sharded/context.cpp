@@ -4,11 +4,11 @@
 #include <mutex>
 #include <tuple>
 
-#include "base/check.h"
-#include "base/fork_guard.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_guard.h"
 #include "train/ddp/bucket.h"
 #include "train/fully_sharded/unit.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple::detail {
 namespace {

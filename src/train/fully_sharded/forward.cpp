@@ -2,9 +2,9 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple::detail {
 namespace {

@@ -5,10 +5,10 @@
 #include <set>
 #include <unordered_map>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
 #include "train/state_key.h"
+#include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
 
 namespace maniple {

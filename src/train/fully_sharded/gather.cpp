@@ -1,7 +1,7 @@
 // Gathering the parameters of a unit.
 #include <cstring>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
 
 namespace maniple::detail {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
 
 namespace maniple::detail {

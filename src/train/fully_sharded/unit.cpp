@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/parameter.h"
 #include "train/state_key.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_layout.h>
 

@@ -41,9 +41,9 @@
 
 #include <torch/torch.h>
 
-#include "tensor/device.h"
-#include "tensor/torch_compat.h"
 #include "train/packed_layout.h"
+#include "train/tensor/device.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/train/fully_sharded.h>
 
 namespace maniple::detail {

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <sstream>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/named_state.h"
 #include <maniple/train/optim.h>
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "base/check.h"
-#include "base/format.h"
+#include "comm/base/check.h"
+#include "comm/base/format.h"
 #include "train/optim/stepper.h"
 
 namespace maniple::optim {

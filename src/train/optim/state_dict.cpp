@@ -1,10 +1,10 @@
 // The names of Python's optimizer.state_dict(), made from and into those of checkpoints.
 #include <maniple/train/optim.h>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/named_state.h"
 #include "train/state_key.h"
+#include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
 
 namespace maniple::optim {

@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 // LibTorch has _fused_adam_ since 1.13, _fused_adamw_ since 2.0, _foreach_sign_ and _foreach_copy_ since 2.1, _fused_sgd_ since 2.3.
 #define MANIPLE_TORCH_AT_LEAST(major, minor) \

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
-#include "base/format.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/format.h"
+#include "train/tensor/torch_compat.h"
 
 namespace maniple {
 

@@ -1,5 +1,5 @@
 // Functions of torch::nn::Module that a Pipeline refuses.
-#include "base/format.h"
+#include "comm/base/format.h"
 #include <maniple/train/pipeline.h>
 
 namespace maniple {

@@ -6,15 +6,15 @@
 #include <set>
 #include <sstream>
 
-#include "base/check.h"
-#include "group/device_calls.h"
-#include "group/group_impl.h"
-#include "tensor/exception_text.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "comm/group/device_calls.h"
+#include "comm/group/group_impl.h"
 #include "train/pipeline/agreement.h"
 #include "train/pipeline/stage_layouts.h"
 #include "train/pipeline/step.h"
 #include "train/state_key.h"
+#include "train/tensor/exception_text.h"
+#include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 

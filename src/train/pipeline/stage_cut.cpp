@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include <maniple/dist.h>
 #include <maniple/train/pipeline.h>
 

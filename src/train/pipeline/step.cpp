@@ -9,8 +9,8 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/activation_checkpoint.h>
 

@@ -15,8 +15,8 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "tensor/torch_compat.h"
 #include "train/pipeline/schedule.h"
+#include "train/tensor/torch_compat.h"
 
 namespace maniple {
 

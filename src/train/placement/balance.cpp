@@ -7,10 +7,10 @@
 #include <sstream>
 #include <unordered_set>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/failed_on.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "train/tensor/device.h"
+#include "train/tensor/failed_on.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/placement.h>
 

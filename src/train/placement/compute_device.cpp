@@ -11,8 +11,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "base/check.h"
-#include "base/environment.h"
+#include "comm/base/check.h"
+#include "comm/base/environment.h"
 #include "train/data_parallel/replica_threads.h"
 
 namespace maniple {

@@ -2,8 +2,8 @@
 
 #include <bit>
 
-#include "base/crc32c.h"
-#include "base/format.h"
+#include "comm/base/crc32c.h"
+#include "comm/base/format.h"
 
 namespace maniple {
 namespace {

@@ -10,11 +10,11 @@
 #include <chrono>
 #include <mutex>
 
-#include "base/check.h"
-#include "base/log.h"
-#include "base/system_error.h"
-#include "base/unique_fd.h"
-#include "base/write_all.h"
+#include "comm/base/check.h"
+#include "comm/base/log.h"
+#include "comm/base/system_error.h"
+#include "comm/base/unique_fd.h"
+#include "comm/base/write_all.h"
 #include "train/summary/event.h"
 #include <maniple/dist.h>
 

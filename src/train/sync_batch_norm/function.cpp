@@ -17,10 +17,10 @@
 #include <array>
 #include <cmath>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_nest.h>
 

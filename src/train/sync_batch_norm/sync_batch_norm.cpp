@@ -10,8 +10,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "base/check.h"
-#include "base/fork_safe_mutex.h"
+#include "comm/base/check.h"
+#include "comm/base/fork_safe_mutex.h"
 #include "train/sync_batch_norm/function.h"
 #include <maniple/dist.h>
 #include <maniple/train/sync_batch_norm.h>

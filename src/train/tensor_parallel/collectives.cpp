@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_parallel.h>
 

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include <maniple/dist.h>
 #include <maniple/train/tensor_layout.h>
 #include <maniple/train/tensor_parallel.h>

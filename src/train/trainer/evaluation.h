@@ -8,8 +8,8 @@
 
 #include <torch/torch.h>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "train/tensor/public_call.h"
 #include <maniple/comm/process_group.h>
 
 namespace maniple {

@@ -1,7 +1,7 @@
 // FullySharded: the whole model is a unit, and the program's loss function is its forward.
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
+#include "train/tensor/public_call.h"
 #include "train/trainer/strategy.h"
 #include <maniple/dist.h>
 

@@ -1,7 +1,7 @@
 // Pipeline: the Sequential is cut into stages, and the criterion is the loss of the last one.
 #include <unordered_set>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/ddp/parameter.h"
 #include "train/tensor_layout.h"
 #include "train/trainer/strategy.h"

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <utility>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 #include <maniple/train/sharded_optimizer.h>

@@ -1,6 +1,6 @@
 // TensorParallel: the layers communicate by themselves; what is left is to average over the data group, and to count
 // each sample once.
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/tensor_layout.h"
 #include "train/trainer/strategy.h"
 #include <maniple/dist.h>

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
-#include "base/log.h"
-#include "tensor/failed_on.h"
-#include "tensor/public_call.h"
-#include "tensor/torch_compat.h"
+#include "comm/base/check.h"
+#include "comm/base/log.h"
+#include "train/tensor/failed_on.h"
+#include "train/tensor/public_call.h"
+#include "train/tensor/torch_compat.h"
 #include "train/trainer/evaluation.h"
 #include "train/trainer/strategy.h"
 #include "train/trainer/training_log.h"

@@ -11,8 +11,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/log.h"
-#include "base/system_error.h"
+#include "comm/base/log.h"
+#include "comm/base/system_error.h"
 
 namespace maniple {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/unique_fd.h"
+#include "comm/base/unique_fd.h"
 #include <maniple/train/progress.h>
 #include <maniple/train/summary_writer.h>
 #include <maniple/train/trainer.h>

@@ -1,8 +1,8 @@
 // Zero1: the program's optimizer keeps the options, a ShardedOptimizer over the same parameters steps.
 #include <typeinfo>
 
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
+#include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
 #include "train/trainer/strategy.h"
 #include <maniple/train/optim.h>

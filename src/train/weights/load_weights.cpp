@@ -6,7 +6,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/tensor_layout.h"
 #include "train/weights/weight_tensors.h"

@@ -5,7 +5,7 @@
 #include <array>
 #include <cctype>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 
 namespace maniple {
 namespace {

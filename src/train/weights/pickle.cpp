@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/weights/pickle_machine.h"
 #include "train/weights/stored_tensor.h"

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/weights/pickle.h"
 
 namespace maniple {

@@ -4,7 +4,7 @@
 #include <deque>
 #include <set>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/tensor_layout.h"
 #include "train/weights/weight_tensors.h"

@@ -1,6 +1,6 @@
 #include "train/weights/torch_file.h"
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/weights/pickle.h"
 #include "train/weights/zip_archive.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.h"
-#include "base/system_error.h"
+#include "comm/base/check.h"
+#include "comm/base/system_error.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/state_key.h"
 #include <maniple/train/module_wrapper.h>

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
-#include "base/files.h"
+#include "comm/base/check.h"
+#include "comm/base/files.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/weights/torch_file.h"
 #include "train/weights/zip_archive.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/check.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/safetensors.h"
 
 namespace maniple {

@@ -1,10 +1,10 @@
 // The plain communication hooks, and the table of all: a new one is one file beside this one and one line below.
 #include <maniple/train/comm_hooks.h>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/hooks/hook_parts.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 #include <maniple/train/int8_hook.h>
 #include <maniple/train/power_sgd.h>

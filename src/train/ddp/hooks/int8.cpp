@@ -9,10 +9,10 @@
 #include <cstring>
 #include <limits>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/hooks/hook_parts.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
 
 namespace maniple {
 namespace {

@@ -1,7 +1,7 @@
 // Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is one.
-#include "base/check.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/ddp/hooks/hook_parts.h"
+#include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
 #include <maniple/dist.h>
 #include <maniple/train/post_local_sgd.h>

@@ -9,12 +9,12 @@
 #include <limits>
 #include <vector>
 
-#include "base/check.h"
-#include "tensor/device.h"
-#include "tensor/public_call.h"
+#include "comm/base/check.h"
 #include "train/checkpoint/named_state.h"
 #include "train/data/split_mix.h"
 #include "train/ddp/hooks/hook_parts.h"
+#include "train/tensor/device.h"
+#include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 
 namespace maniple {

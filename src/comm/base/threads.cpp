@@ -1,0 +1,56 @@
+#include "comm/base/threads.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+
+#include "comm/base/fork_guard.h"
+
+namespace maniple {
+namespace {
+
+/// What run_apart has started in this process.
+struct Apart {
+  std::mutex mutex;
+  std::condition_variable ended;
+  int running = 0;
+};
+
+constinit ProcessWide<Apart> apart;
+
+void await_apart() {
+  constexpr auto kMost = std::chrono::seconds(5);
+  Apart& all = *apart;
+  std::unique_lock lock(all.mutex);
+  all.ended.wait_for(lock, kMost, [&] { return all.running == 0; });
+}
+
+}  // namespace
+
+void await_apart_at_exit() noexcept { std::atexit(await_apart); }
+
+bool run_apart(std::function<void()> work) noexcept {
+  static const bool kAwaited = (await_apart_at_exit(), true);
+  (void)kAwaited;
+  const auto count = [](int more) {
+    Apart& all = *apart;
+    const std::lock_guard lock(all.mutex);
+    all.running += more;
+    all.ended.notify_all();
+  };
+  count(1);
+  try {
+    std::thread([work = std::move(work), count]() mutable {
+      work();
+      work = nullptr;  // what it holds is gone when it is done
+      count(-1);
+    }).detach();
+    return true;
+  } catch (const std::system_error&) {
+    count(-1);
+    return false;
+  }
+}
+
+}  // namespace maniple

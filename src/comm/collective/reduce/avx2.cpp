@@ -1,0 +1,23 @@
+// AVX2 with the half-precision conversions (F16C). Compiled only for x86-64, with flags of its own.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "comm/base/half.h"
+#include "comm/collective/reduce/kernels.h"
+
+namespace maniple {
+namespace {
+
+constexpr int kVectorBytes = 32;
+#include "comm/collective/reduce/kernels.inl"
+
+constexpr ReduceKernels kKernels = make_kernels("avx2");
+
+}  // namespace
+
+const ReduceKernels& avx2_reduce_kernels() noexcept { return kKernels; }
+
+}  // namespace maniple

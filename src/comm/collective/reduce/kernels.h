@@ -1,0 +1,45 @@
+// The reduction loops, one set for each instruction set this build knows. Internal to reduce.cpp and its tests.
+//
+// Every set is the same source, kernels.inl, compiled with other flags, and gives the same bits: no contraction
+// to fused multiply-add, no reordering of operands. (Which of two NaNs survives may differ.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "comm/collective/reduce/reduce.h"
+#include <maniple/comm/types.h>
+
+namespace maniple {
+
+struct ReduceArguments {
+  const void* const* sources = nullptr;
+  std::size_t source_count = 0;
+  void* const* destinations = nullptr;
+  std::size_t destination_count = 0;
+  std::size_t count = 0;  ///< elements
+  double factor = 1;      ///< premul_sum
+  int divide_by = 1;      ///< avg
+};
+
+using ReduceKernel = void (*)(const ReduceArguments&);
+
+struct ReduceKernels {
+  const char* name = "";
+  ReduceKernel table[kDTypeCount][ReduceOp::kKindCount] = {};  ///< null where the op has no meaning for the dtype
+};
+
+const ReduceKernels& baseline_reduce_kernels() noexcept;
+const ReduceKernels& fp16_reduce_kernels() noexcept;    ///< aarch64 only
+const ReduceKernels& avx2_reduce_kernels() noexcept;    ///< x86-64 only
+const ReduceKernels& avx512_reduce_kernels() noexcept;  ///< x86-64 only
+
+/// Those that this processor can run, fastest first.
+std::span<const ReduceKernels* const> supported_reduce_kernels() noexcept;
+
+/// `reduce` with a chosen set.
+void reduce_with(const ReduceKernels& kernels, const Reduction& reduction, std::span<const void* const> sources,
+                 std::span<void* const> destinations, std::size_t count);
+
+}  // namespace maniple

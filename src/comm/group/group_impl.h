@@ -1,0 +1,194 @@
+// Inside a ProcessGroup: the order of its operations, deadlines, the flight recorder, and what happens when one fails.
+//
+//   ProcessGroup::all_reduce                   collectives.cpp; the arguments are checked and become an Operation in validate.cpp
+//   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
+//   run -> start -> start_tasks                async_op: in the group's own thread (the queue), with a Work
+//   execute                                    one operation: its number, its entry in the recorder, Backend::run
+//   fail -> propagate, failure                 it threw: the group is aborted here and on the others; the error names the call
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/backend/backend.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/ticks.h"
+#include "comm/group/device_calls.h"
+#include "comm/group/recorder.h"
+#include "comm/group/work_state.h"
+#include <maniple/comm/process_group.h>
+#include <maniple/export.h>
+
+namespace MANIPLE_API maniple {
+
+struct GroupFacts {
+  std::string name;
+  Topology topology;
+  std::shared_ptr<Session> session;
+  std::string backend;
+  int device = -1;  ///< InitOptions::device
+  TransportKind transport = TransportKind::automatic;
+  std::string algorithm;
+  Seconds timeout{};
+};
+
+class detail::GroupImpl {
+ public:
+  /// Sets up the backend and passes a first barrier: when this returns, all ranks are there.
+  GroupImpl(GroupFacts facts, Deadline deadline);
+  /// For a rank that is not in the group: a handle on which every operation does nothing. Only name, backend and session of
+  /// the facts count, and the session is let go.
+  explicit GroupImpl(GroupFacts facts);
+  ~GroupImpl();
+
+  const GroupFacts& facts() const noexcept { return facts_; }
+  int rank() const noexcept { return facts_.topology.rank; }
+  int size() const noexcept { return is_member() ? facts_.topology.size() : -1; }
+  bool is_member() const noexcept { return facts_.topology.rank >= 0; }
+  Backend& backend() noexcept { return *backend_; }
+  AbortSignal& abort_signal() noexcept { return *abort_; }
+  Store& store() noexcept { return *store_; }
+  const Recorder& recorder() const noexcept { return *recorder_; }
+
+  /// Throws InvalidArgument when the call was given a time-out that is negative or NaN.
+  Seconds limit(const CallOptions& call) const;
+
+  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle logs a warning.
+  bool takes_part(std::string_view operation) {
+    if (is_member()) [[likely]]
+      return true;
+    warn_not_member(operation);
+    return false;
+  }
+  /// Throws InvalidArgument for a rank that is not in the group.
+  void require_member(std::string_view who) const;
+
+  /// Runs or starts it, as the call says.
+  Work run(Operation operation, const CallOptions& call) {
+    if (!operation.device.is_cpu()) [[unlikely]]
+      return device_calls().run(std::move(operation), call);
+    if (call.async_op) return start(std::move(operation), call);
+    run_now(operation, call);
+    return done_work();
+  }
+  /// Runs now, in this thread if nothing else is under way, otherwise after what is.
+  void run_now(Operation& operation, const CallOptions& call) {
+    run_tasks(operation.op, call, [this, &operation](OperationContext& context) { execute(operation, context); });
+  }
+  Work start(Operation operation, const CallOptions& call);
+
+  bool in_forked_child() const noexcept { return !guard_.owned(); }
+
+  /// Like run_now, for a body that executes one operation or several as one.
+  template <class Body>
+  void run_tasks(Op op, const CallOptions& call, Body&& body) {
+    require_usable(op, call);
+    if (load_acquire(queued_) == 0 && !exchange_acquire(busy_)) {
+      const Release release{busy_};
+      OperationContext context(limit(call));
+      body(context);
+      return;
+    }
+    start_tasks(op, call, [&body](OperationContext& context) { body(context); }).wait();
+  }
+  /// `seen`: the caller learns of its failure by the Work. Otherwise the next call throws it.
+  Work start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body, bool seen = true);
+
+  /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
+  void execute(Operation& operation, OperationContext& context);
+  /// The same, without running it, for an operation that is enqueued on a stream: numbers and records it.
+  void begin_on_device(Operation& operation);
+  void end_on_device(std::uint64_t seq, bool failed) noexcept { recorder_->end(seq, failed); }
+  /// Inside a handler, for what went wrong in such an operation: aborts the group on all ranks, names the call.
+  [[noreturn]] void fail(const Operation& operation);
+
+  // ---- Messages ------------------------------------------------------------------------------------------------
+  /// Checks the arguments, and fills in what they say.
+  void describe_message(const PointToPoint& operation, Message& message) const;
+  std::shared_ptr<Message> make_message(const PointToPoint& operation, const CallOptions& call) const;
+  int run_message(const PointToPoint& operation, const CallOptions& call);
+  std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
+
+  MessageWait oldest_message() const;
+
+  // ---- Memory of a device ----------------------------------------------------------------------------------------
+  /// Made when first asked for, unless the group's backend is one for GPUs. Throws Unsupported where there is no such runtime.
+  DeviceCalls& device_calls();
+  /// Whether the group's backend is one for GPUs, so that there is registered memory on them.
+  bool has_device_engine() const noexcept { return device_engine_; }
+  /// Whether tensors of the CPU are accepted (BackendChoice).
+  bool serves_host_tensors() const noexcept { return host_tensors_; }
+
+  // ---- Ends ----------------------------------------------------------------------------------------------------
+  void require_usable(Op op, const CallOptions& call) {
+    if (!guard_.owned() || abort_->raised()) [[unlikely]]
+      throw_unusable(op, call);
+  }
+  void abort(const std::string& reason);
+  /// The fields of an error of this call: operation, group, ranks; no reason yet.
+  ErrorInfo context_of(std::string_view operation, std::uint64_t sequence = 0, std::string arguments = {}) const;
+
+  /// The first rank that has left the group in good order before this call; -1: none has, as far as is known.
+  int left_before(std::uint64_t seq) const;
+
+  std::uint64_t next_group() noexcept { return ++groups_; }
+  std::uint64_t next_allocation() noexcept { return ++allocations_; }
+  std::uint64_t next_monitored() noexcept { return ++monitored_; }
+  std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }  ///< the last whose key is erased
+
+ private:
+  friend class maniple::DeviceCalls;
+  struct Release {
+    std::atomic<bool>& busy;
+    ~Release() { busy.store(false, std::memory_order_release); }
+  };
+  void set_up(Deadline deadline);
+  void warn_not_member(std::string_view operation);
+  [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
+  /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that is
+  /// something else: a connection that closes may only be a consequence of what happened elsewhere.
+  std::exception_ptr propagate(const std::exception_ptr& error, const ErrorInfo& context);
+  /// The error that a call throws for it. The first one on this rank is also reported to the launcher.
+  std::exception_ptr failure(const std::exception_ptr& error, const ErrorInfo& context);
+  /// For the failure of what nobody waits for.
+  void keep_unseen(const std::exception_ptr& error);
+  ErrorInfo context_of(const Message& message) const;
+
+  GroupFacts facts_;
+  int global_rank_;
+  std::shared_ptr<AbortSignal> abort_;  // null, like what follows, outside the group
+  std::shared_ptr<Store> store_;
+  std::unique_ptr<Backend> backend_;
+  std::shared_ptr<Recorder> recorder_;
+  bool host_tensors_ = true;
+  bool device_engine_ = false;
+  std::mutex device_mutex_;
+  std::unique_ptr<DeviceCalls> device_;  // after the backend, which finishes messages of it
+  ForkGuard guard_;
+  // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
+  std::atomic<bool> thrown_{false};
+  std::mutex unseen_mutex_;
+  std::exception_ptr unseen_;         // the first failure of what nobody waited for: the next call throws it
+  std::atomic<bool> leaving_{false};  // being destroyed: what fails by that is nobody else's concern
+  std::atomic<bool> busy_{false};
+  std::atomic<int> queued_{0};
+  std::uint64_t seq_ = 0;  // guarded by busy_
+  mutable std::mutex departures_mutex_;
+  std::map<int, std::uint64_t> departures_;  // ranks that have left, and the last call of each
+  std::uint64_t groups_ = 0;
+  std::uint64_t allocations_ = 0;
+  std::uint64_t monitored_ = 0;
+  std::uint64_t monitored_cleared_ = 0;
+  TaskQueue queue_;  // last: its thread uses the rest
+};
+
+/// The same error as one of the call that `context` names (operation to size, and origin). What an error of another call
+/// says becomes its reason. The caller's mistakes stay as they are.
+std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error);
+
+}  // namespace maniple

@@ -1,0 +1,150 @@
+#include <maniple/comm/process_group.h>
+
+#include <fmt/format.h>
+
+#include "comm/base/check.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/threads.h"
+#include "comm/group/group_impl.h"
+#include "comm/group/validate.h"
+#include "comm/session/peer_table.h"
+
+namespace maniple {
+
+ProcessGroup::ProcessGroup(std::unique_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
+
+ProcessGroup::~ProcessGroup() {
+  // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
+  if (impl_ && impl_->in_forked_child()) abandon(impl_);
+  // The last handle may be dropped by something that follows a Work, in a thread that taking down would wait for.
+  // (Without one to be had it stays as it is.)
+  if (impl_ && on_group_thread) run_apart([impl = impl_.release()] { delete impl; });
+}
+
+bool ProcessGroup::is_member() const noexcept { return impl_->is_member(); }
+void ProcessGroup::require_member(std::string_view who) const { impl_->require_member(who); }
+int ProcessGroup::rank() const noexcept { return impl_->rank(); }
+int ProcessGroup::size() const noexcept { return impl_->size(); }
+const Topology& ProcessGroup::topology() const noexcept { return impl_->facts().topology; }
+const std::string& ProcessGroup::name() const noexcept { return impl_->facts().name; }
+const std::string& ProcessGroup::backend() const noexcept { return impl_->facts().backend; }
+std::string_view ProcessGroup::transport() const noexcept {
+  return is_member() ? impl_->backend().transport() : "none";
+}
+Store& ProcessGroup::store() {
+  require_member("store");
+  return impl_->store();
+}
+
+void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
+  if (!impl_->takes_part("monitored_barrier")) return;
+  impl_->require_usable(Op::barrier, call);
+  const std::uint64_t number = impl_->next_monitored();  // also of one that is refused: those that follow must match
+  require_limit("monitored_barrier: a limit", timeout);
+  const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
+  std::vector<std::string> keys;
+  for (int r = 0; r < size(); ++r) keys.push_back(key(number, r));
+  store().set(key(number, rank()), "1");
+  const Deadline deadline = Deadline::after(timeout);
+  constexpr auto kLook =
+      std::chrono::milliseconds(200);  // the store does not know who is lost; the failure detector does
+  for (;;) {
+    try {
+      store().wait(keys, Deadline::sooner(deadline, Deadline::after(kLook)));
+      break;
+    } catch (const Timeout&) {
+      impl_->require_usable(Op::barrier, call);
+      if (!deadline.expired()) continue;
+    } catch (const PeerLost&) {
+      impl_->require_usable(Op::barrier, call);  // the store may be gone because its rank has left, after what happened
+      throw;
+    }
+    const std::vector<bool> there = store().check(keys);
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
+    }
+    if (missing.empty()) break;  // the last arrived while we asked
+    ErrorInfo info = impl_->context_of("monitored_barrier");
+    for (const int r : missing) info.ranks.push_back(topology().members[static_cast<std::size_t>(r)].global_rank);
+    info.waited_s = timeout.count();
+    info.reason = fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}",
+                              timeout.count(), size() - static_cast<int>(missing.size()), size(),
+                              missing.size() == 1 ? "" : "s", list_ranks(missing));
+    throw Timeout(std::move(info));
+  }
+  // All have left the barriers before this one, so nobody looks at their keys any more; of those that failed neither.
+  for (std::uint64_t& cleared = impl_->monitored_cleared(); cleared + 1 < number;)
+    store().erase(key(++cleared, rank()));
+}
+
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& call) {
+  return allocate(bytes, Device{}, call);
+}
+
+namespace {
+constexpr std::size_t kMostBytes = std::size_t{1} << 46;  // the sizes of all ranks must still add up
+}
+
+RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOptions& call) {
+  if (!impl_->takes_part("allocate_shared")) return {};
+  MANIPLE_REQUIRE(bytes <= kMostBytes, "allocate_shared: {} bytes exceed the maximum of {}", bytes, kMostBytes);
+  RegisteredMemory memory;
+  impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
+    const std::int64_t mine = static_cast<std::int64_t>(bytes);
+    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
+    impl_->execute(sizes, context);
+    for (std::size_t r = 1; r < all.size(); ++r) {
+      MANIPLE_REQUIRE(
+          all[r] == all[0],
+          "allocate_shared: rank {} of the group asked for {} bytes, rank 0 for {}; all ranks pass the same", r, all[r],
+          all[0]);
+    }
+    try {
+      memory = impl_->backend().allocate_shared(bytes, impl_->next_allocation(), context.deadline());
+    } catch (const Unsupported&) {  // on all ranks alike: the group can go on
+      throw;
+    } catch (...) {
+      sizes.op = Op::allocate;
+      impl_->fail(sizes);
+    }
+    Operation mapped = barrier_operation(call);
+    impl_->execute(mapped, context);
+  });
+  return memory;
+}
+
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const CallOptions& call) {
+  if (!impl_->takes_part("allocate")) return {};
+  MANIPLE_REQUIRE(bytes <= kMostBytes, "allocate: {} bytes exceed the maximum of {}", bytes, kMostBytes);
+  RegisteredMemory memory;
+  impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
+    const std::int64_t mine = static_cast<std::int64_t>(bytes);
+    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
+    impl_->execute(sizes, context);
+    try {
+      const std::vector<std::size_t> bytes_of_all(all.begin(), all.end());
+      const std::uint64_t number = impl_->next_allocation();
+      memory = device.is_cpu() ? impl_->backend().allocate(bytes_of_all, number, context.deadline())
+                               : impl_->device_calls().allocate(bytes_of_all, number, context.deadline());
+    } catch (...) {
+      sizes.op = Op::allocate;  // what the caller knows it by
+      impl_->fail(sizes);
+    }
+    Operation mapped = barrier_operation(call);  // nobody uses it before all have it
+    impl_->execute(mapped, context);
+  });
+  return memory;
+}
+
+void ProcessGroup::abort(const std::string& reason) {
+  if (impl_->takes_part("abort")) impl_->abort(reason);
+}
+std::exception_ptr ProcessGroup::error() const { return is_member() ? impl_->abort_signal().cause() : nullptr; }
+std::vector<std::string> ProcessGroup::recent_operations() const {
+  return is_member() ? impl_->recorder().lines() : std::vector<std::string>();
+}
+
+}  // namespace maniple

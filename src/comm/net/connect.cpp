@@ -1,0 +1,164 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "comm/base/system_error.h"
+#include "comm/net/address.h"
+
+namespace maniple {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// 0 when connected, otherwise the errno; ETIME when the deadline passed (ETIMEDOUT is the kernel's own), ECANCELED.
+int try_connect(int fd, const Address& address, Deadline deadline, int cancel) {
+  if (::connect(fd, address.get(), address.length()) == 0) return 0;
+  if (errno != EINPROGRESS && errno != EINTR) return errno;
+  for (;;) {
+    pollfd waiting[2] = {{.fd = fd, .events = POLLOUT, .revents = 0}, {.fd = cancel, .events = POLLIN, .revents = 0}};
+    const int ready = ::poll(waiting, 2, deadline.poll_ms());
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready < 0) return errno;
+    if (ready > 0 && waiting[0].revents == 0) return ECANCELED;
+    if (ready > 0) break;
+    if (deadline.expired()) return ETIME;
+  }
+  int code = 0;
+  socklen_t length = sizeof(code);
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &length) != 0) return errno;
+  return code;
+}
+
+/// A loopback connect to a port of the ephemeral range nobody listens on can meet itself (a simultaneous open).
+bool connected_to_itself(int fd) {
+  const Address local = Address::of_socket(fd);
+  Address peer;
+  try {
+    peer = Address::of_peer(fd);
+  } catch (const SystemError&) {
+    return false;  // gone already; the next read says why
+  }
+  return !local.is_unix() && local.port() == peer.port() && local.host() == peer.host();
+}
+
+bool may_pass(int code) { return code == ECONNREFUSED || network_may_recover(code); }
+
+}  // namespace
+
+bool network_may_recover(int code) noexcept {
+  return code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT || code == EHOSTUNREACH ||
+         code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
+}
+
+UniqueFd open_stream_socket(int family, const std::string& purpose) {
+  return new_descriptor(purpose, [&] { return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+}
+
+UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int cancel) {
+  const auto start = Deadline::Clock::now();
+  const std::string purpose = fmt::format("connect to {}", address.to_string());
+  const auto seconds = [&] { return std::chrono::duration<double>(Deadline::Clock::now() - start).count(); };
+  milliseconds pause{1};
+  int code = 0;
+  for (;;) {
+    UniqueFd fd = open_stream_socket(address.family(), purpose);
+    const int result = try_connect(fd.get(), address, deadline, cancel);
+    if (result == 0 && !connected_to_itself(fd.get())) {
+      const int on = 1;
+      if (!address.is_unix()) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+      return fd;
+    }
+    if (result == ECANCELED) throw Aborted(fmt::format("{}: given up after {:.1f} s", purpose, seconds()));
+    if (result == ETIME) {
+      throw Timeout(fmt::format("{}: no answer within {:.1f} s{}", purpose, seconds(),
+                                code == 0 ? std::string() : fmt::format("; before that: {}", errno_text(code))),
+                    {}, seconds());
+    }
+    code = result == 0 ? ECONNREFUSED : result;
+    // A Unix listener with a full backlog says EAGAIN: that is a wait, not a refusal.
+    if (code != EAGAIN && !(retry && may_pass(code))) throw_system_error(purpose, code);
+    fd.reset();
+    if (deadline.remaining() <= pause) {
+      throw Timeout(fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), errno_text(code)), {},
+                    seconds());
+    }
+    std::this_thread::sleep_for(pause);  // sleep: until the next try: nobody can tell us when a port opens
+    pause = std::min(pause * 2, milliseconds(100));
+  }
+}
+
+namespace {
+
+struct KeepAlive {
+  int idle_s;
+  int interval_s;
+  int probes;
+  unsigned user_timeout_ms;  // 0: the system's
+};
+
+void set(int fd, const KeepAlive& options) {
+  if (Address::of_socket(fd).is_unix()) return;
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &options.idle_s, sizeof(options.idle_s));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &options.interval_s, sizeof(options.interval_s));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &options.probes, sizeof(options.probes));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &options.user_timeout_ms, sizeof(options.user_timeout_ms));
+}
+
+int whole_seconds(double seconds) {
+  constexpr double kMost = 32767;  // of the kernel
+  return static_cast<int>(std::ceil(std::clamp(seconds, 1.0, kMost)));
+}
+
+}  // namespace
+
+void set_keepalive(int fd, double seconds) {
+  const double most_ms = 2e9;  // an int for the kernel: 23 days
+  set(fd, {whole_seconds(seconds / 2), whole_seconds(seconds / 6), 3,
+           static_cast<unsigned>(std::clamp(seconds * 1000, 1.0, most_ms))});
+}
+
+void set_liveness(int fd, double heartbeat_s) {
+  // No TCP_USER_TIMEOUT: with it the kernel also ends connections whose receiver answers but does not read.
+  if (heartbeat_s <= 0) return set(fd, {.idle_s = 60, .interval_s = 60, .probes = 127, .user_timeout_ms = 0});
+  const int beat = whole_seconds(heartbeat_s);
+  set(fd, {.idle_s = std::min(beat, 60), .interval_s = beat, .probes = 3, .user_timeout_ms = 0});
+}
+
+void retransmit_steadily(int fd) noexcept {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);  // not on Unix sockets, which lose nothing
+}
+
+std::optional<std::chrono::milliseconds> unanswered_for(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return std::nullopt;  // not TCP
+  // Both are ages. Sending again counts as sending, and an acknowledgement of nothing new as hearing.
+  if (info.tcpi_last_ack_recv <= info.tcpi_last_data_sent) return std::nullopt;
+  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
+}
+
+Address route_to(const Address& peer) {
+  if (peer.is_unix()) return peer;
+  // Connecting a datagram socket sends nothing; it only makes the kernel choose the route.
+  constexpr std::uint16_t kDiscardPort = 9;
+  const UniqueFd fd = new_descriptor(fmt::format("route to {}", peer.host()),
+                                     [&] { return ::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0); });
+  const Address target = peer.with_port(kDiscardPort);
+  if (::connect(fd.get(), target.get(), target.length()) != 0)
+    throw_system_error(fmt::format("route to {}", peer.host()));
+  return Address::of_socket(fd.get()).with_port(0);
+}
+
+}  // namespace maniple

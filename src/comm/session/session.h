@@ -1,0 +1,135 @@
+// One rank's membership in a world: who the others are, connections to and from them, and the failure detector.
+//
+// All groups of the rank share it. It implements the connector that the transports use.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "comm/base/abort_signal.h"
+#include "comm/net/handshake.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/session/failure_detector.h"
+#include "comm/session/past_groups.h"
+#include "comm/session/peer_table.h"
+#include "comm/session/segment_broker.h"
+#include "comm/session/wait_report.h"
+#include "comm/shm/segment.h"
+#include "comm/transport/connector.h"
+#include <maniple/comm/options.h>
+
+namespace maniple {
+
+class Session : public Connector {
+ public:
+  /// `chosen`: what the program has chosen of the settings that must be alike on all ranks.
+  static std::shared_ptr<Session> start(RendezvousResult result, TransportKind transport, const ChosenSettings& chosen,
+                                        Deadline deadline);
+  ~Session() override;
+
+  int rank() const noexcept { return rendezvous_.identity.rank; }
+  int world_size() const noexcept { return rendezvous_.identity.world_size; }
+  const PeerInfo& peer(int rank) const { return table_.peers.at(static_cast<std::size_t>(rank)); }
+  std::uint64_t world_id() const noexcept { return table_.world_id; }
+  const std::shared_ptr<Store>& store() const noexcept { return rendezvous_.store; }
+  bool same_process(int rank) const { return peer(rank).process == peer(this->rank()).process; }
+  bool same_host(int rank) const { return peer(rank).host_key == peer(this->rank()).host_key; }
+
+  // ---- Connector ---------------------------------------------------------------------------------------------
+  SecureConnection dial(int global_rank, const std::string& topic, Deadline deadline,
+                        const AbortSignal& abort) override;
+  SecureConnection try_take(int global_rank, const std::string& topic) override;
+  int arrival_fd() const noexcept override { return arrivals_.get(); }
+
+  // ---- Shared memory -------------------------------------------------------------------------------------------
+  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it, and the `bytes`
+  /// that it says count: the others look at what they get.
+  std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
+                                         Deadline deadline, const AbortSignal& abort);
+  /// The same for an open file that `members.front()` passes (the others: -1), such as one that stands for memory of a device. Returns
+  /// a descriptor of the caller's own; none to the one who made it.
+  UniqueFd share_descriptor(const std::string& topic, const std::vector<int>& members, int descriptor,
+                            Deadline deadline, const AbortSignal& abort);
+
+  // ---- Groups and their ends -----------------------------------------------------------------------------------
+  struct GroupLink {
+    std::vector<int> members;  ///< global ranks
+    std::shared_ptr<AbortSignal> abort;
+    std::function<RankCall(std::uint64_t seq)> called;  ///< what this rank called as number seq
+    std::function<CallProgress()> progress;
+    // Once the group is set up (open_group). They must not block, nor use the session; not called after remove_group.
+    std::function<void(int global_rank)> gone = {};  ///< it has left or ended, nobody knows which
+    std::function<MessageWait()> message = {};
+    std::function<void(int global_rank, std::uint64_t seq)> departed =
+        {};  ///< in good order, after its call number seq
+  };
+  void add_group(const std::string& name, GroupLink link);
+  void open_group(const std::string& name, std::function<void(int global_rank)> gone,
+                  std::function<MessageWait()> message);
+  void remove_group(const std::string& name);
+  void skip_group(const std::string& name);  ///< others make it, without this rank
+
+  /// Reports to the other ranks that this group failed here. Returns at once.
+  void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
+  /// Says to the other ranks that this one has left the group after its call number seq: who waits on a device in a later one cannot
+  /// see it. Returns at once.
+  void announce_departure(const std::string& group, std::uint64_t seq);
+  /// This rank waits in that call: if another has called another operation under this number, the group fails. Returns at once.
+  void compare_calls(const std::string& group, std::uint64_t seq);
+  bool has_failure_detector() const noexcept { return detector_ != nullptr; }
+
+ private:
+  Session(RendezvousResult result, TransportKind transport);
+  void listen();
+  /// Offers it, as the maker, to the other members.
+  void offer(const std::string& topic, const std::vector<int>& members, SharedFile file);
+  /// Takes what the maker has offered: in this process, or from another.
+  template <class Here, class There>
+  auto take(const std::string& topic, int maker, Deadline deadline, const AbortSignal& abort, Here&& here,
+            There&& there);
+  void exchange_addresses(const ChosenSettings& chosen, Deadline deadline);
+  void start_failure_detector(Deadline deadline);
+  std::string refusal(const Hello& hello, const Address& peer) const;
+  void accept(SecureConnection connection, const Hello& hello);
+  void start_wait_reports();
+  std::vector<WaitReports::Group> group_progress();
+  SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
+  static std::string group_of(const std::string& topic);
+  void forget_past_groups();
+  void on_lost(int rank, const std::string& text);
+  void on_gone(int rank);
+  void on_aborted(const DetectorMessage& message);
+  void on_departed(const DetectorMessage& message);
+  void announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq);
+
+  RendezvousResult rendezvous_;
+  TransportKind transport_;
+  bool encrypts_;  // data over TCP
+  std::shared_ptr<EventLoop> loop_;
+  PeerTable table_;
+  UniqueFd arrivals_;
+
+  std::mutex mutex_;
+  std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_;  // data connections not taken yet
+  std::map<int, SecureConnection> early_control_;  // accepted before the failure detector was set up
+  std::vector<std::pair<std::string, UniqueFd>> early_segments_;
+  std::map<std::string, GroupLink> groups_;
+  std::map<int, std::string> lost_;
+  std::set<int> gone_;  // left or lost
+  PastGroups past_groups_;
+  std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet
+
+  std::unique_ptr<SegmentBroker> segments_;
+  std::unique_ptr<FailureDetector> detector_;
+  std::shared_ptr<WaitReports> waits_;
+  std::unique_ptr<Acceptor> tcp_;
+  std::unique_ptr<Acceptor> unix_;
+};
+
+}  // namespace maniple

@@ -1,0 +1,132 @@
+// What a session knows of its groups: who is in them, what ended them, and what came for them before they were made.
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "comm/base/error_codec.h"
+#include "comm/session/session.h"
+
+namespace maniple {
+
+void Session::add_group(const std::string& name, GroupLink link) {
+  const std::lock_guard lock(mutex_);
+  for (const int member : link.members) {
+    if (const auto it = lost_.find(member); it != lost_.end()) {
+      link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member, LossKind::failed)));
+    }
+  }
+  past_groups_.add(name);
+  if (const auto it = early_aborts_.find(name); it != early_aborts_.end()) {
+    link.abort->raise(it->second);
+    early_aborts_.erase(it);
+  }
+  forget_past_groups();
+  groups_[name] = std::move(link);
+}
+
+void Session::skip_group(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  past_groups_.skip(name);
+  forget_past_groups();
+}
+
+// "world/0" of "world/0:c" and "world/0:c/1".
+std::string Session::group_of(const std::string& topic) { return topic.substr(0, topic.rfind(':')); }
+
+void Session::forget_past_groups() {
+  std::erase_if(waiting_, [this](const auto& entry) { return past_groups_.contains(group_of(entry.first.second)); });
+  std::erase_if(early_aborts_, [this](const auto& entry) { return past_groups_.contains(entry.first); });
+}
+
+void Session::open_group(const std::string& name, std::function<void(int)> gone, std::function<MessageWait()> message) {
+  const std::lock_guard lock(mutex_);
+  const auto it = groups_.find(name);
+  if (it == groups_.end()) return;
+  it->second.gone = std::move(gone);
+  it->second.message = std::move(message);
+  for (const int member : it->second.members) {
+    if (gone_.count(member) != 0) it->second.gone(member);
+  }
+}
+
+void Session::remove_group(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(name);
+  past_groups_.remove(name);
+  forget_past_groups();
+}
+
+void Session::on_lost(int rank, const std::string& text) {
+  std::vector<std::shared_ptr<AbortSignal>> affected;
+  {
+    const std::lock_guard lock(mutex_);
+    lost_[rank] = text;
+    for (const auto& [name, group] : groups_) {
+      for (const int member : group.members) {
+        if (member == rank) affected.push_back(group.abort);
+      }
+    }
+  }
+  for (const auto& abort : affected) abort->raise(std::make_exception_ptr(PeerLost(text, rank, LossKind::failed)));
+}
+
+void Session::on_gone(int rank) {
+  const std::lock_guard lock(mutex_);
+  gone_.insert(rank);
+  for (const auto& [name, group] : groups_) {
+    if (group.gone && std::count(group.members.begin(), group.members.end(), rank) != 0) group.gone(rank);
+  }
+}
+
+void Session::on_aborted(const DetectorMessage& message) {
+  std::shared_ptr<AbortSignal> abort;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = groups_.find(message.group);
+    if (it == groups_.end()) {
+      if (past_groups_.contains(message.group)) return;
+      early_aborts_.emplace(message.group, make_error(from_another_rank(message.error)));
+      return;
+    }
+    abort = it->second.abort;
+  }
+  abort->raise(make_error(from_another_rank(message.error)));
+}
+
+void Session::on_departed(const DetectorMessage& message) {
+  const std::lock_guard lock(mutex_);
+  const auto it = groups_.find(message.group);
+  if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
+}
+
+void Session::announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq) {
+  if (!detector_) return;
+  DetectorMessage message;
+  message.kind = kind;
+  message.group = group;
+  message.seq = seq;
+  message.rank = rank();
+  detector_->announce(message);
+}
+
+void Session::announce_departure(const std::string& group, std::uint64_t seq) {
+  announce(DetectorMessage::Kind::departed, group, seq);
+}
+
+void Session::compare_calls(const std::string& group, std::uint64_t seq) {
+  announce(DetectorMessage::Kind::compare, group, seq);
+}
+
+void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {
+  if (!detector_) return;
+  DetectorMessage message;
+  message.kind = DetectorMessage::Kind::abort;
+  message.group = group;
+  message.seq = seq;
+  message.rank = rank();
+  message.error = info_of(cause);
+  if (message.error.origin < 0) message.error.origin = rank();
+  detector_->report_abort(message);
+}
+
+}  // namespace maniple

@@ -1,0 +1,97 @@
+// Logs who waits for whom, when an operation takes long because a rank that lives does not make the call: after some seconds,
+// and then ever more rarely. Once for each group, by one rank.
+//
+// Every second or so each rank checks whether a call of its groups has been running for too long (nothing is done in the calls
+// themselves). If so it tells the leader of the failure detector, which asks the group's ranks where they are and logs one
+// line. Ranks that are threads of one process have no failure detector: they find each other in a table. A message (send,
+// recv) names whom it waits for, so its rank logs that itself.
+//
+// Runs in the event loop's thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/net/event_loop.h"
+#include "comm/session/detector_wire.h"
+
+namespace maniple {
+
+/// The last call of this rank in a group.
+struct CallProgress {
+  std::uint64_t seq = 0;  ///< 0: none yet
+  bool running = false;
+  double seconds = 0;  ///< since it began, if it is running; otherwise since it ended
+  std::string call;    ///< "all_reduce #12 float32[4] sum at train.cpp:40"
+};
+
+/// The message of this rank in a group that has been waited for longest.
+struct MessageWait {
+  Deadline::Clock::time_point since{};
+  std::string call;  ///< "[recv from rank 1 tag 7 world rank 0/2]"; empty: there is none
+  std::string whom;  ///< "rank 1 (pid 4711 on node7)"
+};
+
+class WaitReports : public std::enable_shared_from_this<WaitReports> {
+ public:
+  struct Group {
+    std::string name;
+    std::vector<int> members;  ///< global ranks
+    std::function<CallProgress()> progress;
+    MessageWait message;
+  };
+  struct Callbacks {
+    std::shared_ptr<EventLoop> loop;
+    int rank = 0;
+    std::uint64_t world = 0;
+    double after_s = 10;
+    std::function<std::vector<Group>()> groups;
+    std::function<std::string(int rank)> describe;
+    /// To the leader, and from the leader to a rank. Empty: all ranks are in this process.
+    std::function<void(const DetectorMessage& message)> send_to_leader;
+    std::function<void(int rank, const DetectorMessage& message)> ask;
+  };
+
+  static std::shared_ptr<WaitReports> start(Callbacks callbacks);
+  void stop();
+
+  /// What to answer to a rank that asks how far this one is.
+  DetectorMessage progress(const DetectorMessage& query) const;
+  // On the leader.
+  void on_waiting(const DetectorMessage& message);
+  void on_progress_reply(const DetectorMessage& answer);
+
+ private:
+  struct Logged {  // about the call that is running in a group, or its oldest message
+    std::uint64_t seq = 0;
+    Deadline::Clock::time_point since{};
+    double next_s = 0;
+  };
+  struct Query {  // of the leader, about a call
+    explicit Query(std::uint64_t number = 0) : seq(number) {}
+    std::uint64_t seq;
+    double pause_s = 0;
+    Deadline::Clock::time_point not_before{};
+    bool open = false;
+    double waited_s = 0;
+    std::string call;
+    std::map<int, DetectorMessage> answers;
+    std::vector<int> members;
+  };
+  explicit WaitReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
+  void check();
+  void check_call(const Group& group, Logged& logged);
+  void check_message(const Group& group, Logged& logged) const;
+  void finish(const std::string& group);
+
+  Callbacks callbacks_;
+  bool stopped_ = false;
+  std::map<std::string, Logged> calls_;
+  std::map<std::string, Logged> messages_;
+  std::map<std::string, Query> queries_;
+};
+
+}  // namespace maniple

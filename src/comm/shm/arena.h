@@ -1,0 +1,290 @@
+// The shared memory of the ranks of one group on one host: where they publish their contributions, count how far they got, and
+// stage bytes for each other.
+//
+// Words:
+//   epoch         number of a synchronisation in which all ranks take part; the same on all ranks
+//   contribution  what a rank publishes at the start of an epoch: four words about the call, a hash of all calls so far, and either
+//                 a small payload or references to registered memory. Each rank has kContributions of them, used in turn.
+//   window        kWindow epochs. A rank need not wait for those that it takes nothing from, so it may be ahead of them, but it ends
+//                 the first epoch of a window only when all have published the first one of the window before. A rank publishes an
+//                 epoch when it has finished reading those before it, so none is more than two windows ahead of another, and the
+//                 four windows of contributions hold what a rank that is behind may still read.
+//   stage         each rank's buffers for bytes in transit: some slots, used in turn
+//   counter       how many slots a rank has filled, reduced, drained since the beginning, and the last epoch that it has finished;
+//                 only ever grows (modulo 2^32)
+//   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for messages
+//   notification  a count for each rank, raised by whoever moved bytes in a ring of that rank
+//
+// All waiting is spin, then yield, then sleep (see waiter.h), so that more ranks than cores works. A rank does not spin
+// where the awaited rank is on its own core.
+//
+// Waiting ends with an error when the group is aborted, the awaited rank has left, or the deadline passes; what has arrived by then
+// is used first.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/base/abort_signal.h"
+#include "comm/base/fork_guard.h"
+#include "comm/base/operation_context.h"
+#include "comm/base/ticks.h"
+#include "comm/shm/arena_layout.h"
+#include "comm/shm/faster_way.h"
+#include "comm/shm/peer_memory.h"
+#include "comm/shm/segment.h"
+#include "comm/shm/waiter.h"
+#include <maniple/comm/deadline.h>
+
+namespace maniple {
+
+/// Where a buffer lies in registered memory; segment 0 is none, and kProcess memory of its rank's process alone.
+struct SharedRef {
+  static constexpr std::uint64_t kProcess = ~std::uint64_t{0};  ///< the offset is an address
+  std::uint64_t segment = 0;
+  std::uint64_t offset = 0;
+};
+
+struct alignas(kCacheLine) Contribution {
+  static constexpr std::size_t kSmallPayload = kCacheLine - 48;
+
+  std::atomic<std::uint32_t> stamp;             // the epoch; written last
+  std::uint32_t mode;                           // given a meaning by its writer
+  std::array<std::uint64_t, 4> words;           // what is called
+  std::uint64_t history;                        // of all calls up to this one
+  alignas(8) std::byte payload[kSmallPayload];  // here, so that tiny calls touch one line per rank; see Arena::payload
+
+  struct Refs {
+    SharedRef in, out;
+    std::uint64_t extra;
+    std::uint64_t failed;  // written before `finished`: something could not be read
+    std::uint64_t staged;  // of the rank that chooses: not read out of its process, although it could be
+  };
+  Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
+  const Refs& refs() const noexcept { return *reinterpret_cast<const Refs*>(payload); }
+};
+static_assert(sizeof(Contribution) == kCacheLine && sizeof(Contribution::Refs) <= Contribution::kSmallPayload);
+
+enum class Counter { filled, reduced, drained, finished };
+inline constexpr int kCounterCount = 4;
+
+struct ArenaOptions {
+  int rank = 0;
+  int size = 1;
+  int cores = 1;        ///< of this host, to decide between spinning and yielding
+  double spin_us = -1;  ///< see WaitPolicy::for_memory
+  AbortSignal* abort = nullptr;
+  std::vector<int> names;         ///< what errors call the ranks: their ranks in the group
+  std::vector<int> global_ranks;  ///< and in the world
+};
+
+class Arena {
+ public:
+  static constexpr int kStageSlots = ArenaLayout::kStageSlots;
+  static constexpr std::uint32_t kWindow = 4;
+  static constexpr std::uint32_t kContributions = 4 * kWindow;
+  static_assert(kContributions == ArenaLayout::kContributions);
+  static constexpr std::uint32_t kRefresh = std::uint32_t{1} << 29;
+
+  /// A fresh segment (all zero) of ArenaLayout::of(...).bytes is an empty arena: no rank needs to set it up for
+  /// another. The stages are as large as the segment allows, so its maker alone decides.
+  Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
+  ~Arena();  ///< marks this rank as having left; never waits; in a child of fork() it does nothing
+
+  int rank() const noexcept { return options_.rank; }
+  int size() const noexcept { return options_.size; }
+  /// Of a rank of the arena: its number in the world.
+  int global_rank(int rank) const noexcept {
+    return options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
+  }
+
+  // ---- Waiting -------------------------------------------------------------------------------------------------
+
+  /// Waits until `word`, owned by `rank`, has reached `target`.
+  void await(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context) {
+    if (!reached(word, target)) [[unlikely]]
+      await_slowly(word, target, rank, context);
+  }
+
+  // ---- Contributions -------------------------------------------------------------------------------------------
+
+  std::uint32_t next_epoch(std::uint32_t step = 1) noexcept { return epoch_ += step; }
+  std::uint32_t epoch() const noexcept { return epoch_; }
+  Contribution& contribution(int rank, std::uint32_t epoch) noexcept { return contributions_[index(rank, epoch)]; }
+  std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
+  /// Where the payload of a contribution lies; `bytes` is the largest of that epoch, the same number on all ranks.
+  std::byte* payload(int rank, std::uint32_t epoch, std::size_t bytes) noexcept {
+    if (bytes <= Contribution::kSmallPayload) return contribution(rank, epoch).payload;
+    return payloads_ + index(rank, epoch) * layout_.payload_bytes;
+  }
+  void publish(std::uint32_t epoch) {
+    // Only some operations count what is finished. Half the range behind, that counter would seem to be ahead.
+    if (epoch % kRefresh == 0) [[unlikely]]
+      set(Counter::finished, epoch - 1);
+    auto& stamp = contribution(rank(), epoch).stamp;
+    stamp.store(epoch, std::memory_order_release);
+    wake_if_asleep(stamp);
+  }
+  /// Of an operation that takes long: where this rank runs, for those that wait for it on the same core.
+  void show_core_in(std::uint32_t epoch) noexcept {
+    show_core();
+    of(rank()).core.epoch.store(epoch, std::memory_order_relaxed);
+  }
+  bool has_published(int rank, std::uint32_t epoch) noexcept { return reached(contribution(rank, epoch).stamp, epoch); }
+  /// Of all ranks, or of one.
+  void await_contributions(std::uint32_t epoch, OperationContext& context);
+  void await_contribution(int rank, std::uint32_t epoch, OperationContext& context) {
+    await(contribution(rank, epoch).stamp, epoch, rank, context);
+  }
+  /// Whether an epoch is the first of a window and its rank may be too far ahead to end it: it has to wait for the contributions
+  /// of all ranks to the first epoch of the window before.
+  bool is_ahead(std::uint32_t epoch) const noexcept {
+    return epoch % kWindow == 0 && static_cast<std::int32_t>(all_published_ - (epoch - kWindow)) < 0;
+  }
+
+  // ---- Stages and counters -------------------------------------------------------------------------------------
+
+  std::size_t stage_slot_bytes() const noexcept { return layout_.stage_slot_bytes; }
+  std::byte* stage_slot(int rank, std::uint32_t step) noexcept {
+    return segment_->data() + layout_.stage_slot(rank, step);
+  }
+  /// Steps so far; an operation that used `n` steps adds them, on every rank alike.
+  std::uint32_t step_base() const noexcept { return steps_; }
+  void advance_steps(std::uint32_t n) noexcept { steps_ += n; }
+  void set(Counter counter, std::uint32_t value) {
+    auto& word = blocks_[rank()].counters[static_cast<int>(counter)].value;
+    word.store(value, std::memory_order_release);
+    wake_if_asleep(word);
+  }
+  void await(Counter counter, int rank, std::uint32_t value, OperationContext& context) {
+    await(blocks_[rank].counters[static_cast<int>(counter)].value, value, rank, context);
+  }
+  void await_all(Counter counter, std::uint32_t value, OperationContext& context);
+
+  // ---- Memory of other processes -------------------------------------------------------------------------------
+
+  /// Whether ranks read each other's ordinary memory: each has a core, and none has found that it cannot.
+  bool reads_peers() const noexcept { return reads_peers_ && !crowded_; }
+  void stop_reading_peers() noexcept { reads_peers_ = false; }
+  /// For the rank that chooses between reading and the stage: what it knows of operations of this kind and about this size.
+  FasterWay& faster_way(int kind, std::size_t bytes) { return faster_ways_[{kind, std::bit_width(bytes)}]; }
+  bool read_peer(int rank, void* to, std::uint64_t from, std::size_t bytes) {
+    return peer_memory_.read(rank, of(rank).identity, to, from, bytes);
+  }
+
+  // ---- Rings ---------------------------------------------------------------------------------------------------
+
+  /// Memory for the ring from one rank to another; `set` 0 for collectives, 1 for messages. Zeroed at first.
+  std::span<std::byte> ring(int set, int from, int to) noexcept {
+    return {segment_->data() + layout_.ring(set, from, to), layout_.ring_bytes()};
+  }
+  /// Memory for the small messages from one rank to another. Zeroed at first.
+  std::span<std::byte> slots(int from, int to) noexcept {
+    return {segment_->data() + layout_.slots(from, to), layout_.slots_bytes()};
+  }
+  void notify(int rank);                                           ///< something moved in a ring of that rank
+  Waiter& waiter() noexcept { return waiter_; }                    ///< for waits for the same ranks
+  std::uint32_t notifications() const noexcept;                    ///< of this rank, so far
+  void await_notification(std::uint32_t seen, Deadline deadline);  ///< sleeps until there are others than the `seen`
+
+  // ---- Ends ----------------------------------------------------------------------------------------------------
+
+  bool has_left(int rank) const noexcept { return departure_of(rank) != LossKind::unknown; }
+  /// left: it has destroyed its group; left_or_ended: another rank found that it is gone; unknown: it is here.
+  LossKind departure_of(int rank) const noexcept;
+  /// On behalf of a rank whose process has ended, or which has left without its notice reaching this rank.
+  void mark_gone(int rank) noexcept;
+  /// Throws if a rank of this host has failed and had not finished this epoch: it will not take part in it.
+  void check_raised(std::uint32_t epoch) const {
+    if (abort_state_->load(std::memory_order_relaxed) != 0) [[unlikely]]
+      check_raised_slowly(epoch);
+  }
+  /// Another rank is about to raise a cause: throws it, or after a few seconds that there was none.
+  [[noreturn]] void await_raised() const;
+  void finish_epoch(std::uint32_t epoch) noexcept { finished_epoch_.store(epoch, std::memory_order_relaxed); }
+  /// Tells every rank of this host, with all fields of the error; the first cause wins. Safe from any thread.
+  void raise(const std::exception_ptr& cause) noexcept;
+  /// The cause that some rank of this host raised, as it is on this one, or null.
+  std::exception_ptr raised() const;
+
+ private:
+  struct Header;
+  struct alignas(kCacheLine) RankBlock {
+    struct alignas(kCacheLine) Line {
+      std::atomic<std::uint32_t> value;
+    };
+    Line counters[kCounterCount];
+    Line sleepers;               // ranks asleep on a word of this rank
+    Line notifications;          // see `notify`
+    Line notification_sleepers;  // 1 while this rank waits for a notification
+    struct alignas(kCacheLine) Core {
+      std::atomic<std::uint32_t>
+          value;  // 1 + the core on which this rank last slept, woke another, or called a large operation; 0: neither
+      std::atomic<std::uint32_t> epoch;  // of that operation
+    };
+    Core core;
+    alignas(kCacheLine) PeerMemory::Identity identity;
+    Line left;  // 1 once this rank has destroyed its group; 2: another rank found that it is gone
+  };
+  // Contributions that follow each other are not neighbours, or a processor that saw a row of them being read would fetch the
+  // next one just before it is written.
+  static std::size_t index(int rank, std::uint32_t epoch) noexcept {
+    constexpr std::uint64_t kReversed = 0xf7b3d591e6a2c480;  // in each of 16 places, its number with the bits reversed
+    static_assert(kContributions == 16);
+    return static_cast<std::size_t>(rank) * kContributions + (kReversed >> (epoch % kContributions * 4) & 15);
+  }
+  static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
+    return static_cast<std::int32_t>(load_acquire(word) - target) >= 0;
+  }
+  void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
+  // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the time of the
+  // smallest operation. So a rank that announces itself as a sleeper meanwhile may be overlooked, and may itself overlook the value,
+  // for the microsecond that takes. Sleepers allow for it: their first sleep is short (WaitPolicy::kFirstSleep).
+  void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
+    if (blocks_[rank()].sleepers.value.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      wake(word);
+  }
+  void wake(const std::atomic<std::uint32_t>& word);
+  void show_core() noexcept;
+  bool is_on_this_core(int rank) const noexcept;
+  bool leave_core_of(int rank, std::uint64_t now) noexcept;
+  void wake_sleepers_on(int rank) noexcept;
+  void wake_all_for(int rank) noexcept;
+  void await_written_cause() const;
+  void check_raised_slowly(std::uint32_t epoch) const;
+  [[noreturn]] void throw_raised() const;
+  [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
+  int name_of(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)]; }
+  RankBlock& of(int rank) const noexcept { return blocks_[rank]; }
+  Header& header() const noexcept;
+
+  ForkGuard guard_;
+  ArenaOptions options_;
+  PeerMemory peer_memory_;
+  bool reads_peers_ = true;
+  std::map<std::pair<int, int>, FasterWay> faster_ways_;
+  std::shared_ptr<Segment> segment_;
+  ArenaLayout layout_;
+  RankBlock* blocks_ = nullptr;  // one for each rank
+  Contribution* contributions_ = nullptr;
+  std::byte* payloads_ = nullptr;
+  const std::atomic<std::uint32_t>* abort_state_ = nullptr;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t all_published_ = 0;               // an epoch that all are known to have published
+  std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises
+  std::uint32_t steps_ = 0;
+  Waiter waiter_;
+  std::uint64_t left_core_ = 0;  // when this rank last moved to another core
+  bool crowded_ = false;         // more ranks than cores: they have to yield to each other
+};
+
+}  // namespace maniple

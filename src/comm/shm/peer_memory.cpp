@@ -1,0 +1,49 @@
+#include "comm/shm/peer_memory.h"
+
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace maniple {
+namespace {
+
+bool read_process(std::int32_t process, void* to, std::uint64_t from, std::size_t bytes) noexcept {
+  constexpr std::size_t kMost = std::size_t{1} << 30;  // the system takes less than 2 GiB at once
+  auto* at = static_cast<std::byte*>(to);
+  while (bytes != 0) {
+    const iovec here{at, std::min(bytes, kMost)};
+    const iovec there{reinterpret_cast<void*>(from), here.iov_len};  // an address of the other process
+    const ssize_t got = ::process_vm_readv(process, &here, 1, &there, 1, 0);
+    if (got <= 0) return false;
+    at += got;
+    from += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+}  // namespace
+
+PeerMemory::Identity PeerMemory::identify() {
+  if (::getrandom(&word_, sizeof word_, GRND_NONBLOCK) != sizeof word_) word_ = 0;
+  // With ptrace_scope 1 only descendants may be read, unless the process names others: its parent stands for all of the parent's.
+  // That the system has no such rule, or a stricter one, shows when something is read.
+  if (::getppid() > 1) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(::getppid()), 0, 0, 0);
+  return {::getpid(), reinterpret_cast<std::uint64_t>(&word_), word_};
+}
+
+bool PeerMemory::read(int rank, const Identity& identity, void* to, std::uint64_t from, std::size_t bytes) {
+  const auto index = static_cast<std::size_t>(rank);
+  if (!known_[index]) {
+    std::uint64_t word = 0;
+    if (identity.word == 0 || !read_process(identity.process, &word, identity.address, sizeof word)) return false;
+    if (word != identity.word) return false;
+    known_[index] = true;
+  }
+  return read_process(identity.process, to, from, bytes);
+}
+
+}  // namespace maniple

@@ -1,0 +1,52 @@
+// One payload that is being sent or received in a frame, and the rank at the other end of its connection.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "comm/call/signature.h"
+#include <maniple/comm/error.h>
+
+namespace maniple {
+
+struct Transfer {
+  const Signature* signature = nullptr;  ///< of the collective, which outlives the transfer; null: a message
+  DType dtype{};                         ///< of a message
+  std::int32_t tag = 0;                  ///< of a message
+  const std::byte* from = nullptr;       ///< of a sent one
+  std::byte* to = nullptr;               ///< of a received one
+  std::size_t size = 0;
+  std::size_t moved = 0;            ///< bytes of payload sent or received so far
+  std::uint64_t segments_left = 1;  ///< pieces, or the whole
+  std::uint8_t streams = 1;
+  bool pieced = false;
+  bool checked = false;
+  bool done = false;
+
+  std::string describe() const;  ///< "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"
+};
+
+/// Bytes of some transfers: moved so far, and all.
+struct TransferProgress {
+  std::size_t moved = 0;
+  std::size_t expected = 0;
+};
+TransferProgress progress_of(const std::deque<Transfer*>& transfers);
+
+/// A rank as errors name it.
+struct Peer {
+  int rank = 0;         ///< in the group
+  int global_rank = 0;  ///< in the world
+
+  std::string name() const;  ///< "rank 3", or "rank 3 (global rank 7)" where the two differ
+
+  /// Names the lost peer, what had moved of what was posted (may be empty), and the reason that its channel threw.
+  PeerLost lost(const std::string& progress, const SystemError& error, TransferProgress bytes = {}) const;
+};
+
+/// "3.0 of 8.0 MiB", "12 of 4096 B"
+std::string bytes_of(std::size_t moved, std::size_t expected);
+
+}  // namespace maniple

@@ -1,0 +1,53 @@
+#include "train/tensor/public_call.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "comm/base/fork_guard.h"
+#include "comm/base/format.h"
+
+namespace maniple {
+namespace {
+
+thread_local const PublicCall* innermost = nullptr;
+
+// The flight recorder keeps pointers to the texts. There are as many as a program has lines with such calls.
+struct Texts {
+  std::mutex mutex;
+  std::map<std::tuple<const void*, const void*, const void*, unsigned>, const std::string> by_call;
+};
+constinit ProcessWide<Texts> texts;
+
+}  // namespace
+
+PublicCall::PublicCall(const char* name, const SourceLocation& where) noexcept
+    : name_(name), where_(where), outer_(std::exchange(innermost, this)) {
+  if (where_.line() == 0 && outer_ != nullptr) where_ = outer_->where_;
+}
+
+PublicCall::~PublicCall() { innermost = outer_; }
+
+SourceLocation public_place() {
+  if (innermost == nullptr) return {};
+  const PublicCall* outermost = innermost;
+  while (outermost->outer_ != nullptr) outermost = outermost->outer_;
+  const SourceLocation& where = innermost->where_;
+
+  Texts& all = *texts;
+  const std::lock_guard lock(all.mutex);
+  const auto [found, added] =
+      all.by_call.try_emplace({innermost->name_, outermost->name_, where.file_name(), where.line()}, [&] {
+        std::string text = format_text("in {}", innermost->name_), more;
+        if (outermost != innermost) more = format_text("in {}", outermost->name_);
+        if (where.line() != 0)
+          more += format_text("{}{}:{}", more.empty() ? "" : " at ", where.file_name(), where.line());
+        if (!more.empty()) text += format_text(" ({})", more);
+        return text;
+      }());
+  return SourceLocation::current(found->second.c_str(), 0, "");
+}
+
+}  // namespace maniple

@@ -1,0 +1,62 @@
+// How an operation of dist.h runs: now, or as a Work that ends with the tensors written back.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/group/group_impl.h"
+#include "train/tensor/device.h"
+#include "train/tensor/staged.h"
+#include <maniple/dist.h>
+
+namespace maniple {
+
+inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
+  return options.group ? options.group : get_default_group();
+}
+
+/// False for a rank that is not in the group: the operation does nothing, whatever its arguments. The first logs a warning.
+inline bool takes_part(ProcessGroup& group, const char* operation) { return group.impl().takes_part(operation); }
+
+/// The group's own number of a rank that was passed as `argument`. Throws InvalidArgument for a global rank that is not in the
+/// group; other mistakes are for the group to find.
+int group_rank_of(const ProcessGroup& group, PeerRank peer, const char* operation, const char* argument);
+
+/// "rank 1", or "rank 1 of the group (global rank 3)" where the two differ.
+std::string rank_text(const ProcessGroup& group, int group_rank);
+
+inline CallOptions call_of(const DistOptions& options) {
+  return {.timeout = options.timeout, .async_op = options.async_op, .where = options.where};
+}
+
+/// The tensors are kept alive and written back before the Work is done.
+inline Work finishing(const Work& work, Device device, std::vector<Staged> tensors) {
+  if (!device.is_cpu()) return finish_on_device(work, device, std::move(tensors));
+  return work.then([tensors = std::move(tensors)] {
+    for (const Staged& tensor : tensors) tensor.write_back();
+  });
+}
+
+/// Calls `start(options of the call)`, which returns a Work: done already, unless the options ask for an asynchronous operation or the
+/// tensors are on a GPU.
+template <class Start>
+Work run_operation(const DistOptions& options, std::vector<Staged> tensors, Start&& start) {
+  const auto group = group_of(options);
+  const Device device = require_one_device(*group, tensors);
+  const CallOptions call = call_of(options);
+  if (!device.is_cpu()) return run_on_device(*group, device, call, std::move(tensors), start);
+  Work work = start(call);
+  if (options.async_op) return finishing(work, device, std::move(tensors));
+  for (const Staged& tensor : tensors) tensor.write_back();
+  return work;
+}
+
+/// The same for messages: the options that name the current stream of the tensor's device.
+inline CallOptions message_call(ProcessGroup& group, const std::vector<Staged>& tensors, const DistOptions& options) {
+  CallOptions call = call_of(options);
+  call.stream = current_stream_on(require_one_device(group, tensors));
+  return call;
+}
+
+}  // namespace maniple

@@ -1,0 +1,87 @@
+#include "tools/cli/option_checks.h"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>  // join
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include <maniple/comm/error.h>
+
+namespace maniple::cli {
+namespace {
+
+std::map<std::string, std::string>& typed_names() {
+  static std::map<std::string, std::string> names;  // by the first long name
+  return names;
+}
+
+/// As the parser reads it.
+template <class T>
+bool is_within(const std::string& text, T least, T most) {
+  T value{};
+  return CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+}
+
+}  // namespace
+
+void remember_name(const CLI::Option& option, std::string_view typed) { typed_names()[option.get_name()] = typed; }
+
+std::string as_typed(const std::string& name) {
+  const auto found = typed_names().find(name);
+  return found == typed_names().end() ? name : found->second;
+}
+
+void refuse(const CLI::Option& option, std::string_view value, std::string_view expected) {
+  if (value.empty()) refuse_empty(option);
+  throw InvalidArgument(fmt::format("{} is \"{}\"; expected {}", as_typed(option.get_name()), value, expected));
+}
+
+void refuse_empty(const CLI::Option& option) {
+  throw InvalidArgument(
+      fmt::format("{} is empty; expected a value, or the option left out (a shell variable that is not set?)",
+                  as_typed(option.get_name())));
+}
+
+CLI::Option* takes(CLI::Option* option, std::string expected, std::function<bool(const std::string&)> accepts,
+                   std::string description) {
+  return option->check(CLI::Validator(
+      [option, expected = std::move(expected), accepts = std::move(accepts)](std::string& text) -> std::string {
+        if (!accepts(text)) refuse(*option, text, expected);
+        return {};
+      },
+      std::move(description)));
+}
+
+CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t least, std::int64_t most) {
+  const bool open = most >= std::numeric_limits<int>::max();
+  return takes(option,
+               open ? fmt::format("a whole number, at least {}", least)
+                    : fmt::format("a whole number from {} to {}", least, most),
+               [=](const std::string& text) { return is_within(text, least, most); });
+}
+
+CLI::Option* takes_number(CLI::Option* option, double least, double most) {
+  return takes(option, fmt::format("a number, at least {}", least),
+               [=](const std::string& text) { return is_within(text, least, most); });
+}
+
+CLI::Option* takes_seconds(CLI::Option* option, double least) {
+  constexpr double kMost = 1e9;
+  return takes(option, least > 0 ? fmt::format("a number of seconds, at least {}", least) : "a number of seconds",
+               [=](const std::string& text) { return is_within(text, least, kMost); });
+}
+
+CLI::Option* takes_one_of(CLI::Option* option, std::initializer_list<const char*> choices) {
+  const std::vector<std::string> all(choices.begin(), choices.end());
+  const std::vector<std::string> first(all.begin(), all.end() - 1);
+  return takes(
+      option, fmt::format("{} or {}", fmt::join(first, ", "), all.back()),
+      [all](const std::string& text) { return std::find(all.begin(), all.end(), text) != all.end(); },
+      fmt::format("{{{}}}", fmt::join(all, ",")));
+}
+
+}  // namespace maniple::cli
