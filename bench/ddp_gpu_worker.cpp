@@ -2,14 +2,15 @@
 //
 //   ddp_gpu_worker MODEL BACKEND ROUNDS KINDS      KINDS: some of plain,DDP,again,hooks,buckets,skip, in any order
 //
-// What the cost of DDP is made of: `again` is a second plain one, which shows what chance does; `hooks` DDP under no_sync, which averages
-// nothing; `buckets` DDP that does not broadcast buffers; `skip` trains nothing, but takes a stream from LibTorch's pool, so that what
-// follows gets others.
+// What the cost of DDP is made of: `again` is a second plain one, which shows what chance does; `hooks` DDP under
+// no_sync, which averages nothing; `buckets` DDP that does not broadcast buffers; `skip` trains nothing, but takes a
+// stream from LibTorch's pool, so that what follows gets others.
 //
-// MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers of width 64, batch 32). A round has
-// steps of each kind, back to back; the host waits once at the end. Both kinds alternate, so that they find the GPU in the same state, and
-// medians over the rounds count. Optimizer: SGD with momentum on lists of tensors (foreach), PyTorch's default on a GPU. Rank 0 prints one
-// JSON object for each kind. The number of ranks comes from the environment; one rank takes the same path as many.
+// MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers of width 64, batch
+// 32). A round has steps of each kind, back to back; the host waits once at the end. Both kinds alternate, so that they
+// find the GPU in the same state, and medians over the rounds count. Optimizer: SGD with momentum on lists of tensors
+// (foreach), PyTorch's default on a GPU. Rank 0 prints one JSON object for each kind. The number of ranks comes from
+// the environment; one rank takes the same path as many.
 #include <ATen/autocast_mode.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
@@ -70,7 +71,8 @@ nn::Sequential resnet50() {
   return net;
 }
 
-/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than two dimensions.
+/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than
+/// two dimensions.
 Tensor linear(const nn::Linear& layer, const Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
 
 struct BlockImpl : nn::Module {

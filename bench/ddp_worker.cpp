@@ -3,10 +3,10 @@
 //
 //   ddp_worker MODEL RANK RANKS INIT_METHOD STEPS SECONDS      rank 0 prints one JSON object
 //
-// Method, the same as ddp_torch.py's: one computing thread, on this rank's share of the cores; a step is zero_grad, forward, cross entropy,
-// backward, SGD. Steps without (no_sync) and with averaging alternate in short blocks, so that whatever disturbs the
-// machine hits both. All ranks begin a block together; its time is that of the slowest rank. The figure is the median
-// over blocks, divided by the steps of a block.
+// Method, the same as ddp_torch.py's: one computing thread, on this rank's share of the cores; a step is zero_grad,
+// forward, cross entropy, backward, SGD. Steps without (no_sync) and with averaging alternate in short blocks, so that
+// whatever disturbs the machine hits both. All ranks begin a block together; its time is that of the slowest rank. The
+// figure is the median over blocks, divided by the steps of a block.
 #include <sched.h>
 #include <sys/resource.h>
 
@@ -55,7 +55,8 @@ struct Mlp : torch::nn::Module {
 
 constexpr std::int64_t kWidth = 256, kHeads = 8, kVocabulary = 256;
 
-/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than two dimensions.
+/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than
+/// two dimensions.
 Tensor linear(const torch::nn::Linear& layer, const Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
 
 struct Block : torch::nn::Module {

@@ -19,8 +19,8 @@ from typing import Tuple
 KIB, MIB = 1024, 1024 * 1024
 CORES = len(os.sched_getaffinity(0))
 
-# One `maniple bench` each. The cost of the checks comes first and many times over: where the pages of a run happen to lie moves a small
-# operation by a tenth of a microsecond.
+# One `maniple bench` each. The cost of the checks comes first and many times over: where the pages of a run happen to
+# lie moves a small operation by a tenth of a microsecond.
 RUNS = [
     "all_reduce --systems native,bare --buffer registered --sizes 4,64K --repeat 21 --no-limit",
     "all_reduce --peers --sizes 4,64,1K",
@@ -40,7 +40,9 @@ RUNS = [
 class Goal:
     """The worst row of `op` with this many ranks and bytes, beside the same of another system, must be within the bound."""
     text: str
-    relation: str  # time: at most the bound times the other's; speed: at least; extra: at most so many us more; wire: share of the link
+    # time: at most the bound times the other's; speed: at least; extra: at most so many us more; wire: share of the
+    # link.
+    relation: str
     bound: float
     beside: str  # a backend; "best": the fastest peer
     ranks: Tuple[int, ...] = (2,)
@@ -83,7 +85,8 @@ EFFICIENCIES = {2: {"mnist_cnn": 0.95, "mlp25m": 0.95, "gpt5m": 0.97, "tiny50": 
 MANY = 256  # ranks
 MANY_START_S = 1.5
 
-WIRE = 1e9 / 8 * 1448 / 1514  # bytes a second at 1 Gbit/s: payload of a full segment by the frame that the shaper counts
+# Bytes a second at 1 Gbit/s: payload of a full segment by the frame that the shaper counts.
+WIRE = 1e9 / 8 * 1448 / 1514
 PEERS = ("openmpi", "mpich", "gloo")
 
 
@@ -101,7 +104,8 @@ def rival_of(ours, goal, rows):
 
 def value_of(goal, ours, rival):
     if goal.relation == "wire":
-        return ours["bytes"] / WIRE / (ours["median_us"] * 1e-6)  # all_reduce of two hosts: the buffer once in each direction
+        # all_reduce of two hosts: the buffer once in each direction.
+        return ours["bytes"] / WIRE / (ours["median_us"] * 1e-6)
     if goal.relation == "extra":
         return ours[goal.field] - rival[goal.field]
     ratio = ours[goal.field] / rival[goal.field]

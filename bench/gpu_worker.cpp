@@ -2,9 +2,10 @@
 //
 //   gpu_worker BACKEND SIZES ROUNDS MILLISECONDS       BACKEND: cuda, nccl, native; started by `maniple run`
 //
-// Operations are enqueued back to back on one stream, and the host waits once at the end: what is reported is the time of one. A round
-// measures each variant in turn (registered and ordinary memory; with nccl also NCCL's own calls, without Maniple), so that all find
-// the GPU in the same state; medians over the rounds count, of the slowest rank. Rank 0 prints one JSON object a line.
+// Operations are enqueued back to back on one stream, and the host waits once at the end: what is reported is the time
+// of one. A round measures each variant in turn (registered and ordinary memory; with nccl also NCCL's own calls,
+// without Maniple), so that all find the GPU in the same state; medians over the rounds count, of the slowest rank.
+// Rank 0 prints one JSON object a line.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// The limit of all_reduce among ranks that share a GPU, for `maniple bench gpu`: memory that all ranks map and one kernel that waits
-// for those of the other ranks, adds, and writes the sum to all. No checks, no deadlines, no stop flag: nothing real can be much faster.
+// The limit of all_reduce among ranks that share a GPU, for `maniple bench gpu`: memory that all ranks map and one
+// kernel that waits for those of the other ranks, adds, and writes the sum to all. No checks, no deadlines, no stop
+// flag: nothing real can be much faster.
 //
 //   limit_gpu RANKS SIZES ROUNDS MILLISECONDS          under MPS, as kernels of all ranks must run at the same time
 //
@@ -39,7 +40,7 @@ void check(CUresult code, const char* call) {
 }
 #define CHECK(call) check(call, #call)
 
-// ---- Descriptors of memory, from rank to rank --------------------------------------------------------------------------
+// ---- Descriptors of memory, from rank to rank -----------------------------------------------------------------------
 
 /// One socket for each pair of sender and receiver, made before the ranks are forked.
 struct Sockets {
@@ -133,7 +134,7 @@ MappedRanks map_all(int ranks, int self, std::size_t bytes, const Sockets& socke
   return all;
 }
 
-// ---- Measuring ---------------------------------------------------------------------------------------------------------
+// ---- Measuring ------------------------------------------------------------------------------------------------------
 
 struct Request {
   int ranks = 2;
@@ -210,7 +211,8 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: limit_gpu 1|2|4|8 SIZES ROUNDS MILLISECONDS\n");
     return 2;
   }
-  // The launcher knows of one process and gives it all queues of the GPU; with as many for each rank, some could not begin.
+  // The launcher knows of one process and gives it all queues of the GPU; with as many for each rank, some could not
+  // begin.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(std::max(2, 32 / ranks)).c_str(), 1);
   const Sockets sockets(ranks);
   const SharedLargest agreement(ranks);

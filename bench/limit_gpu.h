@@ -22,8 +22,8 @@ struct MappedRanks {
   int count, self;
 };
 
-/// Enqueues the kernel: this rank's slice, from `begin` to `end`, of all ranks' data becomes its sum. `number` is one more than in the
-/// call before, and `blocks` the same on all ranks. 1, 2, 4 or 8 ranks.
+/// Enqueues the kernel: this rank's slice, from `begin` to `end`, of all ranks' data becomes its sum. `number` is one
+/// more than in the call before, and `blocks` the same on all ranks. 1, 2, 4 or 8 ranks.
 cudaError_t enqueue_reduce(const MappedRanks& ranks, std::size_t begin, std::size_t end, unsigned number, int blocks,
                            cudaStream_t stream);
 

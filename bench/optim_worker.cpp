@@ -2,9 +2,10 @@
 //
 //   optim_worker MODELS SECONDS      prints a table, and each of its rows as a JSON object
 //
-// small: 200 tensors of up to 4096 elements, where the calls cost more than the arithmetic; large: 25 million elements in 48 tensors,
-// where memory does. Both optimizers have parameters of their own and the same gradients. Blocks of steps alternate, so that whatever
-// disturbs the machine hits both; the figure is the median over blocks, divided by the steps of a block.
+// small: 200 tensors of up to 4096 elements, where the calls cost more than the arithmetic; large: 25 million elements
+// in 48 tensors, where memory does. Both optimizers have parameters of their own and the same gradients. Blocks of
+// steps alternate, so that whatever disturbs the machine hits both; the figure is the median over blocks, divided by
+// the steps of a block.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

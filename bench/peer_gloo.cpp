@@ -1,6 +1,7 @@
 // The peer Gloo: the same work item through Gloo's collectives over its TCP transport (the only one it has on a CPU).
 //
-//   peer_gloo WORK_ITEM RANK DIRECTORY ADDRESS      the ranks find each other by files in DIRECTORY and use ADDRESS's interface
+//   peer_gloo WORK_ITEM RANK DIRECTORY ADDRESS      the ranks find each other by files in DIRECTORY and use ADDRESS's
+//                                                   interface
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>

@@ -1,12 +1,13 @@
-// `maniple bench sharded`: what dividing the optimizer over ranks is worth. AdamW on every rank, ShardedOptimizer, and ShardedOptimizer with
-// shared_parameters.
+// `maniple bench sharded`: what dividing the optimizer over ranks is worth. AdamW on every rank, ShardedOptimizer, and
+// ShardedOptimizer with shared_parameters.
 //
 //   sharded_worker RANKS SECONDS [WIDTH]      prints a table, and each of its rows as a JSON object
 //
-// A network of three layers, WIDTH x WIDTH each (1536: 7 million parameters), trained data-parallel on a batch of 4 for each rank, one
-// thread a rank. The three have networks of their own and take blocks of steps in turn, so that whatever disturbs the machine hits all. Times
-// are medians over blocks, of the slowest rank; processor time is that of all ranks together, and says more on a busy machine. Memory of
-// parameters is what /proc/self/smaps attributes to each rank (Pss: a page that n processes map counts 1/n in each), added up over the ranks.
+// A network of three layers, WIDTH x WIDTH each (1536: 7 million parameters), trained data-parallel on a batch of 4 for
+// each rank, one thread a rank. The three have networks of their own and take blocks of steps in turn, so that whatever
+// disturbs the machine hits all. Times are medians over blocks, of the slowest rank; processor time is that of all
+// ranks together, and says more on a busy machine. Memory of parameters is what /proc/self/smaps attributes to each
+// rank (Pss: a page that n processes map counts 1/n in each), added up over the ranks.
 #include <time.h>
 
 #include <algorithm>
@@ -55,7 +56,8 @@ double over_ranks(double value, maniple::ReduceOp op) {
   return value;
 }
 
-/// Bytes of the mappings that hold these parameters and nothing but parameters, as this rank's share of them; 0: other memory.
+/// Bytes of the mappings that hold these parameters and nothing but parameters, as this rank's share of them; 0: other
+/// memory.
 double shared_mapping_bytes(const std::vector<Tensor>& parameters) {
   std::ifstream in("/proc/self/smaps");
   double total = 0;

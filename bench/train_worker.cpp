@@ -1,14 +1,17 @@
-// `maniple bench data`, `weights` and `activations`: what surrounds a training step, each as a ratio to what it cannot be faster than.
+// `maniple bench data`, `weights` and `activations`: what surrounds a training step, each as a ratio to what it cannot
+// be faster than.
 //
 //   train_worker KIND SECONDS [MODELS]      prints a table, and each of its rows as a JSON object
 //
-// data          DataLoader with a decode function of known cost, against the slowest stage alone: as many threads that only decode as there are
-//               workers, or a loop that only computes. Blocks of both alternate, and the median of their ratios counts. The processor time
-//               of a sample says the same on a machine that is busy: what decoding takes alone, by what the workers take.
-// weights       load_weights of a safetensors file in the disk cache, against read() of the same bytes into the same memory; and how much more
-//               memory than the model it takes. MODELS: sizes of files, 2G by default. The file is written to TMPDIR, or /tmp.
-// activations   forward and backward of a GPT-2 of 16 layers in 1, 2, 4, ... parts that are computed again (activation_checkpoint.h): peak of
-//               memory above parameters and gradients, and processor time.
+// data          DataLoader with a decode function of known cost, against the slowest stage alone: as many threads that
+//               only decode as there are workers, or a loop that only computes. Blocks of both alternate, and the
+//               median of their ratios counts. The processor time of a sample says the same on a machine that is busy:
+//               what decoding takes alone, by what the workers take.
+// weights       load_weights of a safetensors file in the disk cache, against read() of the same bytes into the same
+//               memory; and how much more memory than the model it takes. MODELS: sizes of files, 2G by default. The
+//               file is written to TMPDIR, or /tmp.
+// activations   forward and backward of a GPT-2 of 16 layers in 1, 2, 4, ... parts that are computed again
+//               (activation_checkpoint.h): peak of memory above parameters and gradients, and processor time.
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -63,7 +66,7 @@ double status_bytes(const char* name) {
 /// VmHWM counts from here. False: the system does not allow it.
 bool reset_peak() { return static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush); }
 
-// ---- data ----------------------------------------------------------------------------------------------------------------
+// ---- data -----------------------------------------------------------------------------------------------------------
 
 constexpr std::size_t kBatch = 32;
 constexpr std::int64_t kSide = 64;
@@ -176,7 +179,7 @@ void measure_data(double seconds) {
   }
 }
 
-// ---- weights -------------------------------------------------------------------------------------------------------------
+// ---- weights --------------------------------------------------------------------------------------------------------
 
 /// A folder that goes with the file in it.
 struct Scratch {
@@ -271,11 +274,12 @@ void measure_weights(double seconds, const std::string& sizes) {
   }
 }
 
-// ---- activations ---------------------------------------------------------------------------------------------------------
+// ---- activations ----------------------------------------------------------------------------------------------------
 
 constexpr std::int64_t kLayers = 16, kTokens = 64, kTexts = 16;
 
-/// Forward and backward with the layers in so many parts. All but the last are computed again: backward begins with that one.
+/// Forward and backward with the layers in so many parts. All but the last are computed again: backward begins with
+/// that one.
 void train(models::Gpt2& net, const Tensor& ids, std::int64_t parts) {
   auto& inside = *net->transformer;
   Tensor x = inside.wte(ids) + inside.wpe(torch::arange(kTokens));

@@ -3,9 +3,10 @@ include(CMakePackageConfigHelpers)
 set(MANIPLE_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Maniple)
 
 # maniple_component(NAME [COMPONENTS other ...] [PACKAGES package ...] [STATIC_PACKAGES package ...])
-# Installs maniple::NAME, the target maniple_NAME or maniple_NAME_shared. Consumers get COMPONENTS with it; PACKAGES are found again on
-# their machine, and so are STATIC_PACKAGES, private dependencies, which a static library leaves to the last link.
-# The kind that BUILD_SHARED_LIBS does not ask for is added by `cmake --install --component static` or `shared`.
+# Installs maniple::NAME, the target maniple_NAME or maniple_NAME_shared. Consumers get COMPONENTS with it; PACKAGES are
+# found again on their machine, and so are STATIC_PACKAGES, private dependencies, which a static library leaves to the
+# last link. The kind that BUILD_SHARED_LIBS does not ask for is added by `cmake --install --component static` or
+# `shared`.
 function(maniple_component name)
   cmake_parse_arguments(arg "" "" "COMPONENTS;PACKAGES;STATIC_PACKAGES" ${ARGN})
   foreach(kind static shared)

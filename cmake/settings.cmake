@@ -31,8 +31,8 @@ target_compile_options(maniple_warnings INTERFACE -Wall -Wextra -Wshadow -Wnon-v
   $<$<BOOL:${MANIPLE_WERROR}>:-Werror>)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 15)
-  # GCC 12 to 14 warn wrongly about std::string that is concatenated, assigned or moved (its bugs 105651, 105329) and about
-  # std::vector<bool> that grows, on one processor here and on another there.
+  # GCC 12 to 14 warn wrongly about std::string that is concatenated, assigned or moved (its bugs 105651, 105329) and
+  # about std::vector<bool> that grows, on one processor here and on another there.
   target_compile_options(maniple_warnings INTERFACE -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow
     -Wno-stringop-overread)
 endif()
@@ -45,7 +45,8 @@ if(MANIPLE_SANITIZE)
   add_link_options(-fsanitize=${MANIPLE_SANITIZE})
 endif()
 
-# Fuzz targets add -fsanitize=fuzzer themselves; the library under them only needs to count edges. Tests do not: MANIPLE_UNCOUNTED.
+# Fuzz targets add -fsanitize=fuzzer themselves; the library under them only needs to count edges. Tests do not:
+# MANIPLE_UNCOUNTED.
 set(MANIPLE_UNCOUNTED "")
 if(MANIPLE_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
@@ -56,15 +57,17 @@ if(MANIPLE_FUZZ)
   set(MANIPLE_UNCOUNTED -fno-sanitize-coverage=edge,indirect-calls,inline-8bit-counters,pc-table,stack-depth,trace-cmp)
 endif()
 
-# Files of one folder are compiled together, which takes a third of the time. While working on the library, -DMANIPLE_UNITY=OFF compiles less
-# after a change.
+# Files of one folder are compiled together, which takes a third of the time. While working on the library,
+# -DMANIPLE_UNITY=OFF compiles less after a change.
 option(MANIPLE_UNITY "Compile sources in groups" ON)
 
-# maniple_compile_in_groups(TARGET): for a target whose sources are all known. Names in the unnamed namespaces of a folder must differ.
+# maniple_compile_in_groups(TARGET): for a target whose sources are all known. Names in the unnamed namespaces of a
+# folder must differ.
 function(maniple_compile_in_groups target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
   if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers
+    # It takes the files that are put together for headers.
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
   get_target_property(sources ${target} SOURCES)
   get_target_property(home ${target} SOURCE_DIR)

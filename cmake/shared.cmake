@@ -1,8 +1,9 @@
-# The shared libraries, linked from the objects of the static ones: libmaniple.so (comm and launch) and libmaniple_train.so. So nothing
-# is compiled twice, and `maniple`, the tests and the peer programs, which use internals, are linked with the static libraries always.
+# The shared libraries, linked from the objects of the static ones: libmaniple.so (comm and launch) and
+# libmaniple_train.so. So nothing is compiled twice, and `maniple`, the tests and the peer programs, which use
+# internals, are linked with the static libraries always.
 #
-# maniple::comm, maniple::launch and maniple::train are the libraries of the kind that BUILD_SHARED_LIBS asks for, here and in the
-# package (see install.cmake).
+# maniple::comm, maniple::launch and maniple::train are the libraries of the kind that BUILD_SHARED_LIBS asks for, here
+# and in the package (see install.cmake).
 function(maniple_shared_library target file)
   cmake_parse_arguments(arg "" "" "OF" ${ARGN})
   add_library(${target} SHARED)
@@ -12,7 +13,8 @@ function(maniple_shared_library target file)
   target_include_directories(${target}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  # Before 1.0 a minor version may change the binary interface. The libraries find each other wherever the prefix is moved to.
+  # Before 1.0 a minor version may change the binary interface. The libraries find each other wherever the prefix is
+  # moved to.
   set(interface ${PROJECT_VERSION_MAJOR})
   if(interface EQUAL 0)
     set(interface 0.${PROJECT_VERSION_MINOR})

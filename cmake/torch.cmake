@@ -1,7 +1,8 @@
 # Finds LibTorch and defines maniple_train, the only library that may see it.
 #
-# Debian 12 ships LibTorch 1.13 (libtorch-dev); any LibTorch up to today's 2.x will do: -DCMAKE_PREFIX_PATH=/path/to/libtorch.
-# Sets MANIPLE_HAVE_TORCH. Without LibTorch everything else is built, and the configuration says what is left out.
+# Debian 12 ships LibTorch 1.13 (libtorch-dev); any LibTorch up to today's 2.x will do:
+# -DCMAKE_PREFIX_PATH=/path/to/libtorch. Sets MANIPLE_HAVE_TORCH. Without LibTorch everything else is built, and the
+# configuration says what is left out.
 set(MANIPLE_HAVE_TORCH OFF)
 if(NOT MANIPLE_TRAIN)
   return()
@@ -32,28 +33,31 @@ target_link_libraries(maniple_train
           $<BUILD_INTERFACE:maniple_warnings>)
 # Tensors on GPUs, where LibTorch has them.
 if(TARGET torch_cuda)
-  target_compile_definitions(maniple_train PUBLIC $<BUILD_INTERFACE:MANIPLE_TORCH_CUDA>)  # of all that shares the precompiled headers
+  # Of all that shares the precompiled headers.
+  target_compile_definitions(maniple_train PUBLIC $<BUILD_INTERFACE:MANIPLE_TORCH_CUDA>)
 endif()
 # LibTorch's macros put __FILE__ into texts, which a user sees: without the folder of this machine.
 target_compile_options(maniple_train PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=maniple/)
 # LibTorch's headers take many seconds to read: once for the library.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
-# GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds, longer than the
-# file itself: so many files are compiled together.
+# GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds,
+# longer than the file itself: so many files are compiled together.
 set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
 if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)  # it takes the files that are put together for headers
+  # It takes the files that are put together for headers.
+  target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)
 endif()
 
-# maniple_train_sources(GROUP FILES...): files of the library that are compiled with the others of their group, so names in their unnamed
-# namespaces must differ within it.
+# maniple_train_sources(GROUP FILES...): files of the library that are compiled with the others of their group, so names
+# in their unnamed namespaces must differ within it.
 function(maniple_train_sources group)
   target_sources(maniple_train PRIVATE ${ARGN})
   set_source_files_properties(${ARGN} TARGET_DIRECTORY maniple_train PROPERTIES UNITY_GROUP ${group})
 endfunction()
 
-# maniple_train_program(NAME [SOURCES ...] [LIBS ...] [OPTIONS ...]): a program on LibTorch. It is compiled as an object, NAME_object,
-# because only then may it use the headers that were compiled for maniple_train (an executable has other flags).
+# maniple_train_program(NAME [SOURCES ...] [LIBS ...] [OPTIONS ...]): a program on LibTorch. It is compiled as an
+# object, NAME_object, because only then may it use the headers that were compiled for maniple_train (an executable has
+# other flags).
 function(maniple_train_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBS;OPTIONS" ${ARGN})
   add_library(${name}_object OBJECT ${arg_SOURCES})

@@ -1,5 +1,5 @@
-// Every collective on tensors as a picture: what each rank held before, and what it holds after. Rank r starts with numbers that
-// begin with r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
+// Every collective on tensors as a picture: what each rank held before, and what it holds after. Rank r starts with
+// numbers that begin with r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/03_collectives
 #include <algorithm>
@@ -47,7 +47,8 @@ int main() try {
   const int ranks = maniple::get_world_size();
   const int last = ranks - 1;
 
-  // This rank's n numbers; room for n numbers; a list with one tensor of room for each rank; a list that only `root` gives.
+  // This rank's n numbers; room for n numbers; a list with one tensor of room for each rank; a list that only `root`
+  // gives.
   const auto own = [&](int n) { return torch::arange(n, torch::kInt) + 10 * (rank + 1); };
   const auto blank = [](int n) { return torch::zeros({n}, torch::kInt); };
   const auto blanks = [&](int n) {

@@ -1,5 +1,6 @@
-// Data-parallel training with nothing but the operations on tensors: parameters are synchronised by send and recv, gradients averaged by
-// all_reduce after backward. This is what DistributedDataParallel does for you, faster (05_ddp_mnist).
+// Data-parallel training with nothing but the operations on tensors: parameters are synchronised by send and recv,
+// gradients averaged by all_reduce after backward. This is what DistributedDataParallel does for you, faster
+// (05_ddp_mnist).
 //
 //   build/bin/maniple run -n 3 build/bin/examples/04_average_gradients
 #include <cstdio>

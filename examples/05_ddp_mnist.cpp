@@ -3,10 +3,11 @@
 //   scripts/fetch_mnist.sh
 //   build/bin/maniple run -n 2 build/bin/examples/05_ddp_mnist --epochs 2
 //
-// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks together)  --lr X
+// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks
+// together)  --lr X
 // --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
-// --checkpoint FOLDER: save there every --save-every N steps, in the background; started again, go on from there, in the middle of
-// an epoch and with another number of ranks too. SIGTERM and Ctrl-C save and end it.
+// --checkpoint FOLDER: save there every --save-every N steps, in the background; started again, go on from there, in
+// the middle of an epoch and with another number of ranks too. SIGTERM and Ctrl-C save and end it.
 // --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
 #include <algorithm>
 #include <cstdio>

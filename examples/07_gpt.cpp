@@ -2,8 +2,10 @@
 //
 //   build/bin/maniple run -n 2 build/bin/examples/07_gpt          the text is LICENSE; about a minute
 //
-// --text FILE  --steps N  --batch-size N (all ranks together)  --block N (bytes that it sees)  --width N  --layers N  --heads N
-// --lr X  --prompt TEXT, --length N: what it writes  --log FOLDER: for TensorBoard  --target X: fail when the loss stays above
+// --text FILE  --steps N  --batch-size N (all ranks together)  --block N (bytes that it sees)  --width N  --layers
+// N  --heads N
+// --lr X  --prompt TEXT, --length N: what it writes  --log FOLDER: for TensorBoard  --target X: fail when the loss
+// stays above
 // --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
 // --precision float32, bfloat16: of matrix products, by autocast  --explain: what each rank holds and sends
 #include <cmath>

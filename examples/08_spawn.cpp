@@ -1,10 +1,13 @@
-// One program that starts its own ranks, as torch.multiprocessing.spawn does: a process for every device of this machine.
+// One program that starts its own ranks, as torch.multiprocessing.spawn does: a process for every device of this
+// machine.
 //
 //   build/bin/examples/08_spawn --nprocs 2                              one machine
-//   build/bin/examples/08_spawn --nprocs 4 --nodes 2 --node-rank 0      on the first of two; --node-rank 1 on the other, both with
-//                                                                       MASTER_ADDR, MASTER_PORT and MANIPLE_SECRET_FILE set
+//   build/bin/examples/08_spawn --nprocs 4 --nodes 2 --node-rank 0      on the first of two; --node-rank 1 on the
+//                                                                       other, both with MASTER_ADDR, MASTER_PORT and
+//                                                                       MANIPLE_SECRET_FILE set
 //
-// --dist-url env:// (or tcp://host:port, file:///path)  --epochs N  --batch-size N, --workers N (of all processes together)
+// --dist-url env:// (or tcp://host:port, file:///path)  --epochs N  --batch-size N, --workers N (of all processes
+// together)
 // --seed N  --resume FOLDER: goes on from the checkpoint in it, if there is one, and saves there after each epoch
 #include <cstdio>
 #include <exception>

@@ -1,12 +1,16 @@
-// MNIST again, as in 05_ddp_mnist, with a Trainer: what is left to write are 20 lines besides the net, from "20 lines" on.
+// MNIST again, as in 05_ddp_mnist, with a Trainer: what is left to write are 20 lines besides the net, from "20 lines"
+// on.
 //
 //   scripts/fetch_mnist.sh
 //   build/bin/maniple run -n 2 build/bin/examples/09_trainer --epochs 2        or without maniple run, alone
 //
-// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks together)  --lr X
-// --strategy data|zero1|fully_sharded|tensor|pipeline: how the ranks divide the training; the checkpoints of each load in all others
+// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks
+// together)  --lr X
+// --strategy data|zero1|fully_sharded|tensor|pipeline: how the ranks divide the training; the checkpoints of each load
+// in all others
 // --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
-// --checkpoint FOLDER: save there every --save-every N steps, and go on from there  --log FOLDER: for TensorBoard, and log.jsonl
+// --checkpoint FOLDER: save there every --save-every N steps, and go on from there  --log FOLDER: for TensorBoard, and
+// log.jsonl
 #include <cstdio>
 #include <string>
 

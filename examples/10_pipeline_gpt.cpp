@@ -1,10 +1,14 @@
 // The GPT of 07_gpt in stages over ranks: a pipeline, or several of them side by side.
 //
-//   build/bin/maniple run -n 4 build/bin/examples/10_pipeline_gpt --pipe 2      two pipelines of two ranks each; the text is LICENSE
-//   build/bin/maniple run -n 2 build/bin/examples/10_pipeline_gpt --measure 20  trains nothing: how long steps take, and how long ranks idle
+//   build/bin/maniple run -n 4 build/bin/examples/10_pipeline_gpt --pipe 2      two pipelines of two ranks each; the
+//                                                                               text is LICENSE
+//   build/bin/maniple run -n 2 build/bin/examples/10_pipeline_gpt --measure 20  trains nothing: how long steps take,
+//                                                                               and how long ranks idle
 //
-// --pipe N: ranks of a pipeline (default: all)  --micro-batches N  --schedule gpipe, 1f1b, interleaved  --stages N: of each rank
-// --checkpoint 1: activations are computed again in backward  --text FILE  --steps N  --batch-size N (of all pipelines together)  --block N
+// --pipe N: ranks of a pipeline (default: all)  --micro-batches N  --schedule gpipe, 1f1b, interleaved  --stages N: of
+// each rank
+// --checkpoint 1: activations are computed again in backward  --text FILE  --steps N  --batch-size N (of all pipelines
+// together)  --block N
 // --width N  --layers N  --heads N  --lr X  --target X: fail when the loss stays above  --measure N
 // --explain: what each rank holds and sends; the steps are compared with it
 #include <algorithm>

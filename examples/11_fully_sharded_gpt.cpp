@@ -1,11 +1,16 @@
 // The GPT of 07_gpt fully sharded: every rank holds a part of each parameter, of its gradient and of AdamW's state.
 //
-//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --explain     what it takes, then trains; the text is LICENSE
-//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --measure 20    trains nothing: steps and memory, beside DDP's
+//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --explain     what it takes, then trains; the
+//                                                                                    text is LICENSE
+//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --measure 20    trains nothing: steps and
+//                                                                                      memory, beside DDP's
 //
-// --explain: memory and traffic of each rank, before it starts  --measure N: of N steps, in turn with DistributedDataParallel
-// --zero 3, or 2: parameters stay whole between forward and backward  --overlap automatic, none, thread  --precision float32, bfloat16
-// --checkpoint FOLDER: saved at the end, and gone on from, by any number of ranks  --text FILE  --steps N  --batch-size N (of all ranks)
+// --explain: memory and traffic of each rank, before it starts  --measure N: of N steps, in turn with
+// DistributedDataParallel
+// --zero 3, or 2: parameters stay whole between forward and backward  --overlap automatic, none, thread  --precision
+// float32, bfloat16
+// --checkpoint FOLDER: saved at the end, and gone on from, by any number of ranks  --text FILE  --steps N  --batch-size
+// N (of all ranks)
 // --block N  --width N  --layers N  --heads N  --lr X  --target X: fail when the loss stays above
 #include <malloc.h>
 
@@ -40,7 +45,7 @@ maniple::FullySharded<torch::nn::Sequential> sharded_gpt(const models::ByteGptOp
       options);
 }
 
-// ---- Memory of this process, in bytes, as Linux counts it ------------------------------------------------------------------
+// ---- Memory of this process, in bytes, as Linux counts it -----------------------------------------------------------
 
 double memory_line(const std::string& name) {
   std::ifstream status("/proc/self/status");
@@ -62,7 +67,8 @@ double memory_of(const std::function<void()>& body) {
   return std::max(0.0, memory_peak() - before);
 }
 
-/// Activations of a step on this rank, found by trying one layer and the head on their own. Gradients of weights are counted elsewhere.
+/// Activations of a step on this rank, found by trying one layer and the head on their own. Gradients of weights are
+/// counted elsewhere.
 double activation_bytes(const models::ByteGptOptions& gpt, const torch::Tensor& text) {
   const auto x = torch::randn({text.size(0), text.size(1), gpt.width}).requires_grad_();
   const auto at_most = [&](torch::nn::Module& module, const std::function<torch::Tensor()>& loss) {

@@ -1,11 +1,16 @@
-// The GPT of 07_gpt with the matrices of every layer divided over ranks: tensor parallelism, and data parallelism on top.
+// The GPT of 07_gpt with the matrices of every layer divided over ranks: tensor parallelism, and data parallelism on
+// top.
 //
-//   build/bin/maniple run -n 4 build/bin/examples/12_tensor_parallel_gpt --tensor 2      two models over two ranks each; the text is LICENSE
-//   build/bin/maniple run -n 2 build/bin/examples/12_tensor_parallel_gpt --measure 20    trains nothing: a layer on one rank and over all, in turn
+//   build/bin/maniple run -n 4 build/bin/examples/12_tensor_parallel_gpt --tensor 2      two models over two ranks
+//                                                                                        each; the text is LICENSE
+//   build/bin/maniple run -n 2 build/bin/examples/12_tensor_parallel_gpt --measure 20    trains nothing: a layer on one
+//                                                                                        rank and over all, in turn
 //
-// --tensor N: ranks over which a model is divided (default: all)  --compare N: the first N steps also on the undivided model; fail where losses
-// differ  --text FILE  --steps N  --batch-size N (all ranks together)  --block N  --width N  --layers N  --heads N  --lr X
-// --target X: fail when the loss stays above  --measure N  --explain: what each rank holds and sends; the steps are compared with it
+// --tensor N: ranks over which a model is divided (default: all)  --compare N: the first N steps also on the undivided
+// model; fail where losses differ  --text FILE  --steps N  --batch-size N (all ranks together)  --block N  --width
+// N  --layers N  --heads N  --lr X
+// --target X: fail when the loss stays above  --measure N  --explain: what each rank holds and sends; the steps are
+// compared with it
 #include <time.h>
 
 #include <algorithm>
@@ -76,7 +81,8 @@ Explanation explanation(const models::ByteGptOptions& sizes, const maniple::Devi
   mine.count(net->parameters());
   mine.activation_bytes = models::activation_bytes(sizes, 0, sizes.layers + 2, rows, ranks);
   if (ranks > 1) {
-    // Forward: the embedding, and two of each layer. Backward: two of each layer, and the head. All of them are activations.
+    // Forward: the embedding, and two of each layer. Backward: two of each layer, and the head. All of them are
+    // activations.
     const auto activations = static_cast<std::uint64_t>(4 * sizes.layers + 2);
     const auto places = static_cast<std::uint64_t>(rows * sizes.block), width = static_cast<std::uint64_t>(sizes.width);
     std::string others;
@@ -175,7 +181,8 @@ int main(int argc, char** argv) try {
   const int ranks = tensor == 0 ? maniple::get_world_size() : static_cast<int>(tensor);
   if (ranks < 1 || maniple::get_world_size() % ranks != 0)
     throw std::invalid_argument("the number of ranks must be a multiple of --tensor");
-  // Ranks 0 1 | 2 3 are two models; 0 2 and 1 3 have the same parts. What communicates most is last: these ranks share a host.
+  // Ranks 0 1 | 2 3 are two models; 0 2 and 1 3 have the same parts. What communicates most is last: these ranks share
+  // a host.
   const auto mesh = maniple::init_device_mesh({{"data", -1}, {"tensor", ranks}});
   const Group tensor_group = mesh["tensor"], data_group = mesh["data"];
   maniple::apply_fast_settings({.threads = 1});

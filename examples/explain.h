@@ -1,5 +1,5 @@
-// --explain: what each rank holds and what it sends in a step, printed before training starts. Bytes are computed, not measured; the
-// programs compare what they sent in every step with it.
+// --explain: what each rank holds and what it sends in a step, printed before training starts. Bytes are computed, not
+// measured; the programs compare what they sent in every step with it.
 #pragma once
 
 #include <cstdint>

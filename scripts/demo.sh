@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh Debian machine to the main job: installs what is missing, builds, and trains a network on MNIST with two ranks.
+# From a fresh Debian machine to the main job: installs what is missing, builds, and trains a network on MNIST with two
+# ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

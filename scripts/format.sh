@@ -2,8 +2,8 @@
 # Formats the C++ sources, by .clang-format and one version of clang-format: others break lines elsewhere.
 # Usage: scripts/format.sh [--check] [FILE...]
 #
-# --check changes nothing, prints what it would change, and fails if that is anything. Without files: all of the repository. Exit code 77
-# with --check: this version is not installed.
+# --check changes nothing, prints what it would change, and fails if that is anything. Without files: all of the
+# repository. Exit code 77 with --check: this version is not installed.
 set -euo pipefail
 program=clang-format-19  # on Debian 12 and 13 alike; scripts/setup.sh installs it
 check=0

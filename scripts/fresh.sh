@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
-# Runs a command in a clean clone of this repository (its last commit) inside a pristine Debian: a minimal system with git and nothing
-# else. What only your own machine has installed is not there, so a line that is missing in scripts/setup.sh shows.
+# Runs a command in a clean clone of this repository (its last commit) inside a pristine Debian: a minimal system with
+# git and nothing else. What only your own machine has installed is not there, so a line that is missing in
+# scripts/setup.sh shows.
 #
 #   scripts/fresh.sh ./scripts/test.sh                    what a newcomer does
 #   scripts/fresh.sh --release trixie ./scripts/demo.sh   on another release of Debian than this machine's own
-#   scripts/fresh.sh --user ./scripts/test.sh             as an ordinary user without sudo; root has run scripts/setup.sh before
-#   scripts/fresh.sh --prepare                            makes the base system only; fails, and says why, where that cannot be done
+#   scripts/fresh.sh --user ./scripts/test.sh             as an ordinary user without sudo; root has run
+#                                                         scripts/setup.sh before
+#   scripts/fresh.sh --prepare                            makes the base system only; fails, and says why, where that
+#                                                         cannot be done
 #
-# --keep leaves the system behind, and says where; --cold compiles everything anew, without the cache of ccache of earlier runs.
+# --keep leaves the system behind, and says where; --cold compiles everything anew, without the cache of ccache of
+# earlier runs.
 #
 # Needs root, Linux namespaces and Debian's packages. The base system is made once by debootstrap (a minute, 300 MB in
-# /var/tmp/maniple-fresh); each run writes into an overlay of its own, which is removed afterwards. Files and processes are apart, the
-# network and the kernel are those of this machine.
+# /var/tmp/maniple-fresh); each run writes into an overlay of its own, which is removed afterwards. Files and processes
+# are apart, the network and the kernel are those of this machine.
 set -euo pipefail
 
 fail() { echo "fresh: $*" >&2; exit 2; }
-usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; exit "$1"; }
+usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit "$1"; }
 
 own=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 release=$own as_user='' keep='' cold='' prepare=''

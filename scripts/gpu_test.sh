@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds everything that concerns GPUs, runs its tests, and measures, on a machine with an NVIDIA GPU and the CUDA toolkit (nvcc).
-# Usage: scripts/gpu_test.sh [--no-bench]
+# Builds everything that concerns GPUs, runs its tests, and measures, on a machine with an NVIDIA GPU and the CUDA
+# toolkit (nvcc). Usage: scripts/gpu_test.sh [--no-bench]
 #
-# LibTorch and NCCL are those inside the PyTorch of `python3`, if there is one with CUDA; otherwise what CMake finds. Figures of
-# `maniple bench gpu` are in build/gpu_bench.json, too. The last line is "N passed, N failed".
+# LibTorch and NCCL are those inside the PyTorch of `python3`, if there is one with CUDA; otherwise what CMake finds.
+# Figures of `maniple bench gpu` are in build/gpu_bench.json, too. The last line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

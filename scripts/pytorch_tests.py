@@ -23,7 +23,8 @@ import time
 import types
 import unittest
 
-# Module, and the classes of it that need no GPU. test_distributed_spawn has its tests in torch.testing, which is installed.
+# Module, and the classes of it that need no GPU. test_distributed_spawn has its tests in torch.testing, which is
+# installed.
 SUITES = {
     "test_distributed_spawn": ["TestDistBackendWithSpawn"],
     "test_c10d_gloo": ["RendezvousEnvTest", "TimeoutTest", "ProcessGroupGlooTest", "DistributedDataParallelTest", "ReducerTest", "CommTest",
@@ -61,7 +62,7 @@ KNOWN = {
 LIMIT = 90  # seconds for one test
 
 
-# ---- In the process that runs the tests of one class ---------------------------------------------------------------------------------
+# ---- In the process that runs the tests of one class -----------------------------------------------------------------
 
 
 def without_packages():
@@ -230,7 +231,7 @@ def run_class(checkout, module_name, class_name, patterns):
     unittest.TextTestRunner(resultclass=Result, stream=io.StringIO()).run(suite)
 
 
-# ---- In the process that was called --------------------------------------------------------------------------------------------------
+# ---- In the process that was called ----------------------------------------------------------------------------------
 
 
 def results_of(process, errors):

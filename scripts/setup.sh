@@ -41,8 +41,8 @@ slurm-client            # srun
 munge                   # what they prove their identity with
 TABLE
 )
-# One version of each, as others break lines elsewhere: for scripts/format.sh and scripts/tidy.sh. Later releases of Debian may not have them;
-# then these two, and what tests them, are left out.
+# One version of each, as others break lines elsewhere: for scripts/format.sh and scripts/tidy.sh. Later releases of
+# Debian may not have them; then these two, and what tests them, are left out.
 tools="clang-format-19 clang-tidy-19"
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
 #
-#   (nothing)  release build and all tests; unit and thread-rank tests under the address and undefined-behaviour sanitizers; five
-#              seconds of each fuzzer
-#   --quick    release build and its tests only, without those of plugin backends (MPI, Gloo), of the installed package, clang-tidy, and what
-#              waits long
+#   (nothing)  release build and all tests; unit and thread-rank tests under the address and undefined-behaviour
+#              sanitizers; five seconds of each fuzzer
+#   --quick    release build and its tests only, without those of plugin backends (MPI, Gloo), of the installed package,
+#              clang-tidy, and what waits long
 #   --long     the same as plain, with the tests labelled long, the thread sanitizer, and ten minutes of each fuzzer
 #
-# A skip that tests/expected_skips.txt does not list is a failure. No test gets a second try: one that fails now and then has a race in
-# it, or in what it tests. With CI=true warnings are errors. The last line is "N passed, N failed".
+# A skip that tests/expected_skips.txt does not list is a failure. No test gets a second try: one that fails now and
+# then has a race in it, or in what it tests. With CI=true warnings are errors. The last line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -68,7 +68,8 @@ run_tests() {
   ((status == 0 && fails == 0 && passes > 0))
 }
 
-# fuzz PROGRAM SECONDS: from its seeds and what earlier runs found. What it says, and its exit status, are left beside it.
+# fuzz PROGRAM SECONDS: from its seeds and what earlier runs found. What it says, and its exit status, are left beside
+# it.
 fuzz() {
   local name status=0
   name=$(basename "$1")
@@ -103,7 +104,8 @@ run_fuzzers() {
   return "$status"
 }
 
-# build_beside PRESET: builds with what the tests leave of the processors, as they often wait. await_build: until it is done.
+# build_beside PRESET: builds with what the tests leave of the processors, as they often wait. await_build: until it is
+# done.
 beside=''
 build_beside() {
   local idle=()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the pictures of README.md from what the programs really print. Usage: docs/images/record.sh [MNIST FOLDER]
-# Needs tmux, root (for a host name of its own), and the release build with its examples. Without a folder the digits are drawn.
+# Needs tmux, root (for a host name of its own), and the release build with its examples. Without a folder the digits
+# are drawn.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PWD/build/bin:$PATH OMP_NUM_THREADS=1
@@ -13,7 +14,8 @@ ln -s "$PWD/build/bin/examples/05_ddp_mnist" "$work/train"
 [[ $data == drawn ]] || ln -s "$(realpath "$data")" "$work/mnist"
 [[ $data == drawn ]] || data=mnist
 
-# record NAME SHOWN COMMAND: the screen after COMMAND has ended on a terminal, below the line SHOWN that a user would type.
+# record NAME SHOWN COMMAND: the screen after COMMAND has ended on a terminal, below the line SHOWN that a user would
+# type.
 record() {
   server=maniple-record-$1-$$  # of its own, as one that is being ended takes no new session
   tmux -L $server -f /dev/null new-session -d -x $columns -y 40 -c "$work" \

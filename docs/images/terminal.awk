@@ -1,4 +1,5 @@
-# Draws a terminal's screen, text with the escape sequences of colours, as SVG. Usage: awk -v columns=100 -f terminal.awk <screen >picture.svg
+# Draws a terminal's screen, text with the escape sequences of colours, as SVG. Usage: awk -v columns=100 -f
+# terminal.awk <screen >picture.svg
 BEGIN {
   split("#3b4252 #d0605e #6fb36f #d9b45b #6a9fd8 #b48ead #5fb7c4 #d8dee9", colour, " ")
   advance = 8.4; height = 19; margin = 16

@@ -1,5 +1,5 @@
-# Shows Doxygen the prose at the top of a header, which says what the header is for: it becomes the description of the file. Its code,
-# indented by three spaces or more, becomes a block of code.
+# Shows Doxygen the prose at the top of a header, which says what the header is for: it becomes the description of the
+# file. Its code, indented by three spaces or more, becomes a block of code.
 FNR == 1 { top = 1 }
 top && /^\/\// {
   text = substr($0, 3)

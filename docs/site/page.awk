@@ -1,5 +1,6 @@
-# Turns a Markdown page as GitHub shows it into one that Doxygen understands: headings get the labels that links use, links between pages
-# become references, links to headers lead into the reference, and links to other files of the repository become plain text.
+# Turns a Markdown page as GitHub shows it into one that Doxygen understands: headings get the labels that links use,
+# links between pages become references, links to headers lead into the reference, and links to other files of the
+# repository become plain text.
 function slug(title) {
   title = tolower(title)
   gsub(/[^a-z0-9 _-]/, "", title)
@@ -46,8 +47,8 @@ function escaped(code,    done, i, c) {
   }
   return done
 }
-# Doxygen takes a single quotation mark in code for the beginning of a string that goes on behind it, and shows the backslash that a
-# table needs before a vertical bar.
+# Doxygen takes a single quotation mark in code for the beginning of a string that goes on behind it, and shows the
+# backslash that a table needs before a vertical bar.
 function plain_code(line,    done, code) {
   done = ""
   while (match(line, /`[^`]+`/)) {

@@ -1,11 +1,14 @@
-// A small GPT over bytes, as a Sequential: the embedding, layers, and the head. The examples train this one model in several layouts.
+// A small GPT over bytes, as a Sequential: the embedding, layers, and the head. The examples train this one model in
+// several layouts.
 //
 //   torch::nn::Sequential net = models::byte_gpt({.block = 64, .width = 128, .layers = 3, .heads = 4});
-//   auto scores = net->forward(text);                              // [batch, places] of bytes -> [batch, places, 256]: what may come next
+//   // [batch, places] of bytes -> [batch, places, 256]: what may come next
+//   auto scores = net->forward(text);
 //   auto loss = models::byte_loss(scores, next);
 //
-// Weights are drawn in the order, and have the names, of the tensor-parallel model (maniple::nn::ParallelTransformerBlock and its like): with
-// the same seed the two are the same model, and a checkpoint of one is a checkpoint of the other.
+// Weights are drawn in the order, and have the names, of the tensor-parallel model
+// (maniple::nn::ParallelTransformerBlock and its like): with the same seed the two are the same model, and a checkpoint
+// of one is a checkpoint of the other.
 #pragma once
 
 #include <cmath>
@@ -113,8 +116,9 @@ inline torch::nn::Sequential byte_gpt(const ByteGptOptions& options) {
   return net;
 }
 
-/// About how many bytes layers `begin` to `end` of the Sequential keep in float32 between forward and backward, for so many rows. Of each
-/// place the layers keep 4 times the width for norms, and 12 times it and a score for each place and head inside; `ranks` divide the latter.
+/// About how many bytes layers `begin` to `end` of the Sequential keep in float32 between forward and backward, for so
+/// many rows. Of each place the layers keep 4 times the width for norms, and 12 times it and a score for each place and
+/// head inside; `ranks` divide the latter.
 inline std::uint64_t activation_bytes(const ByteGptOptions& options, std::int64_t begin, std::int64_t end,
                                       std::int64_t rows, std::int64_t ranks = 1) {
   const std::int64_t places = rows * options.block;

@@ -1,14 +1,16 @@
 // GPT-2, with the names and layouts of Hugging Face's GPT2LMHeadModel, so that its weights load as they are.
 //
 //   models::Gpt2 net(models::gpt2_small());
-//   maniple::load_weights(*net, "gpt2/", {.rename = models::kGpt2Renames});      // what the Hub has as openai-community/gpt2
+//   // what the Hub has as openai-community/gpt2
+//   maniple::load_weights(*net, "gpt2/", {.rename = models::kGpt2Renames});
 //   for (const auto id : net->generate({464, 2068, 7586}, {.length = 20})) ...
 //
 // It works on token ids: text is made into ids, and ids into text, by a tokenizer of the program's own.
 //
 // Files. What GPT2LMHeadModel.save_pretrained writes has these names ("transformer.wte.weight"). Those of the Hub, of
-// GPT2Model, lack "transformer.", and both may hold causal masks ("attn.bias"), which are computed here; kGpt2Renames adds the one
-// and leaves out the others. "lm_head.weight" is the embedding "transformer.wte.weight" under a second name (tied): it is not kept here.
+// GPT2Model, lack "transformer.", and both may hold causal masks ("attn.bias"), which are computed here; kGpt2Renames
+// adds the one and leaves out the others. "lm_head.weight" is the embedding "transformer.wte.weight" under a second
+// name (tied): it is not kept here.
 //
 // Linear layers are Hugging Face's Conv1D: y = x W + b with W of shape [in, out], the transpose of torch::nn::Linear's.
 #pragma once
@@ -40,8 +42,8 @@ inline Gpt2Options gpt2_medium() { return {.width = 1024, .layers = 24, .heads =
 inline Gpt2Options gpt2_large() { return {.width = 1280, .layers = 36, .heads = 20}; }
 inline Gpt2Options gpt2_xl() { return {.width = 1600, .layers = 48, .heads = 25}; }
 
-/// For LoadWeightsOptions::rename, from names in files of the Hub to those here; names that are right already stay. Masks, and the
-/// embedding under its second name, become empty, which leaves them out.
+/// For LoadWeightsOptions::rename, from names in files of the Hub to those here; names that are right already stay.
+/// Masks, and the embedding under its second name, become empty, which leaves them out.
 inline const std::vector<std::pair<std::string, std::string>> kGpt2Renames = {
     {R"(^(wte|wpe|ln_f|h\.[0-9]+)\.)", R"(transformer.\1.)"},
     {R"(^transformer\.h\.[0-9]+\.attn\.(masked_)?bias$)", ""},

@@ -2,12 +2,13 @@
 //
 //   models::ResNet net(models::resnet50());
 //   maniple::load_weights(*net, "resnet50.pth");                                         // of torchvision
-//   maniple::load_weights(*net, "resnet-50/", {.rename = models::kResNetRenames});       // what the Hub has as microsoft/resnet-50
+//   // what the Hub has as microsoft/resnet-50
+//   maniple::load_weights(*net, "resnet-50/", {.rename = models::kResNetRenames});
 //   net->eval();
 //   auto classes = net->forward(pictures);                             // [batch, 3, 224, 224] -> [batch, 1000]
 //
-// Pictures are RGB in 0 .. 1, less the mean {0.485, 0.456, 0.406}, over the deviation {0.229, 0.224, 0.225} of ImageNet. For another
-// number of classes, load before `replace_head(10)`.
+// Pictures are RGB in 0 .. 1, less the mean {0.485, 0.456, 0.406}, over the deviation {0.229, 0.224, 0.225} of
+// ImageNet. For another number of classes, load before `replace_head(10)`.
 //
 // In the block of ResNet-50 the stride is that of the 3 x 3 convolution ("version 1.5"), as in torchvision and in
 // microsoft/resnet-50.

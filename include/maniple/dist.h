@@ -11,17 +11,18 @@
 //
 // What all operations have in common:
 //
-//   Groups      Without `.group` an operation works on the default group, the world of init_process_group. Every rank of the
-//               group calls the same operations in the same order; ranks that disagree all get `Mismatch`, which lists what
-//               each called. On a rank that is not in the group an operation does nothing, whatever its arguments (recv
-//               returns -1, objects are empty, async_op gives a Work that is done); the first logs a warning.
+//   Groups      Without `.group` an operation works on the default group, the world of init_process_group. Every rank
+//               of the group calls the same operations in the same order; ranks that disagree all get `Mismatch`, which
+//               lists what each called. On a rank that is not in the group an operation does nothing, whatever its
+//               arguments (recv returns -1, objects are empty, async_op gives a Work that is done); the first logs a
+//               warning.
 //   Ranks       `src`, `dst` and peers are global ranks, those of the world, in every group, as in torch.distributed.
-//               `GroupRank{r}` is rank r of the group instead (group_src and group_dst there). One that is not in the group
-//               is an `InvalidArgument`. Lists of tensors and objects have one element for each rank *of the group*, in the
-//               order of group ranks. (ProcessGroup itself, below this header, knows group ranks only.)
-//   async_op    false: the operation returns when this rank's result is in place, and the Work it returns is done. true: it
-//               returns at once; when wait() returns, the result is in place. Tensors are kept alive until then. Do not
-//               touch them meanwhile.
+//               `GroupRank{r}` is rank r of the group instead (group_src and group_dst there). One that is not in the
+//               group is an `InvalidArgument`. Lists of tensors and objects have one element for each rank *of the
+//               group*, in the order of group ranks. (ProcessGroup itself, below this header, knows group ranks only.)
+//   async_op    false: the operation returns when this rank's result is in place, and the Work it returns is done.
+//               true: it returns at once; when wait() returns, the result is in place. Tensors are kept alive until
+//               then. Do not touch them meanwhile.
 //   Tensors     Any strides: a tensor that is not contiguous travels through a contiguous copy and is written back
 //               before the Work is done. Any of float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8,
 //               bool; complex tensors travel as pairs of reals (they can be added and averaged, not compared or
@@ -29,8 +30,9 @@
 //               torch::NoGradGuard: nothing is recorded. `InvalidArgument` names the argument and what is wrong with it
 //               when a tensor is undefined, sparse, quantized or on the meta device; `Unsupported` when it is on a
 //               device the group's backend cannot reach.
-//   GPUs        An operation on tensors of a GPU runs in the order of LibTorch's current stream, and the host does not wait: it
-//               returns when the operation is enqueued. With async_op it runs beside that stream, and Work::wait orders the two.
+//   GPUs        An operation on tensors of a GPU runs in the order of LibTorch's current stream, and the host does not
+//               wait: it returns when the operation is enqueued. With async_op it runs beside that stream, and
+//               Work::wait orders the two.
 //   Shapes      Only the number of elements and the dtype must fit; shapes may differ, elements go in row-major order.
 //   Errors      As in comm/error.h. A rank that dies is named on all others at once by `PeerLost`.
 //   Threads     As in comm/process_group.h: one at a time for each group.
@@ -58,8 +60,8 @@ namespace MANIPLE_API maniple {
 
 // ---- The default group -------------------------------------------------------------------------------------------
 
-/// Initialises the world (see InitOptions in comm/options.h) and makes it the default group. Throws `InvalidArgument` when
-/// there is one already; after destroy_process_group another may be made.
+/// Initialises the world (see InitOptions in comm/options.h) and makes it the default group. Throws `InvalidArgument`
+/// when there is one already; after destroy_process_group another may be made.
 void init_process_group(const InitOptions& options = {});
 
 /// The same over a store that the program brings along.
@@ -101,17 +103,18 @@ std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const Gro
 DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options = {},
                             const SourceLocation& where = SourceLocation::current());
 
-// ---- This process ----------------------------------------------------------------------------------------------------
+// ---- This process ---------------------------------------------------------------------------------------------------
 
-/// The rank among those of this host, and the number of this host: LOCAL_RANK, and NODE_RANK or GROUP_RANK, as launchers
-/// set them (so both can be asked for before init_process_group), otherwise as found by the default group.
+/// The rank among those of this host, and the number of this host: LOCAL_RANK, and NODE_RANK or GROUP_RANK, as
+/// launchers set them (so both can be asked for before init_process_group), otherwise as found by the default group.
 int get_local_rank();
 int get_node_rank();
 
 /// Whether this is rank 0 of the default group. Without one: whether RANK is 0 or not set.
 bool is_main_process();
 
-/// Prints the parts, one after the other as `<<` prints them, and a newline on standard output; in the main process only.
+/// Prints the parts, one after the other as `<<` prints them, and a newline on standard output; in the main process
+/// only.
 template <class... Parts>
 void print_once(const Parts&... parts) {
   if (!is_main_process()) return;
@@ -120,7 +123,7 @@ void print_once(const Parts&... parts) {
   std::cout << text.str() << std::flush;
 }
 
-// ---- Options and arguments -------------------------------------------------------------------------------------------
+// ---- Options and arguments ------------------------------------------------------------------------------------------
 
 /// A rank of the group that an operation works on:
 ///
@@ -165,8 +168,8 @@ Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const 
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
                           const DistOptions& options = {});
 
-/// `gather_list` on rank `dst` receives the tensors of group rank 0, 1, ...; elsewhere it is empty. All have the same number
-/// of elements.
+/// `gather_list` on rank `dst` receives the tensors of group rank 0, 1, ...; elsewhere it is empty. All have the same
+/// number of elements.
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst = 0,
             const DistOptions& options = {});
 
@@ -204,8 +207,8 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
 /// Done when all ranks have called it.
 Work barrier(const DistOptions& options = {});
 
-/// A barrier that, when it fails, names every rank that did not arrive and leaves the group usable. Slower than barrier (a
-/// millisecond). Its limit is `options.timeout`, or 30 s; it is always synchronous.
+/// A barrier that, when it fails, names every rank that did not arrive and leaves the group usable. Slower than barrier
+/// (a millisecond). Its limit is `options.timeout`, or 30 s; it is always synchronous.
 void monitored_barrier(const DistOptions& options = {});
 
 // ---- Point to point ----------------------------------------------------------------------------------------------
@@ -243,20 +246,20 @@ std::vector<std::string> gather_object(std::string_view object, PeerRank dst = 0
 std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options = {});
 std::string scatter_object(const std::vector<std::string>& objects, PeerRank src = 0, const DistOptions& options = {});
 
-// ---- One rank before the others --------------------------------------------------------------------------------------
+// ---- One rank before the others -------------------------------------------------------------------------------------
 
 namespace detail {
 void run_main_process_first(const std::function<void()>& function, const DistOptions& options);
 }
 
-/// Calls `function` on rank 0 of the group, then on all others, and returns what it returns: for a download or a cache that
-/// one process makes and all use.
+/// Calls `function` on rank 0 of the group, then on all others, and returns what it returns: for a download or a cache
+/// that one process makes and all use.
 ///
 ///   auto data = maniple::main_process_first([] { return load_or_download("data"); });
 ///
-/// What it throws on rank 0 is thrown there, and as `Aborted` with its text on all others, which do not call it; the group
-/// stays usable. What it throws on another rank concerns that rank alone. The others wait for rank 0 as long as the timeout
-/// allows. Without a default group, and without .group, it is just called. Collective.
+/// What it throws on rank 0 is thrown there, and as `Aborted` with its text on all others, which do not call it; the
+/// group stays usable. What it throws on another rank concerns that rank alone. The others wait for rank 0 as long as
+/// the timeout allows. Without a default group, and without .group, it is just called. Collective.
 template <class Function>
 std::invoke_result_t<Function&> main_process_first(Function&& function, const DistOptions& options = {}) {
   using Result = std::invoke_result_t<Function&>;

@@ -1,5 +1,5 @@
-// The version of Maniple: the one that a program was compiled with (macros), and the one that it runs with (version()). They may
-// differ where the libraries are shared.
+// The version of Maniple: the one that a program was compiled with (macros), and the one that it runs with (version()).
+// They may differ where the libraries are shared.
 //
 // Before 1.0 a new minor version may change names and binary interface; a new patch version changes neither.
 #pragma once

@@ -1,8 +1,8 @@
-// Memory of the host that all ranks of a group map: the faults that kernels found, the word that stops them, flags, and what each rank
-// called last.
+// Memory of the host that all ranks of a group map: the faults that kernels found, the word that stops them, flags, and
+// what each rank called last.
 //
-// Kernels compare what was called before they move anything. But ranks that call very different things may wait for each other in
-// different ways, and then no kernel starts: so the hosts compare, too, whenever they look for faults.
+// Kernels compare what was called before they move anything. But ranks that call very different things may wait for
+// each other in different ways, and then no kernel starts: so the hosts compare, too, whenever they look for faults.
 #pragma once
 
 #include <atomic>

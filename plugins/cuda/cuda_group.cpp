@@ -11,8 +11,9 @@ namespace {
 constexpr std::size_t kSlotBytes = std::size_t{32} << 20;    // of each rank, up to 8 ranks
 constexpr std::size_t kSlotsBytes = std::size_t{256} << 20;  // of all, from 8 ranks on
 constexpr std::size_t kAlignment = 256;
-// After an abort: how long it waits for the streams to get to their end; and how long the other ranks have to hear of it from Maniple.
-// Those that have not are dead, or as good as: what they have on the device must end as well, or it would hold memory and the device.
+// After an abort: how long it waits for the streams to get to their end; and how long the other ranks have to hear of
+// it from Maniple. Those that have not are dead, or as good as: what they have on the device must end as well, or it
+// would hold memory and the device.
 constexpr auto kAbortTime = std::chrono::milliseconds(100);
 constexpr auto kGrace = std::chrono::milliseconds(300);
 
@@ -163,8 +164,8 @@ CudaGroup::Located CudaGroup::locate(const void* data, std::size_t bytes) {
   return {};
 }
 
-/// What follows in the stream comes after the last operation of this group, wherever that was enqueued. Among operations of one graph,
-/// too; that a graph runs after what was enqueued before it is for the caller to see to.
+/// What follows in the stream comes after the last operation of this group, wherever that was enqueued. Among
+/// operations of one graph, too; that a graph runs after what was enqueued before it is for the caller to see to.
 void CudaGroup::order_after_last(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture = 0;
@@ -237,7 +238,8 @@ std::vector<LateRank> CudaGroup::late_ranks(std::uint64_t seq) noexcept try {
   bool led = false;
   for (const int rank : control_->not_called(seq, led)) late.push_back({rank, false});
   if (!late.empty()) return late;
-  // All have called it: whose stream is late? Where kernels wait, they tell; where streams do, their flags are here to be seen.
+  // All have called it: whose stream is late? Where kernels wait, they tell; where streams do, their flags are here to
+  // be seen.
   const auto is_set = [](const auto& flag) { return __atomic_load_n(&flag, __ATOMIC_ACQUIRE) != 0; };
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
@@ -300,8 +302,8 @@ void CudaGroup::release() {
   }
 }
 
-/// Sets all flags that streams of this process wait for. To be done again and again: the streams of ranks that do not lead clear
-/// theirs, kernels that had begun before the abort clear them, and what a graph replays later waits anew.
+/// Sets all flags that streams of this process wait for. To be done again and again: the streams of ranks that do not
+/// lead clear theirs, kernels that had begun before the abort clear them, and what a graph replays later waits anew.
 void CudaGroup::set_flags() noexcept {
   Flags& own = *control_->flags(rank_);
   for (int rank = 0; rank < ranks_; ++rank) {

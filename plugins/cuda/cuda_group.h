@@ -1,5 +1,5 @@
-// The operations of one group of ranks on one host, on memory of devices that all of them can map. See kernels.h for how they
-// order each other, docs/backends.md for what users see.
+// The operations of one group of ranks on one host, on memory of devices that all of them can map. See kernels.h for
+// how they order each other, docs/backends.md for what users see.
 #pragma once
 
 #include <atomic>

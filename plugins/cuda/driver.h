@@ -41,8 +41,9 @@ const Driver& driver();
 void check(cudaError_t code, const char* call);
 void check(CUresult code, const char* call);
 
-/// While this lives, a device is the current one of this thread: its primary context is pushed, and popped at the end. cudaSetDevice
-/// would not do: from CUDA 12 on, setting the previous device again creates a context there if it has none, 500 MiB on GPU 0 for each rank.
+/// While this lives, a device is the current one of this thread: its primary context is pushed, and popped at the end.
+/// cudaSetDevice would not do: from CUDA 12 on, setting the previous device again creates a context there if it has
+/// none, 500 MiB on GPU 0 for each rank.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -56,8 +57,8 @@ class OnDevice {
   bool pushed_ = false;
 };
 
-/// While this lives, calls of this thread that are not made on a stream may be made while another thread captures a graph (in the mode
-/// that CUDA calls global they would fail, and break the capture). For those that do not harm it.
+/// While this lives, calls of this thread that are not made on a stream may be made while another thread captures a
+/// graph (in the mode that CUDA calls global they would fail, and break the capture). For those that do not harm it.
 class Relaxed {
  public:
   Relaxed() noexcept { exchange(); }

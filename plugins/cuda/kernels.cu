@@ -47,7 +47,8 @@ __device__ void fence(const Signal& signal) {
   }
 }
 
-/// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in memory of the host.
+/// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in memory of the
+/// host.
 __device__ bool is_stopped(const Signal& signal) {
   return look(signal.in_kernel ? &state_of(signal, signal.rank)->stopped : &signal.record->stop) != 0;
 }
@@ -103,7 +104,8 @@ __device__ void copy_units(std::byte* to, const std::byte* from, std::size_t byt
   for (; at < units; at += step) target[at] = source[at];
 }
 
-/// By the threads of the blocks of one row of the grid. Any alignment; fastest where both addresses have the same, modulo 16.
+/// By the threads of the blocks of one row of the grid. Any alignment; fastest where both addresses have the same,
+/// modulo 16.
 __device__ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (to == from) return;
   const std::size_t thread = blockIdx.x * std::size_t{kThreads} + threadIdx.x;
@@ -299,8 +301,8 @@ unsigned blocks_for(std::size_t bytes, int rows) {
     int processors = 0;
     check(::cudaGetDevice(&device), "cudaGetDevice");
     check(::cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    return 8 *
-           processors;  // more than fit at a time: where a kernel that waits has taken some room, the rest is shared out evenly
+    // More than fit at a time: where a kernel that waits has taken some room, the rest is shared out evenly.
+    return 8 * processors;
   }();
   const std::size_t needed = (bytes + kBytesOfBlock - 1) / kBytesOfBlock;
   return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, std::max(1, most / std::max(1, rows))));
@@ -336,7 +338,8 @@ void launch_bits(const ReduceArguments& a, int kind, dim3 grid, cudaStream_t str
 }  // namespace
 
 void load_kernels() {
-  // A kernel that is loaded when it is first launched may wait for streams, and those for other ranks. The first look loads it.
+  // A kernel that is loaded when it is first launched may wait for streams, and those for other ranks. The first look
+  // loads it.
   cudaFuncAttributes attributes;
   const auto load = [&attributes](auto... kernels) {
     (check(::cudaFuncGetAttributes(&attributes, kernels), "cudaFuncGetAttributes"), ...);

@@ -2,24 +2,26 @@
 //
 // An operation of a group is, on every rank and in the order of its stream:
 //
-//   enter    a kernel: copies what others are to read into the own slot (ordinary memory), clears the own `done` bytes, writes to
-//            every peer the word that says what is called and where its data is, and then the peer's `ready` byte
+//   enter    a kernel: copies what others are to read into the own slot (ordinary memory), clears the own `done` bytes,
+//            writes to every peer the word that says what is called and where its data is, and then the peer's `ready`
+//            byte
 //   wait     until all own `ready` bytes are set
-//   work     a kernel: compares the words; reads from the peers, writes `out`; clears the own `ready` bytes; sets the peers' `done`
+//   work     a kernel: compares the words; reads from the peers, writes `out`; clears the own `ready` bytes; sets the
+//            peers' `done`
 //   wait     until all own `done` bytes are set: nobody reads or writes this rank's memory any more
 //
-// All values are constants, so that a graph can replay it. That is safe: a peer sets its next `ready` here only after its wait for
-// `done`, for which it needs mine, which I set after I cleared `ready`: so none is lost, and none is seen twice. And it sets its next
-// `done` here only after it has seen my next `ready`, which I set after I cleared `done`.
+// All values are constants, so that a graph can replay it. That is safe: a peer sets its next `ready` here only after
+// its wait for `done`, for which it needs mine, which I set after I cleared `ready`: so none is lost, and none is seen
+// twice. And it sets its next `done` here only after it has seen my next `ready`, which I set after I cleared `done`.
 //
-// Where one rank can reach all memory there is and all are on one device, one of them does all the work (`lead`): the others write
-// their word to the leader and wait for `lead_done`.
+// Where one rank can reach all memory there is and all are on one device, one of them does all the work (`lead`): the
+// others write their word to the leader and wait for `lead_done`.
 //
-// There are two ways to wait. Where kernels of all ranks run side by side (MPS, or a device for each rank), the last block of a kernel
-// waits, for flags in memory of the device. Elsewhere contexts take turns on the device, and a kernel that waits would hold up the
-// others for milliseconds: there the stream waits, for flags in memory of the host. Either way an abort is a word in memory of the
-// host, which needs no queue to the device: those may all be blocked by streams that wait. It is read across PCIe, so by one block at
-// most, and only by waits that last.
+// There are two ways to wait. Where kernels of all ranks run side by side (MPS, or a device for each rank), the last
+// block of a kernel waits, for flags in memory of the device. Elsewhere contexts take turns on the device, and a kernel
+// that waits would hold up the others for milliseconds: there the stream waits, for flags in memory of the host. Either
+// way an abort is a word in memory of the host, which needs no queue to the device: those may all be blocked by streams
+// that wait. It is read across PCIe, so by one block at most, and only by waits that last.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,8 +33,8 @@ namespace maniple::cuda_plugin {
 
 inline constexpr int kMostRanks = 64;
 
-/// Of every rank: at the start of its arena where kernels wait, in memory of the host where streams do. Those of a peer are written by
-/// that peer alone.
+/// Of every rank: at the start of its arena where kernels wait, in memory of the host where streams do. Those of a peer
+/// are written by that peer alone.
 struct Flags {
   std::uint8_t ready[kMostRanks];
   std::uint8_t done[kMostRanks];
@@ -50,7 +52,8 @@ inline constexpr std::size_t kFlagsBytes = 4096;
 inline constexpr std::size_t kStateOffset = 2048;  // in the arena
 static_assert(sizeof(Flags) <= kStateOffset && kStateOffset + sizeof(DeviceState) <= kFlagsBytes);
 
-/// What a rank says to another: bit 0 is set, then 40 bits of offset of what the other is to read, then 23 bits of the hash of the call.
+/// What a rank says to another: bit 0 is set, then 40 bits of offset of what the other is to read, then 23 bits of the
+/// hash of the call.
 constexpr std::uint64_t make_word(std::uint64_t hash, std::uint64_t offset) noexcept {
   return (hash >> 41) << 41 | (offset & ((std::uint64_t{1} << 40) - 1)) << 1 | 1;
 }
@@ -82,7 +85,8 @@ struct Piece {
   std::size_t bytes;
 };
 
-// Kernels are told little: every 100 bytes of arguments make a launch slower. So what belongs to ranks lies at equal distances.
+// Kernels are told little: every 100 bytes of arguments make a launch slower. So what belongs to ranks lies at equal
+// distances.
 
 /// How ranks synchronise around a kernel.
 struct Signal {
@@ -105,8 +109,8 @@ struct EnterArguments {
   int piece_count;
 };
 
-/// A source is the memory of its rank (`base`, and those of the others at equal distances) plus the offset in that rank's word; of this
-/// rank it is `own`.
+/// A source is the memory of its rank (`base`, and those of the others at equal distances) plus the offset in that
+/// rank's word; of this rank it is `own`.
 struct WorkArguments {
   Signal signal;
   const std::byte* base;

@@ -233,8 +233,9 @@ void CudaGroup::follow(const Call& call) {
   check(driver().stream_batch(call.stream, 4, batch, 0), "cuStreamBatchMemOp");
 }
 
-/// Ordinary memory of all_reduce. Where every rank reads all slots and writes its own result, n ranks move (n + 3) n times the data;
-/// where the first works on the slots and the others copy, 6 n times; and the latter needs fewer turns of contexts where these take turns.
+/// Ordinary memory of all_reduce. Where every rank reads all slots and writes its own result, n ranks move (n + 3) n
+/// times the data; where the first works on the slots and the others copy, 6 n times; and the latter needs fewer turns
+/// of contexts where these take turns.
 bool CudaGroup::leads_on_slots(const Call& call) const noexcept {
   constexpr std::size_t kLeast = std::size_t{4} << 20;
   if (call.operation.op != Op::all_reduce || !one_device_ || ranks_ == 1 || call.plan.largest == 0) return false;
@@ -348,8 +349,8 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   if (active != 0) wait_for(flags(rank_)->done, active, all_at_once, call.stream);
 }
 
-/// Where kernels do not wait, the stream does, until the byte of every active peer is set. At once only where no other byte can be set
-/// meanwhile: not where a peer may be in its next operation already.
+/// Where kernels do not wait, the stream does, until the byte of every active peer is set. At once only where no other
+/// byte can be set meanwhile: not where a peer may be in its next operation already.
 void CudaGroup::wait_for(const std::uint8_t* bytes, std::uint64_t active, bool all_at_once, cudaStream_t stream) {
   if (in_kernel_) return;
   std::vector<CUstreamBatchMemOpParams> batch;

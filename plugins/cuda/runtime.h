@@ -12,7 +12,8 @@ DeviceRuntime* runtime();
 
 /// Of the physical device, or of the MIG instance: its UUID.
 std::string device_id(int device);
-/// Whether this process computes through the Multi-Process Service, by which kernels of several processes run side by side.
+/// Whether this process computes through the Multi-Process Service, by which kernels of several processes run side by
+/// side.
 bool under_mps();
 
 }  // namespace maniple::cuda_plugin

@@ -94,9 +94,9 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
   }
 }
 
-// What is enqueued may use the memory yet, on streams that nobody here knows of, and unmapping does not wait for it: as cudaFree does, this
-// waits for all of the device. Where it may not, because a graph is being captured, the memory stays, and the capture is lost: registered
-// memory is not to be freed during one.
+// What is enqueued may use the memory yet, on streams that nobody here knows of, and unmapping does not wait for it: as
+// cudaFree does, this waits for all of the device. Where it may not, because a graph is being captured, the memory
+// stays, and the capture is lost: registered memory is not to be freed during one.
 SharedMemory::~SharedMemory() {
   if (in_use_ && *in_use_) return;
   const OnDevice on(device_, std::nothrow);

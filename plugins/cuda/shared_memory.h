@@ -1,4 +1,5 @@
-// Memory of devices that all ranks of a group map: one piece for each rank, on its own device. A process sees them at equal distances.
+// Memory of devices that all ranks of a group map: one piece for each rank, on its own device. A process sees them at
+// equal distances.
 #pragma once
 
 #include <atomic>
@@ -15,8 +16,8 @@ namespace maniple::cuda_plugin {
 
 class SharedMemory {
  public:
-  /// All ranks call it with the same sizes (bytes, of all ranks) and topic, and wait for each other. Zeroed. If `in_use` says so at its
-  /// end, the device may be using it for ever: it stays mapped.
+  /// All ranks call it with the same sizes (bytes, of all ranks) and topic, and wait for each other. Zeroed. If
+  /// `in_use` says so at its end, the device may be using it for ever: it stays mapped.
   SharedMemory(DescriptorExchange& descriptors, int rank, int device, std::span<const std::size_t> sizes,
                const std::string& topic, Deadline deadline, std::shared_ptr<const std::atomic<bool>> in_use = nullptr);
   ~SharedMemory();

@@ -1,8 +1,9 @@
 // Gloo as a plugin backend: a context for each group, connected over the job's own store, and Gloo's collectives.
 //
-// Movement is done in bytes; reductions with the kernels of the native backend, two operands at a time. That gives the right result
-// wherever partial results are exact in the element's type or rounded as its own sums are: not for sums and products of 16-bit
-// floats, which are rounded once, after the last operand. Those, and what Gloo lacks, are supplied by Maniple.
+// Movement is done in bytes; reductions with the kernels of the native backend, two operands at a time. That gives the
+// right result wherever partial results are exact in the element's type or rounded as its own sums are: not for sums
+// and products of 16-bit floats, which are rounded once, after the last operand. Those, and what Gloo lacks, are
+// supplied by Maniple.
 #include <pthread.h>
 
 #include <algorithm>
@@ -33,16 +34,16 @@ namespace maniple::gloo_plugin {
 
 // Gloo's context of a group, with one deadline for an operation and an end that can be called from outside.
 //
-// Gloo gives its timeout to every single wait of a collective, and nothing but that timeout ends a wait on a living peer. Here
-// the transport hands out buffers of our own, which wrap Gloo's: their waits last until the deadline of the operation, or until
-// `interrupt`, and then throw GivenUp through Gloo's code.
+// Gloo gives its timeout to every single wait of a collective, and nothing but that timeout ends a wait on a living
+// peer. Here the transport hands out buffers of our own, which wrap Gloo's: their waits last until the deadline of the
+// operation, or until `interrupt`, and then throw GivenUp through Gloo's code.
 
 /// Not an error of its own: the plugin returns false and its owner says why.
 struct GivenUp {};
 
-/// Gloo writes to sockets as to files, so a peer that is gone costs a SIGPIPE, which ends the process. While this lives, the
-/// calling thread gets no SIGPIPE, nor do threads that it starts; the write then fails with an error that Gloo throws. What the
-/// rest of the program does about SIGPIPE is left alone.
+/// Gloo writes to sockets as to files, so a peer that is gone costs a SIGPIPE, which ends the process. While this
+/// lives, the calling thread gets no SIGPIPE, nor do threads that it starts; the write then fails with an error that
+/// Gloo throws. What the rest of the program does about SIGPIPE is left alone.
 class NoBrokenPipe {
  public:
   NoBrokenPipe() noexcept {

@@ -1,9 +1,10 @@
-// A channel of bytes over MPI's point-to-point messages: one tag, packets of up to 64 KiB, copied on both sides. So MPI never
-// holds memory of the caller, and a message can be given up at any moment.
+// A channel of bytes over MPI's point-to-point messages: one tag, packets of up to 64 KiB, copied on both sides. So MPI
+// never holds memory of the caller, and a message can be given up at any moment.
 //
-// A rank that leaves a group sends each other rank a *leave notice*: how much it has sent to that rank. A rank that has received
-// that much and waits for more gets an error at once instead of at its deadline. Notices travel by a communicator of their own,
-// which lives as long as the process: one that arrives late must not be taken for a message of a later group.
+// A rank that leaves a group sends each other rank a *leave notice*: how much it has sent to that rank. A rank that has
+// received that much and waits for more gets an error at once instead of at its deadline. Notices travel by a
+// communicator of their own, which lives as long as the process: one that arrives late must not be taken for a message
+// of a later group.
 #pragma once
 
 #include <atomic>
@@ -17,8 +18,8 @@
 
 namespace maniple::mpi_plugin {
 
-/// What was sent to and received from another rank of the group, and its leave notice. Those of each traffic are used by one thread
-/// at a time.
+/// What was sent to and received from another rank of the group, and its leave notice. Those of each traffic are used
+/// by one thread at a time.
 struct PeerCounters {
   std::array<std::uint64_t, kTrafficCount> sent{};  // bytes
   std::array<std::uint64_t, kTrafficCount> received{};

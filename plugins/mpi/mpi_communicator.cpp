@@ -48,8 +48,8 @@ int tag_of(const std::string& group) {
   return static_cast<int>(hash % 32749);
 }
 
-/// Of a group's channels, so that what was sent in an earlier group and never received is not received in this one: MPI uses
-/// the numbers of its communicators again. Followed by one for each traffic.
+/// Of a group's channels, so that what was sent in an earlier group and never received is not received in this one: MPI
+/// uses the numbers of its communicators again. Followed by one for each traffic.
 int first_tag(std::uint64_t number) {
   int* limit = nullptr;
   int known = 0;

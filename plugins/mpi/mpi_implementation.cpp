@@ -92,8 +92,8 @@ Deadline::Duration exit_limit() {
 
 #else
 
-// UCX, on which MPICH is built, aborts the process when it cannot read the memory of one that is gone. And it opens connections
-// by TCP inside a host too, asks the kernel for them at every poll, and does not use them.
+// UCX, on which MPICH is built, aborts the process when it cannot read the memory of one that is gone. And it opens
+// connections by TCP inside a host too, asks the kernel for them at every poll, and does not use them.
 void choose_transports() {
   const char* all = std::getenv("PMI_SIZE");
   const char* here = std::getenv(kLocalRanks);
@@ -125,13 +125,15 @@ void restore_segment_file() {}
 }  // namespace maniple::mpi_plugin
 
 #ifndef OPEN_MPI
-// MPICH's MPI_Finalize sometimes waits for ever when it runs on UCX (4.0.2 of Debian 12; pmodels/mpich#6596 fixes it): each rank
-// first closes its connections in order, which takes answers of the other side, and then waits for the other processes in a call
-// that answers none. So whoever closes last may never be answered. Connections that a pair has opened but not used yet are enough
-// for it: ranks that end soon after they were started, more of them than there are cores.
+// MPICH's MPI_Finalize sometimes waits for ever when it runs on UCX (4.0.2 of Debian 12; pmodels/mpich#6596 fixes it):
+// each rank first closes its connections in order, which takes answers of the other side, and then waits for the other
+// processes in a call that answers none. So whoever closes last may never be answered. Connections that a pair has
+// opened but not used yet are enough for it: ranks that end soon after they were started, more of them than there are
+// cores.
 //
-// The mpi backend ends only after all ranks have said that they are about to exit. No rank needs an answer then, and connections may
-// be dropped. That is what happens here: MPICH looks for the functions of UCX in this library before it looks in UCX.
+// The mpi backend ends only after all ranks have said that they are about to exit. No rank needs an answer then, and
+// connections may be dropped. That is what happens here: MPICH looks for the functions of UCX in this library before it
+// looks in UCX.
 //
 // Returns a request to wait for, or null: done.
 extern "C" __attribute__((visibility("default"))) void* ucp_disconnect_nb(void* connection) {

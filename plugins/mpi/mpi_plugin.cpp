@@ -1,13 +1,14 @@
-// MPI as a plugin backend: a communicator for each group, and MPI's non-blocking collectives, so that an abort or a deadline can end
-// the wait. Built once against Open MPI and once against MPICH.
+// MPI as a plugin backend: a communicator for each group, and MPI's non-blocking collectives, so that an abort or a
+// deadline can end the wait. Built once against Open MPI and once against MPICH.
 //
-// Movement is done in bytes. Reductions are MPI's where its arithmetic is ours: sums and products of float32, float64, int32 and
-// int64; min, max and bits of integers. Its min and max of floats may lose a NaN, Open MPI's sums of 8 and 16 bits do not wrap
-// around but stop at the largest value, and MPI has neither bfloat16 nor our bool8; those are supplied by Maniple.
+// Movement is done in bytes. Reductions are MPI's where its arithmetic is ours: sums and products of float32, float64,
+// int32 and int64; min, max and bits of integers. Its min and max of floats may lose a NaN, Open MPI's sums of 8 and 16
+// bits do not wrap around but stop at the largest value, and MPI has neither bfloat16 nor our bool8; those are supplied
+// by Maniple.
 //
 // MPI counts in int: element-wise operations are cut into pieces, and others that are longer are supplied, too.
-// MPI_IN_PLACE must be given by all ranks or none, and our callers choose by themselves; so what an all_reduce or all_gather
-// takes is copied to where the result will be, and all are in place.
+// MPI_IN_PLACE must be given by all ranks or none, and our callers choose by themselves; so what an all_reduce or
+// all_gather takes is copied to where the result will be, and all are in place.
 #include <algorithm>
 #include <climits>
 #include <cstring>

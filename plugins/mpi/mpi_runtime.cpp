@@ -27,7 +27,8 @@ constexpr Deadline::Duration kEnded =
     std::chrono::seconds(10);                                // for the others at exit, when a rank has left too early
 constexpr auto kFinalise = std::chrono::seconds(30);         // for MPI_Finalize when all ranks are about to exit
 constexpr auto kLivesPoll = std::chrono::milliseconds(100);  // of the other processes, at exit
-// After another process has ended: for what it had sent before; and for MPI_Finalize, which it may have ended in good order.
+// After another process has ended: for what it had sent before; and for MPI_Finalize, which it may have ended in good
+// order.
 constexpr Deadline::Duration kAfterAnEnd = std::chrono::seconds(2);
 constexpr Deadline::Duration kFinaliseAfterAnEnd = std::chrono::seconds(5);
 constexpr auto kLockPoll = std::chrono::milliseconds(10);
@@ -40,7 +41,8 @@ void pause(long ns = kPollNs) {
 
 constexpr auto kDetachedPoll = std::chrono::milliseconds(10);  // of abort and deadline
 
-/// When a process was started, in the clock ticks of /proc; empty if there is none, or only what its parent has not yet fetched.
+/// When a process was started, in the clock ticks of /proc; empty if there is none, or only what its parent has not yet
+/// fetched.
 std::string start_of(int pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
@@ -265,7 +267,8 @@ void Runtime::finalise(int status) {
   has_finalised_.store(true);
 }
 
-// A rank that gave up waiting for this one is gone, though it took part in the barriers: then MPI_Finalize waits for it in vain.
+// A rank that gave up waiting for this one is gone, though it took part in the barriers: then MPI_Finalize waits for it
+// in vain.
 void Runtime::limit_finalise(int status) {
   Deadline limit = Deadline::after(kFinalise);
   const char* why = "within 30 s";
@@ -281,8 +284,9 @@ void Runtime::limit_finalise(int status) {
   ::_exit(status);
 }
 
-// MPI_Finalize spins while it waits for later ranks, or does not move the bytes that they still need. So they are awaited here.
-// Twice, as the end of the first barrier may be delayed by connections that were opened for it; that of the second is not.
+// MPI_Finalize spins while it waits for later ranks, or does not move the bytes that they still need. So they are
+// awaited here. Twice, as the end of the first barrier may be delayed by connections that were opened for it; that of
+// the second is not.
 bool Runtime::await_all_ranks() {
   const auto began = Deadline::Clock::now();
   Deadline next_look = Deadline::after(kLivesPoll);

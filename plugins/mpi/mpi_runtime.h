@@ -1,7 +1,9 @@
-// MPI in this process: initialised once, finalised at exit if that is safe, and a thread that makes progress on what was sent.
+// MPI in this process: initialised once, finalised at exit if that is safe, and a thread that makes progress on what
+// was sent.
 //
-// An operation that is given up leaves MPI with requests that cannot be cancelled, so MPI is not called again after that: it is
-// *poisoned*, later calls throw, and the process ends without MPI_Finalize, which might wait for ranks that are gone.
+// An operation that is given up leaves MPI with requests that cannot be cancelled, so MPI is not called again after
+// that: it is *poisoned*, later calls throw, and the process ends without MPI_Finalize, which might wait for ranks that
+// are gone.
 #pragma once
 
 #include <mpi.h>
@@ -35,8 +37,8 @@ struct Packet {
 
 class Runtime {
  public:
-  /// Initialises MPI at the first call, which waits for all ranks that mpirun started. Throws Unsupported when this process was
-  /// not started by mpirun, and Timeout when it gives up.
+  /// Initialises MPI at the first call, which waits for all ranks that mpirun started. Throws Unsupported when this
+  /// process was not started by mpirun, and Timeout when it gives up.
   static Runtime& start(const PluginContext& context);
   /// The same, started before.
   static Runtime& get();
@@ -44,7 +46,8 @@ class Runtime {
   int rank() const noexcept { return rank_; }  ///< in MPI_COMM_WORLD
   int size() const noexcept { return size_; }
 
-  /// To be held during every call of MPI; does nothing when MPI takes calls of several threads. Throws Aborted when poisoned.
+  /// To be held during every call of MPI; does nothing when MPI takes calls of several threads. Throws Aborted when
+  /// poisoned.
   std::unique_lock<std::timed_mutex> enter();
 
   /// Starts sending the first `size` bytes.
@@ -102,8 +105,9 @@ class Runtime {
 
 /// For calls of MPI that block until other ranks take part, made in a thread that can be left behind.
 ///
-/// Runs `body` in a thread of its own and waits for it, polling the group's abort and the deadline. What `body` throws is
-/// thrown here. False: given up; the thread stays inside MPI until the process ends, so `body` must own all that it uses.
+/// Runs `body` in a thread of its own and waits for it, polling the group's abort and the deadline. What `body` throws
+/// is thrown here. False: given up; the thread stays inside MPI until the process ends, so `body` must own all that it
+/// uses.
 bool run_detached(std::function<void()> body, const AbortToken& abort, Deadline deadline);
 
 /// Throws SystemError with the call and MPI's own text unless `code` is MPI_SUCCESS.

@@ -31,8 +31,8 @@ std::string joined(const std::vector<int>& ranks) {
   return text;
 }
 
-/// How the ranks find each other in the store. Rank 0 asks NCCL for its unique id only when all have arrived: what waits for ranks inside
-/// NCCL cannot be ended, and does not say whom it waits for.
+/// How the ranks find each other in the store. Rank 0 asks NCCL for its unique id only when all have arrived: what
+/// waits for ranks inside NCCL cannot be ended, and does not say whom it waits for.
 class Rendezvous {
  public:
   explicit Rendezvous(const DeviceContext& context) : context_(context) {
@@ -137,7 +137,7 @@ void initialise(Initialisation& shared, ncclUniqueId id, int size, int rank) {
 
 }  // namespace
 
-// ---- Devices -------------------------------------------------------------------------------------------------------------
+// ---- Devices --------------------------------------------------------------------------------------------------------
 
 void check_cuda(cudaError_t result, const std::string& what) {
   if (result == cudaSuccess) return;
@@ -190,7 +190,7 @@ Task on_device(int device, std::function<void()> body) {
   return task;
 }
 
-// ---- Setting up ----------------------------------------------------------------------------------------------------------
+// ---- Setting up -----------------------------------------------------------------------------------------------------
 
 std::shared_ptr<Communicator> Communicator::make(const DeviceContext& context) {
   Rendezvous rendezvous(context);
@@ -226,7 +226,7 @@ Communicator::Communicator(const DeviceContext& context, ncclComm_t comm, bool p
       polled_(polled),
       comm_(comm) {}
 
-// ---- Calls ---------------------------------------------------------------------------------------------------------------
+// ---- Calls ----------------------------------------------------------------------------------------------------------
 
 ncclComm_t Communicator::usable(const char* what) const {
   const ncclComm_t comm = comm_.load();
@@ -266,7 +266,7 @@ DeviceFault Communicator::fault() noexcept {
   return {DeviceFault::Kind::failed, "NCCL says " + describe(state)};
 }
 
-// ---- Registered memory ---------------------------------------------------------------------------------------------------
+// ---- Registered memory ----------------------------------------------------------------------------------------------
 
 void Communicator::call_within(Deadline deadline, const char* what, std::function<void()> body) {
   const Clock::time_point begin = Clock::now();
@@ -321,13 +321,14 @@ void Communicator::deregister(void* memory) noexcept {
   registrations_.erase(found);
 }
 
-// ---- The end -------------------------------------------------------------------------------------------------------------
+// ---- The end --------------------------------------------------------------------------------------------------------
 
-// NCCL cleans up in a thread of its own: it takes half a second, or until the last CUDA graph with one of its operations is gone.
+// NCCL cleans up in a thread of its own: it takes half a second, or until the last CUDA graph with one of its
+// operations is gone.
 void Communicator::end(ncclResult_t (*by)(ncclComm_t)) noexcept {
   std::unique_lock lock(calls_, std::defer_lock);
-  // In vain: a thread is inside NCCL and waits for another rank. NCCL's abort first lets it go (seen: within a millisecond) and frees
-  // nothing before its own threads have ended (half a second).
+  // In vain: a thread is inside NCCL and waits for another rank. NCCL's abort first lets it go (seen: within a
+  // millisecond) and frees nothing before its own threads have ended (half a second).
   const bool alone = lock.try_lock_for(kInside);
   const ncclComm_t comm = comm_.exchange(nullptr);
   if (comm == nullptr) return;

@@ -44,8 +44,8 @@ NcclLibrary load() {
   NcclLibrary all;
   all.missing = driver_problem();
   if (!all.missing.empty()) return all;
-  // An NCCL that the process has among its global symbols comes first, also one inside of another library, as in some LibTorchs: those of
-  // a second one could be bound to its functions.
+  // An NCCL that the process has among its global symbols comes first, also one inside of another library, as in some
+  // LibTorchs: those of a second one could be bound to its functions.
   void* library = RTLD_DEFAULT;
   const bool is_global = ::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr;
   if (!is_global) library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);

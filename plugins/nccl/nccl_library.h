@@ -1,8 +1,9 @@
 // The functions of NCCL, found at run time.
 //
-// The plugin is not linked with NCCL: it can be loaded, and say what is missing, where there is none. A process that has one already
-// (PyTorch brings its own) uses that one. Functions of later versions are null where the library has none of the name; their types
-// are written out here, so that it does not matter which version's header the plugin was compiled with.
+// The plugin is not linked with NCCL: it can be loaded, and say what is missing, where there is none. A process that
+// has one already (PyTorch brings its own) uses that one. Functions of later versions are null where the library has
+// none of the name; their types are written out here, so that it does not matter which version's header the plugin was
+// compiled with.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,7 +1,7 @@
 // NCCL as a plugin for memory of GPUs: each rank has a GPU of its own, in one host or in many.
 //
-// Movement is done in bytes. Where NCCL has no operation (uneven parts), one is composed of others in a group, which NCCL starts as one.
-// Reductions are NCCL's own: docs/backends.md says what that means for rounding.
+// Movement is done in bytes. Where NCCL has no operation (uneven parts), one is composed of others in a group, which
+// NCCL starts as one. Reductions are NCCL's own: docs/backends.md says what that means for rounding.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -129,7 +129,8 @@ bool is_composed(const Operation& op) noexcept {
   }
 }
 
-/// The calls of operations and messages that NCCL starts as one: between ncclGroupStart and ncclGroupEnd, unless it is a single one.
+/// The calls of operations and messages that NCCL starts as one: between ncclGroupStart and ncclGroupEnd, unless it is
+/// a single one.
 class Calls {
  public:
   Calls(ncclComm_t comm, int rank, int size, bool several) : comm_(comm), rank_(rank), size_(size), several_(several) {

@@ -22,7 +22,7 @@ __all__ = [
     "DistributedDataParallel", "Options", "abort", "allocate", "monitored_barrier", "transport", "__version__",
 ]
 
-# ---- Errors: the classes of maniple/comm/error.h -------------------------------------------------------------------------------------
+# ---- Errors: the classes of maniple/comm/error.h ---------------------------------------------------------------------
 
 
 class Error(getattr(_dist, "DistBackendError", RuntimeError)):
@@ -78,7 +78,7 @@ if _built_for_another_torch(_shim.built_for()):
 _shim.set_error_classes([InvalidArgument, Timeout, PeerLost, Aborted, Mismatch, ProtocolError, SystemError, Unsupported])
 __version__ = _shim.version()
 
-# ---- Groups --------------------------------------------------------------------------------------------------------------------------
+# ---- Groups ----------------------------------------------------------------------------------------------------------
 
 
 class Options:
@@ -149,7 +149,8 @@ def _create(options, chosen=None):
         raise InvalidArgument("maniple_torch: pg_options of new_group; a group has the options of the default group")
     group = _shim.make_subgroup(ranks, seconds, name) if ranks else None
     chosen = chosen if chosen is not None else Options()
-    if group is None:  # the default group; or one beside a default group of another backend, which then counts its ranks by itself
+    # The default group; or one beside a default group of another backend, which then counts its ranks by itself.
+    if group is None:
         group = _shim.make_world(options.store, options.group_rank, options.group_size, seconds, name, _master_of(options.store),
                                  _describe(options.store), not ranks, chosen._engine(), chosen._device())
     return group
@@ -217,7 +218,7 @@ def abort(group=None) -> None:
     _backend_of(group).abort()
 
 
-# ---- DDP -----------------------------------------------------------------------------------------------------------------------------
+# ---- DDP -------------------------------------------------------------------------------------------------------------
 
 
 class _Averaging:
@@ -264,8 +265,9 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     def __init__(self, module, *args, gradient_as_bucket_view: bool = True, **kwargs):
         super().__init__(module, *args, gradient_as_bucket_view=gradient_as_bucket_view, **kwargs)
-        # DDP forms its buckets anew before the second step, unless it looks for unused parameters. They move when nobody has seen a
-        # gradient in them yet: pointers into their old memory, those of p.grad.numpy() for one, would dangle.
+        # DDP forms its buckets anew before the second step, unless it looks for unused parameters. They move when
+        # nobody has seen a gradient in them yet: pointers into their old memory, those of p.grad.numpy() for one, would
+        # dangle.
         stay = self.find_unused_parameters and not getattr(self, "static_graph", False)
         self._averaging = _Averaging(self.process_group, 1 if stay else 2)
         self.register_comm_hook(self._averaging, _average)

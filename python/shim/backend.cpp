@@ -100,8 +100,8 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
   return call(OpType::ALLREDUCE, "maniple:all_reduce", bytes_of(memory), options.timeout, std::move(operation));
 }
 
-// Every rank gets the elements of all and adds them in the order of ranks. How many each has must be known before memory can be had for
-// them: the call itself meets the other ranks for that, and what it returns is under way.
+// Every rank gets the elements of all and adds them in the order of ranks. How many each has must be known before
+// memory can be had for them: the call itself meets the other ranks for that, and what it returns is under way.
 WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
   const c10d::ReduceOp::RedOpType kind = options.reduceOp.op_;
   if (kind != c10d::ReduceOp::SUM && !(kind == c10d::ReduceOp::AVG && at::isFloatingType(tensor.scalar_type())))

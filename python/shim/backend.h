@@ -1,7 +1,8 @@
 // The backend "maniple" of torch.distributed.
 //
-// Since PyTorch 2.0 a backend derives from c10d::Backend, before it was c10d::ProcessGroup; the operations are the same. Methods that only some
-// versions have are not marked `override`: they override where there is something to override.
+// Since PyTorch 2.0 a backend derives from c10d::Backend, before it was c10d::ProcessGroup; the operations are the
+// same. Methods that only some versions have are not marked `override`: they override where there is something to
+// override.
 #pragma once
 
 #include <atomic>
@@ -101,8 +102,8 @@ class Backend : public Base {
   /// What Python shows as `options`: a time limit that is set there counts, too.
   virtual OptionsPointer getBackendOptions() { return options_; }
   virtual bool supportsSplitting() const { return Splits<Base>; }
-  /// A group of some of this one's ranks, which alone have a part in it; null on the others. PyTorch calls this for each type of device,
-  /// and gets the same group.
+  /// A group of some of this one's ranks, which alone have a part in it; null on the others. PyTorch calls this for
+  /// each type of device, and gets the same group.
   virtual BasePointer split(const StorePointer& store, const std::vector<int>& ranks, const OptionsPointer& options);
   /// A group that meets in a store: this one's ranks are among its ranks.
   virtual BasePointer merge(const StorePointer& store, const OptionsPointer& options, const int& rank, const int& size);
@@ -112,8 +113,9 @@ class Backend : public Base {
   virtual bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // -1 is the CPU
   /// Registered memory. Collective.
   virtual at::Tensor allocateTensor(long size, at::TensorOptions options);
-  /// Moves a contiguous tensor that has its storage for itself, and whoever shares that storage, to registered memory. Collective: it
-  /// allocates the memory in any case, and returns false where the tensor is not of that kind. Pointers into the old memory dangle.
+  /// Moves a contiguous tensor that has its storage for itself, and whoever shares that storage, to registered memory.
+  /// Collective: it allocates the memory in any case, and returns false where the tensor is not of that kind. Pointers
+  /// into the old memory dangle.
   bool move_to_registered(const at::Tensor& tensor);
   /// An average over the ranks, in place, in this thread: nothing is handed to another.
   void average_here(const at::Tensor& tensor);

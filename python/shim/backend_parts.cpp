@@ -1,5 +1,5 @@
-// The backend's operations that give each rank a part of something: gather, scatter, reduce_scatter, all_to_all. Then barriers, messages,
-// coalesced calls, registered memory.
+// The backend's operations that give each rank a part of something: gather, scatter, reduce_scatter, all_to_all. Then
+// barriers, messages, coalesced calls, registered memory.
 #include <algorithm>
 #include <cstring>
 
@@ -254,7 +254,8 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   const int gpu = require_served("allocate", options.device());
   check(maniple_allocate(engine_->group, static_cast<std::size_t>(size) * c10::elementSize(type),
                          gpu < 0 ? MANIPLE_CPU : MANIPLE_CUDA, std::max(gpu, 0), &call, &memory));
-  // Memory of a GPU is freed when the GPU is idle, and never in a thread that the GPU may be waiting for: the group sees to that.
+  // Memory of a GPU is freed when the GPU is idle, and never in a thread that the GPU may be waiting for: the group
+  // sees to that.
   const auto release = [memory](void*) { maniple_memory_free(memory); };
   return at::from_blob(maniple_memory_data(memory), {size}, release, options);
 }

@@ -10,7 +10,8 @@
 
 namespace maniple_torch {
 
-// Operations up to this many bytes are deferred (work.h): with larger ones, a change of threads costs nothing that counts.
+// Operations up to this many bytes are deferred (work.h): with larger ones, a change of threads costs nothing that
+// counts.
 inline constexpr std::size_t kDeferredBytes = std::size_t{256} << 10;
 
 inline std::size_t bytes_of(const Memory& memory) { return memory.flat.defined() ? memory.flat.nbytes() : 0; }

@@ -18,8 +18,8 @@ using c10::cuda::CUDAStream;
 
 c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
-/// For copies that belong to an operation, and for callbacks of futures. Another one each time, as far as PyTorch has them: what is enqueued
-/// there waits for an operation, and must not hold up the next.
+/// For copies that belong to an operation, and for callbacks of futures. Another one each time, as far as PyTorch has
+/// them: what is enqueued there waits for an operation, and must not hold up the next.
 CUDAStream side_stream(at::Device device) { return c10::cuda::getStreamFromPool(true, device.index()); }
 
 class GpuWork : public c10d::Work {
@@ -64,7 +64,8 @@ class GpuWork : public c10d::Work {
   int sourceRank() const override { return maniple_work_source(handle_); }
   std::vector<at::Tensor> result() override { return outputs_; }
 
-  /// Complete from the beginning, with the events of a stream that comes after the operation: so it is for those who use its value.
+  /// Complete from the beginning, with the events of a stream that comes after the operation: so it is for those who
+  /// use its value.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const std::lock_guard lock(future_mutex_);
     if (future_) return future_;

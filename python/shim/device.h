@@ -1,7 +1,9 @@
-// Operations on tensors of a GPU. They are enqueued when they are called: after what the current stream holds, on a stream of the group's own.
-// Work.wait() makes the current stream wait for them, and the host goes on, as with PyTorch's NCCL.
+// Operations on tensors of a GPU. They are enqueued when they are called: after what the current stream holds, on a
+// stream of the group's own. Work.wait() makes the current stream wait for them, and the host goes on, as with
+// PyTorch's NCCL.
 //
-// The only file behind which PyTorch's CUDA is seen. Where PyTorch has none (MANIPLE_TORCH_CUDA is not defined), there are no such tensors.
+// The only file behind which PyTorch's CUDA is seen. Where PyTorch has none (MANIPLE_TORCH_CUDA is not defined), there
+// are no such tensors.
 #pragma once
 
 #include <memory>

@@ -39,7 +39,8 @@ Element element_of(at::ScalarType type) {
   }
 }
 
-/// Whether a reduction sees the values themselves: not those of unsigned, 8-bit floating-point and other types that only travel.
+/// Whether a reduction sees the values themselves: not those of unsigned, 8-bit floating-point and other types that
+/// only travel.
 bool is_number(at::ScalarType type) {
   return element_of(type).parts == 1 &&
          (type == at::kChar || type == at::kShort || type == at::kInt || type == at::kLong || type == at::kByte ||

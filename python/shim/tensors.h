@@ -11,7 +11,8 @@
 
 namespace maniple_torch {
 
-/// A tensor, or several one after the other, as one contiguous piece of memory: the tensors' own where that is possible, otherwise a copy.
+/// A tensor, or several one after the other, as one contiguous piece of memory: the tensors' own where that is
+/// possible, otherwise a copy.
 struct Memory {
   at::Tensor flat;                  ///< contiguous
   std::vector<at::Tensor> tensors;  ///< whose values it stands for; empty: nobody's

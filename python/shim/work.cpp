@@ -18,7 +18,7 @@ namespace {
 using Future = c10::ivalue::Future;
 using namespace std::chrono_literals;
 
-// ---- The timer that starts what nobody waits for -------------------------------------------------------------------------------------
+// ---- The timer that starts what nobody waits for --------------------------------------------------------------------
 
 class StartTimer {
  public:
@@ -58,7 +58,8 @@ class StartTimer {
       for (const auto& engine : engines()) {
         std::unique_lock order(engine->order, std::try_to_lock);
         if (!order) {
-          // Somebody starts an operation: look again. If one is run, nothing is deferred, and this thread must not disturb it.
+          // Somebody starts an operation: look again. If one is run, nothing is deferred, and this thread must not
+          // disturb it.
           if (!engine->runs_here.load()) arm();
           continue;
         }
@@ -73,10 +74,10 @@ class StartTimer {
   bool running_ = false;
 };
 
-// ---- Threads that complete futures ---------------------------------------------------------------------------------------------------
+// ---- Threads that complete futures ----------------------------------------------------------------------------------
 
-// A callback of a future may wait for another operation of the group (PowerSGD does), so it runs neither in the group's thread nor behind
-// another callback: there is always a thread that is free.
+// A callback of a future may wait for another operation of the group (PowerSGD does), so it runs neither in the group's
+// thread nor behind another callback: there is always a thread that is free.
 class CallbackThreads {
  public:
   static CallbackThreads& instance() {
@@ -187,7 +188,8 @@ void OperationWork::start() {
   start_locked();
 }
 
-/// Runs it in this thread if it is deferred and was called by this thread. False if a signal's handler raised an exception.
+/// Runs it in this thread if it is deferred and was called by this thread. False if a signal's handler raised an
+/// exception.
 bool OperationWork::run_here() {
   if (!is_deferred() || std::this_thread::get_id() != caller_) return true;
   const std::lock_guard lock(engine_->order);
@@ -302,7 +304,7 @@ void leave_all() {
   for (const auto& engine : StartTimer::instance().engines()) leave(*engine);
 }
 
-// ---- Several as one ------------------------------------------------------------------------------------------------------------------
+// ---- Several as one -------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -335,7 +337,8 @@ class CombinedWork : public c10d::Work {
     const std::vector<at::Tensor> results = result();
     for (const at::Tensor& tensor : results) {
       if (tensor.is_cpu()) continue;
-      // On a GPU nobody waits on the host: the current stream comes after all of them, and the future is complete there.
+      // On a GPU nobody waits on the host: the current stream comes after all of them, and the future is complete
+      // there.
       for (const auto& work : works_) work->wait();
       future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()),
                                             std::vector<at::Device>{tensor.device()});

@@ -1,9 +1,10 @@
 // The c10d::Work of an operation, and when an operation starts.
 //
-// torch.distributed calls a backend and then waits for the Work, and the backend is not told whether that wait follows at once. Handing each
-// operation to another thread costs two changes of threads, more than a small one takes by itself. So a small operation is *deferred*: whoever called it
-// runs it in wait(), in its own thread, if that comes within microseconds. Otherwise it is started in the group's thread: by a timer, by the
-// next operation of the group, or by a question for its future or its state. The order of operations is that of the calls in any case.
+// torch.distributed calls a backend and then waits for the Work, and the backend is not told whether that wait follows
+// at once. Handing each operation to another thread costs two changes of threads, more than a small one takes by
+// itself. So a small operation is *deferred*: whoever called it runs it in wait(), in its own thread, if that comes
+// within microseconds. Otherwise it is started in the group's thread: by a timer, by the next operation of the group,
+// or by a question for its future or its state. The order of operations is that of the calls in any case.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,8 @@ namespace maniple_torch {
 
 class OperationWork;
 
-/// A group of Maniple, and the order in which its operations start. Shared by the backend, which owns the group, and its operations.
+/// A group of Maniple, and the order in which its operations start. Shared by the backend, which owns the group, and
+/// its operations.
 struct Engine {
   std::mutex order;                              ///< held by whoever starts a collective, or runs one in its own thread
   std::atomic<bool> runs_here{false};            ///< `order` is held by a thread that runs a collective by itself
@@ -80,8 +82,8 @@ c10::optional<std::vector<at::Tensor>> profiled_inputs(const Operation& operatio
 
 // Python's handlers of signals only note them; whoever waits for long lets them run.
 
-/// As the question of a maniple_call, whose context is a bool: runs handlers. 1, and true in the bool, if one raised an exception, which is
-/// Python's current error then. Only ever so in the main thread.
+/// As the question of a maniple_call, whose context is a bool: runs handlers. 1, and true in the bool, if one raised an
+/// exception, which is Python's current error then. Only ever so in the main thread.
 int interrupted_by_signal(void* context);
 /// Throws Python's current error.
 [[noreturn]] void throw_python_error();
@@ -94,7 +96,8 @@ void watch(const std::shared_ptr<Engine>& engine);
 void flush(Engine& engine);
 /// Takes the group away from the engine and leaves it. What is under way fails.
 void leave(Engine& engine);
-/// The same of all groups, when the interpreter ends: what follows destroys things that their threads use (OpenSSL's, for one).
+/// The same of all groups, when the interpreter ends: what follows destroys things that their threads use (OpenSSL's,
+/// for one).
 void leave_all();
 
 /// Several works as one, for coalesced calls.

@@ -56,8 +56,8 @@ std::vector<NodeShape> planned_nodes(const LaunchOptions& options);
 /// before anything is started.
 int launch(const LaunchOptions& options);
 
-/// What the coordinator of --hosts starts on another host: reads the secret from standard input, connects to `coordinator`
-/// ("address:port") and carries out its messages. `share_gpu`: it starts an MPS daemon first.
+/// What the coordinator of --hosts starts on another host: reads the secret from standard input, connects to
+/// `coordinator` ("address:port") and carries out its messages. `share_gpu`: it starts an MPS daemon first.
 int serve_as_agent(const std::string& coordinator, int node_rank, bool share_gpu);
 
 }  // namespace maniple::launch

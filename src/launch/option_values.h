@@ -1,5 +1,6 @@
 // The values of the launcher's options, as people write them: hosts, addresses, assignments, numbers. Pure; everything
-// here throws InvalidArgument in one line that names the option (`option`: as it was typed), what it holds and what was expected.
+// here throws InvalidArgument in one line that names the option (`option`: as it was typed), what it holds and what was
+// expected.
 #pragma once
 
 #include <cstdint>

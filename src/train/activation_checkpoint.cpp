@@ -1,8 +1,9 @@
-// How it works. The first call runs with a graph, on inputs that are cut off from the graph outside. The edges by which that graph
-// leaves the function, to parameters and to what was captured, become the next edges of one node of ours, and the graph is dropped
-// with all its activations. In backward the node calls the function again, diverts the same edges of the new graph to nodes that
-// collect what arrives there, runs autograd on it, and hands what was collected to its own next edges. So gradients reach
-// parameters through the outer graph alone: hooks run once, and the inner run touches nothing outside.
+// How it works. The first call runs with a graph, on inputs that are cut off from the graph outside. The edges by which
+// that graph leaves the function, to parameters and to what was captured, become the next edges of one node of ours,
+// and the graph is dropped with all its activations. In backward the node calls the function again, diverts the same
+// edges of the new graph to nodes that collect what arrives there, runs autograd on it, and hands what was collected to
+// its own next edges. So gradients reach parameters through the outer graph alone: hooks run once, and the inner run
+// touches nothing outside.
 #include <maniple/train/activation_checkpoint.h>
 
 #include <ATen/SequenceNumber.h>
@@ -34,8 +35,8 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using EdgeIndex = std::unordered_map<Edge, std::size_t>;
 
-/// The nodes of autograd's graph that the calling thread makes from its construction on. Those that add gradients to leaves
-/// do not count: they belong to the leaf.
+/// The nodes of autograd's graph that the calling thread makes from its construction on. Those that add gradients to
+/// leaves do not count: they belong to the leaf.
 class NewNodes {
  public:
   bool contain(const Node& node) const {
@@ -48,7 +49,8 @@ class NewNodes {
   std::uint64_t begin_ = at::sequence_number::peek();
 };
 
-/// Calls `visit` for each edge, of the roots and of all nodes behind them, that leads out of the new nodes. It may change it.
+/// Calls `visit` for each edge, of the roots and of all nodes behind them, that leads out of the new nodes. It may
+/// change it.
 template <class Visit>
 void visit_leaving_edges(edge_list& roots, const NewNodes& inside, const Visit& visit) {
   std::vector<Node*> open;
@@ -83,7 +85,7 @@ struct Collector final : Node {
   torch::Tensor gradient;
 };
 
-// ---- What has to be as it was in the first call -----------------------------------------------------------------------
+// ---- What has to be as it was in the first call ---------------------------------------------------------------------
 
 class RandomStates {
  public:
@@ -156,8 +158,8 @@ struct AutocastSettings {
   }
 };
 
-/// Sets autocast, but no cache of cast weights: a cast that is shared between the function and what is outside of it would be a
-/// different way out of the graph in each of the two calls.
+/// Sets autocast, but no cache of cast weights: a cast that is shared between the function and what is outside of it
+/// would be a different way out of the graph in each of the two calls.
 class AutocastGuard {
  public:
   explicit AutocastGuard(const AutocastSettings& settings) {
@@ -172,7 +174,7 @@ class AutocastGuard {
   AutocastSettings before_;
 };
 
-// ---- The node -----------------------------------------------------------------------------------------------------------
+// ---- The node -------------------------------------------------------------------------------------------------------
 
 /// The inputs, cut off from the graph, and where their gradients come out.
 struct CutInputs {

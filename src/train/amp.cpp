@@ -1,7 +1,7 @@
 // Mixed precision: autocast for a region, and the scale of a loss.
 //
-// On the CPU gradients are divided and looked at by a loop of our own, which reads them once (LibTorch has none there before 2.3); on
-// other devices by LibTorch's kernels for lists of tensors.
+// On the CPU gradients are divided and looked at by a loop of our own, which reads them once (LibTorch has none there
+// before 2.3); on other devices by LibTorch's kernels for lists of tensors.
 #include <maniple/train/amp.h>
 
 #include <ATen/Parallel.h>
@@ -23,7 +23,7 @@
 
 namespace maniple {
 
-// ---- Autocast -----------------------------------------------------------------------------------------------------------
+// ---- Autocast -------------------------------------------------------------------------------------------------------
 
 Autocast::Autocast(torch::DeviceType device, const AutocastOptions& options)
     : device_(device), enabled_before_(false), cache_before_(at::autocast::is_autocast_cache_enabled()) {
@@ -49,7 +49,7 @@ Autocast::~Autocast() {
   at::autocast::set_autocast_cache_enabled(cache_before_);
 }
 
-// ---- Gradients ----------------------------------------------------------------------------------------------------------
+// ---- Gradients ------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -100,7 +100,7 @@ void require_gradient(const torch::Tensor& gradient, std::size_t index) {
 
 }  // namespace
 
-// ---- GradScaler ---------------------------------------------------------------------------------------------------------
+// ---- GradScaler -----------------------------------------------------------------------------------------------------
 
 struct GradScaler::Impl {
   enum class Stage { unscaled, stepped };

@@ -40,7 +40,7 @@ std::vector<Gradient> gradients_of(const std::vector<torch::Tensor>& parameters,
 
 bool is_finite(const torch::Tensor& one) { return std::isfinite(one.item<double>()); }
 
-// ---- A few kernels for many tensors of a GPU, where LibTorch has them ----------------------------------------------------
+// ---- A few kernels for many tensors of a GPU, where LibTorch has them -----------------------------------------------
 //
 // All tensors of a list have the same device and dtype. On the CPU these would be the same loops.
 
@@ -97,7 +97,8 @@ std::vector<torch::Tensor> tensors_at(const std::vector<Gradient>& gradients, co
   return tensors;
 }
 
-/// Where norms are added up. Ranks whose gradients are on GPUs communicate there, so one that has none at all has to as well.
+/// Where norms are added up. Ranks whose gradients are on GPUs communicate there, so one that has none at all has to as
+/// well.
 torch::Device device_for(const std::vector<Gradient>& gradients, const std::vector<torch::Tensor>& parameters,
                          const std::shared_ptr<ProcessGroup>& group) {
   if (!gradients.empty()) return gradients.front().tensor.device();
@@ -106,7 +107,7 @@ torch::Device device_for(const std::vector<Gradient>& gradients, const std::vect
   return torch::kCPU;
 }
 
-// ---- Norms of gradients that ranks divide ------------------------------------------------------------------------------
+// ---- Norms of gradients that ranks divide ---------------------------------------------------------------------------
 
 using Groups = std::vector<std::shared_ptr<ProcessGroup>>;
 
@@ -131,8 +132,8 @@ struct Division {
   }
 };
 
-/// `given`: the caller's group, for parameters without a layout. Where it has the ranks of a layout's group it replaces that group: a rank
-/// without parameters knows no other.
+/// `given`: the caller's group, for parameters without a layout. Where it has the ranks of a layout's group it replaces
+/// that group: a rank without parameters knows no other.
 Division division_of(const std::vector<torch::Tensor>& parameters, const std::shared_ptr<ProcessGroup>& given) {
   Division division;
   division.share_of({});
@@ -163,8 +164,8 @@ Division division_of(const std::vector<torch::Tensor>& parameters, const std::sh
   return division;
 }
 
-/// The norm of all shares together. A group's ranks need not have the same groups inside it, so the innermost are added up first. In float64:
-/// ranks may have different dtypes, and powers of norms are large.
+/// The norm of all shares together. A group's ranks need not have the same groups inside it, so the innermost are added
+/// up first. In float64: ranks may have different dtypes, and powers of norms are large.
 torch::Tensor norm_over_ranks(std::vector<Share> shares, double p, torch::ScalarType wide, torch::Device device) {
   const auto options = torch::TensorOptions().device(device);
   const bool largest = std::isinf(p);

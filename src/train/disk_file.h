@@ -1,8 +1,8 @@
-// Files of datasets, weights and checkpoints: RegularFile is read at given places, from any thread; DurableFile is on the
-// disk when it has its name.
+// Files of datasets, weights and checkpoints: RegularFile is read at given places, from any thread; DurableFile is on
+// the disk when it has its name.
 //
-// Not mapped into memory: a file that becomes shorter under a mapping ends the process with SIGBUS, here it is an error that
-// says so.
+// Not mapped into memory: a file that becomes shorter under a mapping ends the process with SIGBUS, here it is an error
+// that says so.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class RegularFile {
   std::size_t size() const noexcept { return size_; }  ///< when it was opened
   int descriptor() const noexcept { return fd_.get(); }
 
-  /// Fills `to` with `count` bytes from `offset` on. Throws InvalidArgument if the file ends before, SystemError if it cannot be
-  /// read.
+  /// Fills `to` with `count` bytes from `offset` on. Throws InvalidArgument if the file ends before, SystemError if it
+  /// cannot be read.
   void read(std::size_t offset, void* to, std::size_t count) const;
 
  private:

@@ -54,7 +54,7 @@ struct Part {
 
 }  // namespace
 
-// ---- A row -------------------------------------------------------------------------------------------------------------
+// ---- A row ----------------------------------------------------------------------------------------------------------
 
 const Metric* MetricRow::find(std::string_view name) const noexcept {
   const auto found =
@@ -83,7 +83,7 @@ std::string MetricRow::text(int digits) const {
   return text;
 }
 
-// ---- Adding ------------------------------------------------------------------------------------------------------------
+// ---- Adding ---------------------------------------------------------------------------------------------------------
 
 Metrics::Entry& Metrics::entry(const std::string& name, MetricKind kind) {
   MANIPLE_REQUIRE(!name.empty() && name.find('\0') == std::string::npos,
@@ -155,7 +155,7 @@ torch::Tensor accuracy(const torch::Tensor& scores, const torch::Tensor& target,
   return hits(scores, target, top_k).to(torch::kFloat64).mean();
 }
 
-// ---- Reading -----------------------------------------------------------------------------------------------------------
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 // One wait for each device, however many there are on it.
 std::vector<double> Metrics::values() const {

@@ -19,8 +19,9 @@ struct ProgressState {
   bool must_fit = true;     ///< false: the note and the label are never cut, and no part is left out
 };
 
-/// "epoch 1 [#####.....]  50 % 5/10  2210 samples/s  14 s left  loss 0.081". Where there is too little room the bar shrinks and
-/// goes first, then the memory, the throughput, then the count, and what is still too long is cut, with a "~".
+/// "epoch 1 [#####.....]  50 % 5/10  2210 samples/s  14 s left  loss 0.081". Where there is too little room the bar
+/// shrinks and goes first, then the memory, the throughput, then the count, and what is still too long is cut, with a
+/// "~".
 std::string progress_line(const ProgressState& state);
 
 /// "GPU 3.1 of 4.0 GiB": what tensors took at most, of what was reserved for them; empty where nothing was.

@@ -16,7 +16,7 @@
 
 namespace maniple {
 
-// ---- GracefulStop ----------------------------------------------------------------------------------------------------
+// ---- GracefulStop ---------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -113,7 +113,7 @@ bool GracefulStop::requested_anywhere(const std::shared_ptr<ProcessGroup>& group
   return agreed_;
 }
 
-// ---- EarlyStopping ---------------------------------------------------------------------------------------------------
+// ---- EarlyStopping --------------------------------------------------------------------------------------------------
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)), best_(std::numeric_limits<double>::quiet_NaN()) {

@@ -16,12 +16,13 @@ std::vector<torch::Tensor> distinct(const std::vector<torch::Tensor>& tensors);
 int shared_ranks(const ProcessGroup& a, const ProcessGroup& b);
 bool same_ranks(const ProcessGroup& a, const ProcessGroup& b);
 
-/// The groups that divide any of the parameters, innermost first: all ranks of a group reach it in the same order. `given` (may be null) is one
-/// more; it replaces a group of the same ranks.
+/// The groups that divide any of the parameters, innermost first: all ranks of a group reach it in the same order.
+/// `given` (may be null) is one more; it replaces a group of the same ranks.
 std::vector<std::shared_ptr<ProcessGroup>> dividing_groups(const std::vector<torch::Tensor>& parameters,
                                                            const std::shared_ptr<ProcessGroup>& given);
 
-/// Throws InvalidArgument unless all ranks of the group hold the same elements of the parameter, outside of fully_shard.
+/// Throws InvalidArgument unless all ranks of the group hold the same elements of the parameter, outside of
+/// fully_shard.
 void require_replicated_over(const ProcessGroup& group, const std::string& name, const torch::Tensor& parameter,
                              const char* function, const char* remedy);
 

@@ -201,7 +201,8 @@ def main():
     untyped.untyped = True
     torch_save({"numbers": Tensor(untyped, (2,), (2,), 1, Dtype("int32"))}, "untyped.pt")
 
-    safetensors_save({"h.0.c_attn.weight": ("F32", [2, 6], [float(i) for i in range(12)]),  # Conv1D: input features first
+    # Conv1D: input features first.
+    safetensors_save({"h.0.c_attn.weight": ("F32", [2, 6], [float(i) for i in range(12)]),
                       "h.0.c_attn.bias": ("F32", [6], [0.5 * i for i in range(6)]),
                       "wte.weight": ("BF16", [3, 2], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
                       "h.0.mask": ("BOOL", [3], [True, False, True])}, "gpt2.safetensors")

@@ -35,7 +35,8 @@ void run_with_late_rank(Rank& r, int late, const std::function<void()>& call) {
   r.phase("all others have given up");
   if (r.rank == late) {
     const Caught caught = catch_error(call);
-    // Messages that the others sent before they gave up have arrived, so over a network this call may find all it needs.
+    // Messages that the others sent before they gave up have arrived, so over a network this call may find all it
+    // needs.
     if (r.world->transport() != "tcp") {
       EXPECT_TRUE(caught.any);
     }

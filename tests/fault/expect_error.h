@@ -83,8 +83,8 @@ inline bool names_call(const std::string& text, const std::string& op, const Ran
 inline void expect_aborted_from_now_on(Rank& r) {
   int value = 0;
   Caught later = catch_error([&] { r.world->all_reduce(buffer_of(value)); });
-  // Over a network a call may find all it needs in messages that were sent before the others heard of the failure; the next
-  // one cannot.
+  // Over a network a call may find all it needs in messages that were sent before the others heard of the failure; the
+  // next one cannot.
   if (!later.any && r.world->transport().find("tcp") != std::string_view::npos) {
     later = catch_error([&] { r.world->all_reduce(buffer_of(value)); });
   }

@@ -1,4 +1,5 @@
-// Fault 19: few file descriptors. The soft limit is raised as far as it may be; if that is not enough, an error says so.
+// Fault 19: few file descriptors. The soft limit is raised as far as it may be; if that is not enough, an error says
+// so.
 #include <dirent.h>
 #include <sys/resource.h>
 
@@ -54,7 +55,8 @@ TEST_P(FdLimit, ASoftLimitReachedInInitIsRaised) {
   }
 }
 
-// Whichever descriptor is the first over the soft limit: of a group, a connection, its acceptance, its second use, memory.
+// Whichever descriptor is the first over the soft limit: of a group, a connection, its acceptance, its second use,
+// memory.
 TEST_P(FdLimit, ASoftLimitReachedAnywhereIsRaised) {
   run_ranks({.n = 4, .as = As::processes, .transport = GetParam(), .init = false}, [](Rank& r) {
     r.init();
@@ -112,7 +114,8 @@ TEST(FdLimitOfFiles, ARankThatReachedItKnowsItsHost) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-// The others wait for it: they get an error, long before their deadline. (By TCP it may also be that a connection is not accepted.)
+// The others wait for it: they get an error, long before their deadline. (By TCP it may also be that a connection is
+// not accepted.)
 TEST(FdLimitOfGroups, OneThatARankCannotMakeFailsOnAll) {
   for (const int spare : {0, 1, 2, 3, 5}) {  // the lack of one more shows in other places
     run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm}, [&](Rank& r) {

@@ -98,7 +98,7 @@ TEST_P(Fork, ChildMayDropItsCopyOfTheGroup) {
   });
 }
 
-// ---- What a child does that its parent must not notice ---------------------------------------------------------------
+// ---- What a child does that its parent must not notice --------------------------------------------------------------
 
 constexpr std::size_t kNumbers = 100000;
 

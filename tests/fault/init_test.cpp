@@ -82,8 +82,8 @@ TEST(InitFault, MissingRankZeroIsNamedByTcp) {
   EXPECT_GE(caught.info.waited_s, 0.4) << caught;
 }
 
-// Ranks that try again and again meet, whatever the number of their tries: rank 2 comes when the others have tried often, each at
-// its own pace.
+// Ranks that try again and again meet, whatever the number of their tries: rank 2 comes when the others have tried
+// often, each at its own pace.
 void join_after_other_tries(Rank& r, bool with_rank = true) {
   InitOptions options = r.init_options();
   if (!with_rank) options.rank = -1;

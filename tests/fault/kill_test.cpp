@@ -183,8 +183,8 @@ TEST_P(Kill, WhileOthersReceiveFromIt) {
   });
 }
 
-// The leader of the failure detector is held up: the others see that the connections of the dead rank are closed long before it tells
-// them why.
+// The leader of the failure detector is held up: the others see that the connections of the dead rank are closed long
+// before it tells them why.
 TEST(KillOverTcp, WhileTheLeaderIsHeldUp) {
   constexpr int kVictim = 1;
   RunOptions run{.n = 4, .as = As::processes, .transport = TransportKind::tcp};

@@ -1,5 +1,5 @@
-// A knob that holds what it may not hold: the rank that has it says so at once, before it meets anyone; the others say who is
-// missing.
+// A knob that holds what it may not hold: the rank that has it says so at once, before it meets anyone; the others say
+// who is missing.
 #include <sys/socket.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// Fault 32: a rank that comes late is not lost, whatever the others wait in, and whether it is their first operation or not. The
-// network must not give up on it meanwhile, and no call may succeed that did not.
+// Fault 32: a rank that comes late is not lost, whatever the others wait in, and whether it is their first operation or
+// not. The network must not give up on it meanwhile, and no call may succeed that did not.
 #include <functional>
 #include <thread>
 

@@ -41,8 +41,8 @@ RunOptions options(int ranks) {
   return run;
 }
 
-// Connections that MPI has begun to open are not open yet when the ranks end; with more ranks than cores some of them end
-// before others have polled theirs. (MPICH's MPI_Finalize hung then.)
+// Connections that MPI has begun to open are not open yet when the ranks end; with more ranks than cores some of them
+// end before others have polled theirs. (MPICH's MPI_Finalize hung then.)
 TEST(PluginEnd, SoonAfterInit) {
   RunOptions run = options(5);
   run.env = {{"UCX_TLS", "^cma"}};  // what MPICH uses between hosts
@@ -81,8 +81,8 @@ void await_end_of(pid_t pid) {
   while (::kill(pid, 0) == 0 && !limit.expired()) std::this_thread::yield();
 }
 
-// Rank 0 has given up waiting, after it had taken part in both barriers: rank 1, which comes later, finds it in both and in
-// MPI_Finalize no more.
+// Rank 0 has given up waiting, after it had taken part in both barriers: rank 1, which comes later, finds it in both
+// and in MPI_Finalize no more.
 TEST(PluginEnd, ARankThatGaveUpAtTheEndIsNotAwaitedInFinalize) {
   RunOptions run = options(2);
   run.expect_dead = {0};

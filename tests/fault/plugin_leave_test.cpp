@@ -1,5 +1,5 @@
-// A rank leaves its group while others still wait for something of it: they get an error at once, with every backend, and receive
-// all that it sent before.
+// A rank leaves its group while others still wait for something of it: they get an error at once, with every backend,
+// and receive all that it sent before.
 #include <sys/wait.h>
 #include <unistd.h>
 

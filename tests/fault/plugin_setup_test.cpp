@@ -1,8 +1,8 @@
-// A rank is lost, or late, while MPI makes the communicator of a sub-group: a call that blocks inside MPI. The others get their
-// errors nevertheless, and end.
+// A rank is lost, or late, while MPI makes the communicator of a sub-group: a call that blocks inside MPI. The others
+// get their errors nevertheless, and end.
 //
-// MPI's libraries let a program put a function of its own before theirs and call theirs by another name (PMPI_...): so the fault
-// happens at the one moment that is meant.
+// MPI's libraries let a program put a function of its own before theirs and call theirs by another name (PMPI_...): so
+// the fault happens at the one moment that is meant.
 #include <dlfcn.h>
 
 #include <csignal>

@@ -200,7 +200,8 @@ TEST(RelayedRank, ADialThatIsLedToAnotherRankIsRefused) {
 
 // ---- Launchers ---------------------------------------------------------------------------------------------------
 
-/// A coordinator that sends one message to a node, over a relay, until the node has it or either has given the other up.
+/// A coordinator that sends one message to a node, over a relay, until the node has it or either has given the other
+/// up.
 struct Order {
   std::vector<launch::AgentMessage> received;
   std::string lost_by_node;

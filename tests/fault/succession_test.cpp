@@ -1,5 +1,5 @@
-// Fault 33 and its kin: the failure detector survives its leaders. Rank 0 is the first of them; when it leaves, is killed
-// or is stopped, the next one leads, and later faults are noticed as before.
+// Fault 33 and its kin: the failure detector survives its leaders. Rank 0 is the first of them; when it leaves, is
+// killed or is stopped, the next one leads, and later faults are noticed as before.
 #include <algorithm>
 #include <csignal>
 #include <numeric>
@@ -46,8 +46,8 @@ void go(Rank& r, Way way, std::vector<std::shared_ptr<ProcessGroup>>& groups) {
   r.world.reset();
 }
 
-// Those that remain use the group of all before the step, which fails and names one of those that went, and then the group
-// of those that remain, which does not.
+// Those that remain use the group of all before the step, which fails and names one of those that went, and then the
+// group of those that remain, which does not.
 void run_steps(TransportKind transport, int n, const std::vector<Step>& steps) {
   RunOptions run;
   run.n = n;
@@ -146,8 +146,8 @@ TEST_P(Succession, InAnyOrder) {
   }
 }
 
-// All leave at the end, each when it is ready: nobody takes a rank that has left for one that is lost, and what was sent
-// before is received.
+// All leave at the end, each when it is ready: nobody takes a rank that has left for one that is lost, and what was
+// sent before is received.
 TEST_P(Succession, AllLeaveInAnyOrder) {
   for (int repetition = 0; repetition < 6; ++repetition) {
     run_ranks({.n = 5, .as = As::processes, .transport = GetParam()}, [&](Rank& r) {

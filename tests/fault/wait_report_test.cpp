@@ -1,4 +1,5 @@
-// A rank that lives but does not come to an operation: after a while it is said who waits for whom, and then ever more rarely.
+// A rank that lives but does not come to an operation: after a while it is said who waits for whom, and then ever more
+// rarely.
 #include <chrono>
 #include <thread>
 

@@ -47,7 +47,8 @@ std::string idx_text(std::initializer_list<char> shape, std::string_view element
 
 void idx(std::string_view bytes) {
   const auto plain = parsed(bytes);
-  // Random bytes hardly ever pass gzip's checksum, so each input is also read from inside a right one: with the same result.
+  // Random bytes hardly ever pass gzip's checksum, so each input is also read from inside a right one: with the same
+  // result.
   const auto inside = parsed(gzipped(bytes));
   if (bytes.substr(0, 2) == "\x1f\x8b") return;  // gzip inside gzip is refused
   require(plain.has_value() == inside.has_value());

@@ -1,5 +1,5 @@
-// One fuzzer for each parser: MANIPLE_FUZZED is the name of its entry point, MANIPLE_FUZZED_SEEDS that of its seeds. The
-// seeds are written into the folder that the variable MANIPLE_FUZZ_SEEDS names; give it to the fuzzer as a corpus.
+// One fuzzer for each parser: MANIPLE_FUZZED is the name of its entry point, MANIPLE_FUZZED_SEEDS that of its seeds.
+// The seeds are written into the folder that the variable MANIPLE_FUZZ_SEEDS names; give it to the fuzzer as a corpus.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -11,7 +11,8 @@
 namespace maniple::fuzz {
 namespace {
 
-/// The input as a channel that gives at most `step` bytes at a time and then breaks: a ring, or a socket, which is read ahead.
+/// The input as a channel that gives at most `step` bytes at a time and then breaks: a ring, or a socket, which is read
+/// ahead.
 class Input final : public ByteSource {
  public:
   Input(std::string_view bytes, std::size_t step, bool network) : bytes_(bytes), step_(step), network_(network) {}

@@ -12,8 +12,8 @@ struct Failure {
   std::string text;
 };
 
-/// While it lives, `sink` gets every failed assertion and every skip of this process. It runs under GoogleTest's lock: it
-/// must not assert.
+/// While it lives, `sink` gets every failed assertion and every skip of this process. It runs under GoogleTest's lock:
+/// it must not assert.
 class FailureWatch {
  public:
   using Sink = std::function<void(const Failure& failure, bool skip)>;

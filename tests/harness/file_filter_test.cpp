@@ -1,4 +1,5 @@
-// MANIPLE_TEST_FILES: of a program of several files, the tests of some. This program has two, this one and harness_test.cpp.
+// MANIPLE_TEST_FILES: of a program of several files, the tests of some. This program has two, this one and
+// harness_test.cpp.
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>

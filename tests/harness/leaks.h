@@ -7,8 +7,8 @@
 
 namespace maniple::harness {
 
-/// Names what a library under the tests starts once for the whole process (threads, descriptors of a driver): called before the
-/// first count, so that it is there before and after. The result is for initialisers of static objects.
+/// Names what a library under the tests starts once for the whole process (threads, descriptors of a driver): called
+/// before the first count, so that it is there before and after. The result is for initialisers of static objects.
 bool call_before_first_count(void (*warm_up)());
 
 class ProcessResources {

@@ -17,9 +17,9 @@
 
 namespace {
 
-/// MANIPLE_TEST_FILES: several sources of tests are one program, and each is an entry of its own in ctest. Of the tests that the filter
-/// selects, only those in these files (names without folders, separated by blanks) will run. False, with a message on stderr, if one of
-/// the files holds no test of this program.
+/// MANIPLE_TEST_FILES: several sources of tests are one program, and each is an entry of its own in ctest. Of the tests
+/// that the filter selects, only those in these files (names without folders, separated by blanks) will run. False,
+/// with a message on stderr, if one of the files holds no test of this program.
 bool select_files(std::string_view names) {
   std::map<std::string, int, std::less<>> tests_in;
   std::istringstream in{std::string(names)};

@@ -82,9 +82,9 @@ std::vector<std::string> command(const MpiLaunch& launch) {
   add({"-n", std::to_string(launch.n), "env"});
   for (const auto& [name, value] : launch.env) words.push_back(name + "=" + value);
   if (!with_mpich()) add({"OMPI_MCA_orte_enable_recovery=1"});  // Open MPI 5 does not tell the ranks
-  // Whatever their options, MPICH's launcher kills the ranks of a host when one of them ends by a signal, and that of Open MPI 5
-  // when one ends with another status than 0. A shell in between turns the one into a status, and hides the other. (MPICH's
-  // launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
+  // Whatever their options, MPICH's launcher kills the ranks of a host when one of them ends by a signal, and that of
+  // Open MPI 5 when one ends with another status than 0. A shell in between turns the one into a status, and hides the
+  // other. (MPICH's launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
   add({"sh", "-c", with_mpich() ? "trap '' USR1; \"$@\"; exit $?" : "\"$@\"; exit 0", "sh"});
   words.insert(words.end(), launch.program.begin(), launch.program.end());
   return words;

@@ -1,7 +1,7 @@
 // Starting the ranks of a run by an mpirun, as the mpi backend needs it.
 //
-// They are then no children of ours and inherit no descriptors: each connects to a socket in the run's directory and sends
-// its rank. How one ended is known only by whether it reported that it had finished.
+// They are then no children of ours and inherit no descriptors: each connects to a socket in the run's directory and
+// sends its rank. How one ended is known only by whether it reported that it had finished.
 #pragma once
 
 #include <sys/types.h>

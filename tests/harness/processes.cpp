@@ -47,7 +47,8 @@ struct Child {
   std::string phase;
 };
 
-/// "groups_test in futex_do_wait, maniple-net in ep_poll": in the kernel; the place is 0 where this user may not know it.
+/// "groups_test in futex_do_wait, maniple-net in ep_poll": in the kernel; the place is 0 where this user may not know
+/// it.
 std::string where_threads_are(pid_t pid) {
   const std::string tasks = fmt::format("/proc/{}/task", pid);
   std::vector<std::string> places;

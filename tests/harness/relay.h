@@ -21,8 +21,8 @@ namespace maniple::harness {
 class Relay {
  public:
   enum Way { to_server, to_dialler };
-  /// What to pass on instead of `bytes`, which are those from `offset` on of what was sent on this connection in this direction.
-  /// Runs in the relay's thread.
+  /// What to pass on instead of `bytes`, which are those from `offset` on of what was sent on this connection in this
+  /// direction. Runs in the relay's thread.
   using Tamper = std::function<std::string(Way way, std::size_t offset, std::string bytes)>;
 
   Relay(const Address& server, Tamper tamper)

@@ -6,16 +6,16 @@
 //     EXPECT_EQ(one, 4);
 //   });
 //
-// The run owns the store, ports, temporary directories, namespaces and the deadline. The first rank that throws or fails an
-// assertion ends the run for all, and its text comes first. Afterwards nothing may be left: no process, no descriptor, no
-// thread, no file; a leak fails the test.
+// The run owns the store, ports, temporary directories, namespaces and the deadline. The first rank that throws or
+// fails an assertion ends the run for all, and its text comes first. Afterwards nothing may be left: no process, no
+// descriptor, no thread, no file; a leak fails the test.
 //
 // threads     ranks are threads of this process with a MemoryStore in common
-// processes   ranks are this program started again with a filter for the current test; the child runs the same test body,
-//             skips the calls of run_ranks before its own, runs the lambda as its rank and exits. So a test's body must reach
-//             its n-th call by itself in every process: use EXPECT (not ASSERT) between two calls.
-// netns       the same, with ranks spread over hosts that are network namespaces joined by a bridge; needs root, is skipped
-//             with a reason otherwise
+// processes   ranks are this program started again with a filter for the current test; the child runs the same test
+//             body, skips the calls of run_ranks before its own, runs the lambda as its rank and exits. So a test's
+//             body must reach its n-th call by itself in every process: use EXPECT (not ASSERT) between two calls.
+// netns       the same, with ranks spread over hosts that are network namespaces joined by a bridge; needs root, is
+//             skipped with a reason otherwise
 #pragma once
 
 #include <functional>

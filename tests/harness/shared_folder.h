@@ -1,7 +1,8 @@
 // A folder that several runs of one test share: made by the parent, passed to the ranks by a variable.
 //
 //   const SharedFolder shared;
-//   run_ranks({.n = 2, .as = As::processes, .env = shared.env()}, [](Rank&) { write(SharedFolder::here() + "/file"); });
+//   run_ranks({.n = 2, .as = As::processes, .env = shared.env()},
+//             [](Rank&) { write(SharedFolder::here() + "/file"); });
 #pragma once
 
 #include <cstdlib>

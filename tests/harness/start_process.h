@@ -10,8 +10,8 @@
 
 namespace maniple::harness {
 
-/// The child leads its own process group and inherits `channel` besides the standard descriptors. To be called from the main
-/// thread, because the child ends when the thread that started it ends.
+/// The child leads its own process group and inherits `channel` besides the standard descriptors. To be called from the
+/// main thread, because the child ends when the thread that started it ends.
 pid_t start_this_test_again(const std::vector<std::pair<std::string, std::string>>& env, int channel);
 
 /// This program and what makes it run the current test alone.

@@ -64,8 +64,8 @@ Traffic traffic() {
 class LinkLoad : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Hosts, LinkLoad, testing::Values(2, 4));
 
-// A host needs the others' part of the sum and must give away its own: 2 (H-1)/H of the buffer each way, however many ranks
-// it has.
+// A host needs the others' part of the sum and must give away its own: 2 (H-1)/H of the buffer each way, however many
+// ranks it has.
 TEST_P(LinkLoad, AllReduceSendsNoMoreThanItMust) {
   const int hosts = GetParam();
   run_ranks({.n = 2 * hosts, .as = As::netns, .hosts = hosts}, [hosts](Rank& r) {

@@ -66,8 +66,9 @@ TEST(Partition, SubGroupInsideAHostGoesOn) {
   });
 }
 
-// Fault 11: one host's packets to another vanish, the other way round they arrive, and rank 0 reaches both: no heartbeat stops. Whoever
-// waits for the other host notices, whichever of the two gives up the connection first and says so to the other.
+// Fault 11: one host's packets to another vanish, the other way round they arrive, and rank 0 reaches both: no
+// heartbeat stops. Whoever waits for the other host notices, whichever of the two gives up the connection first and
+// says so to the other.
 struct Half {
   const char* name;
   int from, to;      // their packets vanish
@@ -145,8 +146,8 @@ TEST(Partition, ALongTransferIsNoSilence) {
             });
 }
 
-// Who raises the limit, or has none, keeps what the network interrupts for less: at every layer, whether data is on its way or the
-// connections are idle.
+// Who raises the limit, or has none, keeps what the network interrupts for less: at every layer, whether data is on its
+// way or the connections are idle.
 class Tolerance : public testing::TestWithParam<const char*> {};
 
 TEST_P(Tolerance, BridgesAShortCut) {
@@ -183,7 +184,8 @@ TEST_P(Tolerance, BridgesAShortCut) {
             });
 }
 
-// A slow link with seconds of queue: everything comes late, also the answers to what asks whether the other host is there.
+// A slow link with seconds of queue: everything comes late, also the answers to what asks whether the other host is
+// there.
 TEST_P(Tolerance, AllowsForASlowLink) {
   run_ranks({.n = 2,
              .as = As::netns,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shared libraries export names of namespace maniple that public headers declare, and of the internal headers that are marked for
-# libmaniple_train.so; besides these, what `others` lists. Usage: exports.sh ROOT LIBRARY...
+# Shared libraries export names of namespace maniple that public headers declare, and of the internal headers that are
+# marked for libmaniple_train.so; besides these, what `others` lists. Usage: exports.sh ROOT LIBRARY...
 set -euo pipefail
 root=${1:?the source tree}
 shift

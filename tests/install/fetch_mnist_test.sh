@@ -6,7 +6,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# expect STATUS TEXT MIRRORS: runs it with a folder of its own, without npm (a PATH that lacks it), and looks at what is left.
+# expect STATUS TEXT MIRRORS: runs it with a folder of its own, without npm (a PATH that lacks it), and looks at what is
+# left.
 mkdir "$work/bin"
 for program in awk bash curl cut dirname env grep gzip head mkdir mktemp mv rm sha256sum tail tar timeout; do
   ln -s "$(command -v "$program")" "$work/bin/$program"

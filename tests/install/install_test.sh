@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the libraries, static ones and then shared ones, into an empty prefix and uses the package from projects that know nothing
-# but find_package(Maniple). Usage: install_test.sh CMAKE BUILD_DIR COMPILER "static shared"|static [PREFIXES]
+# Installs the libraries, static ones and then shared ones, into an empty prefix and uses the package from projects that
+# know nothing but find_package(Maniple). Usage: install_test.sh CMAKE BUILD_DIR COMPILER "static shared"|static
+# [PREFIXES]
 # PREFIXES: where other packages (LibTorch) were found.
 set -euo pipefail
 cmake=$1 build=$2 compiler=$3 kinds=$4 prefixes=${5:-}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An MPI whose compiler wrapper is there and whose headers are not (Debian's mpich without libmpich-dev) counts as absent.
-# Usage: mpi_without_headers_test.sh CMAKE MPI_CMAKE
+# An MPI whose compiler wrapper is there and whose headers are not (Debian's mpich without libmpich-dev) counts as
+# absent. Usage: mpi_without_headers_test.sh CMAKE MPI_CMAKE
 set -euo pipefail
 cmake=${1:?cmake} module=${2:?mpi.cmake}
 work=$(mktemp -d)

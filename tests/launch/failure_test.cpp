@@ -63,8 +63,8 @@ TEST(Failure, TheCauseIsShownNotTheVictims) {
   EXPECT_EQ(lost, result.err.rfind(" is lost: ")) << "said once: " << result.err;
 }
 
-// The cause is not seen to end: it is stopped. The survivors that lost it, or waited for it until their time-out, are not
-// the headline.
+// The cause is not seen to end: it is stopped. The survivors that lost it, or waited for it until their time-out, are
+// not the headline.
 void expect_stopped_rank_is_the_cause(const std::string& heartbeat, const std::string& limit) {
   SCOPED_TRACE(heartbeat + ", " + limit);
   const TemporaryDirectory folder;
@@ -93,7 +93,8 @@ TEST(Failure, AStoppedRankIsTheCause) {
   expect_stopped_rank_is_the_cause("MANIPLE_HEARTBEAT=0", "CALL_TIMEOUT=5");
 }
 
-// All ranks report the same mismatch: one shows it, the others are listed, and the report does not repeat it in the last lines.
+// All ranks report the same mismatch: one shows it, the others are listed, and the report does not repeat it in the
+// last lines.
 TEST(Failure, AMismatchIsShownOnceAndSummedUp) {
   const Result result = maniple({"run", "-n", "3", worker_program(), "mismatch", "1"});
   EXPECT_EQ(result.code, 1) << result.err;

@@ -1,5 +1,5 @@
-// Variables of ours in the environment of `maniple run`: wrong values end it before anything is started, unknown names are
-// spoken of once.
+// Variables of ours in the environment of `maniple run`: wrong values end it before anything is started, unknown names
+// are spoken of once.
 #include <gtest/gtest.h>
 
 #include <unistd.h>

@@ -2,8 +2,8 @@
 //   join           joins, passes a barrier, adds up the ranks
 //   leave R        rank R ends with exit code 0 before it joins; the others join
 //   die R          joins; rank R kills itself, the others wait for it
-//   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with exit code 1.
-//                  Without a file it was no rank of this job
+//   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with
+//                  exit code 1. Without a file it was no rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
 //   mismatch R     joins; rank R calls something else than the others, and all print that and end with exit code 1
 //   crash R        joins; rank R writes to address 8
@@ -28,7 +28,8 @@
 
 namespace {
 
-/// One rank leaves its number in the file and dies. The others return when the launcher has noticed, and outlive what it does about it.
+/// One rank leaves its number in the file and dies. The others return when the launcher has noticed, and outlive what
+/// it does about it.
 void die_before_the_others_report(bool dies, const std::string& file) {
   if (dies) {
     std::ofstream(file + ".new") << ::getpid();

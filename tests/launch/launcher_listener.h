@@ -29,7 +29,8 @@ struct RendezvousSpot {
   }
 };
 
-/// The supervisor of the agent that a launcher with the mark in its environment has started for a host of --hosts; 0: none.
+/// The supervisor of the agent that a launcher with the mark in its environment has started for a host of --hosts; 0:
+/// none.
 inline pid_t agent_of(const std::string& mark, const std::string& host) {
   for (const pid_t pid : processes_with(mark)) {
     std::ifstream file(fmt::format("/proc/{}/cmdline", pid), std::ios::binary);

@@ -87,7 +87,8 @@ TEST(Logs, StandardOutputMayBeAPipe) {
   EXPECT_EQ(maniple({"run", "--stdout", "file", "true"}).code, 2);
 }
 
-// A process that a worker leaves behind holds its output open: what it writes before it is ended is shown, and the job ends.
+// A process that a worker leaves behind holds its output open: what it writes before it is ended is shown, and the job
+// ends.
 TEST(Logs, AGrandchildKeepsTheOutputOpen) {
   const TemporaryDirectory folder;
   const Result result = maniple({"run", "--cwd", folder.path(), "sh", "-c",
@@ -167,7 +168,8 @@ TEST(Logs, AJobInTheBackgroundLeavesTheTerminalAlone) {
   EXPECT_NE(behind.out.find("over"), std::string::npos) << behind.out;
 }
 
-/// Of many looks at the process until it ends: how often it ran or wanted to. Load makes no difference to one that spins.
+/// Of many looks at the process until it ends: how often it ran or wanted to. Load makes no difference to one that
+/// spins.
 double share_of_work_until_the_end(pid_t pid) {
   int looks = 0, working = 0;
   becomes_true([&] {
@@ -179,8 +181,8 @@ double share_of_work_until_the_end(pid_t pid) {
   return static_cast<double>(working) / looks;
 }
 
-// `maniple run ... | head -1`: the workers have 3 s to end and use them up; the launcher has nothing to do meanwhile, and
-// does nothing.
+// `maniple run ... | head -1`: the workers have 3 s to end and use them up; the launcher has nothing to do meanwhile,
+// and does nothing.
 TEST(Logs, AReaderThatGoesCostsNoProcessorTime) {
   const TemporaryDirectory folder;
   const std::string mark = new_mark(), go = folder.path() + "/go";

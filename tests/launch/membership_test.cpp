@@ -1,4 +1,5 @@
-// Nodes that come and go at bad moments: while a port is reserved, while the group is stopped, after a rank has finished.
+// Nodes that come and go at bad moments: while a port is reserved, while the group is stopped, after a rank has
+// finished.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -19,7 +20,8 @@ pid_t child_of(pid_t pid) {
   return child;
 }
 
-// The agent that is to reserve the port of the second start is frozen: the other one, which runs nothing, is not waited for.
+// The agent that is to reserve the port of the second start is frozen: the other one, which runs nothing, is not waited
+// for.
 TEST(Membership, AnAgentFrozenWhileThePortIsReservedEndsTheJob) {
   const std::string mark = new_mark();
   const auto equals = mark.find('=');

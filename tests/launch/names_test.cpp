@@ -160,7 +160,8 @@ TEST(Names, AShorterDeadlineIsKept) {
   const auto rank = start_with_slow_names({"join"}, rank_alone("1"));
   NEED(server, launched && rank);
   EXPECT_EQ(launched->wait(), 2) << launched->err();
-  // What it waited, which is more than one second on a busy machine, and less than the ten of those that have no deadline.
+  // What it waited, which is more than one second on a busy machine, and less than the ten of those that have no
+  // deadline.
   const std::regex waited("resolving host \"slow.test\": no answer from the resolver within [1-5][.][0-9] s");
   EXPECT_TRUE(std::regex_search(launched->err(), waited)) << launched->err();
   EXPECT_EQ(rank->wait(), 1) << rank->err();

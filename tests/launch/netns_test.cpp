@@ -106,7 +106,8 @@ std::string stand_in(const Network& network, const std::string& folder) {
   return path;
 }
 
-// A host is cut off for longer than the limit. Its agent comes back, or the one that is started again does; the job goes on.
+// A host is cut off for longer than the limit. Its agent comes back, or the one that is started again does; the job
+// goes on.
 TEST(Machines, AHostThatWasCutOffComesBack) {
   if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
   Network network(3);

@@ -1,4 +1,5 @@
-// Several nodes: launchers on loopback that find each other, and hosts on which agents are started by a stand-in for ssh.
+// Several nodes: launchers on loopback that find each other, and hosts on which agents are started by a stand-in for
+// ssh.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>

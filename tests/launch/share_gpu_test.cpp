@@ -1,5 +1,5 @@
-// `maniple run --share-gpu` with a program in place of NVIDIA's that behaves like it: the MPS daemon starts before the ranks, and
-// nothing is left of it however the job ends.
+// `maniple run --share-gpu` with a program in place of NVIDIA's that behaves like it: the MPS daemon starts before the
+// ranks, and nothing is left of it however the job ends.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -19,8 +19,8 @@ namespace {
 
 using harness::TemporaryDirectory;
 
-// -d: forks a daemon, which makes a pipe "control" and forks a server, and returns at once. Without arguments: sends each line of
-// its input to the daemon and waits for the answer. FAKE_MPS makes it fail in one way or another.
+// -d: forks a daemon, which makes a pipe "control" and forks a server, and returns at once. Without arguments: sends
+// each line of its input to the daemon and waits for the answer. FAKE_MPS makes it fail in one way or another.
 constexpr const char* kFake = R"(#!/bin/sh
 pipe=$CUDA_MPS_PIPE_DIRECTORY
 case "$1" in

@@ -73,8 +73,8 @@ TEST(Silence, AStoppedMasterIsNoticedByTheOthers) {
   const RendezvousSpot rendezvous;
   const std::string mark = new_mark();
   const auto first = rendezvous.node("2", 0, quick({"--env", mark, "sh", "-c", "echo up; exec sleep 1000"}));
-  // What the master was told counts for all: this node has the default of 10 s. It waits for its return no longer than it
-  // would for its coming.
+  // What the master was told counts for all: this node has the default of 10 s. It waits for its return no longer than
+  // it would for its coming.
   const auto second = rendezvous.node("2", 1, {"--join-timeout", "5", "sh", "-c", "echo up; exec sleep 1000"});
   ASSERT_TRUE(first->wait_for("] up", 60, 2) && second->wait_for("] up", 60, 2)) << first->err() << second->err();
   const pid_t agent = first->agent();

@@ -118,8 +118,8 @@ TEST(CudaFailure, SeveralHostsAreRefused) {
             "");
 }
 
-/// What the rank that is killed does at that time: nothing; waits in a collective that rank 1 never calls; works in collectives with
-/// all others; computes before it has joined one.
+/// What the rank that is killed does at that time: nothing; waits in a collective that rank 1 never calls; works in
+/// collectives with all others; computes before it has joined one.
 enum class Doing { nothing, waiting, working, computing };
 
 using Kill = std::tuple<Doing, bool>;
@@ -155,8 +155,8 @@ void be_killed(Rank& rank, DevicePlugin& plugin, const Operation& large, Doing d
   ::raise(SIGKILL);
 }
 
-/// A client of MPS that is killed while its kernels run, those that wait included, makes the device fail for all clients. Nothing can be
-/// done about it from here; the others must notice, and not hang.
+/// A client of MPS that is killed while its kernels run, those that wait included, makes the device fail for all
+/// clients. Nothing can be done about it from here; the others must notice, and not hang.
 bool takes_others_along(Doing doing) {
   return ::getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr && (doing == Doing::waiting || doing == Doing::computing);
 }

@@ -1,4 +1,5 @@
-// The plugin cuda against the reduce kernels of the host: every operation, dtype and reduce op, on one GPU that ranks share.
+// The plugin cuda against the reduce kernels of the host: every operation, dtype and reduce op, on one GPU that ranks
+// share.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sched.h>
@@ -179,7 +180,8 @@ CUcontext current_context() {
   return context;
 }
 
-// Selecting a device and selecting the previous one again would create a context on GPU 0 in every rank of every other GPU.
+// Selecting a device and selecting the previous one again would create a context on GPU 0 in every rank of every other
+// GPU.
 TEST(Cuda, TheRuntimeLeavesAThreadWithoutAContextWithoutOne) {
   EXPECT_EQ(run_ranks(1, 60,
                       [](Rank& rank) {
@@ -240,7 +242,8 @@ TEST(Cuda, CountsBeyondFourGigabytes) {
             "");
 }
 
-// The device maps more than was asked for. What lies behind the end is ordinary memory, on the root and on those that receive.
+// The device maps more than was asked for. What lies behind the end is ordinary memory, on the root and on those that
+// receive.
 TEST(Cuda, MemoryBehindRegisteredMemoryIsOrdinary) {
   EXPECT_EQ(run_ranks(2, 60,
                       [](Rank& rank) {

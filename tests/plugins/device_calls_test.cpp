@@ -234,8 +234,8 @@ TEST_P(DeviceCalls, OfSeveralThreadsEndOnce) {
   });
 }
 
-// Freeing registered memory waits for all that the device does. The thread that watches, which drops what an operation kept, must not:
-// another operation may be waiting for a rank that never comes.
+// Freeing registered memory waits for all that the device does. The thread that watches, which drops what an operation
+// kept, must not: another operation may be waiting for a rank that never comes.
 TEST_P(DeviceCalls, TheWatchGoesOnWhenMemoryIsFreed) {
   if (std::string(GetParam()) == "native") return;  // has no such memory on a device
   run_ranks(ranks(2), [](Rank& r) {
@@ -290,7 +290,8 @@ TEST_P(DeviceCalls, MoveData) {
   });
 }
 
-// A send has ended, for its sender, when its memory may be used again. A rank that leaves then must not take the message with it.
+// A send has ended, for its sender, when its memory may be used again. A rank that leaves then must not take the
+// message with it.
 TEST_P(DeviceCalls, MessagesArriveFromARankThatHasLeft) {
   run_ranks(ranks(2), [](Rank& r) {
     Place place;
@@ -309,7 +310,8 @@ TEST_P(DeviceCalls, MessagesArriveFromARankThatHasLeft) {
   });
 }
 
-// A receive that is posted first must not hold up the send, which the other rank waits for; nor one that a stream waits for already.
+// A receive that is posted first must not hold up the send, which the other rank waits for; nor one that a stream waits
+// for already.
 TEST_P(DeviceCalls, ReceivesHoldUpNothingThatWasEnqueuedBefore) {
   harness::RunOptions options = ranks(2);
   options.env = {{"HOST_DEVICE_ONE_QUEUE", "1"}};

@@ -1,5 +1,5 @@
-// What becomes of a group's operations on memory of a device when a rank is late, calls something else, leaves or dies. With a GPU, or with
-// host_device_plugin.cpp in its place.
+// What becomes of a group's operations on memory of a device when a rank is late, calls something else, leaves or dies.
+// With a GPU, or with host_device_plugin.cpp in its place.
 #include <csignal>
 #include <thread>
 
@@ -59,7 +59,8 @@ TEST_P(DeviceCallsFailure, DifferentCallsAreAMismatch) {
   run_ranks(ranks(2), [](Rank& r) { sum_different_counts(r); });
 }
 
-// Where an engine compares nothing, ranks that call different things wait for each other; when the time is over they are asked.
+// Where an engine compares nothing, ranks that call different things wait for each other; when the time is over they
+// are asked.
 TEST(UncomparedDeviceCalls, DifferentCallsAreAMismatch) {
   RunOptions options{.n = 3, .as = harness::As::processes, .backend = "cuda", .timeout = std::chrono::seconds(2)};
   options.env = {{"MANIPLE_CHECKS", "0"}};
@@ -181,7 +182,8 @@ TEST_P(DeviceCallsFailure, AbortEndsWhatIsEnqueued) {
   });
 }
 
-/// What the rank that is killed does at that time: nothing; waits for others in an operation; has called it, but its stream is busy.
+/// What the rank that is killed does at that time: nothing; waits for others in an operation; has called it, but its
+/// stream is busy.
 enum class Doing { nothing, waiting, busy };
 
 void be_killed(Rank& r, Place& place, void* stream, const Buffer& data, Doing doing) {
@@ -201,8 +203,8 @@ void kill_a_rank(RunOptions options, Doing doing) {
     r.world->all_reduce(data, ReduceOp::sum, {.stream = stream}).synchronize();
     if (r.rank == 0) be_killed(r, place, stream, data, doing);
     Work work;
-    // Rank 1 comes late, or the dead one would not have waited for anybody. What the dead one has given already may be enough for an
-    // operation on the host, but not for the next.
+    // Rank 1 comes late, or the dead one would not have waited for anybody. What the dead one has given already may be
+    // enough for an operation on the host, but not for the next.
     if (r.rank == 2) work = r.world->all_reduce(data, ReduceOp::sum, {.stream = stream});
     r.phase("enqueued");
     const double began = harness::now_s();

@@ -1,5 +1,5 @@
-// Ranks for tests of a device plugin: processes that are forked before anything touches the device, each with the plugin loaded
-// and a DeviceContext made of sockets and a file store.
+// Ranks for tests of a device plugin: processes that are forked before anything touches the device, each with the
+// plugin loaded and a DeviceContext made of sockets and a file store.
 #pragma once
 
 #include <sys/types.h>
@@ -53,9 +53,9 @@ class Rank {
   std::uint64_t allocations_ = 0;
 };
 
-/// Runs `body` as so many processes. Returns what went wrong, empty if nothing: the text of the first rank that threw, or which were
-/// still running after `seconds`, with the steps that all were in. They are killed then; one that even that does not end, because the
-/// driver holds it, is left alone after some seconds.
+/// Runs `body` as so many processes. Returns what went wrong, empty if nothing: the text of the first rank that threw,
+/// or which were still running after `seconds`, with the steps that all were in. They are killed then; one that even
+/// that does not end, because the driver holds it, is left alone after some seconds.
 std::string run_ranks(int size, double seconds, const std::function<void(Rank&)>& body);
 
 /// Fails a rank: throws with the text.

@@ -1,5 +1,5 @@
-// Operations captured into CUDA graphs, through a ProcessGroup: by the engines that can, and refused by name where they go through memory
-// of the host.
+// Operations captured into CUDA graphs, through a ProcessGroup: by the engines that can, and refused by name where they
+// go through memory of the host.
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
-// A device plugin whose device is this host, in the place of "cuda": what Maniple does around streams (comm/group/device_calls.h) is tested by
-// it where there is no GPU. A stream is a thread that runs what it is given in order; memory of the device is any memory. The engine
-// can sum up to 1024 int32 over the ranks of one host, and barriers; all else goes through memory of the host.
+// A device plugin whose device is this host, in the place of "cuda": what Maniple does around streams
+// (comm/group/device_calls.h) is tested by it where there is no GPU. A stream is a thread that runs what it is given in
+// order; memory of the device is any memory. The engine can sum up to 1024 int32 over the ranks of one host, and
+// barriers; all else goes through memory of the host.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -212,8 +213,8 @@ class HostRuntime final : public DeviceRuntime {
 constexpr int kMostRanks = 16;
 constexpr std::size_t kMostElements = 1024;
 
-/// What the ranks of a group share: of each, the number of the last operation that it called, whose turn its stream has reached, and
-/// that it has finished.
+/// What the ranks of a group share: of each, the number of the last operation that it called, whose turn its stream has
+/// reached, and that it has finished.
 struct Board {
   std::atomic<std::uint64_t> called[kMostRanks];
   std::atomic<std::uint64_t> arrived[kMostRanks];

@@ -168,7 +168,7 @@ TEST_F(NcclFailure, RanksLeaveAtDifferentTimes) {
   });
 }
 
-// ---- Beside bare NCCL ----------------------------------------------------------------------------------------------------
+// ---- Beside bare NCCL -----------------------------------------------------------------------------------------------
 
 /// A communicator without Maniple.
 ncclComm_t bare_communicator(NcclRank& rank) {

@@ -2,8 +2,8 @@
 //
 //   run_ranks(2, [](NcclRank& rank) { rank.make(); ... });
 //
-// NCCL refuses two ranks of one GPU unless it takes them for ranks of two hosts (NCCL_HOSTID). A check that fails throws; the text is
-// that of the test. The test's own process never calls CUDA: it must be able to fork.
+// NCCL refuses two ranks of one GPU unless it takes them for ranks of two hosts (NCCL_HOSTID). A check that fails
+// throws; the text is that of the test. The test's own process never calls CUDA: it must be able to fork.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,8 +34,8 @@ inline void cuda(cudaError_t result, const char* what) {
 }
 #define CUDA(call) ::maniple::gpu_tests::cuda(call, #call)
 
-/// From memory of the host that is not pinned: cudaMemcpy alone may return before the bytes are there, and the streams of these tests do
-/// not wait for it.
+/// From memory of the host that is not pinned: cudaMemcpy alone may return before the bytes are there, and the streams
+/// of these tests do not wait for it.
 inline void copy_to(void* device, const std::vector<std::byte>& values) {
   CUDA(::cudaMemcpy(device, values.data(), values.size(), cudaMemcpyDefault));
   CUDA(::cudaStreamSynchronize(nullptr));

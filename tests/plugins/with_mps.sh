@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with an MPS daemon of its own, so that kernels of the processes it starts run side by side on a GPU.
-# Usage: with_mps.sh COMMAND [ARGUMENT...]. Without nvidia-cuda-mps-control it ends with 77, which ctest counts as a skip.
+# Usage: with_mps.sh COMMAND [ARGUMENT...]. Without nvidia-cuda-mps-control it ends with 77, which ctest counts as a
+# skip.
 set -euo pipefail
 
 if ! command -v nvidia-cuda-mps-control >/dev/null; then

@@ -279,7 +279,8 @@ def bind_a_device():
 
 if __name__ == "__main__":
     if ENGINE == "nccl":
-        os.environ["NCCL_HOSTID"] = "host " + os.environ["RANK"]  # several ranks on one GPU, which NCCL otherwise refuses
+        # Several ranks on one GPU, which NCCL otherwise refuses.
+        os.environ["NCCL_HOSTID"] = "host " + os.environ["RANK"]
     torch.cuda.set_device(0)
     if sys.argv[1:] == ["lost"]:
         lose_a_rank()

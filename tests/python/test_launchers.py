@@ -33,15 +33,17 @@ def program(name):
     return os.path.join(HERE, "programs", name)
 
 
-# Every Python program of five introductions to distributed training, completed where they leave a gap, with backend="maniple". "done": how many
-# ranks say so.
+# Every Python program of five introductions to distributed training, completed where they leave a gap, with
+# backend="maniple". "done": how many ranks say so.
 #
 #   introduction                              its program                                          here
-#   Distributed Computing with PyTorch        the call of torch.multiprocessing.spawn              spawn_with_config.py, its last line
+#   Distributed Computing with PyTorch        the call of torch.multiprocessing.spawn              spawn_with_config.py,
+#                                             its last line
 #   Distributed training in pytorch           send and recv between two ranks                      send_and_receive.py
 #                                             init_process with torch.multiprocessing.Process      synchronous_sgd.py
 #                                             sync_gradients, sync_hyperparameters                 synchronous_sgd.py
-#   Distributed training with PyTorch         init_process_group(backend, rank, world_size)        synchronous_sgd.py, init_process
+#   Distributed training with PyTorch         init_process_group(backend, rank, world_size)        synchronous_sgd.py,
+#                                             init_process
 #                                             train(rank, a, h) by mp.spawn, or alone              spawn_with_config.py
 #                                             DistributedSampler and DataLoader; DataParallel      spawn_with_config.py
 #   Learning parallelism in pytorch           main_worker(gpu, ngpus_per_node, args): mp.spawn,    main_worker.py

@@ -202,12 +202,14 @@ def case_ddp_of_maniple(gloo):
 def case_ddp_of_maniple_uses_registered_memory(gloo):
     wrapped = maniple_torch.DistributedDataParallel(model(), bucket_cap_mb=0.001)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    train(wrapped, optimizer, steps=3)  # new buckets may be more than the first ones were; then the last move in the third step
+    # New buckets may be more than the first ones were; then the last move in the third step.
+    train(wrapped, optimizer, steps=3)
     before = [p.grad.clone() for p in wrapped.parameters()]
     assert all(is_shared(p.grad) for p in wrapped.parameters())
     torch.testing.assert_close(before, [p.grad for p in wrapped.parameters()])
     del wrapped, optimizer, before
-    stays = maniple_torch.DistributedDataParallel(model(), find_unused_parameters=True)  # its first buckets are its last
+    # Its first buckets are its last.
+    stays = maniple_torch.DistributedDataParallel(model(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(stays.parameters(), lr=0.1)
     train(stays, optimizer, steps=1)
     seen = [p.grad for p in stays.parameters()]
@@ -256,7 +258,8 @@ def expect_same_weights(linear):
 def case_ddp_join(gloo):
     """Ranks with different numbers of batches."""
     for wrapper in (DDP, maniple_torch.DistributedDataParallel):
-        for shortest in (0, 1, 2):  # a rank that has joined takes part in what the others do in their first and second steps
+        # A rank that has joined takes part in what the others do in their first and second steps.
+        for shortest in (0, 1, 2):
             linear = torch.nn.Linear(4, 1)
             wrapped = wrapper(linear)
             optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)

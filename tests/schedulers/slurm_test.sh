@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Ranks that Slurm's srun starts find each other. Usage: slurm_test.sh PROGRAM
 #
-# A whole Slurm of our own, for the time of the test: munged (who signs messages), slurmctld (who gives out nodes) and slurmd
-# (the one node), with their files in a temporary directory and free ports of loopback. All of them are ended by their pids.
+# A whole Slurm of our own, for the time of the test: munged (who signs messages), slurmctld (who gives out nodes) and
+# slurmd (the one node), with their files in a temporary directory and free ports of loopback. All of them are ended by
+# their pids.
 set -euo pipefail
 program=$1
 scratch=$(mktemp -d)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh layers|torch|filesystem|names|classes|exports|lengths|sleeps|locks|errors|knobs|variables|words [ROOT]
+# House rules that no compiler checks. Usage: check.sh
+# layers|torch|filesystem|names|classes|exports|lengths|columns|sleeps|locks|errors|knobs|variables|words [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, sleeps, locks, errors, knobs, variables or words}
+rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, columns, sleeps, locks, errors, knobs, variables or words}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
@@ -15,6 +16,7 @@ torch_folders="src/train/ include/maniple/train/ include/maniple/dist.h include/
 
 forbidden_names="manager helper utils common misc"
 longest_file=450
+longest_line=120
 
 # Sources of the given folders, those that exist.
 sources() {
@@ -75,7 +77,8 @@ check_torch() {
     /fmt::join\(/ && !has_ranges { print FILENAME ":" FNR ": fmt::join is in <fmt/ranges.h> since fmt 11" }'
 }
 
-# LibTorch 2.x exports a broken copy of std::filesystem, see src/comm/base/files.h. The `maniple` program never links LibTorch.
+# LibTorch 2.x exports a broken copy of std::filesystem, see src/comm/base/files.h. The `maniple` program never links
+# LibTorch.
 check_filesystem() {
   sources src plugins include tests bench | { grep -vE '^tests/tools/(cli|bench)/' || true; } |
     xargs -r awk '/std::filesystem|#[ \t]*include[ \t]*<filesystem>/ && !/\/\/.*std::filesystem/ {
@@ -89,8 +92,8 @@ check_names() {
     sed 's/$/:1: a name that says nothing: name the one thing inside/' || true
 }
 
-# Two classes of one name in one namespace are one class to the linker, which takes the members of either. Classes of one source file
-# go into an unnamed namespace. (Two in one file are the compiler's affair.)
+# Two classes of one name in one namespace are one class to the linker, which takes the members of either. Classes of
+# one source file go into an unnamed namespace. (Two in one file are the compiler's affair.)
 check_classes() {
   sources src plugins tools include | xargs -r awk '
     FNR == 1 { space = ""; unnamed = 0 }
@@ -106,8 +109,8 @@ check_classes() {
     }'
 }
 
-# A shared library exports the namespaces that are marked with MANIPLE_API: those of public headers, and of the internal ones by which
-# libmaniple_train.so uses libmaniple.so.
+# A shared library exports the namespaces that are marked with MANIPLE_API: those of public headers, and of the internal
+# ones by which libmaniple_train.so uses libmaniple.so.
 check_exports() {
   local used
   used=$(sources src/train | xargs -r sed -nE 's/^#include "([^"]+)"$/src\/\1/p' | grep -vE '^src/train/' | sort -u || true)
@@ -126,8 +129,25 @@ check_lengths() {
     END { if (last > limit) print file ":" last ": longer than " limit " lines; split it" }'
 }
 
-# We wait for conditions, never for time to pass. Where there is nothing to wait for (a port that opens elsewhere), or the delay
-# itself is the fault, the line or the one before it says so: "// sleep: reason".
+# Sources end at column 120, and so do prose of pages and comments of scripts. A line that cannot be broken is free: one
+# of a table, of code on a page, a link alone.
+check_columns() {
+  {
+    sources src plugins tools include tests bench examples python
+    find . -path './build*' -prune -o -path './.?*' -prune -o -type f \( -name '*.md' -o -name '*.sh' -o -name '*.py' -o -name '*.awk' \
+      -o -name '*.cmake' -o -name CMakeLists.txt \) -print | sed 's|^\./||' | sort
+  } | xargs -r awk -v limit="$longest_line" '
+    FNR == 1 { fenced = 0; page = FILENAME ~ /\.md$/; script = FILENAME ~ /\.(sh|py|awk|cmake|txt)$/ }
+    page && /^ *```/ { fenced = !fenced }
+    { line = $0; gsub(/[\200-\277]/, "", line) }  # characters, not bytes
+    length(line) <= limit { next }
+    page && (fenced || /^ *[|#!<]/ || /^    / || /^ *`[^`]*`.?$/ || !/[^ ] +[^ ]/) { next }
+    script && !/^[ \t]*# / { next }
+    { print FILENAME ":" FNR ": longer than " limit " columns" }'
+}
+
+# We wait for conditions, never for time to pass. Where there is nothing to wait for (a port that opens elsewhere), or
+# the delay itself is the fault, the line or the one before it says so: "// sleep: reason".
 check_sleeps() {
   sources src plugins tools tests | xargs -r awk '
     FNR == 1 { before = "" }
@@ -146,8 +166,8 @@ check_locks() {
       print FILENAME ":" FNR ": a child of fork() may find it locked; use ProcessWide (comm/base/fork_guard.h) or ForkSafeMutex" }'
 }
 
-# Errors are data: what a program does about one depends on the fields of its ErrorInfo, never on its text. Seen are searches in
-# what(), in a reason, and in a variable of the same function that was set from them.
+# Errors are data: what a program does about one depends on the fields of its ErrorInfo, never on its text. Seen are
+# searches in what(), in a reason, and in a variable of the same function that was set from them.
 check_errors() {
   sources src plugins tools include | xargs -r awk '
     function complain() {
@@ -196,8 +216,9 @@ check_knobs() {
   done <<<"$rows"
 }
 
-# A MANIPLE_ variable that is read is a knob or in the table of our other variables; else whoever sets it would be warned that
-# nobody knows it. Programs: every text that is such a name; tests and scripts, which also make up names: what is asked for.
+# A MANIPLE_ variable that is read is a knob or in the table of our other variables; else whoever sets it would be
+# warned that nobody knows it. Programs: every text that is such a name; tests and scripts, which also make up names:
+# what is asked for.
 check_variables() {
   local known
   known=$(cat src/comm/base/environment.cpp src/comm/base/own_variables.cpp 2>/dev/null |

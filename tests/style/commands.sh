@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The commands that README.md and docs/ show. Usage: commands.sh MANIPLE [ROOT]
-# 1. `maniple SUBCOMMAND --option ...`, in a block or between backquotes: the subcommand exists and its --help names each option.
+# 1. `maniple SUBCOMMAND --option ...`, in a block or between backquotes: the subcommand exists and its --help names
+#    each option.
 # 2. scripts/NAME.sh and build/bin/examples/NAME are there (as a source of that name).
 # 3. A variable MANIPLE_... is one that the sources name.
 set -euo pipefail

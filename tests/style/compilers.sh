@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# README.md's table of which compiler goes with which LibTorch, tried with the compilers of this machine on the LibTorch of this build.
-# Usage: compilers.sh ROOT LIBTORCH_VERSION FLAGS_OF_LIBTORCH
+# README.md's table of which compiler goes with which LibTorch, tried with the compilers of this machine on the LibTorch
+# of this build. Usage: compilers.sh ROOT LIBTORCH_VERSION FLAGS_OF_LIBTORCH
 #
-# A row is "| LibTorch 1.13 | ... | compiles with | does not compile with |". A compiler that the row does not name is tried, too, and only
-# reported.
+# A row is "| LibTorch 1.13 | ... | compiles with | does not compile with |". A compiler that the row does not name is
+# tried, too, and only reported.
 set -euo pipefail
 root=${1:?the root of the sources} version=${2:?the version of LibTorch} torch_flags=${3?the flags of LibTorch}
 work=$(mktemp -d)

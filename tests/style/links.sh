@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Every link of our pages, and every file that a page or a comment names, exists; without a network. Usage: links.sh [ROOT [SITE]]
-# Markdown pages: files and folders exist, and what follows a # is a heading of that page, as GitHub names it; paths of the repository
-# between backquotes (`src/comm/net/`, * stands for anything) exist, and so do the parts of qualified names there (`Session::on_lost`), in the
-# sources. Comments: a file that one names (arena.h, net/records.h, staged_*.cpp) is the end of a path of the repository; names with
-# capitals (NAME.py) and places in programs of users (train.cpp:40) are examples. With SITE, a folder of HTML that scripts/docs.sh made:
-# files and ids exist there. Addresses of the web are not visited.
+# Every link of our pages, and every file that a page or a comment names, exists; without a network. Usage: links.sh
+# [ROOT [SITE]]
+# Markdown pages: files and folders exist, and what follows a # is a heading of that page, as GitHub names it; paths of
+# the repository between backquotes (`src/comm/net/`, * stands for anything) exist, and so do the parts of qualified
+# names there (`Session::on_lost`), in the sources. Comments: a file that one names (arena.h, net/records.h,
+# staged_*.cpp) is the end of a path of the repository; names with capitals (NAME.py) and places in programs of users
+# (train.cpp:40) are examples. With SITE, a folder of HTML that scripts/docs.sh made: files and ids exist there.
+# Addresses of the web are not visited.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/../..}"
 site=${2:-}
@@ -18,8 +20,8 @@ sources() {
 
 pages=()
 for page in README.md CONTRIBUTING.md SECURITY.md docs/*.md bench/*.md; do [[ ! -f $page ]] || pages+=("$page"); done
-# One line for each heading (page, id), each link, each path and each qualified name (page, line, target). A heading that occurs twice has
-# -1 behind its second id.
+# One line for each heading (page, id), each link, each path and each qualified name (page, line, target). A heading
+# that occurs twice has -1 behind its second id.
 markdown() {
   awk '
     FNR == 1 { fenced = 0; split("", seen) }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # docs/troubleshooting.md against the sources. Usage: messages.sh [--all] [ROOT]
-# 1. Every message that the page names (between backquotes in the first column of a table; "..." stands for what varies) exists:
-#    a text of the sources holds its fixed words in that order.
-# 2. Every source file that can throw or warn with words of its own is represented by one of them. With --all: every message.
+# 1. Every message that the page names (between backquotes in the first column of a table; "..." stands for what varies)
+#    exists: a text of the sources holds its fixed words in that order.
+# 2. Every source file that can throw or warn with words of its own is represented by one of them. With --all: every
+#    message.
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
 all=0

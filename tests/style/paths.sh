@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# paths.sh SOURCE_DIR FILE...: no library holds a path of the sources that it was built from, which errors would show to users.
-# A default argument SourceLocation::current() that the library evaluates for itself is such a path: see src/train/tensor/public_call.h.
+# paths.sh SOURCE_DIR FILE...: no library holds a path of the sources that it was built from, which errors would show to
+# users. A default argument SourceLocation::current() that the library evaluates for itself is such a path: see
+# src/train/tensor/public_call.h.
 set -euo pipefail
 sources=$1
 shift

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # The whole programs of README.md and docs/: ```cpp blocks with a main(). Usage:
 #
-#   programs.sh extract FOLDER [ROOT]    writes each as FOLDER/NAME.cpp; prints lines "NAME LIBRARY" (comm, launch or train)
-#   programs.sh run MANIPLE PROGRAM...   runs each as two ranks of `maniple run`, in a folder of its own with a small data/mnist; one that
-#                                        starts its ranks itself (library launch) runs as it is
+#   programs.sh extract FOLDER [ROOT]    writes each as FOLDER/NAME.cpp; prints lines "NAME LIBRARY" (comm, launch or
+#                                        train)
+#   programs.sh run MANIPLE PROGRAM...   runs each as two ranks of `maniple run`, in a folder of its own with a small
+#                                        data/mnist; one that starts its ranks itself (library launch) runs as it is
 #
-# A program has to end with 0 and print nothing to standard error, unless a line "<!-- fails: TEXT -->" stands before its block: then it
-# has to end with another status and print TEXT. One with a backend that this build does not have is left out.
+# A program has to end with 0 and print nothing to standard error, unless a line "<!-- fails: TEXT -->" stands before
+# its block: then it has to end with another status and print TEXT. One with a backend that this build does not have is
+# left out.
 set -euo pipefail
 mode=${1:?extract or run}
 

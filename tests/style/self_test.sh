@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shows that every rule of check.sh can fail: each violation below, alone in a small tree, must be reported. Usage: self_test.sh COMPILER
+# Shows that every rule of check.sh can fail: each violation below, alone in a small tree, must be reported. Usage:
+# self_test.sh COMPILER
 set -euo pipefail
 compiler=${1:?the C++ compiler}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -93,6 +94,15 @@ expect_classes pass 'namespace maniple {\nstruct Place {\n};' 'namespace maniple
 
 expect fail lengths src/comm/net/a.cpp "$(printf 'x\\n%.0s' {1..451})"
 expect pass lengths src/comm/net/a.cpp "$(printf 'x\\n%.0s' {1..449})"
+
+long=$(printf 'word %.0s' {1..25})
+expect fail columns src/comm/net/a.cpp "// $long"
+expect pass columns src/comm/net/a.cpp '// short'
+expect fail columns docs/a.md "$long"
+expect pass columns docs/a.md "| $long |"
+expect pass columns docs/a.md "\`\`\`\n$long\n\`\`\`"
+expect fail columns scripts/a.sh "# $long"
+expect pass columns scripts/a.sh "echo $long"
 
 expect fail sleeps tests/unit/a_test.cpp 'std::this_thread::sleep_for(1s);'
 expect fail sleeps tests/unit/a_test.cpp '  usleep(10);'

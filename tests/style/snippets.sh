@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Compiles every ```cpp block of README.md and docs/ that is no whole program (those are built and run, see programs.sh).
-# Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
+# Compiles every ```cpp block of README.md and docs/ that is no whole program (those are built and run, see
+# programs.sh). Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
 #
-# A block becomes a function with a group called `world` in scope. Blocks that need LibTorch (those of documents that mention torch::) are
-# compiled if its flags are given, all in one translation unit, because its headers take seconds: each block is a namespace, its includes
-# go to the top, and functions also see what tests/style/snippet_scope.h declares.
+# A block becomes a function with a group called `world` in scope. Blocks that need LibTorch (those of documents that
+# mention torch::) are compiled if its flags are given, all in one translation unit, because its headers take seconds:
+# each block is a namespace, its includes go to the top, and functions also see what tests/style/snippet_scope.h
+# declares.
 set -euo pipefail
 compiler=${1:?the C++ compiler}
 here=$(cd "$(dirname "$0")" && pwd)

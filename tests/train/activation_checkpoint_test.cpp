@@ -24,8 +24,8 @@ struct Maybe {
   }
 };
 
-/// A loss of some leaves that uses Maybe somewhere has equal gradients with checkpointing and without. Where a leaf is used more than
-/// twice they are added up in another order, and under autocast in another dtype: a tolerance.
+/// A loss of some leaves that uses Maybe somewhere has equal gradients with checkpointing and without. Where a leaf is
+/// used more than twice they are added up in another order, and under autocast in another dtype: a tolerance.
 void expect_same(const std::function<Tensor(const Maybe&, const Tensors&)>& loss, double tolerance = 0) {
   constexpr int leaves = 3;
   std::vector<Tensors> gradients;
@@ -167,7 +167,7 @@ TEST(ActivationCheckpoint, GradientsOfSomeInputsOnly) {
   EXPECT_FALSE(a.grad().defined());
 }
 
-// ---- State of the first call ------------------------------------------------------------------------------------------
+// ---- State of the first call ----------------------------------------------------------------------------------------
 
 TEST(ActivationCheckpoint, TheSameRandomNumbers) {
   const auto run = [](bool on) {
@@ -216,7 +216,7 @@ TEST(ActivationCheckpoint, TheSameAutocast) {
   EXPECT_FALSE(autocast_enabled(device));
 }
 
-// ---- What is kept -----------------------------------------------------------------------------------------------------
+// ---- What is kept ---------------------------------------------------------------------------------------------------
 
 /// Passes a tensor on, and keeps something for backward that can be counted.
 struct Counted : torch::autograd::Function<Counted> {
@@ -329,7 +329,7 @@ TEST(ActivationCheckpoint, Errors) {
   EXPECT_ANY_THROW(z.backward());
 }
 
-// ---- With DistributedDataParallel -------------------------------------------------------------------------------------
+// ---- With DistributedDataParallel -----------------------------------------------------------------------------------
 
 struct Blocks : torch::nn::Module {
   Blocks() {

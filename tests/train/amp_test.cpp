@@ -64,7 +64,7 @@ TEST(Autocast, TheCacheEndsWithTheOutermostRegion) {
   EXPECT_TRUE(torch::equal(second, first * 2));
 }
 
-// ---- GradScaler -------------------------------------------------------------------------------------------------------
+// ---- GradScaler -----------------------------------------------------------------------------------------------------
 
 /// One parameter whose gradient is what a step says.
 struct OneParameter {
@@ -218,7 +218,7 @@ TEST(GradScaler, GoesOnFromACheckpoint) {
   });
 }
 
-// ---- Ranks ------------------------------------------------------------------------------------------------------------
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 // A scale is a power of two, so scaled and plain training are the same but for the steps that are left out.
 TEST(GradScaler, DataParallelTrainingIsTheSameWithAndWithout) {

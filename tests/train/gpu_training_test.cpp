@@ -1,5 +1,5 @@
-// Training on a GPU: what must not wait for it does not, mixed precision and layouts train as one process, a step is captured into a
-// graph, batches are copied ahead. Needs a GPU; compiled only with a LibTorch that has CUDA.
+// Training on a GPU: what must not wait for it does not, mixed precision and layouts train as one process, a step is
+// captured into a graph, batches are copied ahead. Needs a GPU; compiled only with a LibTorch that has CUDA.
 #include <gtest/gtest.h>
 
 #include <ATen/autocast_mode.h>
@@ -185,7 +185,7 @@ TEST(GpuMetrics, AreReadOnce) {
   EXPECT_NEAR(row["largest"], std::sin(2.0), 1e-6);
 }
 
-// ---- Batches ahead, random numbers, memory, options ----------------------------------------------------------------------
+// ---- Batches ahead, random numbers, memory, options -----------------------------------------------------------------
 
 TEST(GpuPrefetch, BatchesAreThereWhenTheStreamGetsToThem) {
   using Example = torch::data::Example<>;
@@ -254,7 +254,7 @@ TEST(GpuDdp, DeviceIdsSayWhereTheModuleIs) {
   });
 }
 
-// ---- Mixed precision -----------------------------------------------------------------------------------------------------
+// ---- Mixed precision ------------------------------------------------------------------------------------------------
 
 struct Autocast {
   explicit Autocast(torch::ScalarType dtype) {
@@ -326,7 +326,7 @@ TEST(GpuDdp, AutocastAndChannelsLastTrainAsOneProcess) {
   }
 }
 
-// ---- A step as a graph ---------------------------------------------------------------------------------------------------
+// ---- A step as a graph ----------------------------------------------------------------------------------------------
 
 class GpuGraph : public testing::TestWithParam<int> {};
 

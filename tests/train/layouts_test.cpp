@@ -1,4 +1,5 @@
-// What every function that takes parameters does with parameters that ranks divide: the right thing, or an error that names one.
+// What every function that takes parameters does with parameters that ranks divide: the right thing, or an error that
+// names one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -61,7 +62,7 @@ double norm_of(const std::vector<Tensor>& parameters, double p = 2) {
   return torch::linalg_vector_norm(torch::cat(flat), p).item<double>();
 }
 
-// ---- Tied weights ----------------------------------------------------------------------------------------------------------
+// ---- Tied weights ---------------------------------------------------------------------------------------------------
 
 TEST(Layouts, ATiedWeightCountsOnceInNormsAndIsScaledOnce) {
   Net net = reference(1), expected = reference(1);
@@ -95,7 +96,7 @@ TEST(Layouts, AccumulationScalesATiedWeightOnce) {
   EXPECT_TRUE(torch::allclose(net->first->weight.grad(), expected->first->weight.grad(), 1e-4, 1e-5));
 }
 
-// ---- Norms -----------------------------------------------------------------------------------------------------------------
+// ---- Norms ----------------------------------------------------------------------------------------------------------
 
 class LayoutsOf : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, LayoutsOf, testing::Values(1, 2, 3));
@@ -252,7 +253,7 @@ TEST(Layouts, AGroupThatDoesNotDivideTheParametersIsRefused) {
   });
 }
 
-// ---- GradScaler ------------------------------------------------------------------------------------------------------------
+// ---- GradScaler -----------------------------------------------------------------------------------------------------
 
 TEST_P(LayoutsOf, RanksThatDivideParametersSkipTheSameSteps) {
   run_ranks({.n = GetParam()}, [](Rank& r) {
@@ -287,7 +288,7 @@ TEST(Layouts, RanksOfATensorParallelLayerSkipTheSameSteps) {
   });
 }
 
-// ---- Refused ---------------------------------------------------------------------------------------------------------------
+// ---- Refused --------------------------------------------------------------------------------------------------------
 
 void expect_refused(const std::string& function, const std::string& parameter, const std::function<void()>& call) {
   std::string error = "no error";
@@ -376,7 +377,7 @@ TEST(Layouts, OneRankHoldsAllOfADividedModuleAndSavesIt) {
   });
 }
 
-// ---- Changes behind the wrapper --------------------------------------------------------------------------------------------
+// ---- Changes behind the wrapper -------------------------------------------------------------------------------------
 
 struct NormedImpl : torch::nn::Cloneable<NormedImpl> {
   NormedImpl() { reset(); }

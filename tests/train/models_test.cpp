@@ -1,4 +1,5 @@
-// The models of examples/models against straightforward computations, from weights under the names that published files have.
+// The models of examples/models against straightforward computations, from weights under the names that published files
+// have.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,8 +36,8 @@ class WeightsFile {
   int seed_ = 0;
 };
 
-/// Through files, as published weights come: one, or shards with their index. Everything in the module is loaded, and nothing is left over
-/// but what is renamed to nothing.
+/// Through files, as published weights come: one, or shards with their index. Everything in the module is loaded, and
+/// nothing is left over but what is renamed to nothing.
 void load(torch::nn::Module& module, const Weights& weights,
           const std::vector<std::pair<std::string, std::string>>& renames = {}, std::size_t left_out = 0) {
   module.to(torch::kFloat64);
@@ -61,7 +62,7 @@ void load(torch::nn::Module& module, const Weights& weights,
   }
 }
 
-// ---- GPT-2 ---------------------------------------------------------------------------------------------------------------
+// ---- GPT-2 ----------------------------------------------------------------------------------------------------------
 
 constexpr std::int64_t kVocabulary = 11, kPositions = 7, kWidth = 6, kLayers = 2, kHeads = 3;
 
@@ -169,7 +170,8 @@ TEST(Gpt2, LogitsFromWeightsInTheirPublishedNames) {
   }
 }
 
-// What is saved has the names and shapes of GPT2LMHeadModel's files; for a model of torch::nn::Linear, Conv1D is transposed.
+// What is saved has the names and shapes of GPT2LMHeadModel's files; for a model of torch::nn::Linear, Conv1D is
+// transposed.
 TEST(Gpt2, IsSavedInThePublishedNames) {
   const auto weights = gpt2_file("transformer.");
   models::Gpt2 net(small_gpt2());
@@ -241,7 +243,7 @@ TEST(Gpt2, Generates) {
   EXPECT_THROW(net->generate({}), std::invalid_argument);
 }
 
-// ---- ResNet --------------------------------------------------------------------------------------------------------------
+// ---- ResNet ---------------------------------------------------------------------------------------------------------
 
 /// Names of torchvision and of Hugging Face, side by side.
 struct Naming {
@@ -350,7 +352,8 @@ TEST(ResNet, HasAsManyParametersAsThePublishedOnes) {
   const std::vector<std::pair<models::ResNetOptions, std::int64_t>> known = {
       {models::resnet18(), 11689512}, {models::resnet34(), 21797672}, {models::resnet50(), 25557032}};
   for (const auto& [options, expected] : known) {
-    // Computed from one of a quarter of the width: all convolutions have a sixteenth of the parameters, but the first of a quarter.
+    // Computed from one of a quarter of the width: all convolutions have a sixteenth of the parameters, but the first
+    // of a quarter.
     models::ResNetOptions narrow = options;
     narrow.width = 16;
     const models::ResNet net(narrow);

@@ -17,7 +17,8 @@ case $mpi in
   mpich) mpirun=(mpiexec.hydra) ;;
 esac
 
-# expect NAME STATUS TEXT... -- COMMAND...: wants the status ("0" or "bad"), and every TEXT somewhere in what is printed.
+# expect NAME STATUS TEXT... -- COMMAND...: wants the status ("0" or "bad"), and every TEXT somewhere in what is
+# printed.
 expect() {
   local name=$1 expected=$2 texts=() status=0 text problem=
   shift 2

@@ -1,4 +1,5 @@
-// Batches ahead of the loop. The meta device takes the place of a GPU: tensors there have shapes, and reading ahead is the same.
+// Batches ahead of the loop. The meta device takes the place of a GPU: tensors there have shapes, and reading ahead is
+// the same.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,5 +1,5 @@
-// What PyTorch writes, read and continued here, and the reverse. Its files are in tests/data; where Python has torch, tests/data/python_torch.py
-// writes them anew, with the PyTorch that is installed, and the same checks hold for those.
+// What PyTorch writes, read and continued here, and the reverse. Its files are in tests/data; where Python has torch,
+// tests/data/python_torch.py writes them anew, with the PyTorch that is installed, and the same checks hold for those.
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -33,7 +33,8 @@ using Parameters = std::vector<Tensor>;
 const std::string kData = WEIGHTS_DATA;
 constexpr int kNoTorch = 77;
 
-/// Runs the script with the first Python that has torch; Debian's own comes first, as another one in PATH seldom has it.
+/// Runs the script with the first Python that has torch; Debian's own comes first, as another one in PATH seldom has
+/// it.
 int run_script(const std::string& arguments) {
   for (const std::string python : {"/usr/bin/python3", "python3"}) {
     const std::string command =
@@ -51,7 +52,7 @@ Dict read(const std::string& path) {
   return result;
 }
 
-// ---- State dicts -------------------------------------------------------------------------------------------------------
+// ---- State dicts ----------------------------------------------------------------------------------------------------
 
 Dict expected_state() {
   Dict result;
@@ -95,7 +96,7 @@ void check_state(const std::string& folder) {
   }
 }
 
-// ---- Optimizers --------------------------------------------------------------------------------------------------------
+// ---- Optimizers -----------------------------------------------------------------------------------------------------
 
 using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(Parameters)>;
 
@@ -180,7 +181,7 @@ void check_optimizers(const std::string& folder) {
   }
 }
 
-// ---- Schedules ---------------------------------------------------------------------------------------------------------
+// ---- Schedules ------------------------------------------------------------------------------------------------------
 
 void check_schedules(const std::string& folder) {
   const Dict file = read(folder + "/python_schedules.pt");
@@ -228,7 +229,7 @@ void check_schedules(const std::string& folder) {
   }
 }
 
-// ---- A scripted model --------------------------------------------------------------------------------------------------
+// ---- A scripted model -----------------------------------------------------------------------------------------------
 
 void check_script(const std::string& folder) {
   const Dict run = read(folder + "/python_script_run.pt");
@@ -265,7 +266,7 @@ void check_script(const std::string& folder) {
   }
 }
 
-// ---- The tests ---------------------------------------------------------------------------------------------------------
+// ---- The tests ------------------------------------------------------------------------------------------------------
 
 TEST(Python, StateDictsOfEveryProtocol) { check_state(kData); }
 TEST(Python, OptimizersGoOnFromItsStateDicts) { check_optimizers(kData); }

@@ -25,7 +25,8 @@ expect "resumed from step 1: epoch 1, place 0 of 2000, shuffle 1, seed 7"
 expect "epoch 2: loss"
 refuse "epoch 1: loss"
 
-# Two nodes of two processes each, on this machine: their rendezvous is a file that the URL names, and hold the same secret.
+# Two nodes of two processes each, on this machine: their rendezvous is a file that the URL names, and hold the same
+# secret.
 (umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$scratch/secret")
 node() {
   MANIPLE_SECRET_FILE="$scratch/secret" MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \

@@ -1,4 +1,5 @@
-// Stopping early and in good order: signals, ranks that agree, and a job that is ended by SIGTERM and goes on in a new one.
+// Stopping early and in good order: signals, ranks that agree, and a job that is ended by SIGTERM and goes on in a new
+// one.
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -19,7 +20,7 @@
 namespace maniple::harness::stop_test {
 namespace {
 
-// ---- Signals ---------------------------------------------------------------------------------------------------------
+// ---- Signals --------------------------------------------------------------------------------------------------------
 
 volatile std::sig_atomic_t others_calls = 0;
 void others_handler(int) { others_calls = others_calls + 1; }
@@ -147,7 +148,7 @@ TEST(GracefulStop, ASecondSignalEndsAtOnce) {
   EXPECT_EQ(WTERMSIG(status), SIGINT);
 }
 
-// ---- Ranks -----------------------------------------------------------------------------------------------------------
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 // One rank alone gets a signal, at step 5: all stop at the step that the interval says, and know the signal.
 TEST(GracefulStop, AllRanksStopAtTheSameStep) {
@@ -182,7 +183,7 @@ TEST(EarlyStopping, RanksDecideAlikeByRankZerosNumber) {
   });
 }
 
-// ---- Early stopping --------------------------------------------------------------------------------------------------
+// ---- Early stopping -------------------------------------------------------------------------------------------------
 
 int updates_until_stop(EarlyStoppingOptions options, const std::vector<double>& values) {
   EarlyStopping early(std::move(options));
@@ -232,7 +233,7 @@ TEST(EarlyStopping, GoesOnFromItsState) {
   EXPECT_EQ(early.updates(), 0);
 }
 
-// ---- A job -----------------------------------------------------------------------------------------------------------
+// ---- A job ----------------------------------------------------------------------------------------------------------
 
 std::string word_after(const std::string& text, const std::string& label) {
   const auto at = text.find(label);

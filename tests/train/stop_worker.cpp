@@ -1,7 +1,8 @@
 // A training for the tests of stopping: stop_worker FOLDER STEPS [HOLD_AT]
 //
-// Goes on from the checkpoint in the folder if there is one, ends after STEPS steps with the hash of its weights, or when it is
-// asked to stop, with a checkpoint. At step HOLD_AT rank 0 waits until a signal has arrived, so that it arrives in the middle.
+// Goes on from the checkpoint in the folder if there is one, ends after STEPS steps with the hash of its weights, or
+// when it is asked to stop, with a checkpoint. At step HOLD_AT rank 0 waits until a signal has arrived, so that it
+// arrives in the middle.
 #include <unistd.h>
 
 #include <chrono>

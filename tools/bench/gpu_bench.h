@@ -1,7 +1,9 @@
-// `maniple bench gpu`: collectives among ranks that share a GPU, and training on it, for Maniple, NCCL and PyTorch in one run.
+// `maniple bench gpu`: collectives among ranks that share a GPU, and training on it, for Maniple, NCCL and PyTorch in
+// one run.
 //
-// The work is done by programs of their own (gpu_worker, limit_gpu, ddp_gpu_worker, ddp_gpu_torch.py), as `maniple` itself needs neither
-// CUDA nor LibTorch. They are started by `maniple run`, with --share-gpu where MPS is asked for, and so as users start theirs.
+// The work is done by programs of their own (gpu_worker, limit_gpu, ddp_gpu_worker, ddp_gpu_torch.py), as `maniple`
+// itself needs neither CUDA nor LibTorch. They are started by `maniple run`, with --share-gpu where MPS is asked for,
+// and so as users start theirs.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +52,8 @@ struct GpuRow {
 
 /// Everything that can be measured, in order.
 std::vector<GpuMeasurement> gpu_measurements();
-/// Those whose names contain `only`, in which *, ? and [...] mean what they mean to a shell; those of a default run when it is empty.
-/// Throws InvalidArgument when there is none.
+/// Those whose names contain `only`, in which *, ? and [...] mean what they mean to a shell; those of a default run
+/// when it is empty. Throws InvalidArgument when there is none.
 std::vector<GpuMeasurement> picked_measurements(const std::string& only);
 
 /// Throws InvalidArgument for what is no row.
@@ -78,8 +80,8 @@ class GpuBench {
   GpuBench(const Testbed& testbed, const SignalWatch& watch, std::function<void(const std::string&)> progress)
       : testbed_(testbed), watch_(watch), progress_(std::move(progress)) {}
 
-  /// Throws InvalidArgument when there is no GPU. What is missing or fails is a row that says so, and the others go on. `on_row` gets
-  /// each row and those before it.
+  /// Throws InvalidArgument when there is no GPU. What is missing or fails is a row that says so, and the others go on.
+  /// `on_row` gets each row and those before it.
   std::vector<GpuRow> run(const std::vector<GpuMeasurement>& list,
                           const std::function<void(const GpuRow&, const std::vector<GpuRow>&)>& on_row);
   bool failed() const noexcept { return failed_; }          ///< something that is there did not work

@@ -17,7 +17,8 @@
 
 namespace maniple::bench {
 
-/// Ordinary memory as programs have it: page-aligned, no advice about page sizes, grown when needed. The same for all systems.
+/// Ordinary memory as programs have it: page-aligned, no advice about page sizes, grown when needed. The same for all
+/// systems.
 class PageMemory {
  public:
   std::byte* at_least(std::size_t bytes) {
@@ -58,7 +59,8 @@ class Communicator {
   virtual std::uint64_t largest(std::uint64_t value) = 0;
 };
 
-/// Measures the work item and hands each row to `report`, on every rank (only rank 0's rows hold timings worth showing).
+/// Measures the work item and hands each row to `report`, on every rank (only rank 0's rows hold timings worth
+/// showing).
 void measure(Communicator& communicator, const WorkItem& item, const std::function<void(const Row&)>& report);
 
 /// Prints rows as JSON lines on rank 0: the whole main loop of a peer's program.

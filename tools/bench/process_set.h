@@ -22,8 +22,8 @@ struct Interrupted {
   int signal;
 };
 
-/// SIGINT, SIGTERM and SIGHUP as a readable descriptor, so that everything that was started is ended and removed in the ordinary way,
-/// by destructors. Blocks them for the process while it lives. Make it before any thread.
+/// SIGINT, SIGTERM and SIGHUP as a readable descriptor, so that everything that was started is ended and removed in the
+/// ordinary way, by destructors. Blocks them for the process while it lives. Make it before any thread.
 class SignalWatch {
  public:
   SignalWatch();
@@ -81,8 +81,8 @@ struct ProcessSetFailed : Error {
 
 using LineSink = std::function<void(std::string_view line)>;
 
-/// Starts them all, hands each complete line of standard output to `on_line`, and returns when all have exited with code 0.
-/// Throws ProcessSetFailed, or Interrupted; either way no child is left.
+/// Starts them all, hands each complete line of standard output to `on_line`, and returns when all have exited with
+/// code 0. Throws ProcessSetFailed, or Interrupted; either way no child is left.
 void run_process_set(const std::vector<ChildSpec>& specs, const LineSink& on_line, Deadline deadline,
                      const SignalWatch& watch);
 

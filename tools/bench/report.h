@@ -46,8 +46,8 @@ class TableWriter {
   explicit TableWriter(bool with_ratio, std::size_t backends = 12) : with_ratio_(with_ratio), backends_(backends) {}
 
   std::string header() const;
-  /// The row's line, after one that says what the columns do not (operation, ranks, dtype, hosts) where that has changed.
-  /// `ratio` 0 leaves its column empty; an error stands where the figures would.
+  /// The row's line, after one that says what the columns do not (operation, ranks, dtype, hosts) where that has
+  /// changed. `ratio` 0 leaves its column empty; an error stands where the figures would.
   std::string next(const Row& row, double ratio = 0);
 
  private:

@@ -38,8 +38,8 @@ struct BenchRequest {
   int repeat = 1;
 };
 
-/// One (operation, ranks, dtype, hosts). Its systems are measured in turn, the whole turn is repeated, and the median over repetitions
-/// counts, so that a slow minute of the machine does not fall on one system alone.
+/// One (operation, ranks, dtype, hosts). Its systems are measured in turn, the whole turn is repeated, and the median
+/// over repetitions counts, so that a slow minute of the machine does not fall on one system alone.
 struct Block {
   int hosts = 1;
   std::string link;

@@ -93,8 +93,9 @@ std::string write_secret(const std::string& path);
 /// An init_method for the ranks of one work item.
 std::string new_rendezvous(const Testbed& testbed);
 
-/// The core for a rank: one each while there are enough, none otherwise. Launchers bind their ranks, so we bind those that
-/// we start ourselves, our own and the peers' alike; unbound, two ranks that share a core halve each other's speed.
+/// The core for a rank: one each while there are enough, none otherwise. Launchers bind their ranks, so we bind those
+/// that we start ourselves, our own and the peers' alike; unbound, two ranks that share a core halve each other's
+/// speed.
 std::optional<int> core_for(int rank, int ranks);
 
 /// True when PATH holds such a program.
@@ -105,8 +106,8 @@ std::string listing(const Testbed& testbed);
 
 // What a `bench-worker` process does: one rank of a measurement of Maniple itself.
 
-/// Initialises as `rank` with the init_method `rendezvous`, measures, and prints rows on rank 0. With the transport loopback
-/// it runs all ranks as threads instead and needs neither.
+/// Initialises as `rank` with the init_method `rendezvous`, measures, and prints rows on rank 0. With the transport
+/// loopback it runs all ranks as threads instead and needs neither.
 void run_worker(const WorkItem& item, int rank, const std::string& rendezvous);
 
 }  // namespace maniple::bench

@@ -1,5 +1,5 @@
-// Maniple itself: this program again, as `bench-worker`, one process per rank (or one process of threads for loopback); and what such
-// a worker does.
+// Maniple itself: this program again, as `bench-worker`, one process per rank (or one process of threads for loopback);
+// and what such a worker does.
 #include <exception>
 #include <mutex>
 #include <thread>

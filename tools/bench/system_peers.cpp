@@ -1,7 +1,8 @@
 // What Maniple is compared with: the MPIs, Gloo, and the limits of the machine.
 //
-// Open MPI and MPICH run through bench/peer_mpi.cpp and their own launchers. Over virtual hosts their launchers start a daemon on each host by a remote shell. There is no such shell between
-// namespaces, so they are given a script that enters the namespace instead.
+// Open MPI and MPICH run through bench/peer_mpi.cpp and their own launchers. Over virtual hosts their launchers start a
+// daemon on each host by a remote shell. There is no such shell between namespaces, so they are given a script that
+// enters the namespace instead.
 #include <unistd.h>
 
 #include <filesystem>

@@ -99,8 +99,8 @@ void run_in(int network, const std::string& command) {
   if (status != 0) throw Error(ErrorKind::system, fmt::format("`{}` failed: {}", command, printed));
 }
 
-/// Both outputs of a link: a bucket that holds the largest segment the stack hands down (64 KiB) several times over, but far less
-/// than what is measured.
+/// Both outputs of a link: a bucket that holds the largest segment the stack hands down (64 KiB) several times over,
+/// but far less than what is measured.
 std::string shaping(const std::string& device, const std::string& rate, double queue_ms) {
   return fmt::format("tc qdisc add dev {} root tbf rate {} burst 256kb latency {:.0f}ms", device, rate, queue_ms);
 }

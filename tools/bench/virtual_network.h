@@ -3,8 +3,9 @@
 //   host 0: eth0 10.77.0.1 ---- port0 ---+
 //   host 1: eth0 10.77.0.2 ---- port1 ---+--- bridge      (all addresses exist inside these namespaces only)
 //
-// The namespaces have no names. Each lives as long as a descriptor of this process, so the kernel removes everything even when the
-// process is killed, and several programs can have networks at a time. Needs root. Used by `maniple bench --hosts` and by the tests.
+// The namespaces have no names. Each lives as long as a descriptor of this process, so the kernel removes everything
+// even when the process is killed, and several programs can have networks at a time. Needs root. Used by `maniple bench
+// --hosts` and by the tests.
 #pragma once
 
 #include <string>
@@ -16,8 +17,9 @@ namespace maniple::bench {
 
 class VirtualNetwork {
  public:
-  /// `rate` shapes the link of each host in both directions ("1gbit", as tc spells it); empty: unshaped. A shaped link queues what it
-  /// cannot send at once for at most `queue_ms`. Throws SystemError, or Error with what `ip` or `tc` printed.
+  /// `rate` shapes the link of each host in both directions ("1gbit", as tc spells it); empty: unshaped. A shaped link
+  /// queues what it cannot send at once for at most `queue_ms`. Throws SystemError, or Error with what `ip` or `tc`
+  /// printed.
   explicit VirtualNetwork(int hosts, const std::string& rate = {}, double queue_ms = 50);
 
   /// Why no network can be made here; empty if it can.

@@ -1,8 +1,8 @@
-// What a measuring process is asked to do: one operation at several sizes (WorkItem), and each of those sizes as the buffers of
-// every rank (Case); and what it answers, a Row for each size.
+// What a measuring process is asked to do: one operation at several sizes (WorkItem), and each of those sizes as the
+// buffers of every rank (Case); and what it answers, a Row for each size.
 //
-// A work item is passed as one JSON argument, so that our own workers, the peers' programs and the limit programs all read it the same
-// way.
+// A work item is passed as one JSON argument, so that our own workers, the peers' programs and the limit programs all
+// read it the same way.
 #pragma once
 
 #include <algorithm>
@@ -109,7 +109,8 @@ void from_json(const nlohmann::json& json, Row& row);
 std::string to_line(const Row& row);                       ///< JSON without a newline
 std::optional<Row> parse_row_line(std::string_view line);  ///< nullopt: not a row (programs also print other things)
 
-/// Order statistics of timings: the smallest sample that at least `fraction` of all samples do not exceed (nearest rank); 0 of no samples.
+/// Order statistics of timings: the smallest sample that at least `fraction` of all samples do not exceed (nearest
+/// rank); 0 of no samples.
 inline double percentile(std::vector<double> samples, double fraction) {
   if (samples.empty()) return 0;
   const double rank = std::ceil(fraction * static_cast<double>(samples.size()));

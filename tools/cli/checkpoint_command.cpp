@@ -58,7 +58,7 @@ std::string shown_bytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
-// ---- ls --------------------------------------------------------------------------------------------------------------
+// ---- ls -------------------------------------------------------------------------------------------------------------
 
 using CheckpointRow = std::array<std::string, 5>;
 
@@ -119,7 +119,7 @@ int list(const CheckpointArguments& arguments) {
   return 0;
 }
 
-// ---- verify ----------------------------------------------------------------------------------------------------------
+// ---- verify ---------------------------------------------------------------------------------------------------------
 
 int verify(const CheckpointArguments& arguments) {
   int damaged = 0;
@@ -137,7 +137,7 @@ int verify(const CheckpointArguments& arguments) {
   return damaged == 0 ? 0 : kFailed;
 }
 
-// ---- merge and split -------------------------------------------------------------------------------------------------
+// ---- merge and split ------------------------------------------------------------------------------------------------
 
 /// Writes the elements of a box that is a flat range of the tensor, a few megabytes at a time.
 void write_range(SavedCheckpoint& from, const IndexedTensor& tensor, std::int64_t begin, std::int64_t count,

@@ -1,5 +1,5 @@
-// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands(). The small ones are in
-// commands.cpp.
+// A subcommand of `maniple`: one file that declares its options and runs, and one line in commands(). The small ones
+// are in commands.cpp.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ std::function<int()> declare_ps(CLI::App& app);
 
 // The table of `maniple knobs`, for a terminal of any width. Pure: environment and width are arguments.
 
-/// Narrow terminals get the meaning below the values, wide ones beside them; `width` 0: every knob is one line, for grep.
-/// What `read` finds set is shown behind the meaning.
+/// Narrow terminals get the meaning below the values, wide ones beside them; `width` 0: every knob is one line, for
+/// grep. What `read` finds set is shown behind the meaning.
 std::string knobs_table(const ReadVariable& read, std::size_t width);
 
 }  // namespace maniple::cli

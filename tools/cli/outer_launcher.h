@@ -7,8 +7,8 @@
 
 namespace maniple::cli {
 
-/// A warning, from the first of several `maniple run -n PROCESSES` on one node that mpirun or srun has started together; empty if
-/// there is nothing to say. `variable` reads the environment. Pure.
+/// A warning, from the first of several `maniple run -n PROCESSES` on one node that mpirun or srun has started
+/// together; empty if there is nothing to say. `variable` reads the environment. Pure.
 std::string outer_launcher_warning(const std::function<std::optional<std::string>(const char*)>& variable,
                                    int processes);
 

@@ -1,7 +1,8 @@
-// The checks of `maniple doctor`, and what a check says: a verdict, what was found, and how to fix it, in one line each.
+// The checks of `maniple doctor`, and what a check says: a verdict, what was found, and how to fix it, in one line
+// each.
 //
-// A new check has three things (the facts, a pure function that judges them, and one that gathers them on this machine) in
-// the file of its matter, and one line in the table.
+// A new check has three things (the facts, a pure function that judges them, and one that gathers them on this machine)
+// in the file of its matter, and one line in the table.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Whether other machines can be reached, and can reach this one: what a job on several needs.
 //
-// For each host, over the remote shell:  maniple doctor --answer ITS_ADDRESS --connect-back OUR_ADDRESS:PORT --token TOKEN
-// The other side listens, says where, connects back and waits for our connection:
+// For each host, over the remote shell:  maniple doctor --answer ITS_ADDRESS --connect-back OUR_ADDRESS:PORT --token
+// TOKEN The other side listens, says where, connects back and waits for our connection:
 //
 //   listening VERSION PORT        our side then connects there and sends the token
 //   connected-back                or: cannot-connect-back REASON

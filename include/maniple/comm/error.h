@@ -8,7 +8,8 @@
 //
 // The text says who, with whom, how far, how long and what to do next, in one line:
 //
-//   [all_reduce #12 world rank 3/8] rank 5 (pid 4711 on node2) is lost: its process ended without leaving the group (...)
+//   [all_reduce #12 world rank 3/8] rank 5 (pid 4711 on node2) is lost: its process ended without leaving the group
+//   (...)
 //
 // It is made from the fields of `ErrorInfo`, which programs read instead of the text:
 //
@@ -55,8 +56,8 @@ enum class LossKind : std::uint8_t {
 struct RankCall {
   int rank = -1;          ///< counted in the world
   std::string call = {};  ///< "all_reduce #12 float32[1000] sum"
-  /// Where the program made it: "train.cpp:40". Where the library made it for the program: "in Checkpoint::save, which all ranks call
-  /// (train.cpp:40)". Empty: not known.
+  /// Where the program made it: "train.cpp:40". Where the library made it for the program: "in Checkpoint::save, which
+  /// all ranks call (train.cpp:40)". Empty: not known.
   std::string place = {};
   friend bool operator==(const RankCall&, const RankCall&) = default;
 };

@@ -5,14 +5,17 @@
 //   mesh.coordinate("pipe");                         // which stage this rank is
 //   std::cout << mesh;                               // who is where
 //
-// Ranks are laid out row by row: the last dimension runs fastest. Of the eight ranks above, 0 and 1 differ in "tensor", 0 and 2 in "data",
-// 0 and 4 in "pipe". So what communicates most belongs last: ranks that follow each other mostly share a host.
+// Ranks are laid out row by row: the last dimension runs fastest. Of the eight ranks above, 0 and 1 differ in "tensor",
+// 0 and 2 in "data", 0 and 4 in "pipe". So what communicates most belongs last: ranks that follow each other mostly
+// share a host.
 //
-// mesh[name] is a ProcessGroup like any other, and its ranks are the coordinates along that dimension: rank 1 of mesh["data"] has coordinate
-// 1 there. Whatever takes a group takes it: DdpOptions::group, ClipGradOptions::group, DistOptions::group, ...
+// mesh[name] is a ProcessGroup like any other, and its ranks are the coordinates along that dimension: rank 1 of
+// mesh["data"] has coordinate 1 there. Whatever takes a group takes it: DdpOptions::group, ClipGradOptions::group,
+// DistOptions::group, ...
 //
-// The constructor and sub() are collective over the group of the mesh; everything else is local. A mesh is a value: copies share its groups.
-// (torch.distributed has this as DeviceMesh and init_device_mesh. Here a rank is a process, whatever devices it computes on.)
+// The constructor and sub() are collective over the group of the mesh; everything else is local. A mesh is a value:
+// copies share its groups. (torch.distributed has this as DeviceMesh and init_device_mesh. Here a rank is a process,
+// whatever devices it computes on.)
 #pragma once
 
 #include <iosfwd>
@@ -34,12 +37,13 @@ struct MeshDimension {
 
 class DeviceMesh {
  public:
-  /// Throws `InvalidArgument` on all ranks when the sizes do not fit the group, a name is empty or there twice, or when ranks were given
-  /// different dimensions. `options` are those of the groups.
+  /// Throws `InvalidArgument` on all ranks when the sizes do not fit the group, a name is empty or there twice, or when
+  /// ranks were given different dimensions. `options` are those of the groups.
   DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<MeshDimension> dimensions,
              const GroupOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
-  /// The ranks that differ from this one in that dimension alone, this one among them. Throws `InvalidArgument` for a name that is none.
+  /// The ranks that differ from this one in that dimension alone, this one among them. Throws `InvalidArgument` for a
+  /// name that is none.
   const std::shared_ptr<ProcessGroup>& operator[](std::string_view name) const;
 
   /// All ranks of the mesh.
@@ -57,11 +61,13 @@ class DeviceMesh {
   /// The ranks, in group(), along a dimension through this rank, by coordinate.
   std::vector<int> ranks_along(std::string_view name) const;
 
-  /// The mesh of some dimensions, in the order given, through this rank: its group has all ranks that differ from this one in these
-  /// dimensions alone. For what is divided over several dimensions at once, such as batches over "replica" and "data". Collective over group().
+  /// The mesh of some dimensions, in the order given, through this rank: its group has all ranks that differ from this
+  /// one in these dimensions alone. For what is divided over several dimensions at once, such as batches over "replica"
+  /// and "data". Collective over group().
   DeviceMesh sub(const std::vector<std::string>& names, const SourceLocation& where = SourceLocation::current()) const;
 
-  /// "DeviceMesh of 8 ranks: pipe 2 x data 2 x tensor 2; rank 5 is at pipe 1, data 0, tensor 1", then the ranks of group() in rows.
+  /// "DeviceMesh of 8 ranks: pipe 2 x data 2 x tensor 2; rank 5 is at pipe 1, data 0, tensor 1", then the ranks of
+  /// group() in rows.
   std::string text() const;
 
  private:

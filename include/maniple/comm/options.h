@@ -26,7 +26,8 @@ TransportKind parse_transport(std::string_view name);  ///< "auto", "loopback", 
 
 struct InitOptions {
   /// How ranks find each other (rendezvous):
-  ///   "env://"             MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, as every launcher of the PyTorch world sets them
+  ///   "env://"             MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, as every launcher of the PyTorch world sets
+  ///                        them
   ///   "tcp://host:port"    rank 0 listens there; rank and world_size come from the fields below (or from
   ///                        `?rank=R&world_size=N`)
   ///   "file:///path"       a file all ranks can reach; rank may be left at -1 to be given one
@@ -42,11 +43,12 @@ struct InitOptions {
   /// Limit for init(); default: 5 minutes, or `timeout` if that is shorter.
   std::optional<Seconds> init_timeout = {};
 
-  /// What communicates. For memory of the host: "native", "gloo", "mpi"; memory of a GPU then travels through memory of the host. For
-  /// memory of a GPU: "cuda" (ranks that share a GPU, or GPUs of one host that reach each other) and "nccl"; tensors of the CPU are
-  /// refused then. For both: "cpu:native,cuda:nccl".
+  /// What communicates. For memory of the host: "native", "gloo", "mpi"; memory of a GPU then travels through memory of
+  /// the host. For memory of a GPU: "cuda" (ranks that share a GPU, or GPUs of one host that reach each other) and
+  /// "nccl"; tensors of the CPU are refused then. For both: "cpu:native,cuda:nccl".
   std::string backend = "native";
-  /// The GPU of this rank for "cuda" and "nccl", as this process counts them; -1: its rank on this host, modulo the number of GPUs.
+  /// The GPU of this rank for "cuda" and "nccl", as this process counts them; -1: its rank on this host, modulo the
+  /// number of GPUs.
   int device = -1;
   TransportKind transport = TransportKind::automatic;
 
@@ -63,12 +65,13 @@ struct GroupOptions {
 /// Given to single calls: `world->all_reduce(x, ReduceOp::sum, {.timeout = 5s, .async_op = true})`.
 struct CallOptions {
   std::optional<Seconds> timeout = {};  ///< default: that of the group
-  /// For collectives on buffers. false: the call returns when this rank's result is in place, and its Work is done. true: it
-  /// returns at once, and the Work is done later. Other calls always return when they have finished.
+  /// For collectives on buffers. false: the call returns when this rank's result is in place, and its Work is done.
+  /// true: it returns at once, and the Work is done later. Other calls always return when they have finished.
   bool async_op = false;
-  /// For memory of a device: the stream (a cudaStream_t) in whose order the operation runs: after what it holds now, and before what is
-  /// enqueued later. The call then returns when the operation is enqueued; see work.h. Null: the default stream. With async_op it
-  /// starts after what the stream holds, but runs on a stream of the group's own, and Work::wait orders the two.
+  /// For memory of a device: the stream (a cudaStream_t) in whose order the operation runs: after what it holds now,
+  /// and before what is enqueued later. The call then returns when the operation is enqueued; see work.h. Null: the
+  /// default stream. With async_op it starts after what the stream holds, but runs on a stream of the group's own, and
+  /// Work::wait orders the two.
   void* stream = nullptr;
   SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it alone
 };

@@ -8,20 +8,21 @@
 // disagree (another operation, dtype, count, root, reduce op, order) all get `Mismatch`, which lists what each rank
 // called and where. A rank that does not arrive is named by `Timeout`; one that dies, by `PeerLost`, at once.
 //
-// Synchronous and asynchronous, as in torch.distributed: a collective returns when this rank's result is in place, and the
-// `Work` that it returns is done; with `{.async_op = true}` it returns at once, and the Work is done later. A synchronous
-// call on an idle group runs in the calling thread and costs no thread switch.
+// Synchronous and asynchronous, as in torch.distributed: a collective returns when this rank's result is in place, and
+// the `Work` that it returns is done; with `{.async_op = true}` it returns at once, and the Work is done later. A
+// synchronous call on an idle group runs in the calling thread and costs no thread switch.
 //
-// Ranks: `root` and `peer`, and the ranks that new_group takes, are ranks of this group, from 0 to size() - 1, as in MPI.
-// `topology().members` has their ranks in the world.
+// Ranks: `root` and `peer`, and the ranks that new_group takes, are ranks of this group, from 0 to size() - 1, as in
+// MPI. `topology().members` has their ranks in the world.
 //
 // Threads: a group may be used from several threads, but as the order of calls must be the same on all ranks, only
 // one at a time in practice; use one group per thread for concurrency. send and recv are exempt from the order of
 // collectives: they are matched by (source, tag) in the order posted.
 //
-// After an error of the second family (see error.h) the group is aborted on all ranks: on each, one call throws the cause as
-// it is (the one under way, or the next), and later calls throw `Aborted` at once, repeating it. Make a new group, or end.
-// Destroying a group never communicates and never blocks on peers. In a child of fork() every call throws: a forked child is not a rank.
+// After an error of the second family (see error.h) the group is aborted on all ranks: on each, one call throws the
+// cause as it is (the one under way, or the next), and later calls throw `Aborted` at once, repeating it. Make a new
+// group, or end. Destroying a group never communicates and never blocks on peers. In a child of fork() every call
+// throws: a forked child is not a rank.
 //
 // Tags are 0 or more. A time-out is not negative; NaN is none.
 // Counts are in elements. "In place" means that input and output are the same memory.
@@ -51,11 +52,11 @@ namespace detail {
 class GroupImpl;
 }
 
-/// Makes this process a rank of the world: waits until all `world_size` ranks have arrived, or throws `Timeout` naming those
-/// that have not. Throws `InvalidArgument` naming the variable, what it holds and what was expected.
+/// Makes this process a rank of the world: waits until all `world_size` ranks have arrived, or throws `Timeout` naming
+/// those that have not. Throws `InvalidArgument` naming the variable, what it holds and what was expected.
 ///
-/// A program that was started by itself, with neither RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT nor a scheduler's variables
-/// set and none of them given in the options, gets a world of one rank; the log says so.
+/// A program that was started by itself, with neither RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT nor a scheduler's
+/// variables set and none of them given in the options, gets a world of one rank; the log says so.
 std::shared_ptr<ProcessGroup> init(const InitOptions& options = {});
 
 /// The same over a store that the program brings along (tests, launchers). Uses keys under "maniple/".
@@ -85,8 +86,8 @@ class ProcessGroup {
   int size() const noexcept;  ///< -1 outside the group
 
   /// Whether this rank is in the group. new_group and split give the ranks outside a handle, too. On it operations do
-  /// nothing, whatever their arguments: they return at once (recv: -1; objects: empty; a Work that is done), and the first
-  /// logs a warning. store(), new_group and split throw `InvalidArgument` there.
+  /// nothing, whatever their arguments: they return at once (recv: -1; objects: empty; a Work that is done), and the
+  /// first logs a warning. store(), new_group and split throw `InvalidArgument` there.
   bool is_member() const noexcept;
   /// Throws `InvalidArgument` outside the group; its text begins with `who`, what the group was given to.
   void require_member(std::string_view who) const;
@@ -100,12 +101,13 @@ class ProcessGroup {
   // ---- Groups of ranks -----------------------------------------------------------------------------------------
 
   /// A group of some of this group's ranks, in the order given. Collective over *this*; every rank passes the same
-  /// list and options, or all get `Mismatch`. Ranks that are not in it get a handle that says so (is_member), never null.
+  /// list and options, or all get `Mismatch`. Ranks that are not in it get a handle that says so (is_member), never
+  /// null.
   std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options = {},
                                           const CallOptions& call = {});
 
-  /// One group for each colour; inside it ranks are ordered by (key, rank), and all pass the same options. A negative colour:
-  /// none (is_member is false).
+  /// One group for each colour; inside it ranks are ordered by (key, rank), and all pass the same options. A negative
+  /// colour: none (is_member is false).
   std::shared_ptr<ProcessGroup> split(int color, int key = 0, const GroupOptions& options = {},
                                       const CallOptions& call = {});
 
@@ -153,8 +155,8 @@ class ProcessGroup {
   Work barrier(const CallOptions& options = {});
 
   /// A barrier with a limit of its own that, when it passes, names every missing rank and leaves the group usable. Goes
-  /// through the store, so it is slow (a millisecond) and works even while collectives are stuck. A rank that dies ends the
-  /// wait with `PeerLost`, as everywhere.
+  /// through the store, so it is slow (a millisecond) and works even while collectives are stuck. A rank that dies ends
+  /// the wait with `PeerLost`, as everywhere.
   void monitored_barrier(Seconds timeout, const CallOptions& options = {});
 
   // ---- Point to point ------------------------------------------------------------------------------------------
@@ -185,13 +187,14 @@ class ProcessGroup {
   /// Memory that every rank of this host maps, so that collectives on it copy nothing. Collective over the group; sizes
   /// may differ. Zeroed, page-aligned. Freed when the last handle goes, on each rank for itself.
   RegisteredMemory allocate(std::size_t bytes, const CallOptions& options = {});
-  /// The same in memory of a GPU, for the backends cuda and nccl. Either all ranks pass memory of one such allocation to a collective,
-  /// or none does.
+  /// The same in memory of a GPU, for the backends cuda and nccl. Either all ranks pass memory of one such allocation
+  /// to a collective, or none does.
   RegisteredMemory allocate(std::size_t bytes, Device device, const CallOptions& options = {});
-  /// Memory of which each host has one: all ranks of this group on a host get the same pages, as by MPI_Win_allocate_shared. Collective
-  /// over the group; all pass the same size. Zeroed, page-aligned; freed when the last of them drops its handle. Who writes it when is
-  /// for the ranks to agree on, by barriers; to operations it is ordinary memory. Throws `Unsupported` where ranks of a host share no
-  /// memory: with other backends than native, and with transport tcp.
+  /// Memory of which each host has one: all ranks of this group on a host get the same pages, as by
+  /// MPI_Win_allocate_shared. Collective over the group; all pass the same size. Zeroed, page-aligned; freed when the
+  /// last of them drops its handle. Who writes it when is for the ranks to agree on, by barriers; to operations it is
+  /// ordinary memory. Throws `Unsupported` where ranks of a host share no memory: with other backends than native, and
+  /// with transport tcp.
   RegisteredMemory allocate_shared(std::size_t bytes, const CallOptions& options = {});
 
   // ---- Ends ----------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 // Memory that a group's ranks on one host all map.
 //
-// Get it from `ProcessGroup::allocate`. Any part of it can be passed to any operation of that group like ordinary memory;
-// operations recognise it by its address and then work on it where it lies. Operations of other groups treat it as
-// ordinary memory. It is backed by an anonymous file handed over a socket: it has no name, and nothing is left behind
-// when a process is killed.
+// Get it from `ProcessGroup::allocate`. Any part of it can be passed to any operation of that group like ordinary
+// memory; operations recognise it by its address and then work on it where it lies. Operations of other groups treat it
+// as ordinary memory. It is backed by an anonymous file handed over a socket: it has no name, and nothing is left
+// behind when a process is killed.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,8 @@ class SourceLocation {
     return where;
   }
 
-  /// With line() 0: how the library names a call of its own, "in Checkpoint::save (train.cpp:40)"; or empty, where nothing is known.
+  /// With line() 0: how the library names a call of its own, "in Checkpoint::save (train.cpp:40)"; or empty, where
+  /// nothing is known.
   constexpr const char* file_name() const noexcept { return file_; }
   constexpr unsigned line() const noexcept { return line_; }
   constexpr const char* function_name() const noexcept { return function_; }

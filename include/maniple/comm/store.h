@@ -1,8 +1,8 @@
 // A small key-value store that ranks share while they find each other.
 //
-// Keys are byte strings of 1 to 1,024 bytes, values byte strings of up to 64 MiB. All methods may be called from several
-// threads. A method that waits takes a deadline and throws `Timeout` naming the keys that were not set. A store that
-// has lost its server throws `PeerLost` or `SystemError`.
+// Keys are byte strings of 1 to 1,024 bytes, values byte strings of up to 64 MiB. All methods may be called from
+// several threads. A method that waits takes a deadline and throws `Timeout` naming the keys that were not set. A store
+// that has lost its server throws `PeerLost` or `SystemError`.
 //
 //   MemoryStore   threads of one process
 //   FileStore     processes that share a file (mode 0600); needs nothing else

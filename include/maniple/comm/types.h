@@ -1,8 +1,8 @@
 // What is communicated: element types, reductions, buffers.
 //
-// A buffer is a view: pointer, number of elements, element type, and the device whose memory it is. It owns nothing and must stay valid until the
-// operation has finished (for asynchronous calls: until the `Work` is done). A buffer of zero elements may have any
-// pointer, null included. Any alignment works; 64 bytes is fastest.
+// A buffer is a view: pointer, number of elements, element type, and the device whose memory it is. It owns nothing and
+// must stay valid until the operation has finished (for asynchronous calls: until the `Work` is done). A buffer of zero
+// elements may have any pointer, null included. Any alignment works; 64 bytes is fastest.
 #pragma once
 
 #include <cstddef>

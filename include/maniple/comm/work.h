@@ -8,10 +8,10 @@
 // copies are the same operation. Dropping the last handle neither waits nor cancels. All methods may be called from
 // any thread.
 //
-// On memory of a device (a GPU) an operation is *enqueued* when the call returns, and *complete* later. wait() does not block the host
-// there: it orders the caller's current stream after the operation. synchronize() blocks the host until it is complete. An operation
-// that fails after it was enqueued leaves values that mean nothing; the error is thrown by the next call on the host: wait,
-// synchronize, or the next operation.
+// On memory of a device (a GPU) an operation is *enqueued* when the call returns, and *complete* later. wait() does not
+// block the host there: it orders the caller's current stream after the operation. synchronize() blocks the host until
+// it is complete. An operation that fails after it was enqueued leaves values that mean nothing; the error is thrown by
+// the next call on the host: wait, synchronize, or the next operation.
 #pragma once
 
 #include <exception>
@@ -37,15 +37,16 @@ class Work {
   /// True once the operation has succeeded or failed.
   bool done() const;
 
-  /// Blocks until done; rethrows the operation's error. (The operation has a deadline of its own, so this ends.) On a device: what is
-  /// enqueued from now on, on the current stream of this thread, comes after the operation; the host goes on at once.
+  /// Blocks until done; rethrows the operation's error. (The operation has a deadline of its own, so this ends.) On a
+  /// device: what is enqueued from now on, on the current stream of this thread, comes after the operation; the host
+  /// goes on at once.
   void wait() const;
 
   /// Blocks the host until the operation is complete, also on a device; rethrows its error.
   void synchronize() const;
 
-  /// Blocks the host until done or until the deadline; true when done. Rethrows the operation's error. That the deadline of this
-  /// wait passes is no error and does not disturb the operation.
+  /// Blocks the host until done or until the deadline; true when done. Rethrows the operation's error. That the
+  /// deadline of this wait passes is no error and does not disturb the operation.
   bool wait_until(Deadline deadline) const;
 
   /// The error, or null while running and after success.

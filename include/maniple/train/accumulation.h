@@ -11,13 +11,13 @@
 //     }
 //   }
 //
-// The gradient is the mean over the group of batches, as if it had been one batch. This holds for the last group as well, which
-// may have fewer batches: step(true) ends a group early. For batches of different sizes give scale() the number of samples, and
-// the mean is over samples. (Over ranks, DistributedDataParallel weighs them equally, or with Average::samples by the samples of
-// the group, which is set here.)
+// The gradient is the mean over the group of batches, as if it had been one batch. This holds for the last group as
+// well, which may have fewer batches: step(true) ends a group early. For batches of different sizes give scale() the
+// number of samples, and the mean is over samples. (Over ranks, DistributedDataParallel weighs them equally, or with
+// Average::samples by the samples of the group, which is set here.)
 //
-// All ranks have the same number of batches, and so end their groups together. A loop that ends without step(true) leaves
-// pending() batches in the gradients, which ranks have not averaged: drop them with zero_grad() and reset().
+// All ranks have the same number of batches, and so end their groups together. A loop that ends without step(true)
+// leaves pending() batches in the gradients, which ranks have not averaged: drop them with zero_grad() and reset().
 //
 // One thread, that of backward. Keeps references to the gradients' parameters, and to `ddp`, which must outlive it.
 #pragma once
@@ -56,8 +56,8 @@ class Accumulation {
   /// Begins the next small batch. `is_last`: there is none after it, so the group ends with it; the same on all ranks.
   Step step(bool is_last = false);
 
-  /// The loss, divided such that the group's gradients add up to their mean; call it once in each step. `samples`: that the loss
-  /// is a mean of, where batches differ; not negative.
+  /// The loss, divided such that the group's gradients add up to their mean; call it once in each step. `samples`: that
+  /// the loss is a mean of, where batches differ; not negative.
   torch::Tensor scale(const torch::Tensor& loss, double samples = 1);
 
   /// Whether the group is complete: after this backward, the optimizer may step.

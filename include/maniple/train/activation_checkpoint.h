@@ -1,34 +1,39 @@
-// Activation checkpointing: a part of the forward keeps its inputs only, and is computed again in backward. Less memory, for about a
-// third more time. (What saves a training run to disk is in checkpoint.h.)
+// Activation checkpointing: a part of the forward keeps its inputs only, and is computed again in backward. Less
+// memory, for about a third more time. (What saves a training run to disk is in checkpoint.h.)
 //
 //   torch::Tensor forward(torch::Tensor x) {
-//     for (auto& block : blocks) x = maniple::checkpoint(block, x);                       // a module: calls its forward
+//     // a module: calls its forward
+//     for (auto& block : blocks) x = maniple::checkpoint(block, x);
 //     auto [y, state] = maniple::checkpoint([this](const torch::Tensor& a) { return lstm(a); }, x);  // or any function
 //     return y;
 //   }
 //
-// What is called      a module (a TORCH_MODULE holder or std::shared_ptr) or any function that can be copied. It is called twice, so
-//                     what it captures by reference must live until backward, and it must do the same both times.
-// Arguments, results  Tensors are kept for backward, other arguments are copied. It returns a tensor, a std::vector, std::pair or
+// What is called      a module (a TORCH_MODULE holder or std::shared_ptr) or any function that can be copied. It is
+//                     called twice, so what it captures by reference must live until backward, and it must do the same
+//                     both times.
+// Arguments, results  Tensors are kept for backward, other arguments are copied. It returns a tensor, a std::vector,
+// std::pair or
 //                     std::tuple of tensors.
-// Gradients           are those of the function without checkpointing, for its arguments, for every parameter that it uses and for
-//                     whatever else it captures: all of it is found in the graph of the first call. No list of parameters is needed.
-// Randomness          The state of the random generators (the CPU's and those of the arguments' GPUs) is that of the first call, so
-//                     dropout drops the same elements.
+// Gradients           are those of the function without checkpointing, for its arguments, for every parameter that it
+//                     uses and for whatever else it captures: all of it is found in the graph of the first call. No
+//                     list of parameters is needed.
+// Randomness          The state of the random generators (the CPU's and those of the arguments' GPUs) is that of the
+//                     first call, so dropout drops the same elements.
 // Autocast            is on or off, and of the dtype, as in the first call. Casts of weights are not cached inside.
-// With DDP            Gradients leave through the graph that forward made, so each parameter's hook runs once in a backward, in its
-//                     place: buckets, overlap, find_unused_parameters and static_graph work as ever. Nothing has to be delayed.
+// With DDP            Gradients leave through the graph that forward made, so each parameter's hook runs once in a
+//                     backward, in its place: buckets, overlap, find_unused_parameters and static_graph work as ever.
+//                     Nothing has to be delayed.
 // Nests               A function that is checkpointed may use checkpoint itself.
-// Side effects        happen twice: running statistics of batch norm are updated twice, as in PyTorch. (Those of the first call are in
-//                     both; a momentum that is half as large makes up for it.)
+// Side effects        happen twice: running statistics of batch norm are updated twice, as in PyTorch. (Those of the
+//                     first call are in both; a momentum that is half as large makes up for it.)
 //
-// Without grad mode, or if nothing requires a gradient, the function is just called. backward twice with retain_graph computes twice;
-// without it the second is LibTorch's error. backward with create_graph is refused. An argument that was changed in place
-// since is LibTorch's error as well.
+// Without grad mode, or if nothing requires a gradient, the function is just called. backward twice with retain_graph
+// computes twice; without it the second is LibTorch's error. backward with create_graph is refused. An argument that
+// was changed in place since is LibTorch's error as well.
 //
-// What it costs. A part holds nothing but its inputs between forward and its backward; while it is computed, in forward and in
-// backward, it holds all that it holds without checkpointing. So n parts of equal size keep n inputs and the activations of one
-// part: about sqrt(number of layers) parts use the least memory.
+// What it costs. A part holds nothing but its inputs between forward and its backward; while it is computed, in forward
+// and in backward, it holds all that it holds without checkpointing. So n parts of equal size keep n inputs and the
+// activations of one part: about sqrt(number of layers) parts use the least memory.
 #pragma once
 
 #include <cstdint>
@@ -136,8 +141,8 @@ auto checkpoint(Function function, Arguments... arguments) {
   return checkpoint(ActivationCheckpointOptions{}, std::move(function), std::move(arguments)...);
 }
 
-/// Runs a sequence of modules in `segments` parts of equally many modules; all but the last are checkpointed (its activations are
-/// needed first). Throws InvalidArgument unless there are at least as many modules as segments.
+/// Runs a sequence of modules in `segments` parts of equally many modules; all but the last are checkpointed (its
+/// activations are needed first). Throws InvalidArgument unless there are at least as many modules as segments.
 torch::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, std::int64_t segments, torch::Tensor input,
                                     const ActivationCheckpointOptions& options = {});
 

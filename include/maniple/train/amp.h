@@ -15,18 +15,20 @@
 //     scaler.update();
 //   }
 //
-// Both are those of torch.amp, and so are their numbers. What gradients are communicated in is a matter of communication hooks
-// ("fp16", "bf16": comm_hooks.h), whatever they are computed in.
+// Both are those of torch.amp, and so are their numbers. What gradients are communicated in is a matter of
+// communication hooks ("fp16", "bf16": comm_hooks.h), whatever they are computed in.
 //
-// bfloat16 has the range of float32 and needs no scaler. float16 has not: gradients below 6e-8 become zero. So the loss is
-// multiplied by a large *scale*, and gradients are divided by it before the step. The scale is found by trying: a step with a gradient
-// that is not finite is left out and the scale halved; after growth_interval good steps in a row it is doubled.
+// bfloat16 has the range of float32 and needs no scaler. float16 has not: gradients below 6e-8 become zero. So the loss
+// is multiplied by a large *scale*, and gradients are divided by it before the step. The scale is found by trying: a
+// step with a gradient that is not finite is left out and the scale halved; after growth_interval good steps in a row
+// it is doubled.
 //
-// With DistributedDataParallel the averaged gradients are equal on all ranks, and infinity or NaN on one rank is in the average on all
-// ranks: all decide alike, and nothing is communicated. Where ranks hold different parameters (fully_shard, tensor_parallel.h, Pipeline; see
-// tensor_layout.h), unscale_ and step make one decision for all ranks that divide the parameters. Where gradients differ for
-// other reasons (parameters outside of DistributedDataParallel, post-local SGD), `group` does. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_,
-// step and update in its shadow_step too.
+// With DistributedDataParallel the averaged gradients are equal on all ranks, and infinity or NaN on one rank is in the
+// average on all ranks: all decide alike, and nothing is communicated. Where ranks hold different parameters
+// (fully_shard, tensor_parallel.h, Pipeline; see tensor_layout.h), unscale_ and step make one decision for all ranks
+// that divide the parameters. Where gradients differ for other reasons (parameters outside of DistributedDataParallel,
+// post-local SGD), `group` does. Inside with_uneven_inputs a rank that shadows keeps up by calling unscale_, step and
+// update in its shadow_step too.
 #pragma once
 
 #include <memory>
@@ -41,7 +43,8 @@
 namespace MANIPLE_API maniple {
 
 struct AutocastOptions {
-  /// bfloat16 or float16 (on the CPU since LibTorch 2.3). Default: bfloat16 on the CPU, float16 on other devices, as in PyTorch.
+  /// bfloat16 or float16 (on the CPU since LibTorch 2.3). Default: bfloat16 on the CPU, float16 on other devices, as in
+  /// PyTorch.
   std::optional<torch::ScalarType> dtype = {};
   /// Off: a region without autocast inside one that has it.
   bool enabled = true;
@@ -49,8 +52,9 @@ struct AutocastOptions {
   bool cache_enabled = true;
 };
 
-/// While it lives, LibTorch's operations in this thread choose 16 or 32 bits by themselves, for tensors of one type of device. May be nested;
-/// destroy in the opposite order. DataParallel and checkpoint (activation_checkpoint.h) carry it to where they compute.
+/// While it lives, LibTorch's operations in this thread choose 16 or 32 bits by themselves, for tensors of one type of
+/// device. May be nested; destroy in the opposite order. DataParallel and checkpoint (activation_checkpoint.h) carry it
+/// to where they compute.
 class [[nodiscard]] Autocast {
  public:
   explicit Autocast(torch::DeviceType device, const AutocastOptions& options = {});
@@ -71,8 +75,8 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;  ///< between 0 and 1
   int growth_interval = 2000;   ///< good steps in a row; at least 1
   bool enabled = true;          ///< off: scale returns the loss, step is the optimizer's; the loop stays as it is
-  /// More ranks that decide together: one all_reduce of 4 bytes in each step, collective over the group. Parameters with a layout know
-  /// their groups.
+  /// More ranks that decide together: one all_reduce of 4 bytes in each step, collective over the group. Parameters
+  /// with a layout know their groups.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
 
@@ -88,12 +92,13 @@ class GradScaler {
   /// The loss times the scale, in float32 at least.
   torch::Tensor scale(const torch::Tensor& loss);
 
-  /// Divides the gradients of the optimizer's parameters by the scale, and notes whether all are finite. At most once between two
-  /// updates for each optimizer; step() does it otherwise. Throws InvalidArgument for gradients in float16: dividing them would
-  /// make zeros of those that the scale has saved.
+  /// Divides the gradients of the optimizer's parameters by the scale, and notes whether all are finite. At most once
+  /// between two updates for each optimizer; step() does it otherwise. Throws InvalidArgument for gradients in float16:
+  /// dividing them would make zeros of those that the scale has saved.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// The optimizer's step if all gradients are finite. Returns whether it was taken. Once between two updates for each optimizer.
+  /// The optimizer's step if all gradients are finite. Returns whether it was taken. Once between two updates for each
+  /// optimizer.
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale; after the step of every optimizer. With `new_scale` it becomes that.

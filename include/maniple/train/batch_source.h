@@ -1,5 +1,5 @@
-// What DataLoader is made of apart from its templates: which samples make up each batch, and the threads that fetch them. Only
-// LoaderOptions and DataError are for users.
+// What DataLoader is made of apart from its templates: which samples make up each batch, and the threads that fetch
+// them. Only LoaderOptions and DataError are for users.
 #pragma once
 
 #include <atomic>
@@ -33,8 +33,8 @@ struct LoaderOptions {
   SamplerMode mode = SamplerMode::training;  ///< of that sampler; evaluation: every sample once, over all ranks
 };
 
-/// A dataset, a decode or a collate function threw: the text names the sample and quotes the error. std::rethrow_if_nested(error) throws
-/// the original.
+/// A dataset, a decode or a collate function threw: the text names the sample and quotes the error.
+/// std::rethrow_if_nested(error) throws the original.
 struct DataError : InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
@@ -58,7 +58,8 @@ struct StoppedEarly : std::exception {};
 /// In a catch block: throws a DataError with what is caught inside.
 [[noreturn]] void rethrow_as_data_error(const std::string& name);
 
-/// Which samples make up each batch of this rank, and how far the loop is. Belongs to the loop's thread, but for next() of streams.
+/// Which samples make up each batch of this rank, and how far the loop is. Belongs to the loop's thread, but for next()
+/// of streams.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;

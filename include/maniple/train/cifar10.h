@@ -1,20 +1,21 @@
 // The CIFAR-10 pictures as a torch::data dataset.
 //
-//   auto pictures = maniple::Cifar10("data/cifar10", maniple::Cifar10::Split::train).map(torch::data::transforms::Stack<>());
+//   auto pictures = maniple::Cifar10("data/cifar10", maniple::Cifar10::Split::train)
+//                       .map(torch::data::transforms::Stack<>());
 //   auto loader = torch::data::make_data_loader(std::move(pictures), sampler, 64);
 //   for (auto& batch : *loader) { batch.data /* [64, 3, 32, 32] float */; batch.target /* [64] int64 */; }
 //
-// The folder holds the files of the "binary version" (cifar-10-binary.tar.gz, unpacked), or a folder cifar-10-batches-bin with
-// them:
+// The folder holds the files of the "binary version" (cifar-10-binary.tar.gz, unpacked), or a folder
+// cifar-10-batches-bin with them:
 //
 //   data_batch_1.bin ... data_batch_5.bin   test_batch.bin
 //
-// each with 10000 records of 3073 bytes: the label, then 32 x 32 bytes of red, of green, of blue. A file of another length, or
-// with a label above 9, is an InvalidArgument that names the file, the offset and what was expected there; a file that is not
-// there is a SystemError.
+// each with 10000 records of 3073 bytes: the label, then 32 x 32 bytes of red, of green, of blue. A file of another
+// length, or with a label above 9, is an InvalidArgument that names the file, the offset and what was expected there; a
+// file that is not there is a SystemError.
 //
-// Copies share the pictures (154 MB for the training set), so that each worker of a loader may have one; reading is safe
-// from several threads.
+// Copies share the pictures (154 MB for the training set), so that each worker of a loader may have one; reading is
+// safe from several threads.
 #pragma once
 
 #include <array>
@@ -31,8 +32,8 @@
 namespace MANIPLE_API maniple {
 
 struct Cifar10Options {
-  /// Bytes 0 .. 255 of red, green and blue become (byte / 255 - mean) / deviation. These are the mean and the deviation of the
-  /// training pictures.
+  /// Bytes 0 .. 255 of red, green and blue become (byte / 255 - mean) / deviation. These are the mean and the deviation
+  /// of the training pictures.
   std::array<float, 3> mean = {0.4914F, 0.4822F, 0.4465F};
   std::array<float, 3> deviation = {0.2470F, 0.2435F, 0.2616F};
   /// Only the first so many samples; 0: all. Files beyond them are not read.

@@ -95,8 +95,8 @@ CommHook allreduce_hook();
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// The hooks that have a name: "all_reduce", "fp16", "bf16", "int8", "powerSGD" (the last two with their default options;
-/// see int8_hook.h and power_sgd.h). A new one is one file and one line in this table.
+/// The hooks that have a name: "all_reduce", "fp16", "bf16", "int8", "powerSGD" (the last two with their default
+/// options; see int8_hook.h and power_sgd.h). A new one is one file and one line in this table.
 struct NamedCommHook {
   const char* name;
   const char* summary;
@@ -105,8 +105,9 @@ struct NamedCommHook {
 std::span<const NamedCommHook> comm_hooks() noexcept;
 CommHook comm_hook_named(std::string_view name);  ///< throws InvalidArgument, listing the names
 
-/// What this rank has sent to others by a hook, against what the plain average of the same gradients sends: an all_reduce
-/// of B bytes over n ranks costs each of them 2 (n-1)/n B. (Ranks of one host exchange the same bytes in shared memory.)
+/// What this rank has sent to others by a hook, against what the plain average of the same gradients sends: an
+/// all_reduce of B bytes over n ranks costs each of them 2 (n-1)/n B. (Ranks of one host exchange the same bytes in
+/// shared memory.)
 struct HookTraffic {
   std::uint64_t sent_bytes = 0;
   std::uint64_t plain_bytes = 0;

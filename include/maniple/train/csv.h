@@ -1,15 +1,18 @@
 // CSV files as datasets: columns of numbers, and a label.
 //
-//   maniple::CsvDataset table("iris.csv", {.columns = {"width", "length"}, .label = "species"});     // any sample at any time
-//   auto stream = maniple::csv_stream("parts/*.csv", {.label = "species"}, {.shuffle_buffer = 10000});  // larger than the index may be
+//   // any sample at any time
+//   maniple::CsvDataset table("iris.csv", {.columns = {"width", "length"}, .label = "species"});
+//   // larger than the index may be
+//   auto stream = maniple::csv_stream("parts/*.csv", {.label = "species"}, {.shuffle_buffer = 10000});
 //   maniple::DataLoader loader(table, {.batch_size = 32, .workers = 2});
 //
-// A sample's data is a float tensor with a number for each column; its target is the label, an int64 (or, with real_label, a float) of no
-// dimensions, or 0 without one. What is read as CSV, and the options, are in shards.h. Fields that are no numbers are an
-// InvalidArgument when their record is fetched: "iris.csv:17:4: "abc" in column "width"; expected a number".
+// A sample's data is a float tensor with a number for each column; its target is the label, an int64 (or, with
+// real_label, a float) of no dimensions, or 0 without one. What is read as CSV, and the options, are in shards.h.
+// Fields that are no numbers are an InvalidArgument when their record is fetched: "iris.csv:17:4: "abc" in column
+// "width"; expected a number".
 //
-// CsvDataset reads each file once to find where records begin, and keeps 8 bytes for each; a sample is one read of the file. Several
-// files need equally many columns. Files inside gzip can only be streams.
+// CsvDataset reads each file once to find where records begin, and keeps 8 bytes for each; a sample is one read of the
+// file. Several files need equally many columns. Files inside gzip can only be streams.
 #pragma once
 
 #include <cstddef>

@@ -12,23 +12,26 @@
 //     checkpoint.save(step);                                   // last: a restart begins with the next epoch
 //   }
 //
-// Dataset     anything with `get(index)` and `size()`: a class of your own or one of torch::data; or one with `get_batch(indices)`, which
-//             is what torch's map() gives; or a ShardStream (streaming.h). get() may have a second parameter, SampleRandom&.
-// Ranks       share it as the DistributedSampler says that is given, or that is made: for the default group if there is one,
-//             otherwise for this process alone; equally many samples for each rank, or with SamplerMode::evaluation every sample once.
-//             Streams divide their shards by themselves.
-// Threads     `workers` threads fetch a batch each, and the loop gets the batches in order. At most workers * prefetch batches are
-//             held or being made. 0 workers: the loop fetches. Streams have one more thread, which reads the files.
-//             A dataset whose get() is const is shared by the workers; of others each has a copy, as in torch::data. Workers compute
-//             with one intra-op thread each.
-// Collating   a batch is made of samples by a function, by default one that stacks: tensors get a new first dimension, numbers
-//             become a tensor of one dimension, Example, tuples, pairs, arrays, vectors (of equal lengths) and maps are done member
-//             by member, and anything else becomes a std::vector.
-// Cursor      counts what the loop has taken, never what was fetched ahead of it; see "in the middle of an epoch" in sampler.h, which
-//             holds here, too. Restarts may have another number of ranks and another batch size (streams: the same number of ranks).
-// Errors      What get(), the decode function or the collate function throw comes out of the loop as a DataError, at the batch
-//             concerned: it names the sample and quotes the text; std::rethrow_if_nested gives the original. The loader stays usable:
-//             the next loop goes on with the batch that failed, or where set_epoch() or load_cursor() say.
+// Dataset     anything with `get(index)` and `size()`: a class of your own or one of torch::data; or one with
+//             `get_batch(indices)`, which is what torch's map() gives; or a ShardStream (streaming.h). get() may have a
+//             second parameter, SampleRandom&.
+// Ranks       share it as the DistributedSampler says that is given, or that is made: for the default group if there is
+//             one, otherwise for this process alone; equally many samples for each rank, or with
+//             SamplerMode::evaluation every sample once. Streams divide their shards by themselves.
+// Threads     `workers` threads fetch a batch each, and the loop gets the batches in order. At most workers * prefetch
+//             batches are held or being made. 0 workers: the loop fetches. Streams have one more thread, which reads
+//             the files. A dataset whose get() is const is shared by the workers; of others each has a copy, as in
+//             torch::data. Workers compute with one intra-op thread each.
+// Collating   a batch is made of samples by a function, by default one that stacks: tensors get a new first dimension,
+//             numbers become a tensor of one dimension, Example, tuples, pairs, arrays, vectors (of equal lengths) and
+//             maps are done member by member, and anything else becomes a std::vector.
+// Cursor      counts what the loop has taken, never what was fetched ahead of it; see "in the middle of an epoch" in
+//             sampler.h, which holds here, too. Restarts may have another number of ranks and another batch size
+//             (streams: the same number of ranks).
+// Errors      What get(), the decode function or the collate function throw comes out of the loop as a DataError, at
+//             the batch concerned: it names the sample and quotes the text; std::rethrow_if_nested gives the original.
+//             The loader stays usable: the next loop goes on with the batch that failed, or where set_epoch() or
+//             load_cursor() say.
 //
 // A loader belongs to one thread. It may be destroyed at any time; it then waits for the calls of get() under way.
 #pragma once
@@ -233,7 +236,8 @@ class DataLoader {
     source_->set_epoch(epoch);
   }
   std::size_t epoch() const { return source_->epoch(); }
-  /// How many batches this rank takes in the pass that is under way or comes next: for Progress. 0: not known (streams).
+  /// How many batches this rank takes in the pass that is under way or comes next: for Progress. 0: not known
+  /// (streams).
   std::size_t batches() const { return source_->batches(); }
 
   /// Where training is, as text; Checkpoint::add keeps it.

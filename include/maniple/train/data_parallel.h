@@ -1,5 +1,5 @@
-// One process, several devices: a batch is cut into parts, each part goes through a replica of the module on a device of
-// its own, and the outputs are concatenated. To the program it is one module on one batch.
+// One process, several devices: a batch is cut into parts, each part goes through a replica of the module on a device
+// of its own, and the outputs are concatenated. To the program it is one module on one batch.
 //
 //   auto net = std::make_shared<Net>();                                  // or a TORCH_MODULE holder, or Sequential
 //   maniple::DataParallel dp(net, {.devices = {torch::kCPU, torch::kCPU}});
@@ -12,11 +12,11 @@
 //   }
 //
 // A device may be named several times: {cpu, cpu} uses two cores, with a thread and an autograd graph for each replica.
-// With several processes (DistributedDataParallel) no outputs are gathered and nothing waits in one thread, so that scales
-// further; this needs no launcher and no change of the program.
+// With several processes (DistributedDataParallel) no outputs are gathered and nothing waits in one thread, so that
+// scales further; this needs no launcher and no change of the program.
 //
-// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever a
-// module is expected. `dp.module()` is the wrapped module, for its other members.
+// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever
+// a module is expected. `dp.module()` is the wrapped module, for its other members.
 //
 // What happens in forward.
 //   Scatter  Every tensor among the arguments is cut along `dim` as torch::chunk does it: 5 rows on 4 devices are 2, 2
@@ -29,10 +29,10 @@
 //            were when the DataParallel was made.
 //   Apply    Each replica's forward runs in its own lasting thread, with the caller's grad mode, inference mode and
 //            autocast, and with its share of the caller's intra-op threads.
-//   Gather   The tensors of the results are concatenated along `dim` on `output_device`. A result without dimensions becomes
-//            an element of a vector with one element for each replica, as in PyTorch: a module that returns its loss
-//            gives you a vector of losses; take the mean. (It is the mean of means: with uneven parts not the same as
-//            that over all rows.)
+//   Gather   The tensors of the results are concatenated along `dim` on `output_device`. A result without dimensions
+//            becomes an element of a vector with one element for each replica, as in PyTorch: a module that returns its
+//            loss gives you a vector of losses; take the mean. (It is the mean of means: with uneven parts not the same
+//            as that over all rows.)
 //
 // In backward each replica's graph is walked in its own thread; the gradients are added in the order of replicas and
 // reach the module's parameters (and arguments that require a gradient) through autograd, as from any other operation:
@@ -90,8 +90,8 @@ struct DataParallelOptions {
   bool share_parameters = true;
 };
 
-/// What a replica threw, in forward or backward. The exception itself is nested in it (std::rethrow_if_nested). Its kind is
-/// that of the exception if that is an Error, otherwise `aborted`.
+/// What a replica threw, in forward or backward. The exception itself is nested in it (std::rethrow_if_nested). Its
+/// kind is that of the exception if that is an Error, otherwise `aborted`.
 class ReplicaError : public Error {
  public:
   ReplicaError(ErrorKind kind, const std::string& text, std::size_t replica, torch::Device device)

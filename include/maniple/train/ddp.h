@@ -15,35 +15,37 @@
 // What happens. The constructor compares the modules of all ranks (names, shapes, dtypes, strides, requires_grad) and
 // the options, and names the first difference; then it copies rank 0's parameters and buffers to all. Hooks on the
 // parameters notice each gradient as autograd finishes it. The first synchronised backward records the order in which
-// gradients are ready; at its end *buckets* are laid out in rank 0's order, and each later backward averages a bucket once
-// all its gradients are ready. With gradient_as_bucket_view the gradients themselves live in the buckets, in memory that
-// all ranks of a host map: there is one copy of them, and they are averaged where they lie.
+// gradients are ready; at its end *buckets* are laid out in rank 0's order, and each later backward averages a bucket
+// once all its gradients are ready. With gradient_as_bucket_view the gradients themselves live in the buckets, in
+// memory that all ranks of a host map: there is one copy of them, and they are averaged where they lie.
 //
-// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever a
-// module is expected. `ddp.module()` is the wrapped module, for its other members.
+// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever
+// a module is expected. `ddp.module()` is the wrapped module, for its other members.
 //
-// Two more faces of the same: DistributedDataParallel<torch::jit::Module> trains a scripted model, such as torch.jit.script has
-// saved in Python; GradientAverager takes parameters and buffers as lists of tensors, for models that are no modules at all. What is
-// said here of modules is said of all three.
+// Two more faces of the same: DistributedDataParallel<torch::jit::Module> trains a scripted model, such as
+// torch.jit.script has saved in Python; GradientAverager takes parameters and buffers as lists of tensors, for models
+// that are no modules at all. What is said here of modules is said of all three.
 //
-// forward is the wrapped module's own: nothing is intercepted, so `ddp(x)`, `ddp->forward(x)` and `net->forward(x)` do the
-// same, and none of them communicates. What must happen once in each step happens in backward, where all ranks are sure to be: at
-// the end of a synchronised backward, buffers (batch norm's running statistics) become rank 0's on all ranks. So
-// between steps all ranks hold the same module, and any rank may evaluate or save it.
+// forward is the wrapped module's own: nothing is intercepted, so `ddp(x)`, `ddp->forward(x)` and `net->forward(x)` do
+// the same, and none of them communicates. What must happen once in each step happens in backward, where all ranks are
+// sure to be: at the end of a synchronised backward, buffers (batch norm's running statistics) become rank 0's on all
+// ranks. So between steps all ranks hold the same module, and any rank may evaluate or save it.
 //
 // Contract: all ranks run the same sequence of synchronised backwards on the wrapped module. Several forwards before a
 // backward, and several backwards before a step, are fine. Not supported, with an error that says so: backward with
 // create_graph, sparse gradients, a module that is converted or gets other parameters
 // after it was wrapped.
 //
-// On GPUs. Parameters may be on the CPU and on GPUs; each bucket has gradients of one device. Those of a GPU are averaged on a stream beside
-// that of backward, and what follows on the current stream comes after them: the host does not wait.
+// On GPUs. Parameters may be on the CPU and on GPUs; each bucket has gradients of one device. Those of a GPU are
+// averaged on a stream beside that of backward, and what follows on the current stream comes after them: the host does
+// not wait.
 //
 // Ranks with different numbers of batches: see uneven_inputs.h.
 //
 // Errors are thrown by backward(). A parameter that got no gradient is named on all ranks, and the group is aborted
-// (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`. A backward that throws
-// half-way, in code of the program's own, aborts the group if it has communicated, and is forgotten if it has not.
+// (unless find_unused_parameters or static_graph is on). A rank that died is named by `PeerLost`. A backward that
+// throws half-way, in code of the program's own, aborts the group if it has communicated, and is forgotten if it has
+// not.
 //
 // Threads: one thread at a time, normally the one that calls backward. Destroy it in any order with the module, the
 // optimizer and the group; gradients stay valid.
@@ -102,16 +104,17 @@ struct DdpStatistics {
 
 /// When the buckets of a backward are averaged.
 enum class Overlap : std::uint8_t {
-  /// Several hosts: thread. One host: thread when there are cores that no rank computes on (two physical ones or more for each computing
-  /// thread) and at least 2 MiB of gradients, otherwise none.
+  /// Several hosts: thread. One host: thread when there are cores that no rank computes on (two physical ones or more
+  /// for each computing thread) and at least 2 MiB of gradients, otherwise none.
   automatic,
-  /// At the end of backward, one after the other: ranks wait for each other once. Within a host there is little to hide.
+  /// At the end of backward, one after the other: ranks wait for each other once. Within a host there is little to
+  /// hide.
   none,
   /// As soon as a bucket is complete, in the thread of backward: fresh from the cache, but ranks wait for each other
   /// at every bucket.
   inline_,
-  /// As soon as a bucket is complete, in the group's own thread, while backward goes on. Hides the network; takes a core
-  /// from the computation.
+  /// As soon as a bucket is complete, in the group's own thread, while backward goes on. Hides the network; takes a
+  /// core from the computation.
   thread,
 };
 
@@ -131,9 +134,10 @@ struct DdpOptions {
   /// The first bucket to be complete is kept small, so that communication begins early.
   double first_bucket_mb = 1;
 
-  /// Allows that some parameters get no gradient in a backward, not even the same ones on all ranks. On a rank where one is
-  /// unused it counts as zero; one that is unused on all ranks keeps its gradient as it was (none stays none). Costs one
-  /// small all_reduce at the end of each backward, and buckets with unused parameters are averaged at the end.
+  /// Allows that some parameters get no gradient in a backward, not even the same ones on all ranks. On a rank where
+  /// one is unused it counts as zero; one that is unused on all ranks keeps its gradient as it was (none stays none).
+  /// Costs one small all_reduce at the end of each backward, and buckets with unused parameters are averaged at the
+  /// end.
   bool find_unused_parameters = false;
 
   /// Promises that every backward produces gradients for the same parameters as the first. Then parameters that got
@@ -155,20 +159,21 @@ struct DdpOptions {
   /// Null: the default group of init_process_group.
   std::shared_ptr<ProcessGroup> group = nullptr;
 
-  /// The GPU of this rank, as PyTorch's device_ids = [local_rank]: empty, or one index, which must be that of all parameters. It moves
-  /// nothing; it is a check that the module is where it was meant to be. Empty for a module on the CPU or on several GPUs.
+  /// The GPU of this rank, as PyTorch's device_ids = [local_rank]: empty, or one index, which must be that of all
+  /// parameters. It moves nothing; it is a check that the module is where it was meant to be. Empty for a module on the
+  /// CPU or on several GPUs.
   std::vector<int> device_ids = {};
 
   Overlap overlap = Overlap::automatic;
   Average average = Average::ranks;
 
   /// Parameters, by their names in the module, whose gradients are averaged last, in buckets of their own, whatever the
-  /// order in which they are ready. Such a parameter may get its gradient in several pieces during one backward (a backward
-  /// inside a backward, as re-computation of activations does), which is an error for others. At least one parameter is
-  /// not delayed and gets a gradient in every backward.
+  /// order in which they are ready. Such a parameter may get its gradient in several pieces during one backward (a
+  /// backward inside a backward, as re-computation of activations does), which is an error for others. At least one
+  /// parameter is not delayed and gets a gradient in every backward.
   std::vector<std::string> delay_all_reduce_named_params = {};
-  /// The parameter whose gradient says that those of the delayed ones are complete; their average begins then. Empty: at
-  /// the end of backward. A delayed gradient that is ready later still is an error that names both.
+  /// The parameter whose gradient says that those of the delayed ones are complete; their average begins then. Empty:
+  /// at the end of backward. A delayed gradient that is ready later still is an error that names both.
   std::string param_to_hook_all_reduce = {};
 };
 
@@ -201,8 +206,8 @@ using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 ///   maniple::GradientAverager ddp({{"weight", weight}, {"bias", bias}}, {{"running_mean", mean}});
 ///   loss_of(weight, bias, mean).backward();                  // the gradients of weight and bias are averaged
 ///
-/// Parameters are leaves of the graph; those that require no gradient are only copied from rank 0 at construction. The same names,
-/// in the same order, on all ranks.
+/// Parameters are leaves of the graph; those that require no gradient are only copied from rank 0 at construction. The
+/// same names, in the same order, on all ranks.
 class GradientAverager {
  public:
   /// Collective over the group.
@@ -224,19 +229,19 @@ class GradientAverager {
 
   /// The optimizer's step becomes a part of backward: as soon as a bucket is averaged, its parameters take their step,
   /// while backward still works on the others (with Overlap::thread in the group's thread). When backward returns all
-  /// have taken it; the program calls no step(). `make` is called for each parameter, here and now, so that parameters may
-  /// have options of their own:
+  /// have taken it; the program calls no step(). `make` is called for each parameter, here and now, so that parameters
+  /// may have options of their own:
   ///
   ///   ddp.apply_optimizer_in_backward([](const std::string& name, const torch::Tensor& parameter) {
   ///     return std::make_shared<torch::optim::AdamW>(std::vector{parameter}, torch::optim::AdamWOptions(1e-3));
   ///   });
   ///
-  /// The result is, bit for bit, that of one optimizer over all parameters after backward. Gradients stay as they are after
-  /// the step: zero them as always. Under no_sync nothing is stepped; the synchronised backward that follows steps with
-  /// the average of all that was accumulated. Several synchronised backwards are several steps. With
-  /// find_unused_parameters the steps are taken at the end of backward, when it is known who was used. Any optimizer whose
-  /// step() needs no closure (LBFGS does). Before the first backward, once; the same on all ranks. A backward that fails
-  /// may leave some parameters stepped and others not: go back to a checkpoint.
+  /// The result is, bit for bit, that of one optimizer over all parameters after backward. Gradients stay as they are
+  /// after the step: zero them as always. Under no_sync nothing is stepped; the synchronised backward that follows
+  /// steps with the average of all that was accumulated. Several synchronised backwards are several steps. With
+  /// find_unused_parameters the steps are taken at the end of backward, when it is known who was used. Any optimizer
+  /// whose step() needs no closure (LBFGS does). Before the first backward, once; the same on all ranks. A backward
+  /// that fails may leave some parameters stepped and others not: go back to a checkpoint.
   void apply_optimizer_in_backward(const OptimizerFactory& make);
   /// Those optimizers, in the order of the module's parameters that require a gradient: for learning rates and
   /// checkpoints. Empty if there are none.
@@ -290,8 +295,8 @@ class DistributedDataParallel : public detail::DdpBase {
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(options)) {}
 
-  /// The wrapped module's forward. Never communicates. Throws InvalidArgument if a parameter was converted to another dtype
-  /// or device since construction (LibTorch drops the hooks of such a parameter), or if there are others now.
+  /// The wrapped module's forward. Never communicates. Throws InvalidArgument if a parameter was converted to another
+  /// dtype or device since construction (LibTorch drops the hooks of such a parameter), or if there are others now.
   template <class... Arguments>
   decltype(auto) forward(Arguments&&... arguments) const {
     require_unchanged();
@@ -318,7 +323,8 @@ class DistributedDataParallel : public detail::DdpBase {
 ///   torch::optim::SGD optimizer(ddp.parameters(), 0.1);
 ///   torch::nll_loss(ddp(batch.data).toTensor(), batch.target).backward();
 ///
-/// `ddp.module()` is the same model (copies of a torch::jit::Module share it): module().save("net.pt") saves it for Python.
+/// `ddp.module()` is the same model (copies of a torch::jit::Module share it): module().save("net.pt") saves it for
+/// Python.
 template <>
 class DistributedDataParallel<torch::jit::Module> : public GradientAverager {
  public:

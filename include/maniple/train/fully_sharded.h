@@ -1,9 +1,11 @@
-// Fully sharded data parallelism (ZeRO-3, PyTorch's FSDP2): each rank holds a part of the parameters, of the gradients and of the optimizer's
-// state, and works on its own part of the batch. A model is cut into *units*; a unit's parameters are whole only while it computes.
+// Fully sharded data parallelism (ZeRO-3, PyTorch's FSDP2): each rank holds a part of the parameters, of the gradients
+// and of the optimizer's state, and works on its own part of the batch. A model is cut into *units*; a unit's
+// parameters are whole only while it computes.
 //
 //   struct GptImpl : torch::nn::Module {
 //     GptImpl() {
-//       for (int i = 0; i < 12; ++i) blocks->push_back(maniple::fully_shard([] { return Block(768); }));   // a unit each
+//       // a unit each
+//       for (int i = 0; i < 12; ++i) blocks->push_back(maniple::fully_shard([] { return Block(768); }));
 //     }
 //     torch::Tensor forward(torch::Tensor x) { return head(blocks->forward(embed(x))); }
 //     ...
@@ -19,42 +21,50 @@
 //     optimizer.step();
 //   }
 //
-// Shards     Every parameter is divided along dimension 0, as torch::chunk does it: of 10 rows on 4 ranks, ranks hold 3, 3, 3 and 1. A rank
-//            may hold none of a small one. Outside of forward and backward the parameters of the module *are* these shards: whatever works
-//            element by element (all optimizers of torch::optim but LBFGS, those of optim.h but Lamb-like norms) works on them.
-// Forward    of a unit gathers its parameters, computes, and frees them (reshard_after_forward; off: they stay until backward, ZeRO-2).
-// Backward   gathers them again when it reaches the results of a unit, and when their gradients are complete averages these over the ranks
-//            (reduce_scatter): `grad` of a parameter is this rank's part of the average. Then the unit is free again. So at most the root,
-//            the unit that computes and the next one are whole, which is gathered ahead (see `overlap`).
-// Names      fully_shard returns a holder, FullySharded<Block>, that is called, registered, and put into Sequential and ModuleList as
-//            Block is. Its parameters, buffers and children have the names that they have in Block. `unit->module()` is the Block.
-// Never      whole: a function that makes the module, rather than the module, lets a large model come into being one unit after the other. Every
-//            rank makes each unit, and takes rank 0's values. (Modules on the meta device are refused.)
+// Shards     Every parameter is divided along dimension 0, as torch::chunk does it: of 10 rows on 4 ranks, ranks hold
+//            3, 3, 3 and 1. A rank may hold none of a small one. Outside of forward and backward the parameters of the
+//            module *are* these shards: whatever works element by element (all optimizers of torch::optim but LBFGS,
+//            those of optim.h but Lamb-like norms) works on them.
+// Forward    of a unit gathers its parameters, computes, and frees them (reshard_after_forward; off: they stay until
+//            backward, ZeRO-2).
+// Backward   gathers them again when it reaches the results of a unit, and when their gradients are complete averages
+//            these over the ranks (reduce_scatter): `grad` of a parameter is this rank's part of the average. Then the
+//            unit is free again. So at most the root, the unit that computes and the next one are whole, which is
+//            gathered ahead (see `overlap`).
+// Names      fully_shard returns a holder, FullySharded<Block>, that is called, registered, and put into Sequential and
+//            ModuleList as Block is. Its parameters, buffers and children have the names that they have in Block.
+//            `unit->module()` is the Block.
+// Never      whole: a function that makes the module, rather than the module, lets a large model come into being one
+//            unit after the other. Every rank makes each unit, and takes rank 0's values. (Modules on the meta device
+//            are refused.)
 //
-// What a unit may be. Any module with a forward: any arguments, results that are a tensor or hold tensors as tensor_nest.h knows them. Tensors
-// that need a gradient come in as arguments and leave as results; a unit does not return its own parameters. Units may contain units.
-// One that is called several times before backward, in eval() and without grad mode, or inside maniple::checkpoint works as ever.
-// Parameters may be frozen, before fully_shard or later (on all ranks, between a backward and the next forward). They may
-// have any strides (they become contiguous) and any floating-point dtype. A parameter that no rank used in a backward
-// keeps its gradient as it was (none stays none); one that some ranks did not use counts as zero there. A parameter that
-// two units share is refused: put both of its users into one unit (or into none but the root).
+// What a unit may be. Any module with a forward: any arguments, results that are a tensor or hold tensors as
+// tensor_nest.h knows them. Tensors that need a gradient come in as arguments and leave as results; a unit does not
+// return its own parameters. Units may contain units. One that is called several times before backward, in eval() and
+// without grad mode, or inside maniple::checkpoint works as ever. Parameters may be frozen, before fully_shard or later
+// (on all ranks, between a backward and the next forward). They may have any strides (they become contiguous) and any
+// floating-point dtype. A parameter that no rank used in a backward keeps its gradient as it was (none stays none); one
+// that some ranks did not use counts as zero there. A parameter that two units share is refused: put both of its users
+// into one unit (or into none but the root).
 //
-// Contract: all ranks call the same units in the same order, in forward and backward. A difference is found by the next gather, and named.
-// Not supported, with an error that says so: create_graph, to() and clone() after fully_shard, torch::save of a unit or of a module with
-// units in it (see Checkpoint below). torch::save of parameters() is not noticed, and saves this rank's rows alone.
+// Contract: all ranks call the same units in the same order, in forward and backward. A difference is found by the next
+// gather, and named. Not supported, with an error that says so: create_graph, to() and clone() after fully_shard,
+// torch::save of a unit or of a module with units in it (see Checkpoint below). torch::save of parameters() is not
+// noticed, and saves this rank's rows alone.
 //
-// Mixed precision: MixedPrecision::param_dtype is what is gathered and computed in; shards, and the optimizer's steps, stay float32.
-// Accumulation: several backwards add to `grad`. Inside `auto guard = net->no_sync();`, which all ranks make alike, whole
-// gradients add up on each rank and nothing is communicated, at the price of their memory, until the first backward of
-// the same model outside. Meanwhile `grad` is this rank's rows of its own sum: zero_grad() of any kind discards the sum,
-// and other changes to `grad` are an error.
-// Hybrid (HSDP): `group` is the ranks that divide a model, `replicate_group` those that hold the same part: mesh["shard"], mesh["replica"].
+// Mixed precision: MixedPrecision::param_dtype is what is gathered and computed in; shards, and the optimizer's steps,
+// stay float32. Accumulation: several backwards add to `grad`. Inside `auto guard = net->no_sync();`, which all ranks
+// make alike, whole gradients add up on each rank and nothing is communicated, at the price of their memory, until the
+// first backward of the same model outside. Meanwhile `grad` is this rank's rows of its own sum: zero_grad() of any
+// kind discards the sum, and other changes to `grad` are an error. Hybrid (HSDP): `group` is the ranks that divide a
+// model, `replicate_group` those that hold the same part: mesh["shard"], mesh["replica"].
 //
-// Checkpoint with CheckpointOptions::sharded saves and loads module and optimizer as those of any other layout, under the same names.
-// full_parameters() gathers everything; unshard() makes one unit whole, to call other functions of it than forward.
+// Checkpoint with CheckpointOptions::sharded saves and loads module and optimizer as those of any other layout, under
+// the same names. full_parameters() gathers everything; unshard() makes one unit whole, to call other functions of it
+// than forward.
 //
-// Errors. A unit whose forward throws, or a backward that does, frees what it gathered and aborts the group: the other ranks, which wait for
-// it, get Aborted. A killed rank is PeerLost. One thread at a time.
+// Errors. A unit whose forward throws, or a backward that does, frees what it gathered and aborts the group: the other
+// ranks, which wait for it, get Aborted. A killed rank is PeerLost. One thread at a time.
 #pragma once
 
 #include <concepts>
@@ -93,13 +103,13 @@ struct FullyShardOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;
   /// The ranks that hold the same part, over which gradients are averaged, too. Null: none.
   std::shared_ptr<ProcessGroup> replicate_group = nullptr;
-  /// False: parameters stay whole between forward and backward. Default: true, but false for a unit that contains others, whose backward
-  /// begins right after its forward.
+  /// False: parameters stay whole between forward and backward. Default: true, but false for a unit that contains
+  /// others, whose backward begins right after its forward.
   std::optional<bool> reshard_after_forward = {};
   MixedPrecision mixed_precision = {};
   /// `thread`: the next unit is gathered, and gradients are averaged, while this one computes; costs one more unit's
-  /// memory. `none`: when they are needed. `automatic`: as DistributedDataParallel decides it. `inline_` is refused. On a
-  /// GPU communication always runs on a stream of its own.
+  /// memory. `none`: when they are needed. `automatic`: as DistributedDataParallel decides it. `inline_` is refused. On
+  /// a GPU communication always runs on a stream of its own.
   Overlap overlap = Overlap::automatic;
   /// Rank 0's parameters and buffers become those of all ranks. Off: the caller vouches that they are equal.
   bool init_sync = true;
@@ -110,7 +120,8 @@ class ShardUnit;  // src/train/fully_sharded/unit.h
 struct CallNode;  // a forward call's part in autograd's graph
 class FullyShardedBase;
 
-/// One call of a unit's forward: gathers, and frees at its end. If it is not finished, forward has thrown: the group is aborted.
+/// One call of a unit's forward: gathers, and frees at its end. If it is not finished, forward has thrown: the group is
+/// aborted.
 class UnitForward {
  public:
   explicit UnitForward(std::shared_ptr<ShardUnit> unit);
@@ -159,16 +170,17 @@ class [[nodiscard]] Unsharded {
 
 namespace detail {
 
-/// What a unit is for every kind of module. Its parameters, buffers and children are those of the module, under the same names.
+/// What a unit is for every kind of module. Its parameters, buffers and children are those of the module, under the
+/// same names.
 class FullyShardedBase : public torch::nn::Module, public ShardedModule {
  public:
   ~FullyShardedBase() override;
 
   /// Of this unit and those inside it: `{ auto guard = net->no_sync(); loss.backward(); }`. May be nested.
   UnitsNoSync no_sync();
-  /// Makes this unit's parameters whole, and the parameters of units inside it: to read them, or to call other functions
-  /// of the module than forward, without autograd. Do not write to them, nor let an optimizer step: the writes are lost,
-  /// and the next gather throws InvalidArgument. Collective.
+  /// Makes this unit's parameters whole, and the parameters of units inside it: to read them, or to call other
+  /// functions of the module than forward, without autograd. Do not write to them, nor let an optimizer step: the
+  /// writes are lost, and the next gather throws InvalidArgument. Collective.
   Unsharded unshard();
 
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;
@@ -200,7 +212,8 @@ class FullyShardedBase : public torch::nn::Module, public ShardedModule {
 template <class M>
 class FullyShardedCall : public FullyShardedBase {
  public:
-  /// To look at. Outside of this unit's forward its parameters are this rank's rows, so only the unit may call the module: hence const.
+  /// To look at. Outside of this unit's forward its parameters are this rank's rows, so only the unit may call the
+  /// module: hence const.
   std::shared_ptr<const M> module() const noexcept { return module_; }
   /// To call other functions of it than forward, while the guard of this unit or of one around it lives.
   const std::shared_ptr<M>& module(const Unsharded&) const noexcept { return module_; }
@@ -264,8 +277,9 @@ struct ForwardSignature<M> {
 
 }  // namespace detail
 
-/// The module class behind a FullySharded. Its constructor, which is what fully_shard does, is collective over the groups of the options. forward
-/// is declared as the module's is, so that Sequential and AnyModule can read its type; it is a template where that is one, or overloaded.
+/// The module class behind a FullySharded. Its constructor, which is what fully_shard does, is collective over the
+/// groups of the options. forward is declared as the module's is, so that Sequential and AnyModule can read its type;
+/// it is a template where that is one, or overloaded.
 template <class M, class Signature = typename detail::ForwardSignature<M>::type>
 class FullyShardedImpl : public detail::FullyShardedCall<M> {
  public:
@@ -299,8 +313,9 @@ class FullySharded : public torch::nn::ModuleHolder<FullyShardedImpl<typename de
   }
 };
 
-/// Makes a module a unit: see above. Collective over the groups of the options: all ranks give equal modules and options, or all get
-/// InvalidArgument naming the difference. Throws InvalidArgument for parameters of another unit and those on the meta device.
+/// Makes a module a unit: see above. Collective over the groups of the options: all ranks give equal modules and
+/// options, or all get InvalidArgument naming the difference. Throws InvalidArgument for parameters of another unit and
+/// those on the meta device.
 template <class M>
 FullySharded<M> fully_shard(std::shared_ptr<M> module, FullyShardOptions options = {}) {
   return FullySharded<M>(std::make_shared<FullyShardedImpl<M>>(std::move(module), std::move(options)));

@@ -3,21 +3,22 @@
 //   auto state = std::make_shared<maniple::Int8State>();
 //   ddp.register_comm_hook(maniple::int8_quantize_hook(state));
 //
-// A bucket is cut into blocks of `block_size` numbers. A block travels as one float32, its *scale*, which is the largest
-// magnitude in it divided by 127, and a byte for each number: x becomes round(x / scale). Bytes cannot be added without
-// overflow, so the average is made of two exchanges. Each rank owns a part of the blocks: it receives that part from all
-// (all_to_all), adds the numbers up in float32 in the order of ranks, divides, quantizes the average anew, and all collect
-// the averages of all parts (all_gather). Every rank decodes the same bytes, so all have the same bits.
+// A bucket is cut into blocks of `block_size` numbers. A block travels as one float32, its *scale*, which is the
+// largest magnitude in it divided by 127, and a byte for each number: x becomes round(x / scale). Bytes cannot be added
+// without overflow, so the average is made of two exchanges. Each rank owns a part of the blocks: it receives that part
+// from all (all_to_all), adds the numbers up in float32 in the order of ranks, divides, quantizes the average anew, and
+// all collect the averages of all parts (all_gather). Every rank decodes the same bytes, so all have the same bits.
 //
 // Bytes: (1 + 4 / block_size) for each number and exchange, against 4 for float32: a quarter. Both exchanges run in
-// backward's thread, whatever `overlap` says. It pays between hosts; within a host the arithmetic costs more than it saves.
+// backward's thread, whatever `overlap` says. It pays between hosts; within a host the arithmetic costs more than it
+// saves.
 //
-// Error: for each number at most (mean over ranks of the block's largest magnitude + the largest magnitude of the block's
-// average) / 254. With error feedback what was left out is added to the next gradient, so that it does not add up over
-// steps.
+// Error: for each number at most (mean over ranks of the block's largest magnitude + the largest magnitude of the
+// block's average) / 254. With error feedback what was left out is added to the next gradient, so that it does not add
+// up over steps.
 //
-// NaN and infinity: a block that holds one on any rank is NaN, wholly, on all ranks, so an overflow is seen and not hidden;
-// its error is set to zero. Blocks whose magnitudes are all below 1.5e-36 count as zeros.
+// NaN and infinity: a block that holds one on any rank is NaN, wholly, on all ranks, so an overflow is seen and not
+// hidden; its error is set to zero. Blocks whose magnitudes are all below 1.5e-36 count as zeros.
 //
 // float64 gradients are rounded to float32 first (those beyond its range count as infinite); float16 and bfloat16 are
 // quantized from float32. Complex ones are averaged as they are. With one rank the gradient is quantized all the same.

@@ -1,8 +1,9 @@
 // Learning-rate schedules: warm-up, cosine, one-cycle, steps, plateau, and what they make together.
 //
 //   maniple::optim::AdamW optimizer(net->parameters(), 3e-4);
-//   maniple::LrScheduler scheduler(optimizer, maniple::lr::sequential({maniple::lr::linear({.start_factor = 0.01, .steps = 500}),
-//                                                                      maniple::lr::cosine({.steps = 9500, .minimum = 3e-5})}, {500}));
+//   auto warm_up = maniple::lr::linear({.start_factor = 0.01, .steps = 500});
+//   auto decay = maniple::lr::cosine({.steps = 9500, .minimum = 3e-5});
+//   maniple::LrScheduler scheduler(optimizer, maniple::lr::sequential({warm_up, decay}, {500}));
 //   checkpoint.add("scheduler", scheduler);
 //   for (...) {
 //     ...
@@ -10,15 +11,17 @@
 //     scheduler.step();                                   // once a step; or once an epoch, if the numbers mean epochs
 //   }
 //
-// A schedule is a function of the number of steps and of a group's base learning rate, which is what its options hold when the scheduler is
-// made. So the value depends on the number of steps alone, not on what was rounded before, and any step can be asked for. The formulas
-// are those of torch.optim.lr_scheduler. All kinds of optimizers; every parameter group has a base rate of its own.
+// A schedule is a function of the number of steps and of a group's base learning rate, which is what its options hold
+// when the scheduler is made. So the value depends on the number of steps alone, not on what was rounded before, and
+// any step can be asked for. The formulas are those of torch.optim.lr_scheduler. All kinds of optimizers; every
+// parameter group has a base rate of its own.
 //
-// In checkpoints: Checkpoint::add takes schedulers. They are saved as the number of steps and the base rates; the schedule itself is
-// the program's.
+// In checkpoints: Checkpoint::add takes schedulers. They are saved as the number of steps and the base rates; the
+// schedule itself is the program's.
 //
-// On several ranks every rank has its own scheduler and makes the same calls; nothing is communicated. For PlateauScheduler that means
-// the same metric on all ranks: average it first (Metrics::all_reduce), or ranks decide differently and their parameters part.
+// On several ranks every rank has its own scheduler and makes the same calls; nothing is communicated. For
+// PlateauScheduler that means the same metric on all ranks: average it first (Metrics::all_reduce), or ranks decide
+// differently and their parameters part.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +53,8 @@ struct LinearOptions {
   double end_factor = 1;
   std::int64_t steps = 5;
 };
-/// Warm-up: the base rate times a factor that goes from start_factor to end_factor in so many steps, and stays. LinearLR.
+/// Warm-up: the base rate times a factor that goes from start_factor to end_factor in so many steps, and stays.
+/// LinearLR.
 LrSchedule linear(LinearOptions options);
 
 /// The base rate times `factor` for so many steps, then the base rate. ConstantLR.
@@ -99,10 +103,11 @@ LrSchedule polynomial(std::int64_t steps, double power = 1);
 /// The base rate times what the function says. LambdaLR.
 LrSchedule lambda(std::function<double(std::int64_t step)> factor);
 
-/// The first until milestones[0], then the second as from its own step 0, and so on: one milestone less than schedules. SequentialLR.
+/// The first until milestones[0], then the second as from its own step 0, and so on: one milestone less than schedules.
+/// SequentialLR.
 LrSchedule sequential(std::vector<LrSchedule> schedules, std::vector<std::int64_t> milestones);
-/// The base rate times the factors of all. ChainedScheduler; the same for schedules that are factors, which all are but one_cycle and
-/// cosine with a minimum above 0 (whose factor is then that of the base rate).
+/// The base rate times the factors of all. ChainedScheduler; the same for schedules that are factors, which all are but
+/// one_cycle and cosine with a minimum above 0 (whose factor is then that of the base rate).
 LrSchedule chained(std::vector<LrSchedule> schedules);
 
 }  // namespace lr
@@ -145,7 +150,8 @@ struct PlateauOptions {
   double eps = 1e-8;  ///< smaller changes are not made
 };
 
-/// Lowers the rate when a metric does not get better. ReduceLROnPlateau. The decision depends on the metric alone: give all ranks the same.
+/// Lowers the rate when a metric does not get better. ReduceLROnPlateau. The decision depends on the metric alone: give
+/// all ranks the same.
 class PlateauScheduler {
  public:
   explicit PlateauScheduler(torch::optim::Optimizer& optimizer, PlateauOptions options = {});

@@ -10,19 +10,19 @@
 //   std::puts(row.text().c_str());                                  // loss 0.0812  accuracy 0.975
 //   writer.add_scalar("loss", row["loss"], step);
 //
-// Means are exact: sum of value x count over sum of counts, over all ranks and batches, so that a rank with fewer samples counts
-// less. Sums are taken in double, in the order of ranks: every rank gets the same bits, run after run.
+// Means are exact: sum of value x count over sum of counts, over all ranks and batches, so that a rank with fewer
+// samples counts less. Sums are taken in double, in the order of ranks: every rank gets the same bits, run after run.
 //
-// Tensors are added up where they are, by one small kernel and without waiting for a device; they are read, all at once, when a
-// row is asked for.
+// Tensors are added up where they are, by one small kernel and without waiting for a device; they are read, all at
+// once, when a row is asked for.
 //
-// NaN is not hidden: a mean, sum, minimum or maximum with a NaN in it is NaN. (But a value with a count of 0, the mean of an
-// empty batch say, is nothing and does not count.)
+// NaN is not hidden: a mean, sum, minimum or maximum with a NaN in it is NaN. (But a value with a count of 0, the mean
+// of an empty batch say, is nothing and does not count.)
 //
-// Names. all_reduce() is one collective (an all_gather of 16 bytes for each name). Ranks need not have the same names: the row has
-// the union, and a rank without a name adds nothing to it. When a rank brings a name that the ranks have not agreed on before, in the
-// first call say, they do so in that call, by two more collectives. A name that is of another kind on another rank is an
-// InvalidArgument on all ranks.
+// Names. all_reduce() is one collective (an all_gather of 16 bytes for each name). Ranks need not have the same names:
+// the row has the union, and a rank without a name adds nothing to it. When a rank brings a name that the ranks have
+// not agreed on before, in the first call say, they do so in that call, by two more collectives. A name that is of
+// another kind on another rank is an InvalidArgument on all ranks.
 //
 // One thread at a time.
 #pragma once
@@ -83,9 +83,9 @@ class Metrics {
  public:
   Metrics() = default;
 
-  /// Part of a mean. `value` is normally itself the mean of `count` samples. A tensor has one element, of any real dtype, on
-  /// any device; gradients are not recorded. Throws InvalidArgument for a negative count, a tensor of another size, and a name
-  /// that is in use for another kind.
+  /// Part of a mean. `value` is normally itself the mean of `count` samples. A tensor has one element, of any real
+  /// dtype, on any device; gradients are not recorded. Throws InvalidArgument for a negative count, a tensor of another
+  /// size, and a name that is in use for another kind.
   void add(const std::string& name, double value, double count = 1);
   void add(const std::string& name, const torch::Tensor& value, double count = 1);
 
@@ -97,8 +97,9 @@ class Metrics {
   void add_max(const std::string& name, double value);
   void add_max(const std::string& name, const torch::Tensor& value);
 
-  /// A mean: the part of the samples whose target is among the `top_k` classes with the largest scores. scores: samples x classes
-  /// (or samples x classes x places, as the losses of LibTorch take them); target: the same without the classes.
+  /// A mean: the part of the samples whose target is among the `top_k` classes with the largest scores. scores: samples
+  /// x classes (or samples x classes x places, as the losses of LibTorch take them); target: the same without the
+  /// classes.
   void add_accuracy(const std::string& name, const torch::Tensor& scores, const torch::Tensor& target, int top_k = 1);
 
   /// Over all ranks of the group (null: the default group; if there is none, this process alone), and begins anew: the

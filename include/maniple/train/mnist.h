@@ -8,9 +8,9 @@
 //
 //   train-images-idx3-ubyte  train-labels-idx1-ubyte  t10k-images-idx3-ubyte  t10k-labels-idx1-ubyte
 //
-// scripts/fetch_mnist.sh gets them. Sets of the same form (Fashion-MNIST, KMNIST) work as well. Files that are damaged or do not
-// belong together are an InvalidArgument that names the file, the offset and what was expected there; a file that is not there
-// is a SystemError.
+// scripts/fetch_mnist.sh gets them. Sets of the same form (Fashion-MNIST, KMNIST) work as well. Files that are damaged
+// or do not belong together are an InvalidArgument that names the file, the offset and what was expected there; a file
+// that is not there is a SystemError.
 //
 // Copies share the images, so that each worker of a loader may have one; reading is safe from several threads.
 #pragma once
@@ -28,7 +28,8 @@
 namespace MANIPLE_API maniple {
 
 struct MnistOptions {
-  /// Pixels 0 .. 255 become (pixel / 255 - mean) / deviation. These are the mean and the deviation of MNIST's training images.
+  /// Pixels 0 .. 255 become (pixel / 255 - mean) / deviation. These are the mean and the deviation of MNIST's training
+  /// images.
   float mean = 0.1307F;
   float deviation = 0.3081F;
   /// Only the first so many samples; 0: all.
@@ -41,8 +42,9 @@ class Mnist : public torch::data::datasets::Dataset<Mnist> {
 
   Mnist(const std::string& folder, Split split, MnistOptions options = {});
 
-  /// Digits that the program draws by itself, from a small font, shifted, scaled, slanted and with noise: what there is without a
-  /// network. Much easier than MNIST: accuracies on them say that training works, nothing more. The same seed gives the same set.
+  /// Digits that the program draws by itself, from a small font, shifted, scaled, slanted and with noise: what there is
+  /// without a network. Much easier than MNIST: accuracies on them say that training works, nothing more. The same seed
+  /// gives the same set.
   static Mnist drawn(std::size_t count, std::uint64_t seed, MnistOptions options = {});
 
   /// Whether the folder has all four files (it does not look inside).

@@ -1,28 +1,33 @@
-// A model over several devices of one process: each part computes on a device of its own, and tensors go from part to part.
+// A model over several devices of one process: each part computes on a device of its own, and tensors go from part to
+// part.
 //
 //   struct Net : torch::nn::Module {
 //     explicit Net(const std::vector<maniple::ComputeDevice>& on)
-//         : encoder(register_module("encoder", maniple::place(Encoder(784, 512), on[0]))),       // its weights go to on[0]
+//         // its weights go to on[0]
+//         : encoder(register_module("encoder", maniple::place(Encoder(784, 512), on[0]))),
 //           decoder(register_module("decoder", maniple::place(torch::nn::Linear(512, 10), on[1]))) {}
 //     torch::Tensor forward(torch::Tensor x) { return decoder(encoder(x)); }
 //     maniple::Placed<Encoder> encoder;
 //     maniple::Placed<torch::nn::Linear> decoder;
 //   };
 //   Net net(maniple::my_devices());                                   // `maniple run --devices-per-process 2`
-//   auto same = maniple::balance(layers, maniple::my_devices(), {.sample = x});   // or a Sequential, cut where it is best
+//   // or a Sequential, cut where it is best
+//   auto same = maniple::balance(layers, maniple::my_devices(), {.sample = x});
 //
-// Forward   A placed module moves the tensors among its arguments to its device (those in tuples, pairs, arrays, vectors, maps and
-//           optionals as well; not those in structs of your own), and computes there. Its results stay there: the next placed module
-//           takes them along, and a loss is computed where the last one is.
-// Backward  is autograd's own. Gradients go back the way the activations came, and each is on the device of its parameter.
-// As a part A placed module can be registered in a module, put into a Sequential and called like the module itself; that is its child
+// Forward   A placed module moves the tensors among its arguments to its device (those in tuples, pairs, arrays,
+//           vectors, maps and optionals as well; not those in structs of your own), and computes there. Its results
+//           stay there: the next placed module takes them along, and a loss is computed where the last one is.
+// Backward  is autograd's own. Gradients go back the way the activations came, and each is on the device of its
+// parameter. As a part A placed module can be registered in a module, put into a Sequential and called like the module
+// itself; that is its child
 //           "module", so names of parameters are "encoder.module.fc.weight". train(), zero_grad(), to(dtype) reach it;
 //           to(device) is refused: it would undo the placement.
 // Over ranks DistributedDataParallel takes such a module as any other. Every rank places alike.
 //
-// Devices. A ComputeDevice is one of LibTorch's, the CPU or a GPU, or a *CPU slot*: a thread that computes forward, with intra-op threads
-// and, if they are named, cores of its own. With slots a program for several GPUs runs, and is tested, where there are none. Backward of a
-// slot runs in the thread that calls backward(), as all of autograd's work on the CPU does; on GPUs each has autograd's thread for it.
+// Devices. A ComputeDevice is one of LibTorch's, the CPU or a GPU, or a *CPU slot*: a thread that computes forward,
+// with intra-op threads and, if they are named, cores of its own. With slots a program for several GPUs runs, and is
+// tested, where there are none. Backward of a slot runs in the thread that calls backward(), as all of autograd's work
+// on the CPU does; on GPUs each has autograd's thread for it.
 //
 // Parts work one after the other on one batch: this makes room for a larger model, not speed. For speed see pipeline.h.
 #pragma once
@@ -64,8 +69,9 @@ class ComputeDevice {
     return a.device_ == b.device_ && a.slot_ == b.slot_;
   }
 
-  /// Calls it on the device: that is LibTorch's current one meanwhile; of a slot, in its thread, with the caller's grad mode and autocast.
-  /// Returns when it has returned, and throws what it throws. Calls of several threads take turns on a slot.
+  /// Calls it on the device: that is LibTorch's current one meanwhile; of a slot, in its thread, with the caller's grad
+  /// mode and autocast. Returns when it has returned, and throws what it throws. Calls of several threads take turns on
+  /// a slot.
   void run(const std::function<void()>& call) const;
 
  private:
@@ -80,13 +86,14 @@ struct CpuSlotOptions {
   int threads = 0;  ///< intra-op threads; 0: one for each of `cores`, or as many as the caller has
 };
 
-/// Another slot of the CPU, with a thread that lasts as long as somebody holds the slot. Throws InvalidArgument for cores that this
-/// process may not use.
+/// Another slot of the CPU, with a thread that lasts as long as somebody holds the slot. Throws InvalidArgument for
+/// cores that this process may not use.
 ComputeDevice cpu_slot(const CpuSlotOptions& options = {});
 
-/// The devices of this process: the GPUs that it sees (`maniple run --devices-per-process` gives each rank its own). Where LibTorch sees
-/// none: as many CPU slots as --devices-per-process says (MANIPLE_DEVICES_PER_PROCESS), which share LibTorch's intra-op threads; without
-/// it, or with 1, the CPU. Every call returns the same ones. Throws InvalidArgument if the process sees fewer GPUs than it was given.
+/// The devices of this process: the GPUs that it sees (`maniple run --devices-per-process` gives each rank its own).
+/// Where LibTorch sees none: as many CPU slots as --devices-per-process says (MANIPLE_DEVICES_PER_PROCESS), which share
+/// LibTorch's intra-op threads; without it, or with 1, the CPU. Every call returns the same ones. Throws
+/// InvalidArgument if the process sees fewer GPUs than it was given.
 std::vector<ComputeDevice> my_devices();
 
 namespace detail {
@@ -135,8 +142,8 @@ class PlacedCall : public PlacedBase {
   std::shared_ptr<Net> module_;
 };
 
-// The module's forward as it is declared, which is what a Sequential asks for. One that is a template, or overloaded: from a tensor to
-// a tensor.
+// The module's forward as it is declared, which is what a Sequential asks for. One that is a template, or overloaded:
+// from a tensor to a tensor.
 template <class Net>
 auto declared_forward(int) -> decltype(&Net::forward);
 template <class Net>
@@ -200,17 +207,17 @@ PlacedHolder<Net> place(const torch::nn::ModuleHolder<Net>& holder, ComputeDevic
   return place(holder.is_empty() ? nullptr : holder.ptr(), std::move(device));
 }
 
-/// The layers of a Sequential in parts, each on a device: what balance() returns. Its parameters have the names that they have in the
-/// Sequential ("3.weight"), so that weights and checkpoints of one fit the other.
+/// The layers of a Sequential in parts, each on a device: what balance() returns. Its parameters have the names that
+/// they have in the Sequential ("3.weight"), so that weights and checkpoints of one fit the other.
 class PlacedSequentialImpl : public torch::nn::Module {
  public:
-  /// Part i begins with layer begins[i] and is on devices[i]. Throws InvalidArgument unless begins is 0 and rises, and for a parameter
-  /// of two layers (tied) that would have to be on two devices.
+  /// Part i begins with layer begins[i] and is on devices[i]. Throws InvalidArgument unless begins is 0 and rises, and
+  /// for a parameter of two layers (tied) that would have to be on two devices.
   PlacedSequentialImpl(const torch::nn::Sequential& layers, std::vector<ComputeDevice> devices,
                        std::vector<std::size_t> begins);
 
-  /// The first layer takes a tensor, the last one returns one; between layers of one device anything goes, from device to device tensors,
-  /// and vectors, pairs and tuples of up to three.
+  /// The first layer takes a tensor, the last one returns one; between layers of one device anything goes, from device
+  /// to device tensors, and vectors, pairs and tuples of up to three.
   torch::Tensor forward(torch::Tensor input);
 
   const std::vector<ComputeDevice>& devices() const noexcept { return devices_; }
@@ -231,17 +238,19 @@ class PlacedSequentialImpl : public torch::nn::Module {
 TORCH_MODULE(PlacedSequential);
 
 struct BalanceOptions {
-  /// An input of the first layer. Given: parts take about equal time; each layer's forward and backward is measured with it on the
-  /// first device (on the CPU in processor time, so that other programs do not disturb it). Otherwise parts have about equally many bytes of parameters and buffers.
+  /// An input of the first layer. Given: parts take about equal time; each layer's forward and backward is measured
+  /// with it on the first device (on the CPU in processor time, so that other programs do not disturb it). Otherwise
+  /// parts have about equally many bytes of parameters and buffers.
   torch::Tensor sample = {};
   int repeats = 5;  ///< a layer's time is the shortest of so many
-  /// Times differ from rank to rank, so the ranks of this group all use the cut of its rank 0: collective, where `sample` is given (on all
-  /// ranks or none). Null: the default group if there is one, otherwise this process alone.
+  /// Times differ from rank to rank, so the ranks of this group all use the cut of its rank 0: collective, where
+  /// `sample` is given (on all ranks or none). Null: the default group if there is one, otherwise this process alone.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
 
-/// The layers in as many parts as there are devices, in their order, so that the largest part is as small as it can be. Measuring changes
-/// neither buffers nor gradients nor random numbers. Throws InvalidArgument for fewer layers than devices.
+/// The layers in as many parts as there are devices, in their order, so that the largest part is as small as it can be.
+/// Measuring changes neither buffers nor gradients nor random numbers. Throws InvalidArgument for fewer layers than
+/// devices.
 PlacedSequential balance(const torch::nn::Sequential& layers, const std::vector<ComputeDevice>& devices,
                          const BalanceOptions& options = {});
 
@@ -249,8 +258,8 @@ PlacedSequential balance(const torch::nn::Sequential& layers, const std::vector<
 std::vector<std::size_t> balanced_cut(const torch::nn::Sequential& layers, std::size_t parts,
                                       const ComputeDevice& measured_on, const BalanceOptions& options = {});
 
-/// The same for costs of any kind, one for each layer: of all ways to cut them into `parts` runs of at least one, the one whose largest
-/// sum is the smallest. Of several such, the one with the earliest cuts.
+/// The same for costs of any kind, one for each layer: of all ways to cut them into `parts` runs of at least one, the
+/// one whose largest sum is the smallest. Of several such, the one with the earliest cuts.
 std::vector<std::size_t> balanced_cut(const std::vector<double>& costs, std::size_t parts);
 
 }  // namespace maniple

@@ -7,15 +7,16 @@
 //       std::make_shared<maniple::PostLocalSGDState>(maniple::PostLocalSGDOptions{.subgroup = near,
 //                                                                                 .start_localSGD_iter = 100})));
 //   torch::optim::SGD local(net->parameters(), 0.1);
-//   maniple::PostLocalSGDOptimizer optimizer(local, maniple::PeriodicModelAverager({.period = 4, .warmup_steps = 100}));
+//   maniple::PeriodicModelAverager averager({.period = 4, .warmup_steps = 100});
+//   maniple::PostLocalSGDOptimizer optimizer(local, averager);
 //   for (...) { optimizer.zero_grad(); ...backward(); optimizer.step(); }
 //
-// Up to start_localSGD_iter gradients are averaged over all ranks; from then on over the subgroup only, or not at all. The
-// averager's warmup_steps is normally the same number.
+// Up to start_localSGD_iter gradients are averaged over all ranks; from then on over the subgroup only, or not at all.
+// The averager's warmup_steps is normally the same number.
 //
-// DistributedDataParallel still copies rank 0's buffers to all ranks in each synchronised backward: with batch norm, construct
-// it with broadcast_buffers = false where that is too much. The optimizer's own state is not averaged. Not with
-// Average::samples, whose weights count over all ranks.
+// DistributedDataParallel still copies rank 0's buffers to all ranks in each synchronised backward: with batch norm,
+// construct it with broadcast_buffers = false where that is too much. The optimizer's own state is not averaged. Not
+// with Average::samples, whose weights count over all ranks.
 #pragma once
 
 #include <cstdint>

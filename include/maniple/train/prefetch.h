@@ -6,22 +6,24 @@
 //     ...
 //   }
 //
-// While the loop works on a batch, the next ones are read from the loader, put into pinned memory and copied to the GPU on a stream
-// of their own; a batch is handed out without waiting for its copy: what the current stream does with it comes after. On the CPU
-// batches are handed out as the loader has them, one at a time.
+// While the loop works on a batch, the next ones are read from the loader, put into pinned memory and copied to the GPU
+// on a stream of their own; a batch is handed out without waiting for its copy: what the current stream does with it
+// comes after. On the CPU batches are handed out as the loader has them, one at a time.
 //
-// Any range will do: a torch::data loader, a vector of batches. A batch is a tensor, a torch::data::Example, or tuples, pairs, vectors,
-// maps and optionals of such; what is no tensor in it is copied as it is. Tensors that are on a GPU already stay where they are.
+// Any range will do: a torch::data loader, a vector of batches. A batch is a tensor, a torch::data::Example, or tuples,
+// pairs, vectors, maps and optionals of such; what is no tensor in it is copied as it is. Tensors that are on a GPU
+// already stay where they are.
 //
-// With a sampler whose batches are counted, count outside, so that a batch counts when the loop has it, not when it was read:
+// With a sampler whose batches are counted, count outside, so that a batch counts when the loop has it, not when it was
+// read:
 //
 //   for (auto& batch : sampler.counting(batches)) { ... }
 //
-// What the range throws when it is asked for a batch is thrown when the loop gets there: the batches before it come first. A loop may be
-// left early; the batches that were read ahead are lost then, as the loader has handed them out.
+// What the range throws when it is asked for a batch is thrown when the loop gets there: the batches before it come
+// first. A loop may be left early; the batches that were read ahead are lost then, as the loader has handed them out.
 //
-// Memory: `batches` (2) batches are on the GPU beside that of the loop. One thread at a time; the range must outlive it, unless it
-// is given as a temporary.
+// Memory: `batches` (2) batches are on the GPU beside that of the loop. One thread at a time; the range must outlive
+// it, unless it is given as a temporary.
 #pragma once
 
 #include <cstddef>

@@ -9,18 +9,18 @@
 //
 //   epoch 1 [#########################..............]  64 % 300/469  2210 samples/s  14 s left  loss 0.081
 //
-// On a terminal the line is redrawn in place, a few times a second. In a file or a pipe it becomes a line of its own now and then
-// (every tenth part of the way, and at least every half minute), so that logs stay readable. Only rank 0 prints; elsewhere the
-// calls cost nothing.
+// On a terminal the line is redrawn in place, a few times a second. In a file or a pipe it becomes a line of its own
+// now and then (every tenth part of the way, and at least every half minute), so that logs stay readable. Only rank 0
+// prints; elsewhere the calls cost nothing.
 //
-// Where LibTorch uses a GPU, the line has its memory as well, "GPU 3.1 of 4.0 GiB": the most that tensors have taken so far, and that its
-// allocator has reserved for them, on the rank that prints.
+// Where LibTorch uses a GPU, the line has its memory as well, "GPU 3.1 of 4.0 GiB": the most that tensors have taken so
+// far, and that its allocator has reserved for them, on the rank that prints.
 //
-// A terminal that is narrow, or is made narrower, gets a shorter line: the bar goes first. Labels and notes may be any UTF-8; they
-// cannot break the line.
+// A terminal that is narrow, or is made narrower, gets a shorter line: the bar goes first. Labels and notes may be any
+// UTF-8; they cannot break the line.
 //
-// A loop that is resumed in the middle, after a checkpoint, gives {.start = 128}. The bar then begins there, and throughput and
-// time left are of the steps since.
+// A loop that is resumed in the middle, after a checkpoint, gives {.start = 128}. The bar then begins there, and
+// throughput and time left are of the steps since.
 //
 // One thread at a time. Nothing is thrown but for a stream that is null and a start
 // beyond the total (InvalidArgument).
@@ -49,8 +49,8 @@ struct ProgressOptions {
   ProgressStyle style = ProgressStyle::automatic;
   std::FILE* stream = stderr;
   std::size_t start = 0;  ///< steps that an earlier process has done; steps() counts them
-  /// Rank 0 of the default group prints, for all: what it counts is multiplied by the number of ranks. False, or without a
-  /// default group: every process prints, for itself.
+  /// Rank 0 of the default group prints, for all: what it counts is multiplied by the number of ranks. False, or
+  /// without a default group: every process prints, for itself.
   bool only_rank_0 = true;
 };
 
@@ -64,7 +64,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// One step is done, with `amount` units in it on this rank; the line shows those of all ranks, taking them to be equal. `note` (a loss, say) is shown at the end of the line.
+  /// One step is done, with `amount` units in it on this rank; the line shows those of all ranks, taking them to be
+  /// equal. `note` (a loss, say) is shown at the end of the line.
   void step(std::size_t amount = 1, std::string_view note = {});
 
   /// Whether the note of the next step would be shown now: for notes that are expensive to make.

@@ -1,13 +1,14 @@
-// The random numbers of one sample: for augmentation that is the same in every run, whatever the number of workers and ranks.
+// The random numbers of one sample: for augmentation that is the same in every run, whatever the number of workers and
+// ranks.
 //
 //   auto flipped = maniple::transformed(digits, [](torch::data::Example<> sample, maniple::SampleRandom& random) {
 //     if (random.unit() < 0.5) sample.data = sample.data.flip({-1});
 //     return sample;
 //   });
 //
-// A DataLoader makes one for each sample, seeded with its seed, the epoch and the index (of streams: shard and place in it), and hands it
-// to get() of the dataset, a transform or a decode function that has a parameter for it. It fits the standard library's
-// distributions, but those give other numbers with another library; its own functions do not.
+// A DataLoader makes one for each sample, seeded with its seed, the epoch and the index (of streams: shard and place in
+// it), and hands it to get() of the dataset, a transform or a decode function that has a parameter for it. It fits the
+// standard library's distributions, but those give other numbers with another library; its own functions do not.
 #pragma once
 
 #include <cstddef>

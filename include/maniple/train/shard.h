@@ -1,11 +1,11 @@
 // ShardOf: the part of a large tensor that this rank holds, and where it belongs in the whole.
 //
-// What is divided over ranks (the state of a ShardedOptimizer, parameters that are fully sharded) describes itself as a list of these, and
-// what writes or reads checkpoints needs nothing else: every rank writes its parts, and ranks of any other number find by name and offset
-// which bytes are theirs.
+// What is divided over ranks (the state of a ShardedOptimizer, parameters that are fully sharded) describes itself as a
+// list of these, and what writes or reads checkpoints needs nothing else: every rank writes its parts, and ranks of any
+// other number find by name and offset which bytes are theirs.
 //
-// The whole is seen as a flat row of its elements, in the order of a contiguous tensor (C order). The parts of one name that the ranks of a
-// job hold may overlap only where they are equal (replicas), and together they are the whole.
+// The whole is seen as a flat row of its elements, in the order of a contiguous tensor (C order). The parts of one name
+// that the ranks of a job hold may overlap only where they are equal (replicas), and together they are the whole.
 #pragma once
 
 #include <cstdint>

@@ -1,20 +1,24 @@
-// Files that hold many samples each (shards), and what reads them from beginning to end: tars and CSV files. No LibTorch here.
+// Files that hold many samples each (shards), and what reads them from beginning to end: tars and CSV files. No
+// LibTorch here.
 //
 //   auto reader = maniple::open_tar("train-000.tar");
-//   for (maniple::RawSample sample; reader->next(&sample);) use(sample.key, sample.files.at("jpg"), sample.files.at("cls"));
+//   for (maniple::RawSample sample; reader->next(&sample);)
+//     use(sample.key, sample.files.at("jpg"), sample.files.at("cls"));
 //
-// streaming.h divides a list of shards among ranks and shuffles them; a reader of your own for it is a class derived from
-// ShardReader.
+// streaming.h divides a list of shards among ranks and shuffles them; a reader of your own for it is a class derived
+// from ShardReader.
 //
-// Tars   by the convention of WebDataset: files that follow each other and share their path up to the first dot of the last component
-//        are a sample. "a/0001.jpg" and "a/0001.seg.png" are the sample "a/0001" with the files "jpg" and "seg.png". Names without
-//        such a dot, directories and links are passed over. ustar, pax (path, size) and GNU's long names; numbers in octal or base 256.
-// CSV    as in RFC 4180: fields in double quotes may hold separators, line ends and doubled quotes; lines end with LF or CRLF.
-//        Lines without anything are passed over, and so is a byte order mark.
+// Tars   by the convention of WebDataset: files that follow each other and share their path up to the first dot of the
+//        last component are a sample. "a/0001.jpg" and "a/0001.seg.png" are the sample "a/0001" with the files "jpg"
+//        and "seg.png". Names without such a dot, directories and links are passed over. ustar, pax (path, size) and
+//        GNU's long names; numbers in octal or base 256.
+// CSV    as in RFC 4180: fields in double quotes may hold separators, line ends and doubled quotes; lines end with LF
+//        or CRLF. Lines without anything are passed over, and so is a byte order mark.
 //
-// Both may be inside gzip; which is seen by the content. Whatever is wrong with a file is an InvalidArgument that names it and the
-// offset ("train-000.tar: offset 1536: ...") or the line and column ("table.csv:17:4: ..."); a file that cannot be read is a
-// SystemError. Nothing in a file is believed before it is checked: no more memory is set aside than the file has bytes.
+// Both may be inside gzip; which is seen by the content. Whatever is wrong with a file is an InvalidArgument that names
+// it and the offset ("train-000.tar: offset 1536: ...") or the line and column ("table.csv:17:4: ..."); a file that
+// cannot be read is a SystemError. Nothing in a file is believed before it is checked: no more memory is set aside than
+// the file has bytes.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +60,8 @@ std::unique_ptr<ShardReader> open_tar(const std::string& path);
 struct CsvOptions {
   bool header = true;  ///< the first record names the columns
   char separator = ',';
-  /// What becomes the data, in this order: names of columns, or their numbers, from 0, as text. Empty: all but the label.
+  /// What becomes the data, in this order: names of columns, or their numbers, from 0, as text. Empty: all but the
+  /// label.
   std::vector<std::string> columns = {};
   std::string label = "";                       ///< the column of the label, by name or number; empty: none
   bool real_label = false;                      ///< true: a float; false: a whole number, int64
@@ -68,7 +73,8 @@ std::unique_ptr<ShardReader> open_csv(const std::string& path, CsvOptions option
 /// The files that fit a pattern of the shell ("data/train-*.tar"), sorted. Throws InvalidArgument when none does.
 std::vector<std::string> find_shards(const std::string& pattern);
 
-/// How many samples each shard holds, for StreamOptions::samples_per_shard. Passes over all of them once, so keep the numbers.
+/// How many samples each shard holds, for StreamOptions::samples_per_shard. Passes over all of them once, so keep the
+/// numbers.
 std::vector<std::size_t> count_samples(const std::vector<std::string>& paths, const OpenShard& open = open_tar);
 
 }  // namespace maniple

@@ -16,8 +16,9 @@
 //     if (early.improved()) checkpoint.save(step);
 //   }
 //
-// Under `maniple run`, Ctrl-C and SIGTERM to the launcher reach every worker, which then has `--grace-interrupt` seconds (30) to
-// save and end. Schedulers that take a machine away (Slurm, Kubernetes, spot instances) send SIGTERM as well.
+// Under `maniple run`, Ctrl-C and SIGTERM to the launcher reach every worker, which then has `--grace-interrupt`
+// seconds (30) to save and end. Schedulers that take a machine away (Slurm, Kubernetes, spot instances) send SIGTERM as
+// well.
 #pragma once
 
 #include <atomic>
@@ -34,15 +35,18 @@ namespace MANIPLE_API maniple {
 
 struct GracefulStopOptions {
   std::vector<int> signals = {SIGINT, SIGTERM};
-  /// The ranks communicate in every so many calls of requested_anywhere; the calls between cost nothing and return false.
+  /// The ranks communicate in every so many calls of requested_anywhere; the calls between cost nothing and return
+  /// false.
   int every = 1;
 };
 
-/// Turns signals into a question that the loop asks. One at a time in a process; made before the training, in any thread.
+/// Turns signals into a question that the loop asks. One at a time in a process; made before the training, in any
+/// thread.
 ///
-/// The first signal sets a flag and nothing else. A second one (of any of the signals) ends the process at once by its default
-/// action, for people who do not want to wait; but not within 0.2 s of the first, because some launchers pass on a Ctrl-C that
-/// the terminal has sent to everyone already. A signal that was ignored (nohup, a background job of a shell) stays ignored.
+/// The first signal sets a flag and nothing else. A second one (of any of the signals) ends the process at once by its
+/// default action, for people who do not want to wait; but not within 0.2 s of the first, because some launchers pass
+/// on a Ctrl-C that the terminal has sent to everyone already. A signal that was ignored (nohup, a background job of a
+/// shell) stays ignored.
 class GracefulStop {
  public:
   /// Throws InvalidArgument if there is one already, or for a signal that cannot be caught.
@@ -51,13 +55,13 @@ class GracefulStop {
   GracefulStop(const GracefulStop&) = delete;
   GracefulStop& operator=(const GracefulStop&) = delete;
 
-  /// Whether this process was asked, by a signal or by request(). Ranks may get their signals at different steps, or only one
-  /// of them gets one: decide nothing by this that others take part in.
+  /// Whether this process was asked, by a signal or by request(). Ranks may get their signals at different steps, or
+  /// only one of them gets one: decide nothing by this that others take part in.
   bool requested() const noexcept;
 
-  /// Whether any rank was asked. A collective (a reduction of one number, some microseconds within a host): every rank calls
-  /// it equally often, normally once at the end of a step. Once true, always true, without communication. Without a group (null, and no
-  /// default group) it is requested().
+  /// Whether any rank was asked. A collective (a reduction of one number, some microseconds within a host): every rank
+  /// calls it equally often, normally once at the end of a step. Once true, always true, without communication. Without
+  /// a group (null, and no default group) it is requested().
   bool requested_anywhere(const std::shared_ptr<ProcessGroup>& group = nullptr,
                           const SourceLocation& where = SourceLocation::current());
 
@@ -101,8 +105,8 @@ class EarlyStopping {
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
   /// Takes the number of an epoch, and says whether to stop; once it said so, it always does. In a group this is a
-  /// collective: rank 0's number counts, on all ranks, so that all decide alike even where theirs differ in the last bit. NaN is
-  /// no improvement.
+  /// collective: rank 0's number counts, on all ranks, so that all decide alike even where theirs differ in the last
+  /// bit. NaN is no improvement.
   bool update(double value, const SourceLocation& where = SourceLocation::current());
 
   bool should_stop() const noexcept { return waited_ >= options_.patience; }

@@ -109,10 +109,11 @@ struct Criterion {
 /// A loss that is a function of the model's output and the target, for Trainer::fit and evaluate with every strategy:
 /// the Trainer itself calls the model with batch.data.
 ///
-///   trainer.fit(train, test, maniple::criterion([](const auto& output, const auto& target, maniple::Metrics& metrics) {
+///   auto loss_of = [](const auto& output, const auto& target, maniple::Metrics& metrics) {
 ///     metrics.add_accuracy("accuracy", output, target);
 ///     return torch::nll_loss(output, target);                            // a mean over the rows
-///   }));
+///   };
+///   trainer.fit(train, test, maniple::criterion(loss_of));
 ///
 /// The third argument may be left out. In a pipeline the function runs on the rank of the last stage, once per
 /// micro-batch.

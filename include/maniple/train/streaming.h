@@ -6,25 +6,27 @@
 //   auto data = maniple::tar_stream("data/train-*.tar", decode, {.shuffle_buffer = 1000, .seed = 7});
 //   maniple::DataLoader loader(data, {.batch_size = 32, .workers = 4});
 //
-// Who reads what. In each epoch the shards are put in an order, shuffled by seed and epoch, the same on all ranks. With S shards and
-// R ranks the first S - S mod R of them belong to one rank each: rank r has places r, r + R, r + 2R, ... The other S mod R shards
-// (all, when there are fewer shards than ranks) are read by all ranks, and rank r takes samples r, r + R, ... of them: so nobody is
-// left without samples, and the ranks share those evenly. Every sample is seen exactly once. At best there are many more shards than
-// ranks, of equal size. The number of a loader's workers plays no part: one thread of a rank reads, the workers decode.
+// Who reads what. In each epoch the shards are put in an order, shuffled by seed and epoch, the same on all ranks. With
+// S shards and R ranks the first S - S mod R of them belong to one rank each: rank r has places r, r + R, r + 2R, ...
+// The other S mod R shards (all, when there are fewer shards than ranks) are read by all ranks, and rank r takes
+// samples r, r + R, ... of them: so nobody is left without samples, and the ranks share those evenly. Every sample is
+// seen exactly once. At best there are many more shards than ranks, of equal size. The number of a loader's workers
+// plays no part: one thread of a rank reads, the workers decode.
 //
-// Shuffling. `shuffle_buffer` samples, undecoded, are held in memory; each that is handed out is drawn from them and replaced by the
-// next one read. Which ones are drawn depends on seed, epoch and rank alone.
+// Shuffling. `shuffle_buffer` samples, undecoded, are held in memory; each that is handed out is drawn from them and
+// replaced by the next one read. Which ones are drawn depends on seed, epoch and rank alone.
 //
 // Ends. Ranks may have different numbers of samples. For training either
-//   - give `samples_per_shard` (count_samples() of shards.h makes it, once) and `equal`: all ranks then stop together, at the number of
-//     the rank with the fewest; nothing is communicated for that;
-//   - or train inside with_uneven_inputs (uneven_inputs.h): every sample is used, and ranks that have run out wait for the others.
+//   - give `samples_per_shard` (count_samples() of shards.h makes it, once) and `equal`: all ranks then stop together,
+//     at the number of the rank with the fewest; nothing is communicated for that;
+//   - or train inside with_uneven_inputs (uneven_inputs.h): every sample is used, and ranks that have run out wait for
+//     the others.
 // For evaluation neither is needed: add up, and all_reduce the sums after the loop.
 //
-// Going on in the middle of an epoch. A loader's cursor says how many samples each rank has taken. The order is made anew from the seed,
-// what was taken is passed over without being read (in a tar that is not compressed: header by header; with samples_per_shard:
-// whole shards without opening them), and the buffer is filled with exactly what it held. The same samples follow in the same order,
-// on the same number of ranks, which must not change within an epoch.
+// Going on in the middle of an epoch. A loader's cursor says how many samples each rank has taken. The order is made
+// anew from the seed, what was taken is passed over without being read (in a tar that is not compressed: header by
+// header; with samples_per_shard: whole shards without opening them), and the buffer is filled with exactly what it
+// held. The same samples follow in the same order, on the same number of ranks, which must not change within an epoch.
 //
 // Errors: those of shards.h, out of the loop, with the sample's name.
 #pragma once

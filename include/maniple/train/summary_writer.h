@@ -6,16 +6,16 @@
 //
 // and then, with TensorBoard from where you have it:  tensorboard --logdir runs
 //
-// The folder is made if need be, with a file events.out.tfevents.TIME.HOST.PID.N in it; several files in a folder are one run, so
-// a training that is resumed goes on in the same folder. Only rank 0 writes; elsewhere the calls cost nothing, so they
-// need no `if`. (But reading a number from a tensor costs: ask is_open() before.)
+// The folder is made if need be, with a file events.out.tfevents.TIME.HOST.PID.N in it; several files in a folder are
+// one run, so a training that is resumed goes on in the same folder. Only rank 0 writes; elsewhere the calls cost
+// nothing, so they need no `if`. (But reading a number from a tensor costs: ask is_open() before.)
 //
-// Each event is one write(2): curves are seen at once, and a process that is killed leaves a file that is whole. A disk that is
-// full, or fails otherwise, costs events and one warning, and never the training: what does not fit is dropped and the file
-// stays readable; when there is room again, writing goes on. last_error() keeps the reason.
+// Each event is one write(2): curves are seen at once, and a process that is killed leaves a file that is whole. A disk
+// that is full, or fails otherwise, costs events and one warning, and never the training: what does not fit is dropped
+// and the file stays readable; when there is room again, writing goes on. last_error() keeps the reason.
 //
-// Any thread. The constructor throws SystemError when the folder or the file cannot be made; after it, only mistakes throw
-// (an empty tag: InvalidArgument).
+// Any thread. The constructor throws SystemError when the folder or the file cannot be made; after it, only mistakes
+// throw (an empty tag: InvalidArgument).
 #pragma once
 
 #include <cstdint>
@@ -42,15 +42,16 @@ class SummaryWriter {
   SummaryWriter(const SummaryWriter&) = delete;
   SummaryWriter& operator=(const SummaryWriter&) = delete;
 
-  /// Kept as float32, as TensorBoard does. NaN and infinities are written as they are. `walltime`: seconds since 1970; default:
-  /// now.
+  /// Kept as float32, as TensorBoard does. NaN and infinities are written as they are. `walltime`: seconds since 1970;
+  /// default: now.
   void add_scalar(std::string_view tag, double value, std::int64_t global_step, std::optional<double> walltime = {});
 
   /// A text, shown as Markdown.
   void add_text(std::string_view tag, std::string_view text, std::int64_t global_step,
                 std::optional<double> walltime = {});
 
-  /// Returns when the events are on the disk, so that they survive a power cut. (A killed process loses nothing anyway.)
+  /// Returns when the events are on the disk, so that they survive a power cut. (A killed process loses nothing
+  /// anyway.)
   void flush();
   void close();  ///< flushes; later calls do nothing
 

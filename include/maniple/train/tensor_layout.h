@@ -6,15 +6,17 @@
 //   embed.weight: divided over 4 ranks by fully_shard unit 3 (GptImpl), from [250, 0] of [1000, 64]
 //   norm.weight: replicated
 //
-// fully_shard, the layers of tensor_parallel.h and Pipeline record the layout of their parameters. Every function that takes a module or a list
-// of parameters reads it: clip_grad_norm_ counts each element once, GradScaler lets all ranks that share a parameter decide together,
-// DistributedDataParallel refuses parameters that the ranks of its group divide, save_weights refuses to write a part as if it were the whole.
+// fully_shard, the layers of tensor_parallel.h and Pipeline record the layout of their parameters. Every function that
+// takes a module or a list of parameters reads it: clip_grad_norm_ counts each element once, GradScaler lets all ranks
+// that share a parameter decide together, DistributedDataParallel refuses parameters that the ranks of its group
+// divide, save_weights refuses to write a part as if it were the whole.
 //
-// The layout belongs to the tensor object. A copy or a view of the tensor is replicated, as far as these functions know. set_layout records the
-// layout of parameters that a module of your own divides:
+// The layout belongs to the tensor object. A copy or a view of the tensor is replicated, as far as these functions
+// know. set_layout records the layout of parameters that a module of your own divides:
 //
 //   weight = register_parameter("weight", my_rows);
-//   maniple::set_layout(weight, {.kind = maniple::LayoutKind::tensor_parallel, .divided_over = {group}, .owner = "MyEmbedding",
+//   maniple::set_layout(weight, {.kind = maniple::LayoutKind::tensor_parallel, .divided_over = {group}, .owner =
+//   "MyEmbedding",
 //                                .shard = maniple::TensorShard::along("", my_rows, 0, first_row, rows)});
 //
 // Threads: any thread may call these functions. The table keeps neither tensors nor groups alive.
@@ -43,7 +45,8 @@ enum class LayoutKind : std::uint8_t {
 
 struct TensorLayout {
   LayoutKind kind = LayoutKind::replicated;
-  /// The groups whose ranks hold different elements, outermost first. Two groups have at most one rank in common, as the dimensions of a mesh.
+  /// The groups whose ranks hold different elements, outermost first. Two groups have at most one rank in common, as
+  /// the dimensions of a mesh.
   std::vector<std::shared_ptr<ProcessGroup>> divided_over = {};
   /// False on all but one of the ranks that hold the same tied parameter of a pipeline: norms count it once.
   bool counted = true;
@@ -66,11 +69,13 @@ struct DividedParameter {
 };
 DividedParameter first_divided(const torch::nn::Module& module);
 
-/// All parameters of the module, whole, as copies, by the names of named_parameters(). Collective over the groups that divide them; `only_rank` of
-/// these groups gets them, the other ranks get those alone that no group divides; -1: all ranks get them. Throws InvalidArgument for a Pipeline.
+/// All parameters of the module, whole, as copies, by the names of named_parameters(). Collective over the groups that
+/// divide them; `only_rank` of these groups gets them, the other ranks get those alone that no group divides; -1: all
+/// ranks get them. Throws InvalidArgument for a Pipeline.
 std::vector<std::pair<std::string, torch::Tensor>> full_parameters(torch::nn::Module& module, int only_rank = -1);
-/// The reverse: every rank takes its part of whole tensors (on any device, of any dtype). Throws InvalidArgument, before anything is changed, for
-/// a name that the module lacks, and for another shape. Parameters that are not in the list stay. Local.
+/// The reverse: every rank takes its part of whole tensors (on any device, of any dtype). Throws InvalidArgument,
+/// before anything is changed, for a name that the module lacks, and for another shape. Parameters that are not in the
+/// list stay. Local.
 void set_full_parameters(torch::nn::Module& module,
                          const std::vector<std::pair<std::string, torch::Tensor>>& parameters);
 

@@ -1,5 +1,5 @@
-// The tensors inside a value: a tensor, or tuples, pairs, arrays, vectors, maps and optionals of such. DataParallel cuts
-// the tensors of its arguments and concatenates those of its results; the shape around them stays.
+// The tensors inside a value: a tensor, or tuples, pairs, arrays, vectors, maps and optionals of such. DataParallel
+// cuts the tensors of its arguments and concatenates those of its results; the shape around them stays.
 #pragma once
 
 #include <array>

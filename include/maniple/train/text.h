@@ -5,19 +5,20 @@
 //   auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler, 32);
 //   for (auto& batch : *loader) { batch.data /* [32, 128] int64 */; batch.target /* the same, one byte further */; }
 //
-// Window i holds the block_size + 1 bytes from i * stride on: the first block_size are the data, the last block_size the target,
-// so that target[t] is what comes after data[t]. With the default stride each byte is a target once; with stride 1 there is a
-// window for every place of the text. A rest that is shorter than a window belongs to none.
+// Window i holds the block_size + 1 bytes from i * stride on: the first block_size are the data, the last block_size
+// the target, so that target[t] is what comes after data[t]. With the default stride each byte is a target once; with
+// stride 1 there is a window for every place of the text. A rest that is shorter than a window belongs to none.
 //
-// The end of the file is the validation part (a tenth, by default), what comes before it the training part; no window reaches
-// from one into the other.
+// The end of the file is the validation part (a tenth, by default), what comes before it the training part; no window
+// reaches from one into the other.
 //
-// Only what is asked for is read, with one pread(2) for a sample, so that the file may be larger than memory; the kernel keeps
-// what is used often. Copies share the open file, so that each worker of a loader may have one; reading is safe from several
-// threads.
+// Only what is asked for is read, with one pread(2) for a sample, so that the file may be larger than memory; the
+// kernel keeps what is used often. Copies share the open file, so that each worker of a loader may have one; reading is
+// safe from several threads.
 //
-// Errors   SystemError for a file that cannot be opened or read; InvalidArgument for one that is a directory, empty or too short
-//          for a single window, and for a file that has become shorter since it was opened (by get). They name the file.
+// Errors   SystemError for a file that cannot be opened or read; InvalidArgument for one that is a directory, empty or
+//          too short for a single window, and for a file that has become shorter since it was opened (by get). They
+//          name the file.
 #pragma once
 
 #include <cstddef>

@@ -4,15 +4,16 @@
 //
 // What it decides:
 //
-//   Convolutions   LibTorch computes them either with oneDNN or as matrix products with BLAS. oneDNN is the faster one on x86-64.
-//                  On aarch64 that depends on how LibTorch was built: Debian's oneDNN is about five times slower than its BLAS,
-//                  so there a few convolutions are timed both ways (some 50 ms) and oneDNN is switched off if it is clearly slower.
-//                  MANIPLE_MKLDNN=on or off decides by hand; measure times them on any machine. The two ways round differently,
-//                  so where results must agree to the last bit between runs, and one way is not clearly faster, decide by hand.
-//   BLAS           Nothing is changed, but the reference BLAS, twenty times slower than OpenBLAS, gets a warning that says which
-//                  package fixes it.
-//   Threads        Left as they are: LibTorch reads OMP_NUM_THREADS, and takes all cores without it. With several ranks on a host that
-//                  is too many; `threads` > 0 sets the number where OMP_NUM_THREADS does not.
+//   Convolutions   LibTorch computes them either with oneDNN or as matrix products with BLAS. oneDNN is the faster one
+//                  on x86-64. On aarch64 that depends on how LibTorch was built: Debian's oneDNN is about five times
+//                  slower than its BLAS, so there a few convolutions are timed both ways (some 50 ms) and oneDNN is
+//                  switched off if it is clearly slower. MANIPLE_MKLDNN=on or off decides by hand; measure times them
+//                  on any machine. The two ways round differently, so where results must agree to the last bit between
+//                  runs, and one way is not clearly faster, decide by hand.
+//   BLAS           Nothing is changed, but the reference BLAS, twenty times slower than OpenBLAS, gets a warning that
+//                  says which package fixes it.
+//   Threads        Left as they are: LibTorch reads OMP_NUM_THREADS, and takes all cores without it. With several ranks
+//                  on a host that is too many; `threads` > 0 sets the number where OMP_NUM_THREADS does not.
 #pragma once
 
 #include <string>
@@ -42,7 +43,7 @@ struct TorchSettings {
 /// Throws InvalidArgument when MANIPLE_MKLDNN is none of auto, measure, on, off.
 TorchSettings apply_fast_settings(const FastSettings& settings = {});
 
-// ---- Random numbers that are the same from run to run ----------------------------------------------------------------
+// ---- Random numbers that are the same from run to run ---------------------------------------------------------------
 //
 //   maniple::seed_all(7, world->rank());   // each rank draws its own numbers; dropout differs between ranks
 //   maniple::seed_all(7);                  // every rank draws the same numbers; weights start out equal

@@ -1,4 +1,5 @@
-// A training loop with what belongs around it, on one rank or many: the program has a model, an optimizer, data and a loss.
+// A training loop with what belongs around it, on one rank or many: the program has a model, an optimizer, data and a
+// loss.
 //
 //   maniple::init_process_group();                                       // or not: then this process trains alone
 //   torch::optim::AdamW optimizer(net->parameters(), 1e-3);
@@ -11,35 +12,42 @@
 //   const auto& end = trainer.fit(loader, test_loader, loss);            // a DataLoader, or any range of batches
 //   maniple::print_once(end.evaluation.text());                          // loss 0.0812  accuracy 0.975
 //
-// Each piece is a class of its own, which a loop written by hand uses just as well (docs/training.md): DistributedDataParallel,
-// Accumulation, clip_grad_norm_, Metrics, Checkpoint, GracefulStop, EarlyStopping, Progress, SummaryWriter. This is their order:
+// Each piece is a class of its own, which a loop written by hand uses just as well (docs/training.md):
+// DistributedDataParallel, Accumulation, clip_grad_norm_, Metrics, Checkpoint, GracefulStop, EarlyStopping, Progress,
+// SummaryWriter. This is their order:
 //
 //   for each batch    forward and backward; without communication (no_sync) until `accumulate` batches make a step
-//   for each step     clipping, the optimizer's step, `schedule`, on_step; then, as often as the options say: a row of metrics,
-//                     an evaluation, a checkpoint; and all ranks agree whether one was asked to stop
+//   for each step     clipping, the optimizer's step, `schedule`, on_step; then, as often as the options say: a row of
+//                     metrics, an evaluation, a checkpoint; and all ranks agree whether one was asked to stop
 //   for each epoch    an evaluation, early stopping, on_epoch, a checkpoint
 //
-// Data            Any range of batches: a container, a loader of torch::data, a class with begin() and end(). One with set_epoch(n)
-//                 gets the number of the epoch. All ranks have equally many batches in a training (see uneven_inputs.h for others);
-//                 in an evaluation they may differ. A batch is done before the next one is asked for, so a range may fill the same
-//                 tensors again. Only with `accumulate` above 1 a range without a cursor is asked for one batch more than is done, to
-//                 know the last one; of iterators that go once, the batch's tensors (tensor_nest.h) are copied for that.
-// Resuming        With a checkpoint folder, fit() goes on from the newest checkpoint: after a kill at any moment the weights at the
-//                 end are, bit for bit, those of a run that was not disturbed. In the middle of an epoch data with a cursor (`sampled`, or any
-//                 class with set_epoch, batches, cursor_text and load_cursor) goes on there, on another number of ranks too; of other
-//                 ranges the batches that were done are skipped, so they must hand out the same ones in each run. What communication
-//                 hooks keep (errors of powerSGD and int8, counts of post-local SGD) is not in the checkpoints.
-// Gradients       are set to none before each step, those of parameters that the optimizer has not, too; clipped are the optimizer's.
-// Modes           A model that is in training mode stays as it is: parts that the program has put in evaluation mode remain so.
-// Evaluation      Each sample once, and sums over ranks by counts: give it data of a sampler in SamplerMode::evaluation.
-//                 The model is in evaluation mode, no gradients are recorded. `at("loss").count` of the row is the number of samples.
-// Stopping        SIGINT and SIGTERM end fit() after the step under way, on all ranks, with a checkpoint. stop() does so too.
-// Logs            On rank 0: a progress line, and "epoch 2: loss 0.0812  accuracy 0.975" after the evaluation of an epoch; with log_dir also
-//                 curves for TensorBoard ("train/loss", "evaluation/loss") and log.jsonl, a JSON object per line: kind, epoch, step,
-//                 samples, seconds, lr, and the metrics (a NaN is null).
+// Data            Any range of batches: a container, a loader of torch::data, a class with begin() and end(). One with
+//                 set_epoch(n) gets the number of the epoch. All ranks have equally many batches in a training (see
+//                 uneven_inputs.h for others); in an evaluation they may differ. A batch is done before the next one is
+//                 asked for, so a range may fill the same tensors again. Only with `accumulate` above 1 a range without
+//                 a cursor is asked for one batch more than is done, to know the last one; of iterators that go once,
+//                 the batch's tensors (tensor_nest.h) are copied for that.
+// Resuming        With a checkpoint folder, fit() goes on from the newest checkpoint: after a kill at any moment the
+//                 weights at the end are, bit for bit, those of a run that was not disturbed. In the middle of an epoch
+//                 data with a cursor (`sampled`, or any class with set_epoch, batches, cursor_text and load_cursor)
+//                 goes on there, on another number of ranks too; of other ranges the batches that were done are
+//                 skipped, so they must hand out the same ones in each run. What communication hooks keep (errors of
+//                 powerSGD and int8, counts of post-local SGD) is not in the checkpoints.
+// Gradients       are set to none before each step, those of parameters that the optimizer has not, too; clipped are
+//                 the optimizer's.
+// Modes           A model that is in training mode stays as it is: parts that the program has put in evaluation mode
+//                 remain so.
+// Evaluation      Each sample once, and sums over ranks by counts: give it data of a sampler in
+//                 SamplerMode::evaluation. The model is in evaluation mode, no gradients are recorded.
+//                 `at("loss").count` of the row is the number of samples.
+// Stopping        SIGINT and SIGTERM end fit() after the step under way, on all ranks, with a checkpoint. stop() does
+//                 so too.
+// Logs            On rank 0: a progress line, and "epoch 2: loss 0.0812  accuracy 0.975" after the evaluation of an
+//                 epoch; with log_dir also curves for TensorBoard ("train/loss", "evaluation/loss") and log.jsonl, a
+//                 JSON object per line: kind, epoch, step, samples, seconds, lr, and the metrics (a NaN is null).
 //
-// fit() and evaluate() are collectives: all ranks call them, with the same options. One thread. Errors are those of the pieces;
-// mistakes in the options are InvalidArgument.
+// fit() and evaluate() are collectives: all ranks call them, with the same options. One thread. Errors are those of the
+// pieces; mistakes in the options are InvalidArgument.
 //
 // The order is the same with every strategy (strategy.h): DataParallel, Zero1, FullySharded, TensorParallel, Pipeline.
 #pragma once
@@ -80,8 +88,9 @@ enum class TrainerEnd {
 /// What a Trainer does when a gradient is infinite or NaN after it was averaged, and so on every rank.
 enum class NonfiniteGradients {
   automatic,  ///< stop on the CPU; ignore on a GPU, where the check would wait for the device in every step
-  stop,  ///< throws InvalidArgument on all ranks, naming the rank and the parameter it began with; the weights are as before the step
-  skip,  ///< leaves the step out on all ranks, with a warning; it counts as a step
+  stop,    ///< throws InvalidArgument on all ranks, naming the rank and the parameter it began with; the weights are as
+           ///< before the step
+  skip,    ///< leaves the step out on all ranks, with a warning; it counts as a step
   ignore,  ///< does not look: the optimizer gets them
 };
 
@@ -103,29 +112,30 @@ struct TrainerOptions {
   int accumulate = 1;  ///< batches that make a step; the last of an epoch may have fewer, if their number is known
   double max_grad_norm = 0;  ///< see clip_grad_norm_; the metric "grad_norm" is the norm before. 0: not clipped
 
-  /// Gradients that are not finite. The check reads all gradients once per step, or only their norm with max_grad_norm; on a GPU the host
-  /// waits for the device. A GradScaler skips such steps itself, so nothing is checked with one.
+  /// Gradients that are not finite. The check reads all gradients once per step, or only their norm with max_grad_norm;
+  /// on a GPU the host waits for the device. A GradScaler skips such steps itself, so nothing is checked with one.
   NonfiniteGradients nonfinite_gradients = NonfiniteGradients::automatic;
 
-  /// The learning rate of step n (from 0) of a group of the optimizer that had the rate `base` when the trainer was made. It
-  /// depends on n alone, so nothing of it is in checkpoints.
+  /// The learning rate of step n (from 0) of a group of the optimizer that had the rate `base` when the trainer was
+  /// made. It depends on n alone, so nothing of it is in checkpoints.
   std::function<double(std::int64_t step, double base)> lr = nullptr;
   /// Called after each step of the optimizer: `[&] { scheduler.step(); }`. Its state goes into checkpoints by
   /// trainer.add("scheduler", scheduler).
   std::function<void()> schedule = nullptr;
 
-  /// Mixed precision: what it makes lives during each forward. `[] { return std::make_shared<maniple::Autocast>(torch::kCUDA); }`.
-  /// For float16 also trainer.use(scaler).
+  /// Mixed precision: what it makes lives during each forward. `[] { return
+  /// std::make_shared<maniple::Autocast>(torch::kCUDA); }`. For float16 also trainer.use(scaler).
   std::function<std::shared_ptr<void>()> autocast = nullptr;
 
-  /// A folder: saves there at the end of each epoch, when fit() is stopped, and every `save_every` steps. The best model by
-  /// `monitor` is in its folder "best". Empty: no checkpoints.
+  /// A folder: saves there at the end of each epoch, when fit() is stopped, and every `save_every` steps. The best
+  /// model by `monitor` is in its folder "best". Empty: no checkpoints.
   CheckpointOptions checkpoint = {};
   std::int64_t save_every = 0;
 
   /// Steps between evaluations; 0: at the end of each epoch.
   std::int64_t evaluate_every = 0;
-  /// The metric of evaluations by which a model is better than another, and whether that is the smaller or the larger one.
+  /// The metric of evaluations by which a model is better than another, and whether that is the smaller or the larger
+  /// one.
   std::string monitor = "loss";
   StopMode mode = StopMode::min;
   int patience = 0;  ///< so many evaluations in a row without a better one end the training; 0: it is not ended early
@@ -179,7 +189,8 @@ struct TrainerModel {
 struct TrainerData {
   std::function<void(std::size_t epoch)> set_epoch;
   std::function<std::size_t()> batches;  ///< of the pass that comes next; 0: not known
-  /// A pass without its first `skip` batches, until `each` returns false. Without `look_ahead` no batch need be known as the last.
+  /// A pass without its first `skip` batches, until `each` returns false. Without `look_ahead` no batch need be known
+  /// as the last.
   std::function<void(std::size_t skip, bool look_ahead, const std::function<bool(const TrainerBatch&)>& each)> pass;
   std::function<std::string()> cursor;  ///< null: it has none, and the trainer counts batches
   std::function<void(const std::string&)> load_cursor;
@@ -301,8 +312,8 @@ TrainerData trainer_data(Data& data, Loss& loss) {
 
 }  // namespace detail
 
-/// A loader of torch::data and the sampler that it was made with: data of a training that goes on in the middle of an epoch.
-/// Both must outlive it.
+/// A loader of torch::data and the sampler that it was made with: data of a training that goes on in the middle of an
+/// epoch. Both must outlive it.
 template <class Loader>
 class SampledData {
  public:
@@ -342,15 +353,16 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// More for the checkpoints: whatever Checkpoint::add takes. Before fit(); nothing happens where there are no checkpoints.
+  /// More for the checkpoints: whatever Checkpoint::add takes. Before fit(); nothing happens where there are no
+  /// checkpoints.
   template <class... Things>
   Trainer& add(const std::string& name, Things&&... things) {
     if (Checkpoint* kept = checkpoint()) kept->add(name, std::forward<Things>(things)...);
     return *this;
   }
 
-  /// A GradScaler for float16: scales the loss, leaves out steps with gradients that are not finite (they count as steps), and is
-  /// saved in checkpoints as "scaler". Before fit(); must outlive the trainer.
+  /// A GradScaler for float16: scales the loss, leaves out steps with gradients that are not finite (they count as
+  /// steps), and is saved in checkpoints as "scaler". Before fit(); must outlive the trainer.
   template <class Scaler>
   Trainer& use(Scaler& scaler) {
     set_scaler({[&scaler](const torch::Tensor& loss) { return scaler.scale(loss); },
@@ -362,9 +374,9 @@ class Trainer {
         [&scaler](const std::string& text) { scaler.load_state_dict(text); });
   }
 
-  /// Trains to the end that the options say. `loss(batch, metrics)` or `loss(batch)`: a tensor of one element, the mean over the
-  /// batch; or a criterion() (strategy.h). Further metrics are named as the program likes, "loss" and "grad_norm" are the trainer's. Once it
-  /// has ended by stop(), max_steps or a signal, another call goes on.
+  /// Trains to the end that the options say. `loss(batch, metrics)` or `loss(batch)`: a tensor of one element, the mean
+  /// over the batch; or a criterion() (strategy.h). Further metrics are named as the program likes, "loss" and
+  /// "grad_norm" are the trainer's. Once it has ended by stop(), max_steps or a signal, another call goes on.
   template <class Data, class Loss>
   const TrainerState& fit(Data&& train, Loss&& loss, const SourceLocation& where = SourceLocation::current()) {
     return run(detail::trainer_data(train, loss), nullptr, where);

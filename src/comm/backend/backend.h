@@ -1,8 +1,9 @@
-// What runs the operations of one group on memory of the host: the contract of "native", "gloo" and "mpi". Those on memory of a device
-// are run by what device/device_plugin.h describes, or through a backend of the host (comm/group/device_calls.h).
+// What runs the operations of one group on memory of the host: the contract of "native", "gloo" and "mpi". Those on
+// memory of a device are run by what device/device_plugin.h describes, or through a backend of the host
+// (comm/group/device_calls.h).
 //
-// Collectives are run one at a time, in order, by whichever thread the group chooses. Messages are independent of them. Errors
-// are thrown as the typed errors of error.h, without the call's name in front: the group adds it.
+// Collectives are run one at a time, in order, by whichever thread the group chooses. Messages are independent of them.
+// Errors are thrown as the typed errors of error.h, without the call's name in front: the group adds it.
 #pragma once
 
 #include <memory>
@@ -49,8 +50,8 @@ class Backend {
   /// A rank of the group has left, or its process has ended: it will send nothing new. Any thread; must not block.
   virtual void mark_gone(int rank) noexcept { (void)rank; }
 
-  /// A send or recv that can be done at once, or after a short wait, without what `start` needs; false: it was not, and nothing has
-  /// happened.
+  /// A send or recv that can be done at once, or after a short wait, without what `start` needs; false: it was not, and
+  /// nothing has happened.
   virtual bool try_now(Message& message) { return (void)message, false; }
   virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;
   virtual void drive(Message& message) = 0;

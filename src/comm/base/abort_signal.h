@@ -1,7 +1,8 @@
-// The first failure of a group on this rank: why it failed, and an event that wakes every thread that waits in the group.
+// The first failure of a group on this rank: why it failed, and an event that wakes every thread that waits in the
+// group.
 //
-// Waiting code asks `raised()` (one load) each time before it waits again, or adds `fd()` to its poll set. The first cause wins;
-// later ones are dropped. Thread-safe.
+// Waiting code asks `raised()` (one load) each time before it waits again, or adds `fd()` to its poll set. The first
+// cause wins; later ones are dropped. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -39,8 +40,8 @@ class AbortSignal {
       rethrow();
   }
 
-  /// Run in the thread that raises (at once if raised already); must not block, nor call this object's methods other than
-  /// raised and cause. Returns a ticket for `forget`, after which the listener is not running and will not run.
+  /// Run in the thread that raises (at once if raised already); must not block, nor call this object's methods other
+  /// than raised and cause. Returns a ticket for `forget`, after which the listener is not running and will not run.
   int on_raise(std::function<void()> listener);
   void forget(int ticket);
 

@@ -1,6 +1,6 @@
 // The two checks. MANIPLE_REQUIRE is for the caller's mistakes: always on, throws InvalidArgument, tested.
-// MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown. The file has no folder:
-// it would be one of the machine that built the library.
+// MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown. The
+// file has no folder: it would be one of the machine that built the library.
 #pragma once
 
 #include <maniple/comm/error.h>

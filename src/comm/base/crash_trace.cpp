@@ -91,8 +91,9 @@ void print_stack(int signal, const siginfo_t& info, const void* context) {
   ::backtrace_symbols_fd(frames.data() + first, std::min(count - first, kShown), STDERR_FILENO);
 }
 
-// SA_RESETHAND has restored the default action. A fault happens again when this returns, at the same place, and ends the process as
-// if this had not been here; abort() raises its signal again by itself; what another process sent is sent again.
+// SA_RESETHAND has restored the default action. A fault happens again when this returns, at the same place, and ends
+// the process as if this had not been here; abort() raises its signal again by itself; what another process sent is
+// sent again.
 void on_crash(int signal, siginfo_t* info, void* context) {
   const int code = errno;
   if (signal != SIGABRT || std::current_exception() == nullptr) print_stack(signal, *info, context);

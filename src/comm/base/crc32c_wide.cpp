@@ -1,13 +1,14 @@
-// CRC-32C by carry-less multiplication of vectors: AVX-512 with VPCLMULQDQ (four to five times as fast as the processor's CRC
-// instruction), or Arm's PMULL (about twice; with the CRC instruction beside it, two and a half times). Compiled with
-// flags of its own, so nothing of this file may run unless `crc32c_has_wide`, and it uses no inline function that others use too.
+// CRC-32C by carry-less multiplication of vectors: AVX-512 with VPCLMULQDQ (four to five times as fast as the
+// processor's CRC instruction), or Arm's PMULL (about twice; with the CRC instruction beside it, two and a half times).
+// Compiled with flags of its own, so nothing of this file may run unless `crc32c_has_wide`, and it uses no inline
+// function that others use too.
 //
-// Some vectors hold a *step* of bytes, 256 or 144. Each is moved past the next step and added to it: what remains in the vectors is
-// congruent to all bytes so far, modulo the polynomial. The last step is then taken in the ordinary way.
+// Some vectors hold a *step* of bytes, 256 or 144. Each is moved past the next step and added to it: what remains in
+// the vectors is congruent to all bytes so far, modulo the polynomial. The last step is then taken in the ordinary way.
 //
-// Moving past n bytes is multiplying by x^(8n). A vector's 128-bit lane is a polynomial with its bits reversed; its lower
-// half is 64 powers above the upper. A product of two reversed 64-bit words stands one place too low, so the factors
-// have one power less.
+// Moving past n bytes is multiplying by x^(8n). A vector's 128-bit lane is a polynomial with its bits reversed; its
+// lower half is 64 powers above the upper. A product of two reversed 64-bit words stands one place too low, so the
+// factors have one power less.
 #include "comm/base/crc32c.h"
 
 #if defined(__x86_64__)
@@ -73,8 +74,8 @@ using Vector = uint64x2_t;
   return veorq_u64(veorq_u64(vreinterpretq_u64_p128(lower), next), vreinterpretq_u64_p128(upper));
 }
 
-// Multiplications leave the CRC instruction idle. Of many bytes the last third therefore goes to three *lanes*, which it takes in
-// beside the vectors' steps, some words of each a step; at the end their values are joined.
+// Multiplications leave the CRC instruction idle. Of many bytes the last third therefore goes to three *lanes*, which
+// it takes in beside the vectors' steps, some words of each a step; at the end their values are joined.
 constexpr std::size_t kLane = 24;             // bytes of each a step
 constexpr std::size_t kWorthLanes = 1 << 14;  // joining costs as much as about a KiB
 
@@ -84,8 +85,8 @@ constexpr std::size_t kWorthLanes = 1 << 14;  // joining costs as much as about 
   return word;
 }
 
-/// a * b * x^33: reversed words make one power, the instruction that reduces the product 32. Who multiplies by x^(n - 33) moves
-/// past n bits.
+/// a * b * x^33: reversed words make one power, the instruction that reduces the product 32. Who multiplies by x^(n -
+/// 33) moves past n bits.
 constexpr std::size_t kSurplus = 33;
 [[gnu::always_inline]] inline std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   return __crc32cd(0, vgetq_lane_u64(vreinterpretq_u64_p128(vmull_p64(a, b)), 0));

@@ -18,8 +18,8 @@ void* find(void* library, const char* name) {
   return found;
 }
 
-// It stays loaded, and without the clean-up that its first use would register: that runs when main returns, while threads of ours that have
-// used it may still be running, and when they end they free what the clean-up has freed.
+// It stays loaded, and without the clean-up that its first use would register: that runs when main returns, while
+// threads of ours that have used it may still be running, and when they end they free what the clean-up has freed.
 void* load() {
   const std::string name = fmt::format("libcrypto.so.{}", OPENSSL_SHLIB_VERSION);
   // So that there is a descriptor for it: the limit is raised, or an error says that there is none.

@@ -1,7 +1,6 @@
-// Every MANIPLE_ variable that changes behaviour, in one table: name, default, permitted values, meaning. `maniple knobs`
-// prints it; `init` and `maniple run` check all of it before they do anything else.
-// Variables by which ranks find each other (RANK, MASTER_ADDR, MANIPLE_JOB, ...) are not knobs; see rendezvous/ and
-// own_variables.h.
+// Every MANIPLE_ variable that changes behaviour, in one table: name, default, permitted values, meaning. `maniple
+// knobs` prints it; `init` and `maniple run` check all of it before they do anything else. Variables by which ranks
+// find each other (RANK, MASTER_ADDR, MANIPLE_JOB, ...) are not knobs; see rendezvous/ and own_variables.h.
 #pragma once
 
 #include <array>
@@ -106,12 +105,13 @@ std::string canonical_text(const KnobInfo& knob, std::string_view value);
 
 /// A plain variable; nullopt when unset or empty.
 std::optional<std::string> environment_text(const char* name);
-/// Throws InvalidArgument for a variable that is set to nothing, as `export NAME=$UNSET` does. For those whose absence means
-/// something else than a mistake.
+/// Throws InvalidArgument for a variable that is set to nothing, as `export NAME=$UNSET` does. For those whose absence
+/// means something else than a mistake.
 void require_not_empty(const char* name);
 /// What WORLD_SIZE may be at most.
 inline constexpr int kMaxWorldSize = 1 << 20;
-/// A plain whole number; nullopt when unset or empty; throws InvalidArgument naming the variable, its value and the range.
+/// A plain whole number; nullopt when unset or empty; throws InvalidArgument naming the variable, its value and the
+/// range.
 std::optional<std::int64_t> environment_integer(const char* name, std::int64_t low, std::int64_t high);
 
 /// As it may stand in a line for people: control characters escaped, the end of a long text left out.

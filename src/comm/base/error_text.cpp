@@ -1,4 +1,5 @@
-// The text of errors, made from their fields. Plugins are compiled with this file, as they need no symbol of Maniple's libraries.
+// The text of errors, made from their fields. Plugins are compiled with this file, as they need no symbol of Maniple's
+// libraries.
 #include <maniple/comm/error.h>
 
 namespace maniple {

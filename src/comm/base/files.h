@@ -1,7 +1,7 @@
 // The few things we do with files and directories, on POSIX alone.
 //
-// Not std::filesystem: LibTorch 2.x exports symbols of an older copy of it, which a program that links both may get instead of
-// its own, and then crashes. A style rule keeps it out of everything that can be linked beside LibTorch.
+// Not std::filesystem: LibTorch 2.x exports symbols of an older copy of it, which a program that links both may get
+// instead of its own, and then crashes. A style rule keeps it out of everything that can be linked beside LibTorch.
 #pragma once
 
 #include <string>

@@ -1,13 +1,15 @@
-// What a child of fork() may not touch: it has copies of its parent's objects, but not the threads, and the descriptors and shared memory
-// behind them are the parent's. Header only, so that plugins, which link nothing of Maniple, use the same guard.
+// What a child of fork() may not touch: it has copies of its parent's objects, but not the threads, and the descriptors
+// and shared memory behind them are the parent's. Header only, so that plugins, which link nothing of Maniple, use the
+// same guard.
 //
 //   class Lock {
 //     ~Lock() { if (guard_.owned()) unlock(); }
 //     ForkGuard guard_;   // remembers the process that made it
 //   };
 //
-// A guard detects children of fork(). vfork(), posix_spawn(), system() and popen() run no handlers and need none: such a child executes
-// another program, and all our descriptors are closed by that. A raw clone() without CLONE_VM is not detected.
+// A guard detects children of fork(). vfork(), posix_spawn(), system() and popen() run no handlers and need none: such
+// a child executes another program, and all our descriptors are closed by that. A raw clone() without CLONE_VM is not
+// detected.
 #pragma once
 
 #include <pthread.h>
@@ -55,8 +57,8 @@ class ForkGuard {
   std::uint32_t generation_;
 };
 
-/// For a destructor in a child: moves `object` to where it is never destroyed. Joining a thread that only the parent has, or taking a
-/// lock that one of them held, would hang.
+/// For a destructor in a child: moves `object` to where it is never destroyed. Joining a thread that only the parent
+/// has, or taking a lock that one of them held, would hang.
 template <class T>
 void abandon(T& object) {
   struct Kept final : detail::Abandoned {
@@ -69,8 +71,9 @@ void abandon(T& object) {
   }
 }
 
-/// A condition variable that a child of fork() may destroy. The destructor of the standard one waits until its waiters have
-/// left, and threads of the parent never leave the child's copy. Abandoned and process-wide objects do not need it.
+/// A condition variable that a child of fork() may destroy. The destructor of the standard one waits until its waiters
+/// have left, and threads of the parent never leave the child's copy. Abandoned and process-wide objects do not need
+/// it.
 class ForkSafeCondition {
  public:
   ForkSafeCondition() { ::new (&it_) std::condition_variable; }
@@ -88,8 +91,8 @@ class ForkSafeCondition {
   };
 };
 
-/// The T of this process: made at first use, made anew in a child of fork() (whose copy may be locked by a thread that it does not have),
-/// and never destroyed, because groups in static objects use it until the end.
+/// The T of this process: made at first use, made anew in a child of fork() (whose copy may be locked by a thread that
+/// it does not have), and never destroyed, because groups in static objects use it until the end.
 ///
 ///   constinit ProcessWide<Table> table;
 ///   const std::lock_guard lock(table->mutex);

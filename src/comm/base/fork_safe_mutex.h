@@ -7,13 +7,14 @@
 
 namespace MANIPLE_API maniple {
 
-/// fork() waits until no other thread holds it, so a child finds it free and the data whole. In static storage, or never destroyed.
+/// fork() waits until no other thread holds it, so a child finds it free and the data whole. In static storage, or
+/// never destroyed.
 ///
 ///   ForkSafeMutex mutex;
 ///   const std::lock_guard lock(mutex);
 ///
-/// Hold it for short, and start no process meanwhile: fork() would wait for its own thread. What takes long, and data that a child
-/// makes anew, has a std::mutex in a ProcessWide (fork_guard.h).
+/// Hold it for short, and start no process meanwhile: fork() would wait for its own thread. What takes long, and data
+/// that a child makes anew, has a std::mutex in a ProcessWide (fork_guard.h).
 class ForkSafeMutex {
  public:
   ForkSafeMutex();

@@ -1,9 +1,10 @@
 // Text from a pattern and values, "rank {} of {}", in sources that may see LibTorch.
 //
-// The patterns are those of the fmt library, but no template of fmt is instantiated here: LibTorch brings headers of a fmt of its
-// own, of another version than the system's, and which of the two a source would get depends on the order of include folders.
-// Values are handed over by kind to format.cpp, the one place that calls fmt. The number of values, and whether a number is asked
-// for where a text is given, is checked when the program is compiled. Further down: texts made fit for terminals.
+// The patterns are those of the fmt library, but no template of fmt is instantiated here: LibTorch brings headers of a
+// fmt of its own, of another version than the system's, and which of the two a source would get depends on the order of
+// include folders. Values are handed over by kind to format.cpp, the one place that calls fmt. The number of values,
+// and whether a number is asked for where a text is given, is checked when the program is compiled. Further down: texts
+// made fit for terminals.
 #pragma once
 
 #include <concepts>
@@ -142,7 +143,8 @@ std::string valid_utf8(std::string_view text);
 /// The same, with control characters (line ends, escapes) replaced by spaces: it cannot move the cursor.
 std::string one_line(std::string_view text);
 
-/// How many columns of a terminal a text from one_line takes: East Asian characters and emoji take two, combining marks none.
+/// How many columns of a terminal a text from one_line takes: East Asian characters and emoji take two, combining marks
+/// none.
 std::size_t columns_of(std::string_view text);
 
 /// As much of its beginning as fits; a text that does not fit ends with "~", where there is a column.

@@ -12,8 +12,8 @@ namespace MANIPLE_API maniple {
 
 /// The cores that a process may run on.
 ///
-/// A launcher binds each rank to cores of its own, so a rank alone sees too few: whether the ranks of a host outnumber its
-/// cores, and spinning would steal from a neighbour, follows from the union of what all of them may use.
+/// A launcher binds each rank to cores of its own, so a rank alone sees too few: whether the ranks of a host outnumber
+/// its cores, and spinning would steal from a neighbour, follows from the union of what all of them may use.
 class CoreSet {
  public:
   static constexpr std::size_t kMostCores = 8192;
@@ -26,8 +26,8 @@ class CoreSet {
   int count() const noexcept;
   std::vector<int> list() const;
   void add(const CoreSet& other);
-  /// One hardware thread for each physical core that has any of these: its first, whether it is among these or not. Where
-  /// `folder` says nothing each hardware thread is a core.
+  /// One hardware thread for each physical core that has any of these: its first, whether it is among these or not.
+  /// Where `folder` says nothing each hardware thread is a core.
   CoreSet physical(const std::string& folder = "/sys/devices/system/cpu") const;
   friend bool operator==(const CoreSet&, const CoreSet&) = default;
 
@@ -39,7 +39,8 @@ class CoreSet {
   std::vector<std::uint64_t> words_;  // the last one is never zero
 };
 
-/// Which host this process is on, by fact: the kernel's boot id and the namespaces that decide whether memory can be shared.
+/// Which host this process is on, by fact: the kernel's boot id and the namespaces that decide whether memory can be
+/// shared.
 struct HostIdentity {
   std::string key;   ///< equal exactly for processes that can share memory with each other
   std::string name;  ///< for people

@@ -1,7 +1,8 @@
 // A question that a binding wants asked while a thread sleeps in an operation: has a signal come that ends it?
 //
-// A handler of a language like Python only notes a signal; somebody has to look. The operation runs in the caller's own thread, so only the
-// places where it sleeps can. They call `check` before they sleep, and do not sleep longer than `kLook` where a question is set.
+// A handler of a language like Python only notes a signal; somebody has to look. The operation runs in the caller's own
+// thread, so only the places where it sleeps can. They call `check` before they sleep, and do not sleep longer than
+// `kLook` where a question is set.
 #pragma once
 
 #include <chrono>

@@ -33,7 +33,8 @@ void log_warning(FormatPattern<std::type_identity_t<Args>...> pattern, const Arg
 /// The first call with this text in the process prints; later ones do not.
 void warn_once(const std::string& text);
 
-/// Warnings that unauthenticated peers can cause at will: one line for each kind every few seconds, with the number left out.
+/// Warnings that unauthenticated peers can cause at will: one line for each kind every few seconds, with the number
+/// left out.
 class ThrottledLog {
  public:
   explicit ThrottledLog(std::chrono::steady_clock::duration pause = std::chrono::seconds(5)) : pause_(pause) {}

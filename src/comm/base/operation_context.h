@@ -1,8 +1,8 @@
 // The context of one operation, passed down with the call: its deadline, and one callback of its caller.
 //
-// Calls go down and completion comes back as a Work. Here is an exception, by design: the group gives `while_waiting` the
-// recording of the call (flight recorder), and the algorithm runs it at the moment when it would otherwise only wait for other
-// ranks. Recorded before, it would delay all of them by a tenth of the smallest operation.
+// Calls go down and completion comes back as a Work. Here is an exception, by design: the group gives `while_waiting`
+// the recording of the call (flight recorder), and the algorithm runs it at the moment when it would otherwise only
+// wait for other ranks. Recorded before, it would delay all of them by a tenth of the smallest operation.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +35,14 @@ class OperationContext {
     callback_ = &callback;
     run_callback_ = [](void* it) { (*static_cast<Callback*>(it))(); };
   }
-  /// To be called by the algorithm once the other ranks can see this rank's contribution, before it waits for theirs. Runs the
-  /// callback, the first time.
+  /// To be called by the algorithm once the other ranks can see this rank's contribution, before it waits for theirs.
+  /// Runs the callback, the first time.
   void contribution_published() {
     if (void* callback = std::exchange(callback_, nullptr)) run_callback_(callback);
   }
 
-  // Reading even the processor's counter (comm/base/ticks.h) takes as long as a tenth of the smallest operation, so whoever has just
-  // read it leaves the value for the next reader. 0: there is none.
+  // Reading even the processor's counter (comm/base/ticks.h) takes as long as a tenth of the smallest operation, so
+  // whoever has just read it leaves the value for the next reader. 0: there is none.
   void set_start(std::uint64_t ticks) noexcept { start_ = ticks; }
   std::uint64_t take_start() noexcept { return std::exchange(start_, 0); }
   void set_end(std::uint64_t ticks) noexcept { end_ = ticks; }

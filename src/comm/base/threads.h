@@ -1,6 +1,7 @@
 // Threads: starting one, and whether it is one of a group's own.
 //
-// start_thread makes a std::thread that says what it was for when the system has no more threads: its own exception is the bare text of errno.
+// start_thread makes a std::thread that says what it was for when the system has no more threads: its own exception is
+// the bare text of errno.
 #pragma once
 
 #include <functional>
@@ -24,11 +25,12 @@ std::thread start_thread(const char* purpose, Body&& body) {
   }
 }
 
-/// Runs `work` in a thread that nobody joins. A process that ends by exit() waits for it, some seconds at most: it may use what exit() takes
-/// down. False when the system has no more threads; then nothing has run.
+/// Runs `work` in a thread that nobody joins. A process that ends by exit() waits for it, some seconds at most: it may
+/// use what exit() takes down. False when the system has no more threads; then nothing has run.
 bool run_apart(std::function<void()> work) noexcept;
 
-/// For work that uses a library which takes itself down at exit: called once that has started, run_apart's is awaited before it.
+/// For work that uses a library which takes itself down at exit: called once that has started, run_apart's is awaited
+/// before it.
 void await_apart_at_exit() noexcept;
 
 /// Whether the calling thread is one of a group's own, which run what users attach to a Work.

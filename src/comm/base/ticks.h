@@ -54,8 +54,9 @@ inline void relax() noexcept {
 #endif
 }
 
-// Arm's load-acquire waits until this thread's earlier store-releases have reached the others, which in C++ only sequentially consistent
-// operations need: 30 ns of an operation of 8 bytes. A plain load and a fence do not. (The thread sanitizer does not know fences.)
+// Arm's load-acquire waits until this thread's earlier store-releases have reached the others, which in C++ only
+// sequentially consistent operations need: 30 ns of an operation of 8 bytes. A plain load and a fence do not. (The
+// thread sanitizer does not know fences.)
 #if defined(__SANITIZE_THREAD__)
 #define MANIPLE_FENCES 0
 #elif defined(__has_feature)

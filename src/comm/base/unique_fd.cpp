@@ -18,7 +18,8 @@
 namespace maniple {
 namespace {
 
-// One bit for each number. Descriptors beyond are inherited; a process has a million at most, unless an administrator raised fs.nr_open.
+// One bit for each number. Descriptors beyond are inherited; a process has a million at most, unless an administrator
+// raised fs.nr_open.
 constexpr int kNumbers = 1 << 20;
 constexpr int kBits = 64;
 constinit std::array<std::atomic<std::uint64_t>, kNumbers / kBits> kept;
@@ -27,8 +28,8 @@ constinit std::atomic<int> kept_words{0};  // those before it may hold bits
 std::uint64_t bit_of(int fd) noexcept { return std::uint64_t{1} << (fd % kBits); }
 std::atomic<std::uint64_t>& word_of(int fd) noexcept { return kept[static_cast<std::size_t>(fd / kBits)]; }
 
-// Only system calls: other threads of the parent may hold any lock. One descriptor that is made and not yet marked when another thread
-// forks is inherited; no lock is worth that.
+// Only system calls: other threads of the parent may hold any lock. One descriptor that is made and not yet marked when
+// another thread forks is inherited; no lock is worth that.
 void replace_in_child() {
   const int words = kept_words.load(std::memory_order_relaxed);
   int closed = -1;

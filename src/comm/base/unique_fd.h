@@ -1,7 +1,8 @@
 // A file descriptor that is closed when its owner goes, and new ones where the limit of open files may be reached.
 //
-// Descriptors of this process alone (sockets, epoll, memfd, ...: all of new_descriptor) are taken from the children of fork(). A child that
-// kept a socket would hide its parent's death from the other ranks, and one that used it would speak in the parent's place.
+// Descriptors of this process alone (sockets, epoll, memfd, ...: all of new_descriptor) are taken from the children of
+// fork(). A child that kept a socket would hide its parent's death from the other ranks, and one that used it would
+// speak in the parent's place.
 #pragma once
 
 #include <unistd.h>
@@ -39,8 +40,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// In children of fork() the descriptor's number stands for a closed socket: the child's copy of the owner stays harmless, and the
-/// number is not given to something else that the owner would close.
+/// In children of fork() the descriptor's number stands for a closed socket: the child's copy of the owner stays
+/// harmless, and the number is not given to something else that the owner would close.
 UniqueFd kept_from_children(UniqueFd fd) noexcept;
 
 // The limit of open files of this process.
@@ -60,8 +61,9 @@ std::string descriptor_shortage(std::uint64_t needed_more = 1);
 /// SystemError; of EMFILE with the number of open descriptors and what to do.
 [[noreturn]] void throw_no_descriptor(const std::string& purpose, int code);
 
-/// The descriptor that `make` returns (a call such as ::socket: -1 and errno if there is none). When descriptors run out
-/// the soft limit is raised, once; every descriptor of a rank is made by this or the next, as any may be the one that is too many.
+/// The descriptor that `make` returns (a call such as ::socket: -1 and errno if there is none). When descriptors run
+/// out the soft limit is raised, once; every descriptor of a rank is made by this or the next, as any may be the one
+/// that is too many.
 template <class Make>
 UniqueFd try_new_descriptor(Make make) {
   UniqueFd fd(make());

@@ -2,8 +2,8 @@
 //
 //   if (write_all(fd, text) != text.size()) throw_system_error("write " + path);
 //
-// Each function returns the number of bytes written. When that is less than the size, errno says why: EAGAIN, for example,
-// from a full non-blocking descriptor.
+// Each function returns the number of bytes written. When that is less than the size, errno says why: EAGAIN, for
+// example, from a full non-blocking descriptor.
 #pragma once
 
 #include <cstddef>

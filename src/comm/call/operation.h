@@ -14,7 +14,8 @@
 //   barrier         -             -
 //
 // In place: in == out in reduce and all_reduce; in is this rank's part of out in gather and all_gather; out is this
-// rank's part of in in scatter and reduce_scatter. Otherwise the two lie apart (comm/group/validate.h refuses the rest).
+// rank's part of in in scatter and reduce_scatter. Otherwise the two lie apart (comm/group/validate.h refuses the
+// rest).
 #pragma once
 
 #include <algorithm>
@@ -83,7 +84,8 @@ struct Operation {
   void* stream = nullptr;  ///< on a device: the stream in whose order it runs (a cudaStream_t)
   SourceLocation where;
 
-  // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides (avg).
+  // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides
+  // (avg).
   bool first_stage = true;
   bool last_stage = true;
   int ranks = 0;  ///< that take part in the whole of it, for avg; 0: those that take part in this stage

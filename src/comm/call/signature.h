@@ -50,13 +50,14 @@ struct Signature {
   std::string describe() const;
 };
 
-/// Where a call was made: "train.cpp:40"; "in Checkpoint::save (train.cpp:40)" for one that the library made on behalf of a public call
-/// (a place without a line of its own, see train/tensor/public_call.h); empty if it is not known.
+/// Where a call was made: "train.cpp:40"; "in Checkpoint::save (train.cpp:40)" for one that the library made on behalf
+/// of a public call (a place without a line of its own, see train/tensor/public_call.h); empty if it is not known.
 std::string place_text(const char* file, unsigned line);
 /// "all_reduce #12 float32[1000] sum at train.cpp:40"
 std::string call_at(const std::string& call, const std::string& place);
 
-/// The error of ranks that called these things: "ranks called different things: rank 0: all_reduce #12 ... at train.cpp:40; ...".
+/// The error of ranks that called these things: "ranks called different things: rank 0: all_reduce #12 ... at
+/// train.cpp:40; ...".
 ErrorInfo mismatch_of(std::vector<RankCall> calls);
 
 }  // namespace maniple

@@ -1,7 +1,7 @@
 // A Store whose operations are functions that a program of maniple/c.h brought along.
 //
-// Those functions never wait for a key, so whoever waits asks again and again: some stores serve one request at a time, and one that
-// waited would keep all other threads of the process out.
+// Those functions never wait for a key, so whoever waits asks again and again: some stores serve one request at a time,
+// and one that waited would keep all other threads of the process out.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,9 @@
-// The algorithms that run over the mesh (between hosts, or anywhere when shared memory is not to be used), and which of them is chosen.
+// The algorithms that run over the mesh (between hosts, or anywhere when shared memory is not to be used), and which of
+// them is chosen.
 //
-// A new one is a function in the file of its operation, a declaration here and a line in the table of algorithms.cpp. Each does
-// one operation for the ranks of an Exchange; `operation.root` and all parts are counted in the exchange's ranks.
+// A new one is a function in the file of its operation, a declaration here and a line in the table of algorithms.cpp.
+// Each does one operation for the ranks of an Exchange; `operation.root` and all parts are counted in the exchange's
+// ranks.
 #pragma once
 
 #include <span>
@@ -28,12 +30,13 @@ std::span<const MeshEntry> mesh_algorithms() noexcept;
 /// Null when there is none of that name for the operation.
 const MeshEntry* find_mesh_algorithm(Op op, std::string_view name) noexcept;
 
-/// Posts the header round, in which every rank shows every other what it called, so that ranks that disagree get an error instead of
-/// waiting for each other. Algorithms in which some pairs exchange no data begin with it; their wait_all() completes it.
+/// Posts the header round, in which every rank shows every other what it called, so that ranks that disagree get an
+/// error instead of waiting for each other. Algorithms in which some pairs exchange no data begin with it; their
+/// wait_all() completes it.
 ///
-/// It costs a header of 64 bytes each way for a pair and no waiting of its own: the headers go ahead of the data, and are compared
-/// while the data are awaited. Beyond 64 ranks only pairs at distances 1, 2, 4, ... compare; as these connect all ranks, any
-/// disagreement is still seen by one of them.
+/// It costs a header of 64 bytes each way for a pair and no waiting of its own: the headers go ahead of the data, and
+/// are compared while the data are awaited. Beyond 64 ranks only pairs at distances 1, 2, 4, ... compare; as these
+/// connect all ranks, any disagreement is still seen by one of them.
 void post_headers(Exchange& exchange);
 
 /// A frame without payload to and from one rank.
@@ -59,12 +62,14 @@ void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation);
 void mesh_reduce_scatter_ring(Exchange& exchange, const Operation& operation);
 void mesh_all_to_all_direct(Exchange& exchange, const Operation& operation);
 
-// Which algorithm runs: the rules in one place. (In shared memory the choice is made in shm/run.cpp, by size and memory.)
+// Which algorithm runs: the rules in one place. (In shared memory the choice is made in shm/run.cpp, by size and
+// memory.)
 
 /// For ranks that exchange messages. `forced` is taken where the operation has an algorithm of that name.
 const MeshEntry& choose_mesh_algorithm(const Operation& operation, int ranks, std::string_view forced) noexcept;
 
-/// Throws InvalidArgument, listing the names there are, unless some operation has an algorithm of that name (or it is empty).
+/// Throws InvalidArgument, listing the names there are, unless some operation has an algorithm of that name (or it is
+/// empty).
 void require_algorithm(std::string_view name);
 
 /// One line for each algorithm: operation, name, sentence.

@@ -1,13 +1,13 @@
 // Collectives of ranks on several hosts: shared memory inside a host, messages between hosts.
 //
 // Words:
-//   host leader   the rank of a host that exchanges with other hosts in an operation: the root on the root's host, the first rank
-//                 elsewhere. (Nothing to do with the leader of the failure detector.)
-//   rail          one rank of every host, which exchange one slice of the buffer with each other; there are as many rails as the
-//                 host with the fewest ranks has ranks, so that all of a host's ranks drive its link
+//   host leader   the rank of a host that exchanges with other hosts in an operation: the root on the root's host, the
+//                 first rank elsewhere. (Nothing to do with the leader of the failure detector.)
+//   rail          one rank of every host, which exchange one slice of the buffer with each other; there are as many
+//                 rails as the host with the fewest ranks has ranks, so that all of a host's ranks drive its link
 //
-//   all_reduce      reduce_scatter inside each host, all_reduce of each slice along its rail, all_gather inside each host.
-//                   With H hosts a host's link carries 2(H-1)/H of the buffer in each direction.
+//   all_reduce      reduce_scatter inside each host, all_reduce of each slice along its rail, all_gather inside each
+//                   host. With H hosts a host's link carries 2(H-1)/H of the buffer in each direction.
 //   reduce          inside each host to its leader, then between host leaders
 //   broadcast       between host leaders, then inside each host
 //   all_gather      inside each host, between host leaders, then inside each host: a part crosses to each host once
@@ -15,7 +15,8 @@
 //   barrier         inside, between host leaders, inside
 //   others          straight between the ranks: every byte has one reader anyway
 //
-// float16 and bfloat16 are reduced as float32 from end to end, so that they are rounded once however many hosts there are.
+// float16 and bfloat16 are reduced as float32 from end to end, so that they are rounded once however many hosts there
+// are.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// The collectives of ProcessGroup: each is checked, made into an Operation, and run or started. Outside the group they do nothing.
+// The collectives of ProcessGroup: each is checked, made into an Operation, and run or started. Outside the group they
+// do nothing.
 #include <cstring>
 #include <vector>
 
@@ -69,9 +70,9 @@ Work ProcessGroup::barrier(const CallOptions& options) {
 
 // all_reduce of many buffers as one operation.
 //
-// Buffers of one dtype that are small are packed into one piece of memory, reduced together and unpacked; large ones are
-// reduced where they lie. The order is that of the list, dtype by dtype, so it is the same on all ranks. The list of counts
-// is compared with the others' like any other argument.
+// Buffers of one dtype that are small are packed into one piece of memory, reduced together and unpacked; large ones
+// are reduced where they lie. The order is that of the list, dtype by dtype, so it is the same on all ranks. The list
+// of counts is compared with the others' like any other argument.
 
 namespace {
 

@@ -45,7 +45,7 @@ bool has_pieces(Op op) { return op == Op::broadcast || op == Op::reduce || op ==
 
 }  // namespace
 
-// ---- Pools -----------------------------------------------------------------------------------------------------------
+// ---- Pools ----------------------------------------------------------------------------------------------------------
 
 DevicePools::~DevicePools() {
   for (const auto& [device, events] : events_) {
@@ -89,7 +89,7 @@ std::shared_ptr<std::byte> DevicePools::pinned(const std::shared_ptr<DevicePools
           }};
 }
 
-// ---- Set-up and end --------------------------------------------------------------------------------------------------
+// ---- Set-up and end -------------------------------------------------------------------------------------------------
 
 class DeviceCalls::DescriptorsOfGroup final : public DescriptorExchange {
  public:
@@ -190,7 +190,7 @@ DeviceCalls::~DeviceCalls() {
   for (const auto& [key, stream] : streams_) runtime_.free_stream(stream);
 }
 
-// ---- Streams ---------------------------------------------------------------------------------------------------------
+// ---- Streams --------------------------------------------------------------------------------------------------------
 
 void DeviceCalls::require_device(Device device, Op op) const {
   MANIPLE_REQUIRE(device.type == DeviceType::cuda, "{}: there is no device {}", to_string(op), to_string(device));
@@ -217,8 +217,8 @@ DeviceStream DeviceCalls::stream_for(DeviceStream stream, const CallOptions& cal
   return own;
 }
 
-// Operations of a group run in the order of the calls, whatever their streams. Inside a graph the engine sees to that: an event of one
-// capture means nothing in the next.
+// Operations of a group run in the order of the calls, whatever their streams. Inside a graph the engine sees to that:
+// an event of one capture means nothing in the next.
 void DeviceCalls::order_after_last(DeviceStream stream, bool captured) {
   if (last_event_ && last_stream_ != stream && !captured) runtime_.wait(stream, *last_event_);
 }
@@ -229,7 +229,7 @@ std::shared_ptr<detail::WorkState> DeviceCalls::make_work(DeviceStream stream, b
   return work;
 }
 
-// ---- Collectives -----------------------------------------------------------------------------------------------------
+// ---- Collectives ----------------------------------------------------------------------------------------------------
 
 Work DeviceCalls::run(Operation operation, const CallOptions& call) {
   require_device(operation.device, operation.op);

@@ -2,13 +2,16 @@
 //
 //   call -> order after the group's last operation on a device -> engine enqueues, and records "finished" -> watch
 //
-// Where the engine cannot tell that it waits for others, "started" is recorded before. The watching thread notes when operations finish. An operation whose stream has reached it and that is not finished when its
-// time-out has passed, a fault that the engine reports, and the failure of the group (a rank that died, say) all end in the same way:
-// the group is aborted, the engine ends what is enqueued so that streams go on, and the error is thrown by the next call on the host.
+// Where the engine cannot tell that it waits for others, "started" is recorded before. The watching thread notes when
+// operations finish. An operation whose stream has reached it and that is not finished when its time-out has passed, a
+// fault that the engine reports, and the failure of the group (a rank that died, say) all end in the same way: the
+// group is aborted, the engine ends what is enqueued so that streams go on, and the error is thrown by the next call on
+// the host.
 //
-// What the engine cannot do, and everything when the group has none, goes through host memory: the stream copies into pinned memory and
-// then waits for a word there; the group's thread runs the operation on the host and sets the word; the stream copies back. Large ones
-// go in pieces, so that copying and communicating overlap. The host never waits either.
+// What the engine cannot do, and everything when the group has none, goes through host memory: the stream copies into
+// pinned memory and then waits for a word there; the group's thread runs the operation on the host and sets the word;
+// the stream copies back. Large ones go in pieces, so that copying and communicating overlap. The host never waits
+// either.
 #pragma once
 
 #include <atomic>
@@ -73,8 +76,8 @@ class DeviceCalls {
   Work run(Operation operation, const CallOptions& call);
   /// As one operation where the engine can.
   Work run_all(std::vector<Operation> operations, const CallOptions& call);
-  /// Messages are matched by their tags from now on, also where those of the engine are matched in the order of the calls: they go
-  /// through host memory then. All ranks call it, before their first message.
+  /// Messages are matched by their tags from now on, also where those of the engine are matched in the order of the
+  /// calls: they go through host memory then. All ranks call it, before their first message.
   void match_by_tags() noexcept { by_tags_ = true; }
   /// One Work for each. `source` as in ProcessGroup::irecv.
   std::vector<Work> start_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
@@ -159,16 +162,17 @@ class DeviceCalls {
   std::vector<Position> take_ended(std::vector<Position>& queue);
   void start_staged_messages();
   bool is_sending();  // with the mutex held
-  /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the engine tells of.
+  /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the
+  /// engine tells of.
   bool is_late(Pending& pending, bool oldest);
   /// The same for one that another rank will never call, as it has left the group.
   bool is_left(const Pending& pending);
-  /// Before an error of the device is reported: it may be a consequence. Where ranks share a GPU by MPS, one that is killed while its
-  /// kernels run makes the device fail for all; the failure detector knows which, and tells soon.
+  /// Before an error of the device is reported: it may be a consequence. Where ranks share a GPU by MPS, one that is
+  /// killed while its kernels run makes the device fail for all; the failure detector knows which, and tells soon.
   void await_first_cause();
   void retire(Pending& pending, const std::exception_ptr& error);
-  /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails, but for what has a part on the host
-  /// that is still to end.
+  /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails, but for what has a
+  /// part on the host that is still to end.
   void give_up(const std::exception_ptr& error, const ErrorInfo& context);
 
   detail::GroupImpl& group_;

@@ -22,8 +22,8 @@ constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr auto kLeavingTime = std::chrono::seconds(1);  // for what is enqueued when all other ranks have left the group
 constexpr int kPausesToAsk = 50;                        // between two questions whether they have
 
-/// Frees registered memory of a device, which may wait for all that the device does: so not in a thread of ours, which the device may be
-/// waiting for. (The thread that watches drops what an operation kept.)
+/// Frees registered memory of a device, which may wait for all that the device does: so not in a thread of ours, which
+/// the device may be waiting for. (The thread that watches drops what an operation kept.)
 void free_registered(void* memory) {
   auto* const registered = static_cast<RegisteredMemory*>(memory);
   if (!on_group_thread) {
@@ -213,7 +213,8 @@ bool DeviceCalls::is_late(Pending& pending, bool oldest) {
     pending.deadline = Deadline::after(pending.limit);
     pending.ask = Deadline::after(pending.ask_after);
   }
-  // Engines compare operations on the device with each other, if at all. A rank that is in one on the host is another case.
+  // Engines compare operations on the device with each other, if at all. A rank that is in one on the host is another
+  // case.
   if (pending.running && pending.recorded && pending.ask.expired()) {
     group_.facts().session->compare_calls(group_.facts().name, pending.context.sequence);
     pending.ask_after = std::min<Seconds>(2 * pending.ask_after, std::chrono::minutes(1));

@@ -10,7 +10,8 @@
 namespace maniple {
 
 /// Throws InvalidArgument that names all knobs which hold something that is not permitted.
-/// `here`: the environment is for ranks on this machine, so that what it names (interface, congestion control) must exist.
+/// `here`: the environment is for ranks on this machine, so that what it names (interface, congestion control) must
+/// exist.
 void require_good_knobs(const ReadVariable& read, bool here = true);
 
 /// The above for this process, and a warning of unknown variables from one rank of each host.

@@ -137,7 +137,8 @@ void detail::GroupImpl::begin_on_device(Operation& op) {
 // Not in a child of fork(): ~ProcessGroup sees to that.
 detail::GroupImpl::~GroupImpl() {
   if (!is_member()) return;
-  // Operations on a device were done for the caller when they were enqueued: other ranks, which may be late, need them yet.
+  // Operations on a device were done for the caller when they were enqueued: other ranks, which may be late, need them
+  // yet.
   if (device_) device_->finish();
   leaving_.store(true);
   // What is queued must not wait for peers: it fails at once.
@@ -261,8 +262,8 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
   if (abort_->raised()) return kind == ErrorKind::mismatch && is_loss(abort_->cause()) ? error : abort_->cause();
   // Ranks that share memory all know by themselves what was called, unless the error names the call to ask for.
   if (detects && !(kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory())) {
-    // The leader of the detector passes it on (for a mismatch it first asks all ranks what they called, for a closed connection whether
-    // the other rank lives); we receive it last.
+    // The leader of the detector passes it on (for a mismatch it first asks all ranks what they called, for a closed
+    // connection whether the other rank lives); we receive it last.
     const bool asks = asks_for_calls(info, context.sequence);
     const std::uint64_t asked = info.sequence != 0 ? info.sequence : context.sequence;
     facts_.session->spread_abort(facts_.name, asked,

@@ -1,10 +1,12 @@
 // Inside a ProcessGroup: the order of its operations, deadlines, the flight recorder, and what happens when one fails.
 //
-//   ProcessGroup::all_reduce                   collectives.cpp; the arguments are checked and become an Operation in validate.cpp
+//   ProcessGroup::all_reduce                   collectives.cpp; the arguments are checked and become an Operation in
+//                                              validate.cpp
 //   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
 //   run -> start -> start_tasks                async_op: in the group's own thread (the queue), with a Work
 //   execute                                    one operation: its number, its entry in the recorder, Backend::run
-//   fail -> propagate, failure                 it threw: the group is aborted here and on the others; the error names the call
+//   fail -> propagate, failure                 it threw: the group is aborted here and on the others; the error names
+//                                              the call
 #pragma once
 
 #include <atomic>
@@ -41,8 +43,8 @@ class detail::GroupImpl {
  public:
   /// Sets up the backend and passes a first barrier: when this returns, all ranks are there.
   GroupImpl(GroupFacts facts, Deadline deadline);
-  /// For a rank that is not in the group: a handle on which every operation does nothing. Only name, backend and session of
-  /// the facts count, and the session is let go.
+  /// For a rank that is not in the group: a handle on which every operation does nothing. Only name, backend and
+  /// session of the facts count, and the session is let go.
   explicit GroupImpl(GroupFacts facts);
   ~GroupImpl();
 
@@ -58,7 +60,8 @@ class detail::GroupImpl {
   /// Throws InvalidArgument when the call was given a time-out that is negative or NaN.
   Seconds limit(const CallOptions& call) const;
 
-  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle logs a warning.
+  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle logs a
+  /// warning.
   bool takes_part(std::string_view operation) {
     if (is_member()) [[likely]]
       return true;
@@ -117,7 +120,8 @@ class detail::GroupImpl {
   MessageWait oldest_message() const;
 
   // ---- Memory of a device ----------------------------------------------------------------------------------------
-  /// Made when first asked for, unless the group's backend is one for GPUs. Throws Unsupported where there is no such runtime.
+  /// Made when first asked for, unless the group's backend is one for GPUs. Throws Unsupported where there is no such
+  /// runtime.
   DeviceCalls& device_calls();
   /// Whether the group's backend is one for GPUs, so that there is registered memory on them.
   bool has_device_engine() const noexcept { return device_engine_; }
@@ -187,8 +191,8 @@ class detail::GroupImpl {
   TaskQueue queue_;  // last: its thread uses the rest
 };
 
-/// The same error as one of the call that `context` names (operation to size, and origin). What an error of another call
-/// says becomes its reason. The caller's mistakes stay as they are.
+/// The same error as one of the call that `context` names (operation to size, and origin). What an error of another
+/// call says becomes its reason. The caller's mistakes stay as they are.
 std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error);
 
 }  // namespace maniple

@@ -31,8 +31,8 @@ namespace {
 
 constexpr Seconds kInitTimeout = std::chrono::minutes(5);  // unless InitOptions say otherwise
 
-/// The topology of a group, from what the session knows of its ranks: `global_ranks` in the order of the group, the session's rank
-/// among them.
+/// The topology of a group, from what the session knows of its ranks: `global_ranks` in the order of the group, the
+/// session's rank among them.
 Topology topology_of(const Session& session, const std::vector<int>& global_ranks) {
   Topology topology;
   std::map<std::string, int> nodes;
@@ -86,7 +86,8 @@ Deadline check(const InitOptions& options) {
       "maniple::TransportKind::{}",
       options.backend, options.backend);
   parse_backend(options.backend);
-  // A program that is a world of one may have called MPI_Init by itself, without an mpirun; the plugin sees whether it has.
+  // A program that is a world of one may have called MPI_Init by itself, without an mpirun; the plugin sees whether it
+  // has.
   const int size =
       options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());
   if (options.backend == "mpi" && size != 1 && !started_by_mpirun()) throw Unsupported(needs_mpirun(size));

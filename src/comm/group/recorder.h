@@ -1,8 +1,8 @@
 // The flight recorder: the last operations of this rank in a group, for error messages and bug reports.
 //
-// Writing costs a few stores and at most two reads of the processor's counter. The stores are in no order, as an order would make
-// the operation's own stores and loads wait for them (50 ns of a broadcast of 8 bytes): instead each entry has a sum of what belongs
-// together, and reading, from any thread, skips entries whose sum is another.
+// Writing costs a few stores and at most two reads of the processor's counter. The stores are in no order, as an order
+// would make the operation's own stores and loads wait for them (50 ns of a broadcast of 8 bytes): instead each entry
+// has a sum of what belongs together, and reading, from any thread, skips entries whose sum is another.
 #pragma once
 
 #include <array>
@@ -45,7 +45,8 @@ class Recorder {
     entries_[seq & mask_].ended.store(at << 1 | (failed ? 1 : 0), std::memory_order_relaxed);
   }
 
-  /// "all_reduce #12 float32[1000] sum", "train.cpp:40"; empty if it is not (or no longer) recorded. The rank is not set.
+  /// "all_reduce #12 float32[1000] sum", "train.cpp:40"; empty if it is not (or no longer) recorded. The rank is not
+  /// set.
   RankCall called(std::uint64_t seq) const;
   /// The last call that began.
   CallProgress last() const;

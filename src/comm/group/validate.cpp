@@ -14,7 +14,8 @@ void require_root(Op op, int root, int size) {
   MANIPLE_REQUIRE(root >= 0 && root < size, "{}: root {} in a group of {} ranks", to_string(op), root, size);
 }
 
-// Buffers are passed as they are: made into each other and copied, byte by byte and word by word, they cost more than all checks.
+// Buffers are passed as they are: made into each other and copied, byte by byte and word by word, they cost more than
+// all checks.
 
 void require_same_dtype(Op op, const auto& input, const auto& output) {
   MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op),

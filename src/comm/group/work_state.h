@@ -18,17 +18,18 @@
 
 namespace MANIPLE_API maniple {
 
-/// What the thread that watches operations on a device sleeps on. It looks often while a thread of the host waits for one of them, and
-/// seldom otherwise: each look takes locks of the driver that those who enqueue need.
+/// What the thread that watches operations on a device sleeps on. It looks often while a thread of the host waits for
+/// one of them, and seldom otherwise: each look takes locks of the driver that those who enqueue need.
 struct DeviceWatch {
   std::mutex mutex;
   ForkSafeCondition changed;
   int waiting = 0;  // threads of the host
 };
 
-/// The copy to a device of a message that arrives in memory of the host. No stream waits for the message before somebody needs it: a
-/// stream that waits may hold up others, which the sender waits for (they share queues to the GPU, and some calls of CUDA wait for all).
-/// So either the message comes first, and is copied then, or a stream is ordered after it, and waits, and copies.
+/// The copy to a device of a message that arrives in memory of the host. No stream waits for the message before
+/// somebody needs it: a stream that waits may hold up others, which the sender waits for (they share queues to the GPU,
+/// and some calls of CUDA wait for all). So either the message comes first, and is copied then, or a stream is ordered
+/// after it, and waits, and copies.
 class DeviceArrival {
  public:
   struct Copy {
@@ -97,7 +98,8 @@ struct detail::WorkAccess {
   static const std::shared_ptr<WorkState>& state(const Work& work) noexcept { return work.state_; }
 };
 
-/// What follows in `stream`, a stream of the operation's device, comes after the operation. Throws its error where it has failed before.
+/// What follows in `stream`, a stream of the operation's device, comes after the operation. Throws its error where it
+/// has failed before.
 void order_after(const Work& work, void* stream);
 
 /// Runs `callback` once the operation is done, whether it failed or not: at once if it is done already.
@@ -105,8 +107,8 @@ void when_done(const Work& work, std::function<void(const std::exception_ptr& er
 
 /// A Work that is done. All of them share one state, which nobody owns: copying them counts no references.
 inline Work done_work() {
-  // A static one is asked for by an acquire load, which on aarch64 waits for the stores before it. Here the pointer itself orders
-  // what is read through it.
+  // A static one is asked for by an acquire load, which on aarch64 waits for the stores before it. Here the pointer
+  // itself orders what is read through it.
   static constinit std::atomic<detail::WorkState*> known{nullptr};
   detail::WorkState* state = known.load(std::memory_order_relaxed);
   if (state == nullptr) [[unlikely]] {

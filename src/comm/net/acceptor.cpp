@@ -1,6 +1,6 @@
-// A pending connection passes these stages: reading the header, the hello, the proof; then it is accepted, or gets the reason and
-// drained (closing with unread bytes would reset the connection, and the reason might be lost). All state belongs to
-// the loop's thread.
+// A pending connection passes these stages: reading the header, the hello, the proof; then it is accepted, or gets the
+// reason and drained (closing with unread bytes would reset the connection, and the reason might be lost). All state
+// belongs to the loop's thread.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -26,7 +26,7 @@ namespace {
 
 using Clock = Deadline::Clock;
 
-// Members share the loop with pending connections: a flood may take only this many accepts before the others get their turn.
+// A flood of connections must not starve the members, which share the loop with them.
 constexpr int kAcceptsAtOnce = 2;
 constexpr std::chrono::milliseconds kDrainLimit{1000};
 constexpr std::chrono::milliseconds kDescriptorPause{200};

@@ -21,8 +21,8 @@ class Address {
   Address() = default;
 
   /// All addresses of a host name or literal, in the resolver's order. Throws SystemError naming the host and the
-  /// reason, Timeout at the deadline (the lookup runs aside, so that a slow resolver cannot outlast it), Aborted as soon
-  /// as `cancel` (a descriptor; -1: none) is readable.
+  /// reason, Timeout at the deadline (the lookup runs aside, so that a slow resolver cannot outlast it), Aborted as
+  /// soon as `cancel` (a descriptor; -1: none) is readable.
   static std::vector<Address> resolve(const std::string& host, std::uint16_t port, Deadline deadline, int cancel = -1);
   /// A Unix socket in the abstract name space (no file, gone with its owner).
   static Address unix_abstract(std::string_view name);
@@ -60,25 +60,26 @@ UniqueFd listen_on(const Address& address);
 /// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
 UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false, int cancel = -1);
 
-/// Whether a connect that failed with this errno may succeed later: no route, no answer, a listener that is overrun. Not a refusal.
+/// Whether a connect that failed with this errno may succeed later: no route, no answer, a listener that is overrun.
+/// Not a refusal.
 bool network_may_recover(int code) noexcept;
 
-/// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`. Only where the other side always
-/// reads: one that reads nothing for so long is taken for vanished, too.
+/// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`. Only where the other side
+/// always reads: one that reads nothing for so long is taken for vanished, too.
 void set_keepalive(int fd, double seconds);
 
-/// For connections between ranks, whose heartbeats decide who is lost. A receiver may be late for as long as it likes. Behind
-/// the heartbeats, a host that answers nothing at all is noticed after about four of these times (two hosts that cannot
-/// reach each other, though both reach the leader); 0: not before the kernel itself gives up on data that nobody
+/// For connections between ranks, whose heartbeats decide who is lost. A receiver may be late for as long as it likes.
+/// Behind the heartbeats, a host that answers nothing at all is noticed after about four of these times (two hosts that
+/// cannot reach each other, though both reach the leader); 0: not before the kernel itself gives up on data that nobody
 /// acknowledges, after about 15 minutes (net.ipv4.tcp_retries2).
 void set_liveness(int fd, double heartbeat_s);
-/// For a connection of few and small messages: a packet that is lost again and again is sent again at even intervals, and not ever more
-/// rarely. So a bad network delays messages by parts of a second and not by several.
+/// For a connection of few and small messages: a packet that is lost again and again is sent again at even intervals,
+/// and not ever more rarely. So a bad network delays messages by parts of a second and not by several.
 void retransmit_steadily(int fd) noexcept;
 
-/// How long ago anything was last heard from the other host of this TCP connection, if bytes have been sent since; that is so for a moment
-/// whenever something is sent. Where it lasts, that host cannot be reached, or its answers cannot reach this one; one that answers and
-/// does not read is heard.
+/// How long ago anything was last heard from the other host of this TCP connection, if bytes have been sent since; that
+/// is so for a moment whenever something is sent. Where it lasts, that host cannot be reached, or its answers cannot
+/// reach this one; one that answers and does not read is heard.
 std::optional<std::chrono::milliseconds> unanswered_for(int fd);
 
 /// The local address that the kernel would use to reach `peer` (its route), without the port.

@@ -17,8 +17,8 @@
 namespace maniple {
 namespace {
 
-/// The acceptor closed the connection without a reason. It does so to unauthenticated peers, but also to the oldest pending one when very many connect at
-/// once, so it is worth another try.
+/// The acceptor closed the connection without a reason. It does so to unauthenticated peers, but also to the oldest
+/// pending one when very many connect at once, so it is worth another try.
 struct HungUp {
   std::string text;
 };

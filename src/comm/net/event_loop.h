@@ -1,6 +1,8 @@
-// A Poller in a thread of its own: waits for many descriptors and timers. Callbacks run in that thread and must not block.
+// A Poller in a thread of its own: waits for many descriptors and timers. Callbacks run in that thread and must not
+// block.
 //
-// A child of fork() has no such thread: there nothing that is added, posted or removed has an effect, and nothing waits.
+// A child of fork() has no such thread: there nothing that is added, posted or removed has an effect, and nothing
+// waits.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +22,16 @@ class EventLoop {
   explicit EventLoop(const char* name);
   ~EventLoop();  ///< stops and joins; not from its own thread
 
-  /// The process's own loop: started at first use, stopped when the last owner lets go. Used by all groups. A child of fork() has its own.
+  /// The process's own loop: started at first use, stopped when the last owner lets go. Used by all groups. A child of
+  /// fork() has its own.
   static std::shared_ptr<EventLoop> shared();
 
   /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... The owner of the descriptor calls remove()
   /// before closing it. add, modify and remove may be called from any thread; after remove() returns the callback is
   /// not running and will not run (when called inside a callback: it will not run again).
-  /// A callback that throws is an error of its owner alone: the descriptor is removed from the loop, and `failed` is called
-  /// with the reason, in the same thread; without it the reason is logged. Timers and posted callbacks that throw are logged.
+  /// A callback that throws is an error of its owner alone: the descriptor is removed from the loop, and `failed` is
+  /// called with the reason, in the same thread; without it the reason is logged. Timers and posted callbacks that
+  /// throw are logged.
   void add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
            std::function<void(const std::string& why)> failed = {});
   void modify(int fd, std::uint32_t events);

@@ -1,12 +1,12 @@
 // The authenticated handshake: no process joins without the job's secret.
 //
 // Both ends prove that they hold the secret by an HMAC-SHA256 over the whole transcript: version, job, generation,
-// role, both ranks, world size, topic and both nonces, with the direction mixed in, so that neither replay nor reflection
-// works. At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is in constant
-// time.
+// role, both ranks, world size, topic and both nonces, with the direction mixed in, so that neither replay nor
+// reflection works. At most 512 bytes are read before a peer is authentic; the whole takes at most 5 s; comparison is
+// in constant time.
 //
-// Whoever relays this between two processes of the job gains nothing: the keys of the records that follow (secure_connection.h) are
-// derived from the secret and the same transcript.
+// Whoever relays this between two processes of the job gains nothing: the keys of the records that follow
+// (secure_connection.h) are derived from the secret and the same transcript.
 //
 //   dialler (dial.cpp)                        acceptor (acceptor.cpp)
 //   hello: fields, nonce              ->
@@ -72,13 +72,13 @@ SecureConnection dial(const Address& address, const Identity& identity, const He
 struct HandshakeLimits {
   std::size_t unauthenticated = 64;
   std::chrono::milliseconds handshake{5000};  ///< in all, not for each byte
-  /// A pending connection is left at least this long before a newer one may displace it, so that a thousand ranks that dial in
-  /// the same moment on few cores do not displace each other; the rest waits in the kernel's queue.
+  /// A pending connection is left at least this long before a newer one may displace it, so that a thousand ranks that
+  /// dial in the same moment on few cores do not displace each other; the rest waits in the kernel's queue.
   std::chrono::milliseconds grace{50};
 };
 
-/// Listens and authenticates. Unauthenticated peers cost little: at most 64 unauthenticated connections at a time (the oldest goes
-/// first), 5 s each, one rate-limited log line for each reason with the peer's address.
+/// Listens and authenticates. Unauthenticated peers cost little: at most 64 unauthenticated connections at a time (the
+/// oldest goes first), 5 s each, one rate-limited log line for each reason with the peer's address.
 class Acceptor {
  public:
   /// Both run in the loop's thread, one after the other, for a connection that is authentic and non-blocking.

@@ -7,8 +7,9 @@
 //   proof      mac[32]                                    over the same, with the other direction's label
 //   verdict    status:u8 length:u16 reason mac[32]        empty and 0: welcome
 //
-// Integers are little-endian. The MACs are HMAC-SHA256 with the job's secret over label, hello and challenge, that of the
-// verdict over the verdict too. The hello names the cipher that its sender prefers, the challenge the one that counts.
+// Integers are little-endian. The MACs are HMAC-SHA256 with the job's secret over label, hello and challenge, that of
+// the verdict over the verdict too. The hello names the cipher that its sender prefers, the challenge the one that
+// counts.
 #pragma once
 
 #include <array>
@@ -94,8 +95,8 @@ inline std::string_view as_text(std::span<const std::uint8_t> bytes) noexcept {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Who may connect: whether an authenticated peer belongs here (job, generation, world size, rank), and which program an
-/// unauthenticated one probably is, for the log. Pure.
+/// Who may connect: whether an authenticated peer belongs here (job, generation, world size, rank), and which program
+/// an unauthenticated one probably is, for the log. Pure.
 struct Admission {
   std::string_view kind;  ///< for counting and throttling: one of a fixed set
   std::string reason;     ///< empty: it belongs here

@@ -40,8 +40,8 @@ class Poller {
 
   Poller();
 
-  /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... `ready` may add and remove any descriptor, its
-  /// own too. If it throws, the descriptor is removed and `failed` is called with the reason; without `failed` the
+  /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... `ready` may add and remove any descriptor,
+  /// its own too. If it throws, the descriptor is removed and `failed` is called with the reason; without `failed` the
   /// exception leaves turn(). False if the descriptor cannot be waited for (a file).
   bool add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
            std::function<void(const std::string& why)> failed = {});
@@ -68,8 +68,8 @@ class Poller {
   int limit_ms() const;
   /// Waits for events. Touches nothing that the functions above use. False on an error.
   bool wait(int limit_ms) noexcept;
-  /// Calls `run(token, callback)` for each callback that is due, until it returns false. `run` must call `callback`, and
-  /// may release a lock meanwhile: nothing of the poller is in use then. Callbacks are destroyed there, too.
+  /// Calls `run(token, callback)` for each callback that is due, until it returns false. `run` must call `callback`,
+  /// and may release a lock meanwhile: nothing of the poller is in use then. Callbacks are destroyed there, too.
   template <class Run>
   void run_due(Run&& run);
 

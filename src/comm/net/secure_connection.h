@@ -1,14 +1,14 @@
 // An authenticated connection, as a handshake leaves it, and the records in which its bytes travel.
 //
-// Records are the bytes of a connection, encrypted and authenticated. Without any I/O, so that they can be tested and fuzzed
-// alone.
+// Records are the bytes of a connection, encrypted and authenticated. Without any I/O, so that they can be tested and
+// fuzzed alone.
 //
 //   record   length:u32 of the plain bytes (1 to 64 Ki), as many encrypted bytes, tag[16]
 //
-// An AEAD with a key for each direction. The nonce counts the records, and the length is authenticated too: a record that
-// was changed, left out, repeated, moved, sent back to its sender or made up by someone without the key does not open.
-// What is cut off at the end of the stream is not a record's business: whoever expects more sees the connection end.
-// Both ends move on to the next key after every 2^20 records, long before the cipher's limits.
+// An AEAD with a key for each direction. The nonce counts the records, and the length is authenticated too: a record
+// that was changed, left out, repeated, moved, sent back to its sender or made up by someone without the key does not
+// open. What is cut off at the end of the stream is not a record's business: whoever expects more sees the connection
+// end. Both ends move on to the next key after every 2^20 records, long before the cipher's limits.
 #pragma once
 
 #include <sys/uio.h>
@@ -79,8 +79,8 @@ class RecordSealer {
   void seal(std::span<const std::string_view> parts, std::string& out);
   void seal(std::string_view bytes, std::string& out) { seal(std::span(&bytes, 1), out); }
 
-  /// One record, from the first `size` bytes of `parts` (1 to kMaxRecordBytes), to `to`, which has room for kRecordOverhead
-  /// bytes more.
+  /// One record, from the first `size` bytes of `parts` (1 to kMaxRecordBytes), to `to`, which has room for
+  /// kRecordOverhead bytes more.
   void seal_record(std::span<const iovec> parts, std::size_t size, char* to);
 
  private:
@@ -92,13 +92,13 @@ class RecordOpener {
   RecordOpener(Cipher cipher, const TrafficSecret& secret, std::uint64_t records_per_key = kRecordsPerKey)
       : cipher_(cipher, secret, false, records_per_key) {}
 
-  /// Takes bytes from the front of `bytes`, which it may overwrite; the plain bytes of a record once one is complete, valid
-  /// until the next call. nullopt: more bytes are needed, and all of `bytes` were taken. Throws ProtocolError, then and
-  /// ever after, if they are not what the other end sealed.
+  /// Takes bytes from the front of `bytes`, which it may overwrite; the plain bytes of a record once one is complete,
+  /// valid until the next call. nullopt: more bytes are needed, and all of `bytes` were taken. Throws ProtocolError,
+  /// then and ever after, if they are not what the other end sealed.
   std::optional<std::string_view> next(std::span<char>& bytes);
 
-  /// The same for who keeps the bytes itself: how many plain bytes a record has, by its header; and all of a record, opened
-  /// in its place, or into the first `size` bytes of `to`, which mean nothing if this throws.
+  /// The same for who keeps the bytes itself: how many plain bytes a record has, by its header; and all of a record,
+  /// opened in its place, or into the first `size` bytes of `to`, which mean nothing if this throws.
   std::size_t size_of(const char* header);
   std::string_view open_record(char* record, std::size_t size);
   void open_record(const char* record, std::size_t size, std::span<const iovec> to);

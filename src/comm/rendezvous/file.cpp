@@ -28,8 +28,8 @@ constexpr std::string_view kClosed = "closed";
 // How long the last process of an earlier use may take from closing the file to removing it.
 constexpr std::chrono::seconds kRemoval{10};
 
-/// Opens the file and counts this process. False if the file is just being removed by the last process of an earlier use.
-/// Whatever else is wrong with the file will not change by waiting.
+/// Opens the file and counts this process. False if the file is just being removed by the last process of an earlier
+/// use. Whatever else is wrong with the file will not change by waiting.
 bool count_join(const std::string& path, std::shared_ptr<Store>& store) {
   try {
     store = make_file_store(path);

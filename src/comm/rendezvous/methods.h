@@ -47,8 +47,8 @@ struct RankAssignment {
   std::uint16_t port = 0;
 };
 
-/// Whether this program was started by itself: env:// with nothing in the options and none of RANK, WORLD_SIZE, MASTER_ADDR,
-/// MASTER_PORT or a scheduler's variables set.
+/// Whether this program was started by itself: env:// with nothing in the options and none of RANK, WORLD_SIZE,
+/// MASTER_ADDR, MASTER_PORT or a scheduler's variables set.
 bool has_no_launcher(const InitOptions& options);
 /// Reads the environment for env://. Pure but for getenv.
 RankAssignment assignment_from_environment(const InitOptions& options);
@@ -69,8 +69,8 @@ void require_secret_off_loopback(const Secret& secret, const Address& address, c
 /// Job, generation and secret from the environment; rank and world size from the arguments.
 Identity identity_from_environment(int rank, int world_size);
 
-/// The keys of this generation. A rank belongs to one process in one generation: throws InvalidArgument naming both processes if
-/// the rank is another one's.
+/// The keys of this generation. A rank belongs to one process in one generation: throws InvalidArgument naming both
+/// processes if the rank is another one's.
 std::shared_ptr<Store> register_rank(std::shared_ptr<Store> store, const Identity& identity);
 /// The same without a rank of one's own; see take_rank.
 std::shared_ptr<Store> store_of_generation(std::shared_ptr<Store> store, const Identity& identity);

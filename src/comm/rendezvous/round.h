@@ -1,9 +1,9 @@
 // Rounds: how the ranks that call init() at one time meet, however often each of them has tried before.
 //
 // The store numbers rounds. A rank joins the open round: it puts its announcement there and waits. Rank 0 collects the
-// announcements of all ranks, closes the round and publishes the result. A rank that gives up takes its announcement back, so
-// its next try joins the same round, or the next one if that has been closed. Who finds in the result an announcement of an
-// earlier try of its own has missed that round, and joins the next.
+// announcements of all ranks, closes the round and publishes the result. A rank that gives up takes its announcement
+// back, so its next try joins the same round, or the next one if that has been closed. Who finds in the result an
+// announcement of an earlier try of its own has missed that round, and joins the next.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct Met {
   std::string result;
 };
 
-/// Joins the open round of `store` with `announcement`. On rank 0 `combine` makes the result of all announcements, by rank.
-/// Logs after MANIPLE_WAIT_REPORT seconds, and then ever more rarely, who is missing. Throws Timeout "timed out after 60.0 s: 6
-/// of 8 ranks joined, waiting for ranks 3, 5".
+/// Joins the open round of `store` with `announcement`. On rank 0 `combine` makes the result of all announcements, by
+/// rank. Logs after MANIPLE_WAIT_REPORT seconds, and then ever more rarely, who is missing. Throws Timeout "timed out
+/// after 60.0 s: 6 of 8 ranks joined, waiting for ranks 3, 5".
 struct MeetOptions {
   int rank = 0;
   int world_size = 1;

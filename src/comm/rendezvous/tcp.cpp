@@ -18,9 +18,9 @@
 namespace maniple {
 namespace {
 
-// The store's server inside rank 0 outlives rank 0's group: others may still be reading, or may be back already for the next
-// one. So when rank 0 lets go of it the server stays until its last client has gone; if rank 0 calls init() again before that
-// it gets the same server back.
+// The store's server inside rank 0 outlives rank 0's group: others may still be reading, or may be back already for the
+// next one. So when rank 0 lets go of it the server stays until its last client has gone; if rank 0 calls init() again
+// before that it gets the same server back.
 
 struct Hosted {
   std::weak_ptr<TcpStoreServer> server;

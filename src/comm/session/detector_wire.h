@@ -1,5 +1,5 @@
-// The messages of the failure detector (that a rank lives, that it leaves, that something went wrong), and the connection that carries
-// them.
+// The messages of the failure detector (that a rank lives, that it leaves, that something went wrong), and the
+// connection that carries them.
 //
 // A frame is a length (4 bytes, at most 64 KiB), a kind (1 byte) and its fields.
 #pragma once
@@ -67,8 +67,8 @@ class DetectorLink : public std::enable_shared_from_this<DetectorLink> {
   ~DetectorLink();
 
   void open(Owner owner);  ///< starts to read
-  /// Sends what can be sent at once and keeps the rest. A rank that does not read gets no more of what is repeated anyway
-  /// (heartbeats, queries); other frames are kept, up to a limit. Frames are left out whole or not at all.
+  /// Sends what can be sent at once and keeps the rest. A rank that does not read gets no more of what is repeated
+  /// anyway (heartbeats, queries); other frames are kept, up to a limit. Frames are left out whole or not at all.
   void send(const DetectorMessage& message);
   void close();  ///< what could not be sent yet is lost; the owner is not called any more
 

@@ -199,8 +199,8 @@ void FailureDetector::Impl::report_early_aborts() {
 
 void FailureDetector::Impl::broadcast_abort(const DetectorMessage& message) {
   if (stopped) return;
-  // The rank that reported it receives it after the others: when its call ends, they know. The leader itself is last: its
-  // program may end at once, and with it this thread.
+  // The rank that reported it receives it after the others: when its call ends, they know. The leader itself is last:
+  // its program may end at once, and with it this thread.
   for (const auto& [peer, link] : links) {
     if (peer != message.origin) link->send(message);
   }

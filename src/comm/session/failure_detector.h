@@ -1,22 +1,23 @@
 // Notices ranks of the world that died, stopped or became unreachable, and reports each failure to all ranks.
 //
-// A star: every rank holds one connection to the leader. A process that dies closes it, and the leader tells everyone at once.
-// Heartbeats run both ways; silence longer than the limit counts as loss (a rank of this host that is merely starved of
-// processor time, as its state in /proc shows, gets ten times as long). Time in which the observer itself was held up does not count
-// (silence.h).
+// A star: every rank holds one connection to the leader. A process that dies closes it, and the leader tells everyone
+// at once. Heartbeats run both ways; silence longer than the limit counts as loss (a rank of this host that is merely
+// starved of processor time, as its state in /proc shows, gets ten times as long). Time in which the observer itself
+// was held up does not count (silence.h).
 //
-// The leader is the lowest rank that is not known to be gone: at first rank 0. When it is lost or leaves in good order, each
-// rank finds that out by itself (its connection closes, or is silent) and dials the next one. Ranks may connect to a new
-// leader before it knows that it is the leader: it keeps them. The new leader checks those that do not connect:
-//   no process listens at its address   it has ended or left meanwhile, and nobody can say which: it is *gone*. Groups are
-//                                       not aborted, as what it did before it left must still be received; but whoever waits
-//                                       for it in shared memory is notified. (Over TCP its connections have closed.)
+// The leader is the lowest rank that is not known to be gone: at first rank 0. When it is lost or leaves in good order,
+// each rank finds that out by itself (its connection closes, or is silent) and dials the next one. Ranks may connect to
+// a new leader before it knows that it is the leader: it keeps them. The new leader checks those that do not connect:
+//   no process listens at its address   it has ended or left meanwhile, and nobody can say which: it is *gone*. Groups
+//                                       are not aborted, as what it did before it left must still be received; but
+//                                       whoever waits for it in shared memory is notified. (Over TCP its connections
+//                                       have closed.)
 //   silence                             it is lost, like any rank that sends no heartbeats
 // What a rank has reported (an abort) is reported again to the next leader until a leader has passed it on.
 //
-// A rank whose connection to another was closed cannot tell whether that one left the group or is dying: a process that ends closes
-// its connections one by one. The leader asks it, and passes the report on when it has answered, its process has ended, or neither
-// has happened for 1.5 s.
+// A rank whose connection to another was closed cannot tell whether that one left the group or is dying: a process that
+// ends closes its connections one by one. The leader asks it, and passes the report on when it has answered, its
+// process has ended, or neither has happened for 1.5 s.
 //
 // Runs in the event loop's thread. Callbacks run there and must not block.
 #pragma once
@@ -64,7 +65,8 @@ class FailureDetector {
   /// On rank 0: ranks that have not dialled in by then are lost.
   void expect_all_by(Deadline deadline);
 
-  /// Reports to all ranks. For a mismatch every rank is first asked what it called, which the error then lists. Any thread.
+  /// Reports to all ranks. For a mismatch every rank is first asked what it called, which the error then lists. Any
+  /// thread.
   void report_abort(const DetectorMessage& abort);
   /// To all ranks, for `departed`; to the leader, for `compare`. Any thread.
   void announce(const DetectorMessage& message);

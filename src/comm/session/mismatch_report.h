@@ -1,5 +1,5 @@
-// What each rank called, for the error of a group whose ranks called different things: the leader of the failure detector asks
-// them all.
+// What each rank called, for the error of a group whose ranks called different things: the leader of the failure
+// detector asks them all.
 //
 // Runs in the event loop's thread.
 #pragma once
@@ -16,8 +16,9 @@
 
 namespace maniple {
 
-/// Whether the leader asks what each rank called before it passes an error on: of ranks that called different things, and of a call that
-/// timed out where nobody knows for whom it waited. (NCCL compares nothing: ranks that call different things wait for each other.)
+/// Whether the leader asks what each rank called before it passes an error on: of ranks that called different things,
+/// and of a call that timed out where nobody knows for whom it waited. (NCCL compares nothing: ranks that call
+/// different things wait for each other.)
 inline bool asks_for_calls(const ErrorInfo& error, std::uint64_t seq) {
   return seq != 0 && (error.kind == ErrorKind::mismatch || (error.kind == ErrorKind::timeout && error.ranks.empty()));
 }
@@ -40,8 +41,8 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
     return it != open_.end() && !it->second.compares;
   }
   void begin(const DetectorMessage& abort, const std::vector<int>& others);
-  /// For a rank that waits: only if others have called another operation there is an error. (Arguments may differ where each rank has its
-  /// own counts.)
+  /// For a rank that waits: only if others have called another operation there is an error. (Arguments may differ where
+  /// each rank has its own counts.)
   void compare(const DetectorMessage& question, const std::vector<int>& others);
   void answered(const DetectorMessage& answer);
   void stop() { open_.clear(); }

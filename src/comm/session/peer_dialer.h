@@ -1,5 +1,5 @@
-// Connecting to other ranks' control listeners: PeerDialer dials in a thread of its own, as dialling blocks and may have to be
-// tried again; ListenProbes only finds out whether a process still listens at an address.
+// Connecting to other ranks' control listeners: PeerDialer dials in a thread of its own, as dialling blocks and may
+// have to be tried again; ListenProbes only finds out whether a process still listens at an address.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,8 @@ class PeerDialer {
     std::function<void(Result)> done;              ///< in that thread; not called when it is cancelled
   };
   explicit PeerDialer(Task task);
-  ~PeerDialer();  ///< leaves a handshake that is under way a little time, as breaking it off looks like an attack; then cancels
+  ~PeerDialer();  ///< leaves a handshake that is under way a little time, as breaking it off looks like an attack; then
+                  ///< cancels
 
  private:
   void run();
@@ -48,8 +49,8 @@ class PeerDialer {
 /// The state letter of a process of this host: 'T' stopped, 'R' running, 'S' sleeping, ...; 0 if there is none.
 char process_state(int pid);
 
-/// Connects and closes at once. Says nothing about whether the process runs: the kernel answers for one that is stopped. Runs in
-/// the event loop's thread.
+/// Connects and closes at once. Says nothing about whether the process runs: the kernel answers for one that is
+/// stopped. Runs in the event loop's thread.
 class ListenProbes {
  public:
   explicit ListenProbes(std::shared_ptr<EventLoop> loop) : loop_(std::move(loop)) {}

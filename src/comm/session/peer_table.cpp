@@ -38,8 +38,8 @@ PeerInfo get_peer(ByteReader& reader) {
   return peer;
 }
 
-/// For a list that every rank refuses: rank 0 returns when the others have refused it too, and not much later if they never do,
-/// because the store may end with its process, before they have read the list.
+/// For a list that every rank refuses: rank 0 returns when the others have refused it too, and not much later if they
+/// never do, because the store may end with its process, before they have read the list.
 void wait_until_all_refused(Store& store, int rank, int world_size, Deadline deadline) {
   const auto key = [](int r) { return fmt::format("maniple/refused/{}", r); };
   try {
@@ -94,8 +94,8 @@ PeerTable decode_peer_table(std::string_view bytes) {
   return table;
 }
 
-// Settings and who has them come first and stay as they are in all versions: they are read before it is known whether the
-// versions differ.
+// Settings and who has them come first and stay as they are in all versions: they are read before it is known whether
+// the versions differ.
 std::string encode(const Announcement& announcement) {
   ByteWriter writer;
   writer.put(static_cast<std::uint32_t>(announcement.settings.size()));

@@ -1,8 +1,8 @@
-// How the ranks of one host map the same memory: one creates the segment and offers it, the others fetch it. Memory of a device is
-// shared in the same way, as a descriptor that is not mapped here.
+// How the ranks of one host map the same memory: one creates the segment and offers it, the others fetch it. Memory of
+// a device is shared in the same way, as a descriptor that is not mapped here.
 //
-// Ranks of one process find it in a table of the process. Others connect to the maker's Unix socket (authenticated, same user)
-// and are handed the descriptor.
+// Ranks of one process find it in a table of the process. Others connect to the maker's Unix socket (authenticated,
+// same user) and are handed the descriptor.
 #pragma once
 
 #include <map>

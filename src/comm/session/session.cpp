@@ -244,7 +244,8 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
   hello.topic = topic;
   hello.to = global_rank;
   hello.encrypt = encrypts_;
-  // A port that a firewall closes is reported long before the operation's deadline, but not sooner than a rank counts as lost.
+  // A port that a firewall closes is reported long before the operation's deadline, but not sooner than a rank counts
+  // as lost.
   const double heartbeat = knob_number(Knob::heartbeat_s);
   const Deadline limit = heartbeat > 0
                              ? Deadline::sooner(deadline, Deadline::after(Seconds(std::max(kLeastDialTime, heartbeat))))

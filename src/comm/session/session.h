@@ -48,12 +48,12 @@ class Session : public Connector {
   int arrival_fd() const noexcept override { return arrivals_.get(); }
 
   // ---- Shared memory -------------------------------------------------------------------------------------------
-  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it, and the `bytes`
-  /// that it says count: the others look at what they get.
+  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it, and the
+  /// `bytes` that it says count: the others look at what they get.
   std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
                                          Deadline deadline, const AbortSignal& abort);
-  /// The same for an open file that `members.front()` passes (the others: -1), such as one that stands for memory of a device. Returns
-  /// a descriptor of the caller's own; none to the one who made it.
+  /// The same for an open file that `members.front()` passes (the others: -1), such as one that stands for memory of a
+  /// device. Returns a descriptor of the caller's own; none to the one who made it.
   UniqueFd share_descriptor(const std::string& topic, const std::vector<int>& members, int descriptor,
                             Deadline deadline, const AbortSignal& abort);
 
@@ -77,10 +77,11 @@ class Session : public Connector {
 
   /// Reports to the other ranks that this group failed here. Returns at once.
   void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
-  /// Says to the other ranks that this one has left the group after its call number seq: who waits on a device in a later one cannot
-  /// see it. Returns at once.
+  /// Says to the other ranks that this one has left the group after its call number seq: who waits on a device in a
+  /// later one cannot see it. Returns at once.
   void announce_departure(const std::string& group, std::uint64_t seq);
-  /// This rank waits in that call: if another has called another operation under this number, the group fails. Returns at once.
+  /// This rank waits in that call: if another has called another operation under this number, the group fails. Returns
+  /// at once.
   void compare_calls(const std::string& group, std::uint64_t seq);
   bool has_failure_detector() const noexcept { return detector_ != nullptr; }
 

@@ -15,7 +15,8 @@ struct Setting {
 };
 using Settings = std::vector<Setting>;
 
-/// What the program has chosen, which counts instead of the environment. Only for knobs that options of init() override.
+/// What the program has chosen, which counts instead of the environment. Only for knobs that options of init()
+/// override.
 struct ChosenSettings {
   std::map<Knob, std::string> knobs = {};
   std::string backend = {};
@@ -32,8 +33,8 @@ struct SettingsOf {
   std::string description;  ///< "rank 3 (pid 4711 on node7)"
   Settings settings;
 };
-/// By rank. "MANIPLE_HEARTBEAT is 2.5 on ranks 0-2 (node1, node2) but 60 on rank 3 (pid 4711 on node7); it must be alike on all
-/// ranks", for each that differs; empty: none does.
+/// By rank. "MANIPLE_HEARTBEAT is 2.5 on ranks 0-2 (node1, node2) but 60 on rank 3 (pid 4711 on node7); it must be
+/// alike on all ranks", for each that differs; empty: none does.
 std::string difference(const std::vector<SettingsOf>& ranks);
 
 }  // namespace maniple

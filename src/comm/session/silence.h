@@ -1,8 +1,8 @@
 // How long a rank has been silent, as seen by an observer that may itself have been held up. Pure.
 //
-// The observer looks once in each period. A look that comes late shows that the observer did not run (starved, stopped, the machine
-// asleep): what others sent in that time it could not have read, so only a part of that time counts. Heartbeats that are waiting to be
-// read are read before the next look.
+// The observer looks once in each period. A look that comes late shows that the observer did not run (starved, stopped,
+// the machine asleep): what others sent in that time it could not have read, so only a part of that time counts.
+// Heartbeats that are waiting to be read are read before the next look.
 #pragma once
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-// Logs who waits for whom, when an operation takes long because a rank that lives does not make the call: after some seconds,
-// and then ever more rarely. Once for each group, by one rank.
+// Logs who waits for whom, when an operation takes long because a rank that lives does not make the call: after some
+// seconds, and then ever more rarely. Once for each group, by one rank.
 //
-// Every second or so each rank checks whether a call of its groups has been running for too long (nothing is done in the calls
-// themselves). If so it tells the leader of the failure detector, which asks the group's ranks where they are and logs one
-// line. Ranks that are threads of one process have no failure detector: they find each other in a table. A message (send,
-// recv) names whom it waits for, so its rank logs that itself.
+// Every second or so each rank checks whether a call of its groups has been running for too long (nothing is done in
+// the calls themselves). If so it tells the leader of the failure detector, which asks the group's ranks where they are
+// and logs one line. Ranks that are threads of one process have no failure detector: they find each other in a table. A
+// message (send, recv) names whom it waits for, so its rank logs that itself.
 //
 // Runs in the event loop's thread.
 #pragma once

@@ -39,8 +39,9 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   blocks_ = reinterpret_cast<RankBlock*>(segment_->data() + sizeof(Header));
   contributions_ = reinterpret_cast<Contribution*>(segment_->data() + layout_.contributions);
   payloads_ = segment_->data() + layout_.payloads;
-  // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS. Of the stages this rank's
-  // own: others read of it what this rank has written. (With 256 ranks, looking at the pages of all takes each of them 0.5 ms.)
+  // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS. Of the
+  // stages this rank's own: others read of it what this rank has written. (With 256 ranks, looking at the pages of all
+  // takes each of them 0.5 ms.)
   segment_->populate(0, layout_.stages);
   segment_->populate(layout_.stage_slot(options.rank, 0), layout_.stage_bytes);
   of(options.rank).identity = peer_memory_.identify();
@@ -58,7 +59,8 @@ void Arena::mark_gone(int rank) noexcept {
   if (of(rank).left.value.compare_exchange_strong(none, 2, std::memory_order_seq_cst)) wake_all_for(rank);
 }
 
-// Those that wait for a word of this rank. (One that announces itself only now looks, before it sleeps, why it should not.)
+// Those that wait for a word of this rank. (One that announces itself only now looks, before it sleeps, why it should
+// not.)
 void Arena::wake_sleepers_on(int rank) noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (of(rank).sleepers.value.load(std::memory_order_seq_cst) == 0) return;
@@ -187,10 +189,10 @@ bool Arena::is_on_this_core(int rank) const noexcept {
   return theirs != 0 && theirs == static_cast<std::uint32_t>(::sched_getcpu() + 1);
 }
 
-// Moves this thread off the core that it shares with a rank that works on the same operation, to another that it may use. Unbound ranks can
-// meet on a core while others are idle, and the kernel sees only after milliseconds that it should part them: the rest of the operation would
-// take twice as long. Only if that rank's place is known to be of this operation, once in a millisecond, and where no other processes want the
-// cores.
+// Moves this thread off the core that it shares with a rank that works on the same operation, to another that it may
+// use. Unbound ranks can meet on a core while others are idle, and the kernel sees only after milliseconds that it
+// should part them: the rest of the operation would take twice as long. Only if that rank's place is known to be of
+// this operation, once in a millisecond, and where no other processes want the cores.
 bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
   if (of(rank).core.epoch.load(std::memory_order_relaxed) != epoch_ || waiter_.has_competition(now)) return false;
   if (now - left_core_ < waiter_.yield_ticks()) return false;
@@ -214,8 +216,8 @@ void Arena::await_written_cause() const {
 
 void Arena::check_raised_slowly(std::uint32_t epoch) const {
   await_written_cause();
-  // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one, stopped
-  // for so long that the others gave it up.
+  // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one,
+  // stopped for so long that the others gave it up.
   const bool lost = header().abort_kind == static_cast<std::int32_t>(ErrorKind::peer_lost);
   if (lost && header().abort_rank != global_rank(rank())) return;
   if (static_cast<std::int32_t>(epoch - header().abort_epoch) >= 0) throw_raised();

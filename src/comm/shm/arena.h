@@ -1,25 +1,28 @@
-// The shared memory of the ranks of one group on one host: where they publish their contributions, count how far they got, and
-// stage bytes for each other.
+// The shared memory of the ranks of one group on one host: where they publish their contributions, count how far they
+// got, and stage bytes for each other.
 //
 // Words:
 //   epoch         number of a synchronisation in which all ranks take part; the same on all ranks
-//   contribution  what a rank publishes at the start of an epoch: four words about the call, a hash of all calls so far, and either
-//                 a small payload or references to registered memory. Each rank has kContributions of them, used in turn.
-//   window        kWindow epochs. A rank need not wait for those that it takes nothing from, so it may be ahead of them, but it ends
-//                 the first epoch of a window only when all have published the first one of the window before. A rank publishes an
-//                 epoch when it has finished reading those before it, so none is more than two windows ahead of another, and the
-//                 four windows of contributions hold what a rank that is behind may still read.
+//   contribution  what a rank publishes at the start of an epoch: four words about the call, a hash of all calls so
+//                 far, and either a small payload or references to registered memory. Each rank has kContributions of
+//                 them, used in turn.
+//   window        kWindow epochs. A rank need not wait for those that it takes nothing from, so it may be ahead of
+//                 them, but it ends the first epoch of a window only when all have published the first one of the
+//                 window before. A rank publishes an epoch when it has finished reading those before it, so none is
+//                 more than two windows ahead of another, and the four windows of contributions hold what a rank that
+//                 is behind may still read.
 //   stage         each rank's buffers for bytes in transit: some slots, used in turn
-//   counter       how many slots a rank has filled, reduced, drained since the beginning, and the last epoch that it has finished;
-//                 only ever grows (modulo 2^32)
-//   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for messages
+//   counter       how many slots a rank has filled, reduced, drained since the beginning, and the last epoch that it
+//                 has finished; only ever grows (modulo 2^32)
+//   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for
+//                 messages
 //   notification  a count for each rank, raised by whoever moved bytes in a ring of that rank
 //
 // All waiting is spin, then yield, then sleep (see waiter.h), so that more ranks than cores works. A rank does not spin
 // where the awaited rank is on its own core.
 //
-// Waiting ends with an error when the group is aborted, the awaited rank has left, or the deadline passes; what has arrived by then
-// is used first.
+// Waiting ends with an error when the group is aborted, the awaited rank has left, or the deadline passes; what has
+// arrived by then is used first.
 #pragma once
 
 #include <array>
@@ -145,8 +148,8 @@ class Arena {
   void await_contribution(int rank, std::uint32_t epoch, OperationContext& context) {
     await(contribution(rank, epoch).stamp, epoch, rank, context);
   }
-  /// Whether an epoch is the first of a window and its rank may be too far ahead to end it: it has to wait for the contributions
-  /// of all ranks to the first epoch of the window before.
+  /// Whether an epoch is the first of a window and its rank may be too far ahead to end it: it has to wait for the
+  /// contributions of all ranks to the first epoch of the window before.
   bool is_ahead(std::uint32_t epoch) const noexcept {
     return epoch % kWindow == 0 && static_cast<std::int32_t>(all_published_ - (epoch - kWindow)) < 0;
   }
@@ -175,7 +178,8 @@ class Arena {
   /// Whether ranks read each other's ordinary memory: each has a core, and none has found that it cannot.
   bool reads_peers() const noexcept { return reads_peers_ && !crowded_; }
   void stop_reading_peers() noexcept { reads_peers_ = false; }
-  /// For the rank that chooses between reading and the stage: what it knows of operations of this kind and about this size.
+  /// For the rank that chooses between reading and the stage: what it knows of operations of this kind and about this
+  /// size.
   FasterWay& faster_way(int kind, std::size_t bytes) { return faster_ways_[{kind, std::bit_width(bytes)}]; }
   bool read_peer(int rank, void* to, std::uint64_t from, std::size_t bytes) {
     return peer_memory_.read(rank, of(rank).identity, to, from, bytes);
@@ -235,8 +239,8 @@ class Arena {
     alignas(kCacheLine) PeerMemory::Identity identity;
     Line left;  // 1 once this rank has destroyed its group; 2: another rank found that it is gone
   };
-  // Contributions that follow each other are not neighbours, or a processor that saw a row of them being read would fetch the
-  // next one just before it is written.
+  // Contributions that follow each other are not neighbours, or a processor that saw a row of them being read would
+  // fetch the next one just before it is written.
   static std::size_t index(int rank, std::uint32_t epoch) noexcept {
     constexpr std::uint64_t kReversed = 0xf7b3d591e6a2c480;  // in each of 16 places, its number with the bits reversed
     static_assert(kContributions == 16);
@@ -246,9 +250,10 @@ class Arena {
     return static_cast<std::int32_t>(load_acquire(word) - target) >= 0;
   }
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
-  // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the time of the
-  // smallest operation. So a rank that announces itself as a sleeper meanwhile may be overlooked, and may itself overlook the value,
-  // for the microsecond that takes. Sleepers allow for it: their first sleep is short (WaitPolicy::kFirstSleep).
+  // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the
+  // time of the smallest operation. So a rank that announces itself as a sleeper meanwhile may be overlooked, and may
+  // itself overlook the value, for the microsecond that takes. Sleepers allow for it: their first sleep is short
+  // (WaitPolicy::kFirstSleep).
   void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
     if (blocks_[rank()].sleepers.value.load(std::memory_order_relaxed) != 0) [[unlikely]]
       wake(word);

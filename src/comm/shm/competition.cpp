@@ -33,7 +33,8 @@ bool Competition::is_delayed(double from, double to, double delay) noexcept {
   return delay - since.delay >= (to - since.when) * kGoodPart;
 }
 
-// Whether the host took as much as this thread was delayed. The kernel counts that in steps of 10 ms, so it is compared over many of them.
+// Whether the host took as much as this thread was delayed. The kernel counts that in steps of 10 ms, so it is compared
+// over many of them.
 bool Competition::is_by_host(const Seen& now) noexcept {
   constexpr double kLongEnough = 100e-3;
   if (now.when - asked_.when >= kLongEnough) before_ = std::exchange(asked_, now);

@@ -1,9 +1,10 @@
 // Which of two ways of doing the same thing is the faster one, here and now: found out by trying.
 //
-// How fast the kernel copies out of another process, and how fast a core gets what another has just written, differ between machines by
-// factors, and with them whether the buffers were written since the last call. So no table of sizes is right everywhere. Both ways are
-// tried, some calls each: at first, and again in every period, because what a program does with its buffers changes. Of the tries of a way
-// the shortest counts: whatever disturbs a call makes it longer.
+// How fast the kernel copies out of another process, and how fast a core gets what another has just written, differ
+// between machines by factors, and with them whether the buffers were written since the last call. So no table of sizes
+// is right everywhere. Both ways are tried, some calls each: at first, and again in every period, because what a
+// program does with its buffers changes. Of the tries of a way the shortest counts: whatever disturbs a call makes it
+// longer.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,8 @@ namespace maniple {
 class FasterWay {
  public:
   static constexpr std::uint32_t kTries = 3;
-  /// Calls of a period. The first ones are short: what the first calls of a program cost says little of those that follow.
+  /// Calls of a period. The first ones are short: what the first calls of a program cost says little of those that
+  /// follow.
   static constexpr std::uint32_t kShortest = 16;
   static constexpr std::uint32_t kLongest = 1024;
   static constexpr double kBetter = 0.95;  ///< of the other's cost: what is as good as equal is left as it is
@@ -29,7 +31,8 @@ class FasterWay {
     }
     return is_tried() ? 1 - way_ : way_;
   }
-  /// What the call that took the way `next` cost. One that failed is not added, and the next call takes that way once more.
+  /// What the call that took the way `next` cost. One that failed is not added, and the next call takes that way once
+  /// more.
   void add(double cost) noexcept {
     if (place_ == 0) least_.fill(std::numeric_limits<double>::infinity());
     double& least = least_[static_cast<std::size_t>(is_tried() ? 1 - way_ : way_)];

@@ -29,8 +29,8 @@ bool read_process(std::int32_t process, void* to, std::uint64_t from, std::size_
 
 PeerMemory::Identity PeerMemory::identify() {
   if (::getrandom(&word_, sizeof word_, GRND_NONBLOCK) != sizeof word_) word_ = 0;
-  // With ptrace_scope 1 only descendants may be read, unless the process names others: its parent stands for all of the parent's.
-  // That the system has no such rule, or a stricter one, shows when something is read.
+  // With ptrace_scope 1 only descendants may be read, unless the process names others: its parent stands for all of the
+  // parent's. That the system has no such rule, or a stricter one, shows when something is read.
   if (::getppid() > 1) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(::getppid()), 0, 0, 0);
   return {::getpid(), reinterpret_cast<std::uint64_t>(&word_), word_};
 }

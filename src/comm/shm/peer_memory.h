@@ -1,8 +1,9 @@
-// The memory of the other ranks of this host, where it lies: one copy by the kernel (process_vm_readv) in place of two through a stage.
+// The memory of the other ranks of this host, where it lies: one copy by the kernel (process_vm_readv) in place of two
+// through a stage.
 //
-// Nothing needs to be set up; but it may be forbidden (containers, ptrace_scope), and a process number means another process in
-// another container. So a rank shows, beside its number, where a random word of its lies, and whoever reads from it looks for that
-// word first. Memory that cannot be read is no error: the caller takes another way.
+// Nothing needs to be set up; but it may be forbidden (containers, ptrace_scope), and a process number means another
+// process in another container. So a rank shows, beside its number, where a random word of its lies, and whoever reads
+// from it looks for that word first. Memory that cannot be read is no error: the caller takes another way.
 #pragma once
 
 #include <atomic>

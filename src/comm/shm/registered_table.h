@@ -1,7 +1,8 @@
 // Which addresses of this process lie in registered memory, and where the peers' parts are.
 //
-// An allocation is one segment: a page with a counter, then one part per local rank. A rank that drops its handle gives its
-// pages back at once; the mapping itself stays until all ranks have dropped theirs, because peers may still name it.
+// An allocation is one segment: a page with a counter, then one part per local rank. A rank that drops its handle gives
+// its pages back at once; the mapping itself stays until all ranks have dropped theirs, because peers may still name
+// it.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// A piece of memory that several processes map: an anonymous file (memfd), which has no name to leak and is gone with its
-// last user.
+// A piece of memory that several processes map: an anonymous file (memfd), which has no name to leak and is gone with
+// its last user.
 #pragma once
 
 #include <cstddef>
@@ -41,21 +41,23 @@ class Segment {
   std::size_t size_ = 0;
 };
 
-/// Rounds up to whole pages of the largest kind we map (2 MiB), so that huge pages can be used where the system gives them.
+/// Rounds up to whole pages of the largest kind we map (2 MiB), so that huge pages can be used where the system gives
+/// them.
 std::size_t round_to_huge_page(std::size_t bytes) noexcept;
 
 // Handing an open file to another process over a Unix socket.
 
-/// One message: the descriptor and eight bytes about it. The socket's buffer is empty at that point, so this does not block.
+/// One message: the descriptor and eight bytes about it. The socket's buffer is empty at that point, so this does not
+/// block.
 void send_descriptor(int socket, int fd, std::uint64_t about);
 
 struct ReceivedDescriptor {
   UniqueFd fd;
   std::uint64_t about = 0;
 };
-/// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor, Aborted as
-/// soon as `cancel` (a descriptor; -1: none) is readable. Looks again after `longest_poll_ms`, however far the deadline
-/// is.
+/// Throws Timeout, PeerLost-worthy SystemError at end of stream, ProtocolError when the message holds no descriptor,
+/// Aborted as soon as `cancel` (a descriptor; -1: none) is readable. Looks again after `longest_poll_ms`, however far
+/// the deadline is.
 ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel = -1, int longest_poll_ms = 1'000'000);
 
 }  // namespace maniple

@@ -1,6 +1,6 @@
-// The store of processes that share a file. Every change is one record appended under an exclusive lock; readers replay what they
-// have not seen yet. Waiting looks at the file's size, with pauses that grow to 10 ms: file systems shared between
-// hosts have no notifications.
+// The store of processes that share a file. Every change is one record appended under an exclusive lock; readers replay
+// what they have not seen yet. Waiting looks at the file's size, with pauses that grow to 10 ms: file systems shared
+// between hosts have no notifications.
 #include "comm/store/file_store.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// The keys and values of a store in memory, with the rules of Store, its limits and quotas. Not thread-safe; no waiting.
+// The keys and values of a store in memory, with the rules of Store, its limits and quotas. Not thread-safe; no
+// waiting.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@
 
 namespace maniple {
 
-// Limits of keys and values, the same for all kinds of stores. Beyond them: InvalidArgument to the caller, and nothing is changed.
+// Limits of keys and values, the same for all kinds of stores. Beyond them: InvalidArgument to the caller, and nothing
+// is changed.
 
 inline constexpr std::size_t kMaxKeyBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = std::size_t{64} << 20;

@@ -1,8 +1,8 @@
 // What a store's server does with requests, without any I/O. Not thread-safe.
 //
-// A request that waits for keys is in the queue of the first one that is missing; when that key is set it moves to the queue of
-// the next missing one, so it is in one queue however many keys it names. Before the reply all keys are looked up once more, as
-// one may have been erased in between.
+// A request that waits for keys is in the queue of the first one that is missing; when that key is set it moves to the
+// queue of the next missing one, so it is in one queue however many keys it names. Before the reply all keys are looked
+// up once more, as one may have been erased in between.
 #pragma once
 
 #include <cstdint>

@@ -26,8 +26,8 @@ class TcpStoreServer {
   ~TcpStoreServer();
   const Address& address() const noexcept;
 
-  /// Serves clients that are connected, or connect meanwhile, until the last one has gone; then it is destroyed. A client that
-  /// takes none of its replies for as long as `stall_limit`, or up to twice as long, is dropped.
+  /// Serves clients that are connected, or connect meanwhile, until the last one has gone; then it is destroyed. A
+  /// client that takes none of its replies for as long as `stall_limit`, or up to twice as long, is dropped.
   static void retire(std::shared_ptr<TcpStoreServer> server,
                      std::chrono::milliseconds stall_limit = std::chrono::seconds(60));
   /// Ends a server that retires, whoever is connected; its address is free once no one owns it. Others go on.
@@ -41,9 +41,9 @@ class TcpStoreServer {
 
 /// The client: one connection to the server.
 ///
-/// Threads that wait for replies share the connection, without a thread of its own: one of them reads, hands the others their
-/// replies, and leaves the reading to the next when its own has arrived. So a thread that waits an hour for a key never delays
-/// another one's set().
+/// Threads that wait for replies share the connection, without a thread of its own: one of them reads, hands the others
+/// their replies, and leaves the reading to the next when its own has arrived. So a thread that waits an hour for a key
+/// never delays another one's set().
 class TcpStoreClient final : public Store {
  public:
   /// `connection` is non-blocking and has keys.
@@ -60,7 +60,8 @@ class TcpStoreClient final : public Store {
   std::int64_t num_keys() override;
   std::string describe() const override;
 
-  /// Requests that wait for nothing but the server's answer end at `limit`, but have two seconds at least and two minutes at most.
+  /// Requests that wait for nothing but the server's answer end at `limit`, but have two seconds at least and two
+  /// minutes at most.
   void limit_requests(Deadline limit);
 
  private:
@@ -68,7 +69,8 @@ class TcpStoreClient final : public Store {
     std::optional<Frame> reply;
   };
 
-  /// The reply's body; nullopt when the deadline passed first. Throws the error that the server replied with, or that the connection is lost.
+  /// The reply's body; nullopt when the deadline passed first. Throws the error that the server replied with, or that
+  /// the connection is lost.
   std::optional<std::string> call(StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
   Deadline request_limit();
   std::string call_now(StoreOp op, std::string_view head, std::string_view tail = {});

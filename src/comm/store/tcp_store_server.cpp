@@ -1,5 +1,5 @@
-// The server of the store over TCP: one thread for all clients, which reads requests, hands them to the StoreService and writes its
-// replies as the sockets take them.
+// The server of the store over TCP: one thread for all clients, which reads requests, hands them to the StoreService
+// and writes its replies as the sockets take them.
 #include <algorithm>
 #include <atomic>
 #include <unordered_map>
@@ -81,7 +81,8 @@ struct TcpStoreServer::Impl {
     remove_dropped();
   }
 
-  // Something unforeseen while serving this client, lack of memory above all: it loses its connection, the others do not.
+  // Something unforeseen while serving this client, lack of memory above all: it loses its connection, the others do
+  // not.
   void on_failed(Client client, const std::string& why) {
     const auto found = clients.find(client);
     if (found != clients.end() && found->second.drop_reason.empty()) drop(client, found->second, why);
@@ -162,8 +163,8 @@ struct TcpStoreServer::Impl {
 
   void leave_if_empty() {
     if (!clients.empty() || !retiring) return;
-    // Posted, as this object must not go while one of its callbacks is running. A client that is admitted before the post
-    // has its turn was promised a reply: then it is served like those before it.
+    // Posted, as this object must not go while one of its callbacks is running. A client that is admitted before the
+    // post has its turn was promised a reply: then it is served like those before it.
     loop->post([this, self = retiring] {
       if (clients.empty()) retiring.reset();
     });

@@ -21,7 +21,8 @@ std::string get_key(ByteReader& reader) {
 
 std::vector<std::string> get_keys(ByteReader& reader) {
   const auto count = reader.get<std::uint32_t>();
-  // Each key takes at least its length and one byte, so a count that cannot be right is found before memory is allocated for it.
+  // Each key takes at least its length and one byte, so a count that cannot be right is found before memory is
+  // allocated for it.
   constexpr std::size_t kLeastBytes = sizeof(std::uint32_t) + 1;
   if (count > reader.left() / kLeastBytes) {
     throw ProtocolError(fmt::format("{} keys announced in {} bytes", count, reader.left()));

@@ -1,7 +1,8 @@
 // Opens connections to other ranks of the job and accepts theirs. All are authenticated.
 //
-// A data connection carries bytes from the rank that connected to the rank that accepted (and back: see mesh.h); its topic says which group,
-// use (collectives or messages) and stream it is for. One connector serves all groups of a process's rank.
+// A data connection carries bytes from the rank that connected to the rank that accepted (and back: see mesh.h); its
+// topic says which group, use (collectives or messages) and stream it is for. One connector serves all groups of a
+// process's rank.
 #pragma once
 
 #include <string>

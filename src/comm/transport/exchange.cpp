@@ -213,8 +213,8 @@ struct Exchange::Impl {
     return false;
   }
 
-  /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There it is asked
-  /// what it has heard.
+  /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There
+  /// it is asked what it has heard.
   void look_for_silent_hosts(Clock::time_point now) {
     // Between looks that are far apart an answer may have come, and more been sent.
     if (now - next_look > look_interval) unanswered.clear();

@@ -1,7 +1,8 @@
-// The frames that the ranks of a group exchange during one collective: post sends and receives, wait for them in any order.
+// The frames that the ranks of a group exchange during one collective: post sends and receives, wait for them in any
+// order.
 //
-// Frames between the same two ranks arrive in the order posted (see frame.h). One whose signature is not that of this call is a
-// Mismatch (both calls are described), one whose length is not the posted one likewise.
+// Frames between the same two ranks arrive in the order posted (see frame.h). One whose signature is not that of this
+// call is a Mismatch (both calls are described), one whose length is not the posted one likewise.
 //
 // A frame without payload still has its header: that is how ranks that exchange no data compare what they called.
 #pragma once
@@ -22,7 +23,8 @@ class Mesh;
 
 class Exchange {
  public:
-  /// `members` are the ranks of the mesh that take part, in the order that defines rank() here; this rank is among them.
+  /// `members` are the ranks of the mesh that take part, in the order that defines rank() here; this rank is among
+  /// them.
   Exchange(Mesh& mesh, std::span<const int> members, const Signature& signature, Deadline deadline);
   ~Exchange();
 

@@ -1,15 +1,17 @@
 // The wire format between two ranks, for collectives and point-to-point messages alike. Pure: bytes in, fields out.
 //
-// A frame begins with a header of 32 bytes on the first stream of its connection; that of a collective is followed by the
-// signature of the call (comm/call/signature.h), to be compared. A short payload follows at once. A long one is cut into pieces of
-// 256 KiB, each behind a header of 16 bytes: piece k travels on stream k mod `streams`, so every stream carries its pieces in
-// order and needs no other bookkeeping. (In shared memory nothing is cut.) Which group a frame belongs to is known from its
-// connection. A *notice* is a frame without payload and signature: it is the last on its connection, and the frames after it travel on
-// the connection that the receiver has opened for its own (see mesh.h). All integers are little-endian.
+// A frame begins with a header of 32 bytes on the first stream of its connection; that of a collective is followed by
+// the signature of the call (comm/call/signature.h), to be compared. A short payload follows at once. A long one is cut
+// into pieces of 256 KiB, each behind a header of 16 bytes: piece k travels on stream k mod `streams`, so every stream
+// carries its pieces in order and needs no other bookkeeping. (In shared memory nothing is cut.) Which group a frame
+// belongs to is known from its connection. A *notice* is a frame without payload and signature: it is the last on its
+// connection, and the frames after it travel on the connection that the receiver has opened for its own (see mesh.h).
+// All integers are little-endian.
 //
 //   header     0 magic (3)  3 version  4 kind  5 flags  6 streams  7 dtype  8 length (8)  16 number  20 tag
 //              24 CRC-32C of the payload (whole and checked only)
-//              28 CRC-32C of bytes 0 to 23 and of the signature; it continues that of the payload, so it checks that too
+//              28 CRC-32C of bytes 0 to 23 and of the signature; it continues that of the payload, so it checks that
+//              too
 //   signature  32 (4 x 8), of a collective
 //   piece      0 magic  4 number of the frame  8 index  12 CRC-32C of the payload
 //

@@ -126,8 +126,8 @@ bool FrameReceiver::advance(std::size_t index, std::size_t& budget) {
   return moved;
 }
 
-// Stream 0 carries something of every frame; the others only of those that have a piece for them, and only after stream 0 has
-// seen the header.
+// Stream 0 carries something of every frame; the others only of those that have a piece for them, and only after stream
+// 0 has seen the header.
 void FrameReceiver::skip_frames_without_piece(std::size_t index) {
   Stream& stream = streams_[index];
   if (stream.in_payload) return;

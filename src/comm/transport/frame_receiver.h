@@ -1,10 +1,10 @@
 // Receives frames from one other rank, over one or several streams (see frame.h). Never blocks.
 //
-// Collectives post memory for each frame, in order: the frame's signature and length are compared with the posted ones before
-// a byte of the payload is read. Point-to-point messages go the other way: `peek` shows the header, `accept` gives the memory.
-// Either way the payload goes straight to its memory, and a piece counts only once its checksum is right. A frame that arrives
-// early stays in the ring or socket (but for the few KiB of a socket's read-ahead buffer, which lets a small frame cost one
-// system call).
+// Collectives post memory for each frame, in order: the frame's signature and length are compared with the posted ones
+// before a byte of the payload is read. Point-to-point messages go the other way: `peek` shows the header, `accept`
+// gives the memory. Either way the payload goes straight to its memory, and a piece counts only once its checksum is
+// right. A frame that arrives early stays in the ring or socket (but for the few KiB of a socket's read-ahead buffer,
+// which lets a small frame cost one system call).
 #pragma once
 
 #include <poll.h>
@@ -28,8 +28,8 @@ class FrameReceiver {
   using Open = std::function<std::unique_ptr<ByteSource>(int stream)>;
   static constexpr int kOwnConnection = -1;  ///< as a stream: what this rank opened for its own frames to that sender
 
-  /// Of collectives. `open` does not block: it returns null while the sender has not connected that stream, or where this rank
-  /// has no connection of its own.
+  /// Of collectives. `open` does not block: it returns null while the sender has not connected that stream, or where
+  /// this rank has no connection of its own.
   FrameReceiver(Peer peer, Open open);
   /// Of point-to-point messages.
   FrameReceiver(Peer peer, std::unique_ptr<ByteSource> source);

@@ -9,8 +9,8 @@
 
 namespace maniple {
 namespace {
-// The header of a message that is too long to be read with it is sent ahead (the checksum is in the header of the piece), so
-// that the receiver wakes up, and finds its receive, while the checksum is computed and the payload copied.
+// The header of a message that is too long to be read with it is sent ahead (the checksum is in the header of the
+// piece), so that the receiver wakes up, and finds its receive, while the checksum is computed and the payload copied.
 constexpr std::size_t kEarlyHeaderBytes = kReadAheadBytes - kFrameHeaderBytes;
 }  // namespace
 

@@ -1,8 +1,8 @@
 // Sends frames from this rank to one other, over one or several streams (see frame.h). Never blocks, but to connect.
 //
-// A payload of up to 256 KiB (4 KiB of a message) is sent whole on stream 0, a longer one in pieces on all streams, each at its
-// own pace. Over a ring in shared memory there is one stream, without checksums, and nothing is cut. Streams are opened when
-// first needed, so pairs that exchange only small payloads have one connection.
+// A payload of up to 256 KiB (4 KiB of a message) is sent whole on stream 0, a longer one in pieces on all streams,
+// each at its own pace. Over a ring in shared memory there is one stream, without checksums, and nothing is cut.
+// Streams are opened when first needed, so pairs that exchange only small payloads have one connection.
 #pragma once
 
 #include <poll.h>
@@ -34,8 +34,8 @@ class FrameSender {
   /// Queues a frame; opens the streams that it needs. The transfer must stay in place until it is done.
   void post(Transfer& transfer, Deadline deadline);
 
-  /// Sends later frames through `sink`, and tells the receiver so where it has received those before: see mesh.h. Of collectives over
-  /// TCP, once, while nothing is pending.
+  /// Sends later frames through `sink`, and tells the receiver so where it has received those before: see mesh.h. Of
+  /// collectives over TCP, once, while nothing is pending.
   void move_to(std::unique_ptr<ByteSink> sink);
   bool can_move() const noexcept { return network_ && !authenticates_ && !moved_ && queue_.empty(); }
 

@@ -1,11 +1,11 @@
 // The connections between the ranks of one group that carry the frames of collectives: for each pair and direction, a
 // FrameSender here and a FrameReceiver there.
 //
-// They are opened when first used, each by its sender, so that none waits for the other. Pairs on one host use rings in shared memory
-// when the group has them, others TCP. Where a pair has TCP connections in both directions, the higher rank then *moves*: it sends a
-// notice as its last frame, and the next ones on the connection that it receives from. What acknowledges one rank's bytes then
-// travels with the other's, and no packet is needed for it, which is a quarter of the time of a small all_reduce. (Encrypted
-// connections have keys for one direction and stay as they are.)
+// They are opened when first used, each by its sender, so that none waits for the other. Pairs on one host use rings in
+// shared memory when the group has them, others TCP. Where a pair has TCP connections in both directions, the higher
+// rank then *moves*: it sends a notice as its last frame, and the next ones on the connection that it receives from.
+// What acknowledges one rank's bytes then travels with the other's, and no packet is needed for it, which is a quarter
+// of the time of a small all_reduce. (Encrypted connections have keys for one direction and stay as they are.)
 #pragma once
 
 #include <chrono>

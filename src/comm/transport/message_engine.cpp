@@ -333,8 +333,8 @@ void MessageEngine::reserve_unexpected(int rank, int tag, std::size_t bytes) {
   unexpected_bytes_ += bytes;
 }
 
-// The receive that matches, no longer in the list; null: none. Throws Mismatch when that receive expects something else; it has
-// failed then.
+// The receive that matches, no longer in the list; null: none. Throws Mismatch when that receive expects something
+// else; it has failed then.
 std::shared_ptr<Message> MessageEngine::match(int rank, DType dtype, int tag, std::size_t bytes) {
   const auto it = std::find_if(receives_.begin(), receives_.end(), [&](const auto& message) {
     return (message->peer == rank || message->peer == kAnyone) && message->tag == tag;

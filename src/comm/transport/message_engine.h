@@ -1,13 +1,13 @@
 // Point-to-point messages of one group: matches what arrives with what was posted, and moves many at once.
 //
-// A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the order
-// sent. A send that waits behind an unfinished one is copied and reported as done, while there is room for the copies.
-// An *unexpected* message, which arrives before its receive was posted and in front of one that is awaited, is buffered
-// (up to a limit). Whoever waits drives the engine; messages without a waiter are driven by a thread that is started
-// when first needed. Connections are made by threads of their own, a few at a time: no message waits for another's
-// connection. Each round moves a bounded number of bytes and then checks the deadlines and the abort, so that neither
-// waits behind other traffic. An abort ends the engine: connections are left in the middle of frames, and nothing moves
-// any more.
+// A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the
+// order sent. A send that waits behind an unfinished one is copied and reported as done, while there is room for the
+// copies. An *unexpected* message, which arrives before its receive was posted and in front of one that is awaited, is
+// buffered (up to a limit). Whoever waits drives the engine; messages without a waiter are driven by a thread that is
+// started when first needed. Connections are made by threads of their own, a few at a time: no message waits for
+// another's connection. Each round moves a bounded number of bytes and then checks the deadlines and the abort, so that
+// neither waits behind other traffic. An abort ends the engine: connections are left in the middle of frames, and
+// nothing moves any more.
 #pragma once
 
 #include <condition_variable>
@@ -64,8 +64,8 @@ class MessageEngine {
   explicit MessageEngine(MessageEngineOptions options);
   ~MessageEngine();  ///< what is still pending fails with Aborted
 
-  /// Sends or receives a small message in the calling thread, past all queues: when nothing else is under way with that rank of this
-  /// host, and (receiving) the message comes soon. False: nothing has happened.
+  /// Sends or receives a small message in the calling thread, past all queues: when nothing else is under way with that
+  /// rank of this host, and (receiving) the message comes soon. False: nothing has happened.
   bool try_now(Message& message);
   /// Starts the messages together. `background`: a thread finishes them even without a waiter.
   void start(std::span<const std::shared_ptr<Message>> messages, bool background);

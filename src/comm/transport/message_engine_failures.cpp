@@ -79,7 +79,8 @@ void MessageEngine::fail_expired(bool moved) {
   });
   if (!pending) return;
   const auto now = Deadline::Clock::now();
-  // Some rank, if all the others have left or are lost: no rank remains then that could send what a receive from anyone awaits.
+  // Some rank, if all the others have left or are lost: no rank remains then that could send what a receive from anyone
+  // awaits.
   int last_to_leave = kAnyone;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     const PeerState& peer = peers_[static_cast<std::size_t>(rank)];

@@ -1,8 +1,8 @@
 // Small messages from one rank to another of the same host: each in a slot, beside the ring that carries the others.
 //
-// The receiver looks at the slot itself, so a message of up to 48 bytes costs the transfer of one cache line from core to core. Which came first, the message
-// in the slot or the next frame in the ring, is known as a slot says how many frames were sent before it; and as it is written
-// before any later frame, whoever sees that frame sees the slot.
+// The receiver looks at the slot itself, so a message of up to 48 bytes costs the transfer of one cache line from core
+// to core. Which came first, the message in the slot or the next frame in the ring, is known as a slot says how many
+// frames were sent before it; and as it is written before any later frame, whoever sees that frame sees the slot.
 //
 // One writer, one reader. Memory that is all zero has no messages. What the other side wrote is checked before use.
 #pragma once

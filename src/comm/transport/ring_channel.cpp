@@ -15,8 +15,9 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-// Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line. The writer
-// reads that of the reader only when the ring seems full, so small messages move one line, which also has both flags.
+// Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line. The
+// writer reads that of the reader only when the ring seems full, so small messages move one line, which also has both
+// flags.
 struct RingHead {
   alignas(kLine) std::atomic<std::uint64_t> written;
   std::atomic<std::uint32_t> writer_gone;
@@ -165,8 +166,9 @@ class RingSource final : public ByteSource {
       filled -= size;
     }
     ring_.head().read.store(read_, std::memory_order_release);
-    // A writer that waits has found the ring full, so it is notified if that can be. As neither side waits until its stores
-    // are seen by the other, the ring may look emptier than it was; so every quarter that has been read is notified, too.
+    // A writer that waits has found the ring full, so it is notified if that can be. As neither side waits until its
+    // stores are seen by the other, the ring may look emptier than it was; so every quarter that has been read is
+    // notified, too.
     const bool quarter_read = before / ring_.stride() != read_ / ring_.stride();
     if ((half_full || quarter_read) && notify_peer_) notify_peer_();
     return read_ - before;

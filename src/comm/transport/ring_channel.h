@@ -20,8 +20,8 @@ namespace maniple {
 /// Bytes of memory for a ring that holds `capacity` bytes (a power of two). Place it on a cache line.
 std::size_t ring_bytes(std::size_t capacity);
 
-/// Called after bytes were written, after bytes were read from a ring that may have been full, and when the end goes: wakes the
-/// other side if it sleeps. May be empty.
+/// Called after bytes were written, after bytes were read from a ring that may have been full, and when the end goes:
+/// wakes the other side if it sleeps. May be empty.
 using NotifyPeer = std::function<void()>;
 
 std::unique_ptr<ByteSink> make_ring_sink(std::span<std::byte> memory, NotifyPeer notify_peer = {});

@@ -25,8 +25,9 @@ bool set_congestion(int fd, const std::string& name) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-/// bbr spaces packets out by timers, so that queues along a path stay short. Between hosts a moment apart that only takes time of the
-/// processor, an eighth of all_reduce's: such a connection gets what Linux uses by default, or else what every Linux allows.
+/// bbr spaces packets out by timers, so that queues along a path stay short. Between hosts a moment apart that only
+/// takes time of the processor, an eighth of all_reduce's: such a connection gets what Linux uses by default, or else
+/// what every Linux allows.
 void leave_bbr_on_a_short_path(int fd) {
   constexpr std::uint32_t kShortUs = 1000;  // there and back
   char name[16] = {};

@@ -160,8 +160,8 @@ void AgentLink::look_for_silence() {
   const auto alive = alive_;
   const Seconds period = heartbeat_.silence_limit / kLooksPerLimit;
   auto now = Poller::Clock::now();
-  // If it is this thread that was held up (by a slow disk, by SIGSTOP), the silence of the other proves nothing: what it
-  // said meanwhile is read, and it has the whole time again.
+  // If it is this thread that was held up (by a slow disk, by SIGSTOP), the silence of the other proves nothing: what
+  // it said meanwhile is read, and it has the whole time again.
   const bool held_up = now - std::exchange(looked_, now) > 4 * period;
   if (held_up || now - heard_ > heartbeat_.silence_limit) {
     read_some();

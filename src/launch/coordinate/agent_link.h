@@ -1,9 +1,9 @@
-// A connection between two launchers of a job: authenticated messages (see comm/net/message_stream.h), so that nobody on the
-// way can change what is executed.
+// A connection between two launchers of a job: authenticated messages (see comm/net/message_stream.h), so that nobody
+// on the way can change what is executed.
 //
-// Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is not
-// silent. One that receives nothing at all for longer than the limit sends that it drops the other (which may be stopped, and
-// read this when it goes on), and closes.
+// Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is
+// not silent. One that receives nothing at all for longer than the limit sends that it drops the other (which may be
+// stopped, and read this when it goes on), and closes.
 #pragma once
 
 #include <functional>

@@ -1,13 +1,15 @@
-// The messages between the launchers of one job. One of them coordinates (see coordinator.h); each node, the coordinator's own
-// too, carries out what it is sent and reports.
+// The messages between the launchers of one job. One of them coordinates (see coordinator.h); each node, the
+// coordinator's own too, carries out what it is sent and reports.
 //
 //   node       join                                     coordinator
-//                                             job       what to run (only for nodes that were started by the coordinator)
+//                                             job       what to run (only for nodes that were started by the
+//                                                       coordinator)
 //                                         reserve       to the node of rank 0: find an address and port for rank 0
 //              reserved
 //                                           start       your assignments
 //              failed, finished
-//              waiting, absent                          a rank waits in init(); one exited with 0 without having called it
+//              waiting, absent                          a rank waits in init(); one exited with 0 without having called
+//                                                       it
 //              exited                                   a rank exited with 0: the first of the node
 //              interrupt                                a signal (Ctrl-C) ended the job here
 //                                     verdict, stop       what to show the user; end your workers
@@ -70,9 +72,8 @@ struct AgentMessage {
   std::string host = {};  ///< join: the name of the host; reserved, start: address for rank 0
   std::string text = {};  ///< verdict, quit, signal: for people; may be empty. job, start: the name of the job.
                           ///< join: core_set_id()
-  std::vector<std::string> settings =
-      {};              ///< job: settings, see job_settings.h. join: a name of the launcher's process, by
-                       ///< which one that connects again is recognised
+  std::vector<std::string> settings = {};  ///< job: settings, see job_settings.h. join: a name of the launcher's
+                                           ///< process, by which one that connects again is recognised
   RankExit exit = {};  ///< failed, absent; waiting, exited: its rank; stop: the reported cause's rank, -1: none
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;

@@ -8,8 +8,8 @@
 
 namespace maniple::launch {
 
-/// The whole job on this node, or the coordinator of several. `listener` is where other launchers connect; none: only this
-/// node, and rank 0 listens at `master` (port 0: any). The result is the exit code.
+/// The whole job on this node, or the coordinator of several. `listener` is where other launchers connect; none: only
+/// this node, and rank 0 listens at `master` (port 0: any). The result is the exit code.
 int run_coordinator(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Address& master,
                     const Secret& secret);
 

@@ -1,4 +1,5 @@
-// Decides what the nodes of a job do. Pure: nodes, time and the user come in as calls, decisions go out through `Effects`.
+// Decides what the nodes of a job do. Pure: nodes, time and the user come in as calls, decisions go out through
+// `Effects`.
 //
 //   gathering --enough nodes--> reserving --port for rank 0--> running --all finished--> (done, exit 0)
 //       ^                                                         |
@@ -6,14 +7,16 @@
 //       |                                                         v
 //       +-- restart_delay <- start again? ---- all stopped ---- stopping ----> (done, exit code of the first failure)
 //
-// coordinator.cpp has who belongs to the job and how a group is formed, coordinator_run.cpp what happens while it runs (which failure
-// was the first, signals, stopping). coordinator_agent.cpp connects it with the nodes, the clock and the terminal.
+// coordinator.cpp has who belongs to the job and how a group is formed, coordinator_run.cpp what happens while it runs
+// (which failure was the first, signals, stopping). coordinator_agent.cpp connects it with the nodes, the clock and the
+// terminal.
 //
-// A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM leaves
-// the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
+// A failed rank costs a restart; a change of membership inside min:max does not. A node whose launcher gets SIGTERM
+// leaves the job if enough others remain; otherwise, and with other signals, the job ends on all nodes.
 //
-// The job is in one State and each node in one NodeState; enter() and move() are the only ways into them. Every State in which
-// the job waits for nodes ends: `gathering` by its timers, the others because a silent node counts as lost (agent_link.h).
+// The job is in one State and each node in one NodeState; enter() and move() are the only ways into them. Every State
+// in which the job waits for nodes ends: `gathering` by its timers, the others because a silent node counts as lost
+// (agent_link.h).
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// The connections between the launchers of a job: the coordinator listens, the others connect. Each proves that it holds the
-// secret.
+// The connections between the launchers of a job: the coordinator listens, the others connect. Each proves that it
+// holds the secret.
 #pragma once
 
 #include <deque>

@@ -180,7 +180,8 @@ class MemberAgent {
     recording_ = process_.poller().call_after(kMemberRecordPeriod, [this] { update_record(); });
   }
 
-  /// The master's ranks may run all the same. It is lost when its connection breaks, or at the end of the link's tolerance.
+  /// The master's ranks may run all the same. It is lost when its connection breaks, or at the end of the link's
+  /// tolerance.
   void on_silence(std::chrono::duration<double> silence) {
     process_.console().say(
         fmt::format("maniple: the master at {} has been silent for {:.1f} s (stopped, overloaded or cut off); the "

@@ -71,8 +71,8 @@ void NodeAgent::reserve(int generation) {
 
 namespace {
 
-/// MPS gives a process 2 queues for all of its streams, unless told: one that waits for another rank would hold up half of them. A GPU
-/// has not enough for many ranks with 32 each: 2 have worked, with 4 no more than some could begin.
+/// MPS gives a process 2 queues for all of its streams, unless told: one that waits for another rank would hold up half
+/// of them. A GPU has not enough for many ranks with 32 each: 2 have worked, with 4 no more than some could begin.
 int queues_of_rank(int ranks, int gpus) {
   constexpr int kOfAll = 32, kAtLeast = 2;
   const int on_one = gpus > 0 ? (ranks + gpus - 1) / gpus : ranks;

@@ -1,5 +1,5 @@
-// Starts an agent on each host of --hosts, by ssh or what --rsh names, and shows what comes back. An agent that was lost is
-// started again when the job is; the old one may come back by itself, and whichever joins first stays.
+// Starts an agent on each host of --hosts, by ssh or what --rsh names, and shows what comes back. An agent that was
+// lost is started again when the job is; the old one may come back by itself, and whichever joins first stays.
 //
 // The secret goes through the standard input of ssh, never through an argument; the input then stays open: when this
 // launcher is gone it closes, and the agent at its other end ends everything.

@@ -1,4 +1,5 @@
-// The jobs of this user that run on this machine, read from their records (job_record.h), and their table: `maniple ps`.
+// The jobs of this user that run on this machine, read from their records (job_record.h), and their table: `maniple
+// ps`.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace maniple::launch {
 std::vector<JobInfo> running_jobs();
 std::vector<JobInfo> running_jobs_in(const std::string& directory);
 
-/// A running job of this user that is not `id`. Only the preferred directory is read, that in which this user's next job would
-/// write its record.
+/// A running job of this user that is not `id`. Only the preferred directory is read, that in which this user's next
+/// job would write its record.
 std::optional<JobInfo> another_job(const std::string& id);
 
 /// `now` in seconds after 1970. The command is shortened so that no line is longer than `width`; 0: lines may be any

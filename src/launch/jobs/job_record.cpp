@@ -100,8 +100,9 @@ class Lines {
   std::string_view text_;
 };
 
-/// Whoever opens `name` finds the old file or the new one. They are exchanged, and the old one is removed, since ext4 writes a file that
-/// is renamed over another one to the disk at once: to remove it in turn would wait for the disk, 1.5 ms at the end of each job.
+/// Whoever opens `name` finds the old file or the new one. They are exchanged, and the old one is removed, since ext4
+/// writes a file that is renamed over another one to the disk at once: to remove it in turn would wait for the disk,
+/// 1.5 ms at the end of each job.
 void put_in_place(int directory, const std::string& beside, const std::string& name) {
   if (::renameat2(directory, beside.c_str(), directory, name.c_str(), RENAME_EXCHANGE) == 0) {
     ::unlinkat(directory, beside.c_str(), 0);

@@ -1,5 +1,6 @@
-// One output of one worker, copied to the launcher's own: cut into lines, each with a prefix, never two lines mixed; byte for
-// byte into the rank's file; its end kept for the report. Lines can be held back until it is known whether to show them.
+// One output of one worker, copied to the launcher's own: cut into lines, each with a prefix, never two lines mixed;
+// byte for byte into the rank's file; its end kept for the report. Lines can be held back until it is known whether to
+// show them.
 //
 // A line of more than 64 KiB is shown in pieces of that size. A last line without a line break is shown when the worker
 // has ended. The file gets what the worker wrote and nothing else.

@@ -1,6 +1,6 @@
-// One of the launcher's own outputs, written without ever blocking: a reader that pauses must not keep the launcher from
-// noticing that a rank died. What cannot be written now waits in a buffer; whoever fills it asks `congested` first, so
-// the buffer stays small and the workers feel the pressure through their own full pipes.
+// One of the launcher's own outputs, written without ever blocking: a reader that pauses must not keep the launcher
+// from noticing that a rank died. What cannot be written now waits in a buffer; whoever fills it asks `congested`
+// first, so the buffer stays small and the workers feel the pressure through their own full pipes.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// The end of a worker's output, for the report when it fails; and which ranks report an error that others have reported.
+// The end of a worker's output, for the report when it fails; and which ranks report an error that others have
+// reported.
 #pragma once
 
 #include <deque>
@@ -39,8 +40,8 @@ class OutputTail {
   bool looks_ = true;
 };
 
-/// When a rank dies, all that wait for it report that, print it and end; when ranks call different things, all of them do. One
-/// is shown, the others are counted. Pure.
+/// When a rank dies, all that wait for it report that, print it and end; when ranks call different things, all of them
+/// do. One is shown, the others are counted. Pure.
 class RepeatedErrors {
  public:
   /// Rank `by` has reported this error. True if it is a loss or a mismatch that another rank has reported before.
@@ -49,8 +50,8 @@ class RepeatedErrors {
   void failed(int by);
   /// Rank `by` is shown elsewhere, with its error: it is not listed.
   void shown(int by);
-  /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each error; empty if there is none. Each is summed up
-  /// once.
+  /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each error; empty if there is none. Each is
+  /// summed up once.
   std::string summary();
 
  private:

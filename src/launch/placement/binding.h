@@ -19,14 +19,15 @@ struct Cpu {
 /// share while others idle. Pure.
 ///
 /// Cores are put in order (package, NUMA node, number) and cut into blocks as equal as can be, a core with all of its
-/// hardware threads. When the ranks divide evenly among NUMA nodes, no block crosses one. Only when there are more ranks
-/// than physical cores, hardware threads are shared out instead.
+/// hardware threads. When the ranks divide evenly among NUMA nodes, no block crosses one. Only when there are more
+/// ranks than physical cores, hardware threads are shared out instead.
 ///
-/// With `cores_per_rank` each gets that many physical cores, from as few NUMA nodes as they fit in; the rest stays free.
+/// With `cores_per_rank` each gets that many physical cores, from as few NUMA nodes as they fit in; the rest stays
+/// free.
 std::vector<std::vector<int>> bind_ranks(std::vector<Cpu> cpus, int ranks, int cores_per_rank = 0);
 
-/// The ranks that one launcher starts, among those of its job on this machine. Launchers of one job on one machine compute the
-/// same division and take their part of it.
+/// The ranks that one launcher starts, among those of its job on this machine. Launchers of one job on one machine
+/// compute the same division and take their part of it.
 struct CoreRequest {
   int first = 0;           ///< of this launcher's ranks among them
   int count = 1;           ///< of this launcher's ranks

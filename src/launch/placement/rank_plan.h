@@ -7,7 +7,8 @@
 //   global rank         = node x G / D + local rank
 //   devices of a process = local rank x D, ..., local rank x D + D - 1
 //
-// With --share-gpu a process has one device, which it may share: number (local rank x G / processes of the node), rounded down.
+// With --share-gpu a process has one device, which it may share: number (local rank x G / processes of the node),
+// rounded down.
 //
 // Nodes need not have the same number of processes (a hostfile may say so); then the global rank counts the processes
 // of all nodes before.

@@ -1,8 +1,8 @@
-// Why a job ended: which rank failed first, and how that is shown. Pure. (What a rank itself reports is the FailureReport of
-// comm/base/error_codec.h.)
+// Why a job ended: which rank failed first, and how that is shown. Pure. (What a rank itself reports is the
+// FailureReport of comm/base/error_codec.h.)
 //
-// When one rank dies the others soon fail as well, because they wait for it. What a user needs is the first: the one whose
-// failure did not begin on another rank.
+// When one rank dies the others soon fail as well, because they wait for it. What a user needs is the first: the one
+// whose failure did not begin on another rank.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct RankExit {
   int pid = 0;     ///< negative: it could not even be started; `error` says why
   int code = 0;    ///< exit code; meaningless when `signal` is set
   int signal = 0;  ///< 0: it exited by itself
-  /// What is known about the end: "by the kernel's out-of-memory killer: ..." after a signal, "before init() ..." after exit code
-  /// 0, which is a failure then. May be empty.
+  /// What is known about the end: "by the kernel's out-of-memory killer: ..." after a signal, "before init() ..." after
+  /// exit code 0, which is a failure then. May be empty.
   std::string cause = {};
   std::string error = {};  ///< what it reported, or the last line of its output that looks like an error; may be empty
   bool consequence = false;            ///< what it reported began on another rank
@@ -36,7 +36,8 @@ struct RankExit {
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 
-/// Whether what `rank` (of the world) reports began on another rank. A time-out began on the ranks that it names as missing.
+/// Whether what `rank` (of the world) reports began on another rank. A time-out began on the ranks that it names as
+/// missing.
 bool is_consequence(const ErrorInfo& error, int rank);
 
 /// The rank on which a consequence began; -1: unknown, or it left in good order.
@@ -44,15 +45,16 @@ int blamed_rank(const ErrorInfo& error);
 
 /// Index of the exit that was the cause of the others. `exits` must not be empty.
 ///
-/// One that is no consequence comes before those that are; among equals one killed by a signal comes before one that exited,
-/// if they ended within 20 ms of each other; then the earlier one. Among consequences alone, the exit of the rank that the others
-/// blame; of ranks that blame each other, the one that most of all blame.
+/// One that is no consequence comes before those that are; among equals one killed by a signal comes before one that
+/// exited, if they ended within 20 ms of each other; then the earlier one. Among consequences alone, the exit of the
+/// rank that the others blame; of ranks that blame each other, the one that most of all blame.
 std::size_t first_cause(const std::vector<RankExit>& exits);
 
 /// True if it is worth waiting a little for another exit: the only failures so far are consequences.
 bool cause_may_follow(const std::vector<RankExit>& exits);
 
-/// The rank that caused exits which are all consequences, if none of them is its own: it is stopped, cut off, or goes on. -1: none.
+/// The rank that caused exits which are all consequences, if none of them is its own: it is stopped, cut off, or goes
+/// on. -1: none.
 int unseen_cause(const std::vector<RankExit>& exits);
 
 /// Several lines, the last without a line break. `unseen`: see unseen_cause().

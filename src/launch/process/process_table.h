@@ -1,7 +1,7 @@
 // The kernel's process table (/proc): what it says about a process, and all processes that descend from this one.
 //
-// The launcher is a "subreaper": what its workers leave behind becomes its own child, so nothing gets away by starting a
-// session of its own.
+// The launcher is a "subreaper": what its workers leave behind becomes its own child, so nothing gets away by starting
+// a session of its own.
 #pragma once
 
 #include <sys/types.h>
@@ -52,15 +52,15 @@ void adopt_orphans() noexcept;
 std::vector<pid_t> descendants();
 std::vector<pid_t> descendants_of(pid_t root);  ///< the same of any process
 
-/// Sends a signal that asks to end (SIGTERM, SIGINT, ...) to a process, or with a negative number to a process group; one that is
-/// stopped is continued, as it could not act on the signal.
+/// Sends a signal that asks to end (SIGTERM, SIGINT, ...) to a process, or with a negative number to a process group;
+/// one that is stopped is continued, as it could not act on the signal.
 void ask_to_end(pid_t pid, int signal) noexcept;
 
 /// Sends the signal to all of them, several times over until no new ones appear. Stopped ones are continued.
 void signal_descendants(int signal);
 
-/// Kills all descendants and waits for them, at most `limit`. What is left is returned: processes that the kernel cannot
-/// end (state D).
+/// Kills all descendants and waits for them, at most `limit`. What is left is returned: processes that the kernel
+/// cannot end (state D).
 std::vector<pid_t> end_descendants(std::chrono::milliseconds limit);
 
 /// Ends a child: SIGTERM, after the grace time SIGKILL. Waits for it; the result is its wait status.

@@ -27,8 +27,8 @@ struct Program {
 /// relative names are looked up from the present directory.
 Program find_program(const std::vector<std::string>& command, const std::string& search_path);
 
-/// Whether a file that the kernel cannot execute is for the shell: it is text. An empty one, or one with zero bytes, is a
-/// program that is damaged or was built for another machine.
+/// Whether a file that the kernel cannot execute is for the shell: it is text. An empty one, or one with zero bytes, is
+/// a program that is damaged or was built for another machine.
 bool is_for_shell(const std::string& path);
 
 /// Why execve(2) refused `path`.

@@ -1,4 +1,5 @@
-// The environment of a rank, for the launcher and for spawn. Pure: the environment of the starting process is an argument.
+// The environment of a rank, for the launcher and for spawn. Pure: the environment of the starting process is an
+// argument.
 //
 // The names are those of PyTorch, so that existing scripts run unchanged.
 #pragma once

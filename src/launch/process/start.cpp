@@ -1,5 +1,5 @@
-// The child is made by vfork: no page tables are copied, so a start costs the same however large the launcher is. Between
-// vfork and execve the child runs in the parent's memory: it makes system calls and touches nothing else.
+// The child is made by vfork: no page tables are copied, so a start costs the same however large the launcher is.
+// Between vfork and execve the child runs in the parent's memory: it makes system calls and touches nothing else.
 #include "launch/process/start.h"
 
 #include <fcntl.h>

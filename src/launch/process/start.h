@@ -18,9 +18,9 @@ namespace maniple::launch {
 
 enum class StartOutput {
   pipes,  ///< standard output and error are pipes
-  /// Standard output is a pseudo-terminal, standard error a pipe: the C library then writes each line as it is printed, where
-  /// it would keep some KiB for a pipe and lose them when the program aborts. Bytes pass unchanged (no echo, no CR LF); it is
-  /// nobody's controlling terminal. A pipe all the same where there are no pseudo-terminals to be had.
+  /// Standard output is a pseudo-terminal, standard error a pipe: the C library then writes each line as it is printed,
+  /// where it would keep some KiB for a pipe and lose them when the program aborts. Bytes pass unchanged (no echo, no
+  /// CR LF); it is nobody's controlling terminal. A pipe all the same where there are no pseudo-terminals to be had.
   terminal,
   inherited,  ///< those of this process
 };
@@ -34,8 +34,9 @@ struct StartOptions {
   StartOutput output = StartOutput::pipes;
   std::vector<int> inherited = {};  ///< more descriptors that it gets, under the same numbers; negative ones are none
   const std::vector<int>* cpus = nullptr;  ///< null or empty: any
-  /// It leads a session of its own, all signals have their default actions, and the kernel sends it `death_signal` when the
-  /// *thread* that starts it ends. False: it stays in this process group, ignores what this process ignores, and outlives it.
+  /// It leads a session of its own, all signals have their default actions, and the kernel sends it `death_signal` when
+  /// the *thread* that starts it ends. False: it stays in this process group, ignores what this process ignores, and
+  /// outlives it.
   bool own_session = true;
   int death_signal = SIGKILL;
   bool new_network = false;  ///< starts in a network namespace of its own

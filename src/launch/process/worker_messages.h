@@ -1,6 +1,6 @@
-// What the ranks of this host tell the launcher, through a socket that they inherit: that they wait in init(), that all ranks
-// are connected (comm/rendezvous/rendezvous.h), and why they failed (comm/base/error_codec.h). Programs that do not use Maniple say
-// nothing.
+// What the ranks of this host tell the launcher, through a socket that they inherit: that they wait in init(), that all
+// ranks are connected (comm/rendezvous/rendezvous.h), and why they failed (comm/base/error_codec.h). Programs that do
+// not use Maniple say nothing.
 #pragma once
 
 #include <map>

@@ -100,8 +100,8 @@ std::string read_payload(int fd) {
   return bytes;
 }
 
-// Tells whether the program is the one that wrote the payload: nearly every build has segments of other sizes. (Nothing of ours
-// would do: it may lie in a shared library.)
+// Tells whether the program is the one that wrote the payload: nearly every build has segments of other sizes. (Nothing
+// of ours would do: it may lie in a shared library.)
 std::uint64_t fingerprint() { return look_for(0).layout; }
 
 // The process has the name "exe" from /proc/self/exe; people look for the program's own.

@@ -1,5 +1,5 @@
-// The child's side of spawn: how a process that was started by it finds its function, runs it, reports its end and notices that of its
-// parent.
+// The child's side of spawn: how a process that was started by it finds its function, runs it, reports its end and
+// notices that of its parent.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace maniple::launch {
 
-/// A function's address, in a form that another run of the same program understands: its distance from where the program was
-/// loaded, which is a different place every time (position-independent programs). Throws InvalidArgument when the address lies
-/// in a shared library, which may be loaded somewhere else, or not at all.
+/// A function's address, in a form that another run of the same program understands: its distance from where the
+/// program was loaded, which is a different place every time (position-independent programs). Throws InvalidArgument
+/// when the address lies in a shared library, which may be loaded somewhere else, or not at all.
 std::uint64_t offset_in_program(void (*function)());
 /// The way back. Throws ProtocolError when nothing executable of the main program is there.
 void (*function_at_offset(std::uint64_t offset))();
@@ -43,7 +43,8 @@ bool takeover_is_possible() noexcept;
 /// Calls the function and reports; the result is the exit code.
 int run_spawned(detail::SpawnEntry entry, void (*function)(), std::string_view arguments, int index, int report);
 
-/// The report of a spawned process about its end, through a socket to its parent: that it has finished, or what it threw.
+/// The report of a spawned process about its end, through a socket to its parent: that it has finished, or what it
+/// threw.
 struct SpawnReport {
   bool finished = false;                          ///< the function returned; the rest is empty
   std::int64_t when_ns = 0;                       ///< of the failure, on the clock that all processes share

@@ -1,5 +1,5 @@
-// The parent's side of spawn: what it derives from its options, and its processes: which have ended and how, which failure was the first, and how to end
-// the rest.
+// The parent's side of spawn: what it derives from its options, and its processes: which have ended and how, which
+// failure was the first, and how to end the rest.
 #pragma once
 
 #include <sys/types.h>
@@ -26,8 +26,8 @@ class SpawnWatch {
   SpawnWatch(const SpawnWatch&) = delete;
   SpawnWatch& operator=(const SpawnWatch&) = delete;
 
-  /// To be called first: the processes then say on messages().rank_end() that they are in init(). `first_rank` is that of the
-  /// first process.
+  /// To be called first: the processes then say on messages().rank_end() that they are in init(). `first_rank` is that
+  /// of the first process.
   void open_messages(int first_rank);
   WorkerMessages& messages() noexcept { return messages_; }
 

@@ -51,8 +51,8 @@ std::string last_line_of(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
-/// True as soon as the job is to end, false after a pause. `control` is the agent's end of the socket to the supervisor, whose
-/// bytes are left for the agent; -1: none.
+/// True as soon as the job is to end, false after a pause. `control` is the agent's end of the socket to the
+/// supervisor, whose bytes are left for the agent; -1: none.
 bool pause_unless_ended(int control) {
   pollfd state{control, POLLIN, 0};
   if (::poll(&state, 1, kLookMs) <= 0) return false;
@@ -117,7 +117,8 @@ MpsDaemon::~MpsDaemon() { remove_folder(); }
 
 void MpsDaemon::remove_folder() const noexcept { remove_tree(folder_); }
 
-/// The exit code of the script; nothing when it was ended here: at the deadline, by a signal, or because the job is to end.
+/// The exit code of the script; nothing when it was ended here: at the deadline, by a signal, or because the job is to
+/// end.
 std::optional<int> MpsDaemon::run(const std::string& script, Deadline deadline, int control) const {
   const Program shell{.path = "/bin/sh", .argv = {"sh", "-c", script, program_, folder_ + "/output"}};
   // A session of its own: whatever the script starts can be ended with it.

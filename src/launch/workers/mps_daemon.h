@@ -1,8 +1,9 @@
-// NVIDIA's Multi-Process Service (MPS), for `--share-gpu`: with it the kernels of several processes run on one GPU at the same
-// time; without it the processes have the whole GPU in turns, in time slices.
+// NVIDIA's Multi-Process Service (MPS), for `--share-gpu`: with it the kernels of several processes run on one GPU at
+// the same time; without it the processes have the whole GPU in turns, in time slices.
 //
-// Its control daemon (nvidia-cuda-mps-control) starts a server (nvidia-cuda-mps-server) when the first process uses CUDA. Here
-// each job has a daemon of its own on each node, in a private folder, which CUDA finds by two environment variables.
+// Its control daemon (nvidia-cuda-mps-control) starts a server (nvidia-cuda-mps-server) when the first process uses
+// CUDA. Here each job has a daemon of its own on each node, in a private folder, which CUDA finds by two environment
+// variables.
 #pragma once
 
 #include <sys/types.h>
@@ -25,13 +26,13 @@ class MpsDaemon {
   MpsDaemon(const MpsDaemon&) = delete;
   MpsDaemon& operator=(const MpsDaemon&) = delete;
 
-  /// Starts the daemon, waits until it answers, and sets CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY in the environment
-  /// of this process, which must adopt orphans and have no other children. Throws SystemError when the daemon fails, Aborted
-  /// when signal_to_end(control); then nothing runs and the folder is gone.
+  /// Starts the daemon, waits until it answers, and sets CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY in the
+  /// environment of this process, which must adopt orphans and have no other children. Throws SystemError when the
+  /// daemon fails, Aborted when signal_to_end(control); then nothing runs and the folder is gone.
   void start(int control);
 
-  /// Ends the daemon and its servers (its command "quit", then SIGTERM, then SIGKILL) and removes the folder. From whichever
-  /// process was there when it was started, or is a child of one; does nothing when it is gone already.
+  /// Ends the daemon and its servers (its command "quit", then SIGTERM, then SIGKILL) and removes the folder. From
+  /// whichever process was there when it was started, or is a child of one; does nothing when it is gone already.
   void stop() noexcept;
 
   void remove_folder() const noexcept;
@@ -54,15 +55,16 @@ class MpsDaemon {
   std::vector<Process> daemon_;  // after start()
 };
 
-/// The signal by which the supervisor, at the other end of the socket `control`, ends the job: SIGKILL when it is gone; 0: none. What
-/// it has sent is not taken out of the socket.
+/// The signal by which the supervisor, at the other end of the socket `control`, ends the job: SIGKILL when it is gone;
+/// 0: none. What it has sent is not taken out of the socket.
 int signal_to_end(int control);
 
-/// "0,1" for "2,5": a daemon that sees only some GPUs numbers them again, and its clients must use those numbers. Names that are
-/// no numbers (UUIDs) stay as they are. Pure.
+/// "0,1" for "2,5": a daemon that sees only some GPUs numbers them again, and its clients must use those numbers. Names
+/// that are no numbers (UUIDs) stay as they are. Pure.
 std::string renumbered_devices(const std::string& visible);
 
-/// Where the job's private folder is made: `temporary` unless the names of sockets in it would be too long, else /tmp. Pure.
+/// Where the job's private folder is made: `temporary` unless the names of sockets in it would be too long, else /tmp.
+/// Pure.
 std::string mps_parent_folder(const std::string& temporary);
 
 }  // namespace maniple::launch

@@ -210,8 +210,9 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
   }
 }
 
-// All ranks that wait for a lost one, or called different things, report it, print it and end. One is shown; of the others, what they print is held back
-// until they end, and summed up. A rank that goes on after all, with the ranks that are left, is shown.
+// All ranks that wait for a lost one, or called different things, report it, print it and end. One is shown; of the
+// others, what they print is held back until they end, and summed up. A rank that goes on after all, with the ranks
+// that are left, is shown.
 void WorkerGroup::take_report(Member& member, const ErrorInfo& failure) {
   member.tail->stop_looking();
   if (!repeated_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
@@ -360,7 +361,8 @@ void WorkerGroup::check_finished() {
   siginfo_t info{};
   const bool alone = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
   if (!alone) {
-    // Workers are gone, but not all that they started: those had the same signal and time. Dead ones are waited for soon.
+    // Workers are gone, but not all that they started: those had the same signal and time. Dead ones are waited for
+    // soon.
     if (killed_) signal_descendants(SIGKILL);
     return;
   }

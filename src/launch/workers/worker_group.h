@@ -1,4 +1,5 @@
-// The workers of this host in one generation of the group: starts them, copies their output, notices how they end, ends them.
+// The workers of this host in one generation of the group: starts them, copies their output, notices how they end, ends
+// them.
 #pragma once
 
 #include <chrono>
@@ -60,8 +61,8 @@ class WorkerGroup {
   /// `cores_first` and `cores_total`: their place among the ranks of the job on this machine.
   void start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total);
 
-  /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`. `reported`: the rank that
-  /// the user was shown as the cause; -1: none.
+  /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`. `reported`: the rank
+  /// that the user was shown as the cause; -1: none.
   void end(int signal, std::chrono::duration<double> grace, int reported = -1);
 
   /// Passes a signal on (SIGSTOP, SIGCONT).

@@ -1,5 +1,5 @@
-// A checkpoint is a list of parts (part.h). Rank 0 writes it (pending_checkpoint.h), or all ranks do (sharded_save.h); either kind is read as a
-// SavedCheckpoint.
+// A checkpoint is a list of parts (part.h). Rank 0 writes it (pending_checkpoint.h), or all ranks do (sharded_save.h);
+// either kind is read as a SavedCheckpoint.
 #include <maniple/train/checkpoint.h>
 
 #include <sys/stat.h>
@@ -281,8 +281,8 @@ struct Checkpoint::Impl {
       read(step, load, 0);
       return loaded = step;
     }
-    // Rank 0 chooses, so that all take the same one; a failure anywhere is an error everywhere, or the others would wait for
-    // this rank in their next collective.
+    // Rank 0 chooses, so that all take the same one; a failure anywhere is an error everywhere, or the others would
+    // wait for this rank in their next collective.
     constexpr std::int64_t kFailed = -2;
     std::int64_t step = kFailed;
     std::exception_ptr failure;

@@ -30,7 +30,8 @@ bool exists(const std::string& path) {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-/// A file that the manifest lists. Its length is compared before anything is read: hashing a file that was lengthened takes hours.
+/// A file that the manifest lists. Its length is compared before anything is read: hashing a file that was lengthened
+/// takes hours.
 RegularFile open_listed(const std::string& path, const FileDigest& expected) {
   RegularFile file(path);
   if (file.size() != expected.bytes)

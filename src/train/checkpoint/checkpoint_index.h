@@ -1,10 +1,12 @@
 // The index of a checkpoint that many ranks wrote: where the pieces of every tensor are.
 //
-// A sharded checkpoint has one safetensors file for each rank, with whatever this rank held, and index.json, which describes each part as
-// a whole: its texts, and of each tensor dtype, shape and pieces. A piece is a box (tensor_box.h) of the tensor, in one file under one key. The
-// manifest lists these files like all others, so what is said there of damage holds here, too.
+// A sharded checkpoint has one safetensors file for each rank, with whatever this rank held, and index.json, which
+// describes each part as a whole: its texts, and of each tensor dtype, shape and pieces. A piece is a box
+// (tensor_box.h) of the tensor, in one file under one key. The manifest lists these files like all others, so what is
+// said there of damage holds here, too.
 //
-// The index comes from outside: it is bounded, and pieces that overlap, leave holes or lie outside are refused, naming the tensor.
+// The index comes from outside: it is bounded, and pieces that overlap, leave holes or lie outside are refused, naming
+// the tensor.
 #pragma once
 
 #include <cstddef>

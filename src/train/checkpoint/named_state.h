@@ -35,8 +35,8 @@ std::string text_of(std::int64_t value);
 double real_of(const std::string& text);           ///< throws ProtocolError
 std::int64_t integer_of(const std::string& text);  ///< throws ProtocolError
 
-// An optimizer as tensors and numbers, and back: options of every parameter group, state of every parameter. A new kind of
-// optimizer is one visitor for its options, one for its state, and one line in the table of optimizer_state.cpp.
+// An optimizer as tensors and numbers, and back: options of every parameter group, state of every parameter. A new kind
+// of optimizer is one visitor for its options, one for its state, and one line in the table of optimizer_state.cpp.
 
 /// Throws Unsupported for a kind that is not in the table, naming those that are.
 NamedState state_of(torch::optim::Optimizer& optimizer);

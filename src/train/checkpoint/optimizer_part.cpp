@@ -1,10 +1,11 @@
 // The part of a checkpoint that is an optimizer.
 //
-// An optimizer names the state of a parameter by its position: "group.0.parameter.3.exp_avg". Stages of a pipeline have positions in common,
-// and in another layout the same parameter has another one. So sharded checkpoints name it by the part and name of the parameter:
-// "group.0.parameter.model/3.weight.exp_avg". Texts beside it say which parameters there are: "...model/3.weight.listed", and
-// "...model/5.weight.tied" for another name of one that modules share. Both kinds of names are read. Where positions are the names, texts say
-// what the parameters are called, "group.0.parameter.3.names", for stages of a pipeline that load them.
+// An optimizer names the state of a parameter by its position: "group.0.parameter.3.exp_avg". Stages of a pipeline have
+// positions in common, and in another layout the same parameter has another one. So sharded checkpoints name it by the
+// part and name of the parameter: "group.0.parameter.model/3.weight.exp_avg". Texts beside it say which parameters
+// there are: "...model/3.weight.listed", and "...model/5.weight.tied" for another name of one that modules share. Both
+// kinds of names are read. Where positions are the names, texts say what the parameters are called,
+// "group.0.parameter.3.names", for stages of a pipeline that load them.
 #include <algorithm>
 #include <set>
 #include <sstream>

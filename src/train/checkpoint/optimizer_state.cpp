@@ -85,7 +85,7 @@ void visit(optim::LionParamState& s, V& v) {
   v("exp_avg", s.exp_avg());
 }
 
-// ---- Saving and loading ----------------------------------------------------------------------------------------------
+// ---- Saving and loading ---------------------------------------------------------------------------------------------
 
 /// Adds the fields of an owner to a state.
 struct Saver {

@@ -45,7 +45,8 @@ ModuleTensors tensors_of(torch::jit::Module& module) {
   return tensors;
 }
 
-/// Calls f(name, tensor, shard) for the parameters that are shards. A module that divides those below it, too, comes after them: it knows.
+/// Calls f(name, tensor, shard) for the parameters that are shards. A module that divides those below it, too, comes
+/// after them: it knows.
 template <class F>
 void for_each_shard(torch::nn::Module& module, const std::string& prefix, const F& f) {
   for (const auto& child : module.named_children()) for_each_shard(*child.value(), dotted(prefix, child.key()), f);
@@ -160,7 +161,7 @@ std::string name_elsewhere(const torch::nn::Module& module, const Topology& save
 
 }  // namespace
 
-// ---- sharded_checkpoint.h --------------------------------------------------------------------------------------------
+// ---- sharded_checkpoint.h -------------------------------------------------------------------------------------------
 
 ShardedModule::~ShardedModule() = default;
 PartialModule::~PartialModule() = default;
@@ -254,7 +255,7 @@ void SavedPart::read(const ShardOf& shard) const {
   read(TensorShard::whole(shard.name, shard.local));
 }
 
-// ---- The kinds of parts ----------------------------------------------------------------------------------------------
+// ---- The kinds of parts ---------------------------------------------------------------------------------------------
 
 Part module_part(const std::string& name, torch::nn::Module& module) { return any_module_part(name, module); }
 Part module_part(const std::string& name, torch::jit::Module& module) { return any_module_part(name, module); }

@@ -74,7 +74,8 @@ NamedState whole_state(const PartState& state, const std::string& part);
 TensorShard shard_with(const Layouts* layouts, const std::string& name, const torch::Tensor& parameter,
                        const torch::Tensor& local);
 
-/// The name of a parameter of the module that is a shard, or that another of these ranks holds; empty if there is none. `ranks` may be null.
+/// The name of a parameter of the module that is a shard, or that another of these ranks holds; empty if there is none.
+/// `ranks` may be null.
 std::string first_held_elsewhere(torch::nn::Module& module, const ProcessGroup* ranks);
 
 /// The box of a shard. Throws InvalidArgument if it does not fit together.

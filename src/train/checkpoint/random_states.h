@@ -1,5 +1,5 @@
-// The state of random generators in checkpoints: tensors rank.0, rank.1, ... of the CPU's, rank.0.cuda, ... of the GPUs' that a rank sees, one
-// after the other.
+// The state of random generators in checkpoints: tensors rank.0, rank.1, ... of the CPU's, rank.0.cuda, ... of the
+// GPUs' that a rank sees, one after the other.
 #pragma once
 
 #include "train/checkpoint/named_state.h"

@@ -188,8 +188,8 @@ std::uint64_t safetensors_header_bytes(std::string_view prefix, std::uint64_t fi
 
 SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_bytes) {
   if (text.empty() || text.front() != '{') throw ProtocolError("the header does not begin with {");
-  // Names that occur twice would silently be the last one's, and nesting could cost memory without end: both are refused
-  // while parsing.
+  // Names that occur twice would silently be the last one's, and nesting could cost memory without end: both are
+  // refused while parsing.
   std::set<std::string> names;
   std::string trouble;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {

@@ -1,8 +1,9 @@
 // Who writes what: made from what each rank holds, the same on all ranks.
 //
-// Every rank describes its boxes of every tensor. Boxes that several ranks hold are replicas: they are written once, by one of these ranks,
-// so that all have about as many bytes to write; large ones are cut for that. All boxes of a tensor must be the whole without overlap, or
-// a part of the model would silently not be saved. Pure: without LibTorch, without communication.
+// Every rank describes its boxes of every tensor. Boxes that several ranks hold are replicas: they are written once, by
+// one of these ranks, so that all have about as many bytes to write; large ones are cut for that. All boxes of a tensor
+// must be the whole without overlap, or a part of the model would silently not be saved. Pure: without LibTorch,
+// without communication.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ struct HeldBox {
   std::string dtype;
   Extents shape;
   TensorBox box;
-  /// Replicas may differ, and that of the lowest rank counts: buffers of a module, which DistributedDataParallel does not average.
+  /// Replicas may differ, and that of the lowest rank counts: buffers of a module, which DistributedDataParallel does
+  /// not average.
   bool of_lowest_rank = false;
   friend bool operator==(const HeldBox&, const HeldBox&) = default;
 };

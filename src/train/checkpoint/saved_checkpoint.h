@@ -1,5 +1,5 @@
-// One checkpoint on the disk as parts, texts and tensors, of which any box can be read: whether one rank wrote it or many, and however
-// many read it now. Without LibTorch, so `maniple checkpoint` has it, too.
+// One checkpoint on the disk as parts, texts and tensors, of which any box can be read: whether one rank wrote it or
+// many, and however many read it now. Without LibTorch, so `maniple checkpoint` has it, too.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace maniple {
 
 class SavedCheckpoint {
  public:
-  /// `path` is FOLDER/step-...; `manifest` as inspect_checkpoint or verify_checkpoint gave it. Throws ProtocolError or SystemError naming
-  /// the file and what is wrong with it.
+  /// `path` is FOLDER/step-...; `manifest` as inspect_checkpoint or verify_checkpoint gave it. Throws ProtocolError or
+  /// SystemError naming the file and what is wrong with it.
   SavedCheckpoint(std::string path, const CheckpointManifest& manifest);
   ~SavedCheckpoint();
 
@@ -29,11 +29,12 @@ class SavedCheckpoint {
   /// The file that holds a part, or the whole checkpoint: what a message about the part begins with.
   std::string place_of(const std::string& part) const;
 
-  /// Fills `to` with the elements of the box, in row-major order. The box must be one of this tensor, and `tensor` of this index.
+  /// Fills `to` with the elements of the box, in row-major order. The box must be one of this tensor, and `tensor` of
+  /// this index.
   void read(const IndexedTensor& tensor, const TensorBox& wanted, void* to);
 
-  /// Opens every file, and compares what it holds with the index. Throws as the constructor does. (Reading does this for the files it
-  /// needs.)
+  /// Opens every file, and compares what it holds with the index. Throws as the constructor does. (Reading does this
+  /// for the files it needs.)
   void check_files();
 
  private:

@@ -1,9 +1,10 @@
 // How the ranks of a group write one checkpoint together.
 //
-// prepare()  in the calling thread, collective: the ranks agree who writes what (save_plan.h), and each copies its part.
-// write()    in the background, collective over a group of its own, so that training may communicate meanwhile: rank 0 makes the folder
-//            under another name, each rank writes and syncs its file, rank 0 writes index and manifest and renames. A failure on any rank
-//            is known to all, and then nothing is left of it.
+// prepare()  in the calling thread, collective: the ranks agree who writes what (save_plan.h), and each copies its
+// part.
+// write()    in the background, collective over a group of its own, so that training may communicate meanwhile: rank 0
+//            makes the folder under another name, each rank writes and syncs its file, rank 0 writes index and manifest
+//            and renames. A failure on any rank is known to all, and then nothing is left of it.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ using PartStates = std::vector<std::pair<std::string, PartState>>;
 
 class ShardedSave {
  public:
-  /// `ranks` may be null: this process alone. Throws InvalidArgument on all ranks, or on none, and whatever `collect` throws on the rank
-  /// where it does. Nothing of the save before may be under way.
+  /// `ranks` may be null: this process alone. Throws InvalidArgument on all ranks, or on none, and whatever `collect`
+  /// throws on the rank where it does. Nothing of the save before may be under way.
   void prepare(const std::shared_ptr<ProcessGroup>& ranks, const std::function<PartStates()>& collect);
 
   struct Outcome {

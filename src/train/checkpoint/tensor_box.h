@@ -1,9 +1,10 @@
 // Boxes: which elements of a tensor a rank holds, a file has, or somebody wants to read.
 //
-// A box is a range in each dimension of a *view* of the tensor, that is of any shape with as many elements in the same (row-major) order.
-// One description serves all ways to divide a tensor: rows and columns are boxes in its own shape; a flat range of its elements, which may
-// begin and end in the middle of a row, is a box in the view of one dimension. Boxes of different views are compared run by run: a run is
-// a stretch of elements of the box that follow each other in the whole.
+// A box is a range in each dimension of a *view* of the tensor, that is of any shape with as many elements in the same
+// (row-major) order. One description serves all ways to divide a tensor: rows and columns are boxes in its own shape; a
+// flat range of its elements, which may begin and end in the middle of a row, is a box in the view of one dimension.
+// Boxes of different views are compared run by run: a run is a stretch of elements of the box that follow each other in
+// the whole.
 #pragma once
 
 #include <algorithm>
@@ -65,8 +66,8 @@ class BoxRuns {
   mutable Extents place_;
 };
 
-/// Calls f(element of a, element of b, how many) for each stretch that boxes of one tensor have in common; elements are counted in each
-/// box. Returns how many elements they have in common.
+/// Calls f(element of a, element of b, how many) for each stretch that boxes of one tensor have in common; elements are
+/// counted in each box. Returns how many elements they have in common.
 template <class F>
 std::int64_t for_each_common(const BoxRuns& a, const BoxRuns& b, const F& f) {
   std::int64_t common = 0;

@@ -32,8 +32,8 @@ std::vector<torch::Tensor> MemoryPinning::pinned(std::vector<torch::Tensor> tens
 
 namespace {
 
-/// Operations of this thread use no threads besides it: workers are threads already. (at::set_num_threads would also decide for threads
-/// that are yet to be made, such as those of backward.)
+/// Operations of this thread use no threads besides it: workers are threads already. (at::set_num_threads would also
+/// decide for threads that are yet to be made, such as those of backward.)
 void compute_alone() {
   at::get_num_threads();  // a thread's first operation sets the number of the process; let that be over
   using SetThreads = void(int);

@@ -27,7 +27,8 @@ std::span<const char* const> names_of(Cifar10::Split split) {
   return split == Cifar10::Split::train ? std::span<const char* const>(kTrainFiles) : kTestFiles;
 }
 
-/// The file in the folder, or in the folder that the archive makes; if there is neither, the first, which the error will show.
+/// The file in the folder, or in the folder that the archive makes; if there is neither, the first, which the error
+/// will show.
 std::string batch_file(const std::string& folder, const char* name) {
   const std::string plain = folder + "/" + name;
   const std::string unpacked = folder + "/cifar-10-batches-bin/" + name;

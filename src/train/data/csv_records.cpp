@@ -64,8 +64,9 @@ bool CsvRecords::fill() {
   return !ended_;
 }
 
-/// How far behind `at_` the line end of the record is, or the end of the file. Quotes count only at the beginning of a field, so that
-/// one inside a field without quotes does not swallow the lines behind it; split_csv then says where it is.
+/// How far behind `at_` the line end of the record is, or the end of the file. Quotes count only at the beginning of a
+/// field, so that one inside a field without quotes does not swallow the lines behind it; split_csv then says where it
+/// is.
 std::size_t CsvRecords::find_end() {
   const std::string_view rest = std::string_view(buffer_).substr(at_);
   const std::size_t end = rest.find('\n');

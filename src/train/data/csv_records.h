@@ -1,5 +1,6 @@
-// CSV (RFC 4180): records of a stream of bytes, the fields of a record, and numbers in chosen columns. No LibTorch here, so that the
-// parser can be fuzzed without it. Errors are InvalidArgument, "FILE:LINE:COLUMN: what"; the column counts bytes, from 1.
+// CSV (RFC 4180): records of a stream of bytes, the fields of a record, and numbers in chosen columns. No LibTorch
+// here, so that the parser can be fuzzed without it. Errors are InvalidArgument, "FILE:LINE:COLUMN: what"; the column
+// counts bytes, from 1.
 #pragma once
 
 #include <cstddef>

@@ -39,8 +39,9 @@ class GzipReader {
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
 
-  /// Fills `size` bytes, or fewer when the end is reached. Throws InvalidArgument naming file and offset when the data is
-  /// truncated, damaged (its CRC-32 is compared) or followed by something else. Several members in a row are one file.
+  /// Fills `size` bytes, or fewer when the end is reached. Throws InvalidArgument naming file and offset when the data
+  /// is truncated, damaged (its CRC-32 is compared) or followed by something else. Several members in a row are one
+  /// file.
   std::size_t read(std::uint8_t* to, std::size_t size);
 
  private:

@@ -4,11 +4,12 @@
 //   offset 4   d sizes, 4 bytes each
 //   then       the elements, the last dimension fastest, and nothing after them
 //
-// as it is or inside gzip; which of the two is seen by the content. Only bytes are read: no other type is in use for images
-// and labels. No LibTorch here, so that the parser can be fuzzed without it.
+// as it is or inside gzip; which of the two is seen by the content. Only bytes are read: no other type is in use for
+// images and labels. No LibTorch here, so that the parser can be fuzzed without it.
 //
-// A file is never believed before it is checked: memory is set aside for no more elements than the file can hold. Whatever is
-// wrong is an InvalidArgument that names the file, the offset and what was expected there; SystemError when it cannot be read.
+// A file is never believed before it is checked: memory is set aside for no more elements than the file can hold.
+// Whatever is wrong is an InvalidArgument that names the file, the offset and what was expected there; SystemError when
+// it cannot be read.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +45,8 @@ struct LabelledImages {
 LabelledImages labelled_images(IdxArray images, const std::string& images_name, IdxArray labels,
                                const std::string& labels_name, int classes);
 
-// Digits for when there are no files: drawn from a font of 5 x 7 points, moved, scaled, slanted, with strokes of different strength
-// and noise. Deterministic; no LibTorch.
+// Digits for when there are no files: drawn from a font of 5 x 7 points, moved, scaled, slanted, with strokes of
+// different strength and noise. Deterministic; no LibTorch.
 
 /// 28 x 28 pixels each, all ten digits equally often (but for the remainder) and in random order.
 LabelledImages draw_digits(std::size_t count, std::uint64_t seed);

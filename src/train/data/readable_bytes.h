@@ -1,4 +1,5 @@
-// The bytes of a file from beginning to end, those inside gzip uncompressed; and a text in memory read in the same way. No LibTorch.
+// The bytes of a file from beginning to end, those inside gzip uncompressed; and a text in memory read in the same way.
+// No LibTorch.
 #pragma once
 
 #include <cstddef>

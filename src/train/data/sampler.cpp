@@ -106,8 +106,8 @@ struct DistributedSampler::State {
     drained = looping = ended = false;
   }
 
-  /// Whether the pass is over, and with it the epoch. A loop over counting() says so itself: its loader asks ahead of time, and
-  /// may leave the last, smaller batch out.
+  /// Whether the pass is over, and with it the epoch. A loop over counting() says so itself: its loader asks ahead of
+  /// time, and may leave the last, smaller batch out.
   bool over() const { return ended || (drained && ahead.empty() && !looping); }
 
   /// Before a pass begins: the one before it was over, and nothing says that this is another epoch.

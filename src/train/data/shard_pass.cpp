@@ -160,7 +160,8 @@ bool ShardPass::read(RawSample* sample) {
   return false;
 }
 
-/// Passes over so many of this rank's samples (false: there are fewer), over whole shards without opening them if their numbers are known.
+/// Passes over so many of this rank's samples (false: there are fewer), over whole shards without opening them if their
+/// numbers are known.
 bool ShardPass::pass_over(std::size_t samples) {
   while (samples > 0) {
     if (set_->knows_samples() && reader_ == nullptr && shard_ < part_.own.size() + part_.shared.size()) {
@@ -184,8 +185,8 @@ bool ShardPass::pass_over(std::size_t samples) {
   return true;
 }
 
-/// Fills the buffer with what it holds after `start_` draws. The draws do not depend on what is drawn, so they are made first, with
-/// numbers in the place of samples, and only what is left is read.
+/// Fills the buffer with what it holds after `start_` draws. The draws do not depend on what is drawn, so they are made
+/// first, with numbers in the place of samples, and only what is left is read.
 void ShardPass::fill_buffer() {
   filled_ = true;
   while (!load_buffer()) {

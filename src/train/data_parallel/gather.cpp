@@ -70,7 +70,7 @@ Tensor part_of(const Tensor& gradient, const Layout& layout, std::size_t replica
   return part.to(device);
 }
 
-// ---- The sum of the replicas' gradients ------------------------------------------------------------------------------
+// ---- The sum of the replicas' gradients -----------------------------------------------------------------------------
 
 constexpr std::int64_t kLarge = 1 << 16;  // elements: some ten microseconds, more than it costs to wake the threads
 
@@ -103,8 +103,8 @@ struct Sum {
   std::vector<Tensor> others;
 };
 
-/// For each parameter the sum of its addends, from the first to the last, on the parameter's device; undefined where there are
-/// none. Large ones are added by all replicas' threads, each a slice.
+/// For each parameter the sum of its addends, from the first to the last, on the parameter's device; undefined where
+/// there are none. Large ones are added by all replicas' threads, each a slice.
 std::vector<Tensor> add_gradients(ReplicaThreads& threads, std::vector<std::vector<Tensor>> addends,
                                   const std::vector<Tensor>& parameters) {
   std::vector<Tensor> sums(addends.size());
@@ -138,7 +138,7 @@ std::vector<Tensor> add_gradients(ReplicaThreads& threads, std::vector<std::vect
   return sums;
 }
 
-// ---- The node of the program's graph ---------------------------------------------------------------------------------
+// ---- The node of the program's graph --------------------------------------------------------------------------------
 
 struct GatherBackward : torch::autograd::Node {
   std::shared_ptr<ReplicaThreads> threads;

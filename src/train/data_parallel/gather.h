@@ -1,10 +1,10 @@
 // From the results of the replicas to one, and in backward the other way round.
 //
 // Each replica has a graph of its own, from leaves that stand for its part of the arguments and its parameters to its
-// results. The gathered results hang on a single node of the program's graph, *not* on those graphs: autograd walks what is
-// on the CPU in the one thread that called backward, so it would walk all replicas one after the other. The node instead
-// has each replica's thread walk that replica's graph, adds up the gradients, and hands it on to the module's parameters
-// and the arguments.
+// results. The gathered results hang on a single node of the program's graph, *not* on those graphs: autograd walks
+// what is on the CPU in the one thread that called backward, so it would walk all replicas one after the other. The
+// node instead has each replica's thread walk that replica's graph, adds up the gradients, and hands it on to the
+// module's parameters and the arguments.
 #pragma once
 
 #include <cstdint>

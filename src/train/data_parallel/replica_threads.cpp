@@ -46,8 +46,9 @@ class CallerSettings {
 void use_intra_op_threads(int threads);
 
 /// While one lives, OpenBLAS uses at most so many threads for an operation. Its own threads serve one operation at a
-/// time, so two replicas that multiply at once would wait for each other. It is a setting of the process: the last scope
-/// to end restores it. Does nothing where matrices are multiplied by OpenMP threads (see above) or in the calling thread.
+/// time, so two replicas that multiply at once would wait for each other. It is a setting of the process: the last
+/// scope to end restores it. Does nothing where matrices are multiplied by OpenMP threads (see above) or in the calling
+/// thread.
 class BlasThreads {
  public:
   explicit BlasThreads(int threads);
@@ -122,7 +123,7 @@ ErrorKind kind_of(const std::exception_ptr& thrown) {
 
 }  // namespace
 
-// ---- Workers ---------------------------------------------------------------------------------------------------------
+// ---- Workers --------------------------------------------------------------------------------------------------------
 
 Workers::Workers(std::size_t count) {
   threads_.reserve(count);
@@ -187,7 +188,7 @@ void Workers::work(std::size_t index) {
   }
 }
 
-// ---- ReplicaThreads --------------------------------------------------------------------------------------------------
+// ---- ReplicaThreads -------------------------------------------------------------------------------------------------
 
 ReplicaThreads::ReplicaThreads(std::vector<torch::Device> devices, int threads)
     : devices_(std::move(devices)), threads_(threads), workers_(std::make_unique<Workers>(devices_.size())) {}

@@ -64,8 +64,8 @@ class ReplicaThreads {
   /// Whether the caller is one of the threads.
   bool inside() const noexcept { return workers_->inside(); }
 
-  /// Runs task(0) .. task(count-1), each in the thread of its replica with its device current and the caller's settings.
-  /// When all have ended: what each threw, or null.
+  /// Runs task(0) .. task(count-1), each in the thread of its replica with its device current and the caller's
+  /// settings. When all have ended: what each threw, or null.
   std::vector<std::exception_ptr> run(std::size_t count, const Workers::Task& task);
   /// The same; the first exception, by number of replica, is thrown as ReplicaError; `what` is what failed.
   void run(std::size_t count, const char* what, const Workers::Task& task);

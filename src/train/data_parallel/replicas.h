@@ -1,8 +1,8 @@
 // Copies of a module on several devices, and how they follow the module.
 //
-// A replica's parameter on the module's own device is a tensor of its own (so that autograd can distinguish the replicas)
-// over the module's memory. The first replica's buffers are over the module's memory as well: what batch norm writes there
-// is what stays. All else is a copy, written anew by refresh().
+// A replica's parameter on the module's own device is a tensor of its own (so that autograd can distinguish the
+// replicas) over the module's memory. The first replica's buffers are over the module's memory as well: what batch norm
+// writes there is what stays. All else is a copy, written anew by refresh().
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Which ranks of a group still have batches, inside with_uneven_inputs (see <maniple/train/uneven_inputs.h>). Outside of it all
-// ranks are active, and nothing is exchanged.
+// Which ranks of a group still have batches, inside with_uneven_inputs (see <maniple/train/uneven_inputs.h>). Outside
+// of it all ranks are active, and nothing is exchanged.
 #pragma once
 
 #include <memory>

@@ -2,8 +2,8 @@
 //
 // A bucket is one piece of memory that holds the gradients of some parameters, and its state in the backward under way.
 //
-// Each gradient has a *view*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's. (It is a
-// tensor of its own and not a view in autograd's sense, so that zero_grad() may detach it.)
+// Each gradient has a *view*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's. (It
+// is a tensor of its own and not a view in autograd's sense, so that zero_grad() may detach it.)
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ namespace maniple {
 //
 // Parameters are taken in that order and put into the open bucket of their dtype; a bucket that has reached its limit
 // is closed. The first bucket of each dtype has a limit of its own. Buckets are numbered by when their last gradient
-// is ready, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or ends
-// one.
+// is ready, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or
+// ends one.
 
 struct PlannedParameter {
   std::size_t elements = 0;
@@ -116,8 +116,8 @@ struct OverlapFacts {
   std::size_t gradient_bytes = 0;  ///< of a rank
 };
 
-/// Between hosts there is a wire to wait for. Within one, averaging is work for cores: a thread of its own pays when there
-/// are as many cores again that nobody computes on, and enough work that waking it does not matter.
+/// Between hosts there is a wire to wait for. Within one, averaging is work for cores: a thread of its own pays when
+/// there are as many cores again that nobody computes on, and enough work that waking it does not matter.
 Overlap choose_overlap(const OverlapFacts& facts) noexcept;
 
 /// `requested`, unless that is automatic: then a choice on which all ranks agree, which is a collective call.

@@ -1,7 +1,9 @@
-// The parameters of DdpOptions::delay_all_reduce_named_params: their gradients are averaged last, in buckets of their own.
+// The parameters of DdpOptions::delay_all_reduce_named_params: their gradients are averaged last, in buckets of their
+// own.
 //
-// Such a parameter may get its gradient in several pieces, so the gradient stays where autograd puts it until all are known
-// to be complete: when the gradient of param_to_hook_all_reduce, the *trigger*, is ready, or at the end of backward.
+// Such a parameter may get its gradient in several pieces, so the gradient stays where autograd puts it until all are
+// known to be complete: when the gradient of param_to_hook_all_reduce, the *trigger*, is ready, or at the end of
+// backward.
 #pragma once
 
 #include <string>
@@ -14,12 +16,12 @@ namespace maniple {
 
 class DelayedGradients {
  public:
-  /// Marks the parameters that the options name. Throws InvalidArgument for names that cannot be. The references must outlive
-  /// this object.
+  /// Marks the parameters that the options name. Throws InvalidArgument for names that cannot be. The references must
+  /// outlive this object.
   DelayedGradients(const DdpOptions& options, std::vector<Parameter>& parameters, std::vector<Bucket>& buckets);
 
-  /// A delayed gradient is ready before any other, perhaps of a backward inside the backward, whose end is not the one to
-  /// wait for: it counts in the backward that begins next.
+  /// A delayed gradient is ready before any other, perhaps of a backward inside the backward, whose end is not the one
+  /// to wait for: it counts in the backward that begins next.
   static void ready_early(Parameter& parameter) { parameter.gradient = Parameter::Gradient::early; }
   void begin_backward();
 

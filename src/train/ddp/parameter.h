@@ -1,5 +1,5 @@
-// The parameters and buffers of a model: what DistributedDataParallel knows of each, whether all ranks have the same, and how one
-// rank's are copied to all.
+// The parameters and buffers of a model: what DistributedDataParallel knows of each, whether all ranks have the same,
+// and how one rank's are copied to all.
 #pragma once
 
 #include <cstddef>
@@ -51,8 +51,8 @@ std::vector<torch::Tensor> buffers_of(const TensorSource& source);
 /// Throws InvalidArgument if DdpOptions::device_ids is not where the parameters are.
 void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors);
 
-/// Of the lines with which ranks describe what must be the same everywhere, the first in which they differ: "ranks 0, 2 have A; rank 1
-/// has B". Empty where they do not. The same on all ranks. Collective.
+/// Of the lines with which ranks describe what must be the same everywhere, the first in which they differ: "ranks 0, 2
+/// have A; rank 1 has B". Empty where they do not. The same on all ranks. Collective.
 std::string first_difference(ProcessGroup& group, const std::vector<std::string>& lines);
 
 /// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text
@@ -109,16 +109,17 @@ std::string names_of(const std::vector<const Parameter*>& parameters);
 /// One rank's tensors to all: parameters and buffers at construction, buffers after every backward.
 ///
 /// Tensors without gaps are moved as blocks of memory, in the order of their strides (which are the same on all ranks).
-/// Large ones are broadcast where they lie; small ones are packed into one piece of registered memory, so that a hundred
-/// running means cost one operation. Autograd is not notified: running statistics may change between forward and
-/// backward without harm.
+/// Large ones are broadcast where they lie; small ones are packed into one piece of registered memory, so that a
+/// hundred running means cost one operation. Autograd is not notified: running statistics may change between forward
+/// and backward without harm.
 class Replicator {
  public:
   Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::Tensor> tensors);
   bool empty() const noexcept { return tensors_.empty(); }
   /// Collective. The first call allocates.
   void copy_from(int root);
-  /// Other tensors in the places of the first ones. False, doing nothing, unless they have the same sizes, strides and dtypes.
+  /// Other tensors in the places of the first ones. False, doing nothing, unless they have the same sizes, strides and
+  /// dtypes.
   bool replace(const std::vector<torch::Tensor>& tensors);
 
  private:

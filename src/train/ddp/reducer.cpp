@@ -22,7 +22,7 @@ std::vector<torch::Tensor> tensors(const std::vector<NamedTensor>& named) {
 
 }  // namespace
 
-// ---- Construction and settings ---------------------------------------------------------------------------------------
+// ---- Construction and settings --------------------------------------------------------------------------------------
 
 std::shared_ptr<Reducer> Reducer::make(TensorSource source, DdpOptions options) {
   MANIPLE_REQUIRE(options.bucket_cap_mb > 0, "DistributedDataParallel: bucket_cap_mb is {}; it must be positive",
@@ -173,7 +173,7 @@ void Reducer::fail(const std::string& text) {
   throw InvalidArgument(ddp_prefix(*group_) + text);
 }
 
-// ---- A backward ------------------------------------------------------------------------------------------------------
+// ---- A backward -----------------------------------------------------------------------------------------------------
 
 /// Lives in autograd's list of callbacks. Either it is called, or it is destroyed without.
 class Reducer::EndOfBackward {
@@ -234,8 +234,8 @@ void Reducer::gradient_ready(std::size_t index) {
   if (complete && overlap_ != Overlap::none) launch_complete();
 }
 
-// Under no_sync. What is added up is this rank's own, so the next synchronised backward averages it, whether it uses the
-// parameter or not.
+// Under no_sync. What is added up is this rank's own, so the next synchronised backward averages it, whether it uses
+// the parameter or not.
 void Reducer::gradient_accumulated(Parameter& parameter) {
   parameter.accumulated = true;
   if (parameter.expected) return;
@@ -369,8 +369,8 @@ void Reducer::abandon() noexcept {
   for (Bucket& bucket : buckets_) cancel(bucket);
 }
 
-// Either we take the claim, and the step that was to follow the average is not taken; or the group's thread has it, and we
-// wait for the end of the step, which communicates nothing.
+// Either we take the claim, and the step that was to follow the average is not taken; or the group's thread has it, and
+// we wait for the end of the step, which communicates nothing.
 void Reducer::cancel(Bucket& bucket) noexcept {
   if (!bucket.work.valid() || bucket.work.done()) return;
   if (bucket.claimed && bucket.claimed->exchange(true)) return wait_for_leftover(bucket);
@@ -387,7 +387,7 @@ void Reducer::wait_for_leftover(Bucket& bucket) noexcept {
   bucket.work = Work();
 }
 
-// ---- A rank without batches ------------------------------------------------------------------------------------------
+// ---- A rank without batches -----------------------------------------------------------------------------------------
 
 void Reducer::start_uneven_inputs(const ActiveRanks::Mode& mode) {
   MANIPLE_REQUIRE(!computes(), "with_uneven_inputs: called inside a backward");

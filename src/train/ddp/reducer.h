@@ -3,30 +3,32 @@
 // A *synchronised backward* on every rank:
 //
 //   first gradient        begin(): no parameter is ready; autograd is asked to call finish() at its end
-//   each gradient         gradient_ready(): it is copied into its bucket; complete buckets are launched (averaged), strictly
-//                         in their order
-//   end of backward       finish(): parameters without a gradient are dealt with; the remaining buckets are launched; all are
-//                         waited for and finalized; buffers become rank 0's
+//   each gradient         gradient_ready(): it is copied into its bucket; complete buckets are launched (averaged),
+//                         strictly in their order
+//   end of backward       finish(): parameters without a gradient are dealt with; the remaining buckets are launched;
+//                         all are waited for and finalized; buffers become rank 0's
 //
-// To *finalize* a bucket is to give the averaged gradients back to the parameters, and to step them where the optimizer is
-// applied in backward; in that case a bucket is finalized as soon as it is averaged, if need be in the group's thread.
+// To *finalize* a bucket is to give the averaged gradients back to the parameters, and to step them where the optimizer
+// is applied in backward; in that case a bucket is finalized as soon as it is averaged, if need be in the group's
+// thread.
 //
-// The first backward has no buckets yet: it only notes the order in which gradients are ready, and finish() lays the buckets
-// out.
+// The first backward has no buckets yet: it only notes the order in which gradients are ready, and finish() lays the
+// buckets out.
 //
-// If backward throws half-way (a peer died, or the program's own code failed) autograd drops the callback; its destruction
-// shows that this backward is over. If it has communicated by then, the group is aborted: the other ranks wait for buckets that
-// will never be launched here, and the next backward would be paired with them.
+// If backward throws half-way (a peer died, or the program's own code failed) autograd drops the callback; its
+// destruction shows that this backward is over. If it has communicated by then, the group is aborted: the other ranks
+// wait for buckets that will never be launched here, and the next backward would be paired with them.
 //
-// A module that changes after it was wrapped (converted, parameters added or replaced) would train without its gradients being
-// averaged. Each gradient, and the beginning of each backward, check for that.
+// A module that changes after it was wrapped (converted, parameters added or replaced) would train without its
+// gradients being averaged. Each gradient, and the beginning of each backward, check for that.
 //
-// Inside with_uneven_inputs a backward begins by exchanging which ranks are active (active_ranks.h). A rank without batches
-// *shadows* the others: it makes the same calls with zeros. What otherwise comes from rank 0 comes from the first active rank.
+// Inside with_uneven_inputs a backward begins by exchanging which ranks are active (active_ranks.h). A rank without
+// batches *shadows* the others: it makes the same calls with zeros. What otherwise comes from rank 0 comes from the
+// first active rank.
 //
-// Where to find what: bucket.h (which gradients share a bucket, its memory, when it is averaged), parameter.h (also the copying of
-// buffers), delayed_gradients.h, active_ranks.h, stopwatch.h (statistics). reducer.cpp is the course of a backward, reducer_average.cpp
-// what happens to a bucket.
+// Where to find what: bucket.h (which gradients share a bucket, its memory, when it is averaged), parameter.h (also the
+// copying of buffers), delayed_gradients.h, active_ranks.h, stopwatch.h (statistics). reducer.cpp is the course of a
+// backward, reducer_average.cpp what happens to a bucket.
 #pragma once
 
 #include <cstdint>

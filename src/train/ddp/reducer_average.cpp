@@ -13,9 +13,9 @@ double bytes_of_mb(double mb) { return mb * 1024 * 1024; }
 }  // namespace
 
 // Decides which gradients share a bucket, and the order of the buckets, at the end of the first backward: see bucket.h.
-// All ranks take the parameters in the order in which rank 0 (with uneven inputs, the first active rank) had their gradients ready.
-// Parameters without a gradient stand at the end, in the reverse order of registration, as most modules would compute them; after
-// them the delayed ones.
+// All ranks take the parameters in the order in which rank 0 (with uneven inputs, the first active rank) had their
+// gradients ready. Parameters without a gradient stand at the end, in the reverse order of registration, as most
+// modules would compute them; after them the delayed ones.
 void Reducer::lay_out() {
   std::vector<std::int64_t> order(ready_order_.begin(), ready_order_.end());
   for (const bool delayed : {false, true}) {
@@ -72,9 +72,9 @@ void Reducer::lay_out() {
   buckets_ = std::move(buckets);
 }
 
-// A gradient that this rank has not computed counts as it is: as zero when there is none, otherwise as what earlier backwards
-// left (which is their average already, so averaging leaves it; or what was added up under no_sync, which is to be averaged).
-// If no rank has computed it, what was there is put back untouched.
+// A gradient that this rank has not computed counts as it is: as zero when there is none, otherwise as what earlier
+// backwards left (which is their average already, so averaging leaves it; or what was added up under no_sync, which is
+// to be averaged). If no rank has computed it, what was there is put back untouched.
 void Reducer::copy_in_absent(Parameter& parameter) {
   const torch::NoGradGuard no_grad;
   Bucket& bucket = buckets_[parameter.bucket];
@@ -122,8 +122,8 @@ void Reducer::learn_graph() {
   if (active_.all()) graph_ = Graph::shared;
 }
 
-// bump_version: should a part of the graph that is still to run need a stepped parameter (by way of detach(), say), autograd
-// says so instead of computing with the new value.
+// bump_version: should a part of the graph that is still to run need a stepped parameter (by way of detach(), say),
+// autograd says so instead of computing with the new value.
 void Reducer::finalize(Bucket& bucket) {
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < bucket.members().size(); ++i) {
@@ -144,8 +144,8 @@ void Reducer::launch_complete() {
   while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(buckets_[next_++]);
 }
 
-// On a GPU the host does not wait: what averages the bucket, and the steps that follow where DDP takes them, run on a stream of their own
-// beside that of backward.
+// On a GPU the host does not wait: what averages the bucket, and the steps that follow where DDP takes them, run on a
+// stream of their own beside that of backward.
 void Reducer::launch_on_device(Bucket& bucket) {
   const Device device = bucket.buffer().device;
   side_.run(device, [&] {
@@ -199,8 +199,8 @@ void Reducer::launch(Bucket& bucket) {
   if (finalize_now) finalize(bucket);
 }
 
-// With a rank's weight w and n ranks, multiplying by w n / (sum of w) makes the plain average the weighted one. A rank that
-// shadows has weight 0 and gradients of zero.
+// With a rank's weight w and n ranks, multiplying by w n / (sum of w) makes the plain average the weighted one. A rank
+// that shadows has weight 0 and gradients of zero.
 void Reducer::scale(Bucket& bucket) {
   if (!factor_ && options_.average == Average::samples) {
     double sum = shadows() ? 0 : weight_;

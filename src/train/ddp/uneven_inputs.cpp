@@ -15,7 +15,8 @@ std::string remedy(const std::string& who) {
       who);
 }
 
-/// A rank that left may have thrown: its group was destroyed as its stack unwound, which looks like leaving in good order.
+/// A rank that left may have thrown: its group was destroyed as its stack unwound, which looks like leaving in good
+/// order.
 constexpr const char* kUnlessItFailed = "its own output says whether it failed; if it did not: ";
 
 ErrorInfo with_remedy(const Error& error, const std::string& who) {

@@ -13,7 +13,8 @@ using torch::Tensor;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// The same memory as `tensor`, behind `node`. Who changes one of the two in place changes the version of both, so that autograd notices.
+/// The same memory as `tensor`, behind `node`. Who changes one of the two in place changes the version of both, so that
+/// autograd notices.
 Tensor behind(const Tensor& tensor, const AnyNode& node) {
   Tensor result = tensor.tensor_data();
   torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(tensor));
@@ -60,7 +61,7 @@ struct ArgumentsOf final : Node {
 
 }  // namespace
 
-// ---- GatheredBy --------------------------------------------------------------------------------------------------------
+// ---- GatheredBy -----------------------------------------------------------------------------------------------------
 
 GatheredBy::GatheredBy(std::shared_ptr<ShardUnit> given) : unit(std::move(given)) {}
 
@@ -129,7 +130,7 @@ void GatheredBy::let_go() noexcept {
   if (std::exchange(keeps_, false)) unit->let_go();
 }
 
-// ---- UnitForward -------------------------------------------------------------------------------------------------------
+// ---- UnitForward ----------------------------------------------------------------------------------------------------
 
 struct CallNode {
   NodePointer<GatheredBy> pointer;
@@ -209,7 +210,7 @@ std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
   return tensors;
 }
 
-// ---- Guards ------------------------------------------------------------------------------------------------------------
+// ---- Guards ---------------------------------------------------------------------------------------------------------
 
 }  // namespace maniple::detail
 

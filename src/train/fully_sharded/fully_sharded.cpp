@@ -70,7 +70,8 @@ std::string megabytes(std::uint64_t bytes) { return format_text("{:.2f} MB", sta
 namespace detail {
 namespace {
 
-/// A child of the module behind a unit: torch::save and torch::load of that module, past the unit, would take rows for whole parameters.
+/// A child of the module behind a unit: torch::save and torch::load of that module, past the unit, would take rows for
+/// whole parameters.
 struct ArchiveGuard final : torch::nn::Module {
   ArchiveGuard() : torch::nn::Module("ArchiveGuard") {}
   void save(torch::serialize::OutputArchive&) const override { refuse("torch::save"); }

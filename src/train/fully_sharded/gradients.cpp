@@ -11,7 +11,8 @@ namespace {
 
 using torch::Tensor;
 
-/// Small, so that all dtypes hold it exactly, and averages of different ones are none of them (or of some other rank's).
+/// Small, so that all dtypes hold it exactly, and averages of different ones are none of them (or of some other
+/// rank's).
 double tag_of(int number) { return 1 + number % 61; }
 
 }  // namespace

@@ -33,7 +33,7 @@ const char* dtype_name(std::optional<torch::ScalarType> dtype) { return dtype ? 
 
 }  // namespace
 
-// ---- Construction ----------------------------------------------------------------------------------------------------
+// ---- Construction ---------------------------------------------------------------------------------------------------
 
 std::shared_ptr<ShardUnit> ShardUnit::make(torch::nn::Module& module, const FullyShardOptions& given) {
   FullyShardOptions options = given;
@@ -161,7 +161,8 @@ void ShardUnit::require_same_on_all_ranks(const torch::nn::Module& module) {
   }
 }
 
-// With replicas: first those of the ranks that hold the first part are made equal, then each takes the first of its model.
+// With replicas: first those of the ranks that hold the first part are made equal, then each takes the first of its
+// model.
 void ShardUnit::synchronize(torch::nn::Module& module) {
   std::vector<Tensor> tensors;
   for (const ShardedParameter& one : parameters_) tensors.push_back(one.parameter);
@@ -235,7 +236,7 @@ bool ShardUnit::has_frozen() const {
                      [](const ShardedParameter& one) { return !one.parameter.requires_grad(); });
 }
 
-// ---- Whole, and no longer -----------------------------------------------------------------------------------------------
+// ---- Whole, and no longer -------------------------------------------------------------------------------------------
 
 void ShardUnit::expose(const NodePointer<GatheredBy>& node, bool kept) {
   if (exposures_ == 0) {

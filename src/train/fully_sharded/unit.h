@@ -1,31 +1,35 @@
 // A unit of a fully sharded model: its parameters as shards and as wholes, and the way between them.
 //
-// A parameter is one tensor object, which modules, optimizer and program hold. Its data are the rows of this rank (*concealed*) or, while its
-// unit computes, all rows (*exposed*): set_data moves it between the two. The wholes of a unit are views on one storage of LibTorch's, whose memory
-// is taken by gather() and given back by free_whole(). Tensors that autograd has saved in forward are views on that storage as well: they are
-// valid again as soon as backward has gathered it.
+// A parameter is one tensor object, which modules, optimizer and program hold. Its data are the rows of this rank
+// (*concealed*) or, while its unit computes, all rows (*exposed*): set_data moves it between the two. The wholes of a
+// unit are views on one storage of LibTorch's, whose memory is taken by gather() and given back by free_whole().
+// Tensors that autograd has saved in forward are views on that storage as well: they are valid again as soon as
+// backward has gathered it.
 //
-// While it is exposed in forward, a parameter that requires a gradient is no leaf: its grad_fn is the node GatheredBy of this call, which
-// receives the gradients of all parameters of the unit at once. `grad` stays that of the shard all the time.
+// While it is exposed in forward, a parameter that requires a gradient is no leaf: its grad_fn is the node GatheredBy
+// of this call, which receives the gradients of all parameters of the unit at once. `grad` stays that of the shard all
+// the time.
 //
 //   forward    UnitForward: gather, expose, compute, conceal.           The results pass through a node, ResultsOf.
 //   backward   ResultsOf:   gather, expose.  GatheredBy: average the gradients, conceal.
 //
 // Whoever exposes a concealed unit gathers it, even if an older graph kept its wholes: the values are then refreshed in
-// place. Only a backward through a graph that has kept the wholes itself skips the gather, and only if no other backward
-// came in between, after which an optimizer may have stepped. So the collectives of a rank do not depend on the tensors
-// that its program keeps. The wholes are freed when the unit is concealed and no graph keeps them.
+// place. Only a backward through a graph that has kept the wholes itself skips the gather, and only if no other
+// backward came in between, after which an optimizer may have stepped. So the collectives of a rank do not depend on
+// the tensors that its program keeps. The wholes are freed when the unit is concealed and no graph keeps them.
 //
-// Gradients of a backward inside no_sync add up in `accumulated`, and the parameter's `grad` becomes a mark: this rank's
-// rows of `accumulated`, or the gradient that was there before. A mark that zero_grad() has zeroed or dropped discards
-// what was added up.
+// Gradients of a backward inside no_sync add up in `accumulated`, and the parameter's `grad` becomes a mark: this
+// rank's rows of `accumulated`, or the gradient that was there before. A mark that zero_grad() has zeroed or dropped
+// discards what was added up.
 //
-// A unit with frozen parameters may need them longer than until the gradients of the others are complete: there, arguments of forward pass through
-// a third node, ArgumentsOf, and the last of the two conceals. The end of a backward conceals what is still exposed.
+// A unit with frozen parameters may need them longer than until the gradients of the others are complete: there,
+// arguments of forward pass through a third node, ArgumentsOf, and the last of the two conceals. The end of a backward
+// conceals what is still exposed.
 //
-// Communication goes through memory that all units of a group share, their *scratch*. Gathered bytes: for each rank a header and its rows of
-// each parameter. Reduced: for each rank a tag, one flag for each parameter (a rank has computed its gradient) and its rows; the average of the
-// flags tells which parameters were used on any rank, that of the tags whether all ranks reduce the same unit.
+// Communication goes through memory that all units of a group share, their *scratch*. Gathered bytes: for each rank a
+// header and its rows of each parameter. Reduced: for each rank a tag, one flag for each parameter (a rank has computed
+// its gradient) and its rows; the average of the flags tells which parameters were used on any rank, that of the tags
+// whether all ranks reduce the same unit.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +80,8 @@ inline Device device_for(torch::Device device) { return device.is_cpu() ? Device
 class ShardContext;
 class GatheredBy;
 
-/// Units of one model: a unit that contains others has the same token as they. A backward averages the waiting gradients
-/// of the families that it reaches.
+/// Units of one model: a unit that contains others has the same token as they. A backward averages the waiting
+/// gradients of the families that it reaches.
 struct UnitFamily {};
 
 class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
@@ -191,7 +195,8 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   std::optional<ReduceLayout> reducing_;
 };
 
-/// What the units of one group have in common: scratch memory, the order in which they are gathered, the backward under way.
+/// What the units of one group have in common: scratch memory, the order in which they are gathered, the backward under
+/// way.
 class ShardContext : public std::enable_shared_from_this<ShardContext> {
  public:
   /// That of the group of `options`; a new one, if no unit uses it yet. Collective.
@@ -266,7 +271,7 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   ShardUnit* reducing_ = nullptr;
 };
 
-// ---- Nodes of autograd's graph -----------------------------------------------------------------------------------------
+// ---- Nodes of autograd's graph --------------------------------------------------------------------------------------
 
 /// Where the parameters of a call come from. In backward it gets their gradients.
 class GatheredBy : public torch::autograd::Node {

@@ -14,7 +14,7 @@ namespace {
 /// A thread is started for each so many elements: starting it takes some 20 us, they take some 300.
 constexpr std::size_t kElementsOfThread = std::size_t{1} << 18;
 
-// ---- How elements lie in memory, and in which type they are computed. ---------------------------------------------------
+// ---- How elements lie in memory, and in which type they are computed. -----------------------------------------------
 
 template <class T>
 struct AsStored {
@@ -45,7 +45,7 @@ struct InFloat16 {
   [[gnu::always_inline]] static Stored store(Value value) { return static_cast<Stored>(value); }
 };
 
-// ---- The formulas: parameter p and states from gradient g, in the order of torch::optim's operations. -------------------
+// ---- The formulas: parameter p and states from gradient g, in the order of torch::optim's operations. ---------------
 
 enum class Momentum { none, plain, nesterov };
 
@@ -126,7 +126,7 @@ struct LionRule {
   }
 };
 
-// ---- The loop, once for each format and formula. -----------------------------------------------------------------------
+// ---- The loop, once for each format and formula. --------------------------------------------------------------------
 
 template <class Format, bool kMaster, class Rule, class State>
 [[gnu::always_inline]] inline void loop(const Rule rule, typename Format::Stored* __restrict parameter,

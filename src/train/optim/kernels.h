@@ -1,8 +1,10 @@
-// The arithmetic of optimizers on the CPU: one pass over parameter, gradient and state, for all tensors of a call together.
+// The arithmetic of optimizers on the CPU: one pass over parameter, gradient and state, for all tensors of a call
+// together.
 //
-// LibTorch's optimizers run about ten operations for each tensor, each of which reads and writes memory again; here every element is
-// read once and written once. The loops know no LibTorch, so that they are compiled by themselves, with options of their own. a * b + c
-// is never fused: the bits are the same on every processor, and for every number of threads.
+// LibTorch's optimizers run about ten operations for each tensor, each of which reads and writes memory again; here
+// every element is read once and written once. The loops know no LibTorch, so that they are compiled by themselves,
+// with options of their own. a * b + c is never fused: the bits are the same on every processor, and for every number
+// of threads.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +49,8 @@ struct StepTensor {
   float* master = nullptr;  ///< the parameter in float32; then states are float32, too, and `parameter` is only written
   void* states[3] = {};     ///< momentum_buffer; or exp_avg, exp_avg_sq, max_exp_avg_sq
   std::size_t count = 0;
-  /// What depends on the number of steps. Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t). SGD: the factors of buffer and gradient.
+  /// What depends on the number of steps. Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t). SGD: the factors of buffer and
+  /// gradient.
   double own[2] = {};
 };
 

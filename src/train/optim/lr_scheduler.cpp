@@ -200,7 +200,7 @@ LrSchedule chained(std::vector<LrSchedule> schedules) {
 
 }  // namespace lr
 
-// ---- LrScheduler ---------------------------------------------------------------------------------------------------------
+// ---- LrScheduler ----------------------------------------------------------------------------------------------------
 
 LrScheduler::LrScheduler(torch::optim::Optimizer& optimizer, std::vector<LrSchedule> schedules)
     : optimizers_{&optimizer}, schedules_(std::move(schedules)) {
@@ -269,7 +269,7 @@ void LrScheduler::load_state_dict(const std::string& saved) {
   set_steps(integer_of(words[1]));
 }
 
-// ---- PlateauScheduler ----------------------------------------------------------------------------------------------------
+// ---- PlateauScheduler -----------------------------------------------------------------------------------------------
 
 PlateauScheduler::PlateauScheduler(torch::optim::Optimizer& optimizer, PlateauOptions options)
     : optimizer_(&optimizer),

@@ -78,7 +78,7 @@ void step_adam(torch::optim::Optimizer& optimizer, MasterWeights& masters, const
   stepper.run();
 }
 
-// ---- Master weights in LibTorch's archives ------------------------------------------------------------------------------
+// ---- Master weights in LibTorch's archives --------------------------------------------------------------------------
 
 constexpr const char* kMasterWeights =
     "maniple_master_weights";  // beside what torch::optim writes, which looks for its own names
@@ -130,7 +130,7 @@ void MasterWeights::set_master_weight(const Tensor& parameter, Tensor copy) {
   copies_[parameter.unsafeGetTensorImpl()] = std::move(copy);
 }
 
-// ---- SGD ---------------------------------------------------------------------------------------------------------------
+// ---- SGD ------------------------------------------------------------------------------------------------------------
 
 SGD::SGD(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions defaults, StepOptions options)
     : torch::optim::SGD(std::move(groups), std::move(defaults)), MasterWeights(options) {
@@ -182,7 +182,7 @@ void SGD::load(torch::serialize::InputArchive& archive) {
   load_masters(archive, *this, *this);
 }
 
-// ---- Adam, AdamW -------------------------------------------------------------------------------------------------------
+// ---- Adam, AdamW ----------------------------------------------------------------------------------------------------
 
 Adam::Adam(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::AdamOptions defaults,
            StepOptions options)
@@ -238,7 +238,7 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
   load_masters(archive, *this, *this);
 }
 
-// ---- Lion --------------------------------------------------------------------------------------------------------------
+// ---- Lion -----------------------------------------------------------------------------------------------------------
 
 void LionOptions::serialize(torch::serialize::OutputArchive& archive) const {
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);

@@ -8,7 +8,8 @@
 
 #include "comm/base/check.h"
 
-// LibTorch has _fused_adam_ since 1.13, _fused_adamw_ since 2.0, _foreach_sign_ and _foreach_copy_ since 2.1, _fused_sgd_ since 2.3.
+// LibTorch has _fused_adam_ since 1.13, _fused_adamw_ since 2.0, _foreach_sign_ and _foreach_copy_ since 2.1,
+// _fused_sgd_ since 2.3.
 #define MANIPLE_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
@@ -146,7 +147,8 @@ bool Stepper::run_fused(Batch& batch) {
   const StepConstants& c = batch.constants;
   const bool maximize = c.sign < 0;
   if (is_adam(batch.kernel)) {
-    // The kernel reads the number of steps on the device. All have the same one, filled in there: nothing is waited for.
+    // The kernel reads the number of steps on the device. All have the same one, filled in there: nothing is waited
+    // for.
     const Tensor step = at::full({}, static_cast<double>(batch.step),
                                  torch::TensorOptions().dtype(torch::kFloat32).device(batch.device));
     const std::vector<Tensor> steps(batch.parameters.size(), step);

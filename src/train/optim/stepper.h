@@ -1,12 +1,13 @@
 // One step of an optimizer: collects the parameters that have a gradient, and steps those together that can be.
 //
-//   Stepper stepper(masters, optimizer, "AdamW");      // throws for gradients that cannot be used, before anything is changed
+//   Stepper stepper(masters, optimizer, "AdamW");      // throws for gradients that cannot be used, before anything is
+//                                                      // changed
 //   stepper.begin_group(StepKernel::adam, constants);  // for each parameter group
 //   stepper.add(parameter, states, 2, step, own);      // for each of its parameters with a gradient
 //   stepper.run();
 //
-// On the CPU a batch of parameters is one call of run_step. On other devices it is a fused kernel of ATen's where this LibTorch has
-// one, otherwise ATen's operations on lists of tensors.
+// On the CPU a batch of parameters is one call of run_step. On other devices it is a fused kernel of ATen's where this
+// LibTorch has one, otherwise ATen's operations on lists of tensors.
 #pragma once
 
 #include <array>
@@ -39,8 +40,8 @@ class Stepper {
 
   void begin_group(StepKernel kernel, const StepConstants& constants);
 
-  /// The first `state_count` states are made if they are undefined, as zeros, and put in the order of the parameter's memory.
-  /// `step` is a number that is equal only where `own` (see StepTensor) is.
+  /// The first `state_count` states are made if they are undefined, as zeros, and put in the order of the parameter's
+  /// memory. `step` is a number that is equal only where `own` (see StepTensor) is.
   void add(const torch::Tensor& parameter, std::array<torch::Tensor*, 3> states, int state_count, std::int64_t step,
            std::array<double, 2> own);
 

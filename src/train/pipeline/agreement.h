@@ -1,4 +1,5 @@
-// What the ranks of a pipeline tell each other before a step: all go through it in the same way, or all get the same error.
+// What the ranks of a pipeline tell each other before a step: all go through it in the same way, or all get the same
+// error.
 #pragma once
 
 #include <cstdint>

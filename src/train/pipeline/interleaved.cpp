@@ -1,8 +1,10 @@
-// Interleaved 1F1B (Narayanan et al., 2021): a rank has several stages that are not neighbours, so that the pipeline is full, and empty
-// again, after fewer layers: the bubble is divided by the number of a rank's stages, for as many times more messages.
+// Interleaved 1F1B (Narayanan et al., 2021): a rank has several stages that are not neighbours, so that the pipeline is
+// full, and empty again, after fewer layers: the bubble is divided by the number of a rank's stages, for as many times
+// more messages.
 //
-// Micro-batches go through the ranks in rounds of at least `ranks` of them (all, where there are fewer): those of a round pass a rank's
-// first stage, then its second, and so on. Rounds differ by one where the number does not divide; smaller ones would deadlock.
+// Micro-batches go through the ranks in rounds of at least `ranks` of them (all, where there are fewer): those of a
+// round pass a rank's first stage, then its second, and so on. Rounds differ by one where the number does not divide;
+// smaller ones would deadlock.
 #include <algorithm>
 
 #include "train/pipeline/schedule.h"

@@ -55,7 +55,8 @@ bool is_peer_lost() {
   }
 }
 
-/// Where the tensors of the stages are. Those without any are where others of this rank are, or else where the group communicates.
+/// Where the tensors of the stages are. Those without any are where others of this rank are, or else where the group
+/// communicates.
 std::vector<torch::Device> devices_of(const std::vector<torch::nn::AnyModule>& stages, ProcessGroup& group) {
   const auto of_stage = [](const torch::nn::AnyModule& stage, torch::Device otherwise) {
     for (const auto& tensors : {stage.ptr()->parameters(), stage.ptr()->buffers()}) {
@@ -116,7 +117,7 @@ class Pipeline::Impl {
   KnownShapes* shapes_ = nullptr;             // of the step under way
 };
 
-// ---- Making one --------------------------------------------------------------------------------------------------------------
+// ---- Making one -----------------------------------------------------------------------------------------------------
 
 Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions options) {
   const PublicCall call("the constructor of Pipeline, which all ranks call");
@@ -265,7 +266,7 @@ void Pipeline::Impl::average_over(const std::shared_ptr<ProcessGroup>& data_grou
   }
 }
 
-// ---- A step ------------------------------------------------------------------------------------------------------------------
+// ---- A step ---------------------------------------------------------------------------------------------------------
 
 std::string Pipeline::Impl::mistake_in(PipelineCall call, const Tensor& input, const Tensor& target) const {
   if (is_first()) {
@@ -324,8 +325,9 @@ PipelineBatch Pipeline::Impl::agree(PipelineCall call, const Tensor& input, cons
   return batch;
 }
 
-/// Returns when all ranks have noticed that the step failed: what throws may destroy the pipeline next, and others would see connections
-/// that close before they hear of the cause. Who is lost, or computes for long, is not waited for.
+/// Returns when all ranks have noticed that the step failed: what throws may destroy the pipeline next, and others
+/// would see connections that close before they hear of the cause. Who is lost, or computes for long, is not waited
+/// for.
 void Pipeline::Impl::wait_until_all_noticed(bool somebody_is_lost) noexcept {
   try {
     std::vector<std::string> keys;
@@ -396,7 +398,7 @@ Tensor Pipeline::Impl::forward(const Tensor& input) {
   return output;
 }
 
-// ---- Pipeline ------------------------------------------------------------------------------------------------------------------
+// ---- Pipeline -------------------------------------------------------------------------------------------------------
 
 Pipeline::Pipeline(std::vector<torch::nn::AnyModule> stages, PipelineOptions options)
     : torch::nn::Module("Pipeline"), impl_(std::make_unique<Impl>(std::move(stages), std::move(options))) {

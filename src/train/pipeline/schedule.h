@@ -1,9 +1,12 @@
-// Schedules of a pipeline: in which order a rank computes forward and backward of its stages for the micro-batches of a step.
+// Schedules of a pipeline: in which order a rank computes forward and backward of its stages for the micro-batches of a
+// step.
 //
-// Stage s of ranks x chunks is chunk s / ranks of rank s % ranks. A schedule is a pure function; the table of schedules is in
-// schedule.cpp, each function in a file of its own. A new one is a file, a line there and a name in PipelineSchedule.
+// Stage s of ranks x chunks is chunk s / ranks of rank s % ranks. A schedule is a pure function; the table of schedules
+// is in schedule.cpp, each function in a file of its own. A new one is a file, a line there and a name in
+// PipelineSchedule.
 //
-// Backwards of a stage are in the order of micro-batches in all of them, so that gradients are added in the same order, too.
+// Backwards of a stage are in the order of micro-batches in all of them, so that gradients are added in the same order,
+// too.
 #pragma once
 
 #include <span>

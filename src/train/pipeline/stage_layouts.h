@@ -1,4 +1,5 @@
-// StageLayouts: records, while a Pipeline lives, that its ranks hold different parameters (maniple/train/tensor_layout.h).
+// StageLayouts: records, while a Pipeline lives, that its ranks hold different parameters
+// (maniple/train/tensor_layout.h).
 #pragma once
 
 #include <memory>

@@ -121,7 +121,7 @@ double PipelineStep::mean_loss() const {
 
 Tensor PipelineStep::output() const { return outputs_.size() == 1 ? outputs_.front() : torch::cat(outputs_); }
 
-// ---- Computing --------------------------------------------------------------------------------------------------------------
+// ---- Computing ------------------------------------------------------------------------------------------------------
 
 Tensor PipelineStep::computed(int chunk, const Tensor& input) {
   torch::nn::AnyModule& stage = rank_.stages[static_cast<std::size_t>(chunk)];
@@ -172,7 +172,8 @@ void PipelineStep::forward(const PipelineAction& action) {
   if (stage != rank_.last_stage()) {
     note_shape({stage, m}, {output.sizes().vec(), output.scalar_type(), output.requires_grad()}, stage + 1);
     if (output.requires_grad()) pending.root = torch::autograd::impl::gradient_edge(output);
-    // With its version counter: a stage of this rank that changes it in place is noticed, should the graph here need it.
+    // With its version counter: a stage of this rank that changes it in place is noticed, should the graph here need
+    // it.
     deliver(Direction::activation, {stage, m}, output.tensor_data(), stage + 1);
   }
   if (call_ == PipelineCall::step) pending_[{action.chunk, m}] = std::move(pending);
@@ -206,7 +207,7 @@ void PipelineStep::backward(const PipelineAction& action) {
   deliver(Direction::gradient, {stage - 1, m}, gradient.detach(), stage - 1);
 }
 
-// ---- Messages ---------------------------------------------------------------------------------------------------------------
+// ---- Messages -------------------------------------------------------------------------------------------------------
 
 int PipelineStep::tag_of(Direction direction, Key key, bool header) const {
   const int message = key.second * (rank_.last_stage() + 1) + key.first;

@@ -1,9 +1,10 @@
 // One step of a pipeline on one rank: the actions of its schedule, and the messages between them.
 //
-// The output of stage b is *boundary* b. Its activation goes to stage b + 1, and the gradient of it comes back, in a message each, or
-// from hand to hand where both stages are on one rank. Messages are matched by their tags, so the order in which they are sent and posted
-// does not matter. Who receives an activation has to know its shape: it is known from an equal step before, or a message of fixed length, the
-// header, goes before. It is a message of the host, wherever the stages are.
+// The output of stage b is *boundary* b. Its activation goes to stage b + 1, and the gradient of it comes back, in a
+// message each, or from hand to hand where both stages are on one rank. Messages are matched by their tags, so the
+// order in which they are sent and posted does not matter. Who receives an activation has to know its shape: it is
+// known from an equal step before, or a message of fixed length, the header, goes before. It is a message of the host,
+// wherever the stages are.
 #pragma once
 
 #include <map>
@@ -72,7 +73,8 @@ class PipelineStep {
   torch::Tensor output() const;
 
  private:
-  /// The end of a stage's graph at its input: takes the gradient. The input is no leaf, so a stage may begin with an operation in place.
+  /// The end of a stage's graph at its input: takes the gradient. The input is no leaf, so a stage may begin with an
+  /// operation in place.
   struct TakeGradient final : torch::autograd::Node {
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
       gradient = std::move(gradients[0]);

@@ -40,7 +40,7 @@ std::uint64_t bytes_of_layer(const torch::nn::Module& layer, std::unordered_set<
   return bytes;
 }
 
-// ---- What a layer hands to the next one -----------------------------------------------------------------------------------
+// ---- What a layer hands to the next one -----------------------------------------------------------------------------
 
 /// Its tensors through `change`, if it is a T.
 template <class T, class Change>
@@ -63,7 +63,7 @@ bool change_tensors(AnyValue& value, const Change& change) {
          change_as<std::tuple<Tensor, Tensor, Tensor>>(value, change);
 }
 
-// ---- Measuring -------------------------------------------------------------------------------------------------------------
+// ---- Measuring ------------------------------------------------------------------------------------------------------
 
 /// At the end of its life random generators and the layers' buffers are what they were.
 class UndoMeasuring {
@@ -129,8 +129,8 @@ std::vector<double> measure(const torch::nn::Sequential& layers, const ComputeDe
                             const BalanceOptions& options) {
   MANIPLE_REQUIRE(options.repeats >= 1, "balance: {} repeats; expected at least 1", options.repeats);
   const UndoMeasuring undo(layers);
-  // In milliseconds. On the CPU the processor time of this thread, which takes part in what the intra-op threads do: other programs do
-  // not count.
+  // In milliseconds. On the CPU the processor time of this thread, which takes part in what the intra-op threads do:
+  // other programs do not count.
   const auto clock = [&] {
     timespec now{};
     if (on.device().is_cuda()) torch::cuda::synchronize(on.device().index());
@@ -212,7 +212,8 @@ std::vector<std::size_t> balanced_cut(const std::vector<double>& costs, std::siz
   }
   std::vector<double> sums(n + 1, 0.0);
   for (std::size_t i = 0; i < n; ++i) sums[i + 1] = sums[i] + costs[i];
-  // least[k][i]: the largest part when layers i .. n-1 are cut into k parts as well as can be; end[k][i]: where the first of them ends.
+  // least[k][i]: the largest part when layers i .. n-1 are cut into k parts as well as can be; end[k][i]: where the
+  // first of them ends.
   const double never = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> least(parts + 1, std::vector<double>(n + 1, never));
   std::vector<std::vector<std::size_t>> end(parts + 1, std::vector<std::size_t>(n + 1, n));
@@ -258,7 +259,7 @@ PlacedSequential balance(const torch::nn::Sequential& layers, const std::vector<
   return PlacedSequential(layers, devices, balanced_cut(layers, devices.size(), devices.front(), options));
 }
 
-// ---- PlacedSequential -----------------------------------------------------------------------------------------------------
+// ---- PlacedSequential -----------------------------------------------------------------------------------------------
 
 PlacedSequentialImpl::PlacedSequentialImpl(const torch::nn::Sequential& layers, std::vector<ComputeDevice> devices,
                                            std::vector<std::size_t> begins)

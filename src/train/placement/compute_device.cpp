@@ -56,8 +56,8 @@ cpu_set_t checked_cores(const std::vector<int>& cores) {
   return chosen;
 }
 
-/// Autograd walks nodes in the order of these numbers, latest first, and each thread counts its own. With this the order, and so that
-/// of additions, is what it is in one thread.
+/// Autograd walks nodes in the order of these numbers, latest first, and each thread counts its own. With this the
+/// order, and so that of additions, is what it is in one thread.
 void count_at_least(std::uint64_t number) {
   while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
 }

@@ -1,7 +1,7 @@
 // Parameters in one row of memory for each device and dtype, and which part of it each rank steps.
 //
-// The row is cut into one part for each rank. All ranks hold the whole row (or, shared, all ranks of a host the same one); a rank changes
-// its own part, its *slices* of parameters, and gather() brings the others'.
+// The row is cut into one part for each rank. All ranks hold the whole row (or, shared, all ranks of a host the same
+// one); a rank changes its own part, its *slices* of parameters, and gather() brings the others'.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace maniple {
 
-// ---- Where the row is cut: a pure function. ------------------------------------------------------------------------------
+// ---- Where the row is cut: a pure function. -------------------------------------------------------------------------
 
 struct CutMember {
   std::int64_t elements = 0;  ///< with padding
@@ -31,7 +31,7 @@ struct CutPoint {
 /// The `parts` - 1 points that divide the members into parts of equal cost, as nearly as they may be cut.
 std::vector<CutPoint> cut_evenly(const std::vector<CutMember>& members, int parts);
 
-// ---- The rows themselves -----------------------------------------------------------------------------------------------
+// ---- The rows themselves --------------------------------------------------------------------------------------------
 
 /// This rank's part of a parameter.
 struct ParameterSlice {
@@ -58,7 +58,8 @@ class FlatParameters {
     std::int64_t cost = 1;  ///< bytes of state that an element has
   };
 
-  /// Moves the parameters into the row, with rank 0's values. Collective; shapes, strides and dtypes are the same on all ranks.
+  /// Moves the parameters into the row, with rank 0's values. Collective; shapes, strides and dtypes are the same on
+  /// all ranks.
   FlatParameters(FlatOptions options, const std::vector<Item>& items);
 
   const std::vector<ParameterSlice>& slices() const noexcept { return slices_; }

@@ -49,7 +49,7 @@ std::string described(std::size_t group, std::size_t index, const Tensor& parame
 
 }  // namespace
 
-// ---- Layout ------------------------------------------------------------------------------------------------------------
+// ---- Layout ---------------------------------------------------------------------------------------------------------
 
 std::vector<FlatParameters::Item> ShardedOptimizerBase::Impl::fresh() {
   std::vector<FlatParameters::Item> items;
@@ -137,7 +137,7 @@ void ShardedOptimizerBase::Impl::lay_out_fresh() {
   if (first) local = make(std::move(fresh_groups));
 }
 
-// ---- Steps -------------------------------------------------------------------------------------------------------------
+// ---- Steps ----------------------------------------------------------------------------------------------------------
 
 std::string ShardedOptimizerBase::Impl::obstacle() {
   if (left) return "unshare() was called, after which it makes no more steps; make a new optimizer";
@@ -245,7 +245,7 @@ void ShardedOptimizerBase::Impl::step() {
   }
 }
 
-// ---- The class ---------------------------------------------------------------------------------------------------------
+// ---- The class ------------------------------------------------------------------------------------------------------
 
 ShardedOptimizerBase::ShardedOptimizerBase(Groups groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                            ShardingOptions sharding, optim::StepOptions step_options, MakeLocal make)

@@ -122,7 +122,7 @@ std::size_t ShardedOptimizerBase::state_bytes() {
   return bytes;
 }
 
-// ---- The whole state ---------------------------------------------------------------------------------------------------
+// ---- The whole state ------------------------------------------------------------------------------------------------
 
 NamedState whole_state(ShardedOptimizerBase& optimizer) {
   const torch::NoGradGuard no_grad;

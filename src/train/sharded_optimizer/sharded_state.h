@@ -1,4 +1,5 @@
-// What ShardedOptimizer is made of, and its state as that of the plain optimizer: what Checkpoint and optim::state_dict use.
+// What ShardedOptimizer is made of, and its state as that of the plain optimizer: what Checkpoint and optim::state_dict
+// use.
 #pragma once
 
 #include <memory>
@@ -60,8 +61,8 @@ struct ShardedOptimizerBase::Impl {
   void restore_from(const std::map<std::string, std::string>& texts, const Tensors& tensors, const Value& value);
 };
 
-/// On rank 0 of its group the whole state, in memory of its own; on the others without tensors, and without what belongs to single
-/// parameters. Collective.
+/// On rank 0 of its group the whole state, in memory of its own; on the others without tensors, and without what
+/// belongs to single parameters. Collective.
 NamedState whole_state(ShardedOptimizerBase& optimizer);
 
 /// Takes this rank's parts out of a whole state. Throws InvalidArgument for one that does not fit. Local.

@@ -7,9 +7,10 @@
 //              dx = weight / sqrt(var + eps) (dy - sum(dy) / total - x^ sum(dy x^) / total)
 //              dweight = sum(dy x^), dbias = sum(dy), both over this rank's values
 //
-// The heavy passes are LibTorch's fused kernels. On the CPU those of batch norm in evaluation, with the batch's statistics in place
-// of the running ones, compute x^ weight + bias and the two sums. For GPUs LibTorch has kernels for just this, one for each step, with
-// 1 / sqrt(var + eps) (*invstd*) in place of the variance; with them the host waits for nothing.
+// The heavy passes are LibTorch's fused kernels. On the CPU those of batch norm in evaluation, with the batch's
+// statistics in place of the running ones, compute x^ weight + bias and the two sums. For GPUs LibTorch has kernels for
+// just this, one for each step, with 1 / sqrt(var + eps) (*invstd*) in place of the variance; with them the host waits
+// for nothing.
 #include "train/sync_batch_norm/function.h"
 
 #include <ATen/ops/batch_norm_native.h>
@@ -97,9 +98,10 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, con
   return std::get<0>(at::native_batch_norm(x, weight, bias, mean, var, /*training=*/false, 0, eps));
 }
 
-// ---- On a GPU ----------------------------------------------------------------------------------------------------------
+// ---- On a GPU -------------------------------------------------------------------------------------------------------
 
-/// The count of a rank without values. LibTorch's kernel divides by counts as it adds them up; beside any other this one is nothing.
+/// The count of a rank without values. LibTorch's kernel divides by counts as it adds them up; beside any other this
+/// one is nothing.
 constexpr double kNoValues = 1e-20;
 
 struct DeviceStatistics {
@@ -108,8 +110,8 @@ struct DeviceStatistics {
   double total = -1;    // -1: more than 1
 };
 
-/// Collective. The running statistics follow. The number of values is read only where it may be too small: a rank with two of its
-/// own knows that there are enough.
+/// Collective. The running statistics follow. The number of values is read only where it may be too small: a rank with
+/// two of its own knows that there are enough.
 DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensors& own, double momentum, double eps,
                                           const std::shared_ptr<ProcessGroup>& group) {
   const std::int64_t channels = x.size(1), count = x.numel() / channels;

@@ -1,7 +1,7 @@
 // How a torch::nn::BatchNorm becomes a synchronised one, although its forward is not virtual: every way to it ends in
-// LibTorch's operator aten::batch_norm, and the kernel of that operator can be exchanged. The one below looks the layer up by
-// its weight or running mean. It is installed when the program is loaded, not by the first conversion: LibTorch's tables
-// must not change while other threads compute.
+// LibTorch's operator aten::batch_norm, and the kernel of that operator can be exchanged. The one below looks the layer
+// up by its weight or running mean. It is installed when the program is loaded, not by the first conversion: LibTorch's
+// tables must not change while other threads compute.
 #include <torch/library.h>
 
 #include <ATen/ops/batch_norm_native.h>

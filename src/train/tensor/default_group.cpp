@@ -14,7 +14,8 @@
 namespace maniple {
 namespace {
 
-// A program that ends without destroy_process_group gets it from atexit, while groups still work. A child of fork() begins without one.
+// A program that ends without destroy_process_group gets it from atexit, while groups still work. A child of fork()
+// begins without one.
 struct Held {
   std::mutex mutex;
   std::shared_ptr<ProcessGroup> group;

@@ -147,9 +147,10 @@ struct SideStream::Streams {
   std::map<int, One> by_device;
 };
 
-// Streams are not alike. While a stream waits for an event of the current one, which is what ours does for most of a step, each kernel of the
-// current stream begins 1 us later if the GPU reads the commands of both in one place, which nothing tells: 3 % of a step of ResNet-50
-// on an H200. So some are tried: kernels in a row, with a stream that waits for their end and without.
+// Streams are not alike. While a stream waits for an event of the current one, which is what ours does for most of a
+// step, each kernel of the current stream begins 1 us later if the GPU reads the commands of both in one place, which
+// nothing tells: 3 % of a step of ResNet-50 on an H200. So some are tried: kernels in a row, with a stream that waits
+// for their end and without.
 static c10::cuda::CUDAStream stream_beside(Device device) try {
   constexpr int kStreams = 6, kTries = 3, kKernels = 200;
   constexpr std::int64_t kCycles = 3'000'000;  // 2 ms
@@ -364,8 +365,8 @@ torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10:
 #if MANIPLE_TORCH_AT_LEAST(2, 2)
 namespace {
 
-/// Whether both have their elements in the same order. Strides of dimensions of size 1 mean nothing: those of a convolution's weight and
-/// of its gradient often differ there.
+/// Whether both have their elements in the same order. Strides of dimensions of size 1 mean nothing: those of a
+/// convolution's weight and of its gradient often differ there.
 bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
   if (a.sizes() != b.sizes() || a.dtype() != b.dtype()) return false;
   for (std::int64_t i = 0; i < a.dim(); ++i) {
@@ -374,8 +375,9 @@ bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
   return true;
 }
 
-/// The kernel for many tensors wants equal strides and one dtype; for the sake of one that has others, LibTorch would copy all of them one
-/// by one. And it has too few bytes under way to fill the memory's bandwidth: large ones are copied by themselves, as CUDA does it.
+/// The kernel for many tensors wants equal strides and one dtype; for the sake of one that has others, LibTorch would
+/// copy all of them one by one. And it has too few bytes under way to fill the memory's bandwidth: large ones are
+/// copied by themselves, as CUDA does it.
 void copy_all_on_device(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
   constexpr std::size_t kLarge = std::size_t{1} << 20;
   struct Lists {

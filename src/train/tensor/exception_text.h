@@ -1,4 +1,5 @@
-// What an exception says, for a message of ours that names it as the cause. A header of its own because it is needed in several folders.
+// What an exception says, for a message of ours that names it as the cause. A header of its own because it is needed in
+// several folders.
 #pragma once
 
 #include <exception>

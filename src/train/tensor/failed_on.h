@@ -8,8 +8,8 @@
 
 namespace maniple {
 
-/// Throws an E with that reason, whose origin is rank `rank` of the group. On the other ranks it is reported to the launcher, which
-/// names the rank where the failure began and not the one whose process ended first.
+/// Throws an E with that reason, whose origin is rank `rank` of the group. On the other ranks it is reported to the
+/// launcher, which names the rank where the failure began and not the one whose process ended first.
 template <class E>
 [[noreturn]] void throw_failed_on(const ProcessGroup& group, int rank, const std::string& reason) {
   ErrorInfo info = E(reason).info();

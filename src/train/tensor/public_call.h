@@ -5,8 +5,9 @@
 //     ...
 //       ranks->gather(mine, all, 0, {}, {.where = public_place()});   // "in Checkpoint::save, ... (train.cpp:40)"
 //
-// Every collective that src/train/tensor and src/train make on a program's behalf passes public_place(): the default of CallOptions::where
-// would be a line of the library, and the library would hold paths of the machine that built it, which tests/style/paths.sh finds.
+// Every collective that src/train/tensor and src/train make on a program's behalf passes public_place(): the default of
+// CallOptions::where would be a line of the library, and the library would hold paths of the machine that built it,
+// which tests/style/paths.sh finds.
 #pragma once
 
 #include <maniple/comm/source_location.h>

@@ -16,11 +16,12 @@ inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
   return options.group ? options.group : get_default_group();
 }
 
-/// False for a rank that is not in the group: the operation does nothing, whatever its arguments. The first logs a warning.
+/// False for a rank that is not in the group: the operation does nothing, whatever its arguments. The first logs a
+/// warning.
 inline bool takes_part(ProcessGroup& group, const char* operation) { return group.impl().takes_part(operation); }
 
-/// The group's own number of a rank that was passed as `argument`. Throws InvalidArgument for a global rank that is not in the
-/// group; other mistakes are for the group to find.
+/// The group's own number of a rank that was passed as `argument`. Throws InvalidArgument for a global rank that is not
+/// in the group; other mistakes are for the group to find.
 int group_rank_of(const ProcessGroup& group, PeerRank peer, const char* operation, const char* argument);
 
 /// "rank 1", or "rank 1 of the group (global rank 3)" where the two differ.
@@ -38,8 +39,8 @@ inline Work finishing(const Work& work, Device device, std::vector<Staged> tenso
   });
 }
 
-/// Calls `start(options of the call)`, which returns a Work: done already, unless the options ask for an asynchronous operation or the
-/// tensors are on a GPU.
+/// Calls `start(options of the call)`, which returns a Work: done already, unless the options ask for an asynchronous
+/// operation or the tensors are on a GPU.
 template <class Start>
 Work run_operation(const DistOptions& options, std::vector<Staged> tensors, Start&& start) {
   const auto group = group_of(options);

@@ -44,7 +44,8 @@ inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 #endif
 }
 
-// Nodes of autograd's graph. They are held by std::shared_ptr, and by c10::intrusive_ptr in recent versions (2.14 for one).
+// Nodes of autograd's graph. They are held by std::shared_ptr, and by c10::intrusive_ptr in recent versions (2.14 for
+// one).
 
 using AnyNode = decltype(torch::autograd::Edge::function);
 inline constexpr bool kNodesAreIntrusive = !std::is_same_v<AnyNode, std::shared_ptr<torch::autograd::Node>>;
@@ -74,16 +75,16 @@ NodePointer<Kind> pointer_to(Kind* node) {
   }
 }
 
-/// In `void release_resources()` of a node, what is to be done when nobody holds it any more: that of its base. It is called by intrusive
-/// pointers alone, whose destructor waits for weak pointers.
+/// In `void release_resources()` of a node, what is to be done when nobody holds it any more: that of its base. It is
+/// called by intrusive pointers alone, whose destructor waits for weak pointers.
 template <class Base>
 void release_base(Base& node) {
   if constexpr (requires { node.Base::release_resources(); }) node.Base::release_resources();
 }
 
-/// Calls `before` each time autograd is about to put a gradient into `parameter.grad()`, and `after` when it has, until it is
-/// destroyed. A parameter that is converted to another dtype or device gets a new gradient accumulator, without the hook that
-/// calls `after`; the one that calls `before` belongs to the tensor and stays.
+/// Calls `before` each time autograd is about to put a gradient into `parameter.grad()`, and `after` when it has, until
+/// it is destroyed. A parameter that is converted to another dtype or device gets a new gradient accumulator, without
+/// the hook that calls `after`; the one that calls `before` belongs to the tensor and stays.
 class GradientHook {
  public:
   GradientHook(const torch::Tensor& parameter, std::function<void()> before, std::function<void()> after)
@@ -118,8 +119,8 @@ class GradientHook {
   std::uintptr_t after_;
 };
 
-/// The dtype that autocast casts to on the CPU or on CUDA. It belongs to a thread, and at::ThreadLocalState does not carry
-/// it (whether autocast is on, it does). Since 2.4 there is one function for all devices.
+/// The dtype that autocast casts to on the CPU or on CUDA. It belongs to a thread, and at::ThreadLocalState does not
+/// carry it (whether autocast is on, it does). Since 2.4 there is one function for all devices.
 inline torch::ScalarType autocast_dtype(torch::DeviceType device) {
 #if MANIPLE_TORCH_AT_LEAST(2, 4)
   return at::autocast::get_autocast_dtype(device);
@@ -156,7 +157,8 @@ inline void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-/// Inside a hook or a node: runs `callback` when the backward under way has thrown. Autograd drops the callbacks of its end then.
+/// Inside a hook or a node: runs `callback` when the backward under way has thrown. Autograd drops the callbacks of its
+/// end then.
 class IfBackwardThrows {
  public:
   static void call(std::function<void()> callback) {

@@ -1,4 +1,5 @@
-// Collectives as autograd functions. Each is a pair of moves, one for forward and one for backward; the pairs are the transposes of each other.
+// Collectives as autograd functions. Each is a pair of moves, one for forward and one for backward; the pairs are the
+// transposes of each other.
 #include <algorithm>
 #include <atomic>
 
@@ -142,8 +143,8 @@ Tensor apply(const char* who, Move there, Move back, const Tensor& x, std::int64
   return GroupMove::apply(x, static_cast<std::int64_t>(there), static_cast<std::int64_t>(back), dim, extent, group);
 }
 
-/// Loss of each sample. Logits are float32 or float64, [samples, this rank's share]; targets are counted from the share's beginning, and
-/// those of other ranks lie outside of it.
+/// Loss of each sample. Logits are float32 or float64, [samples, this rank's share]; targets are counted from the
+/// share's beginning, and those of other ranks lie outside of it.
 struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& logits, const Tensor& targets,
                         const std::shared_ptr<ProcessGroup>& group) {

@@ -1,4 +1,5 @@
-// What a training writes for people and programs, on rank 0 alone: the progress line, curves for TensorBoard, and log.jsonl.
+// What a training writes for people and programs, on rank 0 alone: the progress line, curves for TensorBoard, and
+// log.jsonl.
 #pragma once
 
 #include <chrono>
@@ -17,8 +18,8 @@ namespace maniple {
 
 class TrainingLog {
  public:
-  /// `resumed`: where it goes on from ("epoch 1, place 512 of 60000"); empty: it begins. Throws SystemError when the folder cannot be
-  /// made.
+  /// `resumed`: where it goes on from ("epoch 1, place 512 of 60000"); empty: it begins. Throws SystemError when the
+  /// folder cannot be made.
   TrainingLog(const TrainerOptions& options, int rank, bool default_group, const TrainerState& state,
               const std::string& resumed);
 

@@ -62,7 +62,8 @@ std::string misfit(const std::string& name, const StoredTensor& from, const torc
                      shape_text(to.sizes().vec()));
 }
 
-/// Adds the pieces of one tensor. Its rows are those of the first dimension, or single elements where both sides have them in one order.
+/// Adds the pieces of one tensor. Its rows are those of the first dimension, or single elements where both sides have
+/// them in one order.
 void add_pieces(const Assignment& assignment, const RegularFile& file, std::vector<Piece>& pieces) {
   torch::Tensor to = assignment.transposed ? assignment.to.t() : assignment.to;
   if (to.numel() == 0) return;

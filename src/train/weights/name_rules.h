@@ -1,7 +1,7 @@
 // Renaming by regular expressions, as sed -E and Python's re.sub do it. Without LibTorch.
 //
-// They are POSIX extended expressions, those of regcomp, not std::regex: LibTorch's libraries may bring symbols of an older copy of that, and it
-// recurses once for each character. \d for a digit is understood, too.
+// They are POSIX extended expressions, those of regcomp, not std::regex: LibTorch's libraries may bring symbols of an
+// older copy of that, and it recurses once for each character. \d for a digit is understood, too.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace maniple {
 
 class NameRules {
  public:
-  /// Pairs of expression and replacement, in which \1 to \9 are what was matched in parentheses, and \0 all of it. Throws InvalidArgument for
-  /// an expression that cannot be understood, with what the C library says of it.
+  /// Pairs of expression and replacement, in which \1 to \9 are what was matched in parentheses, and \0 all of it.
+  /// Throws InvalidArgument for an expression that cannot be understood, with what the C library says of it.
   explicit NameRules(const std::vector<std::pair<std::string, std::string>>& rules);
   /// Expressions that only match.
   explicit NameRules(const std::vector<std::string>& patterns);

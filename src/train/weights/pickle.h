@@ -1,11 +1,12 @@
 // The tensors in a pickle, as torch.save writes it for a dictionary of tensors. Nothing is executed.
 //
-// A pickle is a program for a small stack machine (https://docs.python.org/3/library/pickletools.html) that Python runs to make the
-// objects again, and that may call any function of Python. Here its instructions only make plain values, and of functions and classes it
-// may name those that dictionaries of tensors need (the table in pickle.cpp); any other is refused by its name.
+// A pickle is a program for a small stack machine (https://docs.python.org/3/library/pickletools.html) that Python runs
+// to make the objects again, and that may call any function of Python. Here its instructions only make plain values,
+// and of functions and classes it may name those that dictionaries of tensors need (the table in pickle.cpp); any other
+// is refused by its name.
 //
-// Memory and time are bounded by the length of the pickle: values refer to each other by number, nothing is visited recursively.
-// Protocols 2 to 5. Without LibTorch.
+// Memory and time are bounded by the length of the pickle: values refer to each other by number, nothing is visited
+// recursively. Protocols 2 to 5. Without LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +38,9 @@ struct PickledStateDict {
   std::vector<std::string> ignored;                            ///< "epoch (a whole number)"
 };
 
-/// `key` names a dictionary inside the one that was saved ("model" of {"model": {...}, "epoch": 3}), or several levels of them
-/// ("state/model"); empty: the outermost. Throws ProtocolError for a damaged pickle; InvalidArgument for one that holds something else,
-/// naming it.
+/// `key` names a dictionary inside the one that was saved ("model" of {"model": {...}, "epoch": 3}), or several levels
+/// of them ("state/model"); empty: the outermost. Throws ProtocolError for a damaged pickle; InvalidArgument for one
+/// that holds something else, naming it.
 PickledStateDict read_state_dict(std::string_view pickle, std::string_view key);
 
 }  // namespace maniple

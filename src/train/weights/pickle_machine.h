@@ -1,5 +1,5 @@
-// The stack machine that a pickle is a program for, with the instructions of protocols 2 to 5. It only makes plain values; calls of functions
-// and descriptions of storages are in pickle.cpp.
+// The stack machine that a pickle is a program for, with the instructions of protocols 2 to 5. It only makes plain
+// values; calls of functions and descriptions of storages are in pickle.cpp.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,8 @@ struct Saved {
   torch::ScalarType type{};
 };
 
-/// What is saved, in the module's order; tensors with several names once, and the other names in `metadata`, as Hugging Face has it.
+/// What is saved, in the module's order; tensors with several names once, and the other names in `metadata`, as Hugging
+/// Face has it.
 std::vector<Saved> chosen_tensors(const NamedTensors& tensors, const SaveWeightsOptions& options,
                                   std::map<std::string, std::string>& metadata) {
   const Renaming renaming(options.rename, options.rename_by);
@@ -149,7 +150,8 @@ void save(const NamedTensors& tensors, std::string path, const SaveWeightsOption
     DurableFile& index_file = files.emplace_back(index_path, DurableFile::Hash::none);
     index_file.write(encode_weights_index(index));
     index_file.sync();
-    // An index must not point to files of two saves, not even if this process is killed here: so it goes first, and comes last.
+    // An index must not point to files of two saves, not even if this process is killed here: so it goes first, and
+    // comes last.
     ::unlink(index_path.c_str());
   }
   DurableFile::publish(files);

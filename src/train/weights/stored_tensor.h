@@ -1,7 +1,7 @@
 // What a file of weights holds, before any of it is read: names, dtypes, shapes and places of tensors.
 //
-// The readers of the formats (safetensors, torch.save) make such lists and need no LibTorch for it. What they return has been
-// checked: every element of every tensor lies inside its file.
+// The readers of the formats (safetensors, torch.save) make such lists and need no LibTorch for it. What they return
+// has been checked: every element of every tensor lies inside its file.
 #pragma once
 
 #include <cstddef>

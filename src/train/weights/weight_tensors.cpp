@@ -96,7 +96,8 @@ std::map<std::string, std::size_t> rename_stored(const WeightsFiles& files, cons
   return places;
 }
 
-/// Copy-on-write, so that tensors in it can be written to, and without a reservation: that of a large file might be refused.
+/// Copy-on-write, so that tensors in it can be written to, and without a reservation: that of a large file might be
+/// refused.
 struct MappedFiles::Mapping {
   explicit Mapping(const RegularFile& file) : bytes(file.size()) {
     if (bytes == 0) return;

@@ -45,8 +45,8 @@ class Renaming {
   std::function<std::string(const std::string&)> function_;
 };
 
-/// The tensors of files, renamed: index into WeightsFiles::stored by name. Those left out are added to `ignored`. Throws InvalidArgument if
-/// two get the same name.
+/// The tensors of files, renamed: index into WeightsFiles::stored by name. Those left out are added to `ignored`.
+/// Throws InvalidArgument if two get the same name.
 std::map<std::string, std::size_t> rename_stored(const WeightsFiles& files, const Renaming& renaming,
                                                  std::vector<std::string>& ignored);
 

@@ -1,5 +1,5 @@
-// The files behind a path of weights: one safetensors file, one of torch.save, several with an index, or a folder with one of these.
-// Without LibTorch.
+// The files behind a path of weights: one safetensors file, one of torch.save, several with an index, or a folder with
+// one of these. Without LibTorch.
 #pragma once
 
 #include <map>
@@ -19,8 +19,8 @@ struct WeightsFiles {
   StoredTensors stored;  ///< names are unique in all files together
 };
 
-/// Opens them and reads what is in them, but no tensor. `key`: see read_state_dict. Throws ProtocolError, SystemError or InvalidArgument, naming
-/// the file and what is wrong.
+/// Opens them and reads what is in them, but no tensor. `key`: see read_state_dict. Throws ProtocolError, SystemError
+/// or InvalidArgument, naming the file and what is wrong.
 WeightsFiles open_weights(const std::string& path, const std::string& key);
 
 /// How a model in several files (shards) is saved in the Hugging Face form: which of them has which tensor.

@@ -85,7 +85,8 @@ struct Central {
   std::uint64_t method = 0;
 };
 
-/// Replaces the fields that did not fit into 32 bits by those of the zip64 extra field, which has only these, in this order.
+/// Replaces the fields that did not fit into 32 bits by those of the zip64 extra field, which has only these, in this
+/// order.
 void widen(std::string_view extra, const std::string& name, std::initializer_list<std::uint64_t*> fields) {
   std::string_view wide;
   for (std::size_t at = 0; at + 4 <= extra.size();) {

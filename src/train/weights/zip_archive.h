@@ -1,8 +1,8 @@
-// The directory of a zip archive whose entries are stored without compression: how torch.save packs a pickle and the bytes of
-// tensors. Reads archives of more than 4 GiB (zip64) and needs no LibTorch.
+// The directory of a zip archive whose entries are stored without compression: how torch.save packs a pickle and the
+// bytes of tensors. Reads archives of more than 4 GiB (zip64) and needs no LibTorch.
 //
-// Nothing in the archive is believed: sizes and places are compared with the length of the file, entries may not overlap or have
-// the same name.
+// Nothing in the archive is believed: sizes and places are compared with the length of the file, entries may not
+// overlap or have the same name.
 #pragma once
 
 #include <map>

@@ -1,4 +1,5 @@
-// Sub-groups, groups inside groups, groups used from several threads, groups made and dropped many times; topology; store.
+// Sub-groups, groups inside groups, groups used from several threads, groups made and dropped many times; topology;
+// store.
 #include <unistd.h>
 
 #include <limits>

@@ -1,5 +1,5 @@
-// More elements than an int can count. MPI counts in int, so calls are cut into pieces: here with a small limit, which costs
-// nothing, and with more than 2^31 elements and bytes, which needs memory and time.
+// More elements than an int can count. MPI counts in int, so calls are cut into pieces: here with a small limit, which
+// costs nothing, and with more than 2^31 elements and bytes, which needs memory and time.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -14,8 +14,8 @@ int largest = 0;
 
 }  // namespace
 
-// The program's own function comes before MPI's, which is called by its other name. Handles are pointers in Open MPI and ints in
-// MPICH; a register holds either.
+// The program's own function comes before MPI's, which is called by its other name. Handles are pointers in Open MPI
+// and ints in MPICH; a register holds either.
 extern "C" __attribute__((visibility("default"))) int MPI_Iallreduce(const void* in, void* out, int count,
                                                                      std::intptr_t type, std::intptr_t op,
                                                                      std::intptr_t comm, void* request) {
@@ -75,7 +75,7 @@ TEST(Pieces, ImpossibleLimitIsRefused) {
             });
 }
 
-// ---- Two ranks with a little more than 2 GiB each ------------------------------------------------------------------------
+// ---- Two ranks with a little more than 2 GiB each -------------------------------------------------------------------
 
 constexpr std::size_t kMany = (std::size_t{1} << 31) + 5;
 

@@ -1,5 +1,5 @@
-// Much of everything: a thousand ranks that meet and pass a barrier; hundreds of them, or a thousand, without shared memory; large
-// results.
+// Much of everything: a thousand ranks that meet and pass a barrier; hundreds of them, or a thousand, without shared
+// memory; large results.
 #include <sched.h>
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // Where operations are tested: every transport, as threads or processes, for every world size.
 //
-// Each program of tests is run several times: ranks as threads (also under the sanitizers), ranks as processes, and processes
-// on several hosts. MANIPLE_TEST_AS says which. MANIPLE_TEST_BACKEND runs them with another backend, for fewer sizes.
+// Each program of tests is run several times: ranks as threads (also under the sanitizers), ranks as processes, and
+// processes on several hosts. MANIPLE_TEST_AS says which. MANIPLE_TEST_BACKEND runs them with another backend, for
+// fewer sizes.
 #pragma once
 
 #include <cstdlib>
@@ -46,7 +47,8 @@ inline std::vector<Place> places(std::vector<int> sizes) {
     return on_gpu;
   }
   if (with_plugin()) {
-    // The algorithms that are supplied are tested with the native backend; here it is that each call takes the right way.
+    // The algorithms that are supplied are tested with the native backend; here it is that each call takes the right
+    // way.
     if (as == As::netns) return {{as, TransportKind::automatic, 3, 2}};
     std::vector<Place> few;
     for (const int n : sizes) {

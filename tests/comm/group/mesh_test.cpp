@@ -115,7 +115,7 @@ TEST_P(Meshes, WhatDoesNotFitIsALineOnAllRanksAndTheGroupStaysUsable) {
   });
 }
 
-// ---- ProcessGroup::allocate_shared --------------------------------------------------------------------------------------
+// ---- ProcessGroup::allocate_shared ----------------------------------------------------------------------------------
 
 TEST_P(Meshes, SharedMemoryIsThereOnceForEachHost) {
   run([](Rank& r) {

@@ -147,8 +147,8 @@ TEST_P(Movement, AllToAll) {
   });
 }
 
-// Ranks that only send go on, so some are operations ahead of others: of other sizes, with other roots, of a smaller group too. Each
-// rank in turn is late.
+// Ranks that only send go on, so some are operations ahead of others: of other sizes, with other roots, of a smaller
+// group too. Each rank in turn is late.
 TEST_P(Movement, RootedOperationsInARowWithALateRank) {
   if (!test_device().is_cpu()) return;  // they are made for memory of the host
   run([](Rank& r) {

@@ -132,8 +132,8 @@ TEST_P(PointToPointTest, SendMayComeBeforeAndAfterItsReceive) {
   });
 }
 
-// Small messages go another way in shared memory than large ones: they must not overtake each other. 40 are sent before the first is
-// received, more than there are slots for small ones.
+// Small messages go another way in shared memory than large ones: they must not overtake each other. 40 are sent before
+// the first is received, more than there are slots for small ones.
 TEST_P(PointToPointTest, MessagesOfAllSizesStayInOrder) {
   run([](Rank& r) {
     if (r.rank > 1) return;

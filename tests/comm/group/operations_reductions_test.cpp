@@ -197,8 +197,8 @@ TEST_P(Reductions, Coalesced) {
   });
 }
 
-// Ranks with registered memory and ranks without it take part in the same call, below and above the size up to which bytes
-// travel with the call.
+// Ranks with registered memory and ranks without it take part in the same call, below and above the size up to which
+// bytes travel with the call.
 TEST_P(Reductions, SomeRanksHaveRegisteredMemoryAndSomeHaveNot) {
   run([](Rank& r) {
     for (const std::size_t count : {500, 513, 1000, 2048, 2049, 5000}) {

@@ -1,5 +1,5 @@
-// Contents of test buffers: a short table, repeated. Every rank can compute every other rank's input, so expected results
-// need no communication.
+// Contents of test buffers: a short table, repeated. Every rank can compute every other rank's input, so expected
+// results need no communication.
 //
 // The period is a prime, so a chunk that lands at the wrong place shows.
 #pragma once

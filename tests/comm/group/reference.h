@@ -1,7 +1,7 @@
 // Naive reductions to compare with: one element after the other, in the order of ranks.
 //
-// The inputs are small integers, chosen so that no sum, product or multiple of them rounds even in bfloat16 (8 bits): then
-// there is one right answer, whatever the order of additions.
+// The inputs are small integers, chosen so that no sum, product or multiple of them rounds even in bfloat16 (8 bits):
+// then there is one right answer, whatever the order of additions.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Groups in static objects: they are destroyed at exit, one after all that the library has made meanwhile, the other before. The program
-// ends with 0 if its ranks do, as threads of it and as processes.
+// Groups in static objects: they are destroyed at exit, one after all that the library has made meanwhile, the other
+// before. The program ends with 0 if its ranks do, as threads of it and as processes.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -187,8 +187,8 @@ TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
 
 TEST(Arena, WhatWasFinishedLongAgoIsNotTakenForNew) {
   World world(2);
-  // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`. It publishes
-  // all; those are taken here that matter.
+  // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`.
+  // It publishes all; those are taken here that matter.
   for (std::uint64_t done = 0; done < std::uint64_t{1} << 31; done += Arena::kRefresh)
     world[1].publish(world[1].next_epoch(Arena::kRefresh));
   const std::uint32_t epoch = world[1].next_epoch(100);

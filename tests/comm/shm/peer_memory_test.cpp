@@ -1,4 +1,5 @@
-// Ordinary memory that is read out of other processes: what may be read, who is read, and what happens when it is forbidden.
+// Ordinary memory that is read out of other processes: what may be read, who is read, and what happens when it is
+// forbidden.
 #include "comm/shm/peer_memory.h"
 
 #include <linux/filter.h>
@@ -106,9 +107,10 @@ TEST(PeerMemory, AProcessThatHasEndedIsNotRead) {
   EXPECT_FALSE(memory.read(1, neighbour.identity, &value, neighbour.value_address, sizeof value));
 }
 
-// ---- Operations ----------------------------------------------------------------------------------------------------------
+// ---- Operations -----------------------------------------------------------------------------------------------------
 
-// Runs a function as each rank of an arena, in a process each, as if each had a core. What it returns is what was wrong.
+// Runs a function as each rank of an arena, in a process each, as if each had a core. What it returns is what was
+// wrong.
 void run_processes(int size, const std::function<std::string(Arena&)>& run) {
   const auto segment = Segment::create(ArenaLayout::of(size, ArenaLayout::usual_stage_bytes(size)).bytes);
   const UniqueFd inherited(::dup(segment->fd()));  // a child has neither the mapping nor the descriptor of the segment

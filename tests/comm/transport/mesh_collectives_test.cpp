@@ -352,7 +352,8 @@ void sum_of_ranks(MeshWorld& world, std::uint64_t seq, std::size_t count) {
   world.run([&](int rank) { sum_of(world, rank, seq, count); });
 }
 
-// Each pair begins with a connection for each direction and goes on with one for both, unless it has keys for one direction.
+// Each pair begins with a connection for each direction and goes on with one for both, unless it has keys for one
+// direction.
 TEST(MeshConnections, AreJoinedAfterTheFirstExchange) {
   for (const int size : {2, 3, 5}) {
     const auto pairs = static_cast<std::size_t>(size * (size - 1) / 2);

@@ -1,4 +1,5 @@
-// Point-to-point messages when something is in the way: an abort, a deadline, a size that does not fit, a slow connection.
+// Point-to-point messages when something is in the way: an abort, a deadline, a size that does not fit, a slow
+// connection.
 #include "comm/transport/message_engine.h"
 
 #include <poll.h>

@@ -9,7 +9,8 @@ import torch.multiprocessing as mp
 
 import maniple_torch  # noqa: F401  (registers the backend)
 
-SEGMENTS = ("abcdef", "bc", "abged", "abgcd", "fgbc", "afgcd", "afgedc", "abc", "abcdefg", "abcdfg")  # of each digit, lit
+# Of each digit, lit.
+SEGMENTS = ("abcdef", "bc", "abged", "abgcd", "fgbc", "afgcd", "afgedc", "abc", "abcdefg", "abcdfg")
 PLACES = {"a": (0, slice(1, 4)), "b": (slice(1, 4), 4), "c": (slice(5, 8), 4), "d": (8, slice(1, 4)), "e": (slice(5, 8), 0),
           "f": (slice(1, 4), 0), "g": (4, slice(1, 4))}
 

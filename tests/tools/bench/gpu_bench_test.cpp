@@ -136,7 +136,8 @@ TEST(GpuBench, GoalsAreReachedOnTheirOwnSide) {
 
 TEST(GpuBench, ReadsARow) {
   const GpuRow row = parse_gpu_row(
-      R"({"case": "all_reduce", "system": "cuda", "kind": "registered", "ranks": 2, "bytes": 268435456, "us": 310.5, "enqueue_us": 4})");
+      R"({"case": "all_reduce", "system": "cuda", "kind": "registered", "ranks": 2, "bytes": 268435456, "us": 310.5, )"
+      R"("enqueue_us": 4})");
   EXPECT_EQ(row.what, "all_reduce");
   EXPECT_EQ(row.bytes, 256 * kMib);
   EXPECT_NEAR(row.gigabytes_per_second(), 864.5, 0.1);

@@ -1,4 +1,5 @@
-// What is in a checkpoint folder besides the newest checkpoint: leftovers, damage, other runs. Nothing good is ever lost.
+// What is in a checkpoint folder besides the newest checkpoint: leftovers, damage, other runs. Nothing good is ever
+// lost.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -84,7 +85,7 @@ bool has(const std::string& folder, const std::string& name) {
 }
 bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// ---- Writing ---------------------------------------------------------------------------------------------------------
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 TEST(CheckpointFolder, ALeftoverOfAProcessWithOurNumberIsInNobodysWay) {
   const TemporaryDirectory folder;
@@ -160,7 +161,7 @@ TEST(CheckpointFolder, WhatIsNoDirectoryIsRefused) {
   EXPECT_THROW(Job(loop).checkpoint.load(), SystemError);
 }
 
-// ---- Reading ---------------------------------------------------------------------------------------------------------
+// ---- Reading --------------------------------------------------------------------------------------------------------
 
 TEST(CheckpointFolder, OnlyRegularFilesOfTheRightLengthAreRead) {
   const std::map<std::string, std::function<void(const std::string&)>> kinds = {
@@ -202,7 +203,7 @@ TEST(CheckpointFolder, OnlyRegularFilesOfTheRightLengthAreRead) {
   }
 }
 
-// ---- Which are kept --------------------------------------------------------------------------------------------------
+// ---- Which are kept -------------------------------------------------------------------------------------------------
 
 TEST(CheckpointFolder, WhenTheNewestIsDamagedTheRunGoesOnAndKeepsWhatItSaves) {
   for (const auto damage : {&truncate_part, &flip_bit}) {
@@ -283,8 +284,8 @@ TEST(CheckpointFolder, DamagedOnesDoNotCount) {
   EXPECT_TRUE(mentions(run.checkpoint.last_pruned(), "has 20 bytes")) << run.checkpoint.last_pruned();
 }
 
-// Whatever is saved, damaged, gone back to and started again: what was saved last loads, and what was whole is gone only if a
-// save said so.
+// Whatever is saved, damaged, gone back to and started again: what was saved last loads, and what was whole is gone
+// only if a save said so.
 TEST(CheckpointFolder, ManySavesRestartsAndRollbacks) {
   std::mt19937 random(7);
   const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };

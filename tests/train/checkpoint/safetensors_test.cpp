@@ -106,7 +106,8 @@ TEST(Safetensors, HostileHeadersAreNamed) {
       {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})"), 4, "truncated"},
       {entry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), 8, "belong to no tensor"},
       {entry(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), 8, "belong to none"},
-      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+       R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
        12, "overlap"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
        1, "twice"},
@@ -161,7 +162,7 @@ TEST(CheckpointFolder, ManifestsThatLie) {
   }
 }
 
-// ---- Killed while saving -----------------------------------------------------------------------------------------------
+// ---- Killed while saving --------------------------------------------------------------------------------------------
 
 void save_parts(const std::string& folder, std::int64_t step, int keep = 2, int parts = 12) {
   PendingCheckpoint pending(folder, step);

@@ -35,7 +35,7 @@ namespace {
 
 constexpr std::chrono::seconds kLimit(180);  // processes that load LibTorch take seconds to start on a busy machine
 
-// ---- Any number of ranks, any division --------------------------------------------------------------------------------
+// ---- Any number of ranks, any division ------------------------------------------------------------------------------
 
 /// How ranks divide a matrix.
 enum class Division { whole, flat, rows, columns };
@@ -119,7 +119,7 @@ TEST(ShardedCheckpoint, LoadsWithAnyNumberOfRanksAndAnyDivision) {
   }
 }
 
-// ---- What can go wrong ------------------------------------------------------------------------------------------------
+// ---- What can go wrong ----------------------------------------------------------------------------------------------
 
 TEST(ShardedCheckpoint, ReplicasThatDifferAreRefusedOnAllRanks) {
   const SharedFolder shared;

@@ -108,7 +108,8 @@ void check_chain(std::size_t size, bool shuffle, End end, std::mt19937& random) 
   EXPECT_EQ(times.size(), size - cut);
   EXPECT_EQ(all, size - cut + padding);
 
-  // The epoch is over: a restart now takes nothing again, on any number of ranks. What saw the end begins the next epoch.
+  // The epoch is over: a restart now takes nothing again, on any number of ranks. What saw the end begins the next
+  // epoch.
   if (end == End::cut && rest == size - outcome.from)
     return;  // the last start had fewer samples than ranks, and took none
   const bool next = cursor.starts_with("epoch 1, place 0 ");

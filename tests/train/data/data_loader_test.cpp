@@ -1,4 +1,5 @@
-// DataLoader: batches in order whatever the number of workers, errors that name the sample, cursors that count what the loop has taken.
+// DataLoader: batches in order whatever the number of workers, errors that name the sample, cursors that count what the
+// loop has taken.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

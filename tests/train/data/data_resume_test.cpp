@@ -1,4 +1,5 @@
-// Jobs that stop in the middle of an epoch and go on in new processes, with any number of ranks: every index is written down.
+// Jobs that stop in the middle of an epoch and go on in new processes, with any number of ranks: every index is written
+// down.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -59,7 +60,8 @@ struct Job {
   }
   ~Job() { destroy_process_group(); }
 
-  /// Trains from the checkpoint of `folder`, if it has one, for so many steps or to the end of epoch 3; returns what it trained on.
+  /// Trains from the checkpoint of `folder`, if it has one, for so many steps or to the end of epoch 3; returns what it
+  /// trained on.
   std::vector<std::size_t> train(const Case& c, std::size_t steps, const std::string& folder, bool keep) {
     DistributedSampler sampler(c.size, {.shuffle = c.shuffle, .seed = 7, .drop_last = c.drop_last});
     auto loader = torch::data::make_data_loader(Numbers(c.size), sampler,

@@ -1,4 +1,5 @@
-// Streams of tars and CSV files: every sample once over ranks and workers, the same order after a restart, damaged files named.
+// Streams of tars and CSV files: every sample once over ranks and workers, the same order after a restart, damaged
+// files named.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -215,7 +216,8 @@ TEST(Streams, ACursorOfOtherDataIsRefused) {
 
 // ---- On real ranks -------------------------------------------------------------------------------------------------
 
-/// Trains from the checkpoint of `folder`, if there is one, to the end of the second epoch; returns the bits of the weights.
+/// Trains from the checkpoint of `folder`, if there is one, to the end of the second epoch; returns the bits of the
+/// weights.
 std::string weights_after_training(Rank& r, const std::string& folder) {
   torch::set_num_threads(1);
   torch::manual_seed(1);

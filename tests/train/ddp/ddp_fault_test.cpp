@@ -148,8 +148,8 @@ void backward_through(NetImpl& net, int seed, bool fails) {
   loss_of(net.fc2->forward(hidden)).backward();
 }
 
-// The user's own code fails in the middle of a backward that has not communicated, on one rank or on all; the next step is as
-// good as any.
+// The user's own code fails in the middle of a backward that has not communicated, on one rank or on all; the next step
+// is as good as any.
 TEST(DdpFault, ABackwardThatFailsBeforeItCommunicatesIsForgotten) {
   for (const int failing : {1, 2}) {
     run_ranks({.n = 2}, [failing](Rank& r) {
@@ -170,7 +170,8 @@ TEST(DdpFault, ABackwardThatFailsBeforeItCommunicatesIsForgotten) {
   }
 }
 
-// One that has launched a bucket cannot be taken back: the others would average other buckets with this rank's from then on.
+// One that has launched a bucket cannot be taken back: the others would average other buckets with this rank's from
+// then on.
 TEST(DdpFault, ABackwardThatFailsAfterItCommunicatedIsAnErrorOnAllRanks) {
   for (const Overlap overlap : {Overlap::inline_, Overlap::thread}) {
     for (const int n : {2, 3}) {

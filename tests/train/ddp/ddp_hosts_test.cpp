@@ -61,8 +61,8 @@ TEST(DdpHosts, GradientsAreThoseOfTheWholeBatch) {
   });
 }
 
-// Backward stands still between its two layers until the gradients of the second have crossed the link: they can only do so
-// if the average runs beside it.
+// Backward stands still between its two layers until the gradients of the second have crossed the link: they can only
+// do so if the average runs beside it.
 TEST(DdpHosts, BucketsTravelWhileBackwardGoesOn) {
   run_ranks({.n = 2, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
     auto net = std::make_shared<NetImpl>(65536);  // 1 MiB in the second layer, 2 in the first

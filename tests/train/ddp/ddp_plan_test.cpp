@@ -35,7 +35,7 @@ TEST(BucketPlan, KeepsKindsApartAndNumbersByTheLastGradient) {
   EXPECT_EQ(plan[2].layout.bytes(), 64u);
 }
 
-// ---- When buckets are averaged ---------------------------------------------------------------------------------------
+// ---- When buckets are averaged --------------------------------------------------------------------------------------
 
 constexpr std::size_t kLarge = 100 << 20;
 

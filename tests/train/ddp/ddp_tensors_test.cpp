@@ -13,8 +13,8 @@ namespace {
 
 using torch::Tensor;
 
-/// The network of models.h as a script: two layers, here with a running mean that forward assigns anew, as scripts of old batch norms
-/// do with their counter.
+/// The network of models.h as a script: two layers, here with a running mean that forward assigns anew, as scripts of
+/// old batch norms do with their counter.
 torch::jit::Module scripted(const NetImpl& net) {
   torch::jit::Module module("Net");
   for (const auto& item : net.named_parameters()) {
@@ -198,7 +198,7 @@ TEST(DdpScript, ErrorsNameWhatIsWrong) {
   });
 }
 
-// ---- Lists of tensors -------------------------------------------------------------------------------------------------
+// ---- Lists of tensors -----------------------------------------------------------------------------------------------
 
 TEST(GradientAverager, AveragesTensorsThatBelongToNoModule) {
   for (const int n : {1, 2, 3}) {

@@ -268,7 +268,7 @@ TEST(DdpUnevenInputs, InvalidUseThrows) {
   });
 }
 
-// ---- Without with_uneven_inputs ---------------------------------------------------------------------------------------------
+// ---- Without with_uneven_inputs -------------------------------------------------------------------------------------
 
 TEST(DdpWithoutUnevenInputs, ARankThatWentElsewhereIsNamed) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {

@@ -1,4 +1,5 @@
-// Fully sharded modules: the same losses, gradients and parameters as data-parallel training, whatever a unit is made of.
+// Fully sharded modules: the same losses, gradients and parameters as data-parallel training, whatever a unit is made
+// of.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -44,7 +45,8 @@ Block block() { return filled(Block()); }
 
 using Wrap = std::function<void(nn::Sequential&)>;
 
-/// Blocks in a Sequential between layers of the root's own, one of which has fewer rows than there are ranks, and a scalar.
+/// Blocks in a Sequential between layers of the root's own, one of which has fewer rows than there are ranks, and a
+/// scalar.
 struct NetImpl : nn::Module {
   explicit NetImpl(const Wrap& add, int depth = 3) {
     for (int i = 0; i < depth; ++i) add(blocks);

@@ -292,7 +292,7 @@ TEST(Optim, Lion) {
       torch::equal(optim::state_dict(again).at("state.7.exp_avg"), optim::state_dict(lion).at("state.7.exp_avg")));
 }
 
-// ---- State in checkpoints and dicts -----------------------------------------------------------------------------------
+// ---- State in checkpoints and dicts ---------------------------------------------------------------------------------
 
 Parameters copies_of(const Parameters& parameters) {
   Parameters result;
@@ -371,7 +371,7 @@ TEST(Optim, CheckpointsAreThoseOfTorch) {
   }
 }
 
-// ---- With DistributedDataParallel, whose gradients are views into buckets ----------------------------------------------
+// ---- With DistributedDataParallel, whose gradients are views into buckets -------------------------------------------
 
 Parameters trained(Rank& r, const Make& make, bool in_backward, bool view) {
   auto net = std::make_shared<NetImpl>(16);

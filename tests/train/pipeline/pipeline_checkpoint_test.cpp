@@ -50,8 +50,8 @@ struct Layout {
   }
 };
 
-/// Trains `steps` from the newest checkpoint in this folder of the shared one on, saves if asked to, and returns the losses; none where the
-/// run did not take place, as in the ranks of another run.
+/// Trains `steps` from the newest checkpoint in this folder of the shared one on, saves if asked to, and returns the
+/// losses; none where the run did not take place, as in the ranks of another run.
 std::vector<double> losses(const Layout& layout, const SharedFolder& shared, const std::string& folder, int steps,
                            bool save) {
   const auto run = run_ranks({.n = layout.ranks(), .limit = kLimit, .env = shared.env()}, [&](Rank& r) {

@@ -21,7 +21,8 @@ std::vector<PipelineActions> actions_of_all(const ScheduleInfo& schedule, int ra
   return all;
 }
 
-/// The time until all have done their actions, where a forward takes 1 / chunks and a backward twice as long; -1: they wait for each other.
+/// The time until all have done their actions, where a forward takes 1 / chunks and a backward twice as long; -1: they
+/// wait for each other.
 double simulate(const std::vector<PipelineActions>& all, int chunks) {
   const int ranks = static_cast<int>(all.size()), stages = ranks * chunks;
   std::map<std::tuple<Kind, int, int>, double> done;

@@ -15,7 +15,7 @@ namespace nn = torch::nn;
 
 constexpr std::chrono::seconds kLimit(180);  // processes that load LibTorch take seconds to start on a busy machine
 
-// ---- Ranks -------------------------------------------------------------------------------------------------------------------
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 /// From tokens [rows, 3]; activations of several shapes, operations in place at the beginning of stages.
 nn::Sequential layers() {
@@ -272,7 +272,7 @@ TEST(Pipeline, GradientsAreAveragedOverPipelines) {
   }
 }
 
-// ---- Errors ------------------------------------------------------------------------------------------------------------------
+// ---- Errors ---------------------------------------------------------------------------------------------------------
 
 TEST(Pipeline, MistakesAreNamedOnAllRanksAndForgiven) {
   run_ranks({.n = 2}, [](Rank& r) {

@@ -103,7 +103,8 @@ TEST(Placement, ASlotHasAThreadWithItsCoresAndTheCallersSettings) {
   EXPECT_TRUE(slot == ComputeDevice(slot));
 }
 
-// Several uses of one tensor: the order in which autograd adds is that of the nodes, which come from several threads here.
+// Several uses of one tensor: the order in which autograd adds is that of the nodes, which come from several threads
+// here.
 TEST(Placement, GradientsAreAddedInTheOrderOfOneThread) {
   const auto slots = two_devices();
   if (!test_device().is_cpu()) GTEST_SKIP() << "of the CPU";

@@ -1,4 +1,5 @@
-// ShardedOptimizer against the plain optimizer: the same bits, whatever is divided over whom; its state; what it refuses.
+// ShardedOptimizer against the plain optimizer: the same bits, whatever is divided over whom; its state; what it
+// refuses.
 #include <csignal>
 
 #include "fault/expect_error.h"
@@ -33,7 +34,7 @@ void expect_same(const Parameters& actual, const Parameters& expected, const std
   }
 }
 
-// ---- Where parameters are cut --------------------------------------------------------------------------------------------
+// ---- Where parameters are cut ---------------------------------------------------------------------------------------
 
 TEST(CutEvenly, PartsCostEquallyMuch) {
   const std::vector<CutMember> members = {{64, 16, 4}, {0, 16, 4}, {1600, 16, 4}, {48, 0, 8}, {320, 32, 12}};
@@ -64,7 +65,7 @@ TEST(CutEvenly, PartsCostEquallyMuch) {
   }
 }
 
-// ---- The same bits ---------------------------------------------------------------------------------------------------------
+// ---- The same bits --------------------------------------------------------------------------------------------------
 
 /// Contiguous and not, channels last, empty, without dimensions, with gaps, frozen, of several dtypes.
 Parameters some_parameters(torch::ScalarType dtype) {
@@ -195,12 +196,13 @@ TEST(ShardedOptimizer, OptimizersOfLibTorchAreDividedToo) {
   });
 }
 
-// ---- In a training loop ----------------------------------------------------------------------------------------------------
+// ---- In a training loop ---------------------------------------------------------------------------------------------
 
 /// Everything at once: averaged gradients, accumulation, clipping, a scaler, a schedule, a group that comes later.
 template <class Make>
 Parameters trained(Rank& r, const Make& make) {
-  // The bias before batch norm has a gradient of rounding errors alone, which Adam makes large: with the same bits only.
+  // The bias before batch norm has a gradient of rounding errors alone, which Adam makes large: with the same bits
+  // only.
   auto net = std::make_shared<NetImpl>(16, test_device().is_cpu());
   fill(*net, 3 + r.rank);
   DistributedDataParallel<NetImpl> ddp(net, {.group = r.world});
@@ -301,7 +303,7 @@ TEST(ShardedOptimizer, AClosureAndAGroupThatLibTorchAdded) {
   });
 }
 
-// ---- Shared parameters -----------------------------------------------------------------------------------------------------
+// ---- Shared parameters ----------------------------------------------------------------------------------------------
 
 TEST(ShardedOptimizer, SharedParametersAreTheSameMemoryUntilUnshared) {
   run_ranks({.n = 3}, [](Rank& r) {
@@ -350,7 +352,7 @@ TEST(ShardedOptimizer, ARankKilledBeforeItsStepIsNamedByAllOthers) {
   }
 }
 
-// ---- What it refuses -------------------------------------------------------------------------------------------------------
+// ---- What it refuses ------------------------------------------------------------------------------------------------
 
 TEST(ShardedOptimizer, DifferencesBetweenRanksAreErrorsOnAllOfThem) {
   run_ranks({.n = 3}, [](Rank& r) {

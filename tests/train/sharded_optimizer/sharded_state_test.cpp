@@ -1,4 +1,5 @@
-// The state of a ShardedOptimizer: who holds which part, and checkpoints that any number of ranks and the plain optimizer load.
+// The state of a ShardedOptimizer: who holds which part, and checkpoints that any number of ranks and the plain
+// optimizer load.
 #include <map>
 #include <set>
 #include <sstream>

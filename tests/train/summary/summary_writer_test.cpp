@@ -70,7 +70,8 @@ std::vector<std::string> events_of(const std::string& path) {
   return events;
 }
 
-/// A message of protocol buffers: number of the field -> its bytes (numbers as 8 of them), the last one if it is repeated.
+/// A message of protocol buffers: number of the field -> its bytes (numbers as 8 of them), the last one if it is
+/// repeated.
 using Fields = std::map<unsigned, std::string>;
 
 std::uint64_t varint(std::string_view& bytes) {

@@ -1,4 +1,5 @@
-// Groups: ranks that are not in one, ranks whose number in it differs from that in the world; what a process knows of itself.
+// Groups: ranks that are not in one, ranks whose number in it differs from that in the world; what a process knows of
+// itself.
 #include <cstdlib>
 #include <fstream>
 
@@ -109,7 +110,7 @@ TEST(Outside, WhateverTakesAGroupRefusesOne) {
   });
 }
 
-// ---- Groups whose ranks are not those of the world -------------------------------------------------------------------
+// ---- Groups whose ranks are not those of the world ------------------------------------------------------------------
 
 /// A group of global ranks 3, 1, 2 of four, in this order; false on rank 0.
 bool make_group(Rank& r, std::shared_ptr<ProcessGroup>& group) {
@@ -215,7 +216,7 @@ TEST(GlobalRanks, OneThatIsNotInTheGroup) {
   });
 }
 
-// ---- What a process knows of itself ----------------------------------------------------------------------------------
+// ---- What a process knows of itself ---------------------------------------------------------------------------------
 
 TEST(ThisProcess, RanksAndTheMainProcess) {
   run_ranks({.n = 3, .as = As::processes, .init = false}, [](Rank& r) {

@@ -1,4 +1,5 @@
-// The operations on tensors: every one against its definition, with tensors that are contiguous and that are not, now and later.
+// The operations on tensors: every one against its definition, with tensors that are contiguous and that are not, now
+// and later.
 #include <atomic>
 #include <cstdlib>
 

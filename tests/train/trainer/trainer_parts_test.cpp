@@ -1,5 +1,5 @@
-// A Trainer of a part of a model: an optimizer that has not all parameters, and layers in evaluation mode. And what it does with gradients that
-// are not finite.
+// A Trainer of a part of a model: an optimizer that has not all parameters, and layers in evaluation mode. And what it
+// does with gradients that are not finite.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -38,7 +38,8 @@ TEST(TrainerParts, AnOptimizerOfAPartOfTheModel) {
   const auto loss = [&](auto& batch) { return torch::mse_loss(net->forward(batch.data), batch.target); };
   Trainer(net, head, options).fit(some_batches(3), loss);
   EXPECT_EQ(steps, 3);
-  // Those of the others are of the last step: the same as of one more by hand, but for the head, which has changed little since.
+  // Those of the others are of the last step: the same as of one more by hand, but for the head, which has changed
+  // little since.
   const torch::Tensor last = net->fc1->weight.grad().clone();
   net->fc1->weight.mutable_grad() = torch::Tensor();
   auto batch = some_batches(3).back();

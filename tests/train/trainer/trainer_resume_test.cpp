@@ -1,5 +1,6 @@
-// A Trainer with all that has a state of its own: loader, schedule, scaler, optimizer, random numbers. Killed in the middle of an epoch, it goes on
-// in other processes with the same bits. And what it does with ranges of batches that are not containers.
+// A Trainer with all that has a state of its own: loader, schedule, scaler, optimizer, random numbers. Killed in the
+// middle of an epoch, it goes on in other processes with the same bits. And what it does with ranges of batches that
+// are not containers.
 #include <gtest/gtest.h>
 
 #include <csignal>

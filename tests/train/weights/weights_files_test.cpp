@@ -1,4 +1,5 @@
-// Files of weights that are damaged, or made to do damage: each is refused with what is wrong, and costs neither memory nor time.
+// Files of weights that are damaged, or made to do damage: each is refused with what is wrong, and costs neither memory
+// nor time.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// The native backend: an arena for the ranks of this host, a mesh for those of others, and a hierarchy of both where hosts have
-// several ranks. `run` takes the one that the group has.
+// The native backend: an arena for the ranks of this host, a mesh for those of others, and a hierarchy of both where
+// hosts have several ranks. `run` takes the one that the group has.
 
 #include <algorithm>
 #include <numeric>

@@ -72,8 +72,8 @@ std::string program_file() {
   return {path.data(), length > 0 ? static_cast<std::size_t>(length) : 0};
 }
 
-/// The file that this code was loaded from: libmaniple.so, or again the program, by the name that it was started with. Empty
-/// where the name depends on the current folder, from which nothing is to be loaded.
+/// The file that this code was loaded from: libmaniple.so, or again the program, by the name that it was started with.
+/// Empty where the name depends on the current folder, from which nothing is to be loaded.
 std::string library_file() {
   Dl_info found{};
   const bool known = ::dladdr(kPlugins, &found) != 0 && found.dli_fname != nullptr;
@@ -85,7 +85,8 @@ std::vector<std::string> folders() {
   if (const auto folder = environment_text(info(Knob::plugins).name)) all.push_back(*folder);
   for (const std::string& file : {program_file(), library_file()}) {
     if (file.empty()) continue;
-    // The file is in bin, or a folder of it; in lib, or lib/<architecture>; or a library in a build folder or Python's package.
+    // The file is in bin, or a folder of it; in lib, or lib/<architecture>; or a library in a build folder or Python's
+    // package.
     std::string folder = folder_of(file);
     for (int up = 0; up < 3; ++up) {
       all.push_back(folder + "/libexec/maniple");
@@ -110,8 +111,8 @@ std::string find_library(const PluginInfo& info) {
   return {};
 }
 
-// A plugin's symbols stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among the
-// global ones, so its library is made global before (it depends on nothing of ours).
+// A plugin's symbols stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among
+// the global ones, so its library is made global before (it depends on nothing of ours).
 void* open_library(const PluginInfo& info, const std::string& path) {
   if (info.name == "openmpi") ::dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
   return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -199,7 +200,7 @@ std::string describe_plugin(std::string_view backend) {
   }
 }
 
-// ---- As backends ---------------------------------------------------------------------------------------------------------
+// ---- As backends ----------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context) {
   return make_plugin_backend(context, load_plugin("gloo"));

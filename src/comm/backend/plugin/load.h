@@ -1,9 +1,9 @@
 // The plugins, loaded on demand: where their libraries are, which of them are installed, how to get the others.
 //
-// A library is looked for in the folder that MANIPLE_PLUGINS names, in libexec/maniple beside the program's bin/ (or two
-// folders up, for programs in a folder of bin/), in the same way beside the lib/ of libmaniple.so where Maniple is a shared
-// library, in the program's run path, and where the package was configured to be installed. Nothing is loaded before a program
-// asks for the backend, and nothing is unloaded.
+// A library is looked for in the folder that MANIPLE_PLUGINS names, in libexec/maniple beside the program's bin/ (or
+// two folders up, for programs in a folder of bin/), in the same way beside the lib/ of libmaniple.so where Maniple is
+// a shared library, in the program's run path, and where the package was configured to be installed. Nothing is loaded
+// before a program asks for the backend, and nothing is unloaded.
 #pragma once
 
 #include <memory>

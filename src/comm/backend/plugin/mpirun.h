@@ -1,4 +1,5 @@
-// Whether an mpirun started this process, and what to say when it had to. Seen by the plugin's library too, so all is inline.
+// Whether an mpirun started this process, and what to say when it had to. Seen by the plugin's library too, so all is
+// inline.
 #pragma once
 
 #include <cerrno>

@@ -1,13 +1,13 @@
 // The interface of a plugin: another communication library (Gloo, an MPI, ...) that can run the operations of a group.
 //
-// A plugin is a shared library that is loaded when first asked for. It sees this header and the headers that it includes, and
-// needs no symbol of Maniple: everything here is a pure interface, a plain value or an inline function. It throws Maniple's
-// errors (error.h), or std::exception for what it cannot name.
+// A plugin is a shared library that is loaded when first asked for. It sees this header and the headers that it
+// includes, and needs no symbol of Maniple: everything here is a pure interface, a plain value or an inline function.
+// It throws Maniple's errors (error.h), or std::exception for what it cannot name.
 //
 // It offers two things, and PluginBackend builds every operation on them:
 //   its own collectives, where it has one that gives the right result (`can` says so; Maniple supplies the others);
-//   channels of bytes between two ranks, which never block. They carry what is supplied, and what ranks compare. A plugin
-//   without them leaves these to Maniple's own TCP connections.
+//   channels of bytes between two ranks, which never block. They carry what is supplied, and what ranks compare. A
+//   plugin without them leaves these to Maniple's own TCP connections.
 //
 // Collectives run one at a time; channels are used by other threads at the same time.
 #pragma once
@@ -72,12 +72,12 @@ class Plugin {
   /// after it returned.
   virtual bool run(const Operation& operation, Deadline deadline) = 0;
 
-  /// The group was aborted: `run` is to return soon. `lost`: a rank may be gone; otherwise one has left in good order, and all processes are
-  /// there. Called from any thread; must not block.
+  /// The group was aborted: `run` is to return soon. `lost`: a rank may be gone; otherwise one has left in good order,
+  /// and all processes are there. Called from any thread; must not block.
   virtual void interrupt(bool lost) noexcept = 0;
 
-  /// Bytes to and from another rank of the group; each is made once. They must be gone before the plugin is. Null: there are
-  /// none, on any rank.
+  /// Bytes to and from another rank of the group; each is made once. They must be gone before the plugin is. Null:
+  /// there are none, on any rank.
   virtual std::unique_ptr<ByteSink> sink(int rank, Traffic traffic) = 0;
   virtual std::unique_ptr<ByteSource> source(int rank, Traffic traffic) = 0;
 };

@@ -1,9 +1,10 @@
 // Every operation over a plugin.
 //
-//   1. Ranks compare what they called: one header each way for a pair, over the plugin's channels. A late rank is named by
-//      the deadline of this round, so plugins that cannot tell whom they wait for need not. (MANIPLE_CHECKS=0 leaves it out.)
-//   2. The plugin's own collective runs, if it has one with the right result. Otherwise the algorithms that the native backend
-//      runs over TCP run over the plugin's channels, which gives the same bits; they compare by themselves.
+//   1. Ranks compare what they called: one header each way for a pair, over the plugin's channels. A late rank is named
+//      by the deadline of this round, so plugins that cannot tell whom they wait for need not. (MANIPLE_CHECKS=0 leaves
+//      it out.)
+//   2. The plugin's own collective runs, if it has one with the right result. Otherwise the algorithms that the native
+//      backend runs over TCP run over the plugin's channels, which gives the same bits; they compare by themselves.
 //
 // Messages are those of the native backend, over channels of their own.
 #include "comm/backend/plugin/load.h"

@@ -26,10 +26,10 @@ void mesh_all_reduce_direct(Exchange& exchange, const Operation& operation) {
 
 // all_reduce, exchange: two ranks send each other everything, in chunks, and both reduce.
 //
-// One step; B sent by each rank and the same received, which for two ranks is what the direct algorithm sends too. That has a
-// second step, in which a rank waits for the other's arithmetic; here a rank waits only for the wire, at the price
-// of reducing all of the buffer instead of half of it. The operands are in rank order, so both get the same bits, and those
-// of the direct algorithm.
+// One step; B sent by each rank and the same received, which for two ranks is what the direct algorithm sends too. That
+// has a second step, in which a rank waits for the other's arithmetic; here a rank waits only for the wire, at the
+// price of reducing all of the buffer instead of half of it. The operands are in rank order, so both get the same bits,
+// and those of the direct algorithm.
 void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation) {
   constexpr std::size_t kSlots = 4;  // chunks in transit to this rank; they and their operands stay in a core's cache
   if (exchange.size() != 2) return mesh_all_reduce_direct(exchange, operation);
@@ -79,8 +79,9 @@ void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation) {
 
 // all_reduce, tree: up a binomial tree to rank 0 (see mesh_reduce_tree), and down again.
 //
-// 2 log2(n) steps and connections to log2(n) ranks, so a thousand ranks need ten connections each and not a thousand. All ranks get
-// the same bits, those of rank 0. Sums of 16-bit numbers are all sent to rank 0 when they are few: it rounds only once.
+// 2 log2(n) steps and connections to log2(n) ranks, so a thousand ranks need ten connections each and not a thousand.
+// All ranks get the same bits, those of rank 0. Sums of 16-bit numbers are all sent to rank 0 when they are few: it
+// rounds only once.
 void mesh_all_reduce_tree(Exchange& exchange, const Operation& operation) {
   Operation rooted = operation;
   rooted.root = 0;

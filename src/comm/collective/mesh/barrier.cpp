@@ -1,4 +1,5 @@
-// What the ranks of a mesh say with frames that carry no payload: the header round, and barrier (direct, dissemination).
+// What the ranks of a mesh say with frames that carry no payload: the header round, and barrier (direct,
+// dissemination).
 #include <set>
 
 #include "comm/base/rank_arithmetic.h"
@@ -32,8 +33,9 @@ void mesh_barrier_direct(Exchange& exchange, const Operation&) {
   exchange.wait_all();
 }
 
-// barrier, dissemination: in step k every rank sends the rank 2^k ahead a header, by which it knows of 2^k arrivals more. After log2(n)
-// steps each knows of all. log2(n) frames sent by each rank, over 2 log2(n) connections where `direct` needs 2(n-1).
+// barrier, dissemination: in step k every rank sends the rank 2^k ahead a header, by which it knows of 2^k arrivals
+// more. After log2(n) steps each knows of all. log2(n) frames sent by each rank, over 2 log2(n) connections where
+// `direct` needs 2(n-1).
 void mesh_barrier_dissemination(Exchange& exchange, const Operation&) {
   for (const int distance : doubling_distances(exchange.size())) {
     recv_header(exchange, ring_rank(exchange.rank(), -distance, exchange.size()));

@@ -9,8 +9,8 @@
 namespace maniple {
 namespace {
 
-// Chunks by which reduced ones follow raw ones. More keep longer links full; fewer keep what is in transit in the caches, and leave
-// less to do at the end: a short slice has two chunks.
+// Chunks by which reduced ones follow raw ones. More keep longer links full; fewer keep what is in transit in the
+// caches, and leave less to do at the end: a short slice has two chunks.
 std::size_t lag_of(std::size_t chunks) { return std::clamp<std::size_t>(chunks / 2, 1, 2); }
 
 class SlicePipeline {
@@ -155,8 +155,8 @@ void reduce_at_once(Exchange& exchange, const Operation& operation, SliceWork::A
 namespace {
 
 // Step s passes slice (rank - 1 - s) on to the next rank and takes slice (rank - 2 - s) from the one before; the last
-// brings this rank's own. What arrives in step s is kept in one of two buffers until it has been sent on in step s+1: the
-// place of a chunk is free for step s+2 then.
+// brings this rank's own. What arrives in step s is kept in one of two buffers until it has been sent on in step s+1:
+// the place of a chunk is free for step s+2 then.
 class RingReduction {
  public:
   RingReduction(Exchange& exchange, const Operation& operation, const Parts& slices, std::byte* own)

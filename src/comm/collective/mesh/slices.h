@@ -1,5 +1,5 @@
-// What the mesh algorithms are made of: views of an operation's buffers, slices and chunks of them, and two ways of reducing slice by
-// slice, directly and round a ring.
+// What the mesh algorithms are made of: views of an operation's buffers, slices and chunks of them, and two ways of
+// reducing slice by slice, directly and round a ring.
 #pragma once
 
 #include <algorithm>
@@ -50,8 +50,8 @@ struct Chunks {
   }
 };
 
-/// Elements of a chunk for slices of up to `largest` elements: large enough that a system call is cheap in comparison, small
-/// enough that several stay in the cache of a core and that a slice has several of them.
+/// Elements of a chunk for slices of up to `largest` elements: large enough that a system call is cheap in comparison,
+/// small enough that several stay in the cache of a core and that a slice has several of them.
 inline std::size_t chunk_elements(std::size_t largest, std::size_t element) noexcept {
   constexpr std::size_t kLargest = std::size_t{256} << 10;
   constexpr std::size_t kSmallest = std::size_t{64} << 10;
@@ -64,8 +64,9 @@ inline std::size_t chunk_elements(std::size_t largest, std::size_t element) noex
 //
 // Words: the buffer is cut into one *slice* for each rank, its owner; a slice is cut into *chunks*. Everyone sends the
 // owner its *raw* chunks; the owner reduces each chunk over all ranks in rank order and sends the *reduced* one to the
-// audience (none, the root, everyone). The audience's part of the pipeline runs some chunks (the *lag*) behind: on every connection
-// raw chunk t comes before reduced chunk t - lag, so that both directions stay full while the owner reduces.
+// audience (none, the root, everyone). The audience's part of the pipeline runs some chunks (the *lag*) behind: on
+// every connection raw chunk t comes before reduced chunk t - lag, so that both directions stay full while the owner
+// reduces.
 //
 // Cost for a rank, n ranks, buffer of B bytes: sends (n-1)/n B raw, and (n-1)/n B reduced for an audience of everyone
 // (B/n for the root); two steps of latency. Scratch: n (lag+1) chunks.

@@ -27,7 +27,8 @@ inline Reduction reduction_of(const Operation& operation, int ranks) noexcept {
           divides ? (operation.ranks != 0 ? operation.ranks : ranks) : 1};
 }
 
-/// The arithmetic of a stage that passes partial results on: its operands are multiplied already, only the last stage divides.
+/// The arithmetic of a stage that passes partial results on: its operands are multiplied already, only the last stage
+/// divides.
 inline Reduction stage_reduction(const Operation& operation, int ranks, bool last) noexcept {
   Reduction reduction = reduction_of(operation, ranks);
   reduction.premultiply = false;
@@ -35,26 +36,27 @@ inline Reduction stage_reduction(const Operation& operation, int ranks, bool las
   return reduction;
 }
 
-/// Partial results in 16 bits would be rounded at every stage, where the contract is to round once: such operations are left to
-/// the algorithms that take all operands at once.
+/// Partial results in 16 bits would be rounded at every stage, where the contract is to round once: such operations are
+/// left to the algorithms that take all operands at once.
 inline bool rounds_partial_results(const Operation& operation) noexcept {
   if (operation.dtype != DType::float16 && operation.dtype != DType::bfloat16) return false;
   const ReduceOp::Kind kind = operation.reduce.kind();
   return kind != ReduceOp::min && kind != ReduceOp::max;
 }
 
-/// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination may be
-/// the same memory as a source; other overlaps are not allowed.
+/// destinations[d][i] = reduction over s of sources[s][i], for i in [0, count). At least one of each. A destination may
+/// be the same memory as a source; other overlaps are not allowed.
 void reduce(const Reduction& reduction, std::span<const void* const> sources, std::span<void* const> destinations,
             std::size_t count);
 
-/// The instruction set that the kernels of this process use: "neon", "neon-fp16", "sse2", "avx2", "avx512" or "generic".
+/// The instruction set that the kernels of this process use: "neon", "neon-fp16", "sse2", "avx2", "avx512" or
+/// "generic".
 std::string_view reduce_instruction_set() noexcept;
 
 /// Throws InvalidArgument for a number that is none of DType's values.
 void require_dtype(DType dtype);
-/// Throws InvalidArgument when the op has no meaning for the dtype (band on float32, avg on bool8, ...), or when either is
-/// a number that is none of its enumeration's values.
+/// Throws InvalidArgument when the op has no meaning for the dtype (band on float32, avg on bool8, ...), or when either
+/// is a number that is none of its enumeration's values.
 void require_reducible(DType dtype, ReduceOp op);
 
 }  // namespace maniple

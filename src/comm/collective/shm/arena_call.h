@@ -1,9 +1,10 @@
 // Collectives of ranks that share memory. `run_in_arena` runs any operation, by one of three algorithms:
 //
-//   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One synchronisation;
-//            in rooted operations those that only send do not wait. (run.cpp)
-//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies. Also ordinary
-//            memory of operations that only move bytes, read out of its process where that is faster. (direct.cpp)
+//   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One
+//            synchronisation; in rooted operations those that only send do not wait. (run.cpp)
+//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies.
+//            Also ordinary memory of operations that only move bytes, read out of its process where that is faster.
+//            (direct.cpp)
 //   staged   other ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
 #pragma once
 
@@ -95,10 +96,10 @@ inline ResultCopy result_copy_of(const Operation& op, int ranks) noexcept {
   }
 }
 
-// ---- The algorithms, after the contributions have been exchanged -------------------------------------------------------
+// ---- The algorithms, after the contributions have been exchanged ----------------------------------------------------
 
-/// The rank that chooses between reading ordinary memory out of its process and the stage: one that receives, because one that only sends
-/// into the stage does not see how long it takes.
+/// The rank that chooses between reading ordinary memory out of its process and the stage: one that receives, because
+/// one that only sends into the stage does not see how long it takes.
 inline int arena_chooser(const Operation& op) noexcept {
   if (op.op == Op::gather) return op.root;
   return (op.op == Op::broadcast || op.op == Op::scatter) && op.root == 0 ? 1 : 0;

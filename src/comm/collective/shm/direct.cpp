@@ -1,11 +1,13 @@
-// Registered memory: every rank reads, and for all_reduce, reduce and gather also writes, the others' buffers where they lie.
+// Registered memory: every rank reads, and for all_reduce, reduce and gather also writes, the others' buffers where
+// they lie.
 //
-// Ordinary memory of operations that only move bytes: the reader has the kernel copy it out of the other process, if the rank that chooses
-// (arena_chooser) finds that faster than the stage. If any rank cannot read, all take the stage, for this operation and those that follow.
+// Ordinary memory of operations that only move bytes: the reader has the kernel copy it out of the other process, if
+// the rank that chooses (arena_chooser) finds that faster than the stage. If any rank cannot read, all take the stage,
+// for this operation and those that follow.
 //
-// A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice out of all ranks' memory,
-// in rank order, and writes it to all of them. Cost: two synchronisations; each byte of each buffer is read once and written once; n
-// ranks share the work evenly. Operations that only move bytes pull them from the contributor.
+// A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice out of all ranks'
+// memory, in rank order, and writes it to all of them. Cost: two synchronisations; each byte of each buffer is read
+// once and written once; n ranks share the work evenly. Operations that only move bytes pull them from the contributor.
 //
 // The second synchronisation (`finished`) keeps a rank from returning while a peer still reads its buffer.
 
@@ -208,7 +210,8 @@ class Direct {
     }
   }
 
-  // What the kernel overwrites is read before, too: so very large results come by way of memory that stays in the cache.
+  // What the kernel overwrites is read before, too: so very large results come by way of memory that stays in the
+  // cache.
   bool read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes) {
     if (!copy_result_.is_very_large()) return call_.arena.read_peer(rank, to, from, bytes);
     constexpr std::size_t kMost = 128 * 1024;

@@ -1,13 +1,13 @@
-// Collectives in shared memory: ranks publish their contributions, wait for those that they take something from, compare what they
-// called, and take the algorithm that fits. The one for small operations is here, too.
+// Collectives in shared memory: ranks publish their contributions, wait for those that they take something from,
+// compare what they called, and take the algorithm that fits. The one for small operations is here, too.
 //
-// Who waits for whom: in most operations all for all. In small rooted ones only those that receive: the root of reduce and gather
-// for all, the others of broadcast and scatter for the root. Those that only send go on at once, and may be some operations ahead
-// (see `window` in arena.h).
+// Who waits for whom: in most operations all for all. In small rooted ones only those that receive: the root of reduce
+// and gather for all, the others of broadcast and scatter for the root. Those that only send go on at once, and may be
+// some operations ahead (see `window` in arena.h).
 //
-// Whoever waits for a rank compares its own call with that rank's. Two ranks that only send may have called different things without
-// either waiting for the other; so a contribution also carries a hash of all calls so far, and the next one that is compared,
-// at the latest that of the next window, shows the difference.
+// Whoever waits for a rank compares its own call with that rank's. Two ranks that only send may have called different
+// things without either waiting for the other; so a contribution also carries a hash of all calls so far, and the next
+// one that is compared, at the latest that of the next window, shows the difference.
 
 #include <fmt/format.h>
 
@@ -21,7 +21,8 @@
 namespace maniple {
 namespace {
 
-// kPlace: no call at all. The rank has found a mismatch, and shows where its own call is: the payload's length is the mode less this.
+// kPlace: no call at all. The rank has found a mismatch, and shows where its own call is: the payload's length is the
+// mode less this.
 enum Mode : std::uint32_t { kInline, kReferences, kPlace };
 
 enum class Awaits { all, root, none };
@@ -69,16 +70,16 @@ std::span<const std::byte> output_of(const Operation& op, int rank) noexcept {
   }
 }
 
-// Ordinary memory of operations that only move bytes can be read out of its process: one copy by the kernel, where the stage takes two by the
-// ranks.
+// Ordinary memory of operations that only move bytes can be read out of its process: one copy by the kernel, where the
+// stage takes two by the ranks.
 bool can_be_read(const ArenaCall& call, Op op) noexcept {
   const bool moves =
       op == Op::broadcast || op == Op::scatter || op == Op::gather || op == Op::all_gather || op == Op::all_to_all;
   return moves && call.arena.reads_peers() && call.forced != "staged";
 }
 
-// Which is faster is found out by trying (see faster_way.h). These begin with reading: every byte has one reader, and ranks read at the same
-// time, each on a core, what would go through the hands of one, or through twice as much memory.
+// Which is faster is found out by trying (see faster_way.h). These begin with reading: every byte has one reader, and
+// ranks read at the same time, each on a core, what would go through the hands of one, or through twice as much memory.
 enum Way : int { kRead, kStage };
 Way way_at_first(Op op, int ranks) noexcept {
   return op == Op::all_to_all || (op == Op::scatter && ranks >= 4) ? kRead : kStage;
@@ -103,8 +104,8 @@ Contribution::Refs references(const ArenaCall& call, const Operation& op) {
 // Registered memory that would fit a contribution, but is reduced faster where it lies. Each rank decides for its own.
 bool worth_direct(const Operation& op) noexcept { return op.op == Op::all_reduce && op.bytes() > 2048; }
 
-// Fetches the cache lines of the next contribution back from the ranks that read it some epochs ago, and have finished: it is likely
-// as long as this one.
+// Fetches the cache lines of the next contribution back from the ranks that read it some epochs ago, and have finished:
+// it is likely as long as this one.
 void prefetch(Arena& arena, std::uint32_t next, std::size_t payload) noexcept {
   constexpr std::size_t kMost = 2048;  // more requests at once than the core can have under way only delay it
   constexpr std::size_t kLine = 64;
@@ -117,8 +118,8 @@ void prefetch(Arena& arena, std::uint32_t next, std::size_t payload) noexcept {
   for (std::size_t at = 0; at < std::min(payload, kMost); at += kLine) fetch_to_write(large + at);
 }
 
-// A rank that has published this epoch before it was waited for is ahead, so its next contribution is likely there, too: it is
-// fetched meanwhile.
+// A rank that has published this epoch before it was waited for is ahead, so its next contribution is likely there,
+// too: it is fetched meanwhile.
 void prefetch_if_ahead(Arena& arena, int rank, std::uint32_t epoch, std::size_t payload) noexcept {
   if (!arena.has_published(rank, epoch)) return;  // fetched now, its line would have to go back to be written
   const auto* first = reinterpret_cast<const std::byte*>(&arena.contribution(rank, epoch + 1));
@@ -139,8 +140,9 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-// The algorithm for small operations: the bytes are in the contributions. One synchronisation; each rank reads those that it
-// needs. Every rank reduces for itself, in rank order, so all hold the same bits without a second synchronisation.
+// The algorithm for small operations: the bytes are in the contributions. One synchronisation; each rank reads those
+// that it needs. Every rank reduces for itself, in rank order, so all hold the same bits without a second
+// synchronisation.
 void run_inline(ArenaCall& call, const Operation& op, std::uint32_t epoch, std::size_t largest) {
   const std::size_t element = op.element();
   const int me = call.rank();
@@ -176,9 +178,9 @@ void run_inline(ArenaCall& call, const Operation& op, std::uint32_t epoch, std::
 
 bool same_call(const Contribution& a, const Contribution& b) noexcept { return a.words == b.words; }
 
-// Ranks that called different things show each other where: one more synchronisation carries the places of the calls. It has a short
-// limit of its own. A rank that does not take part (it has gone on, it died, or it does not compare) leaves only its call without
-// the place. Returns whether all took part.
+// Ranks that called different things show each other where: one more synchronisation carries the places of the calls.
+// It has a short limit of its own. A rank that does not take part (it has gone on, it died, or it does not compare)
+// leaves only its call without the place. Returns whether all took part.
 bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& short_wait, std::vector<RankCall>& calls) {
   Arena& arena = call.arena;
   const std::uint32_t second = arena.next_epoch();
@@ -208,8 +210,8 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
   return complete;
 }
 
-// The contributions to this epoch differ, in what was called or in the hashes. Throws a Mismatch with what each rank called in the
-// first epoch that differs.
+// The contributions to this epoch differ, in what was called or in the hashes. Throws a Mismatch with what each rank
+// called in the first epoch that differs.
 [[noreturn]] void throw_mismatch(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
   Arena& arena = call.arena;
   const int me = call.rank();

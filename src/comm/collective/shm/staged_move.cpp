@@ -1,8 +1,9 @@
 // Operations of ordinary memory that move bytes (and reduce_scatter), through the stages.
 //
-// In step k every contributor fills its slot with the k-th *block* of its contribution, and every receiver drains what it
-// needs from the others' slots. A slot holds either one block for all (broadcast, gather, all_gather) or one *cell* per
-// receiver (scatter, reduce_scatter, all_to_all). Filling runs ahead of draining by a slot, so copies in and out overlap.
+// In step k every contributor fills its slot with the k-th *block* of its contribution, and every receiver drains what
+// it needs from the others' slots. A slot holds either one block for all (broadcast, gather, all_gather) or one *cell*
+// per receiver (scatter, reduce_scatter, all_to_all). Filling runs ahead of draining by a slot, so copies in and out
+// overlap.
 //
 // Cost per rank: one copy in, one copy out. A rank's own part is copied directly, not through the stage.
 

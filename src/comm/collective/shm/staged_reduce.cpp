@@ -1,9 +1,10 @@
 // all_reduce and reduce of ordinary memory, through the stages (see arena.h).
 //
-// The buffer is cut into *chunks* as large as a slot; a chunk is cut into one *slice* per rank. Three phases for each chunk:
+// The buffer is cut into *chunks* as large as a slot; a chunk is cut into one *slice* per rank. Three phases for each
+// chunk:
 //   fill      copy the slices that others reduce into my slot
-//   reduce    reduce my slice: my own part straight from my buffer, the others' from their slots, in rank order; the result
-//             goes to my buffer and into my slot, at the place that `fill` left free
+//   reduce    reduce my slice: my own part straight from my buffer, the others' from their slots, in rank order; the
+//             result goes to my buffer and into my slot, at the place that `fill` left free
 //   drain     copy the other slices' results out of their slots
 // The phases of consecutive chunks overlap: a rank fills chunk k while others may still reduce k-1 and drain k-2.
 //

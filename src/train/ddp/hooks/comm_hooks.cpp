@@ -35,9 +35,9 @@ Work CommContext::then(const Work& work, std::function<void()> next) const {
 
 namespace {
 
-// Each rank rounds its gradient to the short type; the group adds in float32, divides, and rounds once; the result is widened
-// again. Gradients that are short already are averaged as they are. Cost: half the bytes (a quarter for float64), two passes
-// over the bucket.
+// Each rank rounds its gradient to the short type; the group adds in float32, divides, and rounds once; the result is
+// widened again. Gradients that are short already are averaged as they are. Cost: half the bytes (a quarter for
+// float64), two passes over the bucket.
 CommHook compress_to(torch::ScalarType short_type) {
   return [short_type](GradBucket& bucket, CommContext& comm) {
     const torch::Tensor buffer = bucket.buffer();

@@ -1,6 +1,6 @@
-// The average of gradients that travel as 8-bit integers; the header says how. Cost for a bucket of N numbers: an all_to_all
-// and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole. On a GPU it is the same
-// with tensor operations, and the host waits for nothing.
+// The average of gradients that travel as 8-bit integers; the header says how. Cost for a bucket of N numbers: an
+// all_to_all and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole. On
+// a GPU it is the same with tensor operations, and the host waits for nothing.
 #include <maniple/train/int8_hook.h>
 
 #include <algorithm>
@@ -17,7 +17,8 @@
 namespace maniple {
 namespace {
 
-/// To the nearest whole number, for magnitudes below 2^22; unlike std::nearbyint it is two additions on every processor.
+/// To the nearest whole number, for magnitudes below 2^22; unlike std::nearbyint it is two additions on every
+/// processor.
 float rounded(float x) noexcept {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: no room for fractions behind it
   return (x + kMagic) - kMagic;
@@ -203,8 +204,8 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const torch::Tensor result = torch::zeros_like(mine);
   add_coded(averages, parts, result);
   if (options.use_error_feedback) {
-    // What the first coding lost of this rank's gradient, and what the second lost of the average of its part: times n, as
-    // it will be divided by n.
+    // What the first coding lost of this rank's gradient, and what the second lost of the average of its part: times n,
+    // as it will be divided by n.
     torch::Tensor& error = errors.of(bucket, torch::kFloat32);
     const torch::Tensor seen = torch::zeros_like(mine);
     add_coded(out, parts, seen);

@@ -1,4 +1,5 @@
-// Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is one.
+// Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is
+// one.
 #include "comm/base/check.h"
 #include "train/ddp/hooks/hook_parts.h"
 #include "train/tensor/public_call.h"
@@ -49,7 +50,7 @@ void PostLocalSGDOptimizer::step() {
 
 void PostLocalSGDOptimizer::zero_grad() { optimizer_.zero_grad(); }
 
-// ---- PeriodicModelAverager -------------------------------------------------------------------------------------------
+// ---- PeriodicModelAverager ------------------------------------------------------------------------------------------
 
 PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions options) : options_(std::move(options)) {
   MANIPLE_REQUIRE(options_.period >= 1, "PeriodicModelAverager: a period of {}; it must be at least 1",

@@ -1,8 +1,8 @@
 // PowerSGD; the header says what it is.
 //
-// Words: a *matrix* is a gradient that is compressed, of n x m; P is n x r, Q is m x r. The first message holds all Ps of
-// the bucket and, behind them, the gradients that are not compressed; the second holds all Qs. Cost for a bucket: two
-// all_reduces of r (n + m) numbers for each matrix and of the rest as it is; about 6 n m r multiplications.
+// Words: a *matrix* is a gradient that is compressed, of n x m; P is n x r, Q is m x r. The first message holds all Ps
+// of the bucket and, behind them, the gradients that are not compressed; the second holds all Qs. Cost for a bucket:
+// two all_reduces of r (n + m) numbers for each matrix and of the rest as it is; about 6 n m r multiplications.
 #include <maniple/train/power_sgd.h>
 
 #include <cmath>
