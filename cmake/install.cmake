@@ -2,13 +2,13 @@
 include(CMakePackageConfigHelpers)
 set(MANIPLE_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Maniple)
 
-# maniple_component(NAME [COMPONENTS other ...] [PACKAGES package ...] [STATIC_PACKAGES package ...])
+# maniple_component(NAME [COMPONENTS other ...] [PACKAGES package ...] [STATIC_PACKAGES package ...] [WITH target ...])
 # Installs maniple::NAME, the target maniple_NAME or maniple_NAME_shared. Consumers get COMPONENTS with it; PACKAGES are
 # found again on their machine, and so are STATIC_PACKAGES, private dependencies, which a static library leaves to the
 # last link. The kind that BUILD_SHARED_LIBS does not ask for is added by `cmake --install --component static` or
 # `shared`.
 function(maniple_component name)
-  cmake_parse_arguments(arg "" "" "COMPONENTS;PACKAGES;STATIC_PACKAGES" ${ARGN})
+  cmake_parse_arguments(arg "" "" "COMPONENTS;PACKAGES;STATIC_PACKAGES;WITH" ${ARGN})
   foreach(kind static shared)
     set(target maniple_${name})
     set(packages ${arg_PACKAGES} ${arg_STATIC_PACKAGES})
@@ -22,7 +22,7 @@ function(maniple_component name)
       set(when COMPONENT ${kind} EXCLUDE_FROM_ALL)
     endif()
     set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
-    install(TARGETS ${target} EXPORT maniple_${name}_${kind}
+    install(TARGETS ${target} ${arg_WITH} EXPORT maniple_${name}_${kind}
             ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} ${when} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${when})
     install(EXPORT maniple_${name}_${kind} NAMESPACE maniple:: DESTINATION ${MANIPLE_PACKAGE_DIR}/${kind}
             FILE Maniple-${name}-targets.cmake ${when})
@@ -45,7 +45,8 @@ if(TARGET maniple)
 endif()
 
 maniple_component(comm PACKAGES Threads STATIC_PACKAGES fmt)
-maniple_component(launch COMPONENTS comm STATIC_PACKAGES fmt)
+set_target_properties(maniple_start PROPERTIES EXPORT_NAME start)
+maniple_component(launch COMPONENTS comm STATIC_PACKAGES fmt WITH maniple_start)
 if(MANIPLE_HAVE_TORCH)
   maniple_component(train COMPONENTS comm PACKAGES Torch STATIC_PACKAGES ZLIB)
 endif()

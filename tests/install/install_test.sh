@@ -18,7 +18,7 @@ install_kind() {
     find "$work/prefix" \( -name 'libmaniple.so*' -o -name 'libmaniple_train.so*' -o -path '*/Maniple/shared/*' \) -delete
     find "$work/prefix" -path '*/Maniple/shared' -delete
   else
-    find "$work/prefix" \( -name 'libmaniple_*.a' -o -path '*/Maniple/static/*' \) -delete
+    find "$work/prefix" \( -name 'libmaniple_*.a' ! -name libmaniple_start.a -o -path '*/Maniple/static/*' \) -delete
     find "$work/prefix" -path '*/Maniple/static' -delete
   fi
   # Everything goes under the prefix, and nothing of it points back at the source tree.
@@ -61,6 +61,13 @@ run_with() {
 # use KIND: runs the programs that were built with it.
 use() {
   local kind=$1 launcher="$work/$1/bin/maniple"
+  # Only what links maniple::launch has a start of its own.
+  for name in comm launch train; do
+    [[ -x $work/${kind}_$name/consumer ]] || continue
+    defines=0
+    if nm --defined-only "$work/${kind}_$name/consumer" | grep -q ' __libc_start_main$'; then defines=1; fi
+    [[ $defines == $([[ $name == launch ]] && echo 1 || echo 0) ]] || { echo "$kind $name: __libc_start_main defined: $defines"; exit 1; }
+  done
   "$launcher" run --no-prefix -n 2 "$work/${kind}_comm/consumer" "file://$work/${kind}_rendezvous"
   "$work/${kind}_launch/consumer" | tee "$work/output"
   grep -q '^spawned: .*on purpose' "$work/output"

@@ -135,6 +135,11 @@ namespace detail {
 using SpawnEntry = void (*)(void (*function)(), ArgumentReader& arguments, int rank);
 SpawnContext start_spawn(const SpawnOptions& options, SpawnEntry entry, void (*function)(), std::string arguments);
 
+/// For the start of a program that links maniple::launch: what runs in place of main in a process that spawn started,
+/// null in every other.
+using SpawnedMain = int (*)(int argc, char** argv, char** environment);
+SpawnedMain take_over_start() noexcept;
+
 /// How a parameter waits for the call: by value, and text as a string.
 template <class P>
 struct Kept {

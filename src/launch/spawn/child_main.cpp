@@ -1,11 +1,3 @@
-// A spawned process is this program started again, but main must not run: what it does before it comes to spawn (parse
-// options, load data, write files) is to happen once. So the call that brings a program to its main is taken over: the
-// start-up code of every program calls __libc_start_main(main, ...) of the C library; here is a function of that name,
-// which the linker prefers, and which calls the real one, with another main when MANIPLE_SPAWN_FD is set. The C
-// library makes the static objects of the program and its libraries before it calls either.
-//
-// The definition is weak: a statically linked program takes the C library's own without complaint, spawn notices that
-// (takeover_is_possible) and says so.
 #include "launch/spawn/child_main.h"
 
 #include <cxxabi.h>
@@ -48,7 +40,7 @@ constexpr std::string_view kMagic = "maniple-spawn-1\n";
 constexpr std::uint64_t kNoFunction = ~std::uint64_t{0};
 constexpr int kBadStart = 2;
 
-bool taken_over = false;  // before any static object is made
+bool taken_over = false;  // set before any static object is made
 
 /// The main program as it lies in memory.
 struct LoadedProgram {
@@ -294,24 +286,7 @@ void die_with_parent(int parent_pipe) {
 
 }  // namespace maniple::launch
 
-extern "C" {
-
-using ManipleMain = int (*)(int, char**, char**);
-using ManipleStart = int (*)(ManipleMain, int, char**, void (*)(), void (*)(), void (*)(), void*);
-
-// Runs before any static object exists: nothing but calls into the C library here.
-__attribute__((weak, visibility("default"))) int __libc_start_main(ManipleMain program, int argc, char** argv,
-                                                                   void (*init)(), void (*fini)(), void (*rtld_fini)(),
-                                                                   void* stack_end) {
-  const auto start = reinterpret_cast<ManipleStart>(::dlsym(RTLD_NEXT, "__libc_start_main"));
-  if (start == nullptr) {
-    constexpr char kText[] = "maniple: the C library has no __libc_start_main\n";
-    (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
-    ::_exit(127);
-  }
-  maniple::launch::taken_over = true;
-  const bool spawned = ::secure_getenv(maniple::launch::kSpawnVariable) != nullptr;
-  return start(spawned ? maniple::launch::spawned_main : program, argc, argv, init, fini, rtld_fini, stack_end);
+maniple::detail::SpawnedMain maniple::detail::take_over_start() noexcept {
+  launch::taken_over = true;
+  return ::secure_getenv(launch::kSpawnVariable) != nullptr ? launch::spawned_main : nullptr;
 }
-
-}  // extern "C"

@@ -37,7 +37,8 @@ std::optional<SpawnAssignment> parse_spawn_assignment(std::string_view text);
 /// Which function, and its arguments. Throws InvalidArgument for a function outside of the main program.
 std::string encode_payload(detail::SpawnEntry entry, void (*function)(), std::string_view arguments);
 
-/// Whether this program, started again, would find its way here: false when it is linked statically.
+/// Whether this program, started again, would find its way here: false when it is linked statically, and when it links
+/// the library without maniple::launch (take_over.cpp).
 bool takeover_is_possible() noexcept;
 
 /// Calls the function and reports; the result is the exit code.

@@ -54,8 +54,9 @@ struct SpawnContext::Impl {
     if (by_fork) check_fork_is_safe();
     if (!by_fork && !takeover_is_possible())
       throw Unsupported(
-          "spawn: start method reexec needs a dynamically linked program; link without -static, or use "
-          "StartMethod::fork");
+          "spawn: start method reexec needs a program that links maniple::launch, dynamically; link that target, "
+          "without "
+          "-static, or use StartMethod::fork");
     UniqueFd payload;
     if (!by_fork) payload = sealed_memory("maniple-spawn", encode_payload(entry, function, arguments));
     if (options.daemon) parent_pipe.emplace();
