@@ -8,13 +8,13 @@ AbortSignal::AbortSignal() : event_(new_event()) {}
 
 bool AbortSignal::raise(std::exception_ptr cause) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (cause_) return false;
     cause_ = std::move(cause);
   }
   raised_.store(true, std::memory_order_release);
   {
-    const std::lock_guard lock(listeners_mutex_);
+    const MutexLock lock(listeners_mutex_);
     for (const auto& [ticket, listener] : listeners_) listener();
   }
   ::eventfd_write(event_.get(), 1);  // last: who wakes by it finds that the listeners have done their part
@@ -22,14 +22,14 @@ bool AbortSignal::raise(std::exception_ptr cause) {
 }
 
 std::exception_ptr AbortSignal::cause() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return cause_;
 }
 
 void AbortSignal::rethrow() const { std::rethrow_exception(cause()); }
 
 int AbortSignal::on_raise(std::function<void()> listener) {
-  const std::lock_guard lock(listeners_mutex_);
+  const MutexLock lock(listeners_mutex_);
   if (raised()) {
     listener();
     return -1;
@@ -39,7 +39,7 @@ int AbortSignal::on_raise(std::function<void()> listener) {
 }
 
 void AbortSignal::forget(int ticket) {
-  const std::lock_guard lock(listeners_mutex_);
+  const MutexLock lock(listeners_mutex_);
   std::erase_if(listeners_, [ticket](const auto& entry) { return entry.first == ticket; });
 }
 

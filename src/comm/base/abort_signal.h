@@ -8,11 +8,11 @@
 #include <atomic>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/base/mutex.h"
 #include "comm/base/ticks.h"
 #include "comm/base/unique_fd.h"
 #include <maniple/comm/error.h>
@@ -48,11 +48,11 @@ class AbortSignal {
  private:
   std::atomic<bool> raised_{false};
   UniqueFd event_;
-  mutable std::mutex mutex_;
-  std::exception_ptr cause_;
-  std::mutex listeners_mutex_;  // held while listeners run
-  std::vector<std::pair<int, std::function<void()>>> listeners_;
-  int next_ticket_ = 0;
+  mutable Mutex mutex_;
+  std::exception_ptr cause_ MANIPLE_GUARDED_BY(mutex_);
+  Mutex listeners_mutex_;  // held while listeners run
+  std::vector<std::pair<int, std::function<void()>>> listeners_ MANIPLE_GUARDED_BY(listeners_mutex_);
+  int next_ticket_ MANIPLE_GUARDED_BY(listeners_mutex_) = 0;
 };
 
 /// The text of an exception, for messages built from causes.

@@ -8,19 +8,20 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 
 namespace maniple {
 namespace {
 
 struct Taken {
-  std::mutex mutex;
-  int init = -1, report = -1;
+  Mutex mutex;
+  int init MANIPLE_GUARDED_BY(mutex) = -1;
+  int report MANIPLE_GUARDED_BY(mutex) = -1;
 };
 constinit ProcessWide<Taken> taken;  // a child of fork() has none
 
@@ -50,7 +51,7 @@ std::string launcher_socket_value(int fd) { return fmt::format("{}:{}", fd, inod
 
 int launcher_socket(const char* variable) noexcept {
   Taken& mine = *taken;
-  const std::lock_guard lock(mine.mutex);
+  const MutexLock lock(mine.mutex);
   int& fd = std::strcmp(variable, kInitSocket) == 0 ? mine.init : mine.report;
   if (const char* text = std::getenv(variable)) {
     fd = parse(text);

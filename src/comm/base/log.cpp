@@ -2,13 +2,13 @@
 
 #include <unistd.h>
 
-#include <mutex>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "comm/base/environment.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 
 namespace maniple {
 namespace {
@@ -25,8 +25,8 @@ LogLevel level_from_environment() {
 constexpr std::string_view kNames[] = {"debug", "info", "warning", "error", ""};
 
 struct Warned {
-  std::mutex mutex;
-  std::set<std::string> texts;
+  Mutex mutex;
+  std::set<std::string> texts MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<Warned> warned_texts;
 
@@ -47,7 +47,7 @@ void log_line(LogLevel level, std::string_view text) {
 void warn_once(const std::string& text) {
   {
     Warned& all = *warned_texts;
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     if (!all.texts.insert(text).second) return;
   }
   log_warning("{}", text);

@@ -1,20 +1,19 @@
 #include "comm/base/threads.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
-#include <mutex>
 
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 
 namespace maniple {
 namespace {
 
 /// What run_apart has started in this process.
 struct Apart {
-  std::mutex mutex;
-  std::condition_variable ended;
-  int running = 0;
+  Mutex mutex;
+  CondVar ended;
+  int running MANIPLE_GUARDED_BY(mutex) = 0;
 };
 
 constinit ProcessWide<Apart> apart;
@@ -22,8 +21,8 @@ constinit ProcessWide<Apart> apart;
 void await_apart() {
   constexpr auto kMost = std::chrono::seconds(5);
   Apart& all = *apart;
-  std::unique_lock lock(all.mutex);
-  all.ended.wait_for(lock, kMost, [&] { return all.running == 0; });
+  MutexLock lock(all.mutex);
+  all.ended.wait_for(lock, kMost, [&]() MANIPLE_REQUIRES(all.mutex) { return all.running == 0; });
 }
 
 }  // namespace
@@ -35,7 +34,7 @@ bool run_apart(std::function<void()> work) noexcept {
   (void)kAwaited;
   const auto count = [](int more) {
     Apart& all = *apart;
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     all.running += more;
     all.ended.notify_all();
   };
