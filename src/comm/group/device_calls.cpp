@@ -57,7 +57,7 @@ DevicePools::~DevicePools() {
 std::shared_ptr<const DeviceEvent> DevicePools::event(const std::shared_ptr<DevicePools>& pools, int device) {
   std::unique_ptr<DeviceEvent> event;
   {
-    const std::lock_guard lock(pools->mutex_);
+    const MutexLock lock(pools->mutex_);
     if (auto& free = pools->events_[device]; !free.empty()) {
       event = std::move(free.back());
       free.pop_back();
@@ -66,7 +66,7 @@ std::shared_ptr<const DeviceEvent> DevicePools::event(const std::shared_ptr<Devi
   if (!event) event = std::make_unique<DeviceEvent>(pools->runtime_.make_event(device));
   return {event.release(), [pools, device](DeviceEvent* it) {
             std::unique_ptr<DeviceEvent> free(it);
-            const std::lock_guard lock(pools->mutex_);
+            const MutexLock lock(pools->mutex_);
             pools->events_[device].push_back(std::move(free));
           }};
 }
@@ -76,7 +76,7 @@ std::shared_ptr<std::byte> DevicePools::pinned(const std::shared_ptr<DevicePools
   const std::size_t size = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
   Pinned one;
   {
-    const std::lock_guard lock(pools->mutex_);
+    const MutexLock lock(pools->mutex_);
     if (const auto it = pools->pinned_.find(size); it != pools->pinned_.end()) {
       one = it->second;
       pools->pinned_.erase(it);
@@ -84,7 +84,7 @@ std::shared_ptr<std::byte> DevicePools::pinned(const std::shared_ptr<DevicePools
   }
   if (one.memory == nullptr) one = {device, pools->runtime_.make_pinned(device, size)};
   return {one.memory, [pools, size, one](std::byte*) {
-            const std::lock_guard lock(pools->mutex_);
+            const MutexLock lock(pools->mutex_);
             pools->pinned_.emplace(size, one);
           }};
 }
@@ -155,12 +155,12 @@ DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entr
   }
   if (engine_) {
     engine_tells_ = engine_->waits() != DevicePlugin::Waits::unknown;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     start_watching();  // an abort must reach the engine, whatever was called
   }
   // Under the lock, so that it does not fall between the watching thread's look and its wait.
   listener_ = std::make_unique<AbortListener>(group_.abort_signal(), [this] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     changed_->notify_all();
   });
 }
@@ -168,7 +168,7 @@ DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entr
 DeviceCalls::~DeviceCalls() {
   listener_.reset();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     stopping_ = true;
   }
   changed_->notify_all();
@@ -202,7 +202,7 @@ void DeviceCalls::require_device(Device device, Op op) const {
 }
 
 DeviceStream DeviceCalls::own_stream(int device, Purpose purpose) {
-  const std::lock_guard lock(streams_mutex_);  // threads may send while another calls a collective
+  const MutexLock lock(streams_mutex_);  // threads may send while another calls a collective
   const auto it = streams_.find({device, purpose});
   if (it != streams_.end()) return it->second;
   return streams_[{device, purpose}] = runtime_.make_stream(device);

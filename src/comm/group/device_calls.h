@@ -26,6 +26,7 @@
 #include "comm/backend/device/device_plugin.h"
 #include "comm/backend/plugin/load.h"
 #include "comm/base/abort_signal.h"
+#include "comm/base/mutex.h"
 #include "comm/group/work_state.h"
 #include "comm/transport/message.h"
 #include <maniple/comm/process_group.h>
@@ -49,9 +50,9 @@ class DevicePools {
     std::byte* memory = nullptr;
   };
   DeviceRuntime& runtime_;
-  std::mutex mutex_;
-  std::map<int, std::vector<std::unique_ptr<DeviceEvent>>> events_;
-  std::multimap<std::size_t, Pinned> pinned_;
+  Mutex mutex_;
+  std::map<int, std::vector<std::unique_ptr<DeviceEvent>>> events_ MANIPLE_GUARDED_BY(mutex_);
+  std::multimap<std::size_t, Pinned> pinned_ MANIPLE_GUARDED_BY(mutex_);
 };
 
 /// Words that streams wait for, in pinned memory, are so many bytes apart.
@@ -112,13 +113,13 @@ class DeviceCalls {
   };
   /// The operations of one stream that are not known to be finished, in the order in which the stream runs them.
   struct StreamQueue {
-    std::mutex enqueueing;       // held while an operation's end is recorded and the operation added to the queue
-    std::list<Pending> pending;  // guarded by mutex_; only the watching thread removes from it
+    Mutex enqueueing;            // held while an operation's end is recorded and the operation added to the queue
+    std::list<Pending> pending;  // guarded by watch_->mutex; only the watching thread removes from it
   };
   /// The right to add to a queue: no other thread records an end on the stream meanwhile.
   struct Enqueueing {
     std::shared_ptr<StreamQueue> queue;
-    std::unique_lock<std::mutex> lock;
+    std::unique_lock<Mutex> lock;  // handed on with the right, which Clang cannot follow
   };
   /// Where an operation is listed.
   struct Position {
@@ -149,19 +150,19 @@ class DeviceCalls {
   std::vector<Work> enqueue_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
   std::vector<Work> stage_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
 
-  void start_watching();  // with the mutex held
+  void start_watching() MANIPLE_REQUIRES(watch_->mutex);
   Enqueueing begin_enqueueing(DeviceStream stream);
   void watch(Pending pending, Enqueueing to);
   void watch_arrival(Pending pending);
   void add(std::list<Pending>& to, Pending pending);
-  bool is_idle() const;                            // with the mutex held
-  std::vector<std::list<Pending>*> all_pending();  // the same
+  bool is_idle() const MANIPLE_REQUIRES(watch_->mutex);
+  std::vector<std::list<Pending>*> all_pending() MANIPLE_REQUIRES(watch_->mutex);
   void watch_loop();
   void look();
   /// Removes from the front of `queue` the operations that the stream has finished, and returns them.
   std::vector<Position> take_ended(std::vector<Position>& queue);
   void start_staged_messages();
-  bool is_sending();  // with the mutex held
+  bool is_sending() MANIPLE_REQUIRES(watch_->mutex);
   /// Gives up, and returns true, when the stream has reached it and its time is over. `oldest`: of those that the
   /// engine tells of.
   bool is_late(Pending& pending, bool oldest);
@@ -186,21 +187,21 @@ class DeviceCalls {
   bool engine_tells_ = false;                        // DevicePlugin::waits
   std::shared_ptr<const DeviceEvent> engine_event_;  // that it was given last
   bool by_tags_ = false;
-  std::mutex streams_mutex_;
-  std::map<std::pair<int, Purpose>, DeviceStream> streams_;
+  Mutex streams_mutex_;
+  std::map<std::pair<int, Purpose>, DeviceStream> streams_ MANIPLE_GUARDED_BY(streams_mutex_);
 
   std::shared_ptr<const DeviceEvent> last_event_;  // of the last operation outside of graphs, and where it ran
   DeviceStream last_stream_;
 
   const std::shared_ptr<DeviceWatch> watch_ = std::make_shared<DeviceWatch>();
-  std::mutex& mutex_ = watch_->mutex;
   ForkSafeCondition& changed_ = watch_->changed;
-  std::map<DeviceStream, std::shared_ptr<StreamQueue>> queues_;
-  std::list<Pending>
-      arrivals_;  // receives, whose copies may be enqueued in any order; only the watching thread removes from it
-  std::vector<StagedMessages> staged_messages_;
-  std::vector<std::shared_ptr<HostPart>> sends_;  // that another rank may still be receiving
-  bool stopping_ = false;
+  std::map<DeviceStream, std::shared_ptr<StreamQueue>> queues_ MANIPLE_GUARDED_BY(watch_->mutex);
+  /// Receives, whose copies may be enqueued in any order. Only the watching thread removes from it.
+  std::list<Pending> arrivals_ MANIPLE_GUARDED_BY(watch_->mutex);
+  std::vector<StagedMessages> staged_messages_ MANIPLE_GUARDED_BY(watch_->mutex);
+  /// That another rank may still be receiving.
+  std::vector<std::shared_ptr<HostPart>> sends_ MANIPLE_GUARDED_BY(watch_->mutex);
+  bool stopping_ MANIPLE_GUARDED_BY(watch_->mutex) = false;
   bool gave_up_ = false;  // of the watching thread alone
   std::thread watcher_;
   std::unique_ptr<AbortListener> listener_;

@@ -132,7 +132,7 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
     }
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     is_sending();  // forgets those that have arrived
     sends_.insert(sends_.end(), sends.begin(), sends.end());
     staged_messages_.push_back(std::move(staged));

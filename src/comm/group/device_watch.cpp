@@ -47,7 +47,7 @@ void DeviceCalls::start_watching() {
 DeviceCalls::Enqueueing DeviceCalls::begin_enqueueing(DeviceStream stream) {
   Enqueueing place;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     auto& queue = queues_[stream];
     if (!queue) queue = std::make_shared<StreamQueue>();
     place.queue = queue;
@@ -58,12 +58,15 @@ DeviceCalls::Enqueueing DeviceCalls::begin_enqueueing(DeviceStream stream) {
 
 void DeviceCalls::watch(Pending pending, Enqueueing to) { add(to.queue->pending, std::move(pending)); }
 
-void DeviceCalls::watch_arrival(Pending pending) { add(arrivals_, std::move(pending)); }
+// Not checked: only the address is taken here, and add() locks.
+void DeviceCalls::watch_arrival(Pending pending) MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
+  add(arrivals_, std::move(pending));
+}
 
 void DeviceCalls::add(std::list<Pending>& to, Pending pending) {
   bool wake = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     start_watching();
     wake = is_idle();
     to.push_back(std::move(pending));
@@ -84,12 +87,12 @@ std::vector<std::list<DeviceCalls::Pending>*> DeviceCalls::all_pending() {
 
 void DeviceCalls::watch_loop() {
   on_group_thread = true;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(watch_->mutex);
   while (!stopping_) {
     const bool to_abort = engine_ && !gave_up_ && group_.abort_signal().raised();  // graphs are not in the list
     if (is_idle() && staged_messages_.empty() && !to_abort) {
       changed_->notify_all();  // whoever destroys the group waits for this
-      changed_->wait(lock);
+      changed_->wait(lock.native());
       continue;
     }
     lock.unlock();
@@ -103,7 +106,7 @@ void DeviceCalls::watch_loop() {
     if (stopping_) break;
     // Messages start when what they send has been copied, and another rank may be waiting for them.
     const bool soon = watch_->waiting != 0 || !staged_messages_.empty();
-    changed_->wait_for(lock, soon ? kSoon : kSeldom);
+    changed_->wait_for(lock.native(), soon ? kSoon : kSeldom);
   }
 }
 
@@ -129,7 +132,7 @@ void DeviceCalls::look() {
     return positions;
   };
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     // A queue that is empty and that no thread is about to add to is one of a stream that may be gone.
     std::erase_if(queues_, [](const auto& one) { return one.second->pending.empty() && one.second.use_count() == 1; });
     for (const auto& [stream, queue] : queues_) {
@@ -154,7 +157,7 @@ void DeviceCalls::look() {
   for (const Position& it : ended) {
     if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up sees to it
     retire(*it.at, it->host && it->host->ended ? it->host->error : nullptr);
-    const std::lock_guard guard(mutex_);
+    const MutexLock guard(watch_->mutex);
     done.splice(done.end(), *it.list, it.at);
   }
   if (good) {
@@ -174,7 +177,7 @@ void DeviceCalls::look() {
   }
   ErrorInfo context = group_.context_of("device", fault.seq);
   {
-    const std::lock_guard guard(mutex_);
+    const MutexLock guard(watch_->mutex);
     bool found = false;  // the oldest, where the engine does not name one
     for (const std::list<Pending>* list : all_pending()) {
       for (const Pending& pending : *list) {
@@ -246,7 +249,7 @@ bool DeviceCalls::is_late(Pending& pending, bool oldest) {
 void DeviceCalls::start_staged_messages() {
   std::vector<StagedMessages> ready;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     for (auto it = staged_messages_.begin(); it != staged_messages_.end();) {
       if (!std::all_of(it->copied.begin(), it->copied.end(), [this](const auto& e) { return runtime_.reached(*e); })) {
         ++it;
@@ -287,7 +290,7 @@ void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& cont
   gave_up_ = true;
   std::vector<StagedMessages> messages;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     messages.swap(staged_messages_);
   }
   for (const StagedMessages& batch : messages) {
@@ -298,7 +301,7 @@ void DeviceCalls::give_up(const std::exception_ptr& error, const ErrorInfo& cont
   }
   std::list<Pending> failed;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(watch_->mutex);
     for (std::list<Pending>* list : all_pending()) {
       for (auto it = list->begin(); it != list->end();) {
         const auto next = std::next(it);
@@ -331,12 +334,14 @@ void DeviceCalls::finish() {
       return std::int64_t{group_.size()};  // the store has gone
     }
   };
-  std::unique_lock lock(mutex_);
+  MutexLock lock(watch_->mutex);
   std::optional<Deadline> last;  // what waits for ranks that have left is never done
   // A send whose bytes have been copied has ended for its caller; the rank that receives it still needs this one.
-  const auto is_busy = [this] { return !is_idle() || !staged_messages_.empty() || is_sending(); };
+  const auto is_busy = [this]() MANIPLE_REQUIRES(watch_->mutex) {
+    return !is_idle() || !staged_messages_.empty() || is_sending();
+  };
   for (int i = 1; is_busy() && !group_.abort_signal().raised(); ++i) {
-    changed_->wait_for(lock, kPause);
+    changed_->wait_for(lock.native(), kPause);
     if (last && last->expired()) return;
     if (last || i % kPausesToAsk != 0) continue;
     lock.unlock();

@@ -88,7 +88,7 @@ void detail::GroupImpl::set_up(Deadline deadline) {
     return CallProgress{.seq = 1, .running = true, .seconds = waited.count(), .call = "making the group"};
   };
   link.departed = [this](int global_rank, std::uint64_t seq) {
-    const std::lock_guard lock(departures_mutex_);
+    const MutexLock lock(departures_mutex_);
     departures_.emplace(global_rank, seq);
   };
   facts_.session->add_group(facts_.name, std::move(link));
@@ -116,14 +116,18 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   barrier();
   if (choice.device != nullptr) {
     const DevicePluginEntry& engine = load_device_plugin(choice.device->name);
-    device_ = std::make_unique<DeviceCalls>(*this, &engine, facts_.device, deadline);
+    auto device = std::make_unique<DeviceCalls>(*this, &engine, facts_.device, deadline);
+    {
+      const MutexLock lock(device_mutex_);
+      device_ = std::move(device);
+    }
     barrier();  // ranks take memory from each other: one that leaves at once must not be gone before the last has
   }
   made->store(true);
 }
 
 DeviceCalls& detail::GroupImpl::device_calls() {
-  const std::lock_guard lock(device_mutex_);
+  const MutexLock lock(device_mutex_);
   if (!device_) device_ = std::make_unique<DeviceCalls>(*this, nullptr, -1, Deadline::never());
   return *device_;
 }
@@ -154,7 +158,7 @@ detail::GroupImpl::~GroupImpl() {
 }
 
 int detail::GroupImpl::left_before(std::uint64_t seq) const {
-  const std::lock_guard lock(departures_mutex_);
+  const MutexLock lock(departures_mutex_);
   for (const auto& [rank, last] : departures_) {
     if (last < seq) return rank;
   }
@@ -186,7 +190,7 @@ void detail::GroupImpl::throw_unusable(Op op, const CallOptions& call) {
   const std::exception_ptr cause = abort_->cause();
   if (!thrown_.load()) {
     const ErrorInfo context = context_of(to_string(op), seq_ + 1);
-    std::unique_lock lock(unseen_mutex_);
+    MutexLock lock(unseen_mutex_);
     const std::exception_ptr first = unseen_ ? unseen_ : cause;
     lock.unlock();
     std::rethrow_exception(failure(first, context));
@@ -241,7 +245,7 @@ std::exception_ptr detail::GroupImpl::failure(const std::exception_ptr& error, c
 }
 
 void detail::GroupImpl::keep_unseen(const std::exception_ptr& error) {
-  const std::lock_guard lock(unseen_mutex_);
+  const MutexLock lock(unseen_mutex_);
   if (unseen_ || thrown_.load()) return;
   unseen_ = error;
   report_failure(info_of(error));

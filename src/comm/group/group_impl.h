@@ -12,13 +12,13 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/backend/backend.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 #include "comm/base/ticks.h"
 #include "comm/group/device_calls.h"
 #include "comm/group/recorder.h"
@@ -171,19 +171,22 @@ class detail::GroupImpl {
   std::shared_ptr<Recorder> recorder_;
   bool host_tensors_ = true;
   bool device_engine_ = false;
-  std::mutex device_mutex_;
-  std::unique_ptr<DeviceCalls> device_;  // after the backend, which finishes messages of it
+  Mutex device_mutex_;
+  /// After the backend, which finishes messages of it.
+  std::unique_ptr<DeviceCalls> device_ MANIPLE_GUARDED_BY(device_mutex_);
   ForkGuard guard_;
   // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
   std::atomic<bool> thrown_{false};
-  std::mutex unseen_mutex_;
-  std::exception_ptr unseen_;         // the first failure of what nobody waited for: the next call throws it
+  Mutex unseen_mutex_;
+  /// The first failure of what nobody waited for: the next call throws it.
+  std::exception_ptr unseen_ MANIPLE_GUARDED_BY(unseen_mutex_);
   std::atomic<bool> leaving_{false};  // being destroyed: what fails by that is nobody else's concern
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_
-  mutable std::mutex departures_mutex_;
-  std::map<int, std::uint64_t> departures_;  // ranks that have left, and the last call of each
+  mutable Mutex departures_mutex_;
+  /// Ranks that have left, and the last call of each.
+  std::map<int, std::uint64_t> departures_ MANIPLE_GUARDED_BY(departures_mutex_);
   std::uint64_t groups_ = 0;
   std::uint64_t allocations_ = 0;
   std::uint64_t monitored_ = 0;

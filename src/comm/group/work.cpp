@@ -26,7 +26,7 @@ class WaiterCount {
 
  private:
   void count(int change) {
-    const std::lock_guard lock(state_.device.watch->mutex);
+    const MutexLock lock(state_.device.watch->mutex);
     state_.device.watch->waiting += change;
   }
   detail::WorkState& state_;
@@ -43,7 +43,7 @@ detail::WorkState* detail::WorkState::make_done() {
 void detail::WorkState::finish(std::exception_ptr cause) {
   std::vector<std::function<void()>> next;
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     error = std::move(cause);
     done.store(true, std::memory_order_release);
     next = std::move(follow);
@@ -90,7 +90,7 @@ void order_after(const Work& work, void* handle) {
 }
 
 bool DeviceArrival::enqueue(DeviceStream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (state_.load(std::memory_order_relaxed) != State::open) return false;
   DeviceRuntime& runtime = *copy_.runtime;
   runtime.wait(stream, *copy_.posted);
@@ -102,7 +102,7 @@ bool DeviceArrival::enqueue(DeviceStream stream) {
 }
 
 void DeviceArrival::close() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (state_.load(std::memory_order_relaxed) == State::open) state_.store(State::closed, std::memory_order_release);
   copy_.memory.reset();
 }
@@ -114,11 +114,11 @@ bool Work::wait_until(Deadline deadline) const {
   if (!state_->done.load(std::memory_order_acquire)) {
     state_->require_owned();
     const WaiterCount count(*state_);
-    std::unique_lock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
     if (deadline.is_never()) {
-      state_->changed->wait(lock, is_done);
-    } else if (!state_->changed->wait_until(lock, deadline.when(), is_done)) {
+      state_->changed->wait(lock.native(), is_done);
+    } else if (!state_->changed->wait_until(lock.native(), deadline.when(), is_done)) {
       return false;
     }
   }
@@ -136,7 +136,7 @@ void when_done(const Work& work, std::function<void(const std::exception_ptr& er
   auto run = [state = state.get(), callback = std::move(callback)] { callback(state->error); };
   if (!state->done.load(std::memory_order_acquire)) {
     state->require_owned();
-    const std::lock_guard lock(state->mutex);
+    const MutexLock lock(state->mutex);
     if (!state->done.load(std::memory_order_acquire)) {
       state->follow.push_back(std::move(run));
       return;
@@ -162,7 +162,7 @@ Work Work::then(std::function<void()> next) const {
   };
   if (!state_->done.load(std::memory_order_acquire)) {
     state_->require_owned();
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (!state_->done.load(std::memory_order_acquire)) {
       state_->follow.push_back(std::move(run));
       return Work(following);
@@ -174,7 +174,7 @@ Work Work::then(std::function<void()> next) const {
 
 TaskQueue::~TaskQueue() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -183,7 +183,7 @@ TaskQueue::~TaskQueue() {
 
 void TaskQueue::push(std::function<void()> task) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!thread_.joinable()) {
       thread_ = start_thread("the operations of a group", [this] { run(); });
       ::pthread_setname_np(thread_.native_handle(), "maniple-group");
@@ -195,9 +195,9 @@ void TaskQueue::push(std::function<void()> task) {
 
 void TaskQueue::run() {
   on_group_thread = true;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    changed_.wait(lock, [this]() MANIPLE_REQUIRES(mutex_) { return stopping_ || !tasks_.empty(); });
     if (tasks_.empty()) return;
     auto task = std::move(tasks_.front());
     tasks_.pop_front();

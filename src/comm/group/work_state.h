@@ -2,17 +2,16 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "comm/backend/device/device_plugin.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 #include <maniple/comm/work.h>
 #include <maniple/export.h>
 
@@ -21,9 +20,9 @@ namespace MANIPLE_API maniple {
 /// What the thread that watches operations on a device sleeps on. It looks often while a thread of the host waits for
 /// one of them, and seldom otherwise: each look takes locks of the driver that those who enqueue need.
 struct DeviceWatch {
-  std::mutex mutex;
+  Mutex mutex;
   ForkSafeCondition changed;
-  int waiting = 0;  // threads of the host
+  int waiting MANIPLE_GUARDED_BY(mutex) = 0;  // threads of the host
 };
 
 /// The copy to a device of a message that arrives in memory of the host. No stream waits for the message before
@@ -52,9 +51,9 @@ class DeviceArrival {
 
  private:
   enum class State : std::uint8_t { open, enqueued, closed };
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<State> state_{State::open};
-  Copy copy_;
+  Copy copy_ MANIPLE_GUARDED_BY(mutex_);
 };
 
 /// The end of an operation on a device, for those who wait for it.
@@ -86,11 +85,11 @@ struct detail::WorkState {
   ForkGuard guard;
   std::atomic<bool> done{false};
   std::atomic<int> waiters{0};
-  std::mutex mutex;
+  Mutex mutex;
   ForkSafeCondition changed;
-  DeviceEnd device;                           // without a runtime: it is of the host
-  std::exception_ptr error;                   // set before done
-  std::vector<std::function<void()>> follow;  // run after done
+  DeviceEnd device;                                                     // without a runtime: it is of the host
+  std::exception_ptr error;                                             // set before done
+  std::vector<std::function<void()>> follow MANIPLE_GUARDED_BY(mutex);  // run after done
 };
 
 /// The state behind a Work.
@@ -127,10 +126,10 @@ class TaskQueue {
 
  private:
   void run();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> tasks_ MANIPLE_GUARDED_BY(mutex_);
+  bool stopping_ MANIPLE_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

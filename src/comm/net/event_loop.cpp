@@ -3,14 +3,13 @@
 #include <pthread.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include "comm/base/threads.h"
 #include "comm/base/unique_fd.h"
@@ -23,11 +22,11 @@ struct EventLoop::Impl {
   Poller poller;
   UniqueFd wake = new_event();
 
-  std::mutex mutex;              // for `poller`, too, but not while it waits
-  std::condition_variable idle;  // `running` has changed
-  Token running = 0;             // whose callback is being run
-  bool stopping = false;
-  std::vector<std::function<void()>> posted;
+  Mutex mutex;                                  // for `poller`, too, but not while it waits
+  CondVar idle;                                 // `running` has changed
+  Token running MANIPLE_GUARDED_BY(mutex) = 0;  // whose callback is being run
+  bool stopping MANIPLE_GUARDED_BY(mutex) = false;
+  std::vector<std::function<void()>> posted MANIPLE_GUARDED_BY(mutex);
 
   static thread_local const Impl* current;
 
@@ -45,8 +44,8 @@ struct EventLoop::Impl {
     (void)written;  // full means it is ringing already
   }
 
-  void await_not_running(std::unique_lock<std::mutex>& lock, Token token) {
-    if (current != this) idle.wait(lock, [&] { return running != token; });
+  void await_not_running(MutexLock& lock, Token token) MANIPLE_REQUIRES(mutex) {
+    if (current != this) idle.wait(lock, [&]() MANIPLE_REQUIRES(mutex) { return running != token; });
   }
 
   static void note(const std::string& failure) {
@@ -63,7 +62,8 @@ struct EventLoop::Impl {
     }
   }
 
-  void run_posted(std::unique_lock<std::mutex>& lock) {
+  // Not checked: it unlocks the caller's `lock` while the callbacks run.
+  void run_posted(MutexLock& lock) MANIPLE_REQUIRES(mutex) MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<std::function<void()>> batch;
     batch.swap(posted);
     lock.unlock();
@@ -74,8 +74,9 @@ struct EventLoop::Impl {
 
   void run() {
     current = this;
-    std::unique_lock lock(mutex);
-    const auto run_unlocked = [&](Token token, const auto& callback) {
+    MutexLock lock(mutex);
+    // Not checked: it unlocks run()'s `lock`.
+    const auto run_unlocked = [&](Token token, const auto& callback) MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
       running = token;
       lock.unlock();
       run_guarded(callback);
@@ -113,7 +114,7 @@ EventLoop::~EventLoop() {
     return;
   }
   {
-    const std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->stopping = true;
   }
   impl_->ring();
@@ -128,8 +129,8 @@ EventLoop::~EventLoop() {
 namespace {
 
 struct SharedLoop {
-  std::mutex mutex;
-  std::weak_ptr<EventLoop> loop;
+  Mutex mutex;
+  std::weak_ptr<EventLoop> loop MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<SharedLoop> shared_loop;
 
@@ -137,7 +138,7 @@ constinit ProcessWide<SharedLoop> shared_loop;
 
 std::shared_ptr<EventLoop> EventLoop::shared() {
   SharedLoop& mine = *shared_loop;
-  const std::lock_guard lock(mine.mutex);
+  const MutexLock lock(mine.mutex);
   std::shared_ptr<EventLoop> result = mine.loop.lock();
   if (!result) {
     result = std::make_shared<EventLoop>("maniple-net");
@@ -150,20 +151,20 @@ void EventLoop::add(int fd, std::uint32_t events, std::function<void(std::uint32
                     std::function<void(const std::string&)> failed) {
   if (!guard_.owned()) return;
   if (!failed) failed = &Impl::note;
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   if (!impl_->poller.add(fd, events, std::move(ready), std::move(failed))) throw_system_error("epoll_ctl add", EPERM);
 }
 
 void EventLoop::modify(int fd, std::uint32_t events) {
   if (!guard_.owned()) return;
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   impl_->poller.modify(fd, events);
 }
 
 void EventLoop::remove(int fd) {
   if (!guard_.owned()) return;
   std::shared_ptr<Poller::Watch> removed;  // destroyed after the lock is released
-  std::unique_lock lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   removed = impl_->poller.remove(fd);
   if (removed) impl_->await_not_running(lock, removed->token);
 }
@@ -172,7 +173,7 @@ EventLoop::Timer EventLoop::call_at(Deadline when, std::function<void()> callbac
   Timer timer = 0;
   if (!guard_.owned()) return timer;
   {
-    const std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     timer = impl_->poller.call_at(when, std::move(callback));
   }
   if (!inside()) impl_->ring();
@@ -182,7 +183,7 @@ EventLoop::Timer EventLoop::call_at(Deadline when, std::function<void()> callbac
 void EventLoop::cancel(Timer timer) {
   if (!guard_.owned()) return;
   std::function<void()> removed;  // destroyed after the lock is released
-  std::unique_lock lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   removed = impl_->poller.take(timer);
   impl_->await_not_running(lock, timer);
 }
@@ -190,7 +191,7 @@ void EventLoop::cancel(Timer timer) {
 void EventLoop::post(std::function<void()> callback) {
   if (!guard_.owned()) return;
   {
-    const std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->posted.push_back(std::move(callback));
   }
   impl_->ring();
@@ -199,8 +200,8 @@ void EventLoop::post(std::function<void()> callback) {
 void EventLoop::post_and_wait(std::function<void()> callback) {
   if (!guard_.owned()) return;
   if (inside()) return callback();
-  std::mutex mutex;
-  std::condition_variable finished;
+  Mutex mutex;
+  CondVar finished;
   bool done = false;
   std::exception_ptr error;
   post([&] {
@@ -209,11 +210,11 @@ void EventLoop::post_and_wait(std::function<void()> callback) {
     } catch (...) {
       error = std::current_exception();
     }
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     done = true;
     finished.notify_all();
   });
-  std::unique_lock lock(mutex);
+  MutexLock lock(mutex);
   finished.wait(lock, [&] { return done; });
   if (error) std::rethrow_exception(error);
 }

@@ -8,13 +8,13 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "comm/base/check.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include "comm/base/threads.h"
 #include "comm/net/address.h"
@@ -31,8 +31,8 @@ struct Answer {
 };
 
 struct Lookup {
-  std::mutex mutex;
-  std::optional<Answer> answer;
+  Mutex mutex;
+  std::optional<Answer> answer MANIPLE_GUARDED_BY(mutex);
   UniqueFd finished = new_event();  // readable once there is an answer
 };
 
@@ -81,7 +81,7 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
   auto lookup = std::make_shared<Lookup>();
   start_thread("resolving a name", [lookup, host] {
     Answer answer = ask(host, 0);
-    const std::lock_guard lock(lookup->mutex);
+    const MutexLock lock(lookup->mutex);
     lookup->answer = std::move(answer);
     const std::uint64_t one = 1;
     const ssize_t rung = ::write(lookup->finished.get(), &one, sizeof one);
@@ -96,7 +96,7 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
                               host, waited),
                   {}, waited);
   }
-  const std::lock_guard lock(lookup->mutex);
+  const MutexLock lock(lookup->mutex);
   const Answer& answer = *lookup->answer;
   if (answer.status != 0 || answer.addresses.empty()) {
     std::string reason = answer.status == 0            ? "it has no IPv4 or IPv6 address"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -13,6 +12,7 @@
 #include "comm/base/codec.h"
 #include "comm/base/environment.h"
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "comm/net/event_loop.h"
 #include "comm/net/handshake_wire.h"
 #include <maniple/comm/error.h>
@@ -248,14 +248,14 @@ struct WaitNotice::State : std::enable_shared_from_this<WaitNotice::State> {
   std::string text;
   Clock::time_point began = Clock::now();
   double next_s = 0;
-  std::mutex mutex;
-  bool over = false;
+  Mutex mutex;
+  bool over MANIPLE_GUARDED_BY(mutex) = false;
 
   void schedule() {
     loop->call_at(after_seconds(next_s - seconds_since(began)), [weak = weak_from_this()] {
       const auto self = weak.lock();
       if (!self) return;
-      const std::lock_guard lock(self->mutex);
+      const MutexLock lock(self->mutex);
       if (self->over) return;
       log_warning("init: {:.1f} s: {}", seconds_since(self->began), self->text);
       self->next_s *= 2;
@@ -277,7 +277,7 @@ WaitNotice::WaitNotice(std::string text) {
 
 WaitNotice::~WaitNotice() {
   if (!state_) return;
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->over = true;
 }
 

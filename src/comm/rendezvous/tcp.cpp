@@ -1,7 +1,6 @@
 // tcp://host:port, and the part that env:// shares with it: rank 0 serves the store there, everyone connects.
 #include <cerrno>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include "comm/base/environment.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "comm/rendezvous/methods.h"
 #include "comm/rendezvous/round.h"
 #include "comm/store/tcp_store.h"
@@ -28,8 +28,8 @@ struct Hosted {
 };
 
 struct Registry {
-  std::mutex mutex;
-  std::map<std::string, Hosted> servers;
+  Mutex mutex;
+  std::map<std::string, Hosted> servers MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<Registry> registry;
 
@@ -57,7 +57,7 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
     bool ours = false;
     {
       Registry& mine = *registry;
-      const std::lock_guard lock(mine.mutex);
+      const MutexLock lock(mine.mutex);
       auto& servers = mine.servers;
       if (const auto found = servers.find(name); found != servers.end()) {
         ours = true;

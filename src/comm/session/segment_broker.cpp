@@ -1,13 +1,13 @@
 #include "comm/session/segment_broker.h"
 
 #include <algorithm>
-#include <condition_variable>
 
 #include <fmt/format.h>
 
 #include "comm/base/check.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "comm/shm/segment.h"
 
 namespace maniple {
@@ -15,13 +15,13 @@ namespace {
 
 // Threads of this process look here.
 struct ProcessTable {
-  std::mutex mutex;
-  std::condition_variable changed;
+  Mutex mutex;
+  CondVar changed;
   struct Offer {
     SharedFile file;
     int takers = 0;  // that have not fetched it
   };
-  std::map<std::pair<std::uint64_t, std::string>, Offer> offers;
+  std::map<std::pair<std::uint64_t, std::string>, Offer> offers MANIPLE_GUARDED_BY(mutex);
 };
 
 constinit ProcessWide<ProcessTable> process_table;
@@ -30,22 +30,23 @@ constinit ProcessWide<ProcessTable> process_table;
 
 SegmentBroker::~SegmentBroker() {
   ProcessTable& table = *process_table;
-  const std::lock_guard lock(table.mutex);
+  const MutexLock lock(table.mutex);
   for (const std::string& topic : offered_here_) table.offers.erase({world_, topic});
 }
 
 void SegmentBroker::offer(const std::string& topic, SharedFile file, int processes, int threads) {
   if (threads > 0) {
     ProcessTable& table = *process_table;
-    const std::lock_guard lock(table.mutex);
-    std::erase_if(offered_here_,
-                  [&](const std::string& earlier) { return table.offers.count({world_, earlier}) == 0; });
+    const MutexLock lock(table.mutex);
+    std::erase_if(offered_here_, [&](const std::string& earlier) MANIPLE_REQUIRES(table.mutex) {
+      return table.offers.count({world_, earlier}) == 0;
+    });
     offered_here_.push_back(topic);
     table.offers[{world_, topic}] = {file, threads};
     table.changed.notify_all();
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (processes == 0) return;
     Offer& offer = offers_[topic];
     offer.file = std::move(file);
@@ -56,14 +57,14 @@ void SegmentBroker::offer(const std::string& topic, SharedFile file, int process
 
 void SegmentBroker::serve(const std::string& topic, UniqueFd connection) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     offers_[topic].waiting.push_back(std::move(connection));
   }
   hand_over(topic);
 }
 
 void SegmentBroker::hand_over(const std::string& topic) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = offers_.find(topic);
   if (it == offers_.end() || !it->second.file) return;
   Offer& offer = it->second;
@@ -81,8 +82,8 @@ void SegmentBroker::hand_over(const std::string& topic) {
 
 SharedFile SegmentBroker::take_here(std::uint64_t world, const std::string& topic, Deadline deadline) {
   ProcessTable& table = *process_table;
-  std::unique_lock lock(table.mutex);
-  const auto there = [&] { return table.offers.count({world, topic}) != 0; };
+  MutexLock lock(table.mutex);
+  const auto there = [&]() MANIPLE_REQUIRES(table.mutex) { return table.offers.count({world, topic}) != 0; };
   if (deadline.is_never()) {
     table.changed.wait(lock, there);
   } else if (!table.changed.wait_until(lock, deadline.when(), there)) {

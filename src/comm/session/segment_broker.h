@@ -7,11 +7,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/base/mutex.h"
 #include "comm/base/unique_fd.h"
 #include "comm/shm/segment.h"
 #include <maniple/comm/deadline.h>
@@ -50,9 +50,9 @@ class SegmentBroker {
   void hand_over(const std::string& topic);
 
   std::uint64_t world_;
-  std::mutex mutex_;
-  std::map<std::string, Offer> offers_;
-  std::vector<std::string> offered_here_;
+  Mutex mutex_;
+  std::map<std::string, Offer> offers_ MANIPLE_GUARDED_BY(mutex_);
+  std::vector<std::string> offered_here_;  // guarded by the mutex of the process's table
 };
 
 }  // namespace maniple

@@ -68,7 +68,8 @@ Session::~Session() {
   // Acceptors first: nothing new may arrive while the rest is taken down.
   tcp_.reset();
   unix_.reset();
-  loop_->post_and_wait([this] {  // and what they posted has run
+  // And what they posted has run. Not checked: nothing sets waits_ any more.
+  loop_->post_and_wait([this]() MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
     if (waits_) waits_->stop();
   });
   detector_.reset();
@@ -99,7 +100,7 @@ void Session::exchange_addresses(const ChosenSettings& chosen, Deadline deadline
       exchange_peers(rendezvous_.store, rank(), world_size(), {mine, settings_of_this_rank(chosen)}, deadline);
   rendezvous_.store = std::move(met.store);
   if (const auto done = std::exchange(rendezvous_.met, nullptr)) done();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   table_ = std::move(met.table);
   segments_ = std::make_unique<SegmentBroker>(table_.world_id);
   for (auto& [topic, connection] : early_segments_) segments_->serve(topic, std::move(connection));
@@ -119,7 +120,7 @@ void Session::start_failure_detector(Deadline deadline) {
   events.called = [this](const std::string& group, std::uint64_t seq) -> RankCall {
     std::function<RankCall(std::uint64_t)> called;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const auto it = groups_.find(group);
       if (it == groups_.end()) return {};
       called = it->second.called;
@@ -130,7 +131,7 @@ void Session::start_failure_detector(Deadline deadline) {
   };
   // From here on waits_ may be asked for, but it is set only later.
   const auto waits = [this] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return waits_;
   };
   events.waiting = [waits](const DetectorMessage& message) {
@@ -149,7 +150,7 @@ void Session::start_failure_detector(Deadline deadline) {
   if (rank() != 0) connection = dial_control(0, deadline);
   std::map<int, SecureConnection> early;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     detector_ = std::move(detector);
     early = std::move(early_control_);
   }
@@ -173,13 +174,13 @@ void Session::start_wait_reports() {
     callbacks.ask = [this](int r, const DetectorMessage& message) { detector_->send(r, message); };
   }
   auto reports = WaitReports::start(std::move(callbacks));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   waits_ = std::move(reports);
 }
 
 std::vector<WaitReports::Group> Session::group_progress() {
   std::vector<WaitReports::Group> groups;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [name, group] : groups_) {
     groups.push_back({name, group.members, group.progress, group.message ? group.message() : MessageWait{}});
   }
@@ -209,7 +210,7 @@ std::string Session::refusal(const Hello& hello, const Address& peer) const {
 }
 
 void Session::accept(SecureConnection connection, const Hello& hello) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   switch (hello.role) {
     case Role::data:
       if (past_groups_.contains(group_of(hello.topic))) return;  // nobody will take it
@@ -283,7 +284,7 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
 SecureConnection Session::try_take(int global_rank, const std::string& topic) {
   eventfd_t count = 0;
   ::eventfd_read(arrivals_.get(), &count);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = waiting_.find({global_rank, topic});
   if (it == waiting_.end() || it->second.empty()) return {};
   SecureConnection connection = std::move(it->second.front());

@@ -3,16 +3,15 @@
 // All groups of the rank share it. It implements the connector that the transports use.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 
 #include "comm/base/abort_signal.h"
+#include "comm/base/mutex.h"
 #include "comm/net/handshake.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/session/failure_detector.h"
@@ -102,7 +101,7 @@ class Session : public Connector {
   std::vector<WaitReports::Group> group_progress();
   SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
   static std::string group_of(const std::string& topic);
-  void forget_past_groups();
+  void forget_past_groups() MANIPLE_REQUIRES(mutex_);
   void on_lost(int rank, const std::string& text);
   void on_gone(int rank);
   void on_aborted(const DetectorMessage& message);
@@ -116,19 +115,22 @@ class Session : public Connector {
   PeerTable table_;
   UniqueFd arrivals_;
 
-  std::mutex mutex_;
-  std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_;  // data connections not taken yet
-  std::map<int, SecureConnection> early_control_;  // accepted before the failure detector was set up
-  std::vector<std::pair<std::string, UniqueFd>> early_segments_;
-  std::map<std::string, GroupLink> groups_;
-  std::map<int, std::string> lost_;
-  std::set<int> gone_;  // left or lost
-  PastGroups past_groups_;
-  std::map<std::string, std::exception_ptr> early_aborts_;  // of groups that this rank has not made yet
+  Mutex mutex_;
+  std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_
+      MANIPLE_GUARDED_BY(mutex_);  // data connections not taken yet
+  std::map<int, SecureConnection> early_control_
+      MANIPLE_GUARDED_BY(mutex_);  // accepted before the failure detector was set up
+  std::vector<std::pair<std::string, UniqueFd>> early_segments_ MANIPLE_GUARDED_BY(mutex_);
+  std::map<std::string, GroupLink> groups_ MANIPLE_GUARDED_BY(mutex_);
+  std::map<int, std::string> lost_ MANIPLE_GUARDED_BY(mutex_);
+  std::set<int> gone_ MANIPLE_GUARDED_BY(mutex_);  // left or lost
+  PastGroups past_groups_ MANIPLE_GUARDED_BY(mutex_);
+  std::map<std::string, std::exception_ptr> early_aborts_
+      MANIPLE_GUARDED_BY(mutex_);  // of groups that this rank has not made yet
 
   std::unique_ptr<SegmentBroker> segments_;
   std::unique_ptr<FailureDetector> detector_;
-  std::shared_ptr<WaitReports> waits_;
+  std::shared_ptr<WaitReports> waits_ MANIPLE_GUARDED_BY(mutex_);
   std::unique_ptr<Acceptor> tcp_;
   std::unique_ptr<Acceptor> unix_;
 };

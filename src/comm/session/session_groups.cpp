@@ -9,7 +9,7 @@
 namespace maniple {
 
 void Session::add_group(const std::string& name, GroupLink link) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const int member : link.members) {
     if (const auto it = lost_.find(member); it != lost_.end()) {
       link.abort->raise(std::make_exception_ptr(PeerLost(it->second, member, LossKind::failed)));
@@ -25,7 +25,7 @@ void Session::add_group(const std::string& name, GroupLink link) {
 }
 
 void Session::skip_group(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   past_groups_.skip(name);
   forget_past_groups();
 }
@@ -34,12 +34,14 @@ void Session::skip_group(const std::string& name) {
 std::string Session::group_of(const std::string& topic) { return topic.substr(0, topic.rfind(':')); }
 
 void Session::forget_past_groups() {
-  std::erase_if(waiting_, [this](const auto& entry) { return past_groups_.contains(group_of(entry.first.second)); });
-  std::erase_if(early_aborts_, [this](const auto& entry) { return past_groups_.contains(entry.first); });
+  std::erase_if(waiting_, [this](const auto& entry)
+                              MANIPLE_REQUIRES(mutex_) { return past_groups_.contains(group_of(entry.first.second)); });
+  std::erase_if(early_aborts_,
+                [this](const auto& entry) MANIPLE_REQUIRES(mutex_) { return past_groups_.contains(entry.first); });
 }
 
 void Session::open_group(const std::string& name, std::function<void(int)> gone, std::function<MessageWait()> message) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = groups_.find(name);
   if (it == groups_.end()) return;
   it->second.gone = std::move(gone);
@@ -50,7 +52,7 @@ void Session::open_group(const std::string& name, std::function<void(int)> gone,
 }
 
 void Session::remove_group(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   groups_.erase(name);
   past_groups_.remove(name);
   forget_past_groups();
@@ -59,7 +61,7 @@ void Session::remove_group(const std::string& name) {
 void Session::on_lost(int rank, const std::string& text) {
   std::vector<std::shared_ptr<AbortSignal>> affected;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     lost_[rank] = text;
     for (const auto& [name, group] : groups_) {
       for (const int member : group.members) {
@@ -71,7 +73,7 @@ void Session::on_lost(int rank, const std::string& text) {
 }
 
 void Session::on_gone(int rank) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   gone_.insert(rank);
   for (const auto& [name, group] : groups_) {
     if (group.gone && std::count(group.members.begin(), group.members.end(), rank) != 0) group.gone(rank);
@@ -81,7 +83,7 @@ void Session::on_gone(int rank) {
 void Session::on_aborted(const DetectorMessage& message) {
   std::shared_ptr<AbortSignal> abort;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = groups_.find(message.group);
     if (it == groups_.end()) {
       if (past_groups_.contains(message.group)) return;
@@ -94,7 +96,7 @@ void Session::on_aborted(const DetectorMessage& message) {
 }
 
 void Session::on_departed(const DetectorMessage& message) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = groups_.find(message.group);
   if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
 }

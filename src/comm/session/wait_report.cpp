@@ -1,7 +1,6 @@
 #include "comm/session/wait_report.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,6 +8,7 @@
 #include "comm/base/codec.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "comm/session/peer_table.h"
 
 namespace maniple {
@@ -25,14 +25,14 @@ double seconds_since(Clock::time_point when) { return std::chrono::duration<doub
 
 // Worlds whose ranks are all threads of this process.
 struct Table {
-  std::mutex mutex;
-  std::map<std::uint64_t, std::map<int, std::weak_ptr<WaitReports>>> worlds;
+  Mutex mutex;
+  std::map<std::uint64_t, std::map<int, std::weak_ptr<WaitReports>>> worlds MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<Table> process_reports;
 
 std::shared_ptr<WaitReports> find_here(std::uint64_t world, int rank) {
   Table& table = *process_reports;
-  const std::lock_guard lock(table.mutex);
+  const MutexLock lock(table.mutex);
   const auto it = table.worlds.find(world);
   if (it == table.worlds.end()) return nullptr;
   const auto found = rank < 0 ? it->second.begin() : it->second.find(rank);
@@ -60,7 +60,7 @@ std::shared_ptr<WaitReports> WaitReports::start(Callbacks callbacks) {
   std::shared_ptr<WaitReports> reports(new WaitReports(std::move(callbacks)));
   if (!reports->callbacks_.send_to_leader) {
     Table& table = *process_reports;
-    const std::lock_guard lock(table.mutex);
+    const MutexLock lock(table.mutex);
     table.worlds[reports->callbacks_.world][reports->callbacks_.rank] = reports;
   }
   reports->callbacks_.loop->post([reports] { reports->check(); });
@@ -71,7 +71,7 @@ void WaitReports::stop() {
   stopped_ = true;
   queries_.clear();
   Table& table = *process_reports;
-  const std::lock_guard lock(table.mutex);
+  const MutexLock lock(table.mutex);
   const auto it = table.worlds.find(callbacks_.world);
   if (callbacks_.send_to_leader || it == table.worlds.end()) return;
   it->second.erase(callbacks_.rank);

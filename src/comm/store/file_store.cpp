@@ -9,13 +9,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "comm/base/check.h"
 #include "comm/base/codec.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include "comm/base/unique_fd.h"
 #include "comm/base/write_all.h"
@@ -148,7 +148,7 @@ class FileStore final : public Store {
 
   std::vector<std::string> multi_get(std::span<const std::string> keys, Deadline deadline) override {
     std::vector<std::string> values;
-    await(keys, deadline, [&] {
+    await(keys, deadline, [&]() MANIPLE_REQUIRES(mutex_) {
       for (const std::string& key : keys) values.push_back(*table_.find(key));
     });
     return values;
@@ -201,12 +201,13 @@ class FileStore final : public Store {
 
  private:
   /// Both locks, and a table that is up to date.
-  struct Session {
-    Session(FileStore& store, int kind)
+  struct MANIPLE_SCOPED_CAPABILITY Session {
+    Session(FileStore& store, int kind) MANIPLE_ACQUIRE(store.mutex_)
         : threads(store.require_owned().mutex_), processes(store.fd_.get(), kind, store.path_) {
       store.catch_up();
     }
-    std::lock_guard<std::mutex> threads;
+    ~Session() MANIPLE_RELEASE() {}
+    MutexLock threads;
     FileLock processes;
   };
 
@@ -241,7 +242,8 @@ class FileStore final : public Store {
     return static_cast<std::uint64_t>(status.st_size);
   }
 
-  void begin() {
+  /// Called by the constructor, when no other thread has the store.
+  void begin() MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
     // A creator that died here may have left a part of the first line.
     if (file_size() < kFileStoreMagic.size()) {
       std::string there = read_range(0, file_size());
@@ -259,7 +261,7 @@ class FileStore final : public Store {
                     path_, printable(read_range(0, kFileStoreMagic.size())), printable(kFileStoreMagic)));
   }
 
-  void catch_up() {
+  void catch_up() MANIPLE_REQUIRES(mutex_) {
     const std::uint64_t size = file_size();
     if (size == seen_) return;
     if (size < seen_) {
@@ -279,7 +281,7 @@ class FileStore final : public Store {
     seen_ += bytes.size() - rest.size();
   }
 
-  void apply(const Record& record) {
+  void apply(const Record& record) MANIPLE_REQUIRES(mutex_) {
     if (record.kind == RecordKind::set) {
       table_.set(record.key, std::make_shared<const std::string>(record.value));
     } else {
@@ -288,7 +290,7 @@ class FileStore final : public Store {
   }
 
   /// Under the exclusive lock. The table goes first, as it knows the quotas.
-  void table_set(std::string_view key, std::string_view value) {
+  void table_set(std::string_view key, std::string_view value) MANIPLE_REQUIRES(mutex_) {
     const Value before = table_.find(key);
     table_.set(key, std::make_shared<const std::string>(value));
     try {
@@ -302,7 +304,7 @@ class FileStore final : public Store {
     }
   }
 
-  void append(const Record& record) {
+  void append(const Record& record) MANIPLE_REQUIRES(mutex_) {
     const std::string bytes = encode_record(record);
     MANIPLE_REQUIRE(seen_ + bytes.size() <= kMaxFileBytes,
                     "file store {}: it has grown to {} bytes; no more is written", path_, seen_);
@@ -339,7 +341,7 @@ class FileStore final : public Store {
       throw_system_error(fmt::format("write file store {}", path_));
   }
 
-  std::vector<bool> present(std::span<const std::string> keys) const {
+  std::vector<bool> present(std::span<const std::string> keys) const MANIPLE_REQUIRES(mutex_) {
     std::vector<bool> result;
     for (const std::string& key : keys) result.push_back(table_.find(key) != nullptr);
     return result;
@@ -373,9 +375,9 @@ class FileStore final : public Store {
   std::string path_;
   ForkGuard guard_;
   UniqueFd fd_;
-  std::mutex mutex_;
-  std::uint64_t seen_ = 0;  // bytes replayed into the table
-  KeyTable table_;
+  Mutex mutex_;
+  std::uint64_t seen_ MANIPLE_GUARDED_BY(mutex_) = 0;  // bytes replayed into the table
+  KeyTable table_ MANIPLE_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "comm/base/check.h"
+#include "comm/base/mutex.h"
 #include "comm/store/key_table.h"
 
 namespace maniple {
@@ -16,7 +17,7 @@ class MemoryStore final : public Store {
   void set(std::string_view key, std::string_view value) override {
     require_value(value);
     auto shared = std::make_shared<const std::string>(value);
-    const auto lock = enter();
+    const MutexLock lock(mutex());
     table_.set(key, std::move(shared));
     changed_->notify_all();
   }
@@ -27,7 +28,7 @@ class MemoryStore final : public Store {
   }
 
   std::vector<std::string> multi_get(std::span<const std::string> keys, Deadline deadline) override {
-    auto lock = enter();
+    MutexLock lock(mutex());
     await(lock, keys, deadline);
     std::vector<std::string> values;
     values.reserve(keys.size());
@@ -36,25 +37,25 @@ class MemoryStore final : public Store {
   }
 
   void wait(std::span<const std::string> keys, Deadline deadline) override {
-    auto lock = enter();
+    MutexLock lock(mutex());
     await(lock, keys, deadline);
   }
 
   std::vector<bool> check(std::span<const std::string> keys) override {
     require_keys(keys);
-    const auto lock = enter();
+    const MutexLock lock(mutex());
     return present(keys);
   }
 
   std::int64_t add(std::string_view key, std::int64_t delta) override {
-    const auto lock = enter();
+    const MutexLock lock(mutex());
     const std::int64_t sum = table_.add(key, delta);
     changed_->notify_all();
     return sum;
   }
 
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
-    const auto lock = enter();
+    const MutexLock lock(mutex());
     const auto swap = table_.compare_set(key, expected, desired);
     if (swap.changed) changed_->notify_all();
     return std::string(swap.now);
@@ -62,50 +63,50 @@ class MemoryStore final : public Store {
 
   bool erase(std::string_view key) override {
     require_key(key);
-    const auto lock = enter();
+    const MutexLock lock(mutex());
     return table_.erase(key);
   }
 
   std::int64_t num_keys() override {
-    const auto lock = enter();
+    const MutexLock lock(mutex());
     return static_cast<std::int64_t>(table_.size());
   }
 
   std::string describe() const override { return "memory store"; }
 
  private:
-  std::unique_lock<std::mutex> enter() {
+  Mutex& mutex() MANIPLE_RETURN_CAPABILITY(mutex_) {
     require_owned(guard_, describe());
-    return std::unique_lock(mutex_);
+    return mutex_;
   }
 
-  std::vector<bool> present(std::span<const std::string> keys) const {
+  std::vector<bool> present(std::span<const std::string> keys) const MANIPLE_REQUIRES(mutex_) {
     std::vector<bool> result;
     result.reserve(keys.size());
     for (const std::string& key : keys) result.push_back(table_.find(key) != nullptr);
     return result;
   }
 
-  void await(std::unique_lock<std::mutex>& lock, std::span<const std::string> keys, Deadline deadline) {
+  void await(MutexLock& lock, std::span<const std::string> keys, Deadline deadline) MANIPLE_REQUIRES(mutex_) {
     require_keys(keys);
     const auto start = Deadline::Clock::now();
-    const auto all_there = [&] {
+    const auto all_there = [&]() MANIPLE_REQUIRES(mutex_) {
       for (const std::string& key : keys) {
         if (table_.find(key) == nullptr) return false;
       }
       return true;
     };
-    if (deadline.is_never()) return changed_->wait(lock, all_there);
-    if (changed_->wait_until(lock, deadline.when(), all_there)) return;
+    if (deadline.is_never()) return changed_->wait(lock.native(), all_there);
+    if (changed_->wait_until(lock.native(), deadline.when(), all_there)) return;
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
     throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, present(keys), waited.count())), {},
                   waited.count());
   }
 
   ForkGuard guard_;
-  std::mutex mutex_;
+  Mutex mutex_;
   ForkSafeCondition changed_;
-  KeyTable table_;
+  KeyTable table_ MANIPLE_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -4,12 +4,12 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 #include "comm/net/address.h"
 #include "comm/net/handshake.h"
 #include "comm/net/message_stream.h"
@@ -78,29 +78,31 @@ class TcpStoreClient final : public Store {
   std::optional<std::vector<bool>> try_check(std::span<const std::string> keys, Deadline deadline);
 
   void send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
-  void send_queued(Deadline deadline);
-  void await_room(Deadline deadline);
+  void send_queued(Deadline deadline) MANIPLE_REQUIRES(send_mutex_);
+  void await_room(Deadline deadline) MANIPLE_REQUIRES(send_mutex_);
   void lose(const std::string& reason, bool forged = false);
   std::optional<Frame> await_reply(std::uint32_t id, Call& call, Deadline deadline);
-  void read_for_all(std::unique_lock<std::mutex>& lock, Deadline deadline);
+  /// Not checked: it unlocks the caller's `lock` while it reads.
+  void read_for_all(MutexLock& lock, Deadline deadline) MANIPLE_REQUIRES(mutex_) MANIPLE_NO_THREAD_SAFETY_ANALYSIS;
   void read_available();
-  [[noreturn]] void throw_lost(const std::string& reason) const;
+  [[noreturn]] void throw_lost(const std::string& reason) const MANIPLE_REQUIRES(mutex_);
 
   Address server_;
   ForkGuard guard_;
   MessageStream stream_;
   std::shared_ptr<void> keep_;
 
-  std::mutex send_mutex_;  // held while one frame is written to stream_; taken before mutex_
+  Mutex send_mutex_;  // held while one frame is written to stream_; taken before mutex_
 
-  std::mutex mutex_;
+  Mutex mutex_;
   ForkSafeCondition changed_;
-  Deadline request_limit_;
-  std::uint32_t next_id_ = 1;
-  std::map<std::uint32_t, Call*> calls_;
-  bool reading_ = false;  // somebody reads; only that thread reads from stream_, into buffer_
-  std::string lost_;      // why the connection cannot be used any more
-  bool forged_ = false;   // because the bytes were not those that the other end had sent
+  Deadline request_limit_ MANIPLE_GUARDED_BY(mutex_);
+  std::uint32_t next_id_ MANIPLE_GUARDED_BY(mutex_) = 1;
+  std::map<std::uint32_t, Call*> calls_ MANIPLE_GUARDED_BY(mutex_);
+  bool reading_ MANIPLE_GUARDED_BY(mutex_) =
+      false;                                        // somebody reads; only that thread reads from stream_, into buffer_
+  std::string lost_ MANIPLE_GUARDED_BY(mutex_);     // why the connection cannot be used any more
+  bool forged_ MANIPLE_GUARDED_BY(mutex_) = false;  // because the bytes were not those that the other end had sent
   std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);
 };
 

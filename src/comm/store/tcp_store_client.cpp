@@ -112,12 +112,12 @@ std::int64_t TcpStoreClient::num_keys() { return number_in(call_now(StoreOp::num
 // --- one call ---
 
 void TcpStoreClient::limit_requests(Deadline limit) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   request_limit_ = limit;
 }
 
 Deadline TcpStoreClient::request_limit() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Who has waited in vain still takes back what it has set, and asks who is missing.
   return Deadline::sooner(std::max(request_limit_, Deadline::after(kLastRequests)), Deadline::after(kPlainLimit));
 }
@@ -160,7 +160,7 @@ std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view hea
   Call waiting;
   std::uint32_t id = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!lost_.empty()) throw_lost(lost_);
     do {
       id = next_id_++;
@@ -172,7 +172,7 @@ std::optional<std::string> TcpStoreClient::call(StoreOp op, std::string_view hea
     send_frame(id, op, head, tail, deadline);
     reply = await_reply(id, waiting, deadline);
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     calls_.erase(id);
     throw;
   }
@@ -200,13 +200,13 @@ void TcpStoreClient::throw_lost(const std::string& reason) const {
 
 void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail,
                                 Deadline deadline) {
-  const std::lock_guard sending(send_mutex_);
+  const MutexLock sending(send_mutex_);
   const std::string header = encode_frame_header(id, static_cast<std::uint8_t>(op), head.size() + tail.size());
   // Before anything is sealed, as that cannot be taken back: its number is used.
   for (pollfd room{.fd = stream_.fd(), .events = POLLOUT, .revents = 0}; ::poll(&room, 1, 0) <= 0;)
     await_room(deadline);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!lost_.empty()) throw_lost(lost_);
   }
   // Half a frame cannot be taken back: what follows it would be read as its rest.
@@ -226,7 +226,7 @@ void TcpStoreClient::send_queued(Deadline deadline) {
   for (;;) {
     if (const int error = stream_.flush(); error != 0) {
       lose(errno_text(error));
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       throw_lost(lost_);
     }
     if (stream_.idle()) return;
@@ -235,7 +235,7 @@ void TcpStoreClient::send_queued(Deadline deadline) {
 }
 
 void TcpStoreClient::lose(const std::string& reason, bool forged) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!lost_.empty()) return;
   lost_ = reason;
   forged_ = forged;
@@ -246,7 +246,7 @@ void TcpStoreClient::lose(const std::string& reason, bool forged) {
 /// The server stops reading from a client that does not read: so while the socket is full, replies are read.
 void TcpStoreClient::await_room(Deadline deadline) {
   constexpr int kLookAgainMs = 50;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (!lost_.empty()) throw_lost(lost_);
   const bool lead = !reading_;
   if (lead) reading_ = true;
@@ -269,7 +269,7 @@ void TcpStoreClient::await_room(Deadline deadline) {
 // --- reading ---
 
 std::optional<Frame> TcpStoreClient::await_reply(std::uint32_t id, Call& call, Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     if (call.reply) {
       calls_.erase(id);
@@ -283,14 +283,14 @@ std::optional<Frame> TcpStoreClient::await_reply(std::uint32_t id, Call& call, D
     if (!reading_) {
       read_for_all(lock, deadline);
     } else if (deadline.is_never()) {
-      changed_->wait(lock);
+      changed_->wait(lock.native());
     } else {
-      changed_->wait_until(lock, deadline.when());
+      changed_->wait_until(lock.native(), deadline.when());
     }
   }
 }
 
-void TcpStoreClient::read_for_all(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+void TcpStoreClient::read_for_all(MutexLock& lock, Deadline deadline) {
   reading_ = true;
   lock.unlock();
   pollfd waiting{.fd = stream_.fd(), .events = POLLIN, .revents = 0};
@@ -326,7 +326,7 @@ void TcpStoreClient::read_available() {
     if (!frames.empty()) break;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (Frame& frame : frames) {
       // A reply without a caller is one whose caller gave up.
       if (const auto found = calls_.find(frame.id); found != calls_.end()) {
