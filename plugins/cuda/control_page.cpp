@@ -114,7 +114,7 @@ std::uint64_t ControlPage::find_mismatch(bool& found) noexcept {
   for (int rank = 0; rank < ranks_; ++rank) {
     if (__atomic_load_n(&records_[rank].mismatch, __ATOMIC_ACQUIRE) != 0) return records_[rank].seq;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (int rank = 0; rank < ranks_; ++rank) {
     while (rank != rank_) {
       const std::uint64_t number = compared_[rank] + 1;

@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "comm/backend/device/device_plugin.h"
+#include "comm/base/mutex.h"
 #include "plugins/cuda/kernels.h"
 
 namespace maniple::cuda_plugin {
@@ -54,8 +54,8 @@ class ControlPage {
   int ranks_ = 0;
   std::size_t bytes_ = 0;
   std::uint64_t calls_ = 0;
-  std::mutex mutex_;
-  std::vector<std::uint64_t> compared_;  // calls that were compared with those of each rank
+  Mutex mutex_;
+  std::vector<std::uint64_t> compared_ MANIPLE_GUARDED_BY(mutex_);  // calls that were compared with those of each rank
   HostRecord* records_ = nullptr;
   HostRecord* device_records_ = nullptr;
 };

@@ -117,7 +117,7 @@ bool CudaGroup::finish() noexcept {
   const Deadline limit = Deadline::after(std::chrono::seconds(5));
   while (!is_idle() && !limit.expired()) std::this_thread::yield();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     leaving_ = true;
   }
   changed_.notify_all();
@@ -264,8 +264,8 @@ void CudaGroup::abort() noexcept {
   if (aborted_.exchange(true) || ranks_ == 1) return;
   try {
     releaser_ = std::thread([this] { release(); });
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kAbortTime, [this] { return released_; });
+    MutexLock lock(mutex_);
+    changed_.wait_for(lock, kAbortTime, [this]() MANIPLE_REQUIRES(mutex_) { return released_; });
   } catch (const std::exception&) {  // no thread: at least what can be done without waiting
     control_->stop(rank_, kAborted);
     set_flags();
@@ -279,7 +279,7 @@ void CudaGroup::release() {
   const Relaxed relaxed;
   const OnDevice on(device_, std::nothrow);
   bool told = false;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!(leaving_ && told)) {
     lock.unlock();
     // Several times before CUDA is asked: its calls may wait for a thread that is enqueueing into a full stream.

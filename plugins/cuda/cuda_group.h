@@ -3,13 +3,12 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "comm/backend/device/device_plugin.h"
+#include "comm/base/mutex.h"
 #include "plugins/cuda/control_page.h"
 #include "plugins/cuda/driver.h"
 #include "plugins/cuda/kernels.h"
@@ -107,10 +106,10 @@ class CudaGroup final : public DevicePlugin {
   bool capturing_ = false;
 
   std::atomic<bool> aborted_{false};
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  CondVar changed_;
   std::atomic<bool> leaving_{false};
-  bool released_ = false;  // what was enqueued is complete
+  bool released_ MANIPLE_GUARDED_BY(mutex_) = false;  // what was enqueued is complete
   std::thread releaser_;
 };
 

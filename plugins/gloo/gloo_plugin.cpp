@@ -11,7 +11,6 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
-#include <mutex>
 
 #include <gloo/allgather.h>
 #include <gloo/allgatherv.h>
@@ -29,6 +28,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include "comm/backend/plugin/plugin.h"
+#include "comm/base/mutex.h"
 
 namespace maniple::gloo_plugin {
 
@@ -84,9 +84,10 @@ class LimitedContext final : public gloo::rendezvous::Context {
   class Buffer;
 
   Deadline deadline_;
-  std::mutex mutex_;
-  bool interrupted_ = false;
-  gloo::transport::UnboundBuffer* waiting_ = nullptr;  // the buffer that is being waited on: there is one at a time
+  Mutex mutex_;
+  bool interrupted_ MANIPLE_GUARDED_BY(mutex_) = false;
+  /// The buffer that is being waited on: there is one at a time.
+  gloo::transport::UnboundBuffer* waiting_ MANIPLE_GUARDED_BY(mutex_) = nullptr;
 };
 
 namespace {
@@ -159,7 +160,7 @@ class LimitedContext::Buffer final : public gloo::transport::UnboundBuffer {
   template <class Wait>
   bool wait(Wait body) {
     {
-      const std::lock_guard lock(owner_.mutex_);
+      const MutexLock lock(owner_.mutex_);
       if (owner_.interrupted_) throw GivenUp();
       owner_.waiting_ = inner_.get();
     }
@@ -170,7 +171,7 @@ class LimitedContext::Buffer final : public gloo::transport::UnboundBuffer {
     } catch (...) {
       error = std::current_exception();
     }
-    const std::lock_guard lock(owner_.mutex_);
+    const MutexLock lock(owner_.mutex_);
     owner_.waiting_ = nullptr;
     if (complete) return true;
     if (!error || owner_.interrupted_ || owner_.deadline_.expired()) throw GivenUp();
@@ -217,7 +218,7 @@ void LimitedContext::connect(const PluginContext& context) {
 }
 
 void LimitedContext::interrupt() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   interrupted_ = true;
   if (waiting_ == nullptr) return;
   waiting_->abortWaitRecv();

@@ -145,13 +145,13 @@ void PeerCounters::check(std::size_t traffic) const {
 GroupPeers::GroupPeers(std::uint64_t number, int rank, std::vector<int> world_ranks)
     : number_(number), rank_(rank), world_ranks_(std::move(world_ranks)), counters_(world_ranks_.size()) {
   LeaveNotices& all = LeaveNotices::get();
-  const std::lock_guard lock(all.mutex_);
+  const MutexLock lock(all.mutex_);
   all.groups_.emplace(number_, this);
 }
 
 GroupPeers::~GroupPeers() {
   LeaveNotices& all = LeaveNotices::get();
-  const std::lock_guard lock(all.mutex_);
+  const MutexLock lock(all.mutex_);
   all.groups_.erase(number_);
 }
 
@@ -186,7 +186,7 @@ LeaveNotices& LeaveNotices::get() {
 
 void LeaveNotices::send_all() noexcept {
   try {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [number, group] : groups_) group->send_leave_notices();
   } catch (const std::exception&) {
     // The others get their errors at their deadlines.
@@ -203,8 +203,9 @@ void LeaveNotices::receive_all(Deadline limit) noexcept {
 }
 
 void LeaveNotices::poll() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !open()) return;
+  if (!mutex_.try_lock()) return;
+  const MutexLock lock(mutex_, std::adopt_lock);
+  if (!open()) return;
   const auto call = Runtime::get().enter();
   for (;;) {
     int arrived = 0;

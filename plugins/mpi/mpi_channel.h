@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "comm/base/mutex.h"
 #include "plugins/mpi/mpi_runtime.h"
 
 namespace maniple::mpi_plugin {
@@ -74,8 +74,8 @@ class LeaveNotices {
  private:
   friend class GroupPeers;
   std::atomic<MPI_Comm> communicator_{MPI_COMM_NULL};
-  std::mutex mutex_;  // of what follows
-  std::map<std::uint64_t, GroupPeers*> groups_;
+  Mutex mutex_;
+  std::map<std::uint64_t, GroupPeers*> groups_ MANIPLE_GUARDED_BY(mutex_);
   std::atomic<long> due_{0};  // notices still to arrive, of groups that this rank has left
 };
 

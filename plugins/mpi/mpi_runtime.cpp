@@ -60,10 +60,10 @@ std::string start_of(int pid) {
 
 struct DetachedCall {
   std::function<void()> body;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::exception_ptr error;
+  Mutex mutex;
+  CondVar changed;
+  bool done MANIPLE_GUARDED_BY(mutex) = false;
+  std::exception_ptr error MANIPLE_GUARDED_BY(mutex);
 };
 
 void run_call(const std::shared_ptr<DetachedCall>& state) {
@@ -74,7 +74,7 @@ void run_call(const std::shared_ptr<DetachedCall>& state) {
   } catch (...) {
     error = std::current_exception();
   }
-  const std::lock_guard lock(state->mutex);
+  const MutexLock lock(state->mutex);
   state->error = error;
   state->done = true;
   state->changed.notify_all();
@@ -147,7 +147,7 @@ std::unique_lock<std::timed_mutex> Runtime::enter() {
   while (serialised_ && usable() && !lock.try_lock_for(kLockPoll)) {
   }
   if (usable()) return lock;
-  const std::lock_guard reason(mutex_);
+  const MutexLock reason(mutex_);
   throw Aborted(finalised_ ? std::string("MPI has been finalised") : "MPI is unusable in this process: " + why_);
 }
 
@@ -167,7 +167,7 @@ void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int 
 
 void Runtime::keep(const std::shared_ptr<Packet>& packet) {
   packet->in_transit.store(true);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   packets_.push_back(packet);
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { progress_sends(); });
@@ -177,7 +177,7 @@ void Runtime::keep(const std::shared_ptr<Packet>& packet) {
 }
 
 void Runtime::sweep() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   sweep_locked();
 }
 
@@ -195,7 +195,7 @@ void Runtime::sweep_locked() {
 
 // MPI moves bytes only while it is called. A rank that sends and then computes does not call it.
 void Runtime::progress_sends() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
     if (packets_.empty() || !usable()) {
       changed_.wait(lock);
@@ -214,7 +214,7 @@ void Runtime::all_have_started() {
 }
 
 void Runtime::watch(const std::vector<int>& pids) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const int pid : pids) {
     const std::string start = start_of(pid);
     if (!start.empty()) watched_.emplace(pid, start);  // none: it has another name in another namespace
@@ -222,13 +222,13 @@ void Runtime::watch(const std::vector<int>& pids) {
 }
 
 bool Runtime::a_rank_has_ended() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::any_of(watched_.begin(), watched_.end(),
                      [](const auto& process) { return start_of(process.first) != process.second; });
 }
 
 void Runtime::poison(const std::string& why) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!poisoned_.exchange(true)) why_ = why;
 }
 
@@ -236,7 +236,7 @@ void Runtime::poison(const std::string& why) noexcept {
 int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
   auto* self = static_cast<Runtime*>(runtime);
   if (self->usable() && !self->failed_) LeaveNotices::get().receive_all(Deadline::after(kLinger));
-  const std::lock_guard lock(self->mutex_);  // no sweep meanwhile
+  const MutexLock lock(self->mutex_);  // no sweep meanwhile
   self->finalised_.store(true);
   return MPI_SUCCESS;
 }
@@ -253,7 +253,7 @@ void Runtime::finalise(int status) {
   if (together) LeaveNotices::get().receive_all(Deadline::after(kLinger));
   if (!together) linger();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
@@ -319,7 +319,7 @@ bool Runtime::await_all_ranks() {
 
 void Runtime::linger() {
   for (const Deadline limit = Deadline::after(kLinger); usable() && !failed_ && !limit.expired(); pause()) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     sweep_locked();
     if (std::none_of(packets_.begin(), packets_.end(), [](const auto& packet) { return packet->awaited; })) return;
   }
@@ -329,7 +329,7 @@ bool run_detached(std::function<void()> body, const AbortToken& abort, Deadline 
   const auto state = std::make_shared<DetachedCall>();
   state->body = std::move(body);
   std::thread([state] { run_call(state); }).detach();
-  std::unique_lock lock(state->mutex);
+  MutexLock lock(state->mutex);
   while (!state->done) {
     if (abort.aborted() || deadline.expired()) return false;
     state->changed.wait_for(lock, kDetachedPoll);

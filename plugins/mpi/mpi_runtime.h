@@ -10,7 +10,6 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -22,6 +21,7 @@
 
 #include "comm/backend/plugin/plugin.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 
 namespace maniple::mpi_plugin {
 
@@ -80,27 +80,27 @@ class Runtime {
   bool await_all_ranks();           // until they are about to exit; false: one of them is not
   void linger();                    // for what was sent and may still be received
   void progress_sends();            // the thread
-  void sweep_locked();
+  void sweep_locked() MANIPLE_REQUIRES(mutex_);
 
   ForkGuard guard_;  // MPI knows nothing of the children of this process
   int rank_ = 0;
   int size_ = 1;
   bool serialised_ = false;  // MPI takes one call at a time
   bool ours_ = false;        // we initialised it, so we finalise it
-  std::timed_mutex calls_;
+  std::timed_mutex calls_;   // not a Mutex, which has no try_lock_for
   std::atomic<bool> poisoned_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> ended_{false};
   std::atomic<bool> finalised_{false};
   std::atomic<bool> has_finalised_{false};  // MPI_Finalize has returned
 
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  std::string why_;
-  std::vector<std::shared_ptr<Packet>> packets_;  // in transit
-  std::map<int, std::string> watched_;            // pid, and when it was started
+  Mutex mutex_;
+  CondVar changed_;
+  std::string why_ MANIPLE_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Packet>> packets_ MANIPLE_GUARDED_BY(mutex_);  // in transit
+  std::map<int, std::string> watched_ MANIPLE_GUARDED_BY(mutex_);            // pid, and when it was started
   std::thread thread_;
-  bool stopping_ = false;
+  bool stopping_ MANIPLE_GUARDED_BY(mutex_) = false;
 };
 
 /// For calls of MPI that block until other ranks take part, made in a thread that can be left behind.

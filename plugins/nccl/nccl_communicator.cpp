@@ -104,12 +104,12 @@ class Rendezvous {
 
 /// What the thread that initialises the communicator, and the one that waits for it, have in common.
 struct Initialisation {
-  std::mutex mutex;
-  bool given_up = false;
-  ncclComm_t comm = nullptr;
-  ncclResult_t result = ncclSuccess;
-  std::string text;  // of a failure
-  bool polled = false;
+  Mutex mutex;
+  bool given_up MANIPLE_GUARDED_BY(mutex) = false;
+  ncclComm_t comm MANIPLE_GUARDED_BY(mutex) = nullptr;
+  ncclResult_t result MANIPLE_GUARDED_BY(mutex) = ncclSuccess;
+  std::string text MANIPLE_GUARDED_BY(mutex);  // of a failure
+  bool polled MANIPLE_GUARDED_BY(mutex) = false;
 };
 
 void initialise(Initialisation& shared, ncclUniqueId id, int size, int rank) {
@@ -120,11 +120,11 @@ void initialise(Initialisation& shared, ncclUniqueId id, int size, int rank) {
   const bool polled = result == ncclInProgress;
   while (result == ncclInProgress) {
     std::this_thread::sleep_for(Milliseconds(1));  // sleep: NCCL can only be polled
-    const std::lock_guard lock(shared.mutex);
+    const MutexLock lock(shared.mutex);
     if (shared.given_up || nccl().async_error(comm, &result) != ncclSuccess) break;
   }
   std::string text = result == ncclSuccess ? "" : describe(result);
-  const std::lock_guard lock(shared.mutex);
+  const MutexLock lock(shared.mutex);
   if (comm != nullptr && (shared.given_up || (polled && result != ncclSuccess))) {
     nccl().comm_abort(comm);
     comm = nullptr;
@@ -146,20 +146,20 @@ void check_cuda(cudaError_t result, const std::string& what) {
 }
 
 struct Task::State {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::exception_ptr error;
+  Mutex mutex;
+  CondVar changed;
+  bool done MANIPLE_GUARDED_BY(mutex) = false;
+  std::exception_ptr error;  // set before done
 };
 
 bool Task::wait_for(Milliseconds time) const {
-  std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_for(lock, time, [this] { return state_->done; });
+  MutexLock lock(state_->mutex);
+  return state_->changed.wait_for(lock, time, [this]() MANIPLE_REQUIRES(state_->mutex) { return state_->done; });
 }
 
 void Task::wait() const {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->done; });
+  MutexLock lock(state_->mutex);
+  state_->changed.wait(lock, [this]() MANIPLE_REQUIRES(state_->mutex) { return state_->done; });
 }
 
 void Task::get() const {
@@ -182,7 +182,7 @@ Task on_device(int device, std::function<void()> body) {
       error = std::current_exception();
     }
     body = nullptr;  // what it holds is gone when it is done
-    const std::lock_guard lock(state->mutex);
+    const MutexLock lock(state->mutex);
     state->error = error;
     state->done = true;
     state->changed.notify_all();
@@ -203,12 +203,13 @@ std::shared_ptr<Communicator> Communicator::make(const DeviceContext& context) {
   try {
     while (!done.wait_for(kTurn)) rendezvous.require_alive();
   } catch (...) {
-    const std::lock_guard lock(shared->mutex);
+    const MutexLock lock(shared->mutex);
     shared->given_up = true;
     if (shared->comm != nullptr) on_device(context.device, [comm = shared->comm] { nccl().comm_abort(comm); });
     throw;
   }
   done.get();  // throws what the thread threw
+  const MutexLock lock(shared->mutex);
   const std::string place = context.group + " on cuda:" + std::to_string(context.device);
   if (shared->result == ncclInvalidUsage || shared->result == ncclInvalidArgument)
     throw Unsupported("NCCL refuses to make the communicator of " + place + ": " + shared->text +
@@ -310,7 +311,7 @@ void Communicator::forget(ncclComm_t comm, const Registration& registration) con
 void Communicator::deregister(void* memory) noexcept {
   Task ended;
   {
-    const std::lock_guard lock(ending_);
+    const MutexLock lock(ending_);
     ended = ended_;
   }
   if (ended.valid()) ended.wait_for(kCleaningUp);  // NCCL may be looking at it yet
@@ -336,7 +337,7 @@ void Communicator::end(ncclResult_t (*by)(ncclComm_t)) noexcept {
     for (const auto& [memory, registration] : registrations_) forget(comm, registration);
   if (alone) registrations_.clear();
   if (alone) lock.unlock();
-  const std::lock_guard ending(ending_);
+  const MutexLock ending(ending_);
   try {
     ended_ = on_device(device_, [comm, by] { by(comm); });
   } catch (...) {
@@ -354,7 +355,7 @@ void Communicator::leave() noexcept {
   } else {
     abort();
   }
-  const std::lock_guard lock(ending_);
+  const MutexLock lock(ending_);
   if (ended_.valid()) ended_.wait_for(kCleaningUp);
 }
 

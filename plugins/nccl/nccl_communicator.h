@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <map>
@@ -21,6 +20,7 @@
 #include <string>
 
 #include "comm/backend/device/device_plugin.h"
+#include "comm/base/mutex.h"
 #include "plugins/nccl/nccl_library.h"
 
 namespace maniple::nccl_plugin {
@@ -105,14 +105,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int device_ = 0;
   bool polled_ = false;  // non-blocking, by the user's wish
 
-  std::timed_mutex calls_;  // held while a thread is inside NCCL with this communicator
+  std::timed_mutex calls_;  // held while a thread is inside NCCL with this communicator; Mutex has no try_lock_for
   std::atomic<ncclComm_t> comm_ = nullptr;
   std::map<void*, Registration> registrations_;
   std::atomic<bool> failed_ = false;
 
   std::atomic<bool> aborted_ = false;
-  std::mutex ending_;
-  Task ended_;  // valid once NCCL was asked to end it
+  Mutex ending_;
+  Task ended_ MANIPLE_GUARDED_BY(ending_);  // valid once NCCL was asked to end it
 };
 
 }  // namespace maniple::nccl_plugin

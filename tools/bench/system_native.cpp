@@ -1,7 +1,6 @@
 // Maniple itself: this program again, as `bench-worker`, one process per rank (or one process of threads for loopback);
 // and what such a worker does.
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -9,6 +8,7 @@
 
 #include "comm/backend/plugin/load.h"
 #include "comm/base/environment.h"
+#include "comm/base/mutex.h"
 #include "tools/bench/measure.h"
 #include "tools/bench/system.h"
 #include <maniple/comm.h>
@@ -175,14 +175,14 @@ void run_rank(std::shared_ptr<ProcessGroup> group, const WorkItem& item) {
 void run_threads(const WorkItem& item) {
   const std::shared_ptr<Store> store = make_memory_store();
   std::exception_ptr first;
-  std::mutex mutex;
+  Mutex mutex;
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < item.ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         run_rank(init(store, init_options(item, rank)), item);
       } catch (...) {
-        const std::lock_guard lock(mutex);
+        const MutexLock lock(mutex);
         if (!first) first = std::current_exception();
       }
     });

@@ -1,11 +1,11 @@
 #include "launch/coordinate/agent_link.h"
 
 #include <cerrno>
-#include <mutex>
 
 #include <fmt/format.h>
 
 #include "comm/base/codec.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include "comm/net/address.h"
 
@@ -35,13 +35,13 @@ int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.cou
 struct AgentLink::Wire {
   explicit Wire(SecureConnection connection) : stream(std::move(connection), length_prefixed<kMaxAgentMessage>()) {}
 
-  std::mutex mutex;  // for all but reading from the stream
+  Mutex mutex;  // for all but reading from the stream
   MessageStream stream;
-  std::string beat;
-  Seconds interval{};
+  std::string beat MANIPLE_GUARDED_BY(mutex);
+  Seconds interval MANIPLE_GUARDED_BY(mutex){};
 
   static void send_heartbeats(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
-    const std::lock_guard lock(wire->mutex);
+    const MutexLock lock(wire->mutex);
     MessageStream& stream = wire->stream;
     if (!stream.is_open()) return;
     stream.flush();
@@ -69,7 +69,7 @@ AgentLink::AgentLink(Poller& poller, SecureConnection connection, const Options&
 AgentLink::~AgentLink() {
   *alive_ = false;
   poller_.cancel(timer_);
-  const std::lock_guard lock(wire_->mutex);
+  const MutexLock lock(wire_->mutex);
   if (wire_->stream.is_open()) poller_.remove(wire_->stream.fd());
   wire_->stream.close();
 }
@@ -80,7 +80,7 @@ void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
   beat.heartbeat_ms = milliseconds(heartbeat.interval);
   beat.silence_ms = milliseconds(heartbeat.silence_limit);
   {
-    const std::lock_guard lock(wire_->mutex);
+    const MutexLock lock(wire_->mutex);
     wire_->interval = heartbeat.interval;
     wire_->beat = frame_of(beat);
   }
@@ -90,7 +90,7 @@ void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
 }
 
 void AgentLink::send(const AgentMessage& message) {
-  const std::lock_guard lock(wire_->mutex);
+  const MutexLock lock(wire_->mutex);
   MessageStream& stream = wire_->stream;
   if (!stream.is_open()) return;
   stream.queue(frame_of(message));
@@ -99,13 +99,13 @@ void AgentLink::send(const AgentMessage& message) {
 }
 
 bool AgentLink::drained() const {
-  const std::lock_guard lock(wire_->mutex);
+  const MutexLock lock(wire_->mutex);
   return wire_->stream.idle();
 }
 
 void AgentLink::on_ready(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) {
-    const std::lock_guard lock(wire_->mutex);
+    const MutexLock lock(wire_->mutex);
     wire_->stream.flush();
     if (wire_->stream.idle()) poller_.modify(wire_->stream.fd(), EPOLLIN);
   }
@@ -184,7 +184,7 @@ void AgentLink::look_for_silence() {
 void AgentLink::lose(const std::string& reason) {
   poller_.cancel(timer_);
   {
-    const std::lock_guard lock(wire_->mutex);
+    const MutexLock lock(wire_->mutex);
     poller_.remove(wire_->stream.fd());
     wire_->stream.close();
   }

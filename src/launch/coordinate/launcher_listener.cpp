@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "comm/base/check.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include "comm/rendezvous/methods.h"
 
@@ -52,8 +53,8 @@ std::vector<Address> addresses_of(const MasterAddress& place, const Secret& secr
 }  // namespace
 
 struct LauncherListener::Queue {
-  std::mutex mutex;
-  std::deque<SecureConnection> arrived;
+  Mutex mutex;
+  std::deque<SecureConnection> arrived MANIPLE_GUARDED_BY(mutex);
   UniqueFd event = new_event();
 };
 
@@ -65,7 +66,7 @@ LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Iden
     if (::read(queue->event.get(), &count, sizeof count) < 0) return;
     std::deque<SecureConnection> all;
     {
-      const std::lock_guard lock(queue->mutex);
+      const MutexLock lock(queue->mutex);
       all.swap(queue->arrived);
     }
     for (SecureConnection& connection : all) arrived(std::move(connection));
@@ -79,7 +80,7 @@ LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Iden
                       .accept =
                           [queue = queue_](SecureConnection connection, const Hello&, const Address&) {
                             {
-                              const std::lock_guard lock(queue->mutex);
+                              const MutexLock lock(queue->mutex);
                               queue->arrived.push_back(std::move(connection));
                             }
                             const std::uint64_t one = 1;

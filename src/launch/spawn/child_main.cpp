@@ -20,7 +20,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <typeinfo>
 #include <vector>
 
