@@ -28,6 +28,7 @@ endif()
 
 add_library(maniple_warnings INTERFACE)
 target_compile_options(maniple_warnings INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wcast-qual -Wpedantic
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>  # the annotations of comm/base/mutex.h
   $<$<BOOL:${MANIPLE_WERROR}>:-Werror>)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 15)

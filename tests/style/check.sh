@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# House rules that no compiler checks. Usage: check.sh
-# layers|torch|filesystem|names|classes|exports|lengths|columns|sleeps|locks|errors|knobs|variables|words [ROOT]
+# House rules that no compiler checks. Usage: check.sh RULE [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rule=${1:?layers, torch, filesystem, names, classes, exports, lengths, columns, sleeps, locks, errors, knobs, variables or words}
+rules="layers torch filesystem names classes exports lengths columns sleeps locks mutexes errors knobs variables words"
+rule=${1:?one of $rules}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
 
@@ -160,10 +160,27 @@ check_sleeps() {
 
 # A child of fork() finds a lock of static storage as another thread of its parent held it, and would wait for ever.
 check_locks() {
-  sources src | xargs -r awk '
+  sources src plugins tools | xargs -r awk '
     /^[ \t]*\/\// { next }
-    /^(inline |constinit )*std::([a-z]+_)?(mutex|once_flag) / || /^[ \t]*static (inline |constinit )*std::([a-z]+_)?(mutex|once_flag) / {
+    /^(inline |constinit )*(std::([a-z]+_)?(mutex|once_flag)|Mutex) [a-z]/ ||
+        /^[ \t]*static (inline |constinit )*(std::([a-z]+_)?(mutex|once_flag)|Mutex) / {
       print FILENAME ":" FNR ": a child of fork() may find it locked; use ProcessWide (comm/base/fork_guard.h) or ForkSafeMutex" }'
+}
+
+# A mutex is a Mutex of comm/base/mutex.h, so that Clang checks what it guards. Files in which it is not yet one:
+native_mutexes="src/comm/base/fork_guard src/comm/base/mutex.h src/comm/shm/ src/comm/transport/exchange src/comm/transport/message_engine
+  src/comm/backend/plugin/load.cpp src/comm/rendezvous/secret_source.cpp src/launch/coordinate/coordinator src/launch/output/
+  plugins/cuda/driver.cpp"
+
+check_mutexes() {
+  sources src/comm src/launch plugins tools | xargs -r awk -v excepted="$native_mutexes" '
+    BEGIN { n = split(excepted, list, " ") }
+    FNR == 1 {
+      checked = 1
+      for (i = 1; i <= n; ++i) if (index(FILENAME, list[i]) == 1) checked = 0
+    }
+    checked && !/^[ \t]*\/\// && /std::mutex([^A-Za-z0-9_]|$)/ {
+      print FILENAME ":" FNR ": write Mutex and MANIPLE_GUARDED_BY (comm/base/mutex.h): Clang checks what it guards" }'
 }
 
 # Errors are data: what a program does about one depends on the fields of its ErrorInfo, never on its text. Seen are
