@@ -55,7 +55,7 @@ class Runtime {
   /// Keeps a packet until its request is done.
   void keep(const std::shared_ptr<Packet>& packet);
   /// Releases the packets whose requests are done.
-  void sweep();
+  void sweep() MANIPLE_EXCLUDES(mutex_);
 
   /// To be called once, when all ranks are known to have returned from MPI_Init.
   void all_have_started();

@@ -154,11 +154,11 @@ class DeviceCalls {
   Enqueueing begin_enqueueing(DeviceStream stream);
   void watch(Pending pending, Enqueueing to);
   void watch_arrival(Pending pending);
-  void add(std::list<Pending>& to, Pending pending);
+  void add(std::list<Pending>& to, Pending pending) MANIPLE_EXCLUDES(watch_->mutex);
   bool is_idle() const MANIPLE_REQUIRES(watch_->mutex);
   std::vector<std::list<Pending>*> all_pending() MANIPLE_REQUIRES(watch_->mutex);
   void watch_loop();
-  void look();
+  void look() MANIPLE_EXCLUDES(watch_->mutex);
   /// Removes from the front of `queue` the operations that the stream has finished, and returns them.
   std::vector<Position> take_ended(std::vector<Position>& queue);
   void start_staged_messages();
@@ -174,7 +174,7 @@ class DeviceCalls {
   void retire(Pending& pending, const std::exception_ptr& error);
   /// Aborts the group, if it is not aborted yet, and the engine; everything that is enqueued fails, but for what has a
   /// part on the host that is still to end.
-  void give_up(const std::exception_ptr& error, const ErrorInfo& context);
+  void give_up(const std::exception_ptr& error, const ErrorInfo& context) MANIPLE_EXCLUDES(watch_->mutex);
 
   detail::GroupImpl& group_;
   DeviceRuntime& runtime_;

@@ -47,7 +47,7 @@ class SegmentBroker {
     int takers = 0;                  // that have not fetched it
     std::vector<UniqueFd> waiting;
   };
-  void hand_over(const std::string& topic);
+  void hand_over(const std::string& topic) MANIPLE_EXCLUDES(mutex_);
 
   std::uint64_t world_;
   Mutex mutex_;

@@ -102,7 +102,7 @@ class Session : public Connector {
   SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
   static std::string group_of(const std::string& topic);
   void forget_past_groups() MANIPLE_REQUIRES(mutex_);
-  void on_lost(int rank, const std::string& text);
+  void on_lost(int rank, const std::string& text) MANIPLE_EXCLUDES(mutex_);
   void on_gone(int rank);
   void on_aborted(const DetectorMessage& message);
   void on_departed(const DetectorMessage& message);

@@ -80,11 +80,11 @@ class TcpStoreClient final : public Store {
   void send_frame(std::uint32_t id, StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
   void send_queued(Deadline deadline) MANIPLE_REQUIRES(send_mutex_);
   void await_room(Deadline deadline) MANIPLE_REQUIRES(send_mutex_);
-  void lose(const std::string& reason, bool forged = false);
+  void lose(const std::string& reason, bool forged = false) MANIPLE_EXCLUDES(mutex_);
   std::optional<Frame> await_reply(std::uint32_t id, Call& call, Deadline deadline);
   /// Not checked: it unlocks the caller's `lock` while it reads.
   void read_for_all(MutexLock& lock, Deadline deadline) MANIPLE_REQUIRES(mutex_) MANIPLE_NO_THREAD_SAFETY_ANALYSIS;
-  void read_available();
+  void read_available() MANIPLE_EXCLUDES(mutex_);
   [[noreturn]] void throw_lost(const std::string& reason) const MANIPLE_REQUIRES(mutex_);
 
   Address server_;
