@@ -1,31 +1,34 @@
-// A group of ranks and its communication: collectives, point-to-point messages, objects, registered memory.
+// ProcessGroup: a group of ranks and its operations: collectives, point-to-point messages, objects, registered memory.
 //
 //   auto world = maniple::init();                          // env://, started by `maniple run`, torchrun, mpirun, ...
 //   std::vector<float> x(1000, float(world->rank()));
 //   world->all_reduce(buffer_of(x));                       // x now holds the sum on every rank
 //
-// Contract of every collective: all ranks of the group call it, with matching arguments, in the same order. Ranks that
-// disagree (another operation, dtype, count, root, reduce op, order) all get `Mismatch`, which lists what each rank
-// called and where. A rank that does not arrive is named by `Timeout`; one that dies, by `PeerLost`, at once.
+// Collectives: every rank of the group calls them in the same order, with matching arguments. If ranks disagree (on
+// operation, dtype, count, root, reduce op or order), all of them get `Mismatch`, which lists what each rank called and
+// where. `Timeout` names a rank that does not arrive; `PeerLost` names a rank that dies, at once.
 //
-// Synchronous and asynchronous, as in torch.distributed: a collective returns when this rank's result is in place, and
-// the `Work` that it returns is done; with `{.async_op = true}` it returns at once, and the Work is done later. A
-// synchronous call on an idle group runs in the calling thread and costs no thread switch.
+// Synchronous and asynchronous calls work as in torch.distributed. By default a collective returns when this rank's
+// result is in place, and the `Work` it returns is done. With `{.async_op = true}` it returns at once, and the Work is
+// done later. A synchronous call on an idle group runs in the calling thread, without a thread switch.
 //
-// Ranks: `root` and `peer`, and the ranks that new_group takes, are ranks of this group, from 0 to size() - 1, as in
-// MPI. `topology().members` has their ranks in the world.
+// Ranks: `root`, `peer` and the ranks passed to new_group are group ranks, from 0 to size() - 1, as in MPI.
+// `topology().members` maps them to global ranks.
 //
-// Threads: a group may be used from several threads, but as the order of calls must be the same on all ranks, only
-// one at a time in practice; use one group per thread for concurrency. send and recv are exempt from the order of
-// collectives: they are matched by (source, tag) in the order posted.
+// Threads: any thread may call a group, but the order of calls must be the same on all ranks. In practice that means
+// one thread at a time; for concurrency, use one group per thread. send and recv are exempt from the order of
+// collectives: they are matched by (source, tag), in the order posted.
 //
-// After an error of the second family (see error.h) the group is aborted on all ranks: on each, one call throws the
-// cause as it is (the one under way, or the next), and later calls throw `Aborted` at once, repeating it. Make a new
-// group, or end. Destroying a group never communicates and never blocks on peers. In a child of fork() every call
-// throws: a forked child is not a rank.
+// Errors: an error of the second family (see error.h) aborts the group on all ranks. On each rank one call, the current
+// or the next, throws the cause itself. Later calls throw `Aborted` at once, repeating the cause. Create a new group,
+// or exit.
 //
-// Tags are 0 or more. A time-out is not negative; NaN is none.
-// Counts are in elements. "In place" means that input and output are the same memory.
+// Lifetime: destroying a group never communicates and never blocks on peers. With operations enqueued on a GPU, which
+// peers still need, it waits for those: until they complete, the group fails, or all other ranks have left. In a child
+// of fork() every call throws: a forked child is not a rank.
+//
+// Arguments: counts are in elements. Tags are 0 or more. A timeout must not be negative or NaN. "In place" means that
+// input and output are the same memory.
 #pragma once
 
 #include <cstddef>
@@ -52,19 +55,22 @@ namespace detail {
 class GroupImpl;
 }
 
-/// Makes this process a rank of the world: waits until all `world_size` ranks have arrived, or throws `Timeout` naming
-/// those that have not. Throws `InvalidArgument` naming the variable, what it holds and what was expected.
+/// Makes this process a rank of the world. Returns when all `world_size` ranks have arrived, or throws `Timeout` naming
+/// the missing ones. For a bad environment variable it throws `InvalidArgument` with the variable's name, its value and
+/// what was expected.
 ///
-/// A program that was started by itself, with neither RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT nor a scheduler's
-/// variables set and none of them given in the options, gets a world of one rank; the log says so.
+/// A program started without a launcher gets a world of one rank, and the log says so. That is the case when neither
+/// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT nor a scheduler's variables are set, and the options give none of them.
 std::shared_ptr<ProcessGroup> init(const InitOptions& options = {});
 
-/// The same over a store that the program brings along (tests, launchers). Uses keys under "maniple/".
+/// Like init above, over a store that the caller provides (tests, launchers). Uses keys under "maniple/". The options
+/// must set `rank` and `world_size`.
 std::shared_ptr<ProcessGroup> init(std::shared_ptr<Store> store, const InitOptions& options);
 
+/// `peer` of recv and irecv: receive from any rank.
 inline constexpr int kAnySource = -1;
 
-/// One element of a batch of point-to-point operations.
+/// One operation of batch_isend_irecv.
 struct PointToPoint {
   static PointToPoint send(ConstBuffer buffer, int peer, int tag = 0) { return {Op::send, buffer, {}, peer, tag}; }
   static PointToPoint recv(Buffer buffer, int peer, int tag = 0) { return {Op::recv, {}, buffer, peer, tag}; }
@@ -85,93 +91,98 @@ class ProcessGroup {
   int rank() const noexcept;  ///< -1 outside the group
   int size() const noexcept;  ///< -1 outside the group
 
-  /// Whether this rank is in the group. new_group and split give the ranks outside a handle, too. On it operations do
-  /// nothing, whatever their arguments: they return at once (recv: -1; objects: empty; a Work that is done), and the
-  /// first logs a warning. store(), new_group and split throw `InvalidArgument` there.
+  /// Whether this rank is in the group. new_group and split also return a handle to ranks outside the group. On such a
+  /// handle operations do nothing, whatever their arguments: they return at once (recv: -1; objects: empty; a Work that
+  /// is done), and the first one logs a warning. store(), new_group and split throw `InvalidArgument`.
   bool is_member() const noexcept;
-  /// Throws `InvalidArgument` outside the group; its text begins with `who`, what the group was given to.
+  /// Throws `InvalidArgument` on a rank outside the group. The text begins with `who`, the name of the caller that was
+  /// given the group.
   void require_member(std::string_view who) const;
 
   const Topology& topology() const noexcept;
   const std::string& name() const noexcept;     ///< "world", "world/2", ...
-  const std::string& backend() const noexcept;  ///< "native"
-  std::string_view transport() const noexcept;  ///< "loopback", "shm", "tcp", "shm+tcp", or "none" for one rank
-  Store& store();                               ///< shared by the ranks of this group; keys of its own
+  const std::string& backend() const noexcept;  ///< "native", "mpi", "cpu:native,cuda:nccl", ...: InitOptions::backend
+  /// "loopback", "shm", "tcp", "shm+tcp", or the plugin's name; "none" for a single rank.
+  std::string_view transport() const noexcept;
+  Store& store();  ///< shared by the ranks of this group, with its own keys
 
   // ---- Groups of ranks -----------------------------------------------------------------------------------------
 
-  /// A group of some of this group's ranks, in the order given. Collective over *this*; every rank passes the same
-  /// list and options, or all get `Mismatch`. Ranks that are not in it get a handle that says so (is_member), never
-  /// null.
+  /// Creates a group from some of this group's ranks, in the order given. Collective over *this* group: every rank
+  /// passes the same list and options, or all get `Mismatch`. Ranks not in the list get a handle whose is_member() is
+  /// false, never null.
   std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options = {},
                                           const CallOptions& call = {});
 
-  /// One group for each colour; inside it ranks are ordered by (key, rank), and all pass the same options. A negative
-  /// colour: none (is_member is false).
+  /// Creates one group per color. Ranks in it are ordered by (key, rank), and all of them pass the same options. A rank
+  /// with a negative color is in no group: is_member() of its handle is false.
   std::shared_ptr<ProcessGroup> split(int color, int key = 0, const GroupOptions& options = {},
                                       const CallOptions& call = {});
 
   // ---- Collectives ---------------------------------------------------------------------------------------------
 
-  /// The root's buffer is copied to all.
+  /// Copies the root's buffer to all ranks.
   Work broadcast(Buffer buffer, int root, const CallOptions& options = {});
 
-  /// `output` on the root becomes the reduction of all inputs. Other ranks' outputs are ignored and may be empty.
+  /// `output` on the root becomes the reduction of all inputs. On other ranks `output` is ignored and may be empty.
   Work reduce(ConstBuffer input, Buffer output, int root, ReduceOp op = ReduceOp::sum, const CallOptions& options = {});
 
   /// Every rank's buffer becomes the reduction of all buffers.
   Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::sum, const CallOptions& options = {});
 
-  /// The same, out of place.
+  /// Like all_reduce above, out of place.
   Work all_reduce(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum, const CallOptions& options = {});
 
-  /// Many buffers, of any dtypes and counts, in one operation; small ones are packed together.
+  /// Reduces many buffers, of any dtypes and counts, in one operation. Small buffers are packed together.
   Work all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op = ReduceOp::sum,
                             const CallOptions& options = {});
 
-  /// `output` on the root holds the inputs of rank 0, 1, ... one after the other. With `counts` (one for each rank,
-  /// the same list on all ranks) inputs may differ in length.
+  /// `output` on the root receives the inputs of ranks 0, 1, ... one after the other. With `counts` (one per rank, the
+  /// same list on all ranks) inputs may differ in length.
   Work gather(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {},
               const CallOptions& options = {});
 
-  /// gather, with the result on all ranks. `input` may be this rank's part of `output`.
+  /// Like gather, with the result on all ranks. `input` may be this rank's part of `output`.
   Work all_gather(ConstBuffer input, Buffer output, std::span<const std::size_t> counts = {},
                   const CallOptions& options = {});
 
-  /// The root's `input` is cut into parts, one for each rank.
+  /// Cuts the root's `input` into parts, one per rank, and sends part r to `output` on rank r. `output` on the root may
+  /// be its part of `input`.
   Work scatter(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {},
                const CallOptions& options = {});
 
-  /// The reduction of all inputs is cut into parts, one for each rank. `output` may be this rank's part of `input`.
+  /// Reduces all inputs, cuts the result into parts, one per rank, and leaves part r in `output` on rank r. `output`
+  /// may be this rank's part of `input`.
   Work reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum,
                       std::span<const std::size_t> counts = {}, const CallOptions& options = {});
 
-  /// Part j of this rank's input becomes part (this rank) of rank j's output. Without counts all parts are equal.
-  /// With counts, `input_counts[j]` here must equal `output_counts[this rank]` on rank j. Not in place.
+  /// Part j of this rank's input becomes part r of rank j's output, where r is this rank. Without counts all parts are
+  /// equal. With counts, `input_counts[j]` on this rank must equal `output_counts[r]` on rank j. Not in place.
   Work all_to_all(ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts = {},
                   std::span<const std::size_t> output_counts = {}, const CallOptions& options = {});
 
   /// Returns when all ranks have called it.
   Work barrier(const CallOptions& options = {});
 
-  /// A barrier with a limit of its own that, when it passes, names every missing rank and leaves the group usable. Goes
-  /// through the store, so it is slow (a millisecond) and works even while collectives are stuck. A rank that dies ends
-  /// the wait with `PeerLost`, as everywhere.
+  /// A barrier with its own limit. When the limit passes, it throws `Timeout` naming every missing rank and leaves the
+  /// group usable. It goes through the store, so it is slow (a millisecond) but works even while collectives are stuck.
+  /// If a rank dies, it throws `PeerLost`, like other operations.
   void monitored_barrier(Seconds timeout, const CallOptions& options = {});
 
   // ---- Point to point ------------------------------------------------------------------------------------------
 
-  /// Returns when the buffer may be reused, which may be before the receiver has it.
+  /// Returns when the buffer may be reused, which may be before the receiver has the message.
   void send(ConstBuffer buffer, int peer, int tag = 0, const CallOptions& options = {});
   Work isend(ConstBuffer buffer, int peer, int tag = 0, const CallOptions& options = {});
 
   /// Receives exactly `buffer.count` elements; a message of another length or dtype is a `Mismatch`. `peer` may be
   /// kAnySource. Returns the sender's rank.
   int recv(Buffer buffer, int peer, int tag = 0, const CallOptions& options = {});
-  /// `source`, if not null, is set to the sender's rank before the Work is done.
+  /// Sets `source`, if not null, to the sender's rank before the Work is done.
   Work irecv(Buffer buffer, int peer, int tag = 0, int* source = nullptr, const CallOptions& options = {});
 
-  /// Starts them all together, so that no order of sends and receives can deadlock. One Work for each.
+  /// Starts all operations together, so that no order of sends and receives can deadlock. Returns one Work per
+  /// operation.
   std::vector<Work> batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& options = {});
 
   // ---- Objects: bytes of any length, different on every rank ---------------------------------------------------
@@ -184,31 +195,33 @@ class ProcessGroup {
 
   // ---- Memory --------------------------------------------------------------------------------------------------
 
-  /// Memory that every rank of this host maps, so that collectives on it copy nothing. Collective over the group; sizes
-  /// may differ. Zeroed, page-aligned. Freed when the last handle goes, on each rank for itself.
+  /// Allocates memory that every rank of this host maps, so that collectives on it copy nothing. Collective over the
+  /// group; sizes may differ. Zeroed and page-aligned. Each rank's memory is freed when that rank drops its last
+  /// handle.
   RegisteredMemory allocate(std::size_t bytes, const CallOptions& options = {});
-  /// The same in memory of a GPU, for the backends cuda and nccl. Either all ranks pass memory of one such allocation
-  /// to a collective, or none does.
+  /// Like allocate above, in GPU memory; needs the backend cuda or nccl. In one collective, either all ranks pass
+  /// memory of one such allocation, or none does.
   RegisteredMemory allocate(std::size_t bytes, Device device, const CallOptions& options = {});
-  /// Memory of which each host has one: all ranks of this group on a host get the same pages, as by
-  /// MPI_Win_allocate_shared. Collective over the group; all pass the same size. Zeroed, page-aligned; freed when the
-  /// last of them drops its handle. Who writes it when is for the ranks to agree on, by barriers; to operations it is
-  /// ordinary memory. Throws `Unsupported` where ranks of a host share no memory: with other backends than native, and
-  /// with transport tcp.
+  /// Allocates memory that exists once per host: all ranks of this group on a host get the same pages, as with
+  /// MPI_Win_allocate_shared. Collective over the group; all ranks pass the same size. Zeroed and page-aligned; freed
+  /// when the last rank drops its handle. Ranks coordinate their writes themselves, with barriers. Operations treat it
+  /// as ordinary memory. Throws `Unsupported` where the ranks of a host do not share memory: with backends other than
+  /// native, and with transport tcp.
   RegisteredMemory allocate_shared(std::size_t bytes, const CallOptions& options = {});
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
 
-  /// Makes every rank's current and later calls on this group fail with `Aborted`. Any thread, any time.
+  /// Makes every rank's current and later calls on this group fail with `Aborted`. May be called from any thread, at
+  /// any time.
   void abort(const std::string& reason);
 
-  /// The cause if the group has been aborted, otherwise null.
+  /// The first cause if the group has been aborted, otherwise null.
   std::exception_ptr error() const;
 
-  /// The last operations of this rank, oldest first, one line each: what people paste into bug reports.
+  /// The last operations of this rank, oldest first, one line each. Paste them into bug reports.
   std::vector<std::string> recent_operations() const;
 
-  explicit ProcessGroup(std::unique_ptr<detail::GroupImpl> impl);  ///< internal, like the next
+  explicit ProcessGroup(std::unique_ptr<detail::GroupImpl> impl);  ///< internal, like impl()
   detail::GroupImpl& impl() noexcept { return *impl_; }
 
  private:
