@@ -1,8 +1,11 @@
-// A point in time by which something must have happened.
+// Deadline: a point in time by which an operation must finish.
 //
-// Deadlines, not timeouts, are passed down through the layers: an operation made of many waits has one deadline, so a
-// limit of 30 s means 30 s however many steps it takes. Only the monotonic clock is used: a jump of the wall clock
-// changes nothing.
+//   const Deadline deadline = Deadline::after(std::chrono::seconds(30));
+//   store->wait(keys, deadline);          // both waits together take at most 30 s
+//   store->get("master", deadline);
+//
+// Layers pass deadlines down, not timeouts: an operation with many waits has one deadline, so its limit holds for all
+// steps together. The clock is monotonic; a jump of the wall clock has no effect.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +26,7 @@ class Deadline {
 
   static constexpr Deadline never() noexcept { return Deadline(); }
 
-  /// Expires `limit` from now; zero or less, and NaN, has expired already; very large limits mean never.
+  /// Expires `limit` from now. A limit of zero, less than zero or NaN has expired already; 1e9 s and more means never.
   template <class Rep, class Period>
   static Deadline after(std::chrono::duration<Rep, Period> limit) {
     const auto now = Clock::now();
@@ -37,13 +40,14 @@ class Deadline {
   bool expired() const noexcept { return !is_never() && Clock::now() >= when_; }
   Clock::time_point when() const noexcept { return when_; }
 
-  /// Time left, never negative. A deadline that never expires has `Duration::max()` left.
+  /// Time left, never negative; `Duration::max()` for a deadline that never expires.
   Duration remaining() const noexcept {
     if (is_never()) return Duration::max();
     return std::max(Duration::zero(), when_ - Clock::now());
   }
 
-  /// Milliseconds left, rounded up and clamped for poll(2) and its kin: -1 for never, otherwise 0 .. cap.
+  /// Milliseconds left for poll(2) and similar calls, rounded up: -1 for a deadline that never expires, otherwise 0 to
+  /// `cap`.
   int poll_ms(int cap = 1'000'000) const noexcept {
     if (is_never()) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(remaining()).count();

@@ -1,8 +1,11 @@
-// What is communicated: element types, reductions, buffers.
+// Element types, reductions and buffers: the arguments of operations.
 //
-// A buffer is a view: pointer, number of elements, element type, and the device whose memory it is. It owns nothing and
-// must stay valid until the operation has finished (for asynchronous calls: until the `Work` is done). A buffer of zero
-// elements may have any pointer, null included. Any alignment works; 64 bytes is fastest.
+//   std::vector<float> x(1000);
+//   group->all_reduce(buffer_of(x), ReduceOp::max);
+//
+// A buffer is a view: pointer, number of elements, element type, and device. It owns nothing; the memory must stay
+// valid until the operation has finished (for asynchronous calls: until the `Work` is done). A buffer of zero elements
+// may have any pointer, including null. Any alignment works; 64 bytes is fastest.
 #pragma once
 
 #include <cstddef>
@@ -26,20 +29,20 @@ enum class DType : std::uint8_t {
   bfloat16,  ///< sums are taken in float32
   float32,
   float64,
-  bool8,  ///< one byte, false is 0 and anything else is true
+  bool8,  ///< one byte; 0 is false, any other value is true
 };
 inline constexpr int kDTypeCount = 10;
 
-/// Bytes of one element.
+/// Bytes per element.
 constexpr std::size_t size_of(DType dtype) noexcept {
   constexpr std::size_t kSizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 2, 4, 8, 1};
   return kSizes[static_cast<std::size_t>(dtype)];
 }
 
-std::string_view to_string(DType dtype) noexcept;  ///< "float32"; "unknown" for a number that is no DType
+std::string_view to_string(DType dtype) noexcept;  ///< "float32"; "unknown" for a number outside the enumeration
 DType parse_dtype(std::string_view name);          ///< throws InvalidArgument, listing the names
 
-/// Two bytes with the bits of an IEEE half, for programs that have no type of their own.
+/// Two bytes with the bits of an IEEE half, for programs without their own half type.
 struct float16 {
   std::uint16_t bits = 0;
   float16() = default;
@@ -47,7 +50,7 @@ struct float16 {
   explicit operator float() const noexcept;
 };
 
-/// Two bytes with the upper half of a float32.
+/// Two bytes: the upper half of a float32.
 struct bfloat16 {
   std::uint16_t bits = 0;
   bfloat16() = default;
@@ -80,16 +83,16 @@ constexpr DType dtype_of() noexcept {
   }
 }
 
-/// How elements of several ranks become one. The order of the operands is fixed by rank, so the same inputs give the
-/// same bits on every rank and in every run.
+/// How the elements of several ranks are combined. The order of the operands is fixed by rank, so the same inputs give
+/// the same bits on every rank and in every run.
 ///
 ///   sum, product     integers wrap around; float16 and bfloat16 are accumulated in float32 and rounded once
-///   avg              sum / ranks; integers divide towards zero
+///   avg              sum / number of ranks; integers divide towards zero
 ///   min, max         NaN wins, so that it is not lost
 ///   band, bor, bxor  integers and bool8 only
 ///   premultiplied    sum of factor * x; on integers the factor must be a whole number
 ///
-/// On bool8, sum and max are "or", product and min are "and"; avg and premultiplied do not apply.
+/// On bool8, sum and max are "or", product and min are "and"; avg and premultiplied are not supported.
 class ReduceOp {
  public:
   enum Kind : std::uint8_t { sum, avg, product, min, max, band, bor, bxor, premul_sum };
@@ -114,12 +117,12 @@ class ReduceOp {
 std::string_view to_string(ReduceOp::Kind kind) noexcept;  ///< "sum"
 ReduceOp::Kind parse_reduce_op(std::string_view name);     ///< throws InvalidArgument, listing the names
 
-/// Where memory lies.
+/// The kind of memory.
 enum class DeviceType : std::uint8_t { cpu, cuda };
 
 struct Device {
   DeviceType type = DeviceType::cpu;
-  std::int16_t index = 0;  ///< as this process counts its GPUs (CUDA_VISIBLE_DEVICES decides which it sees)
+  std::int16_t index = 0;  ///< as this process counts GPUs (CUDA_VISIBLE_DEVICES selects the visible ones)
 
   static constexpr Device cuda(int index) noexcept { return {DeviceType::cuda, static_cast<std::int16_t>(index)}; }
   constexpr bool is_cpu() const noexcept { return type == DeviceType::cpu; }
@@ -164,7 +167,7 @@ auto buffer_of(T& value) noexcept {
   return buffer_of(std::span<T, 1>(&value, 1));
 }
 
-/// The operations, with the one spelling they have everywhere: API, traces, errors, command line.
+/// The operations. Each has one spelling everywhere: API, traces, errors, command line.
 enum class Op : std::uint8_t {
   broadcast,
   reduce,
