@@ -1,4 +1,7 @@
-// Communication between ranks, without LibTorch. See comm/process_group.h, which is the manual.
+// Communication between ranks, without LibTorch. The contract is in comm/process_group.h.
+//
+//   auto world = maniple::init();
+//   world->all_reduce(maniple::buffer_of(x));
 #pragma once
 
 #include <maniple/comm/deadline.h>

@@ -1,4 +1,4 @@
-// Operations on tensors, spelt as torch.distributed spells them.
+// Tensor operations, named as in torch.distributed.
 //
 //   maniple::init_process_group();                       // env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   auto x = torch::ones({3}) * maniple::get_rank();
@@ -9,35 +9,35 @@
 //   work.wait();                                         // x holds the maximum
 //   maniple::destroy_process_group();
 //
-// What all operations have in common:
+// Contract of all operations:
 //
 //   Groups      Without `.group` an operation works on the default group, the world of init_process_group. Every rank
-//               of the group calls the same operations in the same order; ranks that disagree all get `Mismatch`, which
-//               lists what each called. On a rank that is not in the group an operation does nothing, whatever its
-//               arguments (recv returns -1, objects are empty, async_op gives a Work that is done); the first logs a
-//               warning.
-//   Ranks       `src`, `dst` and peers are global ranks, those of the world, in every group, as in torch.distributed.
-//               `GroupRank{r}` is rank r of the group instead (group_src and group_dst there). One that is not in the
-//               group is an `InvalidArgument`. Lists of tensors and objects have one element for each rank *of the
-//               group*, in the order of group ranks. (ProcessGroup itself, below this header, knows group ranks only.)
+//               of the group calls the same operations in the same order; if ranks disagree, all of them get
+//               `Mismatch`, which lists the call of each. On a rank outside the group an operation does nothing,
+//               whatever its arguments (recv returns -1, objects are empty, async_op returns a Work that is done). The
+//               first such call logs a warning.
+//   Ranks       `src`, `dst` and peers are global ranks in every group, as in torch.distributed. `GroupRank{r}` means
+//               rank r of the group instead (torch.distributed: group_src and group_dst). A rank that is not in the
+//               group is an `InvalidArgument`. Lists of tensors and objects have one element per rank *of the group*,
+//               in the order of group ranks. (ProcessGroup, which this header builds on, takes only group ranks.)
 //   async_op    false: the operation returns when this rank's result is in place, and the Work it returns is done.
-//               true: it returns at once; when wait() returns, the result is in place. Tensors are kept alive until
-//               then. Do not touch them meanwhile.
-//   Tensors     Any strides: a tensor that is not contiguous travels through a contiguous copy and is written back
-//               before the Work is done. Any of float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8,
+//               true: it returns at once; the result is in place when wait() returns. The operation keeps its tensors
+//               alive until then. Do not touch them meanwhile.
+//   Tensors     Any strides: a tensor that is not contiguous travels through a contiguous copy, which is written back
+//               before the Work is done. Dtypes: float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8,
 //               bool; complex tensors travel as pairs of reals (they can be added and averaged, not compared or
 //               multiplied). Zero elements are fine. Tensors that require gradients are read and written as under
-//               torch::NoGradGuard: nothing is recorded. `InvalidArgument` names the argument and what is wrong with it
-//               when a tensor is undefined, sparse, quantized or on the meta device; `Unsupported` when it is on a
-//               device the group's backend cannot reach.
-//   GPUs        An operation on tensors of a GPU runs in the order of LibTorch's current stream, and the host does not
-//               wait: it returns when the operation is enqueued. With async_op it runs beside that stream, and
-//               Work::wait orders the two.
-//   Shapes      Only the number of elements and the dtype must fit; shapes may differ, elements go in row-major order.
-//   Errors      As in comm/error.h. A rank that dies is named on all others at once by `PeerLost`.
-//   Threads     As in comm/process_group.h: one at a time for each group.
+//               torch::NoGradGuard: nothing is recorded. A tensor that is undefined, sparse, quantized or on the meta
+//               device is an `InvalidArgument`, which names the argument and the problem. A tensor on a device that the
+//               group's backend cannot reach is `Unsupported`.
+//   GPUs        An operation on GPU tensors runs in the order of LibTorch's current stream and returns when it is
+//               enqueued; the host does not wait. With async_op it runs concurrently with that stream, and Work::wait
+//               orders the two.
+//   Shapes      The number of elements and the dtype must match. Shapes may differ; elements go in row-major order.
+//   Errors      See comm/error.h. When a rank dies, all other ranks get `PeerLost`, which names it, at once.
+//   Threads     One at a time per group; see comm/process_group.h.
 //
-// There is one default group in a process. Without LibTorch, use comm/process_group.h, which this header builds on.
+// A process has one default group. Without LibTorch, use comm/process_group.h.
 #pragma once
 
 #include <functional>
@@ -61,43 +61,42 @@ namespace MANIPLE_API maniple {
 // ---- The default group -------------------------------------------------------------------------------------------
 
 /// Initialises the world (see InitOptions in comm/options.h) and makes it the default group. Throws `InvalidArgument`
-/// when there is one already; after destroy_process_group another may be made.
+/// if there is already a default group. After destroy_process_group, a new one may be created.
 void init_process_group(const InitOptions& options = {});
 
-/// The same over a store that the program brings along.
+/// Like init_process_group above, over a store that the caller provides.
 void init_process_group(std::shared_ptr<Store> store, const InitOptions& options);
 
-/// Makes a group that maniple::init gave the default group.
+/// Makes an existing group, such as the result of maniple::init, the default group.
 void init_process_group(std::shared_ptr<ProcessGroup> group);
 
-/// Drops the default group: it is destroyed once nobody else holds it. Never communicates, so a rank that leaves early
-/// is noticed by the others; call barrier() first where all should leave together. Without a default group it does
-/// nothing.
+/// Drops the default group, which is destroyed when its last other owner drops it. Never communicates, so other ranks
+/// notice a rank that leaves early; call barrier() first to leave together. Does nothing without a default group.
 void destroy_process_group();
 
-constexpr bool is_available() noexcept { return true; }  ///< a build with this header has the operations
+constexpr bool is_available() noexcept { return true; }  ///< always true: a build with this header has the operations
 bool is_initialized() noexcept;
 bool is_backend_available(std::string_view backend) noexcept;  ///< whether init_process_group accepts this name
 
-/// The default group; throws `InvalidArgument` when there is none, saying how to get one.
+/// The default group. Throws `InvalidArgument` if there is none; the text explains how to create it.
 std::shared_ptr<ProcessGroup> get_default_group();
 
-/// Of the group, or of the default group when null. The first two are -1 on a rank that is not in the group.
+/// Properties of the group, or of the default group if null. The rank and the size are -1 on a rank outside the group.
 int get_rank(const std::shared_ptr<ProcessGroup>& group = nullptr);
 int get_world_size(const std::shared_ptr<ProcessGroup>& group = nullptr);
 std::string get_backend(const std::shared_ptr<ProcessGroup>& group = nullptr);
 
-/// From a rank of the world to a rank of the group and back. Throws `InvalidArgument` if there is no such rank,
-/// or if this one is not in the group.
+/// Converts a global rank to a group rank, and back. Throws `InvalidArgument` if there is no such rank, or if this rank
+/// is not in the group.
 int get_group_rank(const std::shared_ptr<ProcessGroup>& group, int global_rank);
 int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank);
 
-/// A group of some ranks of the default group, in the order given. All ranks of the default group call it with the same
-/// list and options; those that are not in it get a handle of which is_member() is false, never null.
+/// Creates a group from some ranks of the default group, in the order given. All ranks of the default group call it
+/// with the same list and options. Ranks not in the list get a handle whose is_member() is false, never null.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {},
                                         const SourceLocation& where = SourceLocation::current());
 
-/// The ranks of the default group as a grid with named dimensions: see comm/mesh.h. Collective.
+/// Arranges the ranks of the default group as a grid with named dimensions; see comm/mesh.h. Collective.
 ///
 ///   const auto mesh = maniple::init_device_mesh({{"pipe", 2}, {"data", -1}});
 DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options = {},
@@ -105,16 +104,15 @@ DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOp
 
 // ---- This process ---------------------------------------------------------------------------------------------------
 
-/// The rank among those of this host, and the number of this host: LOCAL_RANK, and NODE_RANK or GROUP_RANK, as
-/// launchers set them (so both can be asked for before init_process_group), otherwise as found by the default group.
+/// This rank's number on its host, and the host's number. Taken from LOCAL_RANK, and from NODE_RANK or GROUP_RANK, if a
+/// launcher has set them, so both work before init_process_group. Otherwise taken from the default group's topology.
 int get_local_rank();
 int get_node_rank();
 
-/// Whether this is rank 0 of the default group. Without one: whether RANK is 0 or not set.
+/// Whether this is rank 0 of the default group. Without a default group: whether RANK is 0 or unset.
 bool is_main_process();
 
-/// Prints the parts, one after the other as `<<` prints them, and a newline on standard output; in the main process
-/// only.
+/// In the main process only: prints all parts with `<<` and a newline to standard output.
 template <class... Parts>
 void print_once(const Parts&... parts) {
   if (!is_main_process()) return;
@@ -125,7 +123,7 @@ void print_once(const Parts&... parts) {
 
 // ---- Options and arguments ------------------------------------------------------------------------------------------
 
-/// A rank of the group that an operation works on:
+/// A rank within the group that an operation works on:
 ///
 ///   broadcast(x, 2, {.group = pair});               // from global rank 2
 ///   broadcast(x, GroupRank{1}, {.group = pair});    // from rank 1 of the pair; PyTorch: group_src=1
@@ -133,7 +131,7 @@ struct GroupRank {
   int rank = 0;
 };
 
-/// What `src`, `dst` and `peer` take: a global rank as a plain int, or a GroupRank.
+/// The type of `src`, `dst` and `peer`: a global rank as a plain int, or a GroupRank.
 class PeerRank {
  public:
   constexpr PeerRank(int global_rank) noexcept : rank_(global_rank) {}
@@ -146,60 +144,60 @@ class PeerRank {
   bool is_group_rank_ = false;
 };
 
+/// Options of a single operation.
 struct DistOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< null: the default group
   bool async_op = false;
-  std::optional<Seconds> timeout = {};               ///< default: that of the group
-  SourceLocation where = SourceLocation::current();  ///< for error messages; leave it alone
+  std::optional<Seconds> timeout = {};               ///< default: the group's timeout
+  SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it unset
 };
 
 // ---- Collectives -------------------------------------------------------------------------------------------------
 
-/// Every rank's tensor becomes that of rank `src`.
+/// Every rank's tensor becomes a copy of the tensor on rank `src`.
 Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options = {});
 
-/// The tensor of rank `dst` becomes the reduction of all; those of the other ranks stay as they are.
+/// The tensor on rank `dst` becomes the reduction of all ranks' tensors; the other tensors do not change.
 Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
-/// Every rank's tensor becomes the reduction of all.
+/// Every rank's tensor becomes the reduction of all ranks' tensors.
 Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
-/// The same for many tensors, of any dtypes and sizes, in one operation; small ones are packed together.
+/// Reduces many tensors, of any dtypes and sizes, in one operation. Small tensors are packed together.
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
                           const DistOptions& options = {});
 
-/// `gather_list` on rank `dst` receives the tensors of group rank 0, 1, ...; elsewhere it is empty. All have the same
-/// number of elements.
+/// `gather_list` on rank `dst` receives the tensors of group ranks 0, 1, ...; on other ranks it is empty. All tensors
+/// have the same number of elements.
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst = 0,
             const DistOptions& options = {});
 
-/// `tensor_list` receives the tensors of group rank 0, 1, ... on every rank. The tensors of the list may have different
-/// sizes; that of rank r must have as many elements as rank r sends.
+/// `tensor_list` receives the tensors of group ranks 0, 1, ... on every rank. Tensors in the list may differ in size:
+/// element r must have the number of elements that rank r sends.
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
                 const DistOptions& options = {});
 
-/// The same into one tensor of world_size times as many elements.
+/// Like all_gather, into one tensor with world_size times the elements of `input`.
 Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options = {});
 
-/// `tensor` becomes this rank's element of the list that rank `src` gives; elsewhere the list is empty.
+/// `tensor` becomes this rank's element of `scatter_list` on rank `src`; on other ranks the list is empty.
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src = 0,
              const DistOptions& options = {});
 
-/// `output` on rank r becomes the reduction of all ranks' `input_list[r]`, which may have different sizes for different
-/// r.
+/// `output` on rank r becomes the reduction of all ranks' `input_list[r]`. Elements of the list may differ in size.
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list,
                     ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
 
-/// The same from one tensor of world_size times as many elements.
+/// Like reduce_scatter, from one tensor with world_size times the elements of `output`.
 Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op = ReduceOp::sum,
                            const DistOptions& options = {});
 
-/// `output_list[j]` becomes rank j's `input_list[this rank]`; sizes may differ for every pair.
+/// `output_list[j]` becomes `input_list[this rank]` of rank j. Sizes may differ for every pair.
 Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
                 const DistOptions& options = {});
 
-/// The same with tensors that are cut along their first dimension: into equal parts, or into parts of the given numbers
-/// of rows.
+/// Like all_to_all, with tensors cut along their first dimension: into equal parts, or into parts with the given
+/// numbers of rows.
 Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes = {},
                        const std::vector<std::int64_t>& input_split_sizes = {}, const DistOptions& options = {});
@@ -208,12 +206,12 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
 Work barrier(const DistOptions& options = {});
 
 /// A barrier that, when it fails, names every rank that did not arrive and leaves the group usable. Slower than barrier
-/// (a millisecond). Its limit is `options.timeout`, or 30 s; it is always synchronous.
+/// (a millisecond). The limit is `options.timeout`, or 30 s by default. Always synchronous.
 void monitored_barrier(const DistOptions& options = {});
 
 // ---- Point to point ----------------------------------------------------------------------------------------------
 
-inline constexpr int kAnyRank = kAnySource;  ///< recv from whoever sends first
+inline constexpr int kAnyRank = kAnySource;  ///< receive from any rank, in the order of arrival
 
 void send(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {});
 /// Returns the sender's global rank.
@@ -221,7 +219,7 @@ int recv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, cons
 Work isend(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {});
 Work irecv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {});
 
-/// One element of a batch: P2POp::isend(tensor, peer) or P2POp::irecv(tensor, peer).
+/// One operation of a batch: P2POp::isend(tensor, peer) or P2POp::irecv(tensor, peer).
 struct P2POp {
   static P2POp isend(torch::Tensor tensor, PeerRank peer, int tag = 0) {
     return {Op::send, std::move(tensor), peer, tag};
@@ -235,7 +233,7 @@ struct P2POp {
   int tag;
 };
 
-/// Starts them all together, so that no order of sends and receives can deadlock. One Work for each.
+/// Starts all operations together, so that no order of sends and receives can deadlock. Returns one Work per operation.
 std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const DistOptions& options = {});
 
 // ---- Objects: bytes of any length, different on every rank. Synchronous. --------------------------------------------
@@ -252,14 +250,15 @@ namespace detail {
 void run_main_process_first(const std::function<void()>& function, const DistOptions& options);
 }
 
-/// Calls `function` on rank 0 of the group, then on all others, and returns what it returns: for a download or a cache
-/// that one process makes and all use.
+/// Calls `function` on rank 0 of the group, then on all other ranks, and returns its result. Use it for a download or a
+/// cache that one process creates and all use.
 ///
 ///   auto data = maniple::main_process_first([] { return load_or_download("data"); });
 ///
-/// What it throws on rank 0 is thrown there, and as `Aborted` with its text on all others, which do not call it; the
-/// group stays usable. What it throws on another rank concerns that rank alone. The others wait for rank 0 as long as
-/// the timeout allows. Without a default group, and without .group, it is just called. Collective.
+/// Collective. The other ranks wait for rank 0 until the timeout. If `function` throws on rank 0, the exception is
+/// thrown there, the other ranks get `Aborted` with its text and do not call `function`, and the group stays usable. If
+/// it throws on another rank, only that rank is affected. Without .group and without a default group, it is just
+/// called. Throws `InvalidArgument` on a rank outside the group.
 template <class Function>
 std::invoke_result_t<Function&> main_process_first(Function&& function, const DistOptions& options = {}) {
   using Result = std::invoke_result_t<Function&>;

@@ -1,5 +1,5 @@
-// MANIPLE_API marks what the shared libraries export. It stands on a namespace, `namespace MANIPLE_API maniple {`, and
-// so on all that a header declares in it; everything else is hidden.
+// MANIPLE_API marks the symbols that the shared libraries export; all others are hidden. It is written on a namespace,
+// `namespace MANIPLE_API maniple {`, and applies to everything a header declares there.
 #pragma once
 
 #define MANIPLE_API [[gnu::visibility("default")]]

@@ -1,4 +1,9 @@
-// Everything: communication, operations on tensors, training. Needs LibTorch; <maniple/comm.h> does not.
+// All of Maniple: communication, tensor operations, training. Needs LibTorch; <maniple/comm.h> does not.
+//
+//   maniple::init_process_group();
+//   maniple::DistributedDataParallel ddp(net);            // then train as in one process: ddp averages the gradients
+//
+// Each header below is the manual of its part.
 #pragma once
 
 #include <maniple/comm.h>

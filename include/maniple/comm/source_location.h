@@ -1,4 +1,4 @@
-// Where a call was made: std::source_location for compilers that do not have it yet (Clang before 16).
+// SourceLocation: where a call was made; std::source_location for compilers that lack it (Clang before 16).
 #pragma once
 
 #include <maniple/export.h>
@@ -9,7 +9,8 @@ class SourceLocation {
  public:
   constexpr SourceLocation() = default;
 
-  /// Leave the arguments alone: as defaults they describe the caller, also through default arguments of the caller.
+  /// Call it without arguments: its defaults describe the caller, and as a default argument of a function, that
+  /// function's caller.
   static constexpr SourceLocation current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE(),
                                           const char* function = __builtin_FUNCTION()) noexcept {
     SourceLocation where;
@@ -19,8 +20,8 @@ class SourceLocation {
     return where;
   }
 
-  /// With line() 0: how the library names a call of its own, "in Checkpoint::save (train.cpp:40)"; or empty, where
-  /// nothing is known.
+  /// If line() is 0, the name of a call that the library made itself, "in Checkpoint::save (train.cpp:40)", or empty if
+  /// the place is unknown.
   constexpr const char* file_name() const noexcept { return file_; }
   constexpr unsigned line() const noexcept { return line_; }
   constexpr const char* function_name() const noexcept { return function_; }
