@@ -1,8 +1,5 @@
-/* Maniple's communication for programs that are not C++, or not built with the same C++ library: groups of ranks,
- * collectives, messages.
- *
- * It is the part of maniple/comm/process_group.h that a binding needs, in C. The torch.distributed backend of python/
- * is made of it: so libmaniple.so is built once, whatever PyTorch it is used with.
+/* Maniple's communication in C: groups of ranks, collectives, messages. For programs in other languages, or built
+ * with another C++ library.
  *
  *   maniple_group* world = NULL;
  *   maniple_error* error = maniple_init(&store, &options, NULL, &world);
@@ -10,14 +7,17 @@
  *   if (error != NULL) { fprintf(stderr, "%s\n", maniple_error_text(error)); maniple_error_free(error); }
  *   maniple_group_free(world);
  *
- * Errors: a function that can fail returns NULL for success, otherwise an error that the caller frees. No C++ exception
- * leaves it.
+ * It is the part of maniple/comm/process_group.h that a binding needs. The torch.distributed backend in python/ is
+ * built on it, so one libmaniple.so works with every PyTorch.
  *
- * Work: a collective whose last argument is NULL returns when this rank's result is in place; otherwise it starts, and
- * *work, which the caller frees, tells when it is done. Buffers must stay valid until then. Freeing a work neither
- * waits nor cancels.
+ * Errors: a function that can fail returns NULL for success, otherwise an error that the caller frees. No C++
+ * exception leaves these functions.
  *
- * Ranks, counts, threads, the order of calls and what happens after a failure: as in maniple/comm/process_group.h. */
+ * Work: if the last argument of a collective is NULL, the call returns when this rank's result is in place.
+ * Otherwise the call starts the operation, and *work, which the caller frees, reports when it is done. Buffers must
+ * stay valid until then. Freeing a work neither waits nor cancels.
+ *
+ * Ranks, counts, threads, the order of calls and failures: see maniple/comm/process_group.h. */
 #pragma once
 
 #include <stddef.h>
@@ -33,14 +33,14 @@ typedef struct maniple_work maniple_work;
 typedef struct maniple_memory maniple_memory;
 typedef struct maniple_error maniple_error;
 
-/* Changes with every change of this file that a program built against an older one would not survive. */
+/* Incremented when this file changes incompatibly: programs built against an older number need to be rebuilt. */
 #define MANIPLE_C_INTERFACE 2
-int maniple_c_interface(void);     /* that of the library */
+int maniple_c_interface(void);     /* the number of the library in use */
 const char* maniple_version(void); /* "0.1.0" */
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
-/* The classes of maniple/comm/error.h. */
+/* The error classes of maniple/comm/error.h. */
 enum {
   MANIPLE_INVALID_ARGUMENT = 0,
   MANIPLE_TIMEOUT = 1,
@@ -52,38 +52,39 @@ enum {
   MANIPLE_UNSUPPORTED = 7
 };
 
-/* For the callbacks of a store. The text is copied. */
+/* For store callbacks. The text is copied. */
 maniple_error* maniple_error_new(int kind, const char* text);
 int maniple_error_kind(const maniple_error* error);
-const char* maniple_error_text(const maniple_error* error); /* valid as long as the error */
-/* PeerLost: the lost ranks; Timeout: the missing ones; counted in the world. Returns their number. */
+const char* maniple_error_text(const maniple_error* error); /* valid until the error is freed */
+/* Sets *ranks to global ranks, valid until the error is freed, and returns their number. PeerLost: the lost ranks;
+ * Timeout: the missing ones. */
 size_t maniple_error_ranks(const maniple_error* error, const int** ranks);
 void maniple_error_free(maniple_error* error);
 
-/* ---- Store: a key-value store of the caller's that all ranks reach, by which they find each other ---------------- */
+/* ---- Store: the caller's key-value store, through which ranks find each other ------------------------------------ */
 
 typedef struct {
   const char* data;
   size_t size;
 } maniple_bytes;
 
-/* Hands a value to the library, which copies it. */
+/* Passes a value to the library, which copies it. */
 typedef void (*maniple_reply)(void* to, const char* data, size_t size);
 
-/* Called from any thread. None may wait for a key: the library asks again. They may fail, with an error of
- * maniple_error_new. */
+/* The callbacks may be called from any thread. They must not wait for a key: the library polls. To fail, they return an
+ * error made by maniple_error_new. */
 typedef struct {
   void* context;
   maniple_error* (*set)(void* context, maniple_bytes key, maniple_bytes value);
-  maniple_error* (*get)(void* context, maniple_bytes key, maniple_reply reply, void* to); /* of a key that exists */
+  maniple_error* (*get)(void* context, maniple_bytes key, maniple_reply reply, void* to); /* the key exists */
   maniple_error* (*has_all)(void* context, const maniple_bytes* keys, size_t count, int* all);
   maniple_error* (*add)(void* context, maniple_bytes key, int64_t delta, int64_t* sum);
-  /* Sets the key to `desired` if it holds `expected`, or is absent and `expected` is empty; replies with what it holds
-   * then. */
+  /* Sets the key to `desired` if it holds `expected`, or is absent and `expected` is empty. Replies with the value that
+   * the key holds afterwards. */
   maniple_error* (*compare_set)(void* context, maniple_bytes key, maniple_bytes expected, maniple_bytes desired,
                                 maniple_reply reply, void* to);
   maniple_error* (*erase)(void* context, maniple_bytes key, int* existed);
-  void (*release)(void* context); /* no callback follows; NULL: nothing to release */
+  void (*release)(void* context); /* the last callback; NULL: nothing to release */
   const char* description;        /* for messages: "TCPStore at 10.0.0.1:29500"; copied */
 } maniple_store;
 
@@ -92,45 +93,45 @@ typedef struct {
 typedef struct {
   int rank;
   int world_size;
-  double timeout_s; /* of maniple_init, and of every operation that has none of its own; positive */
-  const char* name; /* of the group, in messages; NULL: "world" */
-  const char*
-      master; /* a host name or address that all ranks reach: data goes over the interface that leads there. NULL or
-                 empty: loopback, which is right for ranks of one host. MANIPLE_INTERFACE overrides it */
-  const char*
-      backend; /* as InitOptions::backend in maniple/comm/options.h: NULL or "native", "cpu:native,cuda:nccl", ... */
-  int device;  /* the GPU of this rank, where the backend is made for one; -1: its rank on this host, modulo the number
-                  of GPUs */
+  double timeout_s; /* positive; limit of operations without their own, and of maniple_init (there at most 5 minutes) */
+  const char* name; /* the group's name in messages; NULL: "world" */
+  /* A host name or address that all ranks reach; data uses the network interface on the route to it. NULL or empty:
+   * loopback, for ranks on one host. MANIPLE_INTERFACE overrides it. */
+  const char* master;
+  /* As InitOptions::backend in maniple/comm/options.h: NULL or "native", "cpu:native,cuda:nccl", ... */
+  const char* backend;
+  /* This rank's GPU, for a GPU backend. -1: its rank on this host, modulo the number of GPUs. */
+  int device;
 } maniple_init_options;
 
 typedef struct {
-  double timeout_s; /* 0: that of the group */
-  /* Asked by the thread that made a call without a work while it sleeps in it, some times a second: not 0 ends the
-   * operation and the group. So a binding can look for signals. NULL: nobody is asked. */
+  double timeout_s; /* 0: the group's timeout */
+  /* Lets a binding check for signals. In a call without a work, the calling thread calls it several times a second
+   * while it sleeps; a result other than 0 ends the operation and the group. NULL: not called. */
   int (*interrupted)(void* context);
   void* context;
-  /* For memory of a GPU: the stream (a cudaStream_t) in whose order the operation runs. NULL: the default stream. */
+  /* For GPU memory: the operation runs in the order of this stream (a cudaStream_t). NULL: the default stream. */
   void* stream;
 } maniple_call;
 
-/* Makes this process a rank of a world. The job's secret is that of the launcher (maniple run), otherwise one that a
- * rank makes and the store hands to the others. Takes the store, also when it fails. Of `call` only the question
- * counts; it may be NULL. */
+/* Makes this process a rank of a world. The job's secret comes from the launcher (maniple run); without one, a rank
+ * creates it and the store passes it on. Takes ownership of the store, even if it fails. Of `call` only `interrupted`
+ * and its context are used; it may be NULL. */
 maniple_error* maniple_init(const maniple_store* store, const maniple_init_options* options, const maniple_call* call,
                             maniple_group** group);
 
-/* A group of some of the parent's ranks, in the order given. Only these call it, all with the same arguments; `name` is
- * one that no group of the world has had before. */
+/* Creates a group from some of the parent's ranks, in the order given. Only these ranks call it, all with the same
+ * arguments. `name` must be new: no group of the world may have had it before. timeout_s 0: the parent's timeout. */
 maniple_error* maniple_subgroup(maniple_group* parent, const char* name, const int* ranks, size_t count,
                                 double timeout_s, maniple_group** group);
-void maniple_group_free(maniple_group* group); /* leaves it; never waits for other ranks */
+void maniple_group_free(maniple_group* group); /* leaves the group; lifetime: see process_group.h */
 
 int maniple_group_rank(const maniple_group* group);
 int maniple_group_size(const maniple_group* group);
 const char* maniple_group_name(const maniple_group* group);
 const char* maniple_group_transport(const maniple_group* group); /* "shm", "tcp", ... */
 void maniple_group_abort(maniple_group* group, const char* reason);
-/* The first cause if the group has failed, otherwise NULL. */
+/* The first cause if the group has failed, otherwise NULL. The caller frees it. */
 maniple_error* maniple_group_error(const maniple_group* group);
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -164,7 +165,7 @@ enum {
 
 typedef struct {
   int kind;
-  double factor; /* of MANIPLE_PREMUL_SUM */
+  double factor; /* for MANIPLE_PREMUL_SUM */
 } maniple_reduce_op;
 
 /* As maniple::DeviceType. */
@@ -172,18 +173,18 @@ enum { MANIPLE_CPU = 0, MANIPLE_CUDA = 1 };
 
 typedef struct {
   void* data;
-  size_t count; /* of elements */
+  size_t count; /* in elements */
   int dtype;
-  int device;       /* MANIPLE_CPU: memory of the host */
-  int device_index; /* of MANIPLE_CUDA: the GPU, as this process counts them */
+  int device;       /* MANIPLE_CPU: host memory */
+  int device_index; /* MANIPLE_CUDA: the GPU, as this process counts GPUs */
 } maniple_buffer;
 
-/* On memory of a GPU the host never waits. A call without a work returns when the operation is enqueued on the stream
- * of the call; one with a work starts after what that stream holds and runs on a stream of the group's own:
- * maniple_work_order makes others wait for it. Its work is done when the operation is complete. See
+/* GPU memory: the host never waits. A call without a work returns when the operation is enqueued on the call's stream.
+ * A call with a work starts after the work already on that stream, but runs on a stream of the group;
+ * maniple_work_order makes other streams wait for it. The work is done when the operation is complete. See
  * maniple/comm/work.h. */
 
-/* `call` may be NULL everywhere. `counts` has one number for each rank, or is NULL: equal parts. */
+/* `call` may always be NULL. `counts` has one number per rank; NULL: equal parts. */
 maniple_error* maniple_broadcast(maniple_group*, const maniple_buffer*, int root, const maniple_call*, maniple_work**);
 maniple_error* maniple_reduce(maniple_group*, const maniple_buffer* in, const maniple_buffer* out, int root,
                               maniple_reduce_op, const maniple_call*, maniple_work**);
@@ -203,10 +204,10 @@ maniple_error* maniple_all_to_all(maniple_group*, const maniple_buffer* in, cons
                                   const size_t* in_counts, const size_t* out_counts, const maniple_call*,
                                   maniple_work**);
 maniple_error* maniple_barrier(maniple_group*, const maniple_call*, maniple_work**);
-/* Names all ranks that do not come in time, and leaves the group usable. */
+/* On a timeout, names all missing ranks and leaves the group usable. */
 maniple_error* maniple_monitored_barrier(maniple_group*, double timeout_s, const maniple_call*);
 
-/* Messages. `peer` of irecv may be -1: any rank; maniple_work_source says which. `work` must not be NULL. */
+/* Messages. `peer` of irecv may be -1 for any rank; maniple_work_source returns the sender. `work` must not be NULL. */
 maniple_error* maniple_isend(maniple_group*, const maniple_buffer*, int peer, int tag, const maniple_call*,
                              maniple_work**);
 maniple_error* maniple_irecv(maniple_group*, const maniple_buffer*, int peer, int tag, const maniple_call*,
@@ -215,22 +216,21 @@ maniple_error* maniple_irecv(maniple_group*, const maniple_buffer*, int peer, in
 /* ---- Work -------------------------------------------------------------------------------------------------------- */
 
 int maniple_work_done(const maniple_work* work);
-/* Waits at most so long (negative: until it is done). The error is that of the operation; *done says whether it is
- * done. */
+/* Waits at most `seconds` (negative: until the operation is done), and sets *done. Returns the operation's error. */
 maniple_error* maniple_work_wait(const maniple_work* work, double seconds, int* done);
-/* What is enqueued on the stream (a cudaStream_t) from now on comes after the operation, and the host goes on; of an
- * operation on memory of the host: waits until it is done. The error is one that is known by now. */
+/* Orders work enqueued later on the stream (a cudaStream_t) after the operation, without blocking the host. For an
+ * operation on host memory: waits until it is done. Returns the operation's error if it has already failed. */
 maniple_error* maniple_work_order(const maniple_work* work, void* stream);
-/* Calls back once, when it is done: at once if it is. The callback frees the error, which is NULL after success, and
- * must not wait for operations of the group. */
+/* Calls `callback` once, when the operation is done; at once if it is already done. The callback frees the error, which
+ * is NULL after success, and must not wait for operations of the group. */
 void maniple_work_on_done(const maniple_work* work, void (*callback)(void* context, maniple_error* error),
                           void* context);
-int maniple_work_source(const maniple_work* work); /* of irecv that is done: the rank that sent it; otherwise -1 */
+int maniple_work_source(const maniple_work* work); /* irecv that is done: the sender; otherwise -1 */
 void maniple_work_free(maniple_work* work);
 
 /* ---- Registered memory: mapped by all ranks of a host, so that collectives copy less ----------------------------- */
 
-/* Collective. Memory of a GPU: only of a group whose backend has an engine for it. */
+/* Collective. GPU memory needs a group with the backend cuda or nccl. */
 maniple_error* maniple_allocate(maniple_group*, size_t bytes, int device, int device_index, const maniple_call*,
                                 maniple_memory**);
 void* maniple_memory_data(const maniple_memory* memory);

@@ -1,15 +1,18 @@
-// How arguments of maniple::spawn travel into another process.
+// How maniple::spawn copies arguments to another process.
 //
-// Sent by themselves: numbers, bool, enumerations, std::string, std::chrono::duration, and std::vector, array, pair,
-// tuple, optional, map, set, unordered_map and unordered_set of what can be sent. Any other type needs two functions
-// beside it, in its own namespace:
+// These types are sent as they are: numbers, bool, enumerations, std::string, std::chrono::duration, and std::vector,
+// array, pair, tuple, optional, map, multimap, set, multiset, unordered_map and unordered_set of such types. Any other
+// type needs two functions in its own namespace:
 //
 //   struct Plan { int epochs; std::string data; };
 //   void encode(maniple::ArgumentWriter& out, const Plan& plan) { out.put(plan.epochs); out.put(plan.data); }
 //   void decode(maniple::ArgumentReader& in, Plan& plan) { in.get(plan.epochs); in.get(plan.data); }
 //
-// Both ends are the same program on the same machine, so numbers keep their native form. All the same the reader trusts
-// nothing: what is truncated or impossible is a ProtocolError, thrown before memory is taken for it.
+// Types need a default constructor. Both ends are the same program on the same machine, so numbers keep their native
+// form.
+//
+// Errors: the reader still validates its input. Truncated or impossible input is a ProtocolError, thrown before memory
+// is allocated for it.
 #pragma once
 
 #include <array>
@@ -100,7 +103,7 @@ class ArgumentWriter {
     } else if constexpr (detail::is_a<T, std::vector>) {
       put_vector(value);
     } else if constexpr (detail::is_product<T>) {
-      // Nothing takes no room: so that the reader can hold a count against the bytes that are left.
+      // An empty type takes a byte, too: the reader checks element counts against the bytes left.
       if constexpr (std::tuple_size_v<T> == 0) put(true);
       std::apply([this](const auto&... part) { (this->put(part), ...); }, value);
     } else if constexpr (detail::is_map<T> || detail::is_set<T>) {
@@ -203,7 +206,7 @@ class ArgumentReader {
   }
 
  private:
-  /// A number of elements of at least `size` bytes each.
+  /// Reads the number of elements that follow, each at least `size` bytes.
   std::size_t get_count(std::size_t size) {
     const auto count = get<std::uint64_t>();
     if (count > bytes_.size() / size)

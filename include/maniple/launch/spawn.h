@@ -1,35 +1,37 @@
-// Functions as ranks: several processes that each run one function of this program.
+// spawn: runs one function of this program in several processes, as ranks; like torch.multiprocessing.spawn.
 //
 //   void train(int rank, int epochs, const std::string& data) {
-//     auto world = maniple::init();     // nothing to set: spawn has said who and where
+//     auto world = maniple::init();     // nothing to set: spawn has set the environment
 //     ...
 //   }
 //   int main() { maniple::spawn(train, {.nprocs = 4}, 10, "data/"); }
 //
-// `fn` is called as fn(rank, args...) with rank 0 to nprocs-1, as by torch.multiprocessing.spawn. It is a function of
-// the main program or a lambda that captures nothing; arguments are copied into the other process
-// (maniple/launch/arguments.h says which types can be). Its result is ignored.
+// The call: `fn` is called as fn(rank, args...) with rank 0 to nprocs - 1. It is a function of the main program or a
+// lambda without captures. Arguments are copied to the other process; maniple/launch/arguments.h lists the types. The
+// result is ignored.
 //
-// With join, spawn returns when all have returned. As soon as one fails (throws, exits with a code, is ended by a
-// signal) the others are ended and the first failure is thrown here as SpawnError. Without join it returns at once
-// with a handle.
+// Join: with `join`, spawn returns when all processes have returned from `fn`. As soon as one fails, spawn ends the
+// others and throws the first failure as SpawnError. A process fails if it throws, exits with a code other than 0, is
+// ended by a signal, or ends without calling maniple::init() while another one waits for it there. Without `join`,
+// spawn returns a handle at once.
 //
-// Start methods. `reexec` (the default) runs this program's file again and calls `fn` in place of main, after static
-// objects have been made: main itself does not run again, and threads, locks and memory of this process do not matter.
-// Needs a program that is linked dynamically (the default everywhere). `fork` copies this process as it is; that is
-// safe only while it has a single thread, so spawn refuses it otherwise.
+// Start methods: `reexec` (the default) runs this program's file again and calls `fn` instead of main, after static
+// objects have been constructed. main itself does not run again; threads, locks and memory of this process do not
+// matter. The program must link maniple::launch, dynamically (the default everywhere). `fork` copies this process as it
+// is. That is safe only while the process has a single thread, so spawn refuses it otherwise.
 //
-// What the processes find in their environment, so that maniple::init() and anything else of the PyTorch world works:
-// RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT (a free one), the secret of the
-// job, and OMP_NUM_THREADS (cores / nprocs) unless it is set. Standard output and error are those of this process;
-// standard input is empty.
+// Environment: each process gets the variables that maniple::init() and PyTorch programs read: RANK, LOCAL_RANK,
+// WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT (a free port), the job's secret, and
+// OMP_NUM_THREADS (cores / nprocs) unless it is set. Standard output and error are shared with this process; standard
+// input is empty.
 //
-// Several machines: call spawn on each with the same `nodes` and its own `node_rank`; ranks are node_rank * nprocs +
-// i. The address of machine 0 comes from master_addr and master_port or the variables MASTER_ADDR and MASTER_PORT, the
-// secret from MANIPLE_SECRET_FILE. A program that does this arithmetic by itself, and gives init() the rank and world
-// size, finds the same: what these variables say is left as it is unless this process is itself a rank (LOCAL_RANK).
+// Several machines: call spawn on each machine with the same `nodes` and its own `node_rank`. Ranks are node_rank *
+// nprocs + i, where i is the argument of `fn`. The address of machine 0 comes from master_addr and master_port or from
+// the variables MASTER_ADDR and MASTER_PORT, the secret from MANIPLE_SECRET_FILE. A program may instead compute ranks
+// itself and pass rank and world size to init(): spawn keeps the MASTER_ADDR, MASTER_PORT and secret of its
+// environment, unless this process is itself a rank (LOCAL_RANK is set).
 //
-// Threads: spawn may be called from any thread; a SpawnContext is for one thread at a time.
+// Threads: spawn may be called from any thread; a SpawnContext must be used by one thread at a time.
 #pragma once
 
 #include <memory>
@@ -48,29 +50,31 @@
 
 namespace MANIPLE_API maniple {
 
+/// How spawn starts a process; see the top of this file.
 enum class StartMethod : std::uint8_t {
-  fork,    ///< copies this process; refused when it has more than one thread
-  reexec,  ///< runs the program's file again and calls `fn` in place of main
+  fork,    ///< copies this process; refused if it has more than one thread
+  reexec,  ///< runs the program's file again and calls `fn` instead of main
 };
 
+/// Options of spawn.
 struct SpawnOptions {
   int nprocs = 1;       ///< processes on this machine, 1 to 4096
-  bool join = true;     ///< wait for all of them; false: return a handle
-  bool daemon = false;  ///< they are killed when this process ends, however it ends
+  bool join = true;     ///< wait for all processes; false: return a handle
+  bool daemon = false;  ///< kill the processes when this process ends, however it ends
   StartMethod start_method = StartMethod::reexec;
 
-  int nodes = 1;                 ///< machines that call spawn, with as many processes each
-  int node_rank = 0;             ///< which of them this is
+  int nodes = 1;                 ///< number of machines that call spawn, each with `nprocs` processes
+  int node_rank = 0;             ///< this machine's number
   int world_size = 0;            ///< 0: nodes * nprocs
   std::string master_addr = {};  ///< empty: MASTER_ADDR; loopback for one machine without MASTER_ADDR and MASTER_PORT
   int master_port = 0;           ///< 0: MASTER_PORT; a free port for one machine without them
 
-  bool set_environment = true;  ///< false: the processes inherit the environment as it is
-  Seconds grace{5};             ///< between SIGTERM and SIGKILL for those that are ended
+  bool set_environment = true;  ///< false: the processes inherit this process's environment unchanged
+  Seconds grace{5};             ///< between SIGTERM and SIGKILL when processes are ended
 };
 
-/// What went wrong first in a spawned process. kind() is that of its own error if it threw one of Maniple's, peer_lost
-/// otherwise. The text is one line, for example
+/// The first failure of a spawned process. kind() is the kind of its exception if that is one of Maniple's, otherwise
+/// peer_lost. The text is one line, for example
 ///
 ///   [spawn process 1/4 pid 4711] threw std::runtime_error: no such file
 ///   [spawn process 1/4 pid 4711] was ended by signal 11 (SIGSEGV, Segmentation fault)
@@ -81,8 +85,8 @@ class SpawnError : public Error {
     int pid = -1;
     int exit_code = -1;     ///< -1: it did not exit by itself
     int signal = 0;         ///< 0: none
-    std::string type = {};  ///< of the exception, "std::runtime_error"; empty: none was thrown
-    std::string text = {};  ///< its what(), unchanged; empty if it has none
+    std::string type = {};  ///< exception type, "std::runtime_error"; empty: it did not throw
+    std::string text = {};  ///< what(), unchanged; empty if there is none
     ErrorKind kind = ErrorKind::peer_lost;
   };
   SpawnError(const std::string& text, Cause cause)
@@ -99,8 +103,9 @@ class SpawnError : public Error {
   std::shared_ptr<const Cause> cause_;
 };
 
-/// The processes of one spawn. The destructor waits for them, as Python does at its end; daemons it ends, and so it
-/// does with all when it runs because of an exception. A failure that join() has not thrown becomes a warning.
+/// The processes of one spawn. The destructor waits for them, as Python does at exit. It ends daemons instead of
+/// waiting, and ends all processes if it runs because of an exception. A failure that join() has not thrown is logged
+/// as a warning.
 class SpawnContext {
  public:
   struct Impl;
@@ -109,20 +114,21 @@ class SpawnContext {
   SpawnContext& operator=(SpawnContext&&) noexcept;
   ~SpawnContext();
 
-  /// By rank. They stay the same after the processes have ended.
+  /// By rank. Unchanged after the processes have ended.
   const std::vector<int>& pids() const noexcept;
 
-  /// Waits until all have ended: true; false when the time is over first. Throws the first failure as SpawnError,
-  /// once, after the others have been ended.
+  /// Waits until all processes have ended and returns true; returns false if the timeout passes first. After a failure
+  /// it ends the other processes and throws the first failure as SpawnError, once.
   bool join(std::optional<Seconds> timeout = std::nullopt);
 
-  /// The first failure that join() has seen; nullopt: none so far.
+  /// The first failure that join() has found; nullopt if there is none so far.
   const std::optional<SpawnError>& error() const noexcept;
 
-  /// Ends all: SIGTERM, after the grace time SIGKILL. Afterwards none is left. What this does to them is no failure.
+  /// Ends all processes: SIGTERM, then SIGKILL after the grace time. Returns when none is left. Processes ended this
+  /// way do not count as failures.
   void terminate() noexcept;
 
-  /// Lets them run on by themselves; the handle is empty afterwards. Not for daemons (Unsupported).
+  /// Lets the processes run on by themselves and empties the handle. Throws `Unsupported` for daemons.
   void detach();
 
  private:
@@ -135,12 +141,12 @@ namespace detail {
 using SpawnEntry = void (*)(void (*function)(), ArgumentReader& arguments, int rank);
 SpawnContext start_spawn(const SpawnOptions& options, SpawnEntry entry, void (*function)(), std::string arguments);
 
-/// For the start of a program that links maniple::launch: what runs in place of main in a process that spawn started,
-/// null in every other.
+/// For the start-up code of a program that links maniple::launch: the replacement for main in a process that spawn
+/// started, null in any other process.
 using SpawnedMain = int (*)(int argc, char** argv, char** environment);
 SpawnedMain take_over_start() noexcept;
 
-/// How a parameter waits for the call: by value, and text as a string.
+/// How a parameter is stored until the call: by value; const char* and std::string_view as std::string.
 template <class P>
 struct Kept {
   using Type = std::decay_t<P>;
@@ -174,8 +180,7 @@ struct Parameters {
   }
 };
 
-/// The parameters of a function after the rank. Void where they are not known (a generic lambda): then the arguments
-/// decide.
+/// The parameters of a function after the rank. For a generic lambda void: then the arguments decide.
 template <class Fn>
 struct ParametersOf {
   using Type = void;
@@ -222,7 +227,8 @@ struct SpawnCall {
 }  // namespace detail
 
 /// See the top of this file. Throws InvalidArgument (impossible options, a function of a shared library), Unsupported
-/// (fork with threads), SystemError (processes cannot be started) and, with join, SpawnError.
+/// (fork with more than one thread; reexec in a program without maniple::launch or linked statically), SystemError
+/// (processes cannot be started) and, with `join`, SpawnError.
 template <class Function, class... Args>
 SpawnContext spawn(Function&& function, const SpawnOptions& options = {}, Args&&... args) {
   using Fn = std::decay_t<Function>;
