@@ -38,7 +38,8 @@ struct InitOptions {
   ///   "file:///path"       a file that all ranks can reach; a rank left at -1 is assigned
   std::string init_method = "env://";
 
-  /// -1: from the environment or the address, or (file://) assigned in the order of arrival.
+  /// -1: taken from the environment or the address. With file://, a rank of -1 is assigned in the order of arrival; the
+  /// world size must be set here or in the address.
   int rank = -1;
   int world_size = -1;
 
