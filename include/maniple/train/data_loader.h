@@ -1,39 +1,40 @@
-// Batches of a dataset, fetched by threads ahead of the loop.
+// Batches of a dataset, fetched ahead of the loop by worker threads.
 //
 //   maniple::DataLoader loader(digits, {.batch_size = 64, .workers = 4, .seed = 7});
 //   checkpoint.add("model", *net).add("loader", loader);
 //   auto step = checkpoint.load().value_or(0);
 //   for (std::size_t epoch = loader.epoch(); epoch < epochs; ++epoch) {
-//     loader.set_epoch(epoch);                                 // another order in every epoch, the same on all ranks
+//     loader.set_epoch(epoch);                                 // a new order in every epoch, the same on all ranks
 //     for (auto& batch : loader) {                             // batch.data, batch.target
 //       ...
 //       if (++step % 100 == 0) checkpoint.save(step);
 //     }
-//     checkpoint.save(step);                                   // last: a restart begins with the next epoch
+//     checkpoint.save(step);                                   // after the loop: a restart begins with the next epoch
 //   }
 //
-// Dataset     anything with `get(index)` and `size()`: a class of your own or one of torch::data; or one with
-//             `get_batch(indices)`, which is what torch's map() gives; or a ShardStream (streaming.h). get() may have a
-//             second parameter, SampleRandom&.
-// Ranks       share it as the DistributedSampler says that is given, or that is made: for the default group if there is
-//             one, otherwise for this process alone; equally many samples for each rank, or with
-//             SamplerMode::evaluation every sample once. Streams divide their shards by themselves.
-// Threads     `workers` threads fetch a batch each, and the loop gets the batches in order. At most workers * prefetch
-//             batches are held or being made. 0 workers: the loop fetches. Streams have one more thread, which reads
-//             the files. A dataset whose get() is const is shared by the workers; of others each has a copy, as in
-//             torch::data. Workers compute with one intra-op thread each.
-// Collating   a batch is made of samples by a function, by default one that stacks: tensors get a new first dimension,
-//             numbers become a tensor of one dimension, Example, tuples, pairs, arrays, vectors (of equal lengths) and
-//             maps are done member by member, and anything else becomes a std::vector.
-// Cursor      counts what the loop has taken, never what was fetched ahead of it; see "in the middle of an epoch" in
-//             sampler.h, which holds here, too. Restarts may have another number of ranks and another batch size
-//             (streams: the same number of ranks).
-// Errors      What get(), the decode function or the collate function throw comes out of the loop as a DataError, at
-//             the batch concerned: it names the sample and quotes the text; std::rethrow_if_nested gives the original.
-//             The loader stays usable: the next loop goes on with the batch that failed, or where set_epoch() or
-//             load_cursor() say.
+// Dataset     An object with `get(index)` and `size()`: a class of your own or a torch::data dataset; or with
+//             `get_batch(indices)`, such as the result of torch's map(); or a ShardStream (streaming.h). get() may take
+//             a second parameter, SampleRandom&.
+// Ranks       A DistributedSampler divides the samples over the ranks: the given one, or one that the loader makes for
+//             the default group (without a group, for this process alone). Every rank gets the same number of samples;
+//             with SamplerMode::evaluation every sample is used once. Streams divide their shards themselves.
+// Threads     Each of `workers` threads fetches whole batches, and the loop receives the batches in order. At most
+//             workers * prefetch batches are ready or in progress. With 0 workers the loop itself fetches. Streams use
+//             one more thread, which reads the files. Workers share a dataset whose get() is const; otherwise each
+//             worker has a copy, as in torch::data. Workers compute with one intra-op thread each.
+// Collating   A function makes a batch from samples. The default stacks them: tensors get a new first dimension,
+//             numbers become a 1-D tensor; Example, tuples, pairs, arrays, vectors (of equal lengths) and maps are
+//             collated member by member; anything else becomes a std::vector.
+// Cursor      Counts the batches that the loop has received, not the batches fetched ahead. See "in the middle of an
+//             epoch" in sampler.h, which applies here as well. A restart may use another number of ranks and another
+//             batch size (streams: the same number of ranks).
+// Errors      An exception from get(), the decode function or the collate function reaches the loop as a DataError, at
+//             the batch concerned. Its text names the sample and quotes the error; std::rethrow_if_nested throws the
+//             original. The loader stays usable: the next loop resumes with the batch that failed, or at the position
+//             given by set_epoch() or load_cursor().
 //
-// A loader belongs to one thread. It may be destroyed at any time; it then waits for the calls of get() under way.
+// Threads: a loader belongs to one thread. It may be destroyed at any time; the destructor waits for running calls of
+// get().
 #pragma once
 
 #include <atomic>
@@ -94,7 +95,7 @@ std::size_t known_size(const Size& size) {
   }
 }
 
-/// Makes a batch of a task: what a worker does. One for each loader, used by all of its workers.
+/// Makes the batch of a task; runs in a worker. The workers of a loader share one BatchMaker.
 template <class Dataset, class Collate>
 class BatchMaker {
  public:
@@ -164,7 +165,7 @@ class BatchMaker {
     return with_tensors(batch, pin_.pinned(tensors_in(batch)));
   }
 
-  std::vector<Dataset> datasets_;  ///< one, or one for each worker
+  std::vector<Dataset> datasets_;  ///< one, or one per worker
   Collate collate_;
   std::uint64_t seed_;
   MemoryPinning pin_;
@@ -194,7 +195,7 @@ class DataLoader {
     source_ = detail::sampled_batches(std::move(sampler), detail::known_size(maker_->dataset().size()), options);
   }
 
-  /// What a loop over a loader goes by; there is one pass at a time.
+  /// Iterates over the current pass; a loader has one pass at a time.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -216,7 +217,7 @@ class DataLoader {
     DataLoader* loader_;
   };
 
-  /// Begins a pass over the epoch, or over the rest of it after load_cursor().
+  /// Begins a pass over the epoch, or over its remainder after load_cursor().
   Iterator begin() {
     stop();
     source_->begin();
@@ -236,13 +237,12 @@ class DataLoader {
     source_->set_epoch(epoch);
   }
   std::size_t epoch() const { return source_->epoch(); }
-  /// How many batches this rank takes in the pass that is under way or comes next: for Progress. 0: not known
-  /// (streams).
+  /// Batches that this rank takes in the current or next pass, for Progress. 0: unknown (streams).
   std::size_t batches() const { return source_->batches(); }
 
-  /// Where training is, as text; Checkpoint::add keeps it.
+  /// The position in the training, as text; Checkpoint::add saves it.
   std::string cursor_text() const { return source_->cursor_text(); }
-  /// The next pass begins there. Throws InvalidArgument when it was saved with other data.
+  /// The next pass begins at that position. Throws InvalidArgument if the text was saved with other data.
   void load_cursor(const std::string& text) {
     stop();
     source_->load_cursor(text);
@@ -277,10 +277,10 @@ class DataLoader {
   LoaderOptions options_;
   std::shared_ptr<detail::BatchSource> source_;
   std::optional<Batch> current_;
-  std::unique_ptr<detail::BatchThreads> threads_;  ///< last: its threads use the others
+  std::unique_ptr<detail::BatchThreads> threads_;  ///< declared last: its threads use the other members
 };
 
-/// A dataset whose samples go through a function: of the sample, or of the sample and a SampleRandom&.
+/// A dataset whose samples pass through a function of the sample, or of the sample and a SampleRandom&.
 template <class Dataset, class Transform>
 class TransformedDataset {
  public:

@@ -1,6 +1,6 @@
-// Fully sharded data parallelism (ZeRO-3, PyTorch's FSDP2): each rank holds a part of the parameters, of the gradients
-// and of the optimizer's state, and works on its own part of the batch. A model is cut into *units*; a unit's
-// parameters are whole only while it computes.
+// Fully sharded data parallelism (ZeRO-3, PyTorch's FSDP2). Each rank holds a part of the parameters, gradients and
+// optimizer state, and processes its own part of the batch. A model is cut into *units*; the parameters of a unit are
+// gathered only while it computes.
 //
 //   struct GptImpl : torch::nn::Module {
 //     GptImpl() {
@@ -12,8 +12,8 @@
 //   };
 //   TORCH_MODULE(Gpt);
 //
-//   auto net = maniple::fully_shard([] { return Gpt(); });          // the root: a unit of what belongs to no other
-//   torch::optim::AdamW optimizer(net->parameters(), 3e-4);         // of this rank's parts
+//   auto net = maniple::fully_shard([] { return Gpt(); });          // the root unit: everything outside other units
+//   torch::optim::AdamW optimizer(net->parameters(), 3e-4);         // over this rank's shards
 //   for (auto& batch : *loader) {
 //     optimizer.zero_grad();
 //     torch::cross_entropy_loss(net(batch.data), batch.target).backward();
@@ -21,50 +21,56 @@
 //     optimizer.step();
 //   }
 //
-// Shards     Every parameter is divided along dimension 0, as torch::chunk does it: of 10 rows on 4 ranks, ranks hold
-//            3, 3, 3 and 1. A rank may hold none of a small one. Outside of forward and backward the parameters of the
-//            module *are* these shards: whatever works element by element (all optimizers of torch::optim but LBFGS,
-//            those of optim.h but Lamb-like norms) works on them.
-// Forward    of a unit gathers its parameters, computes, and frees them (reshard_after_forward; off: they stay until
-//            backward, ZeRO-2).
-// Backward   gathers them again when it reaches the results of a unit, and when their gradients are complete averages
-//            these over the ranks (reduce_scatter): `grad` of a parameter is this rank's part of the average. Then the
-//            unit is free again. So at most the root, the unit that computes and the next one are whole, which is
-//            gathered ahead (see `overlap`).
-// Names      fully_shard returns a holder, FullySharded<Block>, that is called, registered, and put into Sequential and
-//            ModuleList as Block is. Its parameters, buffers and children have the names that they have in Block.
+// Shards     Every parameter is divided along dimension 0, as by torch::chunk: 10 rows on 4 ranks become 3, 3, 3 and 1.
+//            A rank may hold no rows of a small parameter. Outside forward and backward the parameters of the module
+//            *are* these shards, so everything that works element by element works on them: all optimizers of
+//            torch::optim except LBFGS, and all optimizers of optim.h.
+// Forward    A unit's forward gathers its parameters, computes, and frees them. Without reshard_after_forward they stay
+//            until backward (ZeRO-2).
+// Backward   When backward reaches the unit's results, it gathers the parameters again. Once the unit's gradients are
+//            complete it averages them over the ranks (reduce_scatter), and `grad` of a parameter becomes this rank's
+//            part of the average. Then the gathered parameters are freed. At most three units are gathered at a time:
+//            the root, the unit that computes, and the next one, which is gathered ahead (see `overlap`).
+// Names      fully_shard returns a holder, FullySharded<Block>. Call it, register it, and put it into Sequential and
+//            ModuleList like a Block. Parameters, buffers and children keep the names that they have in Block.
 //            `unit->module()` is the Block.
-// Never      whole: a function that makes the module, rather than the module, lets a large model come into being one
-//            unit after the other. Every rank makes each unit, and takes rank 0's values. (Modules on the meta device
-//            are refused.)
+// Memory     Pass a function that makes the module, instead of the module, and a large model is built unit by unit
+//            without ever being whole. Every rank makes each unit and receives rank 0's values. Modules on the meta
+//            device are rejected.
 //
-// What a unit may be. Any module with a forward: any arguments, results that are a tensor or hold tensors as
-// tensor_nest.h knows them. Tensors that need a gradient come in as arguments and leave as results; a unit does not
-// return its own parameters. Units may contain units. One that is called several times before backward, in eval() and
-// without grad mode, or inside maniple::checkpoint works as ever. Parameters may be frozen, before fully_shard or later
-// (on all ranks, between a backward and the next forward). They may have any strides (they become contiguous) and any
-// floating-point dtype. A parameter that no rank used in a backward keeps its gradient as it was (none stays none); one
-// that some ranks did not use counts as zero there. A parameter that two units share is refused: put both of its users
-// into one unit (or into none but the root).
+// Units. A unit is any module with a forward. forward may take any arguments; its result is a tensor, or holds tensors
+// as described in tensor_nest.h. Tensors that need a gradient enter as arguments and leave as results; a unit does not
+// return its own parameters. Units may contain units. A unit may be called several times before backward, in eval(),
+// without grad mode, and inside maniple::checkpoint. Parameters may have any strides (they become contiguous) and any
+// floating-point dtype. They may be frozen before fully_shard, or later, on all ranks, between a backward and the next
+// forward. A parameter unused by all ranks in a backward keeps its gradient unchanged (an undefined gradient stays
+// undefined); a parameter unused by some ranks counts as zero there. A parameter shared by two units is rejected: put
+// both users into one unit, or leave both in the root.
 //
-// Contract: all ranks call the same units in the same order, in forward and backward. A difference is found by the next
-// gather, and named. Not supported, with an error that says so: create_graph, to() and clone() after fully_shard,
-// torch::save of a unit or of a module with units in it (see Checkpoint below). torch::save of parameters() is not
-// noticed, and saves this rank's rows alone.
+// Contract. All ranks call the same units in the same order, in forward and in backward. The next gather detects a
+// difference and names it. Not supported, and reported as errors: create_graph, to() and clone() after fully_shard,
+// torch::save of a unit or of a module that contains units (see Checkpoint below). torch::save of parameters() is not
+// detected, and saves only this rank's rows.
 //
-// Mixed precision: MixedPrecision::param_dtype is what is gathered and computed in; shards, and the optimizer's steps,
-// stay float32. Accumulation: several backwards add to `grad`. Inside `auto guard = net->no_sync();`, which all ranks
-// make alike, whole gradients add up on each rank and nothing is communicated, at the price of their memory, until the
-// first backward of the same model outside. Meanwhile `grad` is this rank's rows of its own sum: zero_grad() of any
-// kind discards the sum, and other changes to `grad` are an error. Hybrid (HSDP): `group` is the ranks that divide a
-// model, `replicate_group` those that hold the same part: mesh["shard"], mesh["replica"].
+// Mixed precision. Parameters are gathered in MixedPrecision::param_dtype, and the unit computes in it. Shards and
+// optimizer steps stay float32.
 //
-// Checkpoint with CheckpointOptions::sharded saves and loads module and optimizer as those of any other layout, under
-// the same names. full_parameters() gathers everything; unshard() makes one unit whole, to call other functions of it
-// than forward.
+// Accumulation. Several backwards add to `grad`. Inside `auto guard = net->no_sync();`, which all ranks enter alike,
+// nothing is communicated: each rank accumulates full gradients, and needs the memory for them, until the first
+// backward of the same model outside. Until then `grad` is this rank's rows of its own sum. zero_grad() of any kind
+// discards the sum; other changes to `grad` are an error.
 //
-// Errors. A unit whose forward throws, or a backward that does, frees what it gathered and aborts the group: the other
-// ranks, which wait for it, get Aborted. A killed rank is PeerLost. One thread at a time.
+// Hybrid (HSDP). `group` holds the ranks that divide a model, `replicate_group` the ranks that hold the same part:
+// mesh["shard"], mesh["replica"].
+//
+// Checkpoint. With CheckpointOptions::sharded, Checkpoint saves and loads the module and the optimizer under the same
+// names as in any other layout. full_parameters() gathers all parameters. unshard() gathers one unit, to call its
+// functions other than forward.
+//
+// Errors. If a unit's forward throws, or a backward does, the gathered parameters are freed and the group is aborted:
+// the other ranks, which wait for this one, get Aborted. A killed rank is reported as PeerLost.
+//
+// Threads: one thread at a time.
 #pragma once
 
 #include <concepts>
@@ -90,38 +96,38 @@
 
 namespace MANIPLE_API maniple {
 
-/// As FSDP2's MixedPrecisionPolicy. Integers are never converted.
+/// Like FSDP2's MixedPrecisionPolicy. Integer tensors are never converted.
 struct MixedPrecision {
-  std::optional<torch::ScalarType> param_dtype = {};   ///< parameters are gathered, and computed with, in this one
-  std::optional<torch::ScalarType> reduce_dtype = {};  ///< gradients are averaged in it; default: param_dtype
-  std::optional<torch::ScalarType> output_dtype = {};  ///< of what forward returns; default: as it comes
-  bool cast_forward_inputs = true;                     ///< with param_dtype: arguments of forward become it, too
+  std::optional<torch::ScalarType> param_dtype = {};   ///< dtype in which parameters are gathered and computed with
+  std::optional<torch::ScalarType> reduce_dtype = {};  ///< dtype in which gradients are averaged; default: param_dtype
+  std::optional<torch::ScalarType> output_dtype = {};  ///< dtype of forward's results; default: not converted
+  bool cast_forward_inputs = true;                     ///< with param_dtype: also convert the arguments of forward
 };
 
 struct FullyShardOptions {
   /// The ranks that divide the parameters. Null: the default group.
   std::shared_ptr<ProcessGroup> group = nullptr;
-  /// The ranks that hold the same part, over which gradients are averaged, too. Null: none.
+  /// The ranks that hold the same shards; gradients are averaged over them, too. Null: none.
   std::shared_ptr<ProcessGroup> replicate_group = nullptr;
-  /// False: parameters stay whole between forward and backward. Default: true, but false for a unit that contains
-  /// others, whose backward begins right after its forward.
+  /// False: parameters stay gathered between forward and backward. Default: true, except for a unit that contains
+  /// units, because its backward begins right after its forward.
   std::optional<bool> reshard_after_forward = {};
   MixedPrecision mixed_precision = {};
-  /// `thread`: the next unit is gathered, and gradients are averaged, while this one computes; costs one more unit's
-  /// memory. `none`: when they are needed. `automatic`: as DistributedDataParallel decides it. `inline_` is refused. On
-  /// a GPU communication always runs on a stream of its own.
+  /// `thread`: gathers the next unit and averages gradients while a unit computes; costs the memory of one more unit.
+  /// `none`: communicates when the result is needed. `automatic`: decides as DistributedDataParallel does. `inline_` is
+  /// rejected. On a GPU communication always runs on a separate stream.
   Overlap overlap = Overlap::automatic;
-  /// Rank 0's parameters and buffers become those of all ranks. Off: the caller vouches that they are equal.
+  /// Copy rank 0's parameters and buffers to all ranks. Off: the caller guarantees that they are equal.
   bool init_sync = true;
 };
 
 namespace detail {
 class ShardUnit;  // src/train/fully_sharded/unit.h
-struct CallNode;  // a forward call's part in autograd's graph
+struct CallNode;  // a forward call's node in autograd's graph
 class FullyShardedBase;
 
-/// One call of a unit's forward: gathers, and frees at its end. If it is not finished, forward has thrown: the group is
-/// aborted.
+/// One call of a unit's forward: gathers at the start, frees at the end. Destroyed without finish(), it assumes that
+/// forward threw, and aborts the group.
 class UnitForward {
  public:
   explicit UnitForward(std::shared_ptr<ShardUnit> unit);
@@ -129,10 +135,10 @@ class UnitForward {
   UnitForward(const UnitForward&) = delete;
   UnitForward& operator=(const UnitForward&) = delete;
 
-  /// Whether arguments have to be replaced at all; and those that take their place.
+  /// Whether arguments must be replaced; inputs() returns the replacements.
   bool changes_inputs() const noexcept;
   std::vector<torch::Tensor> inputs(std::vector<torch::Tensor> tensors);
-  /// The tensors of the result, as the caller gets them.
+  /// The tensors of the result, as the caller receives them.
   std::vector<torch::Tensor> finish(std::vector<torch::Tensor> tensors);
 
  private:
@@ -144,7 +150,7 @@ class UnitForward {
 
 }  // namespace detail
 
-/// While it lives, backward of some units averages nothing: see FullySharded's no_sync().
+/// While it exists, backward of these units does not average: see no_sync() of FullySharded.
 class [[nodiscard]] UnitsNoSync {
  public:
   explicit UnitsNoSync(std::vector<std::shared_ptr<detail::ShardUnit>> units);
@@ -156,7 +162,7 @@ class [[nodiscard]] UnitsNoSync {
   std::vector<std::shared_ptr<detail::ShardUnit>> units_;
 };
 
-/// While it lives, the parameters of a unit are whole: see FullySharded's unshard().
+/// While it exists, the parameters of these units stay gathered: see unshard() of FullySharded.
 class [[nodiscard]] Unsharded {
  public:
   explicit Unsharded(std::vector<std::shared_ptr<detail::ShardUnit>> units);
@@ -170,26 +176,25 @@ class [[nodiscard]] Unsharded {
 
 namespace detail {
 
-/// What a unit is for every kind of module. Its parameters, buffers and children are those of the module, under the
-/// same names.
+/// A unit with a module of any class. Its parameters, buffers and children are the module's, under the same names.
 class FullyShardedBase : public torch::nn::Module, public ShardedModule {
  public:
   ~FullyShardedBase() override;
 
-  /// Of this unit and those inside it: `{ auto guard = net->no_sync(); loss.backward(); }`. May be nested.
+  /// For this unit and all units inside it: `{ auto guard = net->no_sync(); loss.backward(); }`. May be nested.
   UnitsNoSync no_sync();
-  /// Makes this unit's parameters whole, and the parameters of units inside it: to read them, or to call other
-  /// functions of the module than forward, without autograd. Do not write to them, nor let an optimizer step: the
-  /// writes are lost, and the next gather throws InvalidArgument. Collective.
+  /// Gathers the parameters of this unit and of all units inside it, to read them or to call functions of the module
+  /// other than forward, without autograd. Do not write to them, and do not step an optimizer: the writes are lost, and
+  /// the next gather throws InvalidArgument. Collective.
   Unsharded unshard();
 
   std::optional<TensorShard> shard_of(const std::string& parameter) const override;
-  /// The parameters that require a gradient, of this unit and those inside it, each once.
+  /// The parameters of this unit and the units inside it that require a gradient, each once.
   std::vector<torch::Tensor> trained_parameters() const;
 
   void train(bool on = true) override;
   bool is_training() const noexcept override;
-  /// Throws InvalidArgument unless nothing would change: convert and move a module before fully_shard.
+  /// Throws InvalidArgument if anything would change: convert and move a module before fully_shard.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -208,17 +213,17 @@ class FullyShardedBase : public torch::nn::Module, public ShardedModule {
   std::shared_ptr<ShardUnit> unit_;
 };
 
-/// The part that knows the class of the module, but not yet how its forward is declared.
+/// Adds the class of the module, but not yet the declaration of its forward.
 template <class M>
 class FullyShardedCall : public FullyShardedBase {
  public:
-  /// To look at. Outside of this unit's forward its parameters are this rank's rows, so only the unit may call the
-  /// module: hence const.
+  /// For reading. Outside this unit's forward the module's parameters are this rank's rows, so only the unit may call
+  /// the module; therefore const.
   std::shared_ptr<const M> module() const noexcept { return module_; }
-  /// To call other functions of it than forward, while the guard of this unit or of one around it lives.
+  /// For calling functions other than forward, while the guard of this unit or of an enclosing one exists.
   const std::shared_ptr<M>& module(const Unsharded&) const noexcept { return module_; }
 
-  /// The module's forward, with its default arguments.
+  /// The module's forward, including its default arguments.
   template <class... Arguments>
   auto call(Arguments&&... arguments) {
     using Result = std::decay_t<decltype(module_->forward(std::forward<Arguments>(arguments)...))>;
@@ -277,9 +282,9 @@ struct ForwardSignature<M> {
 
 }  // namespace detail
 
-/// The module class behind a FullySharded. Its constructor, which is what fully_shard does, is collective over the
-/// groups of the options. forward is declared as the module's is, so that Sequential and AnyModule can read its type;
-/// it is a template where that is one, or overloaded.
+/// The module class behind FullySharded. The constructor, called by fully_shard, is collective over the groups of the
+/// options. forward is declared as in the module, so that Sequential and AnyModule can read its type; if the module's
+/// forward is a template or overloaded, it is a template.
 template <class M, class Signature = typename detail::ForwardSignature<M>::type>
 class FullyShardedImpl : public detail::FullyShardedCall<M> {
  public:
@@ -298,13 +303,13 @@ class FullyShardedImpl<M, Result(Arguments...)> : public detail::FullyShardedCal
   std::decay_t<Result> forward(Arguments... arguments) { return this->call(std::forward<Arguments>(arguments)...); }
 };
 
-/// A holder of a unit, as those made with TORCH_MODULE. `Net` is a module class or such a holder.
+/// The holder of a unit, like the holders made by TORCH_MODULE. `Net` is a module class or such a holder.
 template <class Net>
 class FullySharded : public torch::nn::ModuleHolder<FullyShardedImpl<typename detail::ModuleOf<Net>::type>> {
  public:
   using Module = typename detail::ModuleOf<Net>::type;
   using Holder = torch::nn::ModuleHolder<FullyShardedImpl<Module>>;
-  FullySharded(std::nullptr_t) : Holder(nullptr) {}  // NOLINT: as TORCH_MODULE's
+  FullySharded(std::nullptr_t) : Holder(nullptr) {}  // NOLINT: as in TORCH_MODULE
   FullySharded(std::shared_ptr<FullyShardedImpl<Module>> unit) : Holder(std::move(unit)) {}  // NOLINT
 
   template <class... Arguments>
@@ -313,9 +318,9 @@ class FullySharded : public torch::nn::ModuleHolder<FullyShardedImpl<typename de
   }
 };
 
-/// Makes a module a unit: see above. Collective over the groups of the options: all ranks give equal modules and
-/// options, or all get InvalidArgument naming the difference. Throws InvalidArgument for parameters of another unit and
-/// those on the meta device.
+/// Turns a module into a unit: see above. Collective over the groups of the options. All ranks pass equal modules and
+/// options; otherwise all ranks throw InvalidArgument, which names the difference. Throws InvalidArgument for
+/// parameters that belong to another unit or are on the meta device.
 template <class M>
 FullySharded<M> fully_shard(std::shared_ptr<M> module, FullyShardOptions options = {}) {
   return FullySharded<M>(std::make_shared<FullyShardedImpl<M>>(std::move(module), std::move(options)));
@@ -325,35 +330,35 @@ template <class Net>
 FullySharded<Net> fully_shard(const Net& module, FullyShardOptions options = {}) {
   return FullySharded<Net>(fully_shard(module.ptr(), std::move(options)).ptr());
 }
-/// The same of a module that `make` makes: a holder or a std::shared_ptr.
+/// The same, for the module returned by `make`: a holder or a std::shared_ptr.
 template <class Make>
   requires(!torch::detail::is_module_holder<std::decay_t<Make>>::value && std::invocable<Make>)
 auto fully_shard(Make&& make, FullyShardOptions options = {}) {
   return fully_shard(make(), std::move(options));
 }
 
-/// What a fully sharded module takes on this rank, in bytes, and what it communicates.
+/// Memory of a fully sharded module on this rank, in bytes, and its communication.
 struct FullyShardedSummary {
   struct Unit {
-    std::string name;                ///< of the module ("layers.2"), empty for the root
-    std::uint64_t parameters = 0;    ///< elements, of all ranks
-    std::uint64_t whole_bytes = 0;   ///< of them as they are gathered
-    std::uint64_t shard_bytes = 0;   ///< on this rank
-    std::uint64_t reduce_bytes = 0;  ///< of the gradients as they are averaged, whole
-    bool reshards = true;            ///< after forward
+    std::string name;                ///< of the module ("layers.2"); empty for the root
+    std::uint64_t parameters = 0;    ///< elements, summed over all ranks
+    std::uint64_t whole_bytes = 0;   ///< gathered parameters, in param_dtype
+    std::uint64_t shard_bytes = 0;   ///< this rank's shards
+    std::uint64_t reduce_bytes = 0;  ///< full gradients, in the dtype in which they are averaged
+    bool reshards = true;            ///< frees the parameters after forward
   };
   int ranks = 1;
   std::string overlap;  ///< "none" or "thread"
   std::vector<Unit> units;
   std::uint64_t parameter_bytes = 0;       ///< shards of all units
-  std::uint64_t gradient_bytes = 0;        ///< of those that require one
-  std::uint64_t gathered_bytes = 0;        ///< parameters that are whole at the same time, at most
-  std::uint64_t scratch_bytes = 0;         ///< of communication
-  std::uint64_t whole_gradient_bytes = 0;  ///< of the largest unit, before they are averaged
-  std::uint64_t received_bytes = 0;        ///< in a step, with one forward and one backward
+  std::uint64_t gradient_bytes = 0;        ///< for parameters that require a gradient
+  std::uint64_t gathered_bytes = 0;        ///< maximum of parameters gathered at the same time
+  std::uint64_t scratch_bytes = 0;         ///< communication buffers
+  std::uint64_t whole_gradient_bytes = 0;  ///< full gradients of the largest unit, before averaging
+  std::uint64_t received_bytes = 0;        ///< per step with one forward and one backward
   std::uint64_t sent_bytes = 0;
 
-  /// All of it, and `states` numbers in float32 of the optimizer for each parameter (AdamW: 2).
+  /// The sum, plus `states` float32 numbers of optimizer state for each parameter (AdamW: 2).
   std::uint64_t peak_bytes(int states = 2) const noexcept;
   std::string text() const;
 };

@@ -1,5 +1,5 @@
-// A model in stages over the ranks of a group: a batch goes through them in micro-batches, so that all ranks compute at
-// once.
+// Pipeline parallelism: a model is cut into stages over the ranks of a group. A batch passes through them in
+// micro-batches, so that all ranks compute at the same time.
 //
 //   auto group = maniple::get_default_group();
 //   auto loss_of = [](const auto& y, const auto& t) { return torch::cross_entropy_loss(y, t); };
@@ -13,40 +13,39 @@
 //     optimizer.step();
 //   }
 //
-// Stages    With p ranks and v stages for each there are p x v; stage s is on rank s % p. Each is a module from one
-//           tensor to one tensor, in a torch::nn::AnyModule: `{torch::nn::AnyModule(Encoder())}` on rank 0,
-//           `{torch::nn::AnyModule(Decoder())}` on rank 1. They may differ in size, and in the shapes and dtypes of
-//           what they return. Where a rank's stages are (CPU, a GPU) is where it receives.
-// Step      The batch is cut along dimension 0 as torch::chunk does it: 10 rows in 4 micro-batches are 3, 3, 3 and 1;
-//           fewer rows than micro-batches are as many micro-batches as rows. `loss` returns the mean over the rows of a
-//           micro-batch; each counts by its rows, so the loss is the mean over the batch, and gradients are its
-//           gradients. They are added to `grad`, as by any backward. Only the rank of the first stage uses the input,
-//           only that of the last one the target; others may pass anything.
-// Exact     Gradients have the bits of one process that goes through the same micro-batches one after the other, with
-//           every schedule. (Modules that look at the whole batch, as batch norm does, see micro-batches. Random
-//           numbers are each rank's own.)
+// Stages    With p ranks and v stages per rank there are p x v stages; stage s is on rank s % p. A stage is a module
+//           from one tensor to one tensor, in a torch::nn::AnyModule: `{torch::nn::AnyModule(Encoder())}` on rank 0,
+//           `{torch::nn::AnyModule(Decoder())}` on rank 1. Stages may differ in size and in the shapes and dtypes of
+//           their results. A rank receives on the device of its stages (the CPU or a GPU).
+// Step      The batch is cut along dimension 0, as by torch::chunk: 10 rows in 4 micro-batches become 3, 3, 3 and 1.
+//           With fewer rows than micro-batches, each row is a micro-batch. `loss` returns the mean over the rows of a
+//           micro-batch. Micro-batches are weighted by their rows, so the loss is the mean over the batch, and the
+//           gradients are its gradients. They are added to `grad`, as by any backward. Only the rank of the first stage
+//           uses the input, and only the rank of the last stage uses the target; other ranks may pass anything.
+// Exact     With every schedule, gradients are bit for bit those of one process that computes the same micro-batches
+//           one after the other. (Modules that depend on the whole batch, such as batch norm, see micro-batches. Each
+//           rank draws its own random numbers.)
 // Messages  Activations and gradients are sent while the next micro-batch is computed, and receives are posted ahead.
-// Shapes are sent
-//           along in the first step, and again when rows, shapes, dtypes, train(), requires_grad or autocast change on
-//           some rank; later steps know them. Tensors of a GPU go through memory of the host, whatever the backend:
+//           Shapes are sent in the first step, and again when rows, shapes, dtypes, train(), requires_grad or autocast
+//           change on some rank; other steps reuse them. GPU tensors are staged through host memory with every backend:
 //           NCCL matches messages by their order, which differs between the ranks here.
-// Data      parallelism on top: `data_group` is the group of the ranks that have the same stages in other pipelines.
-//           Gradients are averaged over it by DistributedDataParallel's machinery in the backward of the last
-//           micro-batch, once in a step.
-// Tied      parameters, on several ranks under one name: all begin with the values of the first, and their gradients
-//           are added, so that equal optimizers keep them equal.
-// Saving    with CheckpointOptions::sharded, as any module and its optimizer. Where the names of parameters differ
-//           between stages (those of cut_into_stages do), they are in the checkpoint without "stage1.": another number
-//           of stages, or the undivided Sequential, loads it.
+// Data      For data parallelism on top, `data_group` holds the ranks with the same stages in other pipelines.
+//           DistributedDataParallel's reducer averages gradients over it, once per step, in the backward of the last
+//           micro-batch.
+// Tied      Parameters that several ranks hold under one name. All copies start with the first rank's values, and their
+//           gradients are summed, so that equal optimizers keep the copies equal.
+// Saving    With CheckpointOptions::sharded, like any module and its optimizer. If parameter names differ between
+//           stages (as after cut_into_stages), checkpoints store them without "stage1.", so that another number of
+//           stages, or the undivided Sequential, can load them.
 //
-// Errors. What is wrong with a call (rows that differ, no loss, a schedule that does not fit) is an InvalidArgument on
-// all ranks, before anything is computed; the pipeline stays usable. A stage that throws ends the step on all ranks:
-// there it is thrown as it is, elsewhere as Aborted, naming stage, rank and micro-batch. A killed rank is PeerLost.
-// `group` stays usable where no rank is lost; data_group is aborted, as the other pipelines would wait for this one.
-// Make a new Pipeline then.
+// Errors. A wrong call (different numbers of rows, a missing loss, a schedule that does not fit) throws InvalidArgument
+// on all ranks before anything is computed; the pipeline stays usable. If a stage throws, the step ends on all ranks:
+// its own rank throws the original error, the others throw Aborted, which names stage, rank and micro-batch. A killed
+// rank is reported as PeerLost. `group` stays usable unless a rank is lost. data_group is aborted, because the other
+// pipelines would wait for this one; make a new Pipeline then.
 //
-// Threads: one at a time. It makes a group of its own of the ranks of `group`, so that one may be used for other things
-// between steps.
+// Threads: one thread at a time. The Pipeline makes its own group from the ranks of `group`, so `group` may be used for
+// other operations between steps.
 #pragma once
 
 #include <cstddef>
@@ -67,71 +66,70 @@
 
 namespace MANIPLE_API maniple {
 
-/// In which order a rank computes. With p ranks, m micro-batches and v stages of each rank, all of equal time, a rank
-/// stands idle for (p-1) / (m+p-1) of a step; interleaved, (p-1) / (v m+p-1).
+/// The order in which a rank computes. With p ranks, m micro-batches and v stages per rank, all of equal duration, a
+/// rank is idle for (p-1) / (m+p-1) of a step; with `interleaved`, (p-1) / (v m+p-1).
 enum class PipelineSchedule : std::uint8_t {
-  gpipe,        ///< all forwards, then all backwards: keeps the activations of all micro-batches
-  one_f_one_b,  ///< one forward, one backward, in turn: keeps those of at most p micro-batches. One stage for each rank
-  interleaved,  ///< the same with several stages for each rank: less idle, more messages
+  gpipe,        ///< all forwards, then all backwards; keeps the activations of all micro-batches
+  one_f_one_b,  ///< alternates forward and backward; keeps activations of at most p micro-batches. One stage per rank
+  interleaved,  ///< like one_f_one_b, with several stages per rank: less idle time, more messages
 };
 
 struct PipelineOptions {
   std::int64_t micro_batches = 4;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-  /// The mean over the rows of a micro-batch, of the last stage's output and the target. Needed on the rank of the last
-  /// stage.
+  /// The mean loss over the rows of a micro-batch, from the last stage's output and the target. Required on the rank of
+  /// the last stage.
   std::function<torch::Tensor(const torch::Tensor& output, const torch::Tensor& target)> loss = nullptr;
-  /// Stages keep their inputs only and compute forward again in backward: see activation_checkpoint.h.
+  /// Stages keep only their inputs and repeat forward during backward: see activation_checkpoint.h.
   bool activation_checkpointing = false;
-  /// Shapes are sent with every message. Needed where shapes depend on the values in a batch, which is an error
-  /// otherwise.
+  /// Sends shapes with every message. Required if shapes depend on the values in a batch; without it that is an error.
   bool dynamic_shapes = false;
   /// The ranks of the pipeline. Null: the default group.
   std::shared_ptr<ProcessGroup> group = nullptr;
-  /// Data parallelism: the ranks that have the same stages as this one. Null: none.
+  /// Data parallelism: the ranks with the same stages in other pipelines. Null: none.
   std::shared_ptr<ProcessGroup> data_group = nullptr;
-  DdpOptions ddp = {};  ///< of the average over data_group; leave its `group` unset
-  /// Parameters of this rank's stages that live on other ranks, too, by a name that is the same there.
+  DdpOptions ddp = {};  ///< for the average over data_group; leave its `group` unset
+  /// Parameters of this rank's stages that other ranks hold, too, under a name common to these ranks.
   NamedTensors tied = {};
 };
 
-/// What a pipeline's steps took on this rank: sums over all steps, in milliseconds.
+/// Time spent in the steps of a pipeline on this rank: sums over all steps, in milliseconds.
 struct PipelineStatistics {
   std::uint64_t steps = 0;
-  double step_ms = 0;     ///< from the beginning of the first action to the end of the last
-  double compute_ms = 0;  ///< of it, in forward and backward of stages
-  double cpu_ms = 0;      ///< processor time of this thread in compute_ms: less where others use the core
-  double wait_ms = 0;     ///< of step_ms, waiting for other ranks' activations and gradients
+  double step_ms = 0;     ///< from the start of the first action to the end of the last
+  double compute_ms = 0;  ///< the part of step_ms in forward and backward of stages
+  double cpu_ms = 0;      ///< CPU time of this thread in compute_ms; less than compute_ms if others use the core
+  double wait_ms = 0;     ///< the part of step_ms waiting for other ranks' activations and gradients
   std::uint64_t sent_bytes = 0;
-  /// The part of a step in which this rank does not compute.
+  /// The fraction of a step in which this rank does not compute.
   double idle_fraction() const noexcept { return step_ms > 0 ? 1 - compute_ms / step_ms : 0; }
   std::string text() const;
 };
 
 class Pipeline : public torch::nn::Module, public PartialModule {
  public:
-  /// `stages` are those of this rank, in their order; they become its children "stage0", "stage3", ... by their
-  /// numbers. Collective over the group, and over data_group. Throws InvalidArgument on all ranks if ranks disagree
-  /// about the options.
+  /// `stages` are this rank's stages in order. They become the children "stage0", "stage3", ... by stage number.
+  /// Collective over the group and over data_group. Throws InvalidArgument on all ranks if the ranks' options differ.
   Pipeline(std::vector<torch::nn::AnyModule> stages, PipelineOptions options);
   ~Pipeline() override;
 
-  /// Forward and backward. Returns the mean loss over the batch on all ranks. Collective over the group.
+  /// Runs forward and backward. Returns the mean loss over the batch on all ranks. Collective over the group.
   double step(const torch::Tensor& input, const torch::Tensor& target);
-  /// The same loss without a graph and without backward.
+  /// Returns the same loss, without a graph and without backward.
   double evaluate(const torch::Tensor& input, const torch::Tensor& target);
-  /// Without a graph: the last stage's output on its rank, an undefined tensor elsewhere. Zero rows are fine.
+  /// Without a graph. Returns the last stage's output on its rank, an undefined tensor elsewhere. Zero rows are
+  /// allowed.
   torch::Tensor forward(const torch::Tensor& input);
 
-  /// This rank's parameters that require a gradient, each once, for optimizers: parameters() has those that stages
-  /// share several times.
+  /// This rank's parameters that require a gradient, each once, for optimizers. (parameters() repeats parameters shared
+  /// by stages.)
   std::vector<torch::Tensor> trained_parameters() const;
-  int stages() const noexcept;  ///< of all ranks
+  int stages() const noexcept;  ///< over all ranks
   bool has_first_stage() const noexcept;
   bool has_last_stage() const noexcept;
   const PipelineStatistics& statistics() const noexcept;
 
-  /// For checkpoints: "stage1.3.weight" is "3.weight" there, unless stages have names in common.
+  /// Name in checkpoints: "stage1.3.weight" becomes "3.weight", unless stages have names in common.
   std::string checkpoint_name(const std::string& name) const override;
   const std::set<std::string>& names_of_all_ranks() const override;
   const std::shared_ptr<ProcessGroup>& divided_over() const override;
@@ -151,21 +149,21 @@ class Pipeline : public torch::nn::Module, public PartialModule {
 struct StageCutOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< the ranks of the pipeline; null: the default group
   std::size_t stages_per_rank = 1;
-  torch::Tensor sample = {};             ///< cut by measured time, see BalanceOptions; otherwise by bytes
-  ComputeDevice device = torch::kCPU;    ///< where it is measured
-  std::vector<std::size_t> begins = {};  ///< the first layer of each stage, if you know better
+  torch::Tensor sample = {};             ///< balance stages by measured time, see BalanceOptions; default: by bytes
+  ComputeDevice device = torch::kCPU;    ///< device for the measurement
+  std::vector<std::size_t> begins = {};  ///< the first layer of each stage; overrides balancing
 };
 
-/// The stages of a Sequential that are this rank's, and its parameters that are on other ranks' stages, too.
+/// This rank's stages of a Sequential, and its parameters that stages of other ranks use, too.
 struct StageCut {
   std::vector<torch::nn::AnyModule> stages;
   NamedTensors tied;
-  std::vector<std::size_t> begins;  ///< the first layer of each stage, of all ranks
+  std::vector<std::size_t> begins;  ///< the first layer of each stage, for all ranks
 };
 
-/// Every rank gives the whole Sequential, and may drop it afterwards: with it goes what is not its own. Parameters in
-/// stages have the names that they have in the Sequential ("3.weight"). Collective over the group where `sample` is
-/// given.
+/// Cuts a Sequential into stages. Every rank passes the whole Sequential, and may drop it afterwards to free the layers
+/// of other ranks. Parameters in stages keep their names in the Sequential ("3.weight"). Collective over the group if
+/// `sample` is given.
 StageCut cut_into_stages(const torch::nn::Sequential& layers, const StageCutOptions& options = {});
 
 }  // namespace maniple

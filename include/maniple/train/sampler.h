@@ -1,49 +1,52 @@
-// Which samples of a dataset this rank sees.
+// Selects the samples of a dataset that this rank processes.
 //
 //   maniple::DistributedSampler sampler(dataset.size().value(), {.shuffle = true, .seed = 7});
 //   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, 32);
 //   for (std::size_t epoch = 0; epoch < epochs; ++epoch) {
-//     sampler.set_epoch(epoch);                    // another order in every epoch, the same on all ranks
+//     sampler.set_epoch(epoch);                    // a new order in every epoch, the same on all ranks
 //     for (auto& batch : *loader) { ... }
 //   }
 //
-// The samples are put in one order, by a generator of our own, so that it is the same on every rank, platform and
-// version of LibTorch; rank r of R then takes places r, r + R, r + 2R, ... Together the ranks see all of the dataset,
-// and no two ranks the same sample, with one exception that the mode decides:
+// The samples are ordered by Maniple's own generator, so the order is the same on every rank, platform and LibTorch
+// version. Rank r of R takes places r, r + R, r + 2R, ... Together the ranks process every sample exactly once if
+// the size is a multiple of the number of ranks. Otherwise the mode decides:
 //
-//   training     all ranks take equally many samples, because a rank that makes a step more than the others would wait
-//                for them in vain. When the size is no multiple of the ranks, the first few samples of the order are
-//                seen twice (fewer than there are ranks), or with `drop_last` the last few by nobody.
-//   evaluation   nothing twice and nothing left out, so that a sum over ranks is the sum over the dataset. Ranks may
-//                differ by one sample, so do not communicate in the loop: add up, and all_reduce the sums after it.
+// training     All ranks take the same number of samples, because a rank with an extra step would wait for the others
+//              forever. The first few samples of the order (fewer than there are ranks) are used twice, or with
+//              `drop_last` the last few are not used.
+// evaluation   No sample is repeated or left out, so a sum over ranks is the sum over the dataset. The ranks' numbers
+//              of samples may differ by one, so do not communicate in the loop: accumulate locally, and all_reduce the
+//              sums after it.
 //
-// A copy of a sampler is the same sampler: make_data_loader keeps one copy, and set_epoch on yours reaches it.
+// Copies of a sampler share their state: make_data_loader keeps a copy, and set_epoch on yours reaches it.
 //
-// To go on in the middle of an epoch, count what the loop has trained on, and keep the cursor in the checkpoint:
+// To resume in the middle of an epoch, count the batches that the loop has trained on, and keep the cursor in the
+// checkpoint:
 //
 //   checkpoint.add("model", *net).add("sampler", sampler);
 //   auto step = checkpoint.load().value_or(0);
 //   for (std::size_t epoch = sampler.epoch(); epoch < epochs; ++epoch) {
-//     sampler.set_epoch(epoch);                                 // the epoch of the cursor: it goes on where it stopped
-//     for (auto& batch : sampler.counting(*loader)) {           // a batch counts once the loop has it
+//     sampler.set_epoch(epoch);                                 // the cursor's epoch: resumes where it stopped
+//     for (auto& batch : sampler.counting(*loader)) {           // a batch counts once the loop has received it
 //       ...
 //       if (++step % 100 == 0) checkpoint.save(step);
 //     }
-//     scheduler.step();                                         // and whatever else belongs to the end of an epoch
+//     scheduler.step();                                         // and other work at the end of an epoch
 //     checkpoint.save(step);                                    // last: a restart begins with the next epoch
 //   }
 //
-// The cursor is a place in the order of the epoch, for all ranks together: everything before it was taken, nothing
-// behind it. So it may be loaded on another number of ranks, and no sample is repeated or lost: the rest is divided
-// among the new ranks as a whole epoch would be, and only its end is filled up or cut. It does not count what the
-// loader's workers have asked for ahead of time. It is one number for all ranks because all take equally many batches,
-// of one size; rank 0's is the one that is saved.
+// The cursor is a place in the order of the epoch, common to all ranks: every sample before it has been taken, and no
+// sample after it. A checkpoint may therefore be loaded on another number of ranks without repeating or losing a
+// sample. The remainder is divided among the new ranks like a whole epoch; only its end is padded or cut. Batches that
+// the loader's workers have fetched ahead do not count. One number serves all ranks because all ranks take the same
+// number of batches of one size; rank 0's is saved.
 //
-// Behind the loop the cursor is the beginning of the next epoch: what was saved there goes on with that one. In the
-// body of the loop, even with the last batch, it is in this epoch: what was saved there still does what comes behind
-// the loop, once.
+// After the loop the cursor is at the beginning of the next epoch, and a checkpoint saved there resumes with that
+// epoch. In the body of the loop, even with the last batch, it is in the current epoch: a run resumed from there still
+// executes the code after the loop, once.
 //
-// Errors are InvalidArgument. A sampler and its copies belong to one thread; DataLoader's workers do not touch it.
+// Errors are InvalidArgument. Threads: a sampler and its copies belong to one thread; the workers of DataLoader do not
+// use it.
 #pragma once
 
 #include <cstddef>
@@ -64,18 +67,18 @@ namespace MANIPLE_API maniple {
 enum class SamplerMode { training, evaluation };
 
 struct SamplerOptions {
-  int num_replicas = 0;    ///< how many ranks share the dataset; 0: the size of `group`
-  int rank = -1;           ///< this rank's place among them; -1: the rank in `group`
-  bool shuffle = true;     ///< false: in the order of the dataset
-  std::uint64_t seed = 0;  ///< of the shuffle; the same on all ranks
-  bool drop_last = false;  ///< training: leave out the last few samples rather than repeat the first few
+  int num_replicas = 0;    ///< number of ranks that share the dataset; 0: the size of `group`
+  int rank = -1;           ///< this rank's index among them; -1: the rank in `group`
+  bool shuffle = true;     ///< false: in dataset order
+  std::uint64_t seed = 0;  ///< seed of the shuffle; the same on all ranks
+  bool drop_last = false;  ///< training: leave out the last few samples instead of repeating the first few
   SamplerMode mode = SamplerMode::training;
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< null: the default group (init_process_group)
 };
 
 class DistributedSampler final : public torch::data::samplers::Sampler<> {
  public:
-  /// How far all ranks together are: the first `places` places of the epoch's order are done, of dataset_size().
+  /// Position of all ranks together: the first `places` of the epoch's dataset_size() places are done.
   struct Cursor {
     std::size_t epoch = 0;
     std::size_t places = 0;
@@ -88,57 +91,58 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
 
   explicit DistributedSampler(std::size_t dataset_size, SamplerOptions options = {});
 
-  /// Chooses the order of the passes that follow. Call it before each pass, with the same number on all ranks;
-  /// otherwise every epoch has the same order.
+  /// Selects the order of the following passes. Call it before each pass, with the same number on all ranks; otherwise
+  /// every epoch has the same order.
   void set_epoch(std::size_t epoch);
   std::size_t epoch() const noexcept;
 
-  /// How many samples this rank takes in the pass that is under way, or that comes next: an epoch, repeated samples
-  /// included, or after seek() the rest of it.
+  /// Number of samples that this rank takes in the current or next pass: a whole epoch including repeated samples, or,
+  /// after seek(), its remainder.
   std::size_t local_size() const noexcept;
-  /// How many batches that makes; the last may be smaller.
+  /// Number of batches in that pass; the last may be smaller.
   std::size_t local_batches(std::size_t batch_size) const;
   std::size_t dataset_size() const noexcept;
   int num_replicas() const noexcept;
   int rank() const noexcept;
 
-  /// Everything that this rank takes in that pass, in order.
+  /// All indices that this rank takes in that pass, in order.
   std::vector<std::size_t> indices() const;
 
-  // ---- Where training is -----------------------------------------------------------------------------------------
+  // ---- Position in the training ---------------------------------------------------------------------------------
 
-  /// The loader's batches, each counted as done when the loop gets it: so save at the end of the loop's body, or after
-  /// it. Throws when the loader hands out batches in any order (enforce_ordering(false)): what is done would be no
-  /// beginning of the order.
+  /// Iterates over the loader's batches, and counts each as done when the loop receives it; therefore save at the end
+  /// of the loop's body or after the loop. Throws if the loader returns batches in arbitrary order
+  /// (enforce_ordering(false)), because then the finished batches are not a prefix of the order.
   template <class Loader>
   Counting<Loader> counting(Loader& loader) const;
 
-  /// The same by hand, for loops that call next(): the oldest batch that was handed out and not counted yet is done.
-  /// Throws when there is none.
+  /// Counts by hand, for loops that call next(): marks the oldest batch that was handed out and not yet counted as
+  /// done. Throws if there is none.
   void batch_done();
 
-  /// After the last batch of a pass it is at the end of the epoch, with drop_last too; once the loop over counting()
-  /// has ended (or, by hand, next() has returned nothing and all is counted) at the beginning of the next. Throws when
-  /// batches were handed out and none was ever counted, because then nobody knows where training is.
+  /// After the last batch of a pass the cursor is at the end of the epoch, also with drop_last. It moves to the
+  /// beginning of the next epoch when the loop over counting() ends (by hand: when next() has returned nothing and all
+  /// batches are counted). Throws if batches were handed out and none was counted, because the position is then
+  /// unknown.
   Cursor cursor() const;
-  /// The next pass begins here instead of at the beginning of the epoch; the pass after it begins at the beginning. At
-  /// the end of the epoch it is empty.
+  /// The next pass begins here instead of at the beginning of the epoch; later passes begin at the beginning. A pass
+  /// that begins at the end of the epoch is empty.
   void seek(Cursor cursor);
 
-  /// The cursor as text, with what it depends on: "epoch 3, place 512 of 60000, shuffle 1, seed 7". Checkpoint::add
-  /// keeps it.
+  /// The cursor as text, together with what it depends on: "epoch 3, place 512 of 60000, shuffle 1, seed 7".
+  /// Checkpoint::add saves it.
   std::string cursor_text() const;
-  /// Seeks there. Throws when size, shuffle or seed are others here, because the place would mean other samples. The
-  /// number of ranks, drop_last and mode may be others.
+  /// Seeks to a saved cursor. Throws if size, shuffle or seed differ, because the place would refer to other samples.
+  /// The number of ranks, drop_last and mode may differ.
   void load_cursor(const std::string& text);
 
-  // ---- What torch::data calls ------------------------------------------------------------------------------------
+  // ---- Interface for torch::data --------------------------------------------------------------------------------
 
-  /// Begins a pass over the current epoch, of a dataset of another size if one is given.
+  /// Begins a pass over the current epoch. `new_size` is the size of a new dataset, if given.
   void reset(OptionalSize new_size = {}) override;
-  /// The next indices, `batch_size` of them or what is left; nothing when the pass is over.
+  /// The next indices: `batch_size` of them, or fewer at the end; nothing when the pass is over.
   OptionalBatch next(std::size_t batch_size) override;
-  /// cursor_text() and load_cursor() in torch's archives.
+  /// Saves cursor_text() in torch's archives; load() reads it.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -150,7 +154,7 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   std::shared_ptr<State> state_;
 };
 
-/// What counting() gives: the loader, for one loop.
+/// The result of counting(): the loader, for one loop.
 template <class Loader>
 class DistributedSampler::Counting {
   using Base = decltype(std::declval<Loader&>().begin());
@@ -204,17 +208,17 @@ DistributedSampler::Counting<Loader> DistributedSampler::counting(Loader& loader
   return Counting<Loader>(loader, *this);
 }
 
-// ---- Dividing what is given for the whole job among its processes ---------------------------------------------------
+// ---- Dividing totals among the processes of a job -----------------------------------------------------------
 //
-// A program on 8 ranks with a batch of 256 trains as one process with a batch of 256 does, if each rank takes 32.
+// 8 ranks train like one process with a batch of 256 if each rank takes 32.
 
-/// The batch of one process, so that all together take `global_batch` samples in a step. Throws InvalidArgument when it
-/// is no multiple of `world_size`: rounding would silently change the batch, and with it the learning rate that fits.
-/// The text names the nearest sizes that work.
+/// The batch size of one process, so that all processes together take `global_batch` samples per step. Throws
+/// InvalidArgument if `global_batch` is not a multiple of `world_size`: rounding would silently change the batch, and
+/// with it the best learning rate. The error text names the nearest sizes that work.
 std::size_t per_process_batch_size(std::size_t global_batch, int world_size);
 
-/// The loader's workers of one process: `total_workers` over `world_size`, rounded up, so that nobody is left without
-/// one unless there are to be none at all (0: the loop itself reads the data).
+/// Loader workers for one process: `total_workers` divided by `world_size`, rounded up, so that each process has at
+/// least one, unless `total_workers` is 0 (the loop itself reads the data).
 std::size_t per_process_workers(std::size_t total_workers, int world_size);
 
 }  // namespace maniple

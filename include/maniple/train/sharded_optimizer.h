@@ -1,50 +1,47 @@
-// ShardedOptimizer: an optimizer whose state is divided over the ranks of a group (ZeRO stage 1).
+// An optimizer whose state is divided over the ranks of a group (ZeRO stage 1).
 //
 //   maniple::DistributedDataParallel<Net> ddp(net);
 //   maniple::ShardedOptimizer<maniple::optim::AdamW> optimizer(net->parameters(), torch::optim::AdamWOptions(3e-4));
 //   ...
-//   loss.backward();                         // averaged by DistributedDataParallel: whole on every rank, as ever
-//   optimizer.step();                        // every rank steps its part of the parameters, then all have all of them
+//   loss.backward();                         // averaged by DistributedDataParallel: full gradients on every rank
+//   optimizer.step();                        // every rank steps its part; then all ranks have all parameters
 //
-// What it saves   AdamW keeps two numbers for each parameter; of n ranks each keeps 1/n of them, and computes 1/n of
-//                 the step. Parameters and gradients stay whole.
-// Same bits       The parameters are those that the plain optimizer would give, bit for bit, with the optimizers of
-//                 optim.h: all they do is done element by element. Those of torch::optim that work so can be divided as
-//                 well: SGD, Adam, AdamW, RMSprop, Adagrad.
-// How it divides  The elements of all parameters in a row are cut into parts of equally many bytes of state, at
-// multiples of 64 bytes: a
-//                 parameter may have parts on several ranks, and a rank may have none of a small model. Parameters that
-//                 are dense but not contiguous (channels-last) are not cut.
-// Parameters move The constructor copies the parameters into memory of its own, where all of one dtype stand in a row,
-// with rank 0's
-//                 values on all ranks, and lets the tensors point there: gathering the parts needs no further copy.
-//                 Views that were taken before still see the old memory. What moves parameters afterwards (module.to(),
-//                 torch::load, set_data) is found by the next step, which throws.
-// As ever         It is a torch::optim::Optimizer: parameter groups, zero_grad, closures, schedulers, clip_grad_norm_,
-//                 GradScaler, Accumulation, Trainer and Checkpoint take it. Options are those of param_groups(); a
-//                 parameter without a gradient is left alone. A rank that has run out of batches (uneven_inputs.h)
+// Savings         AdamW keeps two numbers for each parameter. With n ranks each rank keeps 1/n of them and computes 1/n
+//                 of the step. Parameters and gradients stay whole.
+// Same bits       With the optimizers of optim.h the parameters are bit for bit the same as with the plain optimizer,
+//                 because these optimizers work element by element. SGD, Adam, AdamW, RMSprop and Adagrad of
+//                 torch::optim do so, too, and can be divided as well.
+// Division        The elements of all parameters, in a row, are cut into parts with equal bytes of state, at multiples
+//                 of 64 bytes. A parameter may have parts on several ranks, and with a small model a rank may have
+//                 none. Parameters that are dense but not contiguous (channels-last) are not cut.
+// New memory      The constructor moves the parameters into memory of the optimizer, contiguous for each dtype and with
+//                 rank 0's values on all ranks, and points the tensors there, so gathering the parts needs no further
+//                 copy. Views taken before still refer to the old memory. If parameters are moved afterwards
+//                 (module.to(), torch::load, set_data), the next step detects it and throws.
+// Usage           It is a torch::optim::Optimizer: parameter groups, zero_grad, closures, schedulers, clip_grad_norm_,
+//                 GradScaler, Accumulation, Trainer and Checkpoint work with it. Options are read from param_groups().
+//                 A parameter without a gradient is not stepped. A rank that has run out of batches (uneven_inputs.h)
 //                 calls step() in its shadow_step.
-// Checkpoints     Checkpoint writes the whole state as the plain optimizer's: rank 0 gathers it, and any number of
-//                 ranks loads it, or the plain optimizer; the reverse, too. shards() is for checkpoints of which each
-//                 rank writes a part. torch::save throws Unsupported.
+// Checkpoints     Checkpoint saves the state in the plain optimizer's format: rank 0 gathers and writes it. Any number
+//                 of ranks loads it, and so does the plain optimizer; the reverse works, too. shards() is for
+//                 checkpoints in which each rank writes its part. torch::save throws Unsupported.
 //
-// shared_parameters: on each host the parameters of all ranks are the same memory. Each rank steps its part where all
-// see it, and a barrier is all that is communicated: no all_gather, and one copy of the weights for each host. Between
-// hosts one rank of each exchanges the parts. CPU, backend native. The price is that ranks are no longer independent of
-// each other:
-//   - step() begins with a barrier, so that nobody still reads parameters in its backward when others change them, and
-//     ends with one. Whatever else reads them (an evaluation in another thread) keeps out of step().
-//   - What changes parameters by other means changes them for all ranks of the host: p.mul_(0.5) on each of four ranks
-//     makes a sixteenth. Do so on one rank of each host, between two barriers. Loading a checkpoint on all ranks is
-//     fine: all write the same.
-//   - A rank that dies in step() leaves a step that is half done in memory that the others see: go on from a
-//     checkpoint.
-//   - They stay shared when the optimizer is gone; unshare() gives each rank a copy of its own. A child of fork()
-//     shares them as well.
+// shared_parameters: the ranks of a host share one copy of the parameters. Each rank steps its part in the shared
+// memory. Within a host only a barrier is communicated: no all_gather. Between hosts, one rank of each host exchanges
+// the parts. CPU and native backend only. In exchange, ranks are no longer independent:
+// - step() begins with a barrier, so that no rank still reads parameters in backward while others change them, and ends
+//   with one. Other readers (an evaluation in another thread) must not run during step().
+// - Changing parameters by other means changes them for all ranks of the host: p.mul_(0.5) on each of four ranks
+//   multiplies by 1/16. Change them on one rank of each host, between two barriers. Loading a checkpoint on all ranks
+//   is safe: all ranks write the same values.
+// - A rank that dies in step() leaves a half-finished step in memory that the other ranks see: continue from a
+//   checkpoint.
+// - Parameters stay shared after the optimizer is destroyed; unshare() gives each rank its own copy. A child of fork()
+//   shares them as well.
 //
-// All ranks make the same calls. The constructor compares parameters and options of all ranks, step() learning rates
-// and which parameters have a gradient; a difference is an InvalidArgument on all ranks, and nothing is changed. One
-// thread at a time.
+// Contract. All ranks make the same calls. The constructor compares parameters and options across the ranks; step()
+// compares learning rates and which parameters have a gradient. A difference throws InvalidArgument on all ranks and
+// changes nothing. One thread at a time.
 #pragma once
 
 #include <functional>
@@ -67,43 +64,43 @@
 namespace MANIPLE_API maniple {
 
 struct ShardingOptions {
-  /// Whose ranks divide the state: those that hold the same parameters, which is the group of DistributedDataParallel.
-  /// Null: the default group.
+  /// The ranks that divide the state. They hold the same parameters: use the group of DistributedDataParallel. Null:
+  /// the default group.
   std::shared_ptr<ProcessGroup> group = nullptr;
-  /// One copy of the parameters for each host: see above. The same on all ranks.
+  /// One copy of the parameters per host: see above. The same on all ranks.
   bool shared_parameters = false;
 };
 
-/// What ShardedOptimizer is for every kind of optimizer.
+/// The part of ShardedOptimizer that does not depend on the kind of optimizer.
 class ShardedOptimizerBase : public torch::optim::Optimizer {
  public:
   ~ShardedOptimizerBase() override;
 
   /// Collective. Returns when the parameters of all ranks have been updated.
   torch::Tensor step(LossClosure closure = nullptr) override;
-  /// Collective. (Optimizer's own does as well: the next step finds what is new.)
+  /// Collective. (Optimizer::add_param_group works as well: the next step detects the new parameters.)
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
-  /// For who changed 16-bit parameters between steps: see optim.h.
+  /// Call it after changing 16-bit parameters between steps: see optim.h.
   void reset_master_weights();
 
-  /// This rank's parts of the state: every tensor of it, under the name that Checkpoint gives it
-  /// ("group.0.parameter.3.exp_avg"). Only of parameters that have been stepped. A part that is all of a parameter has
-  /// its shape, and its strides: reshape({-1}) of it are the elements in order. Local.
+  /// This rank's parts of the state: each of its tensors, under the name used by Checkpoint
+  /// ("group.0.parameter.3.exp_avg"). Only parameters that have been stepped have state. A part that covers a whole
+  /// parameter has its shape and strides: reshape({-1}) gives the elements in order. Local.
   std::vector<ShardOf> shards();
-  /// The rest of the state, which is no tensors: options of all groups, and numbers of steps of the parameters that
-  /// have parts here. Local.
+  /// The rest of the state, which is not in tensors: options of all groups, and step counts of the parameters with
+  /// parts on this rank. Local.
   std::map<std::string, std::string> state_texts();
-  /// Makes the state anew, as described by the texts of all ranks together and the names of all tensors, with tensors
-  /// that hold zeros, and returns this rank's parts, to be filled. Throws InvalidArgument for what does not fit. Local.
+  /// Re-creates the state, with zeros, from the merged texts of all ranks and the names of all tensors, and returns
+  /// this rank's parts for the caller to fill. Throws InvalidArgument if texts or names do not fit. Local.
   std::vector<ShardOf> begin_load(const std::map<std::string, std::string>& texts,
                                   const std::set<std::string>& tensors);
 
-  /// Bytes of state on this rank, float32 copies of parameters included.
+  /// Bytes of state on this rank, including float32 copies of parameters.
   std::size_t state_bytes();
   const std::shared_ptr<ProcessGroup>& group() const noexcept;
   bool shares_parameters() const noexcept;
-  /// Ends shared_parameters: every rank gets parameters of its own, with the values they have now. This optimizer makes
-  /// no more steps. Collective.
+  /// Ends shared_parameters: every rank receives its own parameters with the current values. This optimizer cannot step
+  /// afterwards. Collective.
   void unshare();
 
   void save(torch::serialize::OutputArchive& archive) const override;  ///< throws Unsupported: use Checkpoint
@@ -113,7 +110,7 @@ class ShardedOptimizerBase : public torch::optim::Optimizer {
   Impl& impl() noexcept { return *impl_; }  ///< internal
 
  protected:
-  /// Makes the optimizer of this rank's parts.
+  /// Makes the optimizer for this rank's parts.
   using MakeLocal =
       std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)>;
   ShardedOptimizerBase(std::vector<torch::optim::OptimizerParamGroup> groups,
@@ -126,7 +123,7 @@ class ShardedOptimizerBase : public torch::optim::Optimizer {
 
 namespace detail {
 
-/// The options of a kind of optimizer.
+/// The options class of optimizer class T.
 template <class T>
 constexpr auto options_of() {
   if constexpr (std::is_base_of_v<torch::optim::SGD, T>) {
@@ -155,8 +152,8 @@ class ShardedOptimizer : public ShardedOptimizerBase {
   using Options = typename decltype(detail::options_of<T>())::type;
 
   /// Collective over the group: all ranks pass parameters of the same shapes, and the same options. Throws
-  /// InvalidArgument for parameters that share memory with each other, and for step_options with an optimizer of
-  /// torch::optim; Unsupported for shared_parameters where ranks of a host share no memory.
+  /// InvalidArgument if parameters share memory with each other, or if step_options are given for an optimizer of
+  /// torch::optim. Throws Unsupported for shared_parameters if ranks of a host cannot share memory.
   explicit ShardedOptimizer(std::vector<torch::Tensor> parameters, Options defaults, ShardingOptions sharding = {},
                             optim::StepOptions step_options = {})
       : ShardedOptimizer(

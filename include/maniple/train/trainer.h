@@ -1,5 +1,4 @@
-// A training loop with what belongs around it, on one rank or many: the program has a model, an optimizer, data and a
-// loss.
+// A complete training loop, on one rank or many. The program supplies a model, an optimizer, data and a loss.
 //
 //   maniple::init_process_group();                                       // or not: then this process trains alone
 //   torch::optim::AdamW optimizer(net->parameters(), 1e-3);
@@ -12,39 +11,45 @@
 //   const auto& end = trainer.fit(loader, test_loader, loss);            // a DataLoader, or any range of batches
 //   maniple::print_once(end.evaluation.text());                          // loss 0.0812  accuracy 0.975
 //
-// Each piece is a class of its own, which a loop written by hand uses just as well (docs/training.md):
-// DistributedDataParallel, Accumulation, clip_grad_norm_, Metrics, Checkpoint, GracefulStop, EarlyStopping, Progress,
-// SummaryWriter. This is their order:
+// Each step is a class of its own, which hand-written loops use as well (docs/training.md): DistributedDataParallel,
+// Accumulation, clip_grad_norm_, Metrics, Checkpoint, GracefulStop, EarlyStopping, Progress, SummaryWriter. The loop
+// runs them in this order:
 //
-//   for each batch    forward and backward; without communication (no_sync) until `accumulate` batches make a step
-//   for each step     clipping, the optimizer's step, `schedule`, on_step; then, as often as the options say: a row of
-//                     metrics, an evaluation, a checkpoint; and all ranks agree whether one was asked to stop
+//   for each batch    forward and backward; no communication (no_sync) until `accumulate` batches make a step
+//   for each step     clipping, the optimizer's step, `schedule`, on_step; then, at the intervals in the options, a
+//                     row of metrics, an evaluation and a checkpoint; all ranks agree whether to stop
 //   for each epoch    an evaluation, early stopping, on_epoch, a checkpoint
 //
-// Data            Any range of batches: a container, a loader of torch::data, a class with begin() and end(). One with
-//                 set_epoch(n) gets the number of the epoch. All ranks have equally many batches in a training (see
-//                 uneven_inputs.h for others); in an evaluation they may differ. A batch is done before the next one is
-//                 asked for, so a range may fill the same tensors again. Only with `accumulate` above 1 a range without
-//                 a cursor is asked for one batch more than is done, to know the last one; of iterators that go once,
-//                 the batch's tensors (tensor_nest.h) are copied for that.
-// Resuming        With a checkpoint folder, fit() goes on from the newest checkpoint: after a kill at any moment the
-//                 weights at the end are, bit for bit, those of a run that was not disturbed. In the middle of an epoch
-//                 data with a cursor (`sampled`, or any class with set_epoch, batches, cursor_text and load_cursor)
-//                 goes on there, on another number of ranks too; of other ranges the batches that were done are
-//                 skipped, so they must hand out the same ones in each run. What communication hooks keep (errors of
-//                 powerSGD and int8, counts of post-local SGD) is not in the checkpoints.
-// Gradients       are set to none before each step, those of parameters that the optimizer has not, too; clipped are
-//                 the optimizer's.
-// Modes           A model that is in training mode stays as it is: parts that the program has put in evaluation mode
-//                 remain so.
-// Evaluation      Each sample once, and sums over ranks by counts: give it data of a sampler in
-//                 SamplerMode::evaluation. The model is in evaluation mode, no gradients are recorded.
+// Data            Any range of batches: a container, a torch::data loader, a class with begin() and end(). If it has
+//                 set_epoch(n), the trainer calls it with the epoch number. In training all ranks have the same number
+//                 of batches (otherwise see uneven_inputs.h); in an evaluation the numbers may differ. A batch is
+//                 finished before the next one is fetched, so a range may reuse its tensors. Exception: with
+//                 `accumulate` above 1, the trainer fetches one batch ahead from a range without a cursor, to recognize
+//                 the last one. For single-pass iterators it then copies the batch's tensors (tensor_nest.h).
+// Resuming        With a checkpoint folder, fit() resumes from the newest checkpoint. After a kill at any moment the
+//                 final weights are bit for bit the same as without interruption. In the middle of an epoch, data with
+//                 a cursor (`sampled`, or any class with set_epoch, batches, cursor_text and load_cursor) resumes at
+//                 its position, also on another number of ranks. Of other ranges the finished batches are skipped, so
+//                 such a range must produce the same batches in each run. The state of communication hooks (errors of
+//                 powerSGD and int8, counts of post-local SGD) is not part of checkpoints.
+// Gradients       All gradients are cleared (undefined, not zero) before each step, including gradients of parameters
+//                 that the optimizer does not have. Clipping covers the optimizer's parameters only.
+// Modes           A model in training mode is left as it is: submodules that the program has put in evaluation mode
+//                 stay in it.
+// Evaluation      Each sample counts once, and sums over ranks are weighted by counts: pass data whose sampler uses
+//                 SamplerMode::evaluation. The model is in evaluation mode, and no gradients are recorded.
 //                 `at("loss").count` of the row is the number of samples.
-// Stopping        SIGINT and SIGTERM end fit() after the step under way, on all ranks, with a checkpoint. stop() does
-//                 so too.
+// Stopping        SIGINT and SIGTERM end fit() after the current step, on all ranks, with a checkpoint. stop() does the
+//                 same.
 // Logs            On rank 0: a progress line, and "epoch 2: loss 0.0812  accuracy 0.975" after the evaluation of an
-//                 epoch; with log_dir also curves for TensorBoard ("train/loss", "evaluation/loss") and log.jsonl, a
-//                 JSON object per line: kind, epoch, step, samples, seconds, lr, and the metrics (a NaN is null).
+//                 epoch. With log_dir also curves for TensorBoard ("train/loss", "evaluation/loss") and log.jsonl, one
+//                 JSON object per line: kind, epoch, step, samples, seconds, lr, and the metrics (NaN is written as
+//                 null).
+//
+// fit() and evaluate() are collectives: all ranks call them, with the same options, from one thread. They throw the
+// errors of the classes above; wrong options throw InvalidArgument.
+//
+// The loop is the same with every strategy (strategy.h): DataParallel, Zero1, FullySharded, TensorParallel, Pipeline.
 //
 // fit() and evaluate() are collectives: all ranks call them, with the same options. One thread. Errors are those of the
 // pieces; mistakes in the options are InvalidArgument.
@@ -81,76 +86,77 @@ enum class TrainerEnd {
   none,     ///< fit() has not ended
   epochs,   ///< all epochs are done
   steps,    ///< max_steps are done
-  stopped,  ///< by a signal or stop(): fit() again, here or in another process, goes on
-  early,    ///< the monitored metric no longer got better
+  stopped,  ///< by a signal or stop(): another fit(), here or in a new process, resumes
+  early,    ///< the monitored metric stopped improving
 };
 
-/// What a Trainer does when a gradient is infinite or NaN after it was averaged, and so on every rank.
+/// What a Trainer does when an averaged gradient is infinite or NaN (it then is on every rank).
 enum class NonfiniteGradients {
   automatic,  ///< stop on the CPU; ignore on a GPU, where the check would wait for the device in every step
   stop,    ///< throws InvalidArgument on all ranks, naming the rank and the parameter it began with; the weights are as
            ///< before the step
-  skip,    ///< leaves the step out on all ranks, with a warning; it counts as a step
-  ignore,  ///< does not look: the optimizer gets them
+  skip,    ///< skips the step on all ranks, with a warning; the skipped step counts as a step
+  ignore,  ///< no check: the optimizer receives them
 };
 
-/// How far a training is.
+/// Training progress.
 struct TrainerState {
-  std::size_t epoch = 0;               ///< epochs that are done; in on_epoch, with this one
-  std::size_t batch = 0;               ///< batches of the epoch under way that are done, on each rank
-  std::int64_t step = 0;               ///< steps of the optimizer
-  std::int64_t samples = 0;            ///< of all ranks, taking their batches to be equally large
-  torch::Tensor loss = {};             ///< of the latest batch of this rank; not read from its device
-  MetricRow train = MetricRow();       ///< the latest row: over all ranks and the steps since the row before
-  MetricRow evaluation = MetricRow();  ///< of the latest evaluation; empty before the first: see MetricRow::value_or
+  std::size_t epoch = 0;               ///< finished epochs; in on_epoch, including this one
+  std::size_t batch = 0;               ///< finished batches of the current epoch, on each rank
+  std::int64_t step = 0;               ///< optimizer steps
+  std::int64_t samples = 0;            ///< of all ranks, assuming that their batches have equal sizes
+  torch::Tensor loss = {};             ///< of this rank's latest batch; not copied from its device
+  MetricRow train = MetricRow();       ///< the latest row: over all ranks and all steps since the previous row
+  MetricRow evaluation = MetricRow();  ///< the latest evaluation; empty before the first: see MetricRow::value_or
   TrainerEnd end = TrainerEnd::none;
 };
 
 struct TrainerOptions {
-  std::size_t epochs = 1;      ///< in all, those before a restart included
-  std::int64_t max_steps = 0;  ///< of the optimizer; 0: as many as the epochs have
-  int accumulate = 1;  ///< batches that make a step; the last of an epoch may have fewer, if their number is known
-  double max_grad_norm = 0;  ///< see clip_grad_norm_; the metric "grad_norm" is the norm before. 0: not clipped
+  std::size_t epochs = 1;      ///< total, including epochs before a restart
+  std::int64_t max_steps = 0;  ///< limit on optimizer steps; 0: no limit but `epochs`
+  int accumulate = 1;          ///< batches per step; the last step of an epoch may have fewer, if their number is known
+  double max_grad_norm = 0;    ///< see clip_grad_norm_; the metric "grad_norm" is the norm before it. 0: no clipping
 
-  /// Gradients that are not finite. The check reads all gradients once per step, or only their norm with max_grad_norm;
-  /// on a GPU the host waits for the device. A GradScaler skips such steps itself, so nothing is checked with one.
+  /// What to do about gradients that are not finite. The check reads all gradients once per step (with max_grad_norm
+  /// only their norm); on a GPU the host waits for the device. With a GradScaler nothing is checked, because it skips
+  /// such steps itself.
   NonfiniteGradients nonfinite_gradients = NonfiniteGradients::automatic;
 
-  /// The learning rate of step n (from 0) of a group of the optimizer that had the rate `base` when the trainer was
-  /// made. It depends on n alone, so nothing of it is in checkpoints.
+  /// Learning rate at step `step` (from 0) for a parameter group whose rate was `base` when the trainer was made. It
+  /// depends on the step alone, so checkpoints hold nothing of it.
   std::function<double(std::int64_t step, double base)> lr = nullptr;
-  /// Called after each step of the optimizer: `[&] { scheduler.step(); }`. Its state goes into checkpoints by
-  /// trainer.add("scheduler", scheduler).
+  /// Called after each optimizer step: `[&] { scheduler.step(); }`. trainer.add("scheduler", scheduler) puts the
+  /// scheduler's state into checkpoints.
   std::function<void()> schedule = nullptr;
 
-  /// Mixed precision: what it makes lives during each forward. `[] { return
-  /// std::make_shared<maniple::Autocast>(torch::kCUDA); }`. For float16 also trainer.use(scaler).
+  /// Mixed precision. The object that this function returns exists during each forward: `[] { return
+  /// std::make_shared<maniple::Autocast>(torch::kCUDA); }`. For float16 also call trainer.use(scaler).
   std::function<std::shared_ptr<void>()> autocast = nullptr;
 
-  /// A folder: saves there at the end of each epoch, when fit() is stopped, and every `save_every` steps. The best
-  /// model by `monitor` is in its folder "best". Empty: no checkpoints.
+  /// With a folder, fit() saves a checkpoint at the end of each epoch, every `save_every` steps, and when it is
+  /// stopped. The best model by `monitor` is kept in the subfolder "best". Empty folder: no checkpoints.
   CheckpointOptions checkpoint = {};
   std::int64_t save_every = 0;
 
   /// Steps between evaluations; 0: at the end of each epoch.
   std::int64_t evaluate_every = 0;
-  /// The metric of evaluations by which a model is better than another, and whether that is the smaller or the larger
-  /// one.
+  /// The evaluation metric that selects the best model; `mode` says whether smaller or larger is better.
   std::string monitor = "loss";
   StopMode mode = StopMode::min;
-  int patience = 0;  ///< so many evaluations in a row without a better one end the training; 0: it is not ended early
-  double min_delta = 0;  ///< what is better by no more than this is not better
+  int patience = 0;      ///< stop after this many evaluations without improvement; 0 disables early stopping
+  double min_delta = 0;  ///< an improvement must exceed this value
 
-  bool graceful_stop = true;    ///< false: signals are left alone, and stop() is called on all ranks at the same step
-  std::int64_t log_every = 50;  ///< steps for which there is a row of metrics; the last one of an epoch may be of fewer
-  bool progress = true;         ///< a progress line on stderr
-  std::string log_dir = {};     ///< for TensorBoard and log.jsonl; empty: neither
+  bool graceful_stop = true;    ///< false: signals are not handled, and stop() is called on all ranks at the same step
+  std::int64_t log_every = 50;  ///< steps per row of metrics; the last row of an epoch may cover fewer
+  bool progress = true;         ///< show a progress line on stderr
+  std::string log_dir = {};     ///< where TensorBoard curves and log.jsonl go; empty: neither is written
 
   std::function<void(const TrainerState&)> on_step = nullptr;
   std::function<void(const TrainerState&)> on_epoch = nullptr;
 
-  /// How the ranks divide the training. Its group is the trainer's; null: the default group, and if there is none, this
-  /// process trains alone. Strategies that divide the model (all but DataParallel and Zero1) save sharded checkpoints.
+  /// How the ranks divide the training. The trainer uses the strategy's group. Null: the default group, or, without
+  /// one, this process trains alone. Strategies that divide the model (all but DataParallel and Zero1) save sharded
+  /// checkpoints.
   Strategy strategy = strategy::DataParallel{};
 };
 
@@ -163,10 +169,10 @@ struct TrainerBatch {
   std::function<torch::Tensor(const torch::Tensor& output, const torch::Tensor& target, Metrics&)> criterion;
   std::function<std::vector<torch::Tensor>()> tensors;
   double samples = 1;
-  bool is_last = false;  ///< of the pass
+  bool is_last = false;  ///< the last batch of the pass
 };
 
-/// A model of any class, as the trainer uses it.
+/// A model of any class, type-erased for the trainer.
 struct TrainerModel {
   TrainerModel(std::shared_ptr<torch::nn::Module> given) : module(std::move(given)) {}  // NOLINT: converts on purpose
   template <class Module>
@@ -182,17 +188,17 @@ struct TrainerModel {
     return model;
   }
   std::shared_ptr<torch::nn::Module> module;
-  std::function<torch::Tensor(torch::Tensor)> forward;  ///< null: it is not known, or not of one tensor
+  std::function<torch::Tensor(torch::Tensor)> forward;  ///< null: unknown, or it does not take one tensor
 };
 
-/// Data and loss of any types, as the trainer uses them.
+/// Data and loss of any types, type-erased for the trainer.
 struct TrainerData {
   std::function<void(std::size_t epoch)> set_epoch;
-  std::function<std::size_t()> batches;  ///< of the pass that comes next; 0: not known
-  /// A pass without its first `skip` batches, until `each` returns false. Without `look_ahead` no batch need be known
-  /// as the last.
+  std::function<std::size_t()> batches;  ///< of the next pass; 0: unknown
+  /// One pass without its first `skip` batches, until `each` returns false. Without `look_ahead`, is_last may stay
+  /// false for the last batch.
   std::function<void(std::size_t skip, bool look_ahead, const std::function<bool(const TrainerBatch&)>& each)> pass;
-  std::function<std::string()> cursor;  ///< null: it has none, and the trainer counts batches
+  std::function<std::string()> cursor;  ///< null: the data has no cursor, and the trainer counts batches
   std::function<void(const std::string&)> load_cursor;
   bool has_criterion = false;
 };
@@ -213,7 +219,7 @@ concept HasCursor = requires(Data& data, std::size_t epoch, const std::string& t
   { data.batches() } -> std::convertible_to<std::size_t>;
 };
 
-/// The samples of a batch: the first dimension of its data, or of its first tensor.
+/// Number of samples in a batch: the first dimension of its data, or of its first tensor.
 template <class Batch>
 double samples_of(const Batch& batch) {
   if constexpr (requires { batch.data.size(0); }) {
@@ -301,7 +307,7 @@ TrainerData trainer_data(Data& data, Loss& loss) {
           ++next;
           continue;
         }
-        if constexpr (!std::forward_iterator<decltype(next)>) batch = with_own_tensors(batch);  // ++ may fill them anew
+        if constexpr (!std::forward_iterator<decltype(next)>) batch = with_own_tensors(batch);  // ++ may overwrite them
         ++next;
         if (!each(trainer_batch(batch, loss, !(next != end)))) break;
       }
@@ -312,8 +318,8 @@ TrainerData trainer_data(Data& data, Loss& loss) {
 
 }  // namespace detail
 
-/// A loader of torch::data and the sampler that it was made with: data of a training that goes on in the middle of an
-/// epoch. Both must outlive it.
+/// A torch::data loader together with its sampler, so that training can resume in the middle of an epoch. The loader
+/// must outlive this object.
 template <class Loader>
 class SampledData {
  public:
@@ -340,9 +346,9 @@ SampledData<Loader> sampled(Loader& loader, DistributedSampler sampler) {
 
 class Trainer {
  public:
-  /// Collective over all ranks of the strategy, which get rank 0's parameters and buffers. The optimizer must outlive
-  /// the trainer, and has the model's parameters. Throws InvalidArgument, before anything is changed, for a model or an
-  /// optimizer that the strategy cannot train.
+  /// Collective over all ranks of the strategy; copies rank 0's parameters and buffers to all of them. The optimizer
+  /// holds the model's parameters and must outlive the trainer. Throws InvalidArgument, before anything is changed, for
+  /// a model or an optimizer that the strategy cannot train.
   template <std::derived_from<torch::nn::Module> Module>
   Trainer(const std::shared_ptr<Module>& model, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
       : Trainer(detail::TrainerModel::of(model), optimizer, std::move(options)) {}
@@ -353,16 +359,17 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// More for the checkpoints: whatever Checkpoint::add takes. Before fit(); nothing happens where there are no
-  /// checkpoints.
+  /// Adds program state to the checkpoints: everything that Checkpoint::add takes. Call it before fit(). Without
+  /// checkpoints it does nothing.
   template <class... Things>
   Trainer& add(const std::string& name, Things&&... things) {
     if (Checkpoint* kept = checkpoint()) kept->add(name, std::forward<Things>(things)...);
     return *this;
   }
 
-  /// A GradScaler for float16: scales the loss, leaves out steps with gradients that are not finite (they count as
-  /// steps), and is saved in checkpoints as "scaler". Before fit(); must outlive the trainer.
+  /// A GradScaler for float16. The trainer scales the loss, skips steps with non-finite gradients (they count as
+  /// steps), and saves the scaler in checkpoints as "scaler". Call it before fit(); the scaler must outlive the
+  /// trainer.
   template <class Scaler>
   Trainer& use(Scaler& scaler) {
     set_scaler({[&scaler](const torch::Tensor& loss) { return scaler.scale(loss); },
@@ -374,9 +381,10 @@ class Trainer {
         [&scaler](const std::string& text) { scaler.load_state_dict(text); });
   }
 
-  /// Trains to the end that the options say. `loss(batch, metrics)` or `loss(batch)`: a tensor of one element, the mean
-  /// over the batch; or a criterion() (strategy.h). Further metrics are named as the program likes, "loss" and
-  /// "grad_norm" are the trainer's. Once it has ended by stop(), max_steps or a signal, another call goes on.
+  /// Trains until the end given by the options. The loss is a function `loss(batch, metrics)` or `loss(batch)` that
+  /// returns a tensor of one element, the mean over the batch; or a criterion() (strategy.h). The program may add
+  /// metrics of any name but "loss" and "grad_norm", which belong to the trainer. After stop(), max_steps or a signal
+  /// another call continues.
   template <class Data, class Loss>
   const TrainerState& fit(Data&& train, Loss&& loss, const SourceLocation& where = SourceLocation::current()) {
     return run(detail::trainer_data(train, loss), nullptr, where);
@@ -388,19 +396,19 @@ class Trainer {
     return run(detail::trainer_data(train, loss), &judged, where);
   }
 
-  /// The metrics of all batches of all ranks.
+  /// Metrics over all batches of all ranks.
   template <class Data, class Loss>
   MetricRow evaluate(Data&& data, Loss&& loss, const SourceLocation& where = SourceLocation::current()) {
     return judge(detail::trainer_data(data, loss), where);
   }
 
-  /// Asks fit() to end after this step: on any rank, from a hook.
+  /// Makes fit() end after the current step. Call it from a hook, on any rank.
   void stop() noexcept;
 
   const TrainerState& state() const noexcept;
-  Checkpoint* checkpoint() noexcept;  ///< null: there are none
-  detail::DdpBase* ddp() noexcept;    ///< null: this process trains alone, or the strategy has none
-  /// The model as the strategy holds it, with the names that checkpoints have: for save_weights, full_parameters,
+  Checkpoint* checkpoint() noexcept;  ///< null without checkpoints
+  detail::DdpBase* ddp() noexcept;    ///< null if this process trains alone, or the strategy does not use it
+  /// The model as the strategy holds it, with the names used in checkpoints: for save_weights, full_parameters,
   /// fully_sharded_summary.
   torch::nn::Module& module() noexcept;
   int rank() const noexcept;   ///< 0 without a group
