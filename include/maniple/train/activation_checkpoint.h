@@ -1,5 +1,5 @@
-// Activation checkpointing: a part of the forward keeps its inputs only, and is computed again in backward. Less
-// memory, for about a third more time. (What saves a training run to disk is in checkpoint.h.)
+// Activation checkpointing: a part of forward keeps only its inputs and is computed again in backward. It saves memory
+// for about a third more compute time. (checkpoint.h saves training runs to disk.)
 //
 //   torch::Tensor forward(torch::Tensor x) {
 //     // a module: calls its forward
@@ -8,32 +8,30 @@
 //     return y;
 //   }
 //
-// What is called      a module (a TORCH_MODULE holder or std::shared_ptr) or any function that can be copied. It is
-//                     called twice, so what it captures by reference must live until backward, and it must do the same
-//                     both times.
-// Arguments, results  Tensors are kept for backward, other arguments are copied. It returns a tensor, a std::vector,
-// std::pair or
-//                     std::tuple of tensors.
-// Gradients           are those of the function without checkpointing, for its arguments, for every parameter that it
-//                     uses and for whatever else it captures: all of it is found in the graph of the first call. No
-//                     list of parameters is needed.
-// Randomness          The state of the random generators (the CPU's and those of the arguments' GPUs) is that of the
-//                     first call, so dropout drops the same elements.
-// Autocast            is on or off, and of the dtype, as in the first call. Casts of weights are not cached inside.
-// With DDP            Gradients leave through the graph that forward made, so each parameter's hook runs once in a
-//                     backward, in its place: buckets, overlap, find_unused_parameters and static_graph work as ever.
-//                     Nothing has to be delayed.
-// Nests               A function that is checkpointed may use checkpoint itself.
-// Side effects        happen twice: running statistics of batch norm are updated twice, as in PyTorch. (Those of the
-//                     first call are in both; a momentum that is half as large makes up for it.)
+// Function            A module (a TORCH_MODULE holder or std::shared_ptr) or any copyable function. It is called twice,
+//                     so objects captured by reference must live until backward, and both calls must compute the same.
+// Arguments, results  Tensor arguments are kept for backward, other arguments are copied. The function returns a
+//                     tensor, or a std::vector, std::pair or std::tuple of tensors.
+// Gradients           Equal to those without checkpointing, for arguments, for all parameters in use, and for other
+//                     captured tensors. They are found in the graph of the first call, so no list of parameters is
+//                     needed.
+// Randomness          The second call restores the state of the random generators (of the CPU, and of the arguments'
+//                     GPUs) from the first, so dropout drops the same elements.
+// Autocast            The second call uses the setting and dtype of the first. Casts of weights are not cached inside.
+// With DDP            Gradients flow through the graph made by forward, so the hook of each parameter runs once per
+//                     backward, at its usual time. Buckets, overlap, find_unused_parameters and static_graph work as
+//                     usual, and no parameter must be delayed.
+// Nesting             A checkpointed function may call checkpoint.
+// Side effects        Happen twice: batch norm updates its running statistics twice, as in PyTorch. (The statistics of
+//                     the first call enter twice; half the momentum compensates for it.)
 //
-// Without grad mode, or if nothing requires a gradient, the function is just called. backward twice with retain_graph
-// computes twice; without it the second is LibTorch's error. backward with create_graph is refused. An argument that
-// was changed in place since is LibTorch's error as well.
+// Without grad mode, or if nothing requires a gradient, the function is simply called. A second backward with
+// retain_graph computes the function again; without retain_graph LibTorch throws, as it does for an argument changed in
+// place since forward. backward with create_graph is rejected.
 //
-// What it costs. A part holds nothing but its inputs between forward and its backward; while it is computed, in forward
-// and in backward, it holds all that it holds without checkpointing. So n parts of equal size keep n inputs and the
-// activations of one part: about sqrt(number of layers) parts use the least memory.
+// Cost. Between forward and backward a part keeps only its inputs; while it runs, in forward and in backward, it needs
+// as much memory as without checkpointing. Thus n parts of equal size keep n inputs and the activations of one part.
+// About sqrt(number of layers) parts use the least memory.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +48,8 @@
 namespace MANIPLE_API maniple {
 
 struct ActivationCheckpointOptions {
-  /// Off: for functions without random numbers; saves some microseconds a call. Needed while a CUDA graph is captured.
+  /// Off: for functions without random numbers; saves some microseconds per call. Must be off during CUDA graph
+  /// capture.
   bool preserve_random_state = true;
 };
 
@@ -58,11 +57,11 @@ namespace detail {
 
 using TensorFunction = std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)>;
 
-/// What checkpoint does, for lists of tensors.
+/// checkpoint() for lists of tensors.
 std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std::vector<torch::Tensor>& inputs,
                                               const ActivationCheckpointOptions& options);
 
-/// What a checkpointed function returns, as a list of tensors and back.
+/// Converts the result of a checkpointed function to a list of tensors and back.
 template <class Result>
 struct TensorResult {
   static_assert(sizeof(Result) == 0,
@@ -94,7 +93,7 @@ struct TensorResult<std::tuple<Tensors...>> : TensorTuple<std::tuple<Tensors...>
 template <>
 struct TensorResult<std::pair<torch::Tensor, torch::Tensor>> : TensorTuple<std::pair<torch::Tensor, torch::Tensor>> {};
 
-/// A function, or the forward of a module behind a pointer.
+/// Calls a function, or the forward of a module behind a pointer.
 template <class Function, class... Arguments>
 decltype(auto) call_or_forward(Function& function, Arguments&... arguments) {
   if constexpr (std::is_invocable_v<Function&, Arguments&...>) {
@@ -106,7 +105,7 @@ decltype(auto) call_or_forward(Function& function, Arguments&... arguments) {
 
 }  // namespace detail
 
-/// See above. Throws, in backward, InvalidArgument if the function did something else the second time.
+/// See above. If the function behaves differently in the second call, backward throws InvalidArgument.
 template <class Function, class... Arguments>
 auto checkpoint(const ActivationCheckpointOptions& options, Function function, Arguments... arguments) {
   using Result = std::decay_t<decltype(detail::call_or_forward(function, arguments...))>;
@@ -141,8 +140,8 @@ auto checkpoint(Function function, Arguments... arguments) {
   return checkpoint(ActivationCheckpointOptions{}, std::move(function), std::move(arguments)...);
 }
 
-/// Runs a sequence of modules in `segments` parts of equally many modules; all but the last are checkpointed (its
-/// activations are needed first). Throws InvalidArgument unless there are at least as many modules as segments.
+/// Runs the modules in `segments` parts with equal numbers of modules. All parts but the last are checkpointed;
+/// backward needs the last one's activations first. Throws InvalidArgument if there are fewer modules than segments.
 torch::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, std::int64_t segments, torch::Tensor input,
                                     const ActivationCheckpointOptions& options = {});
 

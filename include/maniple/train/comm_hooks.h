@@ -1,19 +1,19 @@
-// What travels when gradients are averaged: the extension point of DistributedDataParallel, and the hooks that come
-// with it.
+// Communication hooks of DistributedDataParallel: they replace the plain average of gradients, for example to compress
+// them.
 //
-//   ddp.register_comm_hook(maniple::fp16_compress_hook());              // one that is there
-//   ddp.register_comm_hook(maniple::comm_hook_named("bf16"));           // the same by its name in comm_hooks()
-//   ddp.register_comm_hook([](GradBucket& bucket, CommContext& comm) {  // one of your own
+//   ddp.register_comm_hook(maniple::fp16_compress_hook());              // a predefined hook
+//   ddp.register_comm_hook(maniple::comm_hook_named("bf16"));           // by its name in comm_hooks()
+//   ddp.register_comm_hook([](GradBucket& bucket, CommContext& comm) {  // a hook of your own
 //     bucket.buffer().clamp_(-1, 1);
 //     return comm.all_reduce(bucket.buffer(), ReduceOp::avg);
 //   });
 //
-// A hook is called once for each bucket of a synchronised backward, on every rank in the same order, in the thread that
-// runs backward. It has to see to it that, once the Work it returns is done, the bucket's buffer holds what the
-// optimizer shall see as the gradient, the same on all ranks: normally the average over ranks. (Where ranks are
-// weighted, the buffer has been multiplied before, such that the plain average is the weighted one.)
+// A hook is called once per bucket of a synchronised backward, in the thread that runs backward, and in the same order
+// on every rank. When the Work that it returns is done, the bucket's buffer must hold the gradient for the optimizer,
+// the same on all ranks: normally the average over ranks. (With weighted ranks the buffer is multiplied before the hook
+// runs, so that the plain average becomes the weighted one.)
 //
-// A hook calls the same collectives on all ranks. What it throws, backward() throws.
+// A hook calls the same collectives on all ranks. Exceptions from a hook are thrown by backward().
 #pragma once
 
 #include <functional>
@@ -33,16 +33,16 @@ namespace MANIPLE_API maniple {
 /// A bucket whose gradients are complete on this rank.
 class GradBucket {
  public:
-  /// All gradients one after the other: one-dimensional, contiguous. Between two parameters there may be up to 63 bytes
-  /// of zeros. In place changes are what the optimizer sees.
+  /// All gradients, one after the other: one-dimensional and contiguous, with up to 63 bytes of zeros between two
+  /// parameters. The optimizer sees in-place changes of the buffer.
   const torch::Tensor& buffer() const noexcept { return buffer_; }
-  /// 0 is the bucket whose gradients are ready first in backward.
+  /// Buckets are numbered in the order in which their gradients become ready in backward, from 0.
   int index() const noexcept { return index_; }
   bool is_last() const noexcept { return is_last_; }
-  /// The parameters in the order of the buffer, and views of the buffer in their shapes.
+  /// The parameters in buffer order; gradients() are views of the buffer in their shapes.
   const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
   const std::vector<torch::Tensor>& gradients() const noexcept { return gradients_; }
-  /// The parameters' names in the module, "fc1.weight": by them a hook keeps what it remembers from step to step.
+  /// Names of the parameters in the module ("fc1.weight"). Use them as keys for state kept across steps.
   const std::vector<std::string>& names() const noexcept { return names_; }
 
   // internal
@@ -64,18 +64,18 @@ class GradBucket {
   std::vector<std::string> names_;
 };
 
-/// What a hook communicates with: the group, and operations that run now or in the group's own thread, as the option
-/// `overlap` says. A Work that they return may be invalid, which means done.
+/// Communication for a hook: the group, and operations that run at once or in the group's thread, according to the
+/// option `overlap`. An invalid Work returned by them counts as done.
 class CommContext {
  public:
   CommContext(std::shared_ptr<ProcessGroup> group, bool async) : group_(std::move(group)), async_(async) {}
   const std::shared_ptr<ProcessGroup>& group() const noexcept { return group_; }
-  bool async() const noexcept { return async_; }  ///< whether the hook should return before the communication is done
+  bool async() const noexcept { return async_; }  ///< whether the hook should return before communication has finished
 
-  /// In place; the tensor is kept alive until it is done.
+  /// In place; keeps the tensor alive until the operation is done.
   Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::avg) const;
 
-  /// Runs `next` once `work` is done: at once if it is, otherwise in the group's thread.
+  /// Runs `next` when `work` is done: immediately if it is done already, otherwise in the group's thread.
   Work then(const Work& work, std::function<void()> next) const;
 
  private:
@@ -85,34 +85,34 @@ class CommContext {
 
 using CommHook = std::function<Work(GradBucket& bucket, CommContext& comm)>;
 
-/// The average as it is: what DistributedDataParallel does without a hook.
+/// The plain average, as without a hook.
 CommHook allreduce_hook();
 
-/// float32 and float64 gradients travel as float16 (range 6e-8 .. 65504: large gradients overflow to infinity) or as
-/// bfloat16 (range of float32, 8 bits of precision). Half the bytes or less; each rank's gradient is rounded once
-/// before and the average, which is taken in float32, once after. Pays off between hosts; in shared memory the
+/// Sends float32 and float64 gradients as float16 (range 6e-8 .. 65504: large gradients overflow to infinity) or as
+/// bfloat16 (range of float32, 8 bits of precision). Half the bytes or less. Each rank's gradient is rounded once
+/// before averaging; the average is taken in float32 and rounded once. Useful between hosts; in shared memory the
 /// conversion costs more than it saves.
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// The hooks that have a name: "all_reduce", "fp16", "bf16", "int8", "powerSGD" (the last two with their default
-/// options; see int8_hook.h and power_sgd.h). A new one is one file and one line in this table.
+/// The named hooks: "all_reduce", "fp16", "bf16", "int8", "powerSGD". int8 and powerSGD use their default options; see
+/// int8_hook.h and power_sgd.h.
 struct NamedCommHook {
   const char* name;
   const char* summary;
   CommHook (*make)();
 };
 std::span<const NamedCommHook> comm_hooks() noexcept;
-CommHook comm_hook_named(std::string_view name);  ///< throws InvalidArgument, listing the names
+CommHook comm_hook_named(std::string_view name);  ///< throws InvalidArgument, which lists the names
 
-/// What this rank has sent to others by a hook, against what the plain average of the same gradients sends: an
-/// all_reduce of B bytes over n ranks costs each of them 2 (n-1)/n B. (Ranks of one host exchange the same bytes in
-/// shared memory.)
+/// Bytes that this rank has sent through a hook, compared with a plain average of the same gradients. An all_reduce of
+/// B bytes over n ranks costs each rank 2 (n-1)/n B. (Ranks of one host exchange the same number of bytes in shared
+/// memory.)
 struct HookTraffic {
   std::uint64_t sent_bytes = 0;
   std::uint64_t plain_bytes = 0;
 
-  /// 4 means: a quarter of the bytes. 1 where nothing was sent.
+  /// 4 means a quarter of the bytes; 1 if nothing was sent.
   double compression_rate() const noexcept {
     return sent_bytes == 0 ? 1 : static_cast<double>(plain_bytes) / static_cast<double>(sent_bytes);
   }

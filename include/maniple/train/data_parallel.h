@@ -1,5 +1,5 @@
-// One process, several devices: a batch is cut into parts, each part goes through a replica of the module on a device
-// of its own, and the outputs are concatenated. To the program it is one module on one batch.
+// Data parallelism in one process: a batch is cut into parts, each part runs through a replica of the module on its own
+// device, and the outputs are concatenated. To the program it is one module on one batch.
 //
 //   auto net = std::make_shared<Net>();                                  // or a TORCH_MODULE holder, or Sequential
 //   maniple::DataParallel dp(net, {.devices = {torch::kCPU, torch::kCPU}});
@@ -12,49 +12,49 @@
 //   }
 //
 // A device may be named several times: {cpu, cpu} uses two cores, with a thread and an autograd graph for each replica.
-// With several processes (DistributedDataParallel) no outputs are gathered and nothing waits in one thread, so that
-// scales further; this needs no launcher and no change of the program.
+// Several processes (DistributedDataParallel) gather no outputs and have no thread that all wait for, so they scale
+// further; DataParallel needs no launcher and no change of the program.
 //
-// It is a torch::nn::Module itself, with the wrapped one as its child "module" (see module_wrapper.h): pass it wherever
-// a module is expected. `dp.module()` is the wrapped module, for its other members.
+// `dp` is a torch::nn::Module whose child "module" is the wrapped module (see module_wrapper.h). Pass it wherever a
+// module is expected. `dp.module()` returns the wrapped module.
 //
-// What happens in forward.
-//   Scatter  Every tensor among the arguments is cut along `dim` as torch::chunk does it: 5 rows on 4 devices are 2, 2
-//            and 1, so three devices work; a batch of one row, or of none, goes through the module itself. Tensors may
-//            be arguments of their own or in tuples, pairs, arrays, vectors, maps and optionals. Whatever else there is
-//            (numbers, strings, undefined tensors, structs of your own) goes to every replica as it is.
-//   Replicas They are made once. Those on the module's device share its parameters, so an optimizer's step reaches them
-//            by itself; on other devices they are refreshed. train(), eval(), to(dtype) and requires_grad_() of the
-//            module reach them at the next forward, and so do its buffers. Plain members do not: they are what they
-//            were when the DataParallel was made.
-//   Apply    Each replica's forward runs in its own lasting thread, with the caller's grad mode, inference mode and
+// Forward:
+//   Scatter  Every tensor argument is cut along `dim`, as by torch::chunk: 5 rows on 4 devices become 2, 2 and 1, so
+//            three devices work. A batch of one row, or of none, runs through the module itself. Tensors may be
+//            arguments of their own or inside tuples, pairs, arrays, vectors, maps and optionals. Everything else
+//            (numbers, strings, undefined tensors, your own structs) is passed to every replica unchanged.
+//   Replicas Made once. Replicas on the module's device share its parameters, so they see an optimizer's step at once;
+//            replicas on other devices are refreshed. Changes by train(), eval(), to(dtype) and requires_grad_(), and
+//            of buffers, reach the replicas at the next forward. Plain members do not: they keep their values from the
+//            time when the DataParallel was made.
+//   Apply    Each replica's forward runs in its own permanent thread, with the caller's grad mode, inference mode and
 //            autocast, and with its share of the caller's intra-op threads.
-//   Gather   The tensors of the results are concatenated along `dim` on `output_device`. A result without dimensions
-//            becomes an element of a vector with one element for each replica, as in PyTorch: a module that returns its
-//            loss gives you a vector of losses; take the mean. (It is the mean of means: with uneven parts not the same
-//            as that over all rows.)
+//   Gather   Result tensors are concatenated along `dim` on `output_device`. A result without dimensions becomes an
+//            element of a vector with one element per replica, as in PyTorch: a module that returns its loss gives you
+//            a vector of losses; take the mean. (It is a mean of means: with parts of different sizes it differs from
+//            the mean over all rows.)
 //
-// In backward each replica's graph is walked in its own thread; the gradients are added in the order of replicas and
-// reach the module's parameters (and arguments that require a gradient) through autograd, as from any other operation:
-// they add up over several backwards, hooks see them once, an optimizer finds them in `grad`. They are those of the
-// module on the whole batch, as long as a row's output depends on that row alone. Batch norm's does not: each replica
-// normalises its own part, and the running statistics that stay are those of the first, as in PyTorch.
+// Backward. Each replica's graph is traversed in its own thread. Gradients are summed in replica order and reach the
+// module's parameters (and arguments that require a gradient) through autograd, as from any other operation: they
+// accumulate over several backwards, hooks run once, and an optimizer finds them in `grad`. They equal the gradients of
+// the module on the whole batch if a row's output depends on that row alone. Batch norm's output does not: each replica
+// normalises its own part, and the first replica's running statistics are kept, as in PyTorch.
 //
-// The module is cloned, so it must be a torch::nn::Cloneable (Sequential and all modules of LibTorch are) with what it
-// registers made in reset(); or give a factory that makes another:
+// Copies. The module is cloned, so it must be a torch::nn::Cloneable (Sequential and all modules of LibTorch are) that
+// registers everything in reset(). Otherwise pass a factory:
 //
 //   maniple::DataParallel dp(net, {.devices = devices}, [] { return std::make_shared<Net>(); });
 //
-// Errors. InvalidArgument for what can never work: no devices, a device that is not there, a module that is elsewhere
-// or cannot be copied, arguments with different numbers of rows. What a replica throws becomes a ReplicaError with the
-// replica's number and device, once all replicas have ended; nothing is left behind, and the next forward is fine.
-// Unsupported for backward with create_graph, and for modules with synchronised batch norm.
+// Errors. Calls that can never work throw InvalidArgument: no devices, a missing device, a module on another device or
+// one that cannot be copied, arguments with different numbers of rows. An exception in a replica becomes a ReplicaError
+// with the replica's number and device, thrown after all replicas have ended; the next forward works normally. Backward
+// with create_graph, and modules with synchronised batch norm, throw Unsupported.
 //
-// Random numbers: all replicas draw from LibTorch's one generator, in no fixed order. So a module with
-// dropout gives other masks in each run, whatever the seed.
+// Random numbers. All replicas draw from LibTorch's single generator, in no fixed order. A module with dropout
+// therefore uses different masks in each run, whatever the seed.
 //
-// Threads: one forward or backward at a time; others wait. Destroying it ends its threads; graphs that are still held
-// can be walked nevertheless.
+// Threads: one forward or backward at a time; other callers wait. The destructor ends the replicas' threads; graphs
+// that still exist can be traversed afterwards.
 #pragma once
 
 #include <cstdint>
@@ -77,21 +77,21 @@
 namespace MANIPLE_API maniple {
 
 struct DataParallelOptions {
-  /// One replica for each; the module must be on the first. A device may appear more than once.
+  /// One replica per entry; the module must be on the first device. A device may appear more than once.
   std::vector<torch::Device> devices = {};
-  /// Where the results are concatenated; default: the first device.
+  /// Where results are concatenated; default: the first device.
   std::optional<torch::Device> output_device = {};
-  /// The dimension of the batch, in arguments and results.
+  /// The batch dimension, in arguments and results.
   std::int64_t dim = 0;
-  /// Intra-op threads of each replica on the CPU. 0: the caller's number divided by the number of such replicas.
+  /// Intra-op threads of each CPU replica. 0: the caller's number divided by the number of CPU replicas.
   int threads = 0;
-  /// Replicas on the module's own device use its parameters where they are. Off: each but the first has its own copy,
-  /// refreshed in every forward; worth trying on a machine with several memory nodes.
+  /// Replicas on the module's device use its parameters directly. Off: each replica but the first has its own copy,
+  /// refreshed in every forward; worth trying on a machine with several NUMA nodes.
   bool share_parameters = true;
 };
 
-/// What a replica threw, in forward or backward. The exception itself is nested in it (std::rethrow_if_nested). Its
-/// kind is that of the exception if that is an Error, otherwise `aborted`.
+/// An exception from a replica, in forward or backward. The original is nested in it (std::rethrow_if_nested). The kind
+/// is the original's if it is an Error, otherwise `aborted`.
 class ReplicaError : public Error {
  public:
   ReplicaError(ErrorKind kind, const std::string& text, std::size_t replica, torch::Device device)
@@ -106,7 +106,7 @@ class ReplicaError : public Error {
 
 namespace detail {
 
-/// What DataParallel does, for any module.
+/// The part of DataParallel that does not depend on the module's class.
 class DataParallelBase : public ModuleWrapper {
  public:
   using Factory = std::function<std::shared_ptr<torch::nn::Module>()>;  ///< null: the module is cloned
@@ -116,12 +116,12 @@ class DataParallelBase : public ModuleWrapper {
   DataParallelBase(DataParallelBase&&) noexcept;
   DataParallelBase& operator=(DataParallelBase&&) noexcept;
 
-  /// With the devices as they were understood: `cuda` has become `cuda:0`.
+  /// With normalized devices: `cuda` has become `cuda:0`.
   const DataParallelOptions& options() const noexcept;
 
  protected:
   using Tensors = std::vector<torch::Tensor>;
-  /// Runs a replica on its part of the tensors; the results' tensors.
+  /// Runs a replica on its part of the tensors, and returns its result tensors.
   using Call = std::function<Tensors(torch::nn::Module& replica, std::size_t index, const Tensors& inputs)>;
   Tensors run(const Tensors& inputs, const Call& call) const;
 
@@ -130,7 +130,7 @@ class DataParallelBase : public ModuleWrapper {
   std::shared_ptr<State> state_;
 };
 
-// Where clone() was written: torch::nn::Module's own only throws.
+// The class that defines clone(); torch::nn::Module's own clone() only throws.
 template <class Class, class Device>
 std::type_identity<Class> class_of(std::shared_ptr<torch::nn::Module> (Class::*)(Device) const);
 template <class Module>
@@ -138,7 +138,7 @@ constexpr bool kCloneable = !std::is_same_v<typename decltype(class_of(&Module::
 
 }  // namespace detail
 
-/// `Net` is a module class or a holder made with TORCH_MODULE; `maniple::DataParallel dp(net, options)` finds it out.
+/// `Net` is a module class or a holder made with TORCH_MODULE; `maniple::DataParallel dp(net, options)` deduces it.
 template <class Net>
 class DataParallel : public detail::DataParallelBase {
  public:
@@ -155,8 +155,8 @@ class DataParallel : public detail::DataParallelBase {
   DataParallel(const torch::nn::ModuleHolder<Module>& holder, DataParallelOptions options)
       : DataParallel(holder.ptr(), std::move(options)) {}
 
-  /// `make` is called once for each device and returns a std::shared_ptr<Module>, or a holder, with the same parameters
-  /// and buffers in the same order. Their values do not matter.
+  /// `make` is called once per device and returns a std::shared_ptr<Module>, or a holder, with the same parameters and
+  /// buffers in the same order. Their values do not matter.
   template <class Make>
     requires std::is_invocable_v<Make>
   DataParallel(std::shared_ptr<Module> module, DataParallelOptions options, Make make)
@@ -166,7 +166,7 @@ class DataParallel : public detail::DataParallelBase {
   DataParallel(const torch::nn::ModuleHolder<Module>& holder, DataParallelOptions options, Make make)
       : DataParallel(holder.ptr(), std::move(options), std::move(make)) {}
 
-  /// The module's forward, in parallel; see above. Results: a tensor, or tuples, vectors, maps ... of tensors.
+  /// Runs the module's forward in parallel; see above. Results: a tensor, or tuples, vectors, maps ... of tensors.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) const {
     using Given = std::tuple<std::decay_t<Arguments>...>;
@@ -193,7 +193,7 @@ class DataParallel : public detail::DataParallelBase {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  /// Itself, so that it is used as a holder is: dp->forward(x), dp->train(), dp->parameters().
+  /// Returns itself, so that it works like a holder: dp->forward(x), dp->train(), dp->parameters().
   const DataParallel* operator->() const noexcept { return this; }
   DataParallel* operator->() noexcept { return this; }
   const std::shared_ptr<Module>& module() const noexcept { return module_; }  ///< the wrapped module

@@ -103,8 +103,8 @@ struct DdpStatistics {
 
 /// When backward averages its buckets.
 enum class Overlap : std::uint8_t {
-  /// Several hosts: `thread`. One host: `thread` if there are at least 2 MiB of gradients and enough cores without a
-  /// computing rank (at least two physical cores for each computing thread); otherwise `none`.
+  /// Several hosts, or gradients on a GPU: `thread`. One host: `thread` if there are at least 2 MiB of gradients and
+  /// spare cores (at least two physical cores for each computing thread of the ranks); otherwise `none`.
   automatic,
   /// At the end of backward, one bucket after the other, so ranks wait for each other once. Within a host there is
   /// little latency to hide.

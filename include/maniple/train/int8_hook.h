@@ -1,27 +1,28 @@
-// Gradients that travel as 8-bit integers.
+// A communication hook that sends gradients as 8-bit integers.
 //
 //   auto state = std::make_shared<maniple::Int8State>();
 //   ddp.register_comm_hook(maniple::int8_quantize_hook(state));
 //
-// A bucket is cut into blocks of `block_size` numbers. A block travels as one float32, its *scale*, which is the
-// largest magnitude in it divided by 127, and a byte for each number: x becomes round(x / scale). Bytes cannot be added
-// without overflow, so the average is made of two exchanges. Each rank owns a part of the blocks: it receives that part
-// from all (all_to_all), adds the numbers up in float32 in the order of ranks, divides, quantizes the average anew, and
-// all collect the averages of all parts (all_gather). Every rank decodes the same bytes, so all have the same bits.
+// A bucket is cut into blocks of `block_size` numbers. A block is sent as one float32, its *scale* (the block's largest
+// magnitude divided by 127), and one byte per number: x becomes round(x / scale). Bytes cannot be summed without
+// overflow, so averaging takes two exchanges. Each rank owns some of the blocks. It receives these blocks from all
+// ranks (all_to_all), sums them in float32 in rank order, divides, and quantizes the average. Then all ranks collect
+// the averages (all_gather). Every rank decodes the same bytes, so the results are bit for bit equal.
 //
-// Bytes: (1 + 4 / block_size) for each number and exchange, against 4 for float32: a quarter. Both exchanges run in
-// backward's thread, whatever `overlap` says. It pays between hosts; within a host the arithmetic costs more than it
-// saves.
+// Bytes. Each exchange moves (1 + 4 / block_size) bytes per number instead of 4 for float32: a quarter. Both exchanges
+// run in the thread of backward, whatever `overlap` is set to. Useful between hosts; within a host the arithmetic costs
+// more than it saves.
 //
-// Error: for each number at most (mean over ranks of the block's largest magnitude + the largest magnitude of the
-// block's average) / 254. With error feedback what was left out is added to the next gradient, so that it does not add
-// up over steps.
+// Error. Per number at most (mean over ranks of the block's largest magnitude + the largest magnitude of the block's
+// average) / 254. With error feedback, the error is added to the next gradient, so that it does not accumulate over
+// steps.
 //
-// NaN and infinity: a block that holds one on any rank is NaN, wholly, on all ranks, so an overflow is seen and not
-// hidden; its error is set to zero. Blocks whose magnitudes are all below 1.5e-36 count as zeros.
+// NaN and infinity. If a block contains one on any rank, the whole block becomes NaN on all ranks, so overflows stay
+// visible, and its stored error is set to zero. Blocks with all magnitudes below 1.5e-36 count as zeros.
 //
-// float64 gradients are rounded to float32 first (those beyond its range count as infinite); float16 and bfloat16 are
-// quantized from float32. Complex ones are averaged as they are. With one rank the gradient is quantized all the same.
+// Dtypes. float64 gradients are first rounded to float32 (values beyond its range count as infinite). float16 and
+// bfloat16 are quantized from float32. Complex gradients are averaged without compression. A single rank quantizes its
+// gradient, too.
 #pragma once
 
 #include <cstdint>
@@ -38,20 +39,20 @@
 namespace MANIPLE_API maniple {
 
 struct Int8Options {
-  /// Numbers that share a scale. Smaller: more exact, more bytes. At least 1.
+  /// Numbers that share a scale; at least 1. Smaller blocks are more exact and send more bytes.
   std::int64_t block_size = 256;
   bool use_error_feedback = false;
 };
 
 class Int8State {
  public:
-  explicit Int8State(Int8Options options = {});  ///< throws InvalidArgument naming the option
+  explicit Int8State(Int8Options options = {});  ///< throws InvalidArgument, which names the option
   ~Int8State();
 
   const Int8Options& options() const noexcept;
   HookTraffic traffic() const noexcept;
 
-  /// As those of PowerSGDState: only errors are remembered, "error/fc1.weight".
+  /// As in PowerSGDState, but only errors are stored: "error/fc1.weight".
   void average_errors(ProcessGroup& group);
   std::map<std::string, torch::Tensor> state_dict() const;
   void load_state_dict(const std::map<std::string, torch::Tensor>& state);

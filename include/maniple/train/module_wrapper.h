@@ -1,8 +1,8 @@
-// What DistributedDataParallel and DataParallel have in common: each is a torch::nn::Module with one child, the module
-// that it wraps, registered as "module".
+// The common base of DistributedDataParallel and DataParallel: a torch::nn::Module whose only child, registered as
+// "module", is the wrapped module.
 //
-// So parameters() are those of the wrapped module; named_parameters() and state in archives have names such as
-// "module.fc1.weight", as in PyTorch; train(), eval(), zero_grad(), torch::save and torch::load reach the wrapped
+// parameters() returns the wrapped module's parameters. named_parameters() and archives use names such as
+// "module.fc1.weight", as in PyTorch. train(), eval(), zero_grad(), torch::save and torch::load apply to the wrapped
 // module.
 #pragma once
 
@@ -29,14 +29,14 @@ class ModuleWrapper : public torch::nn::Module {
  public:
   bool is_training() const noexcept override;  ///< of the wrapped module
 
-  /// Throws InvalidArgument unless the module is on that device, and of that dtype, already: hooks, buckets and
-  /// replicas are made for what it was when it was wrapped. Convert the module first, then wrap it.
+  /// Throws InvalidArgument unless the module already has that device and dtype: hooks, buckets and replicas were made
+  /// for the module as it was when wrapped. Convert the module first, then wrap it.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
  protected:
-  /// `name` is that of the wrapper, for messages. Throws InvalidArgument if the module is null.
+  /// `name` is the wrapper's name, for error messages. Throws InvalidArgument if the module is null.
   ModuleWrapper(const char* name, std::shared_ptr<torch::nn::Module> module);
 
  private:

@@ -1,9 +1,9 @@
-// A model over several devices of one process: each part computes on a device of its own, and tensors go from part to
-// part.
+// A model divided over several devices of one process: each part computes on its own device, and tensors move from part
+// to part.
 //
 //   struct Net : torch::nn::Module {
 //     explicit Net(const std::vector<maniple::ComputeDevice>& on)
-//         // its weights go to on[0]
+//         // moves its weights to on[0]
 //         : encoder(register_module("encoder", maniple::place(Encoder(784, 512), on[0]))),
 //           decoder(register_module("decoder", maniple::place(torch::nn::Linear(512, 10), on[1]))) {}
 //     torch::Tensor forward(torch::Tensor x) { return decoder(encoder(x)); }
@@ -11,25 +11,26 @@
 //     maniple::Placed<torch::nn::Linear> decoder;
 //   };
 //   Net net(maniple::my_devices());                                   // `maniple run --devices-per-process 2`
-//   // or a Sequential, cut where it is best
+//   // or a Sequential, cut automatically
 //   auto same = maniple::balance(layers, maniple::my_devices(), {.sample = x});
 //
-// Forward   A placed module moves the tensors among its arguments to its device (those in tuples, pairs, arrays,
-//           vectors, maps and optionals as well; not those in structs of your own), and computes there. Its results
-//           stay there: the next placed module takes them along, and a loss is computed where the last one is.
-// Backward  is autograd's own. Gradients go back the way the activations came, and each is on the device of its
-// parameter. As a part A placed module can be registered in a module, put into a Sequential and called like the module
-// itself; that is its child
-//           "module", so names of parameters are "encoder.module.fc.weight". train(), zero_grad(), to(dtype) reach it;
-//           to(device) is refused: it would undo the placement.
-// Over ranks DistributedDataParallel takes such a module as any other. Every rank places alike.
+// Forward   A placed module moves its tensor arguments to its device and computes there. This includes tensors in
+//           tuples, pairs, arrays, vectors, maps and optionals, but not in your own structs. Results stay on that
+//           device: the next placed module moves them on, and a loss is computed where the last module is.
+// Backward  is autograd's own. Gradients return along the path of the activations, and each gradient is on the device
+//           of its parameter.
+// Module    A placed module can be registered in a module, put into a Sequential and called like the module itself. The
+//           module is its child "module", so parameters are named "encoder.module.fc.weight". train(), zero_grad() and
+//           to(dtype) apply to it; to(device) is rejected, because it would undo the placement.
+// Ranks     DistributedDataParallel takes such a module like any other. Every rank places its model alike.
 //
-// Devices. A ComputeDevice is one of LibTorch's, the CPU or a GPU, or a *CPU slot*: a thread that computes forward,
-// with intra-op threads and, if they are named, cores of its own. With slots a program for several GPUs runs, and is
-// tested, where there are none. Backward of a slot runs in the thread that calls backward(), as all of autograd's work
-// on the CPU does; on GPUs each has autograd's thread for it.
+// Devices. A ComputeDevice is a LibTorch device (the CPU or a GPU) or a *CPU slot*: a thread that computes forward,
+// with intra-op threads and, optionally, cores of its own. With slots, a program for several GPUs can run and be tested
+// on a machine without GPUs. Backward of a slot runs in the thread that calls backward(), like all CPU work of
+// autograd; each GPU has its own autograd thread.
 //
-// Parts work one after the other on one batch: this makes room for a larger model, not speed. For speed see pipeline.h.
+// The parts process a batch one after the other: this makes room for a larger model, but is not faster. For speed see
+// pipeline.h.
 #pragma once
 
 #include <cstddef>
@@ -55,23 +56,23 @@ namespace detail {
 class CpuSlot;  // src/train/placement/compute_device.cpp
 }
 
-/// Where a part of a model computes. Copies are the same device.
+/// The device of a part of a model. Copies refer to the same device.
 class ComputeDevice {
  public:
-  /// Throws InvalidArgument for a GPU that is not there, Unsupported for what is neither the CPU nor a CUDA device.
+  /// Throws InvalidArgument for a missing GPU, Unsupported for a device that is neither the CPU nor a CUDA device.
   ComputeDevice(torch::Device device);                                           // NOLINT: converts on purpose
   ComputeDevice(torch::DeviceType type) : ComputeDevice(torch::Device(type)) {}  // NOLINT
 
-  const torch::Device& device() const noexcept { return device_; }  ///< where tensors are: cpu, cuda:1
+  const torch::Device& device() const noexcept { return device_; }  ///< device of the tensors: cpu, cuda:1
   bool is_slot() const noexcept { return slot_ != nullptr; }
   std::string str() const;  ///< "cuda:1", "cpu", "cpu slot 0"
   friend bool operator==(const ComputeDevice& a, const ComputeDevice& b) noexcept {
     return a.device_ == b.device_ && a.slot_ == b.slot_;
   }
 
-  /// Calls it on the device: that is LibTorch's current one meanwhile; of a slot, in its thread, with the caller's grad
-  /// mode and autocast. Returns when it has returned, and throws what it throws. Calls of several threads take turns on
-  /// a slot.
+  /// Runs `call` on the device: a GPU is LibTorch's current device meanwhile; a slot runs it in its thread, with the
+  /// caller's grad mode and autocast. Returns when `call` has returned, and rethrows its exceptions. A slot runs calls
+  /// from several threads one at a time.
   void run(const std::function<void()>& call) const;
 
  private:
@@ -81,30 +82,29 @@ class ComputeDevice {
 };
 
 struct CpuSlotOptions {
-  std::vector<int> cores =
-      {};           ///< its threads stay on these, as Linux numbers them; empty: on any that the process may use
-  int threads = 0;  ///< intra-op threads; 0: one for each of `cores`, or as many as the caller has
+  std::vector<int> cores = {};  ///< Linux core numbers for its threads; empty: any core that the process may use
+  int threads = 0;              ///< intra-op threads; 0: one per core in `cores`, or the caller's number
 };
 
-/// Another slot of the CPU, with a thread that lasts as long as somebody holds the slot. Throws InvalidArgument for
-/// cores that this process may not use.
+/// Makes a new CPU slot. Its thread lives as long as the slot has owners. Throws InvalidArgument for cores that this
+/// process may not use.
 ComputeDevice cpu_slot(const CpuSlotOptions& options = {});
 
-/// The devices of this process: the GPUs that it sees (`maniple run --devices-per-process` gives each rank its own).
-/// Where LibTorch sees none: as many CPU slots as --devices-per-process says (MANIPLE_DEVICES_PER_PROCESS), which share
-/// LibTorch's intra-op threads; without it, or with 1, the CPU. Every call returns the same ones. Throws
-/// InvalidArgument if the process sees fewer GPUs than it was given.
+/// The devices of this process: the GPUs visible to it (`maniple run --devices-per-process` gives each rank its own).
+/// If LibTorch sees no GPU, the number of CPU slots given by --devices-per-process (MANIPLE_DEVICES_PER_PROCESS), which
+/// share LibTorch's intra-op threads; without that setting, or with 1, the CPU. Every call returns the same devices.
+/// Throws InvalidArgument if the process sees fewer GPUs than it was assigned.
 std::vector<ComputeDevice> my_devices();
 
 namespace detail {
 
-/// What placed modules have in common.
+/// The part of placed modules that does not depend on their class.
 class PlacedBase : public torch::nn::Module {
  public:
   const ComputeDevice& compute_device() const noexcept { return device_; }
   bool is_training() const noexcept override;  ///< of the placed module
 
-  /// Throws InvalidArgument unless it is on that device. Other dtypes are fine.
+  /// Throws InvalidArgument unless the module is already on that device. Changing the dtype is allowed.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -125,7 +125,7 @@ class PlacedCall : public PlacedBase {
       : PlacedBase(module, std::move(device)), module_(std::move(module)) {}
   const std::shared_ptr<Net>& module() const noexcept { return module_; }  ///< the placed module
 
-  /// The module's forward with any arguments that it takes, defaults included.
+  /// Runs the module's forward with any arguments that it takes, including its default arguments.
   template <class... Arguments>
   auto call(Arguments&&... arguments) {
     using Given = std::tuple<std::decay_t<Arguments>...>;
@@ -142,8 +142,8 @@ class PlacedCall : public PlacedBase {
   std::shared_ptr<Net> module_;
 };
 
-// The module's forward as it is declared, which is what a Sequential asks for. One that is a template, or overloaded:
-// from a tensor to a tensor.
+// Declares forward as the module does, because Sequential reads its type. If the module's forward is a template or
+// overloaded, it takes a tensor and returns one.
 template <class Net>
 auto declared_forward(int) -> decltype(&Net::forward);
 template <class Net>
@@ -197,7 +197,7 @@ class PlacedHolder : public torch::nn::ModuleHolder<PlacedImpl<Net>> {
 template <class Net>
 using Placed = PlacedHolder<typename detail::ModuleOf<Net>::type>;
 
-/// Moves the module to the device, and every later forward with it. Throws InvalidArgument if the module is null.
+/// Moves the module to the device and runs every later forward there. Throws InvalidArgument if the module is null.
 template <class Net>
 PlacedHolder<Net> place(std::shared_ptr<Net> module, ComputeDevice device) {
   return PlacedHolder<Net>(std::make_shared<PlacedImpl<Net>>(std::move(module), std::move(device)));
@@ -207,25 +207,25 @@ PlacedHolder<Net> place(const torch::nn::ModuleHolder<Net>& holder, ComputeDevic
   return place(holder.is_empty() ? nullptr : holder.ptr(), std::move(device));
 }
 
-/// The layers of a Sequential in parts, each on a device: what balance() returns. Its parameters have the names that
-/// they have in the Sequential ("3.weight"), so that weights and checkpoints of one fit the other.
+/// The layers of a Sequential in parts, each on its device: the result of balance(). Parameters keep their names in the
+/// Sequential ("3.weight"), so weights and checkpoints are interchangeable.
 class PlacedSequentialImpl : public torch::nn::Module {
  public:
-  /// Part i begins with layer begins[i] and is on devices[i]. Throws InvalidArgument unless begins is 0 and rises, and
-  /// for a parameter of two layers (tied) that would have to be on two devices.
+  /// Part i begins with layer begins[i] and is on devices[i]. Throws InvalidArgument unless begins starts with 0 and
+  /// rises, and if a parameter shared by two layers (tied) would have to be on two devices.
   PlacedSequentialImpl(const torch::nn::Sequential& layers, std::vector<ComputeDevice> devices,
                        std::vector<std::size_t> begins);
 
-  /// The first layer takes a tensor, the last one returns one; between layers of one device anything goes, from device
-  /// to device tensors, and vectors, pairs and tuples of up to three.
+  /// The first layer takes a tensor, and the last one returns a tensor. Between layers on one device any type is
+  /// allowed; between devices, tensors, and vectors, pairs and tuples of up to three tensors.
   torch::Tensor forward(torch::Tensor input);
 
   const std::vector<ComputeDevice>& devices() const noexcept { return devices_; }
   const std::vector<std::size_t>& begins() const noexcept { return begins_; }
-  /// A line for each part: its device, its layers, their bytes.
+  /// One line per part: its device, its layers, their bytes.
   std::string text() const;
 
-  /// As of a placed module: throws InvalidArgument if a device is named.
+  /// As for a placed module: throws InvalidArgument if a device is given.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -238,28 +238,27 @@ class PlacedSequentialImpl : public torch::nn::Module {
 TORCH_MODULE(PlacedSequential);
 
 struct BalanceOptions {
-  /// An input of the first layer. Given: parts take about equal time; each layer's forward and backward is measured
-  /// with it on the first device (on the CPU in processor time, so that other programs do not disturb it). Otherwise
-  /// parts have about equally many bytes of parameters and buffers.
+  /// An input of the first layer. If given, the parts take about equal time: forward and backward of each layer are
+  /// measured with it on the first device (on the CPU in processor time, so that other programs do not disturb the
+  /// measurement). If not given, the parts have about equal bytes of parameters and buffers.
   torch::Tensor sample = {};
-  int repeats = 5;  ///< a layer's time is the shortest of so many
-  /// Times differ from rank to rank, so the ranks of this group all use the cut of its rank 0: collective, where
-  /// `sample` is given (on all ranks or none). Null: the default group if there is one, otherwise this process alone.
+  int repeats = 5;  ///< runs per layer; the shortest time counts
+  /// Times differ between ranks, so all ranks of this group use rank 0's cut. Collective if `sample` is given (on all
+  /// ranks or none). Null: the default group; without one, this process alone.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
 
-/// The layers in as many parts as there are devices, in their order, so that the largest part is as small as it can be.
-/// Measuring changes neither buffers nor gradients nor random numbers. Throws InvalidArgument for fewer layers than
-/// devices.
+/// Cuts the layers into one part per device, in order, such that the largest part is as small as possible. Measuring
+/// does not change buffers, gradients or random numbers. Throws InvalidArgument if there are fewer layers than devices.
 PlacedSequential balance(const torch::nn::Sequential& layers, const std::vector<ComputeDevice>& devices,
                          const BalanceOptions& options = {});
 
-/// Where balance() would cut: the first layer of each part.
+/// The cuts that balance() would choose: the first layer of each part.
 std::vector<std::size_t> balanced_cut(const torch::nn::Sequential& layers, std::size_t parts,
                                       const ComputeDevice& measured_on, const BalanceOptions& options = {});
 
-/// The same for costs of any kind, one for each layer: of all ways to cut them into `parts` runs of at least one, the
-/// one whose largest sum is the smallest. Of several such, the one with the earliest cuts.
+/// The same for costs of any kind, one per layer. Of all ways to cut them into `parts` non-empty runs, chooses the one
+/// with the smallest maximum sum; among equals, the one with the earliest cuts.
 std::vector<std::size_t> balanced_cut(const std::vector<double>& costs, std::size_t parts);
 
 }  // namespace maniple

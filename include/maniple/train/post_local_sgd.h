@@ -1,5 +1,5 @@
-// Post-local SGD (Lin, Stich, Patel, Jaggi 2020): first ranks train in step, then on their own, with their parameters
-// averaged now and then.
+// Post-local SGD (Lin, Stich, Patel, Jaggi 2020): ranks first average gradients in every step, then train locally and
+// average their parameters periodically.
 //
 //   auto group = maniple::get_default_group();
 //   auto near = group->split(group->topology().node_rank());          // the ranks of this host
@@ -11,12 +11,12 @@
 //   maniple::PostLocalSGDOptimizer optimizer(local, averager);
 //   for (...) { optimizer.zero_grad(); ...backward(); optimizer.step(); }
 //
-// Up to start_localSGD_iter gradients are averaged over all ranks; from then on over the subgroup only, or not at all.
-// The averager's warmup_steps is normally the same number.
+// Gradients are averaged over all ranks in the first start_localSGD_iter backwards, and after that only over the
+// subgroup, or not at all. The averager's warmup_steps is normally the same number.
 //
-// DistributedDataParallel still copies rank 0's buffers to all ranks in each synchronised backward: with batch norm,
-// construct it with broadcast_buffers = false where that is too much. The optimizer's own state is not averaged. Not
-// with Average::samples, whose weights count over all ranks.
+// DistributedDataParallel still copies rank 0's buffers to all ranks in each synchronised backward. For models with
+// batch norm, set broadcast_buffers = false to avoid this. The optimizer's own state is not averaged. Cannot be
+// combined with Average::samples, whose weights refer to all ranks.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@
 
 namespace MANIPLE_API maniple {
 
-/// Averaging the parameters themselves, now and then.
+/// Averages the parameters themselves, periodically.
 ///
 ///   maniple::PeriodicModelAverager averager({.period = 4, .warmup_steps = 100});
 ///   ...
 ///   optimizer.step();
-///   averager.average_parameters(net->parameters());     // every fourth step it communicates
+///   averager.average_parameters(net->parameters());     // communicates in every fourth step
 struct PeriodicModelAveragerOptions {
-  std::int64_t period = 1;        ///< steps from one average to the next; at least 1
-  std::int64_t warmup_steps = 0;  ///< so many calls do nothing
+  std::int64_t period = 1;        ///< steps between averages; at least 1
+  std::int64_t warmup_steps = 0;  ///< number of initial calls that do nothing
   /// Null: the default group.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
@@ -48,12 +48,12 @@ class PeriodicModelAverager {
  public:
   explicit PeriodicModelAverager(PeriodicModelAveragerOptions options);
 
-  /// To be called after each step. In the calls number warmup_steps, warmup_steps + period, ... (the first is number 0)
-  /// every parameter becomes its average over the ranks; all ranks get the same bits. True if it was so. Collective in
-  /// those calls.
+  /// Call it after each step. In calls number warmup_steps, warmup_steps + period, ... (the first call is number 0)
+  /// every parameter becomes its average over the ranks; all ranks get the same bits. Returns true if it averaged.
+  /// Collective in these calls.
   bool average_parameters(const std::vector<torch::Tensor>& parameters);
 
-  /// Calls so far: for checkpoints. The same on all ranks.
+  /// Number of calls so far, for checkpoints. The same on all ranks.
   std::int64_t step() const noexcept { return step_; }
   void set_step(std::int64_t step);
 
@@ -65,21 +65,21 @@ class PeriodicModelAverager {
 };
 
 struct PostLocalSGDOptions {
-  /// Over which gradients are averaged later: this rank is in it. Null: not averaged any more.
+  /// The ranks, including this one, that average gradients later. Null: gradients are no longer averaged.
   std::shared_ptr<ProcessGroup> subgroup = nullptr;
-  /// So many synchronised backwards are averaged over all ranks.
+  /// Number of synchronised backwards that are averaged over all ranks.
   std::int64_t start_localSGD_iter = 0;
-  /// False: gradients are not averaged later, even if there is a subgroup.
+  /// False: gradients are not averaged later, even with a subgroup.
   bool post_local_gradient_allreduce = true;
 };
 
 class PostLocalSGDState {
  public:
-  explicit PostLocalSGDState(PostLocalSGDOptions options);  ///< throws InvalidArgument naming the option
+  explicit PostLocalSGDState(PostLocalSGDOptions options);  ///< throws InvalidArgument, which names the option
 
   const PostLocalSGDOptions& options() const noexcept { return options_; }
   std::int64_t iteration() const noexcept { return iteration_; }  ///< synchronised backwards so far
-  void set_iteration(std::int64_t iteration);                     ///< after loading a checkpoint
+  void set_iteration(std::int64_t iteration);                     ///< call it after loading a checkpoint
   HookTraffic traffic() const noexcept { return traffic_; }
 
  private:
@@ -91,13 +91,13 @@ class PostLocalSGDState {
 
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state);
 
-/// An optimizer whose parameters are averaged after its step, every so many steps.
+/// Steps an optimizer, then averages the parameters periodically.
 class PostLocalSGDOptimizer {
  public:
   /// `optimizer` must outlive this object.
   PostLocalSGDOptimizer(torch::optim::Optimizer& optimizer, PeriodicModelAverager averager);
 
-  void step();       ///< collective in the steps in which the averager averages
+  void step();       ///< collective in the steps that average
   void zero_grad();  ///< the optimizer's own
 
   torch::optim::Optimizer& optimizer() noexcept { return optimizer_; }
