@@ -1,5 +1,5 @@
-// What DataLoader is made of apart from its templates: which samples make up each batch, and the threads that fetch
-// them. Only LoaderOptions and DataError are for users.
+// The parts of DataLoader that are not templates: the assignment of samples to batches, and the fetching threads. Only
+// LoaderOptions and DataError are for users.
 #pragma once
 
 #include <atomic>
@@ -23,18 +23,17 @@ namespace MANIPLE_API maniple {
 
 struct LoaderOptions {
   std::size_t batch_size = 1;
-  std::size_t workers = 0;   ///< threads that fetch; 0: the loop itself
-  std::size_t prefetch = 2;  ///< batches for each worker that are held or being made
-  bool drop_last = false;    ///< leave out the last batch of a pass when it is smaller than the others
-  bool pin_memory =
-      false;  ///< batches in page-locked memory, from which copies to a GPU are faster; ignored without CUDA
-  std::uint64_t seed = 0;  ///< of SampleRandom, and of the sampler that the loader makes
-  bool shuffle = true;     ///< of the sampler that the loader makes; streams have options of their own
-  SamplerMode mode = SamplerMode::training;  ///< of that sampler; evaluation: every sample once, over all ranks
+  std::size_t workers = 0;   ///< threads that fetch; 0: the loop itself fetches
+  std::size_t prefetch = 2;  ///< batches per worker that are ready or in progress
+  bool drop_last = false;    ///< leave out the last batch of a pass if it is smaller than the others
+  bool pin_memory = false;   ///< put batches in page-locked memory, for faster copies to a GPU; ignored without CUDA
+  std::uint64_t seed = 0;    ///< seed of SampleRandom and of the loader's own sampler
+  bool shuffle = true;       ///< for the loader's own sampler; streams have options of their own
+  SamplerMode mode = SamplerMode::training;  ///< same; evaluation: every sample once, over all ranks
 };
 
-/// A dataset, a decode or a collate function threw: the text names the sample and quotes the error.
-/// std::rethrow_if_nested(error) throws the original.
+/// Thrown when a dataset, a decode function or a collate function has thrown. The text names the sample and quotes the
+/// error; std::rethrow_if_nested(error) throws the original.
 struct DataError : InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
@@ -43,35 +42,35 @@ namespace detail {
 
 /// The samples of one batch.
 struct BatchTask {
-  std::vector<std::size_t> indices = {};  ///< of a dataset with get()
-  std::vector<RawSample> raw = {};        ///< of a stream
+  std::vector<std::size_t> indices = {};  ///< for a dataset with get()
+  std::vector<RawSample> raw = {};        ///< for a stream
   std::size_t epoch = 0;
 
   std::size_t size() const noexcept { return indices.empty() ? raw.size() : indices.size(); }
-  std::uint64_t number(std::size_t i) const;  ///< that identifies the sample, for its random numbers
-  std::string name(std::size_t i) const;      ///< of the sample, for errors
+  std::uint64_t number(std::size_t i) const;  ///< identifies the sample, for its random numbers
+  std::string name(std::size_t i) const;      ///< names the sample, for errors
 };
 
-/// Thrown by a worker that is to end; nobody sees it.
+/// Thrown in a worker that must stop; caught internally.
 struct StoppedEarly : std::exception {};
 
-/// In a catch block: throws a DataError with what is caught inside.
+/// Call it in a catch block: throws a DataError with the current exception nested.
 [[noreturn]] void rethrow_as_data_error(const std::string& name);
 
-/// Which samples make up each batch of this rank, and how far the loop is. Belongs to the loop's thread, but for next()
-/// of streams.
+/// Assigns samples to this rank's batches and tracks the position of the loop. Used by the loop's thread only, except
+/// for next() of streams.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  virtual void begin() = 0;                     ///< a pass
-  virtual std::optional<BatchTask> next() = 0;  ///< nothing: the pass has no more
-  virtual bool is_slow() const noexcept = 0;    ///< next() reads files, so it has a thread of its own
-  virtual void taken() = 0;                     ///< the loop has one more batch
-  virtual void ended() = 0;                     ///< the loop has come to its end
-  virtual void failed() = 0;                    ///< the next batch could not be made; the next pass begins with it
+  virtual void begin() = 0;                     ///< begins a pass
+  virtual std::optional<BatchTask> next() = 0;  ///< nothing at the end of the pass
+  virtual bool is_slow() const noexcept = 0;    ///< true if next() reads files and therefore runs in its own thread
+  virtual void taken() = 0;                     ///< the loop has received one more batch
+  virtual void ended() = 0;                     ///< the loop has finished
+  virtual void failed() = 0;                    ///< making the next batch failed; the next pass begins with it
   virtual void set_epoch(std::size_t epoch) = 0;
   virtual std::size_t epoch() const = 0;
-  virtual std::size_t batches() const = 0;  ///< 0: not known
+  virtual std::size_t batches() const = 0;  ///< 0: unknown
   virtual std::string cursor_text() const = 0;
   virtual void load_cursor(const std::string& text) = 0;
 };
@@ -81,7 +80,7 @@ std::shared_ptr<BatchSource> sampled_batches(DistributedSampler sampler, std::si
 std::shared_ptr<BatchSource> sampled_batches(std::size_t size, const LoaderOptions& options);
 std::shared_ptr<BatchSource> stream_batches(std::shared_ptr<const ShardSet> shards, const LoaderOptions& options);
 
-/// Page-locks tensors, on the CUDA device that was current where this was made.
+/// Page-locks tensors, on the CUDA device that was current at construction.
 class MemoryPinning {
  public:
   explicit MemoryPinning(bool asked);
@@ -92,13 +91,13 @@ class MemoryPinning {
   std::optional<torch::Device> device_;
 };
 
-/// Threads that make batches; they come out in the order of their tasks. For one pass.
+/// Threads that make batches and deliver them in task order; for one pass.
 class BatchThreads {
  public:
   using Make = std::function<std::shared_ptr<void>(std::size_t worker, BatchTask& task, const std::atomic<bool>& stop)>;
   BatchThreads(const LoaderOptions& options, std::shared_ptr<BatchSource> source, Make make);
   ~BatchThreads();
-  /// The next batch, waiting for it if need be; null after the last. Throws what making it has thrown.
+  /// Waits for the next batch and returns it; null after the last. Rethrows errors from making it.
   std::shared_ptr<void> next();
 
  private:

@@ -1,10 +1,10 @@
-// Many samples become one batch: what DataLoader does if it is given no function of your own.
+// Collates samples into a batch: the default collate function of DataLoader.
 //
-//   Tensor                          stacked: a new first dimension
-//   numbers, bool                   a tensor of one dimension (whole numbers: int64)
+//   Tensor                          stacked, with a new first dimension
+//   numbers, bool                   a 1-D tensor (integers: int64)
 //   Example, tuple, pair, array     member by member
-//   vector, map                     element by element, key by key; all samples must have the same
-//   anything else (std::string)     std::vector of them
+//   vector, map                     element by element, key by key; lengths and keys must agree between samples
+//   anything else (std::string)     a std::vector
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ auto collated(std::vector<Sample> samples) {
   return Collation<Sample>::of(std::move(samples));
 }
 
-/// One member of each sample.
+/// Collects one member of each sample.
 template <class Sample, class Take>
 auto member_of_all(std::vector<Sample>& samples, Take take) {
   std::vector<std::decay_t<decltype(take(samples.front()))>> members;
@@ -46,7 +46,7 @@ auto member_of_all(std::vector<Sample>& samples, Take take) {
   return collated(std::move(members));
 }
 
-/// Throws InvalidArgument when tensors have different shapes: the text names the first that differs.
+/// Throws InvalidArgument, which names the first tensor with a different shape.
 torch::Tensor stacked(const std::vector<torch::Tensor>& tensors);
 
 template <>
@@ -148,7 +148,7 @@ struct Collation<std::map<Key, T>> {
 
 }  // namespace detail
 
-/// The default of DataLoader.
+/// Default collate function of DataLoader.
 struct StackCollate {
   template <class Sample>
   auto operator()(std::vector<Sample> samples) const {

@@ -1,18 +1,18 @@
-// CSV files as datasets: columns of numbers, and a label.
+// CSV files as datasets: numeric columns and a label.
 //
-//   // any sample at any time
+//   // random access
 //   maniple::CsvDataset table("iris.csv", {.columns = {"width", "length"}, .label = "species"});
-//   // larger than the index may be
+//   // for files too large to index
 //   auto stream = maniple::csv_stream("parts/*.csv", {.label = "species"}, {.shuffle_buffer = 10000});
 //   maniple::DataLoader loader(table, {.batch_size = 32, .workers = 2});
 //
-// A sample's data is a float tensor with a number for each column; its target is the label, an int64 (or, with
-// real_label, a float) of no dimensions, or 0 without one. What is read as CSV, and the options, are in shards.h.
-// Fields that are no numbers are an InvalidArgument when their record is fetched: "iris.csv:17:4: "abc" in column
-// "width"; expected a number".
+// A sample's data is a float tensor with one number per column. Its target is the label, a zero-dimensional int64 (with
+// real_label, a float), or 0 without a label. shards.h describes the CSV syntax and the options. A field that is not a
+// number throws InvalidArgument when its record is fetched: "iris.csv:17:4: "abc" in column "width"; expected a
+// number".
 //
-// CsvDataset reads each file once to find where records begin, and keeps 8 bytes for each; a sample is one read of the
-// file. Several files need equally many columns. Files inside gzip can only be streams.
+// CsvDataset reads each file once to index its records, and keeps 8 bytes per record. Fetching a sample is one read of
+// the file. All files must have the same number of columns. Gzip files can only be streamed.
 #pragma once
 
 #include <cstddef>
@@ -29,17 +29,17 @@ namespace MANIPLE_API maniple {
 
 class CsvDataset {
  public:
-  /// One file, or all that fit a pattern of the shell.
+  /// One file, or all files that match a shell pattern.
   explicit CsvDataset(const std::string& pattern, const CsvOptions& options = {});
   CsvDataset(const std::vector<std::string>& paths, const CsvOptions& options);
 
-  torch::data::Example<> get(std::size_t index) const;  ///< from any thread
+  torch::data::Example<> get(std::size_t index) const;  ///< may be called from any thread
   std::size_t size() const noexcept;
   std::size_t columns() const noexcept;  ///< numbers in a sample's data
 
  private:
   struct File;
-  std::shared_ptr<const std::vector<File>> files_;  ///< copies share them
+  std::shared_ptr<const std::vector<File>> files_;  ///< shared by copies
 };
 
 ShardStream<torch::data::Example<>> csv_stream(std::vector<std::string> paths, CsvOptions csv,

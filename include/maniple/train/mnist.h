@@ -4,15 +4,15 @@
 //   auto loader = torch::data::make_data_loader(std::move(digits), sampler, 64);
 //   for (auto& batch : *loader) { batch.data /* [64, 1, 28, 28] float */; batch.target /* [64] int64 */; }
 //
-// The folder holds the four files of the original, compressed or not, with or without ".gz" in their names:
+// The folder holds the four original files, compressed or not, with or without ".gz" in their names:
 //
 //   train-images-idx3-ubyte  train-labels-idx1-ubyte  t10k-images-idx3-ubyte  t10k-labels-idx1-ubyte
 //
-// scripts/fetch_mnist.sh gets them. Sets of the same form (Fashion-MNIST, KMNIST) work as well. Files that are damaged
-// or do not belong together are an InvalidArgument that names the file, the offset and what was expected there; a file
-// that is not there is a SystemError.
+// scripts/fetch_mnist.sh downloads them. Datasets in the same format (Fashion-MNIST, KMNIST) work as well. Files that
+// are damaged or do not belong together throw InvalidArgument with the file, the offset and the expected value. A
+// missing file throws SystemError.
 //
-// Copies share the images, so that each worker of a loader may have one; reading is safe from several threads.
+// Copies share the images, so each worker of a loader may have a copy. Several threads may read at the same time.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,11 @@
 namespace MANIPLE_API maniple {
 
 struct MnistOptions {
-  /// Pixels 0 .. 255 become (pixel / 255 - mean) / deviation. These are the mean and the deviation of MNIST's training
+  /// Pixels 0 .. 255 become (pixel / 255 - mean) / deviation. The defaults are mean and deviation of MNIST's training
   /// images.
   float mean = 0.1307F;
   float deviation = 0.3081F;
-  /// Only the first so many samples; 0: all.
+  /// Use only the first `limit` samples; 0: all.
   std::size_t limit = 0;
 };
 
@@ -42,19 +42,18 @@ class Mnist : public torch::data::datasets::Dataset<Mnist> {
 
   Mnist(const std::string& folder, Split split, MnistOptions options = {});
 
-  /// Digits that the program draws by itself, from a small font, shifted, scaled, slanted and with noise: what there is
-  /// without a network. Much easier than MNIST: accuracies on them say that training works, nothing more. The same seed
-  /// gives the same set.
+  /// Digits drawn by the program from a small font, shifted, scaled, slanted and with noise, for use without a network.
+  /// Much easier than MNIST: accuracy on them only shows that training works. The same seed gives the same set.
   static Mnist drawn(std::size_t count, std::uint64_t seed, MnistOptions options = {});
 
-  /// Whether the folder has all four files (it does not look inside).
+  /// Whether the folder has all four files. Does not check their contents.
   static bool is_in(const std::string& folder);
 
   /// One image, 1 x 28 x 28 floats, and its label.
   torch::data::Example<> get(std::size_t index) override;
   torch::optional<std::size_t> size() const override;
 
-  const torch::Tensor& images() const noexcept { return images_; }  ///< count x 28 x 28, bytes as they are in the file
+  const torch::Tensor& images() const noexcept { return images_; }    ///< count x 28 x 28, bytes as in the file
   const torch::Tensor& targets() const noexcept { return targets_; }  ///< count, int64
 
  private:

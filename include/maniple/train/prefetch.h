@@ -1,4 +1,4 @@
-// Batches that are on the GPU before the loop asks for them.
+// Copies batches to the GPU before the loop needs them.
 //
 //   auto batches = maniple::prefetch_to(device, *loader);
 //   for (auto& batch : batches) {                         // batch.data and batch.target are on the device
@@ -6,24 +6,24 @@
 //     ...
 //   }
 //
-// While the loop works on a batch, the next ones are read from the loader, put into pinned memory and copied to the GPU
-// on a stream of their own; a batch is handed out without waiting for its copy: what the current stream does with it
-// comes after. On the CPU batches are handed out as the loader has them, one at a time.
+// While the loop works on a batch, the next batches are read from the loader, put into pinned memory and copied to the
+// GPU on a separate stream. A batch is returned without waiting for its copy: work submitted to the current stream runs
+// after the copy. On the CPU batches are passed through one at a time, without prefetching.
 //
-// Any range will do: a torch::data loader, a vector of batches. A batch is a tensor, a torch::data::Example, or tuples,
-// pairs, vectors, maps and optionals of such; what is no tensor in it is copied as it is. Tensors that are on a GPU
-// already stay where they are.
+// The source is any range: a torch::data loader, a vector of batches. A batch is a tensor, a torch::data::Example, or
+// tuples, pairs, vectors, maps and optionals of these; other members are copied unchanged. Tensors that are already on
+// a GPU stay there.
 //
-// With a sampler whose batches are counted, count outside, so that a batch counts when the loop has it, not when it was
-// read:
+// With a counting sampler, count outside, so that a batch counts when the loop receives it, not when it is read:
 //
 //   for (auto& batch : sampler.counting(batches)) { ... }
 //
-// What the range throws when it is asked for a batch is thrown when the loop gets there: the batches before it come
-// first. A loop may be left early; the batches that were read ahead are lost then, as the loader has handed them out.
+// An exception of the source is thrown when the loop reaches the batch concerned, after all earlier batches. A loop may
+// end early; the batches read ahead are then lost, because the loader has already returned them.
 //
-// Memory: `batches` (2) batches are on the GPU beside that of the loop. One thread at a time; the range must outlive
-// it, unless it is given as a temporary.
+// Memory: `batches` (default 2) batches are on the GPU in addition to the loop's own.
+//
+// Threads and lifetime: one thread at a time. The source must outlive it, unless it is passed as a temporary.
 #pragma once
 
 #include <cstddef>
@@ -44,19 +44,19 @@
 namespace MANIPLE_API maniple {
 
 struct PrefetchOptions {
-  std::size_t batches = 2;  ///< that are read ahead of the one which the loop has; at least 1
+  std::size_t batches = 2;  ///< read ahead of the loop's batch; at least 1
 };
 
 namespace detail {
 
-/// Tensors on their way to a device.
+/// Copies tensors to a device in the background.
 class Prefetcher {
  public:
-  /// Throws InvalidArgument for options that cannot be.
+  /// Throws InvalidArgument for invalid options.
   Prefetcher(torch::Device device, const PrefetchOptions& options);
   bool reads_ahead() const noexcept { return !device_.is_cpu(); }
   std::size_t batches() const noexcept { return reads_ahead() ? options_.batches : 0; }
-  /// The tensors become those on the device; their values are there after finish().
+  /// Replaces the tensors by tensors on the device; their values are valid after finish().
   std::shared_ptr<void> start(std::vector<torch::Tensor>& tensors) const;
   void finish(const std::shared_ptr<void>& started, const std::vector<torch::Tensor>& tensors) const;
 
@@ -68,7 +68,7 @@ class Prefetcher {
 
 }  // namespace detail
 
-/// What prefetch_to gives: a range of batches, as often as the range below it may be gone through.
+/// The result of prefetch_to: a range of batches. It can be iterated as often as the source range.
 template <class Range>
 class Prefetched {
   using Base = decltype(std::begin(std::declval<Range&>()));
@@ -77,7 +77,7 @@ class Prefetched {
  public:
   using Batch = std::remove_cv_t<std::remove_reference_t<decltype(*std::declval<Base&>())>>;
 
-  /// For one pass, in one place: a copy goes on where this one is.
+  /// For one pass, at one position: a copy continues from the same position.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -86,7 +86,7 @@ class Prefetched {
     using pointer = Batch*;
     using reference = Batch&;
 
-    Iterator() = default;  ///< the end
+    Iterator() = default;  ///< end of the pass
     Iterator(const detail::Prefetcher& prefetcher, Base base, End end)
         : pass_(std::make_shared<Pass>(Pass{prefetcher, std::move(base), std::move(end), {}, {}, {}})) {
       pass_->advance();
@@ -112,7 +112,7 @@ class Prefetched {
       Base base;
       End end;
       std::deque<Started> ahead;
-      std::exception_ptr failed;  // in reading what comes after `ahead`
+      std::exception_ptr failed;  // from reading the batch after `ahead`
       std::optional<Batch> current;
       bool begun = false;
       bool over = false;
@@ -162,17 +162,17 @@ class Prefetched {
   Prefetched(detail::Prefetcher prefetcher, Range&& range)
       : prefetcher_(std::move(prefetcher)), range_(std::forward<Range>(range)) {}
 
-  /// Begins a pass: reads the first batches.
+  /// Begins a pass and reads the first batches.
   Iterator begin() { return Iterator(prefetcher_, std::begin(range_), std::end(range_)); }
   Iterator end() { return {}; }
 
-  /// Those of the loader below, where it has such: DistributedSampler::counting looks at them.
+  /// Options of the source loader, if it has any: DistributedSampler::counting reads them.
   decltype(auto) options() const
     requires requires(const std::remove_reference_t<Range>& range) { range.options(); }
   {
     return range_.options();
   }
-  /// The same; Trainer calls it. (The cursor of the loader below counts what was read ahead, so there is none here.)
+  /// Forwards to the source; called by Trainer. (The source's cursor counts batches read ahead, so it is not exposed.)
   void set_epoch(std::size_t epoch)
     requires requires(std::remove_reference_t<Range>& range) { range.set_epoch(epoch); }
   {
@@ -184,7 +184,7 @@ class Prefetched {
   Range range_;  // a reference, if it was given as an lvalue
 };
 
-/// The batches of `range` on `device`. Throws InvalidArgument for options that cannot be.
+/// Returns the batches of `range` on `device`. Throws InvalidArgument for invalid options.
 template <class Range>
 Prefetched<Range> prefetch_to(torch::Device device, Range&& range, const PrefetchOptions& options = {}) {
   return Prefetched<Range>(detail::Prefetcher(device, options), std::forward<Range>(range));

@@ -1,14 +1,14 @@
-// The random numbers of one sample: for augmentation that is the same in every run, whatever the number of workers and
-// ranks.
+// Random numbers for one sample: augmentation is the same in every run, whatever the number of workers and ranks.
 //
 //   auto flipped = maniple::transformed(digits, [](torch::data::Example<> sample, maniple::SampleRandom& random) {
 //     if (random.unit() < 0.5) sample.data = sample.data.flip({-1});
 //     return sample;
 //   });
 //
-// A DataLoader makes one for each sample, seeded with its seed, the epoch and the index (of streams: shard and place in
-// it), and hands it to get() of the dataset, a transform or a decode function that has a parameter for it. It fits the
-// standard library's distributions, but those give other numbers with another library; its own functions do not.
+// A DataLoader makes one SampleRandom per sample, seeded with the loader's seed, the epoch and the sample's index (for
+// streams: shard and position in the shard). It is passed to the dataset's get(), a transform or a decode function with
+// a parameter of this type. It works with the distributions of the standard library, but their results depend on the
+// library; its own functions do not.
 #pragma once
 
 #include <cstddef>

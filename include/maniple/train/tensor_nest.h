@@ -1,5 +1,6 @@
-// The tensors inside a value: a tensor, or tuples, pairs, arrays, vectors, maps and optionals of such. DataParallel
-// cuts the tensors of its arguments and concatenates those of its results; the shape around them stays.
+// Finds the tensors inside a value: a tensor, or tuples, pairs, arrays, vectors, maps and optionals of these.
+// DataParallel cuts the tensors of its arguments and concatenates the tensors of its results; the structure around them
+// is preserved.
 #pragma once
 
 #include <array>
@@ -22,7 +23,7 @@
 namespace MANIPLE_API maniple {
 namespace detail {
 
-/// The tensors that take the places of others, one after the other.
+/// Supplies replacement tensors, one after the other.
 class TensorCursor {
  public:
   explicit TensorCursor(const std::vector<torch::Tensor>& tensors) : tensors_(tensors) {}
@@ -33,7 +34,7 @@ class TensorCursor {
   std::size_t at_ = 0;
 };
 
-/// Whatever is not named below holds no tensors: it is copied as it is.
+/// Other types hold no tensors and are copied unchanged.
 template <class T>
 struct Nest {
   static constexpr bool kOnlyTensors = false;
@@ -90,8 +91,8 @@ struct Nest<std::array<T, size>> {
   }
 };
 
-/// Dictionaries: the values, in the order in which the dictionary hands them out. An unordered one may hand them out in
-/// another order on every replica, so it is put in order by its keys.
+/// Dictionaries: the values in iteration order. An unordered dictionary may iterate in another order on every replica,
+/// so it is sorted by key.
 template <class Map>
 struct MapNest {
   using Value = typename Map::mapped_type;
@@ -115,7 +116,7 @@ struct Nest<std::map<Key, Value>> : MapNest<std::map<Key, Value>> {};
 template <class Key, class Value>
 struct Nest<std::unordered_map<Key, Value>> : MapNest<std::unordered_map<Key, Value>> {};
 
-/// std::optional, and LibTorch's own, which was another class until it became the same.
+/// std::optional, and LibTorch's own optional, which was a separate class before 2.5.
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 5)
 template <class T>
 using TorchOptional = c10::optional<T>;
@@ -167,7 +168,7 @@ std::vector<torch::Tensor> tensors_in(const T& value) {
   return result;
 }
 
-/// The same value with other tensors in it.
+/// The same value with its tensors replaced.
 template <class T>
 T with_tensors(const T& like, const std::vector<torch::Tensor>& tensors) {
   TensorCursor cursor(tensors);
