@@ -1,4 +1,4 @@
-// Numbers of a training, averaged over batches and over ranks.
+// Training metrics, averaged over batches and ranks.
 //
 //   maniple::Metrics metrics;
 //   for (auto& batch : *loader) {
@@ -10,21 +10,21 @@
 //   std::puts(row.text().c_str());                                  // loss 0.0812  accuracy 0.975
 //   writer.add_scalar("loss", row["loss"], step);
 //
-// Means are exact: sum of value x count over sum of counts, over all ranks and batches, so that a rank with fewer
-// samples counts less. Sums are taken in double, in the order of ranks: every rank gets the same bits, run after run.
+// Means are exact: the sum of value x count divided by the sum of counts, over all ranks and batches, so a rank with
+// fewer samples has less weight. Sums are taken in double, in rank order, so all ranks get the same bits in every run.
 //
-// Tensors are added up where they are, by one small kernel and without waiting for a device; they are read, all at
-// once, when a row is asked for.
+// Tensors are accumulated on their device, by one small kernel, without host synchronization. All of them are copied to
+// the host together when a row is requested.
 //
-// NaN is not hidden: a mean, sum, minimum or maximum with a NaN in it is NaN. (But a value with a count of 0, the mean
-// of an empty batch say, is nothing and does not count.)
+// NaN stays visible: a mean, sum, minimum or maximum over values with a NaN is NaN. (A value with count 0, such as the
+// mean of an empty batch, is ignored.)
 //
-// Names. all_reduce() is one collective (an all_gather of 16 bytes for each name). Ranks need not have the same names:
-// the row has the union, and a rank without a name adds nothing to it. When a rank brings a name that the ranks have
-// not agreed on before, in the first call say, they do so in that call, by two more collectives. A name that is of
-// another kind on another rank is an InvalidArgument on all ranks.
+// Names. all_reduce() is one collective (an all_gather of 16 bytes per name). Ranks may have different names: the row
+// has their union, and a rank without a name does not contribute to it. When a rank adds a new name (as in the first
+// call), the ranks agree on the names in that call, with two more collectives. A name used for different kinds on
+// different ranks throws InvalidArgument on all ranks.
 //
-// One thread at a time.
+// Threads: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -47,19 +47,19 @@ struct Metric {
   std::string name;
   MetricKind kind = MetricKind::mean;
   double value = 0;
-  double count = 0;  ///< of a mean: the sum of the counts; otherwise the number of values
+  double count = 0;  ///< for a mean: the sum of the counts; otherwise the number of values
 };
 
-/// Metrics at one time. In the order in which rank 0 first had them, then those of the others.
+/// A snapshot of the metrics, in the order in which rank 0 added them, followed by names that only other ranks have.
 class MetricRow {
  public:
   explicit MetricRow(std::vector<Metric> metrics = {}) : metrics_(std::move(metrics)) {}
 
-  /// Throws InvalidArgument if there is none of this name, listing those that there are.
+  /// Throws InvalidArgument for an unknown name, and lists the known ones.
   double operator[](std::string_view name) const { return at(name).value; }
   const Metric& at(std::string_view name) const;
   bool contains(std::string_view name) const noexcept { return find(name) != nullptr; }
-  /// For rows that may be empty, as TrainerState::evaluation is before the first evaluation.
+  /// For rows that may be empty, such as TrainerState::evaluation before the first evaluation.
   double value_or(std::string_view name, double otherwise) const noexcept {
     const Metric* const metric = find(name);
     return metric != nullptr ? metric->value : otherwise;
@@ -83,13 +83,13 @@ class Metrics {
  public:
   Metrics() = default;
 
-  /// Part of a mean. `value` is normally itself the mean of `count` samples. A tensor has one element, of any real
-  /// dtype, on any device; gradients are not recorded. Throws InvalidArgument for a negative count, a tensor of another
-  /// size, and a name that is in use for another kind.
+  /// Adds to a mean. `value` is normally itself the mean of `count` samples. A tensor has one element of any real
+  /// dtype, on any device; gradients are not recorded. Throws InvalidArgument for a negative count, a tensor with more
+  /// or fewer elements, and a name that is in use for another kind.
   void add(const std::string& name, double value, double count = 1);
   void add(const std::string& name, const torch::Tensor& value, double count = 1);
 
-  /// Part of a sum, candidates for a minimum or a maximum.
+  /// Adds to a sum, a minimum or a maximum.
   void add_sum(const std::string& name, double value);
   void add_sum(const std::string& name, const torch::Tensor& value);
   void add_min(const std::string& name, double value);
@@ -97,17 +97,17 @@ class Metrics {
   void add_max(const std::string& name, double value);
   void add_max(const std::string& name, const torch::Tensor& value);
 
-  /// A mean: the part of the samples whose target is among the `top_k` classes with the largest scores. scores: samples
-  /// x classes (or samples x classes x places, as the losses of LibTorch take them); target: the same without the
+  /// Adds to a mean: the fraction of samples whose target is among the `top_k` classes with the largest scores. scores:
+  /// samples x classes (or samples x classes x places, as in LibTorch's losses). target: the same shape without
   /// classes.
   void add_accuracy(const std::string& name, const torch::Tensor& scores, const torch::Tensor& target, int top_k = 1);
 
-  /// Over all ranks of the group (null: the default group; if there is none, this process alone), and begins anew: the
-  /// next row is of what is added from now on. Collective.
+  /// The row over all ranks of the group (null: the default group; without one, this process alone). Then the metrics
+  /// are reset: the next row covers the values added from now on. Collective.
   MetricRow all_reduce(const std::shared_ptr<ProcessGroup>& group = nullptr,
                        const SourceLocation& where = SourceLocation::current());
 
-  /// Of this rank alone; keeps what was added.
+  /// The row of this rank alone; does not reset the metrics.
   MetricRow local() const;
 
   void reset() noexcept { entries_.clear(); }
@@ -117,9 +117,9 @@ class Metrics {
   struct Entry {
     std::string name;
     MetricKind kind;
-    double value = 0;      ///< of numbers: a sum weighted by counts, a sum, a minimum, a maximum
-    double count = 0;      ///< of numbers and tensors
-    torch::Tensor tensor;  ///< of tensors; one element, float64
+    double value = 0;      ///< for numbers: a sum weighted by counts, a sum, a minimum, or a maximum
+    double count = 0;      ///< for numbers and tensors
+    torch::Tensor tensor;  ///< for tensors; one element, float64
     bool has_value = false;
   };
   struct Name {
@@ -131,7 +131,7 @@ class Metrics {
   void put(const std::string& name, MetricKind kind, double value, double count);
   void put(const std::string& name, MetricKind kind, const torch::Tensor& value, double count, double factor);
   std::vector<double> values() const;
-  /// What the ranks of a group have agreed on: the same on all of them, whatever else a rank does meanwhile.
+  /// Agreed names; the same on all ranks of the group, whatever the rank adds later.
   struct Agreement {
     std::weak_ptr<ProcessGroup> group;
     std::vector<Name> names;
@@ -143,7 +143,7 @@ class Metrics {
   std::vector<Agreement> agreements_;
 };
 
-/// The part of the samples that are right, as a tensor of one element: nothing is read from a device. See add_accuracy.
+/// The fraction of correct samples, as a tensor of one element; does not wait for the device. See add_accuracy.
 torch::Tensor accuracy(const torch::Tensor& scores, const torch::Tensor& target, int top_k = 1);
 
 }  // namespace maniple

@@ -1,32 +1,32 @@
-// Optimizers that take their step over all parameters together: SGD, Adam, AdamW and Lion.
+// Optimizers that step all parameters in one pass: SGD, Adam, AdamW and Lion.
 //
 //   maniple::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(3e-4).weight_decay(0.1));
 //   ...
 //   loss.backward();
 //   optimizer.step();
 //
-// What differs    torch::optim runs about ten operations for each parameter. Here one pass reads parameter, gradient
-//                 and state once and writes them once: on the CPU by loops of our own over all tensors together, on
-//                 GPUs by LibTorch's fused kernels or its lists of tensors (_foreach_). `maniple bench optim` measures
-//                 both in one run.
-// What does not   SGD, Adam and AdamW are torch::optim's classes with another step(): options, parameter groups, state,
-//                 torch::save, Checkpoint and schedulers stay as they are, and a checkpoint of one loads into the
-//                 other. So do closures, and parameters without a gradient are left alone.
-// Exactness       The formulas are torch::optim's, in the same order; results differ by the rounding of single
-//                 operations, as nothing is fused to a * b + c here. float16 and bfloat16 are computed in float32 and
-//                 rounded once in a step, where torch::optim rounds after every operation. On the CPU bits do not
-//                 depend on processor or number of threads.
-// GPUs            The host never waits: numbers of steps are kept on the host.
+// Speed           torch::optim runs about ten operations for each parameter. These optimizers read and write parameter,
+//                 gradient and state once per step: on the CPU in Maniple's own loops over all tensors, on GPUs with
+//                 LibTorch's fused kernels or tensor lists (_foreach_). `maniple bench optim` measures both in one run.
+// Compatibility   SGD, Adam and AdamW derive from torch::optim's classes and replace step(). Options, parameter groups,
+//                 state, torch::save, Checkpoint, schedulers and closures work unchanged, and checkpoints can be
+//                 exchanged. Parameters without a gradient are not stepped.
+// Exactness       The formulas are torch::optim's, in the same order. Results differ by the rounding of single
+//                 operations, because nothing is fused to a * b + c here. float16 and bfloat16 are computed in float32
+//                 and rounded once per step; torch::optim rounds after every operation. On the CPU the bits do not
+//                 depend on the processor or the number of threads.
+// GPUs            The host never waits: step counts are kept on the host.
 // Threads         A step of more than half a million elements uses up to at::get_num_threads() threads.
 //
-// Gradients are dense; a sparse one throws InvalidArgument before anything is changed. Any strides will do; a gradient
-// or a state that does not lie in memory as its parameter does is copied first.
+// Gradients are dense; a sparse one throws InvalidArgument before anything is changed. Any strides are accepted; a
+// gradient or a state with a memory layout other than its parameter's is copied first.
 //
-// master_weights: parameters in float16 or bfloat16 lose small updates: at 1.0 bfloat16 has no number nearer than 0.4
-// %. With this option the optimizer keeps a float32 copy of each, and its state in float32, steps those, and rounds the
-// result into the parameter. The copies are made from the parameters in the first step; Checkpoint and torch::save keep
-// them, and torch::optim's own classes load such a file, without the copies. Who changes parameters between steps calls
-// reset_master_weights(), or the next step undoes the change.
+// master_weights: parameters in float16 or bfloat16 lose small updates, because at 1.0 the nearest other bfloat16
+// number is 0.4 % away. With this option the optimizer keeps a float32 copy of each parameter, and its state in
+// float32. It steps the copies and rounds the result into the parameters. The copies are made from the parameters in
+// the first step. Checkpoint and torch::save include them; torch::optim's own classes load such a file without the
+// copies. After changing parameters between steps, call reset_master_weights(); otherwise the next step undoes the
+// change.
 #pragma once
 
 #include <cstdint>
@@ -44,23 +44,23 @@
 namespace MANIPLE_API maniple {
 namespace optim {
 
-/// What torch::optim's options have no room for.
+/// Options that torch::optim's option classes lack.
 struct StepOptions {
   bool master_weights = false;  ///< float32 copies of float16 and bfloat16 parameters: see above
-  bool maximize = false;        ///< the objective is to grow: steps go along the gradient
+  bool maximize = false;        ///< maximize the objective: step along the gradient
 };
 
-/// A part of each of these optimizers: how it steps, and its float32 copies of parameters.
+/// Base of these optimizers: the step and the float32 copies of parameters.
 class MasterWeights {
  public:
   explicit MasterWeights(StepOptions options) : step_options_(options) {}
   virtual ~MasterWeights() = default;
 
   const StepOptions& step_options() const noexcept { return step_options_; }
-  /// The copy of a parameter; undefined where there is none (yet).
+  /// The float32 copy of a parameter; undefined if there is none (yet).
   torch::Tensor master_weight(const torch::Tensor& parameter) const;
   void set_master_weight(const torch::Tensor& parameter, torch::Tensor copy);
-  /// Forgets all copies: the next step makes them anew from the parameters.
+  /// Discards all copies: the next step makes them again from the parameters.
   void reset_master_weights() noexcept { copies_.clear(); }
 
  private:
@@ -91,7 +91,7 @@ class Adam : public torch::optim::Adam, public MasterWeights {
   void load(torch::serialize::InputArchive& archive) override;
 };
 
-/// The same with weight decay of the parameters themselves.
+/// Adam with weight decay applied to the parameters themselves.
 class AdamW : public torch::optim::AdamW, public MasterWeights {
  public:
   explicit AdamW(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::AdamWOptions defaults = {},
@@ -104,7 +104,7 @@ class AdamW : public torch::optim::AdamW, public MasterWeights {
 };
 
 struct LionOptions : public torch::optim::OptimizerCloneableOptions<LionOptions> {
-  LionOptions(double lr = 1e-4) : lr_(lr) {}  // NOLINT: converts on purpose, as torch::optim's do
+  LionOptions(double lr = 1e-4) : lr_(lr) {}  // NOLINT: converts on purpose, like torch::optim's options
   TORCH_ARG(double, lr) = 1e-4;
   using betas_t = std::tuple<double, double>;
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.99);
@@ -125,9 +125,9 @@ struct LionParamState : public torch::optim::OptimizerCloneableParamState<LionPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Lion (Chen et al., 2023): every element moves by lr, in the direction of the sign of beta1 * m + (1 - beta1) * g;
-/// then m becomes beta2 * m + (1 - beta2) * g. Half of Adam's state. Usual: a third to a tenth of AdamW's lr, and so
-/// much more weight decay, which is that of AdamW.
+/// Lion (Chen et al., 2023): every element moves by lr in the direction of the sign of beta1 * m + (1 - beta1) * g;
+/// then m becomes beta2 * m + (1 - beta2) * g. Half of Adam's state. Typical settings: a third to a tenth of AdamW's
+/// lr, and weight decay larger by the same factor. Weight decay works as in AdamW.
 class Lion : public torch::optim::Optimizer, public MasterWeights {
  public:
   explicit Lion(std::vector<torch::optim::OptimizerParamGroup> groups, LionOptions defaults = {},
@@ -139,14 +139,14 @@ class Lion : public torch::optim::Optimizer, public MasterWeights {
 };
 
 /// An optimizer as named tensors, with the names of Python's optimizer.state_dict(): "state.0.exp_avg", "state.0.step"
-/// (one float32), "param_groups.0.lr" (one float64), "param_groups.0.betas" (two), "param_groups.0.params" (int64: the
-/// numbers of its parameters, which count through all groups). Tensors are those of the optimizer, not copies. Any
+/// (one float32), "param_groups.0.lr" (one float64), "param_groups.0.betas" (two), "param_groups.0.params" (int64:
+/// indices of its parameters, numbered across all groups). The tensors are the optimizer's own, not copies. Takes every
 /// optimizer that Checkpoint takes.
 std::map<std::string, torch::Tensor> state_dict(torch::optim::Optimizer& optimizer);
 
-/// The reverse. Options that the dict does not have keep their values, those that are unknown here are left out
-/// (foreach, fused, ...). Throws InvalidArgument naming what does not fit: another number of groups or parameters, a
-/// state of another shape.
+/// The reverse. Options missing from the dict keep their values; unknown options (foreach, fused, ...) are ignored.
+/// Throws InvalidArgument, which names the mismatch: another number of groups or parameters, or a state of another
+/// shape.
 void load_state_dict(torch::optim::Optimizer& optimizer, const std::map<std::string, torch::Tensor>& dict);
 
 }  // namespace optim
