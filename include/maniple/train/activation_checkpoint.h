@@ -110,7 +110,7 @@ template <class Function, class... Arguments>
 auto checkpoint(const ActivationCheckpointOptions& options, Function function, Arguments... arguments) {
   using Result = std::decay_t<decltype(detail::call_or_forward(function, arguments...))>;
   std::vector<torch::Tensor> inputs;
-  // Tensors are kept by checkpoint_tensors; in `kept` they leave their places.
+  // checkpoint_tensors keeps the tensors; their places in `kept` stay empty.
   [[maybe_unused]] const auto take = [&inputs](auto& argument) {
     if constexpr (std::is_same_v<std::decay_t<decltype(argument)>, torch::Tensor>) {
       inputs.push_back(std::exchange(argument, torch::Tensor()));

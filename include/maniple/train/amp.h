@@ -104,13 +104,13 @@ class GradScaler {
   /// Adapts the scale, or sets it to `new_scale`. Call it after the steps of all optimizers.
   void update(std::optional<double> new_scale = {});
 
-  double get_scale() const;        ///< waits for the device; 1 if it is not enabled
+  double get_scale() const;        ///< waits for the device; 1 if disabled
   int get_growth_tracker() const;  ///< good steps since the scale changed; waits for the device
   bool is_enabled() const noexcept;
 
   // Scale, growth tracker and factors, as text. Checkpoint::add saves and loads it.
   std::string state_dict() const;
-  void load_state_dict(const std::string& text);  ///< throws ProtocolError for anything else
+  void load_state_dict(const std::string& text);  ///< throws ProtocolError for other text
 
  private:
   struct Impl;

@@ -76,8 +76,7 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // ---- Contents. Added objects must outlive the Checkpoint. Names are file names: letters, digits, "_", "-", ".".
-  // ----
+  // ---- Contents. Added objects must outlive this one. Names are file names: letters, digits, "_", "-", ".". ----
   Checkpoint& add(const std::string& name, torch::nn::Module& module);   ///< parameters and buffers
   Checkpoint& add(const std::string& name, torch::jit::Module& module);  ///< the same for a scripted model
   /// SGD, Adam, AdamW, RMSprop, Adagrad, and the optimizers of optim.h: options of each group, state of each parameter.

@@ -23,8 +23,9 @@
 //           gradients are its gradients. They are added to `grad`, as by any backward. Only the rank of the first stage
 //           uses the input, and only the rank of the last stage uses the target; other ranks may pass anything.
 // Exact     With every schedule, gradients are bit for bit those of one process that computes the same micro-batches
-//           one after the other. (Modules that depend on the whole batch, such as batch norm, see micro-batches. Each
-//           rank draws its own random numbers.)
+//           one after the other. Gradients of tied parameters, and averages over data_group, are summed in another
+//           order and equal up to rounding. (Modules that depend on the whole batch, such as batch norm, see
+//           micro-batches. Each rank draws its own random numbers.)
 // Messages  Activations and gradients are sent while the next micro-batch is computed, and receives are posted ahead.
 //           Shapes are sent in the first step, and again when rows, shapes, dtypes, train(), requires_grad or autocast
 //           change on some rank; other steps reuse them. GPU tensors are staged through host memory with every backend:
@@ -42,7 +43,7 @@
 // on all ranks before anything is computed; the pipeline stays usable. If a stage throws, the step ends on all ranks:
 // its own rank throws the original error, the others throw Aborted, which names stage, rank and micro-batch. A killed
 // rank is reported as PeerLost. `group` stays usable unless a rank is lost. data_group is aborted, because the other
-// pipelines would wait for this one; make a new Pipeline then.
+// pipelines would wait for this one. After such an error make a new Pipeline.
 //
 // Threads: one thread at a time. The Pipeline makes its own group from the ranks of `group`, so `group` may be used for
 // other operations between steps.

@@ -63,7 +63,7 @@ struct FullySharded {
   /// Options for turning the model into a unit. `group` and `replicate_group` hold the ranks with different batches. If
   /// the model is already a unit, its own options apply instead.
   FullyShardOptions shard = {};
-  std::shared_ptr<ProcessGroup> world = nullptr;  ///< needed with replicate_group: see above
+  std::shared_ptr<ProcessGroup> world = nullptr;  ///< used with replicate_group: see above
 };
 
 /// A model with layers of tensor_parallel.h over `group`. Parameters that are replicated are copied from rank 0 of the
@@ -72,7 +72,7 @@ struct TensorParallel {
   std::shared_ptr<ProcessGroup> group = nullptr;       ///< the ranks that divide the layers
   std::shared_ptr<ProcessGroup> data_group = nullptr;  ///< the ranks with the same part of the model; null: none
   DdpOptions ddp = {};                                 ///< for the average over data_group; leave its `group` unset
-  std::shared_ptr<ProcessGroup> world = nullptr;       ///< needed with data_group: see above
+  std::shared_ptr<ProcessGroup> world = nullptr;       ///< used with data_group: see above
 };
 
 /// Pipeline (pipeline.h) over the layers of a torch::nn::Sequential. fit() and evaluate() take a criterion() as the
@@ -88,7 +88,7 @@ struct Pipeline {
   std::shared_ptr<ProcessGroup> group = nullptr;       ///< the ranks of the pipeline
   std::shared_ptr<ProcessGroup> data_group = nullptr;  ///< the ranks with the same stages; null: none
   DdpOptions ddp = {};                                 ///< for the average over data_group; leave its `group` unset
-  std::shared_ptr<ProcessGroup> world = nullptr;       ///< needed with data_group: see above
+  std::shared_ptr<ProcessGroup> world = nullptr;       ///< used with data_group: see above
 };
 
 }  // namespace strategy

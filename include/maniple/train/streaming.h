@@ -7,11 +7,11 @@
 //   maniple::DataLoader loader(data, {.batch_size = 32, .workers = 4});
 //
 // Division. In each epoch the shards are put in an order, shuffled by seed and epoch, that is the same on all ranks.
-// With S shards and R ranks, the first S - S mod R shards belong to one rank each: rank r takes places r, r + R, r +
-// 2R, ... The other S mod R shards (all shards, if there are fewer than ranks) are read by all ranks, and rank r takes
-// their samples r, r + R, ... So every rank has samples, and every sample is used exactly once. The best division is
-// many more shards than ranks, of equal size. The number of loader workers does not matter: one thread per rank reads,
-// the workers decode.
+// With S shards and R ranks, the first S - S mod R shards belong to one rank each: rank r takes places r, r + R, and so
+// on. The other S mod R shards (all shards, if there are fewer than ranks) are read by all ranks, and rank r takes
+// their samples r, r + R, and so on. So every rank has samples, and every sample is used exactly once. The best
+// division is many more shards than ranks, of equal size. The number of loader workers does not matter: one thread per
+// rank reads, the workers decode.
 //
 // Shuffling. `shuffle_buffer` samples, undecoded, are held in memory. Each returned sample is drawn from this buffer
 // and replaced by the next one read. The draws depend on seed, epoch and rank alone.

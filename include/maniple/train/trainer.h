@@ -11,8 +11,8 @@
 //   const auto& end = trainer.fit(loader, test_loader, loss);            // a DataLoader, or any range of batches
 //   maniple::print_once(end.evaluation.text());                          // loss 0.0812  accuracy 0.975
 //
-// Each step is a class of its own, which hand-written loops use as well (docs/training.md): DistributedDataParallel,
-// Accumulation, clip_grad_norm_, Metrics, Checkpoint, GracefulStop, EarlyStopping, Progress, SummaryWriter. The loop
+// Each piece is a class of its own, for use in hand-written loops as well (docs/training.md): DistributedDataParallel,
+// Accumulation, clip_grad_norm_, Metrics, Checkpoint, GracefulStop, EarlyStopping, Progress, SummaryWriter. The Trainer
 // runs them in this order:
 //
 //   for each batch    forward and backward; no communication (no_sync) until `accumulate` batches make a step
@@ -50,11 +50,6 @@
 // errors of the classes above; wrong options throw InvalidArgument.
 //
 // The loop is the same with every strategy (strategy.h): DataParallel, Zero1, FullySharded, TensorParallel, Pipeline.
-//
-// fit() and evaluate() are collectives: all ranks call them, with the same options. One thread. Errors are those of the
-// pieces; mistakes in the options are InvalidArgument.
-//
-// The order is the same with every strategy (strategy.h): DataParallel, Zero1, FullySharded, TensorParallel, Pipeline.
 #pragma once
 
 #include <concepts>
@@ -93,10 +88,9 @@ enum class TrainerEnd {
 /// What a Trainer does when an averaged gradient is infinite or NaN (it then is on every rank).
 enum class NonfiniteGradients {
   automatic,  ///< stop on the CPU; ignore on a GPU, where the check would wait for the device in every step
-  stop,    ///< throws InvalidArgument on all ranks, naming the rank and the parameter it began with; the weights are as
-           ///< before the step
-  skip,    ///< skips the step on all ranks, with a warning; the skipped step counts as a step
-  ignore,  ///< no check: the optimizer receives them
+  stop,       ///< throws InvalidArgument on all ranks, naming rank and parameter of the origin; weights stay unchanged
+  skip,       ///< skips the step on all ranks, with a warning; the skipped step counts as a step
+  ignore,     ///< no check: the optimizer receives them
 };
 
 /// Training progress.
@@ -129,8 +123,8 @@ struct TrainerOptions {
   /// scheduler's state into checkpoints.
   std::function<void()> schedule = nullptr;
 
-  /// Mixed precision. The object that this function returns exists during each forward: `[] { return
-  /// std::make_shared<maniple::Autocast>(torch::kCUDA); }`. For float16 also call trainer.use(scaler).
+  /// Mixed precision. The object that this function returns exists during each forward:
+  /// `[] { return std::make_shared<maniple::Autocast>(torch::kCUDA); }`. For float16 also call trainer.use(scaler).
   std::function<std::shared_ptr<void>()> autocast = nullptr;
 
   /// With a folder, fit() saves a checkpoint at the end of each epoch, every `save_every` steps, and when it is
