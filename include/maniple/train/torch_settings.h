@@ -13,8 +13,7 @@
 //   BLAS           Left unchanged. The reference BLAS, twenty times slower than OpenBLAS, causes a warning that names
 //                  the package to install.
 //   Threads        Left unchanged: LibTorch reads OMP_NUM_THREADS, and uses all cores without it. With several ranks on
-//                  a host that is too many; `threads` > 0 sets the number unless OMP_NUM_THREADS is set. on a host that
-//                  is too many; `threads` > 0 sets the number where OMP_NUM_THREADS does not.
+//                  a host that is too many; `threads` > 0 sets the number unless OMP_NUM_THREADS is set.
 #pragma once
 
 #include <string>

@@ -20,7 +20,6 @@
 // Only the communication of DistributedDataParallel is shadowed. The program's own collectives inside the function
 // (such as the average of a loss) are not: a rank without batches does not call them, and all ranks get `Mismatch`.
 // Call them after with_uneven_inputs.
-// after it.
 #pragma once
 
 #include <functional>
