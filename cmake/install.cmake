@@ -1,12 +1,12 @@
-# `cmake --install` and what find_package(Maniple) finds. A component is one line at the end of this file.
+# Install rules, and the package that find_package(Maniple) finds. Each component is one line at the end of this file.
 include(CMakePackageConfigHelpers)
 set(MANIPLE_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Maniple)
 
 # maniple_component(NAME [COMPONENTS other ...] [PACKAGES package ...] [STATIC_PACKAGES package ...] [WITH target ...])
-# Installs maniple::NAME, the target maniple_NAME or maniple_NAME_shared. Consumers get COMPONENTS with it; PACKAGES are
-# found again on their machine, and so are STATIC_PACKAGES, private dependencies, which a static library leaves to the
-# last link. The kind that BUILD_SHARED_LIBS does not ask for is added by `cmake --install --component static` or
-# `shared`.
+# Installs maniple::NAME from the target maniple_NAME or maniple_NAME_shared. COMPONENTS are Maniple components that
+# NAME needs. Consumers find PACKAGES with find_package. STATIC_PACKAGES are private dependencies that consumers must
+# find only for the static library. BUILD_SHARED_LIBS selects the kind that is installed by default;
+# `cmake --install --component static` or `shared` installs the other kind.
 function(maniple_component name)
   cmake_parse_arguments(arg "" "" "COMPONENTS;PACKAGES;STATIC_PACKAGES;WITH" ${ARGN})
   foreach(kind static shared)

@@ -1,6 +1,6 @@
-# An MPI is described by its own compiler wrapper; two of them may be installed side by side, which FindMPI cannot do.
+# Finds each MPI by its own compiler wrapper, because FindMPI cannot find two MPIs that are installed side by side.
 #
-# maniple_find_mpi(NAME WRAPPER): the interface target maniple_mpi_NAME, if that wrapper and its headers are there.
+# maniple_find_mpi(NAME WRAPPER) defines the interface target maniple_mpi_NAME if WRAPPER and its headers exist.
 function(maniple_find_mpi name wrapper)
   string(TOUPPER MANIPLE_${name}_MPICC variable)
   find_program(${variable} ${wrapper})
@@ -14,7 +14,7 @@ function(maniple_find_mpi name wrapper)
     return()
   endif()
   separate_arguments(words UNIX_COMMAND "${line}")
-  # Some packages hold the wrapper and others the headers.
+  # The wrapper and the headers may come from different packages.
   set(folders ${words})
   list(FILTER folders INCLUDE REGEX "^-I.")
   list(TRANSFORM folders REPLACE "^-I" "")

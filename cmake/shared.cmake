@@ -1,9 +1,9 @@
-# The shared libraries, linked from the objects of the static ones: libmaniple.so (comm and launch) and
-# libmaniple_train.so. So nothing is compiled twice, and `maniple`, the tests and the peer programs, which use
-# internals, are linked with the static libraries always.
+# Links the shared libraries libmaniple.so (comm and launch) and libmaniple_train.so from the objects of the static
+# libraries, so nothing is compiled twice. `maniple`, the tests and the peer programs use internals and always link the
+# static libraries.
 #
-# maniple::comm, maniple::launch and maniple::train are the libraries of the kind that BUILD_SHARED_LIBS asks for, here
-# and in the package (see install.cmake).
+# BUILD_SHARED_LIBS selects the kind of maniple::comm, maniple::launch and maniple::train, in this build and in the
+# package (see install.cmake).
 function(maniple_shared_library target file)
   cmake_parse_arguments(arg "" "" "OF" ${ARGN})
   add_library(${target} SHARED)
@@ -13,22 +13,22 @@ function(maniple_shared_library target file)
   target_include_directories(${target}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  # Before 1.0 a minor version may change the binary interface. The libraries find each other wherever the prefix is
-  # moved to.
+  # Before 1.0 a minor version may change the binary interface. $ORIGIN lets the libraries find each other after the
+  # prefix is moved.
   set(interface ${PROJECT_VERSION_MAJOR})
   if(interface EQUAL 0)
     set(interface 0.${PROJECT_VERSION_MINOR})
   endif()
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${file} VERSION ${PROJECT_VERSION} SOVERSION ${interface} LINKER_LANGUAGE CXX
     BUILD_RPATH $ORIGIN INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON)
-  # Templates of the C++ library that are instantiated in ours are not hidden by the compiler; this hides them.
+  # The compiler does not hide instantiated templates of the C++ library; the version script does.
   set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
   target_link_options(${target} PRIVATE LINKER:--version-script=${exports})
   set_target_properties(${target} PROPERTIES LINK_DEPENDS ${exports})
   if(NOT MANIPLE_SANITIZE AND NOT MANIPLE_FUZZ)
-    target_link_options(${target} PRIVATE LINKER:-z,defs)  # a mark that is missing is noticed here
+    target_link_options(${target} PRIVATE LINKER:-z,defs)  # reports a missing export mark here
   endif()
-  # A test uses them, too.
+  # A test uses the shared libraries too.
   if(NOT BUILD_SHARED_LIBS AND (NOT MANIPLE_TESTS OR MANIPLE_SANITIZE))
     set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
   endif()

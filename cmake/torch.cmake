@@ -1,8 +1,8 @@
-# Finds LibTorch and defines maniple_train, the only library that may see it.
+# Finds LibTorch and defines maniple_train, the only library that may use it.
 #
-# Debian 12 ships LibTorch 1.13 (libtorch-dev); any LibTorch up to today's 2.x will do:
-# -DCMAKE_PREFIX_PATH=/path/to/libtorch. Sets MANIPLE_HAVE_TORCH. Without LibTorch everything else is built, and the
-# configuration says what is left out.
+# Debian 12 ships LibTorch 1.13 (libtorch-dev). Any later LibTorch up to 2.x works, too:
+# -DCMAKE_PREFIX_PATH=/path/to/libtorch. Sets MANIPLE_HAVE_TORCH. Without LibTorch everything else is built, and CMake
+# reports what it leaves out.
 set(MANIPLE_HAVE_TORCH OFF)
 if(NOT MANIPLE_TRAIN)
   return()
@@ -25,39 +25,39 @@ target_include_directories(maniple_train
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
   PRIVATE src)
 target_compile_features(maniple_train PUBLIC cxx_std_20)
-# SYSTEM: warnings in LibTorch's headers are not ours.
+# SYSTEM suppresses warnings in LibTorch's headers.
 target_include_directories(maniple_train SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
 target_link_libraries(maniple_train
   PUBLIC maniple_comm ${TORCH_LIBRARIES}
   PRIVATE ZLIB::ZLIB $<BUILD_INTERFACE:maniple_openssl_headers> $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
           $<BUILD_INTERFACE:maniple_warnings>)
-# Tensors on GPUs, where LibTorch has them.
+# Support GPU tensors if LibTorch does.
 if(TARGET torch_cuda)
-  # Of all that shares the precompiled headers.
+  # PUBLIC: every target that shares the precompiled headers needs it.
   target_compile_definitions(maniple_train PUBLIC $<BUILD_INTERFACE:MANIPLE_TORCH_CUDA>)
 endif()
-# LibTorch's macros put __FILE__ into texts, which a user sees: without the folder of this machine.
+# LibTorch's macros put __FILE__ into texts that users see; the map removes the build machine's path.
 target_compile_options(maniple_train PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=maniple/)
-# LibTorch's headers take many seconds to read: once for the library.
+# LibTorch's headers take many seconds to parse, so the library parses them once.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
-# GCC makes the templates that those headers mention anew in each file, even in an empty one, which takes ten seconds,
-# longer than the file itself: so many files are compiled together.
+# GCC instantiates the templates of those headers in each file, even in an empty one. This takes ten seconds, longer
+# than the file itself, so many files are compiled together.
 set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
 if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # It takes the files that are put together for headers.
+  # GCC treats the grouped files as headers.
   target_compile_options(maniple_train PRIVATE -Wno-subobject-linkage)
 endif()
 
-# maniple_train_sources(GROUP FILES...): files of the library that are compiled with the others of their group, so names
-# in their unnamed namespaces must differ within it.
+# maniple_train_sources(GROUP FILES...): adds files that are compiled together with the other files of GROUP. Names in
+# their unnamed namespaces must differ within the group.
 function(maniple_train_sources group)
   target_sources(maniple_train PRIVATE ${ARGN})
   set_source_files_properties(${ARGN} TARGET_DIRECTORY maniple_train PROPERTIES UNITY_GROUP ${group})
 endfunction()
 
-# maniple_train_program(NAME [SOURCES ...] [LIBS ...] [OPTIONS ...]): a program on LibTorch. It is compiled as an
-# object, NAME_object, because only then may it use the headers that were compiled for maniple_train (an executable has
-# other flags).
+# maniple_train_program(NAME [SOURCES ...] [LIBS ...] [OPTIONS ...]): adds a program that uses LibTorch. Its sources are
+# compiled as the object library NAME_object, because an executable has other flags and cannot reuse the precompiled
+# headers of maniple_train.
 function(maniple_train_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBS;OPTIONS" ${ARGN})
   add_library(${name}_object OBJECT ${arg_SOURCES})
