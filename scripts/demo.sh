@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh Debian machine to the main job: installs what is missing, builds, and trains a network on MNIST with two
-# ranks.
+# Shows Maniple's main use on a fresh Debian machine: installs missing packages, builds, and trains a network on MNIST
+# with two ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

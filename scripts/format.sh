@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Formats the C++ sources, by .clang-format and one version of clang-format: others break lines elsewhere.
+# Formats the C++ sources by .clang-format with one fixed version of clang-format, because other versions break lines
+# elsewhere.
 # Usage: scripts/format.sh [--check] [FILE...]
 #
-# --check changes nothing, prints what it would change, and fails if that is anything. Without files: all of the
-# repository. Exit code 77 with --check: this version is not installed.
+# Without files, formats the whole repository. --check changes nothing, prints the changes that are needed, and fails if
+# there are any. Exit code 77 with --check: this version is not installed.
 set -euo pipefail
-program=clang-format-19  # on Debian 12 and 13 alike; scripts/setup.sh installs it
+program=clang-format-19  # available on Debian 12 and 13; scripts/setup.sh installs it
 check=0
 if [[ ${1:-} == --check ]]; then check=1 && shift; fi
 root=$(dirname "$0")/..
@@ -19,7 +20,7 @@ files=("$@")
 if ((${#files[@]} == 0)); then
   cd "$root"
   mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.inl' 2>/dev/null)
-  # Sources without their history.
+  # The sources are not a git checkout.
   if ((${#files[@]} == 0)); then mapfile -t files < <(find bench examples include plugins src tests tools -name '*.h' -o -name '*.cpp' -o -name '*.inl'); fi
 fi
 mode=(-i)

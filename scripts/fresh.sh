@@ -1,21 +1,19 @@
 #!/usr/bin/env bash
-# Runs a command in a clean clone of this repository (its last commit) inside a pristine Debian: a minimal system with
-# git and nothing else. What only your own machine has installed is not there, so a line that is missing in
-# scripts/setup.sh shows.
+# Runs a command in a clean clone of this repository (its last commit) inside a pristine Debian, a minimal system with
+# only git. Packages of your own machine are absent, so a package missing from scripts/setup.sh shows up.
 #
-#   scripts/fresh.sh ./scripts/test.sh                    what a newcomer does
-#   scripts/fresh.sh --release trixie ./scripts/demo.sh   on another release of Debian than this machine's own
-#   scripts/fresh.sh --user ./scripts/test.sh             as an ordinary user without sudo; root has run
-#                                                         scripts/setup.sh before
-#   scripts/fresh.sh --prepare                            makes the base system only; fails, and says why, where that
-#                                                         cannot be done
+#   scripts/fresh.sh ./scripts/test.sh                    the steps of a new user
+#   scripts/fresh.sh --release trixie ./scripts/demo.sh   on a different Debian release than this machine's
+#   scripts/fresh.sh --user ./scripts/test.sh             as an ordinary user without sudo, after root has run
+#                                                         scripts/setup.sh
+#   scripts/fresh.sh --prepare                            creates only the base system; fails with the reason if this
+#                                                         machine cannot
 #
-# --keep leaves the system behind, and says where; --cold compiles everything anew, without the cache of ccache of
-# earlier runs.
+# --keep keeps the system and prints its path. --cold compiles everything without the ccache of earlier runs.
 #
-# Needs root, Linux namespaces and Debian's packages. The base system is made once by debootstrap (a minute, 300 MB in
-# /var/tmp/maniple-fresh); each run writes into an overlay of its own, which is removed afterwards. Files and processes
-# are apart, the network and the kernel are those of this machine.
+# Needs root, Linux namespaces and Debian packages. debootstrap creates the base system once (a minute, 300 MB in
+# /var/tmp/maniple-fresh). Each run writes into its own overlay, which is removed afterwards. Files and processes are
+# isolated; the network and the kernel are shared with this machine.
 set -euo pipefail
 
 fail() { echo "fresh: $*" >&2; exit 2; }
@@ -46,7 +44,7 @@ place=/var/tmp/maniple-fresh
 base=$place/$release cache=$place/$release-ccache
 mkdir -p "$place" "$cache"
 
-# The base system: two runs at a time make it once.
+# The lock makes concurrent runs create the base system only once.
 exec {lock}>"$place/$release.lock"
 flock "$lock"
 if [[ ! -e $base/.ready ]]; then
@@ -59,10 +57,10 @@ if [[ ! -e $base/.ready ]]; then
   echo "fresh: making a pristine Debian $release" >&2
   rm -rf --one-file-system "$base" && mkdir -p "$base"
   script=/usr/share/debootstrap/scripts/$release
-  [[ -e $script ]] || script=/usr/share/debootstrap/scripts/sid  # a release that is newer than debootstrap
+  [[ -e $script ]] || script=/usr/share/debootstrap/scripts/sid  # the release is newer than debootstrap
   debootstrap --variant=minbase --include=ca-certificates,git "$release" "$base" "$mirror" "$script" >"$place/$release.log" 2>&1 ||
     { tail -n 20 "$place/$release.log" >&2; fail "debootstrap could not make Debian $release"; }
-  # Packages come from where this machine's come from.
+  # Use this machine's package sources.
   rm -rf "$base/etc/apt" && cp -a /etc/apt "$base/etc/apt"
   { grep -rl "$own" "$base/etc/apt" || true; } | xargs -r sed -i "s/$own/$release/g"
   touch "$base/.ready"
@@ -76,14 +74,14 @@ trap cleanup EXIT
 mkdir "$run"/{upper,work,root}
 export base run repository cache cold as_user
 status=0
-# Mounts and processes of its own: all of them are gone when the command ends.
+# A separate mount and process namespace: all mounts and processes disappear when the command ends.
 unshare --mount --pid --fork --kill-child bash -c '
   set -euo pipefail
   mount -t overlay overlay -o "lowerdir=$base,upperdir=$run/upper,workdir=$run/work" "$run/root"
   cd "$run/root"
   mount -t proc proc proc; mount --rbind /sys sys; mount --rbind /dev dev; mount -t tmpfs tmpfs run; mount -t tmpfs tmpfs tmp
   for file in /etc/resolv.conf /etc/hosts /etc/npmrc; do [[ ! -e $file ]] || cp -L "$file" ".$file"; done
-  echo force-unsafe-io >etc/dpkg/dpkg.cfg.d/throwaway  # nobody misses this system after a crash
+  echo force-unsafe-io >etc/dpkg/dpkg.cfg.d/throwaway  # the system need not survive a crash
   home=root/project
   if [[ -n $as_user ]]; then
     chroot . useradd --create-home --shell /bin/bash newcomer

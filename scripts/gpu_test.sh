@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds everything that concerns GPUs, runs its tests, and measures, on a machine with an NVIDIA GPU and the CUDA
-# toolkit (nvcc). Usage: scripts/gpu_test.sh [--no-bench]
+# Builds Maniple's GPU parts, runs their tests, and measures, on a machine with an NVIDIA GPU and the CUDA toolkit
+# (nvcc). Usage: scripts/gpu_test.sh [--no-bench]
 #
-# LibTorch and NCCL are those inside the PyTorch of `python3`, if there is one with CUDA; otherwise what CMake finds.
-# Figures of `maniple bench gpu` are in build/gpu_bench.json, too. The last line is "N passed, N failed".
+# Uses LibTorch and NCCL from python3's PyTorch if that PyTorch has CUDA, otherwise the ones that CMake finds. Also
+# writes the results of `maniple bench gpu` to build/gpu_bench.json. The last line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ for tool in nvcc cmake ninja; do
   }
 done
 
-# broken WHAT: a step before the tests failed; what is left is the last line.
+# broken REASON: a step before the tests failed, so only print the last line.
 broken() {
   echo "gpu_test: $1" >&2
   echo "0 passed, 1 failed"
@@ -42,13 +42,13 @@ cmake --preset release -DMANIPLE_WERROR=$werror --log-level=WARNING ${torch:+-DC
 cmake --build --preset release -j "$(nproc)" --target tests_gpu maniple_plugins maniple || broken "the build failed"
 
 status=0 output=build/gpu_output.txt tally=build/gpu_tally.txt
-# Ranks of these tests are processes, three or so in each test, which mostly start.
+# Each test runs about three rank processes, and most of their time is start-up.
 ctest --preset release-gpu -j "$((($(nproc) + 3) / 4))" 2>&1 | tee "$output" || status=$?
 awk -v stage=gpu -v root=$((EUID == 0)) -f scripts/tally.awk tests/expected_skips.txt "$output" build/Testing/Temporary/LastTest.log >"$tally" ||
   broken "the results of ctest could not be read"
 grep -v '^total ' "$tally" || true
 read -r passes fails skips < <(sed -n 's/^total //p' "$tally")
-if ((passes == 0)); then status=1; fi  # nothing ran
+if ((passes == 0)); then status=1; fi  # no test ran
 if [[ -n $bench ]]; then
   cmake --build --preset release -j "$(nproc)" --target bench_gpu || status=1
   timeout --kill-after=20 400 build/bin/maniple bench gpu --json build/gpu_bench.json || status=1

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Runs PyTorch's own tests of backends and DDP against Maniple: python3 scripts/pytorch_tests.py CHECKOUT [PATTERN...]
 
-CHECKOUT is a checkout of PyTorch at the version that is installed (git clone --branch v1.13.1 https://github.com/pytorch/pytorch); nothing in it
-is changed. With - in its place only those tests run that the installed package has (test_distributed_spawn). The tests are those that PyTorch runs with Gloo on a CPU, and wherever they ask for Gloo they get Maniple: the name is still "gloo", so that
-they choose what they choose for Gloo. Ranks are forked instead of spawned, which saves each of them an import of PyTorch. A PATTERN
-chooses tests: MODULE.CLASS.test, with * for anything.
+CHECKOUT is a checkout of the installed PyTorch version (git clone --branch v1.13.1 https://github.com/pytorch/pytorch).
+The script does not change it. If CHECKOUT is -, only the tests in the installed package run (test_distributed_spawn).
 
-Prints a line for each test. What is known to fail has its reason below (KNOWN); anything else that fails makes the exit status 1."""
+PyTorch runs these tests with Gloo on a CPU. Here Maniple replaces Gloo but keeps the name "gloo", so that the tests
+take the same branches. Ranks are forked instead of spawned, which saves each rank an import of PyTorch. PATTERN
+selects tests: MODULE.CLASS.test, with * as a wildcard.
+
+Prints one line per test. KNOWN below lists expected failures with reasons; any other failure makes the exit status 1.
+"""
 
 import argparse
 import fnmatch
@@ -23,7 +26,7 @@ import time
 import types
 import unittest
 
-# Module, and the classes of it that need no GPU. test_distributed_spawn has its tests in torch.testing, which is
+# Modules, and their classes that run without a GPU. The tests of test_distributed_spawn are in torch.testing, which is
 # installed.
 SUITES = {
     "test_distributed_spawn": ["TestDistBackendWithSpawn"],
@@ -66,7 +69,7 @@ LIMIT = 90  # seconds for one test
 
 
 def without_packages():
-    """PyTorch's helpers import these, and the tests here do not use them: they are replaced where they are not installed."""
+    """Replaces missing packages that PyTorch's helpers import but these tests do not use."""
     for name in ("expecttest", "hypothesis"):
         if importlib.util.find_spec(name) is None:
             sys.modules[name] = types.ModuleType(name)
@@ -75,7 +78,7 @@ def without_packages():
 
 
 def disguise():
-    """Whoever asks torch.distributed for Gloo gets Maniple."""
+    """Makes torch.distributed return Maniple when a test requests Gloo."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
     from torch.testing._internal import common_distributed
@@ -89,7 +92,7 @@ def disguise():
             return isinstance(group, maniple_torch._shim.Backend)
 
     class Disguised(metaclass=Kind):
-        """In the place of ProcessGroupGloo(store, rank, size, options or timeout)."""
+        """Replaces ProcessGroupGloo(store, rank, size, options or timeout)."""
 
         def __new__(cls, store, rank, size, options=None, timeout=None):
             if timeout is None:
@@ -134,7 +137,7 @@ def disguise():
 
     common_distributed.MultiProcessTestCase._spawn_processes = fork
     common_distributed.TIMEOUT_OVERRIDE.clear()
-    try:  # PyTorch 1.13 has a variant of DDP's parameters, off but for tests, that cannot be imported under Python 3.11
+    try:  # PyTorch 1.13 has a variant of DDP's parameters, used only in tests, that Python 3.11 cannot import
         from torch.nn.parallel import _replicated_tensor_ddp_utils
     except ImportError:
         pass
@@ -146,7 +149,7 @@ def disguise():
         find_events = distributed_test.get_profiling_event
 
         def events_of(postfix, *rest, **named):
-            """The name of an event begins with that of the backend."""
+            """Finds events by the backend's name, which their names begin with."""
             found = find_events(postfix.replace("gloo:", "maniple:"), *rest, **named)
             for event in found:
                 event.name = event.name.replace("maniple:", "gloo:")
@@ -156,7 +159,7 @@ def disguise():
 
 
 class Result(unittest.TextTestResult):
-    """Prints one line for each test as it ends: how, where, after how long, and the reason."""
+    """Prints one line as each test ends: result, name, duration and reason."""
 
     def startTest(self, test):
         super().startTest(test)
@@ -191,7 +194,7 @@ class Result(unittest.TextTestResult):
 
 
 def reason_of(error):
-    """The last line of the rank's own traceback, which the error of the parent carries in its text."""
+    """Returns the last line of the rank's own traceback, which the parent's error text contains."""
     kind, value, _ = error
     lines = [line for line in str(value).splitlines() if re.match(r"[A-Za-z_.]*(Error|Exception|Lost|Timeout|Mismatch|Argument|Aborted|"
                                                                   r"Unsupported|Failure)\b.*", line)]
@@ -200,7 +203,7 @@ def reason_of(error):
 
 
 def class_of_package():
-    """test_distributed_spawn's, of the tests in torch.testing."""
+    """Returns the class of test_distributed_spawn for the tests in torch.testing."""
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
     class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):
@@ -231,11 +234,11 @@ def run_class(checkout, module_name, class_name, patterns):
     unittest.TextTestRunner(resultclass=Result, stream=io.StringIO()).run(suite)
 
 
-# ---- In the process that was called ----------------------------------------------------------------------------------
+# ---- In the main process ---------------------------------------------------------------------------------------------
 
 
 def results_of(process, errors):
-    """As the process prints them; and its end, if that is not how it should end."""
+    """Yields results as the process prints them, and a failure if it ends abnormally."""
     for line in process.stdout:
         if line.startswith("@"):
             yield line[1:].rstrip("\n").split("\t", 3)
@@ -247,9 +250,9 @@ def results_of(process, errors):
 
 def main():
     parser = argparse.ArgumentParser(description="PyTorch's tests of backends and DDP, against Maniple.")
-    parser.add_argument("checkout", help="of PyTorch, at the version that is installed; -: only the tests that the installed package has")
-    parser.add_argument("pattern", nargs="*", help="tests to run; all where none is given")
-    parser.add_argument("--ranks", type=int, default=4, help="of test_distributed_spawn (default: 4)")
+    parser.add_argument("checkout", help="checkout of the installed PyTorch version; -: only the tests in the installed package")
+    parser.add_argument("pattern", nargs="*", help="tests to run (default: all)")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of test_distributed_spawn (default: 4)")
     parser.add_argument("--class", dest="one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -1,48 +1,48 @@
 #!/usr/bin/env bash
-# Installs what Maniple needs on Debian 12 or later (and its relatives). Run it as often as you like: when everything is
-# there it changes nothing and needs neither root nor a network.
+# Installs Maniple's build and test dependencies on Debian 12 or later, and on derived systems. If all are installed,
+# running it again changes nothing and needs neither root nor a network.
 set -euo pipefail
 
-# package               what for
+# package               purpose
 packages=$(sed 's/#.*//' <<'TABLE'
 build-essential         # GCC and the C++ library
 cmake                   # 3.25 or later
-ninja-build             # what CMake's presets generate
-ccache                  # second builds in seconds
+ninja-build             # build tool of the CMake presets
+ccache                  # fast rebuilds
 git                     # the clone itself
 curl                    # fetches MNIST for the demo
-libfmt-dev              # text of messages
-libcli11-dev            # command line of `maniple`
-nlohmann-json3-dev      # results of `maniple bench`
-libssl-dev              # HMAC-SHA256 of the handshake
+libfmt-dev              # message formatting
+libcli11-dev            # the command line of `maniple`
+nlohmann-json3-dev      # `maniple bench` results
+libssl-dev              # HMAC-SHA256 in the handshake
 zlib1g-dev              # compressed data files
 libtorch-dev            # LibTorch, for maniple::train
 python3-torch           # PyTorch, for the backend of torch.distributed
-python3-dev             # the same, to compile
-pybind11-dev            # the same
-python3-numpy           # the tests of it: hooks of PyTorch use it
-python3-pytest          # the same
-python3-pip             # the same: one installs the backend by it
+python3-dev             # compiles the backend
+pybind11-dev            # compiles the backend
+python3-numpy           # tests of the backend: PyTorch hooks use it
+python3-pytest          # tests of the backend
+python3-pip             # tests of the backend: installs it
 libopenblas-dev         # without it LibTorch multiplies matrices 20 times slower
 libgtest-dev            # the tests
 libgmock-dev            # the tests
-clang                   # second compiler, and libFuzzer
-libclang-rt-dev         # sanitizer and fuzzer runtimes of Clang
-doxygen                 # the site: scripts/docs.sh, and the test that builds it
+clang                   # second compiler; libFuzzer
+libclang-rt-dev         # Clang's sanitizer and fuzzer runtimes
+doxygen                 # documentation site (scripts/docs.sh) and its test
 iproute2                # tests with several hosts (network namespaces)
-openmpi-bin             # a peer that `maniple bench` compares with
-libopenmpi-dev          # the same, to compile
-libgloo-dev             # another
-mpich                   # another, and tests of what schedulers start
-libmpich-dev            # the same, to compile
-slurmctld               # tests of what schedulers start: Slurm's controller
-slurmd                  # its node
-slurm-client            # srun
-munge                   # what they prove their identity with
+openmpi-bin             # a peer in `maniple bench`
+libopenmpi-dev          # compiles the peer and the MPI backend
+libgloo-dev             # another peer, and the Gloo backend
+mpich                   # another peer, and scheduler tests
+libmpich-dev            # compiles the peer and the MPI backend
+slurmctld               # scheduler tests: Slurm's controller
+slurmd                  # scheduler tests: Slurm's node daemon
+slurm-client            # scheduler tests: srun
+munge                   # scheduler tests: Slurm's authentication
 TABLE
 )
-# One version of each, as others break lines elsewhere: for scripts/format.sh and scripts/tidy.sh. Later releases of
-# Debian may not have them; then these two, and what tests them, are left out.
+# For scripts/format.sh and scripts/tidy.sh. The versions are fixed because other versions give other results. If a
+# later Debian release lacks one, the tool and its test are left out.
 tools="clang-format-19 clang-tidy-19"
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -58,7 +58,7 @@ for package in $packages $tools; do
   grep -qx installed <<<"$status" || missing+=("$package")
 done
 
-# Takes tools that this release does not have from the list of those to install.
+# Removes tools that this Debian release lacks from `missing`.
 leave_out_tools() {
   local package wanted=()
   for package in "${missing[@]}"; do

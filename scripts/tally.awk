@@ -1,15 +1,15 @@
-# Counts single tests in what ctest left behind, and finds skips that nobody expected.
+# Counts single tests in ctest's output and log, and finds unexpected skips.
 #
 #   awk -v stage=NAME -v root=1 -f tally.awk tests/expected_skips.txt CTEST_OUTPUT LastTest.log
 #
-# Skips are expected if the list says so, and, with root=0, if their reason begins with "needs root".
+# A skip is expected if tests/expected_skips.txt lists it or, with root=0, if its reason contains "needs root".
 #
 # A GoogleTest program counts once for each of its tests, any other ctest entry once. Prints one line for each failure
-# and each skip, and last "total PASSED FAILED SKIPPED".
+# and each skip, and then "total PASSED FAILED SKIPPED".
 
 FNR == 1 { ++part }
 
-# 1: the allow-list.
+# Part 1: the list of expected skips.
 part == 1 && !/^[ \t]*(#|$)/ {
   if ($1 != "*" && $1 != stage) next
   pattern = $2
@@ -18,7 +18,7 @@ part == 1 && !/^[ \t]*(#|$)/ {
   expected[++expectations] = "^" pattern "$"
 }
 
-# 2: the verdict on each entry: " 3/10 Test  #3: name ......   Passed    0.02 sec"
+# Part 2: the verdict on each entry: " 3/10 Test  #3: name ......   Passed    0.02 sec"
 part == 2 && /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / {
   line = $0
   sub(/^.*Test +#[0-9]+: /, "", line)
@@ -28,7 +28,7 @@ part == 2 && /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / {
   seen[word[1]] = 1
 }
 
-# 3: what each entry printed. Lines with a time are results; those without repeat them at the end.
+# Part 3: the output of each entry. Lines with a time are results; at the end lines without a time repeat them.
 part == 3 && /^[0-9]+\/[0-9]+ Test: / { entry = $3 }
 part == 3 && /\[(       OK |  FAILED  |  SKIPPED )\] [^ ,]+.*\([0-9]+ ms\)$/ {
   verdict = /\[       OK \]/ ? "passed" : /\[  SKIPPED \]/ ? "skipped" : "failed"
@@ -36,7 +36,7 @@ part == 3 && /\[(       OK |  FAILED  |  SKIPPED )\] [^ ,]+.*\([0-9]+ ms\)$/ {
   sub(/^.*\[[ A-Z]+\] /, "", name)
   sub(/[ ,].*$/, "", name)
   key = entry SUBSEP name
-  # Ranks that are processes may report the same test as the test itself does: the worst counts.
+  # Rank processes may report the same test as their parent process. The worst verdict counts.
   if (!(key in result)) cases[entry] = cases[entry] "\n" name
   if (!(key in result) || verdict == "failed" || (verdict == "skipped" && result[key] == "passed")) {
     result[key] = verdict

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
+# Runs every test, from a clean clone. Usage: scripts/test.sh [--quick | --long]
 #
 #   (nothing)  release build and all tests; unit and thread-rank tests under the address and undefined-behaviour
 #              sanitizers; five seconds of each fuzzer
-#   --quick    release build and its tests only, without those of plugin backends (MPI, Gloo), of the installed package,
-#              clang-tidy, and what waits long
-#   --long     the same as plain, with the tests labelled long, the thread sanitizer, and ten minutes of each fuzzer
+#   --quick    only the release build and its tests, without tests of plugin backends (MPI, Gloo) and of the installed
+#              package, clang-tidy, other compilers, and long waits
+#   --long     like no option, plus tests labelled long, the thread sanitizer, and ten minutes of each fuzzer
 #
-# A skip that tests/expected_skips.txt does not list is a failure. No test gets a second try: one that fails now and
-# then has a race in it, or in what it tests. With CI=true warnings are errors. The last line is "N passed, N failed".
+# A skip that tests/expected_skips.txt does not list is a failure. Failed tests are not repeated: a test that fails
+# sometimes has a race, or tests code with a race. With CI=true warnings are errors. The last line is "N passed, N
+# failed".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,13 +25,13 @@ case "${1:-}" in
 esac
 
 jobs=$(nproc)
-places=$((jobs + 1))  # for tests: one of them may wait for something (tests/CMakeLists.txt)
+places=$((jobs + 1))  # for tests: one of them may be waiting (tests/CMakeLists.txt)
 passed=0 failed=0 skipped=0
 summary=() closing=()
 werror=OFF
 [[ ${CI:-} != true ]] || werror=ON
 
-# stage NAME COMMAND...: runs it, says how long it took, counts a failure of the command itself.
+# stage NAME COMMAND...: runs COMMAND, prints its duration, and records a failure of the command itself.
 stage() {
   local name=$1 start=$SECONDS verdict=ok
   shift
@@ -48,12 +49,12 @@ configure_and_build() {
   cmake --preset "$1" -DMANIPLE_WERROR=$werror --log-level=WARNING && cmake --build --preset "$1" -j "$jobs"
 }
 
-# Where the kernel spreads addresses widely, GCC's sanitizers need that off.
+# Sanitizers may fail if the kernel spreads addresses widely, so turn address randomization off.
 steady_addresses() {
   if setarch "$(uname -m)" -R true 2>/dev/null; then setarch "$(uname -m)" -R "$@"; else "$@"; fi
 }
 
-# run_tests PRESET BUILD_DIR NAME [COMMAND PREFIX...]: runs ctest, shows it, and counts what it did.
+# run_tests PRESET BUILD_DIR NAME [COMMAND PREFIX...]: runs ctest, shows its output, and counts its results.
 run_tests() {
   local preset=$1 build=$2 name=$3 status=0 log=$2/Testing/Temporary/LastTest.log
   local output=$build/ctest_output.txt tally=$build/tally.txt
@@ -64,12 +65,12 @@ run_tests() {
   local passes fails skips
   read -r passes fails skips < <(sed -n 's/^total //p' "$tally")
   passed=$((passed + passes)) failed=$((failed + fails)) skipped=$((skipped + skips))
-  # ctest and the tally must agree that something ran and that nothing went wrong.
+  # ctest and the tally must agree that tests ran and that none failed.
   ((status == 0 && fails == 0 && passes > 0))
 }
 
-# fuzz PROGRAM SECONDS: from its seeds and what earlier runs found. What it says, and its exit status, are left beside
-# it.
+# fuzz PROGRAM SECONDS: starts from its seeds and the inputs that earlier runs found. Output and exit status go to
+# build-asan.
 fuzz() {
   local name status=0
   name=$(basename "$1")
@@ -79,7 +80,7 @@ fuzz() {
   echo "$status" >"build-asan/$name.status"
 }
 
-# run_fuzzers SECONDS: each for so long, one on each core.
+# run_fuzzers SECONDS: runs every fuzzer for SECONDS, one per core.
 run_fuzzers() {
   local program name status=0 count=0
   export -f fuzz
@@ -104,8 +105,8 @@ run_fuzzers() {
   return "$status"
 }
 
-# build_beside PRESET: builds with what the tests leave of the processors, as they often wait. await_build: until it is
-# done.
+# build_beside PRESET: builds at idle priority while the tests run, because they often wait. await_build waits for the
+# end of the build.
 beside=''
 build_beside() {
   local idle=()
@@ -155,7 +156,7 @@ fi
 printf '\n==== summary\n'
 printf '%s\n' "${summary[@]}" "total: $SECONDS s; $skipped skipped, as expected"
 printf '%s\n' "${closing[@]}"
-# A stage that broke without a failing test (a build, say) is a failure too.
+# A stage that failed without a failing test, such as a build, is a failure too.
 if ((stage_failed != 0 && failed == 0)); then failed=1; fi
 printf '%d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs clang-tidy with the checks of .clang-tidy. Usage: scripts/tidy.sh BUILD_FOLDER [SOURCE...]
 #
-# BUILD_FOLDER holds compile_commands.json. Without sources: those of maniple_comm, which every rank runs; those that
-# include LibTorch would take ten times as long, and plugins need the libraries of others. Exit code 77: this version is
-# not installed.
+# BUILD_FOLDER holds compile_commands.json. Without sources, checks the sources of maniple_comm, which every rank runs:
+# sources that include LibTorch would take ten times as long, and plugins need third-party libraries. Exit code 77: this
+# version is not installed.
 set -euo pipefail
-program=clang-tidy-19  # on Debian 12 and 13 alike; scripts/setup.sh installs it
+program=clang-tidy-19  # available on Debian 12 and 13; scripts/setup.sh installs it
 build=$(cd "${1:?the build folder}" && pwd)
 shift
 cd "$(dirname "$0")/.."
@@ -16,8 +16,8 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Files that are compiled in groups (MANIPLE_UNITY) are looked at in groups, too, which takes a third of the time, and
-# one by one where they are named. Clang can read neither GCC's precompiled headers nor some of its options.
+# Checks files that are compiled in groups (MANIPLE_UNITY) in groups, too, which takes a third of the time, and checks
+# named files one by one. Clang can read neither GCC's precompiled headers nor some GCC options.
 python3 - "$build/compile_commands.json" "$work" <<'EOF'
 import json, re, sys
 unread = r'-Winvalid-pch|-include [^ ]*cmake_pch\.hxx|-Wno-(subobject-linkage|restrict|array-bounds|stringop-overflow|stringop-overread)|-Werror'
