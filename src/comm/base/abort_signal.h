@@ -1,8 +1,7 @@
-// The first failure of a group on this rank: why it failed, and an event that wakes every thread that waits in the
-// group.
+// The first failure of a group on this rank: its cause, and an event that wakes every thread waiting in the group.
 //
-// Waiting code asks `raised()` (one load) each time before it waits again, or adds `fd()` to its poll set. The first
-// cause wins; later ones are dropped. Thread-safe.
+// Waiting code checks `raised()` (one load) before each wait, or adds `fd()` to its poll set. The first cause wins;
+// later causes are dropped. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -25,23 +24,24 @@ class AbortSignal {
 
   bool raised() const noexcept { return load_acquire(raised_); }
 
-  /// Keeps the cause if it is the first (then returns true), runs the listeners once.
+  /// If no cause is set yet: stores `cause`, runs the listeners once and returns true. Otherwise returns false.
   bool raise(std::exception_ptr cause);
 
-  /// Readable once raised.
+  /// Becomes readable after the listeners have run.
   int fd() const noexcept { return event_.get(); }
 
   std::exception_ptr cause() const;
 
-  /// Throws the cause itself.
+  /// Throws the original exception.
   [[noreturn]] void rethrow() const;
   void check() const {
     if (raised()) [[unlikely]]
       rethrow();
   }
 
-  /// Run in the thread that raises (at once if raised already); must not block, nor call this object's methods other
-  /// than raised and cause. Returns a ticket for `forget`, after which the listener is not running and will not run.
+  /// Registers a listener. It runs in the thread that raises, or at once if the signal is already raised. It must not
+  /// block, and of this object's methods it may call only raised() and cause(). Returns a ticket for `forget`; after
+  /// forget() returns, the listener is not running and will not run.
   int on_raise(std::function<void()> listener);
   void forget(int ticket);
 
@@ -55,10 +55,11 @@ class AbortSignal {
   int next_ticket_ MANIPLE_GUARDED_BY(listeners_mutex_) = 0;
 };
 
-/// The text of an exception, for messages built from causes.
+/// Exception text, for messages built from causes.
 std::string text_of(const std::exception_ptr& cause);
 
-/// A listener of an AbortSignal for as long as this object lives: also when the constructor of whoever holds it throws.
+/// Listens to an AbortSignal while this object lives. As a member, it also unregisters when its owner's constructor
+/// throws.
 class AbortListener {
  public:
   AbortListener(AbortSignal& signal, std::function<void()> listener)

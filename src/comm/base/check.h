@@ -1,6 +1,6 @@
-// The two checks. MANIPLE_REQUIRE is for the caller's mistakes: always on, throws InvalidArgument, tested.
-// MANIPLE_ASSERT is for our own bugs: always on, ends the process with file and line, because state is unknown. The
-// file has no folder: it would be one of the machine that built the library.
+// Two checks, both always on. MANIPLE_REQUIRE rejects a caller's mistake: it throws InvalidArgument, and tests cover
+// it. MANIPLE_ASSERT guards against bugs in Maniple: it prints file and line and aborts, because the state is unknown.
+// The file is printed without its folder, which would be a folder on the build machine.
 #pragma once
 
 #include <maniple/comm/error.h>

@@ -1,6 +1,6 @@
-// Bytes to fields and back, bounded: little-endian integers and length-prefixed strings.
+// Bounded encoding and decoding of fields: little-endian integers and length-prefixed strings.
 //
-// The reader never reads past its span and never trusts a length: anything impossible throws ProtocolError before
+// The reader never reads past its span and never trusts a length: an impossible length throws ProtocolError before
 // memory is allocated for it.
 #pragma once
 

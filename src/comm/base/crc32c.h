@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), the check of data that crosses a network.
+// CRC-32C (Castagnoli), the checksum of data sent over a network.
 #pragma once
 
 #include <array>
@@ -9,11 +9,11 @@
 
 namespace MANIPLE_API maniple {
 
-/// The check value of `size` bytes that follow those whose value is `seed` (0 to begin with):
-/// crc32c(crc32c(0, a), b) is the value of a and b together. crc32c of "123456789" is 0xe3069283.
+/// The checksum of `size` bytes appended to data whose checksum is `seed` (0 at the start): crc32c(crc32c(0, a), b) is
+/// the checksum of a followed by b. crc32c of "123456789" is 0xe3069283.
 std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t size) noexcept;
 
-/// The ways it can be computed, of which `crc32c` takes the fastest that the processor has. For tests.
+/// The implementations; `crc32c` picks the fastest that the processor supports. For tests.
 std::uint32_t crc32c_tables(std::uint32_t seed, const void* data, std::size_t size) noexcept;
 std::uint32_t crc32c_hardware(std::uint32_t seed, const void* data, std::size_t size) noexcept;
 bool crc32c_has_hardware() noexcept;
@@ -22,8 +22,8 @@ bool crc32c_has_wide() noexcept;
 
 }  // namespace maniple
 
-// Arithmetic of CRC-32C at compile time. A 32-bit value is a polynomial over GF(2) with its bits reversed: the highest
-// bit is the coefficient of x^0, the lowest that of x^31. Constants only, no code ends up in the program.
+// Compile-time CRC-32C arithmetic. A 32-bit value is a polynomial over GF(2) with its bits reversed: the highest bit is
+// the coefficient of x^0, the lowest that of x^31. Used for constants only; the program contains none of this code.
 namespace MANIPLE_API maniple {
 namespace crc32c_polynomial {
 
@@ -51,7 +51,7 @@ constexpr std::uint32_t power_of_x(std::size_t exponent) {
   return result;
 }
 
-/// Multiplying by it is what following a value with that many zero bytes does.
+/// The factor that appends `bytes` zero bytes: multiply a CRC register by it.
 constexpr std::uint32_t zero_bytes(std::size_t bytes) { return power_of_x(8 * bytes); }
 
 /// table[b] = factor * (the polynomial with byte b at bits 8 * place and up), for every b.

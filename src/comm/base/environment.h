@@ -1,6 +1,7 @@
-// Every MANIPLE_ variable that changes behaviour, in one table: name, default, permitted values, meaning. `maniple
-// knobs` prints it; `init` and `maniple run` check all of it before they do anything else. Variables by which ranks
-// find each other (RANK, MASTER_ADDR, MANIPLE_JOB, ...) are not knobs; see rendezvous/ and own_variables.h.
+// Knobs: every MANIPLE_ variable that changes behaviour, in one table of name, default, permitted values and meaning.
+// `maniple knobs` prints the table; `init` and `maniple run` validate all knobs before they do anything else. Variables
+// by which ranks find each other (RANK, MASTER_ADDR, MANIPLE_JOB, ...) are not knobs; see rendezvous/ and
+// own_variables.h.
 #pragma once
 
 #include <array>
@@ -42,27 +43,27 @@ enum class Knob {
   crash_trace,
 };
 
-/// What a knob may hold.
+/// The values a knob accepts.
 struct Permitted {
   enum class Kind {
     flag,    ///< 0 or 1
-    whole,   ///< a whole number
-    number,  ///< with a fraction or without
-    word,    ///< one of several
-    text,    ///< anything; who uses it may refuse it still (is there such an interface, such an algorithm?)
+    whole,   ///< an integer
+    number,  ///< a real number
+    word,    ///< one of `words`
+    text,    ///< anything; its user may still reject it (unknown interface or algorithm)
   };
   Kind kind = Kind::text;
-  double low = 0;  ///< of whole and number
+  double low = 0;  ///< range of a whole or number, inclusive
   double high = 0;
-  std::optional<double> besides = {};          ///< a number outside of low to high with a meaning of its own
-  std::array<std::string_view, 5> words = {};  ///< of word; those after the last are empty
-  const char* what = "";                       ///< of text: "a folder"
-  std::size_t most_bytes = 0;                  ///< of text; 0: any number
+  std::optional<double> besides = {};          ///< an accepted value outside low..high with a special meaning
+  std::array<std::string_view, 5> words = {};  ///< of a word; unused entries are empty
+  const char* what = "";                       ///< of a text: "a folder"
+  std::size_t most_bytes = 0;                  ///< of a text; 0: no limit
 };
 
 enum class Scope {
-  rank,   ///< each rank may have a value of its own
-  world,  ///< init() compares the values of all ranks and refuses a difference
+  rank,   ///< each rank may have its own value
+  world,  ///< init() fails if ranks have different values
 };
 
 struct KnobInfo {
@@ -76,45 +77,44 @@ struct KnobInfo {
 std::span<const KnobInfo> knobs() noexcept;
 const KnobInfo& info(Knob knob) noexcept;
 
-/// The meaning as tables for people have it: with a note where the scope is the world.
+/// The meaning for user-facing tables; notes when all ranks must agree (Scope::world).
 std::string described(const KnobInfo& knob);
 
-/// For a table: "1 to 16", "0 or 16 to 1048576", "number, 0 to 1000000", "auto, openmpi, mpich", "a folder",
-/// "a name, up to 255 bytes".
+/// The permitted values, for a table: "1 to 16", "0 or 16 to 1048576", "number, 0 to 1000000", "auto, openmpi, mpich",
+/// "a folder", "a name, up to 255 bytes".
 std::string to_string(const Permitted& permitted);
-/// Whether a text is permitted.
 bool is_permitted(const Permitted& permitted, std::string_view text) noexcept;
 
-/// How a variable is read; nullopt when it is unset or empty. For an environment that is not this process's own.
+/// Reads a variable; nullopt when it is unset or empty. Lets wrong_knobs() check the environment of another process.
 using ReadVariable = std::function<std::optional<std::string>(const char* name)>;
 
-/// What is wrong with the knobs: for each wrong one a sentence that names variable, value and what was expected, in the
-/// order of the table.
+/// Validates all knobs. Returns one sentence for each invalid knob, in table order, with the variable, its value and
+/// the expected values.
 std::vector<std::string> wrong_knobs(const ReadVariable& read);
 
-/// The value from the environment, or the default when that is unset or empty. All but knob_text are for knobs of their
-/// kind, and throw InvalidArgument naming variable, value and what was expected.
+/// The value from the environment, or the default when the variable is unset or empty. All but knob_text require a knob
+/// of the matching kind, and throw InvalidArgument with the variable, its value and the expected values.
 std::string knob_text(Knob knob);
 std::string knob_word(Knob knob);
 double knob_number(Knob knob);
 std::int64_t knob_integer(Knob knob);
 bool knob_flag(Knob knob);
 
-/// One text for all values that mean the same: "60", "60.0" and "6e1" are "60" for a number; unset is the default.
+/// Equal values give equal text: "60", "60.0" and "6e1" are "60" for a number; an empty value is the default.
 std::string canonical_text(const KnobInfo& knob, std::string_view value);
 
-/// A plain variable; nullopt when unset or empty.
+/// An environment variable that is not a knob; nullopt when unset or empty.
 std::optional<std::string> environment_text(const char* name);
-/// Throws InvalidArgument for a variable that is set to nothing, as `export NAME=$UNSET` does. For those whose absence
-/// means something else than a mistake.
+/// Throws InvalidArgument if the variable is set but empty, as after `export NAME=$UNSET`. For variables that are
+/// legitimately unset.
 void require_not_empty(const char* name);
-/// What WORLD_SIZE may be at most.
+/// The maximum of WORLD_SIZE.
 inline constexpr int kMaxWorldSize = 1 << 20;
-/// A plain whole number; nullopt when unset or empty; throws InvalidArgument naming the variable, its value and the
-/// range.
+/// An integer variable that is not a knob; nullopt when unset or empty. Throws InvalidArgument with the variable, its
+/// value and the range.
 std::optional<std::int64_t> environment_integer(const char* name, std::int64_t low, std::int64_t high);
 
-/// As it may stand in a line for people: control characters escaped, the end of a long text left out.
+/// `text` made safe for one line of output: control characters escaped, long text truncated.
 std::string shown(std::string_view text);
 
 }  // namespace maniple

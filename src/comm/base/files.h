@@ -1,7 +1,7 @@
-// The few things we do with files and directories, on POSIX alone.
+// File and directory operations on plain POSIX.
 //
-// Not std::filesystem: LibTorch 2.x exports symbols of an older copy of it, which a program that links both may get
-// instead of its own, and then crashes. A style rule keeps it out of everything that can be linked beside LibTorch.
+// std::filesystem is not used because LibTorch 2.x exports symbols of an older copy. A program that links both may bind
+// to that copy and crash. A style rule keeps std::filesystem out of everything that can be linked with LibTorch.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@
 
 namespace MANIPLE_API maniple {
 
-/// Names of what a directory holds, without "." and "..", in no order; empty when it cannot be read.
+/// The names of a directory's entries, unordered, without "." and ".."; empty when the directory cannot be read.
 std::vector<std::string> names_in(const std::string& directory);
 
-/// Where a symbolic link leads; empty when it is none or is gone.
+/// The target of a symbolic link; empty when `path` is not a link or does not exist.
 std::string link_target(const std::string& path);
 
-/// The whole file; empty when it cannot be read. For small ones: /proc, say.
+/// The file's contents; empty when it cannot be read. For small files, such as those of /proc.
 std::string file_text(const std::string& path);
 
-/// Everything in a directory and below it, directories before what they hold. Links are not followed.
+/// All paths below a directory; each directory precedes its contents. Links are not followed.
 std::vector<std::string> paths_below(const std::string& directory);
 
-/// Removes a directory and all it holds; what cannot be removed stays.
+/// Removes a directory and its contents; skips what cannot be removed.
 void remove_tree(const std::string& directory) noexcept;
 
 /// $TMPDIR, or /tmp.

@@ -1,15 +1,15 @@
-// What a child of fork() may not touch: it has copies of its parent's objects, but not the threads, and the descriptors
-// and shared memory behind them are the parent's. Header only, so that plugins, which link nothing of Maniple, use the
-// same guard.
+// Detects children of fork(). A child has copies of its parent's objects but not its threads, and the descriptors and
+// shared memory behind those objects belong to the parent. Header only, so that plugins, which do not link Maniple, use
+// the same guard.
 //
 //   class Lock {
 //     ~Lock() { if (guard_.owned()) unlock(); }
-//     ForkGuard guard_;   // remembers the process that made it
+//     ForkGuard guard_;   // remembers the process that created it
 //   };
 //
-// A guard detects children of fork(). vfork(), posix_spawn(), system() and popen() run no handlers and need none: such
-// a child executes another program, and all our descriptors are closed by that. A raw clone() without CLONE_VM is not
-// detected.
+// A guard detects children of fork(). vfork(), posix_spawn(), system() and popen() do not run fork handlers and need no
+// guard: the child executes another program, and exec closes all of Maniple's descriptors. A raw clone() without
+// CLONE_VM is not detected.
 #pragma once
 
 #include <pthread.h>
@@ -40,25 +40,25 @@ struct Abandoned {
   virtual ~Abandoned() = default;
   Abandoned* next = nullptr;
 };
-inline constinit std::atomic<Abandoned*> abandoned{nullptr};  // keeps them reachable for leak checkers
+inline constinit std::atomic<Abandoned*> abandoned{nullptr};  // keeps abandoned objects reachable for leak checkers
 
 }  // namespace detail
 
-/// Remembers the process in which it was made. A copy is as old as the original.
+/// Remembers the process that created it. A copy counts as created by the same process as the original.
 class ForkGuard {
  public:
   ForkGuard() noexcept : generation_(detail::watched_fork_generation()) {}
-  /// False in a child of the process that made it. One relaxed load.
+  /// False in children of the creating process. One relaxed load.
   bool owned() const noexcept { return generation_ == detail::fork_generation.load(std::memory_order_relaxed); }
-  /// False when it was made in a child of fork().
+  /// False when created in a child of fork().
   bool is_original() const noexcept { return generation_ == 0; }
 
  private:
   std::uint32_t generation_;
 };
 
-/// For a destructor in a child: moves `object` to where it is never destroyed. Joining a thread that only the parent
-/// has, or taking a lock that one of them held, would hang.
+/// For destructors that run in a child: moves `object` to storage that is never destroyed. Destroying it could hang,
+/// joining a thread that exists only in the parent or taking a lock that such a thread held.
 template <class T>
 void abandon(T& object) {
   struct Kept final : detail::Abandoned {
@@ -71,9 +71,9 @@ void abandon(T& object) {
   }
 }
 
-/// A condition variable that a child of fork() may destroy. The destructor of the standard one waits until its waiters
-/// have left, and threads of the parent never leave the child's copy. Abandoned and process-wide objects do not need
-/// it.
+/// A condition variable that a child of fork() may destroy. The destructor of std::condition_variable waits until its
+/// waiters have left, and the parent's threads never leave the child's copy. Not needed for abandoned or process-wide
+/// objects.
 class ForkSafeCondition {
  public:
   ForkSafeCondition() { ::new (&it_) std::condition_variable; }
@@ -91,11 +91,12 @@ class ForkSafeCondition {
   };
 };
 
-/// The T of this process: made at first use, made anew in a child of fork() (whose copy may be locked by a thread that
-/// it does not have), and never destroyed, because groups in static objects use it until the end.
+/// One T per process, created at first use. A child of fork() creates its own, because a thread that exists only in the
+/// parent may hold the locks of the copy. Never destroyed, because groups in static objects use it until the process
+/// ends.
 ///
 ///   constinit ProcessWide<Table> table;
-///   const std::lock_guard lock(table->mutex);
+///   const MutexLock lock(table->mutex);
 template <class T>
 class ProcessWide {
  public:
@@ -115,7 +116,7 @@ class ProcessWide {
   struct Node {
     explicit Node(Node* parents) : before(parents) {}
     ForkGuard guard;
-    Node* before;  // keeps the parent's reachable for leak checkers
+    Node* before;  // keeps the parent's node reachable for leak checkers
     T it{};
   };
   Node* make(Node* known) {

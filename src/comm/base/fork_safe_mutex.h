@@ -1,4 +1,4 @@
-// A mutex for process-wide data that children of fork() keep.
+// A mutex for process-wide data that stays valid in children of fork().
 #pragma once
 
 #include <mutex>
@@ -7,14 +7,14 @@
 
 namespace MANIPLE_API maniple {
 
-/// fork() waits until no other thread holds it, so a child finds it free and the data whole. In static storage, or
-/// never destroyed.
+/// fork() waits until no other thread holds the mutex, so a child finds it free and the data consistent. Must be in
+/// static storage or never destroyed.
 ///
 ///   ForkSafeMutex mutex;
 ///   const std::lock_guard lock(mutex);
 ///
-/// Hold it for short, and start no process meanwhile: fork() would wait for its own thread. What takes long, and data
-/// that a child makes anew, has a std::mutex in a ProcessWide (fork_guard.h).
+/// Hold it briefly, and never start a process while holding it: fork() would deadlock with its own thread. For long
+/// critical sections, or data that a child creates anew, use a Mutex in a ProcessWide (fork_guard.h).
 class ForkSafeMutex {
  public:
   ForkSafeMutex();
@@ -26,7 +26,7 @@ class ForkSafeMutex {
  private:
   struct Handlers;
   std::mutex mutex_;
-  ForkSafeMutex* next_ = nullptr;  // in the list of all
+  ForkSafeMutex* next_ = nullptr;  // list of all fork-safe mutexes
 };
 
 }  // namespace maniple

@@ -1,10 +1,9 @@
-// Text from a pattern and values, "rank {} of {}", in sources that may see LibTorch.
+// Formats text from a pattern and values, "rank {} of {}", in sources that may include LibTorch.
 //
-// The patterns are those of the fmt library, but no template of fmt is instantiated here: LibTorch brings headers of a
-// fmt of its own, of another version than the system's, and which of the two a source would get depends on the order of
-// include folders. Values are handed over by kind to format.cpp, the one place that calls fmt. The number of values,
-// and whether a number is asked for where a text is given, is checked when the program is compiled. Further down: texts
-// made fit for terminals.
+// Patterns use fmt's syntax, but this header does not instantiate fmt templates: LibTorch ships headers of another fmt
+// version, and the order of include folders would decide which version a source gets. Instead, values are passed by
+// kind to format.cpp, the only file that calls fmt. The compiler checks the number of values, and rejects number
+// formats for text.
 #pragma once
 
 #include <concepts>
@@ -20,7 +19,7 @@
 
 namespace MANIPLE_API maniple {
 
-/// One value of a pattern. Holds views: it lives as long as the call.
+/// One value of a pattern. Text values are views, valid for the duration of the call.
 class FormatValue {
  public:
   enum class Kind : std::uint8_t { boolean, character, integer, natural, real32, real64, text };
@@ -33,7 +32,7 @@ class FormatValue {
     } else if constexpr (std::same_as<Plain, char>) {
       return Kind::character;
     } else if constexpr (std::same_as<Plain, float>) {
-      return Kind::real32;  // its shortest text is not that of the double
+      return Kind::real32;  // its shortest text differs from the double's
     } else if constexpr (std::floating_point<Plain>) {
       return Kind::real64;
     } else if constexpr (std::signed_integral<Plain>) {
@@ -70,7 +69,7 @@ class FormatValue {
 
 std::string format_values(std::string_view pattern, std::span<const FormatValue> values);
 
-/// A pattern that fits values of these types; one that does not is an error of compilation.
+/// A pattern checked against the types of its values; a mismatch is a compile-time error.
 template <class... Values>
 class FormatPattern {
  public:
@@ -90,7 +89,7 @@ class FormatPattern {
       char type = '}';
       for (++i; i < text_.size() && text_[i] != '}'; ++i) {
         type = text_[i];
-        if (text_[i] != '{') continue;  // a width or precision that is a value, too
+        if (text_[i] != '{') continue;  // a width or precision passed as a value
         if (used >= sizeof...(Values)) throw "more {} than values";
         ++used;
         if (++i >= text_.size() || text_[i] != '}') throw "a width by number is not understood here";
@@ -121,7 +120,7 @@ std::string format_text(FormatPattern<std::type_identity_t<Values>...> pattern, 
   }
 }
 
-/// The elements of a range of numbers or texts, with `separator` between them: joined(tensor.sizes()) is "2, 3".
+/// Joins the elements of a range of numbers or texts with `separator`: joined(tensor.sizes()) is "2, 3".
 template <class Range>
 std::string joined(const Range& range, std::string_view separator = ", ") {
   std::string all;
@@ -135,19 +134,18 @@ std::string joined(const Range& range, std::string_view separator = ", ") {
   return all;
 }
 
-// Texts for terminals and for formats that insist on UTF-8.
+// Text for terminals and for formats that require UTF-8.
 
-/// The text with every byte that belongs to no UTF-8 character replaced by "?".
+/// Replaces every byte that is not part of a UTF-8 character by "?".
 std::string valid_utf8(std::string_view text);
 
-/// The same, with control characters (line ends, escapes) replaced by spaces: it cannot move the cursor.
+/// Like valid_utf8, and replaces control characters (line ends, escapes) by spaces, so the text cannot move the cursor.
 std::string one_line(std::string_view text);
 
-/// How many columns of a terminal a text from one_line takes: East Asian characters and emoji take two, combining marks
-/// none.
+/// Terminal columns occupied by a text from one_line: East Asian characters and emoji take two, combining marks none.
 std::size_t columns_of(std::string_view text);
 
-/// As much of its beginning as fits; a text that does not fit ends with "~", where there is a column.
+/// Truncates to at most `columns` columns; a truncated text ends with "~" if `columns` is not 0.
 std::string cut_to_columns(std::string_view text, std::size_t columns);
 
 }  // namespace maniple

@@ -1,10 +1,10 @@
-// float16 and bfloat16 bits to float32 and back, without special instructions.
+// Converts float16 and bfloat16 bits to float32 and back, without special instructions.
 //
-// Rounding is to nearest, ties to even. NaN stays NaN: it becomes quiet and keeps the upper bits of its payload, which
-// is what the conversion instructions of Arm and x86 do, so that all paths give the same bits.
+// Rounds to nearest, ties to even. A NaN becomes quiet and keeps the upper bits of its payload, as the conversion
+// instructions of Arm and x86 do, so that all implementations return the same bits.
 //
-// These functions are also compiled into code for larger instruction sets than the baseline. They are always inlined,
-// so that no copy of them for such a set can be picked by the linker for everybody.
+// Sources for larger instruction sets than the baseline also include these functions. They are always inlined;
+// otherwise the linker could pick a copy compiled for a larger instruction set for the whole program.
 #pragma once
 
 #include <cstdint>

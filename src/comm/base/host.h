@@ -1,4 +1,4 @@
-// The host of this process: which one it is, and which of its cores the process may use.
+// The host of this process: its identity, and the cores the process may use.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 
 namespace MANIPLE_API maniple {
 
-/// The cores that a process may run on.
+/// The cores a process may run on.
 ///
-/// A launcher binds each rank to cores of its own, so a rank alone sees too few: whether the ranks of a host outnumber
-/// its cores, and spinning would steal from a neighbour, follows from the union of what all of them may use.
+/// A launcher binds each rank to its own cores, so one rank's set says little about the host. Whether the ranks
+/// outnumber the host's cores, so that spinning would steal time from a neighbour, follows from the union of all ranks'
+/// sets.
 class CoreSet {
  public:
   static constexpr std::size_t kMostCores = 8192;
@@ -26,12 +27,12 @@ class CoreSet {
   int count() const noexcept;
   std::vector<int> list() const;
   void add(const CoreSet& other);
-  /// One hardware thread for each physical core that has any of these: its first, whether it is among these or not.
-  /// Where `folder` says nothing each hardware thread is a core.
+  /// The first hardware thread of each physical core that has a thread in this set; the first thread itself need not be
+  /// in the set. A hardware thread without topology information in `folder` counts as a core.
   CoreSet physical(const std::string& folder = "/sys/devices/system/cpu") const;
   friend bool operator==(const CoreSet&, const CoreSet&) = default;
 
-  /// Little-endian words, without zero words at the end. Decoding throws ProtocolError for what encode cannot give.
+  /// Little-endian words without trailing zero words. decode throws ProtocolError for bytes that encode cannot produce.
   std::string encode() const;
   static CoreSet decode(std::string_view bytes);
 
@@ -39,14 +40,14 @@ class CoreSet {
   std::vector<std::uint64_t> words_;  // the last one is never zero
 };
 
-/// Which host this process is on, by fact: the kernel's boot id and the namespaces that decide whether memory can be
-/// shared.
+/// The host this process runs on, from the kernel's boot id and the namespaces that decide whether processes can share
+/// memory.
 struct HostIdentity {
-  std::string key;   ///< equal exactly for processes that can share memory with each other
-  std::string name;  ///< for people
+  std::string key;   ///< equal if and only if two processes can share memory
+  std::string name;  ///< for messages
 };
 
-/// MANIPLE_HOST overrides the key (tests that want several hosts on one).
+/// MANIPLE_HOST overrides key and name (for tests that simulate several hosts on one).
 HostIdentity host_identity();
 
 }  // namespace maniple

@@ -1,8 +1,9 @@
-// A question that a binding wants asked while a thread sleeps in an operation: has a signal come that ends it?
+// A callback of a language binding, polled while a thread waits in an operation: has a signal arrived that should end
+// the operation?
 //
-// A handler of a language like Python only notes a signal; somebody has to look. The operation runs in the caller's own
-// thread, so only the places where it sleeps can. They call `check` before they sleep, and do not sleep longer than
-// `kLook` where a question is set.
+// A signal handler of a language like Python only records the signal; the interpreter must poll for it later. An
+// operation runs in the caller's own thread, so it polls where that thread sleeps: it calls `check` before sleeping
+// and, while a callback is set, sleeps at most `kLook`.
 #pragma once
 
 #include <chrono>
@@ -16,14 +17,14 @@ class Interrupt {
   using Question = int (*)(void* context);
   static constexpr auto kLook = std::chrono::milliseconds(100);
 
-  /// Of the calling thread, for as long as this object lives. A null question: none.
+  /// Sets the calling thread's callback while this object lives. A null `question` clears it.
   Interrupt(Question question, void* context) : before_(current()) { current() = {question, context}; }
   ~Interrupt() { current() = before_; }
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
   static bool is_set() noexcept { return current().question != nullptr; }
-  /// Throws `Aborted` if the answer is yes.
+  /// Throws `Aborted` if the callback returns nonzero.
   static void check() {
     const Asked asked = current();
     if (asked.question != nullptr && asked.question(asked.context) != 0)

@@ -1,4 +1,4 @@
-// Lines for people, on standard error: "maniple: warning: ...". MANIPLE_LOG sets the level.
+// Log lines on standard error: "maniple: warning: ...". MANIPLE_LOG sets the level.
 #pragma once
 
 #include <chrono>
@@ -30,16 +30,16 @@ void log_warning(FormatPattern<std::type_identity_t<Args>...> pattern, const Arg
   if (log_enabled(LogLevel::warning)) log_line(LogLevel::warning, format_text(pattern, args...));
 }
 
-/// The first call with this text in the process prints; later ones do not.
+/// Prints `text` as a warning the first time this process passes it.
 void warn_once(const std::string& text);
 
-/// Warnings that unauthenticated peers can cause at will: one line for each kind every few seconds, with the number
-/// left out.
+/// Rate-limits warnings that unauthenticated peers can trigger at will. Prints at most one line per kind and `pause`,
+/// with the number of lines suppressed since the last one.
 class ThrottledLog {
  public:
   explicit ThrottledLog(std::chrono::steady_clock::duration pause = std::chrono::seconds(5)) : pause_(pause) {}
 
-  /// `kind` must come from a fixed set: each is remembered. Not thread-safe.
+  /// `kind` must come from a fixed set, because each kind is remembered. Not thread-safe.
   void warn(std::string_view kind, const std::string& line);
 
  private:

@@ -1,5 +1,5 @@
-// A mutex whose use the compiler checks: Clang's -Wthread-safety reports every member that is read or written without
-// the mutex that guards it. Other compilers ignore the annotations.
+// A mutex whose use the compiler checks: Clang's -Wthread-safety reports every access to a member without the mutex
+// that guards it. Other compilers ignore the annotations.
 //
 //   class Total {
 //    public:
@@ -21,10 +21,10 @@
 //     int sum_ MANIPLE_GUARDED_BY(mutex_) = 0;
 //   };
 //
-// Mutex, MutexLock and CondVar are std::mutex, std::unique_lock and std::condition_variable with annotations, and cost
-// the same. Clang checks neither constructors and destructors nor local variables, and it does not follow a MutexLock
-// into a function: one that unlocks its caller's lock is marked with MANIPLE_NO_THREAD_SAFETY_ANALYSIS. Header only, so
-// that plugins, which link nothing of Maniple, use the same.
+// Mutex, MutexLock and CondVar are std::mutex, std::unique_lock and std::condition_variable with annotations, at the
+// same cost. Clang does not check constructors, destructors or local variables, and does not follow a MutexLock into a
+// function: mark a function that unlocks its caller's lock with MANIPLE_NO_THREAD_SAFETY_ANALYSIS. Header only, so that
+// plugins, which do not link Maniple, use the same classes.
 #pragma once
 
 #include <condition_variable>
@@ -37,21 +37,21 @@
 #define MANIPLE_THREAD_ANNOTATION(x)
 #endif
 
-/// Of a member: it is used only with this mutex held. PT: what the pointer points to.
+/// On a member: access requires this mutex. PT: access to what the pointer points to requires it.
 #define MANIPLE_GUARDED_BY(mutex) MANIPLE_THREAD_ANNOTATION(guarded_by(mutex))
 #define MANIPLE_PT_GUARDED_BY(mutex) MANIPLE_THREAD_ANNOTATION(pt_guarded_by(mutex))
-/// Of a function: its caller holds the mutex, or must not hold it.
+/// On a function: its caller must hold the mutex (REQUIRES), or must not hold it (EXCLUDES).
 #define MANIPLE_REQUIRES(...) MANIPLE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
 #define MANIPLE_EXCLUDES(...) MANIPLE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
-/// Of a function: it locks or unlocks the mutex, or returns a reference to it.
+/// On a function: it locks or unlocks the mutex, or returns a reference to it.
 #define MANIPLE_ACQUIRE(...) MANIPLE_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define MANIPLE_TRY_ACQUIRE(...) MANIPLE_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 #define MANIPLE_RELEASE(...) MANIPLE_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
 #define MANIPLE_RETURN_CAPABILITY(mutex) MANIPLE_THREAD_ANNOTATION(lock_returned(mutex))
-/// Of a class: a mutex, or an object that holds one while it lives.
+/// On a class: a mutex, or an object that holds one while it lives.
 #define MANIPLE_CAPABILITY(name) MANIPLE_THREAD_ANNOTATION(capability(name))
 #define MANIPLE_SCOPED_CAPABILITY MANIPLE_THREAD_ANNOTATION(scoped_lockable)
-/// Of a function that Clang cannot follow; a comment says why.
+/// On a function that Clang cannot analyse; a comment says why.
 #define MANIPLE_NO_THREAD_SAFETY_ANALYSIS MANIPLE_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace maniple {
@@ -75,7 +75,7 @@ class MANIPLE_CAPABILITY("mutex") Mutex {
 class MANIPLE_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) MANIPLE_ACQUIRE(mutex) : native_(mutex.native_) {}
-  /// The calling thread holds it already, by try_lock().
+  /// For a mutex that the calling thread already locked with try_lock().
   MutexLock(Mutex& mutex, std::adopt_lock_t adopt) MANIPLE_REQUIRES(mutex) : native_(mutex.native_, adopt) {}
   ~MutexLock() MANIPLE_RELEASE() {}
   MutexLock(const MutexLock&) = delete;
@@ -84,14 +84,14 @@ class MANIPLE_SCOPED_CAPABILITY MutexLock {
   void unlock() MANIPLE_RELEASE() { native_.unlock(); }
   void lock() MANIPLE_ACQUIRE() { native_.lock(); }
 
-  /// To wait on a std::condition_variable (that of a ForkSafeCondition).
+  /// For waiting on the std::condition_variable of a ForkSafeCondition.
   std::unique_lock<std::mutex>& native() noexcept { return native_; }
 
  private:
   std::unique_lock<std::mutex> native_;
 };
 
-/// Waits release the lock and hold it again when they return. Predicates are called with the lock held.
+/// A wait releases the lock and holds it again on return. Predicates are called with the lock held.
 class CondVar {
  public:
   CondVar() = default;
@@ -110,7 +110,7 @@ class CondVar {
   std::cv_status wait_until(MutexLock& lock, const TimePoint& when) {
     return native_.wait_until(lock.native(), when);
   }
-  /// False when the time has passed and the predicate is false.
+  /// False if `when` passed and the predicate is still false.
   template <class TimePoint, class Predicate>
   bool wait_until(MutexLock& lock, const TimePoint& when, Predicate predicate) {
     return native_.wait_until(lock.native(), when, std::move(predicate));

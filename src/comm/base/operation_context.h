@@ -1,8 +1,8 @@
 // The context of one operation, passed down with the call: its deadline, and one callback of its caller.
 //
-// Calls go down and completion comes back as a Work. Here is an exception, by design: the group gives `while_waiting`
-// the recording of the call (flight recorder), and the algorithm runs it at the moment when it would otherwise only
-// wait for other ranks. Recorded before, it would delay all of them by a tenth of the smallest operation.
+// Calls normally go down, and completion comes back as a Work. The callback is a deliberate exception: the group passes
+// the flight recorder's work to `while_waiting`, and the algorithm runs it at the point where it would only wait for
+// other ranks. Recording the call earlier would delay all ranks by a tenth of the smallest operation.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class OperationContext {
   explicit OperationContext(std::chrono::duration<double> limit) : limit_(limit) {}
   explicit OperationContext(Deadline deadline) : deadline_(deadline), since_(Deadline::Clock::now()), fixed_(true) {}
 
-  /// Taken late: a call that never has to wait never reads the clock.
+  /// The deadline starts at the first call, so an operation that never waits never reads the clock.
   Deadline deadline() {
     if (!fixed_) {
       deadline_ = Deadline::after(limit_);
@@ -26,28 +26,28 @@ class OperationContext {
     }
     return deadline_;
   }
-  /// Seconds of it that are used up, for messages.
+  /// Seconds since the deadline started, for messages.
   double waited() const { return std::chrono::duration<double>(Deadline::Clock::now() - since_).count(); }
 
-  /// Sets the callback: work of the caller to do while this rank waits. Not owned, so it must outlive the operation.
+  /// Sets the callback to run while this rank waits. Not owned: it must outlive the operation.
   template <class Callback>
   void while_waiting(Callback& callback) noexcept {
     callback_ = &callback;
     run_callback_ = [](void* it) { (*static_cast<Callback*>(it))(); };
   }
-  /// To be called by the algorithm once the other ranks can see this rank's contribution, before it waits for theirs.
-  /// Runs the callback, the first time.
+  /// The algorithm calls this once the other ranks can see this rank's contribution, before it waits for theirs. The
+  /// first call runs the callback.
   void contribution_published() {
     if (void* callback = std::exchange(callback_, nullptr)) run_callback_(callback);
   }
 
-  // Reading even the processor's counter (comm/base/ticks.h) takes as long as a tenth of the smallest operation, so
-  // whoever has just read it leaves the value for the next reader. 0: there is none.
+  // Even reading the processor's counter (comm/base/ticks.h) takes a tenth of the smallest operation, so code that has
+  // just read it leaves the value for the next reader. 0: no value.
   void set_start(std::uint64_t ticks) noexcept { start_ = ticks; }
   std::uint64_t take_start() noexcept { return std::exchange(start_, 0); }
   void set_end(std::uint64_t ticks) noexcept { end_ = ticks; }
   std::uint64_t take_end() noexcept { return std::exchange(end_, 0); }
-  /// Time has passed since: the values are stale.
+  /// Drops both values, because they are stale.
   void forget_ticks() noexcept { start_ = end_ = 0; }
 
  private:

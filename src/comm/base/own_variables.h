@@ -1,5 +1,5 @@
-// Which MANIPLE_ variables there are besides the knobs, and what to say of one that nobody reads: a misspelt name would
-// otherwise be ignored without a word.
+// The MANIPLE_ variables that are not knobs, and the warning about unknown ones: a misspelt name would otherwise be
+// silently ignored.
 #pragma once
 
 #include <span>
@@ -9,35 +9,36 @@
 
 namespace maniple {
 
-/// A variable by which one of our processes tells another something, or that others set for reasons of their own.
+/// A variable that Maniple's processes pass to each other, or that other software sets.
 struct OwnVariable {
   const char* name;
   const char* meaning;
-  bool for_users = false;  ///< may be proposed to one who misspelt a name
+  bool for_users = false;  ///< may be suggested for a misspelt name
 };
 std::span<const OwnVariable> own_variables() noexcept;
 
-/// Those names of an environment ("NAME=VALUE" each) that begin with MANIPLE_ and are neither knobs nor in the table
-/// above, sorted; without those of which MANIPLE_WARNED says that somebody has spoken of them.
+/// The names in `environment` ("NAME=VALUE" entries) that begin with MANIPLE_ but are neither knobs nor own variables,
+/// sorted. Names listed in MANIPLE_WARNED are omitted: a parent process has already warned of them.
 std::vector<std::string> unknown_variables(std::span<const std::string> environment);
-/// Those of this process.
+/// The unknown variables of this process.
 std::vector<std::string> unknown_variables();
 
-/// How many letters must be added, removed or exchanged to make one of the other.
+/// Edit distance: letters to add, remove or replace to turn one text into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b);
-/// Names that are farther apart are not taken for misspellings of each other.
+/// The largest edit distance at which one name counts as a misspelling of the other.
 inline constexpr std::size_t kFarthest = 2;
 
-/// The known name that is nearest; empty when all are farther than kFarthest.
+/// The nearest known name; empty when all are farther than kFarthest.
 std::string_view nearest_variable(std::string_view name);
 
-/// A line about all of them, a sentence for each.
+/// One line that describes all names, one sentence each.
 std::string describe_unknown(std::span<const std::string> names);
 
-/// Warns of the unknown variables of this process, once.
+/// Warns of this process's unknown variables, once.
 void warn_of_unknown_variables();
 
-/// Warns of those of another environment, and lets the processes that are started from here know that this was done.
+/// Warns of the unknown variables in `environment`, and adds them to MANIPLE_WARNED so that child processes do not warn
+/// again.
 void warn_of_unknown_variables_for_children(std::span<const std::string> environment);
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// Which rank exchanges what with which, as pure arithmetic on rank numbers: rings, binomial trees, slices.
+// Communication patterns as pure arithmetic on rank numbers: rings, binomial trees, slices.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ constexpr int ring_rank(int rank, long steps, int size) noexcept {
   return static_cast<int>(moved < 0 ? moved + size : moved);
 }
 
-/// A binomial tree over the ranks, rotated so that `root` is its root. Counted from the root, the node v holds in its
-/// subtree exactly the consecutive nodes [v, v + span), so reducing children in order keeps the order of ranks.
+/// A binomial tree over the ranks, rotated so that `root` is its root. Numbering nodes from the root, the subtree of
+/// node v holds exactly the consecutive nodes [v, v + span), so reducing children in order preserves rank order.
 struct BinomialTree {
   int parent = -1;            ///< -1: this rank is the root
   std::vector<int> children;  ///< nearest (smallest subtree) first
@@ -33,14 +33,15 @@ inline BinomialTree binomial_tree(int rank, int root, int size) {
   return tree;
 }
 
-/// The distances 1, 2, 4, ... below `size`: everyone linked to the ranks this far away is connected in log2 steps.
+/// The distances 1, 2, 4, ... below `size`: if every rank is linked to the ranks at these distances, any two ranks are
+/// log2(size) steps apart.
 inline std::vector<int> doubling_distances(int size) {
   std::vector<int> distances;
   for (int distance = 1; distance < size; distance <<= 1) distances.push_back(distance);
   return distances;
 }
 
-/// The i-th of `slices` slices of `total` elements, as equal as can be; the longer ones come first.
+/// The i-th of `slices` nearly equal slices of `total` elements; the longer slices come first.
 struct Slice {
   std::size_t offset = 0;
   std::size_t count = 0;
@@ -54,7 +55,7 @@ constexpr Slice slice_of(std::size_t total, int slices, int i) noexcept {
   return {k * each + (k < longer ? k : longer), each + (k < longer ? 1 : 0)};
 }
 
-/// A buffer cut into one slice per rank, on cache-line boundaries, so that ranks do not write into each other's lines.
+/// A buffer cut into one slice per rank on cache-line boundaries, so that ranks do not write to each other's lines.
 class Slices {
  public:
   Slices(std::size_t count, std::size_t element, int ranks) noexcept : count_(count) {

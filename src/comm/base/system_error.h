@@ -12,7 +12,8 @@ namespace MANIPLE_API maniple {
 std::string errno_text(int code);
 [[noreturn]] void throw_system_error(const std::string& what, int code = errno);
 
-/// Of a process or thread that could not be started: EAGAIN, "Resource temporarily unavailable", names the limit.
+/// The error text of a process or thread that failed to start: for EAGAIN ("Resource temporarily unavailable") it names
+/// the limit.
 std::string start_error_text(int code);
 
 }  // namespace maniple

@@ -1,7 +1,7 @@
-// Threads: starting one, and whether it is one of a group's own.
+// Starts threads, and identifies a group's own threads.
 //
-// start_thread makes a std::thread that says what it was for when the system has no more threads: its own exception is
-// the bare text of errno.
+// start_thread returns a std::thread. When the system is out of threads, its error names the purpose of the thread,
+// where std::thread reports the bare errno text.
 #pragma once
 
 #include <functional>
@@ -25,15 +25,15 @@ std::thread start_thread(const char* purpose, Body&& body) {
   }
 }
 
-/// Runs `work` in a thread that nobody joins. A process that ends by exit() waits for it, some seconds at most: it may
-/// use what exit() takes down. False when the system has no more threads; then nothing has run.
+/// Runs `work` in a detached thread. exit() waits for it, up to a few seconds, because it may use what exit() tears
+/// down. Returns false if the system is out of threads; `work` has not run then.
 bool run_apart(std::function<void()> work) noexcept;
 
-/// For work that uses a library which takes itself down at exit: called once that has started, run_apart's is awaited
-/// before it.
+/// For work that uses a library with its own exit handlers: call this after the library has initialised, and exit()
+/// waits for detached threads before those handlers run.
 void await_apart_at_exit() noexcept;
 
-/// Whether the calling thread is one of a group's own, which run what users attach to a Work.
+/// Whether the calling thread is one of a group's own threads, which run the callbacks users attach to a Work.
 inline thread_local bool on_group_thread = false;
 
 }  // namespace maniple

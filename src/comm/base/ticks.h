@@ -1,5 +1,5 @@
-// The processor's own counter: a few nanoseconds to read, where clock_gettime takes twenty or more. For time stamps in
-// records; deadlines use the monotonic clock.
+// The processor's own counter: a few nanoseconds to read, compared with twenty or more for clock_gettime. For time
+// stamps in records; deadlines use the monotonic clock.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ inline std::uint64_t ticks() noexcept {
 #endif
 }
 
-/// Ticks of one second: what the processor says, or measured, which takes two milliseconds.
+/// Ticks per second: reported by the processor (Arm), or measured, which takes two milliseconds.
 inline double measure_ticks_per_second() noexcept {
 #if defined(__aarch64__)
   std::uint64_t frequency = 0;
@@ -39,13 +39,13 @@ inline double measure_ticks_per_second() noexcept {
   return static_cast<double>(ticks() - first) / passed.count();
 #endif
 }
-/// The same, asked for once.
+/// The same, measured once per process.
 inline double ticks_per_second() noexcept {
   static const double kFrequency = measure_ticks_per_second();
   return kFrequency;
 }
 
-/// Tells the processor that this is a waiting loop.
+/// Hints to the processor that this is a spin loop.
 inline void relax() noexcept {
 #if defined(__aarch64__)
   asm volatile("isb" ::: "memory");  // a short pause; `yield` is a no-op on most cores
@@ -54,9 +54,9 @@ inline void relax() noexcept {
 #endif
 }
 
-// Arm's load-acquire waits until this thread's earlier store-releases have reached the others, which in C++ only
-// sequentially consistent operations need: 30 ns of an operation of 8 bytes. A plain load and a fence do not. (The
-// thread sanitizer does not know fences.)
+// Arm's load-acquire waits until this thread's earlier store-releases are visible to other cores. Only sequentially
+// consistent operations need that in C++, and it costs 30 ns of an 8-byte operation. A plain load and a fence avoid it.
+// (ThreadSanitizer does not support fences.)
 #if defined(__SANITIZE_THREAD__)
 #define MANIPLE_FENCES 0
 #elif defined(__has_feature)
@@ -79,7 +79,7 @@ T load_acquire(const std::atomic<T>& word) noexcept {
 #endif
 }
 
-/// Sets it, and returns what it was.
+/// Sets `word` and returns its previous value.
 inline bool exchange_acquire(std::atomic<bool>& word) noexcept {
 #if MANIPLE_FENCES
   const bool before = word.exchange(true, std::memory_order_relaxed);
@@ -90,7 +90,7 @@ inline bool exchange_acquire(std::atomic<bool>& word) noexcept {
 #endif
 }
 
-/// Asks for a cache line that is going to be written, before it is.
+/// Prefetches a cache line for writing.
 inline void fetch_to_write(const void* line) noexcept {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(line)));  // the builtin would only fetch it to read

@@ -1,8 +1,8 @@
-// A file descriptor that is closed when its owner goes, and new ones where the limit of open files may be reached.
+// An owned file descriptor, and functions that create descriptors even when the soft limit of open files is reached.
 //
-// Descriptors of this process alone (sockets, epoll, memfd, ...: all of new_descriptor) are taken from the children of
-// fork(). A child that kept a socket would hide its parent's death from the other ranks, and one that used it would
-// speak in the parent's place.
+// Descriptors private to this process (sockets, epoll, memfd: everything from new_descriptor) are not passed on to
+// children of fork(). A child that kept a socket would hide its parent's death from the other ranks, and a child that
+// used it would impersonate its parent.
 #pragma once
 
 #include <unistd.h>
@@ -29,7 +29,7 @@ class UniqueFd {
 
   int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  /// Whoever gets it closes it; children of fork() inherit it.
+  /// The caller closes the descriptor; children of fork() inherit it.
   int release() noexcept;
   void reset(int fd = -1) noexcept {
     if (fd_ >= 0) ::close(release());
@@ -40,11 +40,11 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// In children of fork() the descriptor's number stands for a closed socket: the child's copy of the owner stays
-/// harmless, and the number is not given to something else that the owner would close.
+/// In children of fork() the descriptor's number refers to a closed socket. The child's copy of the owner stays
+/// harmless, and the number is not reused for another file that the owner would then close.
 UniqueFd kept_from_children(UniqueFd fd) noexcept;
 
-// The limit of open files of this process.
+// This process's limit of open files.
 
 /// Raises the soft limit to the hard one.
 void raise_descriptor_limit() noexcept;
@@ -55,25 +55,27 @@ struct DescriptorUse {
 };
 DescriptorUse descriptor_use() noexcept;
 
-/// For the error after raising did not help: "1024 descriptors are open and the limit is 1024; ...".
+/// Error text for when raising the limit did not help: "1024 file descriptors are open, 1 more needed, but the limit is
+/// 1024; ...".
 std::string descriptor_shortage(std::uint64_t needed_more = 1);
 
-/// SystemError; of EMFILE with the number of open descriptors and what to do.
+/// Throws SystemError; for EMFILE the text has the number of open descriptors and what to do.
 [[noreturn]] void throw_no_descriptor(const std::string& purpose, int code);
 
-/// The descriptor that `make` returns (a call such as ::socket: -1 and errno if there is none). When descriptors run
-/// out the soft limit is raised, once; every descriptor of a rank is made by this or the next, as any may be the one
-/// that is too many.
+/// Returns the descriptor made by `make` (a call such as ::socket, which returns -1 and sets errno on failure). When
+/// descriptors run out, raises the soft limit and tries once more. Every descriptor of a rank is made by this function
+/// or new_descriptor, because any of them may be the one that exceeds the limit.
 template <class Make>
 UniqueFd try_new_descriptor(Make make) {
   UniqueFd fd(make());
   if (!fd && errno == EMFILE) {
-    raise_descriptor_limit();  // whether or not it does: another thread may just have
+    raise_descriptor_limit();  // retry even if this fails: another thread may have raised it
     fd.reset(make());
   }
   return fd;
 }
-/// The same, kept from children of fork(); throws SystemError, which says `purpose`, where there is none.
+/// Like try_new_descriptor, but hidden from children of fork(). On failure throws SystemError, whose text names
+/// `purpose`.
 template <class Make>
 UniqueFd new_descriptor(const std::string& purpose, Make make) {
   UniqueFd fd = try_new_descriptor(std::move(make));
@@ -81,10 +83,11 @@ UniqueFd new_descriptor(const std::string& purpose, Make make) {
   return kept_from_children(std::move(fd));
 }
 
-/// open(2), by try_new_descriptor: children of fork() inherit it. None, and errno, where there is none.
+/// open(2) through try_new_descriptor: children of fork() inherit the descriptor. On failure the result is empty and
+/// errno is set.
 UniqueFd open_file(const std::string& path, int flags, unsigned mode = 0);
 
-UniqueFd new_event();  // an eventfd, not blocking
+UniqueFd new_event();  // a non-blocking eventfd
 UniqueFd duplicate(int fd);
 
 }  // namespace maniple
