@@ -1,4 +1,4 @@
-// Where a socket is bound or connects to: IPv4, IPv6, or an abstract Unix name.
+// Socket addresses (IPv4, IPv6 or an abstract Unix name), listening and connecting.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,18 +20,18 @@ class Address {
  public:
   Address() = default;
 
-  /// All addresses of a host name or literal, in the resolver's order. Throws SystemError naming the host and the
-  /// reason, Timeout at the deadline (the lookup runs aside, so that a slow resolver cannot outlast it), Aborted as
-  /// soon as `cancel` (a descriptor; -1: none) is readable.
+  /// All addresses of a host name or literal, in the resolver's order. Throws SystemError with the host and the reason,
+  /// Timeout at the deadline (the lookup runs in a separate thread, so a slow resolver cannot delay the return), and
+  /// Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
   static std::vector<Address> resolve(const std::string& host, std::uint16_t port, Deadline deadline, int cancel = -1);
-  /// A Unix socket in the abstract name space (no file, gone with its owner).
+  /// A Unix socket in the abstract namespace (without a file; it disappears with its owner).
   static Address unix_abstract(std::string_view name);
   static Address of_socket(int fd);  ///< getsockname
   static Address of_peer(int fd);    ///< getpeername
   /// "10.0.0.1:80", "[::1]:80", "unix:@name"
   static Address parse(std::string_view text);
   static Address from_raw(const sockaddr* address, socklen_t length);
-  /// The first address of a network interface; throws InvalidArgument listing the interfaces there are.
+  /// The first address of a network interface. Throws InvalidArgument with a list of the available interfaces.
   static Address of_interface(const std::string& name);
 
   int family() const noexcept { return storage_.ss_family; }
@@ -51,50 +51,50 @@ class Address {
   socklen_t length_ = 0;
 };
 
-/// A listening socket, close-on-exec and non-blocking. SystemError names the address; for a port in use also the pid of
-/// the holder, when it is ours to see.
+/// A listening socket, close-on-exec and non-blocking. SystemError contains the address; for a port in use also the
+/// holder's pid, if this user may see it.
 UniqueFd listen_on(const Address& address);
 
-/// A connected socket, close-on-exec and non-blocking, TCP_NODELAY set. Retries refused connections until the deadline
-/// when `retry` is set (the server may not be up yet). Throws Timeout or SystemError naming the address and the reason.
-/// Throws Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
+/// A connected socket, close-on-exec and non-blocking, with TCP_NODELAY. With `retry`, retries refused connections
+/// until the deadline, because the server may not be up yet. Throws Timeout or SystemError with the address and the
+/// reason, and Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
 UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false, int cancel = -1);
 
-/// Whether a connect that failed with this errno may succeed later: no route, no answer, a listener that is overrun.
-/// Not a refusal.
+/// Whether a connect that failed with this errno may succeed later: no route, no reply, or an overloaded listener.
+/// False for a refused connection.
 bool network_may_recover(int code) noexcept;
 
-/// Keep-alive and user timeout, so that a vanished host is noticed within about `seconds`. Only where the other side
-/// always reads: one that reads nothing for so long is taken for vanished, too.
+/// Sets keep-alive and user timeout, so that a vanished host is noticed within about `seconds`. Use it only if the peer
+/// always reads: a peer that reads nothing for that long counts as vanished, too.
 void set_keepalive(int fd, double seconds);
 
-/// For connections between ranks, whose heartbeats decide who is lost. A receiver may be late for as long as it likes.
-/// Behind the heartbeats, a host that answers nothing at all is noticed after about four of these times (two hosts that
-/// cannot reach each other, though both reach the leader); 0: not before the kernel itself gives up on data that nobody
-/// acknowledges, after about 15 minutes (net.ipv4.tcp_retries2).
+/// For connections between ranks, whose heartbeats decide which rank is lost. A receiver may lag without limit. As a
+/// backstop, a host that does not reply at all is noticed after about four heartbeat intervals; this covers two hosts
+/// that cannot reach each other although both reach the leader. 0: only when the kernel gives up on unacknowledged
+/// data, after about 15 minutes (net.ipv4.tcp_retries2).
 void set_liveness(int fd, double heartbeat_s);
-/// For a connection of few and small messages: a packet that is lost again and again is sent again at even intervals,
-/// and not ever more rarely. So a bad network delays messages by parts of a second and not by several.
+/// For a connection with few small messages: retransmits a repeatedly lost packet at even intervals instead of backing
+/// off exponentially, so a bad network delays messages by fractions of a second instead of several seconds.
 void retransmit_steadily(int fd) noexcept;
 
-/// How long ago anything was last heard from the other host of this TCP connection, if bytes have been sent since; that
-/// is so for a moment whenever something is sent. Where it lasts, that host cannot be reached, or its answers cannot
-/// reach this one; one that answers and does not read is heard.
+/// Time since anything arrived from the other host of this TCP connection, if sent bytes are unacknowledged; nullopt
+/// otherwise. Every send leaves bytes unacknowledged for a moment. A long time means that this host cannot reach the
+/// other one, or that replies do not get back. A host that acknowledges but does not read counts as heard.
 std::optional<std::chrono::milliseconds> unanswered_for(int fd);
 
 /// The local address that the kernel would use to reach `peer` (its route), without the port.
 Address route_to(const Address& peer);
 
-/// When descriptors run out the soft limit is raised once; if that does not help, SystemError says `purpose`, how many
-/// there are and how many are allowed.
+/// A stream socket. When descriptors run out, raises the soft limit once; if that does not help, throws SystemError
+/// with `purpose`, the number of open descriptors and the limit.
 UniqueFd open_stream_socket(int family, const std::string& purpose);
 
-// Who listens on a port: for the message that it is taken.
+// The process that listens on a port, for the error that the port is in use.
 
 /// Inodes of the sockets that listen on `port`, from the text of /proc/net/tcp or tcp6.
 std::vector<std::uint64_t> listening_inodes(std::string_view proc_net_tcp, std::uint16_t port);
 
-/// The process that listens on the port, when this user may see it: "pid 4711 (python3)".
+/// The process that listens on the port, if this user may see it: "pid 4711 (python3)".
 std::optional<std::string> describe_port_holder(std::uint16_t port);
 
 }  // namespace maniple

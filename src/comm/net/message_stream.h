@@ -35,7 +35,7 @@ struct MessageFormat {
     std::uint64_t limit;
   };
   std::size_t header_bytes;  ///< at most kMaxMessageHeader
-  /// The body length that the header announces, and the greatest one allowed. Throws ProtocolError.
+  /// The body length announced by the header, and the maximum allowed. Throws ProtocolError.
   Length (*length)(std::string_view header);
 };
 
@@ -54,13 +54,14 @@ struct WireMessage {
   std::string body = {};
 };
 
-/// Bytes in, messages out, without any I/O. The body grows as bytes arrive: a claimed length alone costs nothing.
+/// Parses bytes into messages, without I/O. The body grows as bytes arrive, so announcing a large length does not
+/// allocate memory.
 class MessageReader {
  public:
   explicit MessageReader(const MessageFormat& format) : format_(format) {}
 
-  /// Takes bytes from the front of `bytes`; returns a message once one is complete, otherwise takes all. Throws
-  /// ProtocolError for an invalid header and for a body that is too long; the reader cannot be used afterwards.
+  /// Consumes bytes from the front of `bytes`. Returns a message once one is complete; until then consumes everything.
+  /// Throws ProtocolError for an invalid header or an oversized body; the reader cannot be used afterwards.
   std::optional<WireMessage> next(std::string_view& bytes);
 
   /// The header of the message being read, or of the last one while the next header is incomplete.
@@ -76,12 +77,12 @@ class MessageReader {
   bool in_body_ = false;
 };
 
-/// Reading and writing share no state: one thread may read while another writes.
+/// Reading and writing do not share state: one thread may read while another writes.
 class MessageStream {
  public:
   using Clock = Deadline::Clock;
 
-  /// `connection` has keys. Writes up to `records_at_once` records in one system call.
+  /// `connection` must have keys. Writes up to `records_at_once` records in one system call.
   MessageStream(SecureConnection connection, const MessageFormat& format, std::size_t records_at_once = 1);
 
   int fd() const noexcept { return fd_.get(); }
@@ -93,26 +94,27 @@ class MessageStream {
   struct Received {
     enum class State { bytes, nothing, end, broken } state;
     std::size_t bytes = 0;
-    int error = 0;  ///< of a broken connection: errno
+    int error = 0;  ///< errno of a broken connection
   };
-  /// Reads once into `room`, without blocking. `room` must stay until next() has returned nullopt, which overwrites it.
+  /// Reads once into `room`, without blocking. `room` must stay valid until next() returns nullopt; next() overwrites
+  /// it.
   Received receive(std::span<char> room);
-  /// The next complete message among the bytes received. Throws ProtocolError for bytes that are not authentic, invalid
-  /// headers, and messages that are too long; the stream cannot be read from afterwards.
+  /// The next complete message among the bytes received. Throws ProtocolError for inauthentic bytes, invalid headers
+  /// and oversized messages; the stream cannot be read afterwards.
   std::optional<WireMessage> next();
 
   std::string_view header() const noexcept { return reader_.header(); }  ///< see MessageReader
-  /// Describes an end of the connection: whether it cut a message off.
+  /// Describes the end of the connection: whether it truncated a message.
   std::string_view end_text() const noexcept;
-  Clock::time_point heard() const noexcept { return heard_; }  ///< when something authentic arrived last
+  Clock::time_point heard() const noexcept { return heard_; }  ///< last arrival of authentic data
 
   // ---- Writing
 
   void queue(std::string bytes) { queue(std::make_shared<const std::string>(std::move(bytes))); }
   void queue(std::shared_ptr<const std::string> bytes);
-  /// Does not copy the bytes: they must stay until flush() has made the stream idle, or has failed for good.
+  /// Does not copy the bytes: they must stay valid until flush() has made the stream idle or has failed permanently.
   void queue_borrowed(std::string_view bytes) { append({nullptr, bytes}); }
-  /// Sends what the socket takes, without blocking. Returns 0, or errno if the connection is broken.
+  /// Sends what the socket accepts, without blocking. Returns 0, or errno if the connection is broken.
   int flush();
 
   bool idle() const noexcept { return pieces_.empty() && sent_ == batch_.size(); }

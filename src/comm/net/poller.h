@@ -1,10 +1,10 @@
-// Waits for descriptors and timers, and runs their callbacks in the thread that waits.
+// Waits for descriptors and timers, and runs their callbacks in the waiting thread.
 //
 //   Poller poller;
 //   poller.add(fd, EPOLLIN, [&](std::uint32_t events) { ... });
 //   while (!done) poller.turn();
 //
-// Not thread-safe. EventLoop, which ranks use, runs one in a thread of its own and guards it with a lock.
+// Not thread-safe. EventLoop, which ranks use, runs a Poller in its own thread and guards it with a lock.
 #pragma once
 
 #include <sys/epoll.h>
@@ -27,8 +27,8 @@ namespace maniple {
 class Poller {
  public:
   using Clock = Deadline::Clock;
-  /// Descriptors and timers are known by tokens that are never used twice, so that an event of a descriptor that was
-  /// closed and opened again as something else cannot reach the wrong callback.
+  /// Identifies a descriptor or timer. Tokens are never reused, so an event of a descriptor that was closed and
+  /// reopened as another file cannot reach the wrong callback.
   using Token = std::uint64_t;
   using Timer = Token;  ///< 0: none
   struct Watch {
@@ -41,13 +41,13 @@ class Poller {
   Poller();
 
   /// Calls `ready(events)` whenever the descriptor has EPOLLIN/EPOLLOUT/... `ready` may add and remove any descriptor,
-  /// its own too. If it throws, the descriptor is removed and `failed` is called with the reason; without `failed` the
-  /// exception leaves turn(). False if the descriptor cannot be waited for (a file).
+  /// including its own. If it throws, the descriptor is removed and `failed` is called with the reason; without
+  /// `failed` the exception leaves turn(). Returns false if epoll does not support the descriptor (a regular file).
   bool add(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready,
            std::function<void(const std::string& why)> failed = {});
-  /// Nothing happens for a descriptor that was not added.
+  /// Has no effect for a descriptor that was not added.
   void modify(int fd, std::uint32_t events);
-  /// To be called before the descriptor is closed. Returns the callbacks, for the caller to destroy, or null.
+  /// Call it before closing the descriptor. Returns the callbacks, for the caller to destroy, or null.
   std::shared_ptr<Watch> remove(int fd);
 
   Timer call_at(Deadline when, std::function<void()> callback);
@@ -59,17 +59,18 @@ class Poller {
   /// Cancels a timer and returns its callback, for the caller to destroy.
   std::function<void()> take(Timer timer);
 
-  /// Waits for the next event and handles what is there.
+  /// Waits for the next event and runs the callbacks that are due.
   void turn();
 
   // ---- The parts of turn(), for EventLoop
 
-  /// How long wait() may wait, for epoll_wait.
+  /// The longest time wait() may block, as epoll_wait's timeout.
   int limit_ms() const;
-  /// Waits for events. Touches nothing that the functions above use. False on an error.
+  /// Waits for events. Does not touch state that the functions above use. Returns false on an error.
   bool wait(int limit_ms) noexcept;
   /// Calls `run(token, callback)` for each callback that is due, until it returns false. `run` must call `callback`,
-  /// and may release a lock meanwhile: nothing of the poller is in use then. Callbacks are destroyed there, too.
+  /// and may release a lock meanwhile, because the poller's state is not in use then. Callbacks are destroyed inside
+  /// `run`, too.
   template <class Run>
   void run_due(Run&& run);
 
@@ -90,7 +91,7 @@ class Poller {
   std::size_t event_count_ = 0;
 };
 
-/// The text of the exception being handled; never empty.
+/// Text of the exception being handled; never empty.
 std::string current_exception_text();
 
 template <class Run>
@@ -108,7 +109,7 @@ bool Poller::run_watch(std::shared_ptr<Watch> watch, std::uint32_t events, Run& 
     watch.reset();
   });
   if (!threw) return go_on;
-  // Left in the poller, a descriptor whose callback throws would be ready again at once.
+  // Otherwise the descriptor would be ready again at once, and its callback would throw again.
   if (const auto found = watches_.find(watch->token); found != watches_.end()) remove(found->second->fd);
   return run(watch->token, [&] { watch.reset(); }) && go_on;
 }
@@ -117,12 +118,12 @@ template <class Run>
 void Poller::run_due(Run&& run) {
   const std::size_t count = std::exchange(event_count_, 0);
   for (std::size_t i = 0; i < count; ++i) {
-    // Copies: the struct is packed on x86-64, so its fields cannot be referred to.
+    // Copies, because epoll_event is packed on x86-64 and references to its fields are not allowed.
     const Token token = events_[i].data.u64;
     const std::uint32_t events = events_[i].events;
     const auto found = watches_.find(token);
     if (found == watches_.end()) continue;  // removed by an earlier callback of this round
-    // A copy: the callback may remove itself, and must outlive the call.
+    // A copy of the pointer, because the callback may remove itself and must outlive the call.
     if (!run_watch(found->second, events, run)) return;
   }
   const auto now = Clock::now();

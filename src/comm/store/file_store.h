@@ -1,10 +1,10 @@
-// The bytes of a file store: an append-only log. Pure.
+// The file format of a file store: an append-only log. Pure.
 //
 //   file     "maniple file store 1\n", records
 //   record   check:u32 kind:u8 key_length:u16 value_length:u32, key, value        check: FNV-1a of what follows it
 //
-// A process may die in the middle of an append, so the last record may be incomplete or wrong: it never happened. A
-// wrong record with others behind it means that this is no file of ours or that it was damaged.
+// A process may die during an append, so an incomplete or invalid last record is ignored. An invalid record followed by
+// others means that the file is damaged or not a file store.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct Record {
 
 std::string encode_record(const Record& record);
 
-/// Takes one record from the front of `bytes`, which reach to the end of the file; nullopt when none is complete there.
-/// Throws ProtocolError on a wrong record that others follow.
+/// Consumes one record from the front of `bytes`, which must extend to the end of the file; nullopt if there is no
+/// complete record. Throws ProtocolError for an invalid record that is followed by others.
 std::optional<Record> decode_record(std::string_view& bytes);
 
 }  // namespace maniple

@@ -1,5 +1,4 @@
-// The keys and values of a store in memory, with the rules of Store, its limits and quotas. Not thread-safe; no
-// waiting.
+// An in-memory table of keys and values with the rules of Store, its limits and quotas. Not thread-safe; never waits.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +14,8 @@
 
 namespace maniple {
 
-// Limits of keys and values, the same for all kinds of stores. Beyond them: InvalidArgument to the caller, and nothing
-// is changed.
+// Limits on keys and values, the same for every kind of store. A call beyond a limit throws InvalidArgument and changes
+// nothing.
 
 inline constexpr std::size_t kMaxKeyBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = std::size_t{64} << 20;
@@ -28,28 +27,28 @@ void require_key(std::string_view key);
 void require_value(std::string_view value);
 void require_keys(std::span<const std::string> keys);
 
-/// Throws Aborted in a child of fork(): what it set, or took, would be missing from its parent's own.
+/// Throws Aborted in a child of fork(): the parent would miss what the child set or took.
 void require_owned(const ForkGuard& guard, const std::string& store);
 
-/// A key for messages: quoted, other bytes than printable ASCII as \xNN, cut when long.
+/// A key for messages: quoted, with bytes outside printable ASCII as \xNN; long keys are truncated.
 std::string printable(std::string_view key);
 
-/// "waited 3.0 s; 2 of 8 keys are missing: "a", "b"" for a Timeout.
+/// Text for a Timeout: "waited 3.0 s; 2 of 8 keys are missing: "a", "b"".
 std::string missing_keys_text(std::span<const std::string> keys, const std::vector<bool>& present, double seconds);
 
-/// Values are immutable and shared, so that a thousand readers of a large one do not copy it.
+/// Values are immutable and shared, so a thousand readers of a large value do not copy it.
 using Value = std::shared_ptr<const std::string>;
 
 struct TableQuota {
   std::size_t keys = kMaxStoreKeys;
-  std::size_t bytes = kMaxStoreBytes;  ///< of keys and values together
+  std::size_t bytes = kMaxStoreBytes;  ///< sum of key and value sizes
 };
 
 class KeyTable {
  public:
   explicit KeyTable(TableQuota quota = {}) : quota_(quota) {}
 
-  /// All that change something throw InvalidArgument, changing nothing, when it would go beyond the quota.
+  /// The modifying functions throw InvalidArgument, and change nothing, if the change would exceed the quota.
   void set(std::string_view key, Value value);
   Value find(std::string_view key) const;  ///< null when absent
   std::int64_t add(std::string_view key, std::int64_t delta);
@@ -71,8 +70,8 @@ class KeyTable {
   std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
 };
 
-/// The number that a counter's value stands for plus `delta`. Throws InvalidArgument if the value is no number or the
-/// sum does not fit. Null counts as 0.
+/// The counter `value` plus `delta`; null counts as 0. Throws InvalidArgument if the value is not a number or the sum
+/// overflows.
 std::int64_t sum_of(std::string_view key, const std::string* value, std::int64_t delta);
 
 }  // namespace maniple

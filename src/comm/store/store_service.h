@@ -1,8 +1,8 @@
-// What a store's server does with requests, without any I/O. Not thread-safe.
+// The request logic of a store's server, without I/O. Not thread-safe.
 //
-// A request that waits for keys is in the queue of the first one that is missing; when that key is set it moves to the
-// queue of the next missing one, so it is in one queue however many keys it names. Before the reply all keys are looked
-// up once more, as one may have been erased in between.
+// A request that waits for keys is in the queue of its first missing key. When that key is set, the request moves to
+// the queue of its next missing key, so it is always in exactly one queue. Before the reply, all keys are looked up
+// again, because one may have been erased in the meantime.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,17 @@ struct ServiceLimits {
 class StoreService {
  public:
   using Client = std::uint64_t;
-  /// A reply is a list of pieces to be sent one after the other; large values are shared, not copied.
+  /// A reply is a list of pieces to send in order; large values are shared, not copied.
   using Reply = std::vector<Value>;
   using Send = std::function<void(Client, Reply)>;
 
   explicit StoreService(Send send, ServiceLimits limits = {})
       : send_(std::move(send)), limits_(limits), table_(limits.table) {}
 
-  /// Replies now, or later if the request waits for keys. Throws ProtocolError if no client of ours would send this.
+  /// Replies now, or later if the request waits for keys. Throws ProtocolError for a request that Maniple's client
+  /// would never send.
   void handle(Client client, Frame frame);
-  void forget(Client client);  ///< it is gone: its pending requests are dropped
+  void forget(Client client);  ///< call when the client is gone; drops its pending requests
   std::size_t pending() const noexcept { return pending_.size(); }
 
  private:
@@ -46,7 +47,7 @@ class StoreService {
     StoreOp op;
     std::vector<std::string> keys;
     std::size_t bytes;
-    std::size_t at = 0;  // the missing key in whose queue it is
+    std::size_t at = 0;  // index of the missing key in whose queue the request is
   };
   struct Waiting {
     std::map<std::uint32_t, Ticket> by_id;

@@ -1,4 +1,4 @@
-// The store over TCP: a server (inside rank 0, or in the launcher) and its clients.
+// The store over TCP: a server (in rank 0 or in the launcher) and its clients.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 
 namespace maniple {
 
-/// Serves until destroyed. One thread, a thousand clients.
+/// Serves until destroyed. One thread handles a thousand clients.
 class TcpStoreServer {
  public:
   /// Binds exactly `address` (port 0: any free one).
@@ -26,11 +26,12 @@ class TcpStoreServer {
   ~TcpStoreServer();
   const Address& address() const noexcept;
 
-  /// Serves clients that are connected, or connect meanwhile, until the last one has gone; then it is destroyed. A
-  /// client that takes none of its replies for as long as `stall_limit`, or up to twice as long, is dropped.
+  /// Keeps serving current and new clients until the last one disconnects, then destroys the server. Drops a client
+  /// that does not read its replies for `stall_limit`, or up to twice as long.
   static void retire(std::shared_ptr<TcpStoreServer> server,
                      std::chrono::milliseconds stall_limit = std::chrono::seconds(60));
-  /// Ends a server that retires, whoever is connected; its address is free once no one owns it. Others go on.
+  /// If the server is retiring, ends it regardless of connected clients; its address is free once the last owner
+  /// releases it. Has no effect on other servers.
   void end_if_retiring();
 
  private:
@@ -39,14 +40,14 @@ class TcpStoreServer {
   ForkGuard guard_;
 };
 
-/// The client: one connection to the server.
+/// A client: one connection to the server.
 ///
-/// Threads that wait for replies share the connection, without a thread of its own: one of them reads, hands the others
-/// their replies, and leaves the reading to the next when its own has arrived. So a thread that waits an hour for a key
-/// never delays another one's set().
+/// Threads that wait for replies share the connection, without a dedicated thread. One of them reads and hands the
+/// others their replies; when its own reply has arrived, another thread takes over reading. So a thread that waits an
+/// hour for a key never delays another thread's set().
 class TcpStoreClient final : public Store {
  public:
-  /// `connection` is non-blocking and has keys.
+  /// `connection` must be non-blocking and have keys.
   TcpStoreClient(SecureConnection connection, Address server, std::shared_ptr<void> keep);
 
   void set(std::string_view key, std::string_view value) override;
@@ -60,8 +61,8 @@ class TcpStoreClient final : public Store {
   std::int64_t num_keys() override;
   std::string describe() const override;
 
-  /// Requests that wait for nothing but the server's answer end at `limit`, but have two seconds at least and two
-  /// minutes at most.
+  /// Limits requests that wait only for the server's reply, not for keys: they end at `limit`, but get at least two
+  /// seconds and at most two minutes.
   void limit_requests(Deadline limit);
 
  private:
@@ -69,8 +70,8 @@ class TcpStoreClient final : public Store {
     std::optional<Frame> reply;
   };
 
-  /// The reply's body; nullopt when the deadline passed first. Throws the error that the server replied with, or that
-  /// the connection is lost.
+  /// The reply's body; nullopt if the deadline passed first. Throws the error in the server's reply, or an error if the
+  /// connection is lost.
   std::optional<std::string> call(StoreOp op, std::string_view head, std::string_view tail, Deadline deadline);
   Deadline request_limit();
   std::string call_now(StoreOp op, std::string_view head, std::string_view tail = {});
@@ -99,15 +100,14 @@ class TcpStoreClient final : public Store {
   Deadline request_limit_ MANIPLE_GUARDED_BY(mutex_);
   std::uint32_t next_id_ MANIPLE_GUARDED_BY(mutex_) = 1;
   std::map<std::uint32_t, Call*> calls_ MANIPLE_GUARDED_BY(mutex_);
-  bool reading_ MANIPLE_GUARDED_BY(mutex_) =
-      false;                                        // somebody reads; only that thread reads from stream_, into buffer_
-  std::string lost_ MANIPLE_GUARDED_BY(mutex_);     // why the connection cannot be used any more
-  bool forged_ MANIPLE_GUARDED_BY(mutex_) = false;  // because the bytes were not those that the other end had sent
+  bool reading_ MANIPLE_GUARDED_BY(mutex_) = false;  // a thread is reading; only it uses stream_'s input and buffer_
+  std::string lost_ MANIPLE_GUARDED_BY(mutex_);      // why the connection is unusable
+  bool forged_ MANIPLE_GUARDED_BY(mutex_) = false;   // lost_ because the received bytes were not authentic
   std::vector<char> buffer_ = std::vector<char>(std::size_t{16} << 10);
 };
 
 /// Connects, retrying until the deadline while the server is not up yet. `keep` (may be null) lives as long as the
-/// client: rank 0 hands its server over that way.
+/// client; rank 0 passes its server this way.
 std::shared_ptr<TcpStoreClient> connect_tcp_store(const std::string& host, std::uint16_t port, const Identity& identity,
                                                   Deadline deadline, std::shared_ptr<void> keep = nullptr);
 

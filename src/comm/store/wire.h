@@ -1,10 +1,10 @@
-// The bytes between a store's client and its server, without any I/O: so that they can be tested and fuzzed alone.
+// The wire format between a store's client and its server. Free of I/O, so that it can be tested and fuzzed alone.
 //
 //   frame    id:u32 code:u8 zero[3] length:u64, body[length]
 //
-// In a request `code` is the operation and `id` any number not in use; the reply carries the same id and a status.
-// `cancel` withdraws the pending request of its id and has no reply. Strings are length:u32 and bytes; the last
-// value of a frame is what remains of it.
+// In a request, `code` is the operation and `id` any number not in use; the reply carries the same id and a status.
+// `cancel` withdraws the pending request with its id and has no reply. Strings are length:u32 and bytes; a frame's last
+// value is the rest of its body.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ enum class StoreOp : std::uint8_t {
 
 enum class StoreStatus : std::uint8_t {
   ok = 0,
-  invalid = 1,   ///< the body says what was wrong with the request; the connection goes on
-  protocol = 2,  ///< the body says what was wrong with the bytes; the server closes the connection
+  invalid = 1,   ///< the body describes the invalid request; the connection stays open
+  protocol = 2,  ///< the body describes the invalid bytes; the server closes the connection
 };
 
 inline constexpr std::size_t kStoreHeaderBytes = 16;
@@ -65,10 +65,10 @@ struct StoreRequest {
   std::string value;
   std::int64_t delta = 0;
 };
-/// Throws ProtocolError on impossible bytes, InvalidArgument on a readable request that goes beyond the limits.
+/// Throws ProtocolError for malformed bytes, InvalidArgument for a well-formed request that exceeds the limits.
 StoreRequest decode_request(Frame frame);
 
-/// The bodies that are not trivial.
+/// Encodings of the non-trivial bodies.
 std::string encode_keys(std::span<const std::string> keys);
 std::vector<std::string> decode_values(std::string_view body, std::size_t expected_count);
 std::vector<bool> decode_flags(std::string_view body, std::size_t expected_count);
