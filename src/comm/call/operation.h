@@ -1,6 +1,7 @@
-// One collective call, as every backend and algorithm sees it.
+// One collective call, as backends and algorithms receive it.
 //
-// in and out by operation (P = parts of all ranks, in rank order; own = this rank's part; one = `count` elements):
+// The buffers of each operation (P = parts of all ranks, in rank order; own = this rank's part; one = `count`
+// elements):
 //
 //   op              in            out
 //   broadcast       = out         one
@@ -13,9 +14,9 @@
 //   all_to_all      P (in_parts)  P (out_parts)
 //   barrier         -             -
 //
-// In place: in == out in reduce and all_reduce; in is this rank's part of out in gather and all_gather; out is this
-// rank's part of in in scatter and reduce_scatter. Otherwise the two lie apart (comm/group/validate.h refuses the
-// rest).
+// In place means: in == out for reduce and all_reduce; in is this rank's part of out for gather and all_gather; out is
+// this rank's part of in for scatter and reduce_scatter. Otherwise the buffers do not overlap (comm/group/validate.h
+// rejects all other overlaps).
 #pragma once
 
 #include <algorithm>
@@ -50,7 +51,7 @@ class Parts {
   }
   bool equal() const noexcept { return offsets_.empty(); }
   int ranks() const noexcept { return offsets_.empty() ? ranks_ : static_cast<int>(offsets_.size()) - 1; }
-  /// Of the counts; 0 for equal parts.
+  /// A hash of the counts; 0 for equal parts.
   std::uint64_t hash() const noexcept {
     if (offsets_.empty()) return 0;
     std::uint64_t value =
@@ -73,22 +74,22 @@ struct Operation {
   DType dtype = DType::uint8;
   ReduceOp reduce;
   int root = 0;
-  std::size_t count = 0;  ///< elements: see the table; for operations with parts, the equal part (0 when uneven)
+  std::size_t count = 0;  ///< elements: see the table; with parts, the size of equal parts (0 if uneven)
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   Parts parts;             ///< gather, all_gather, scatter, reduce_scatter
   Parts in_parts;          ///< all_to_all
   Parts out_parts;         ///< all_to_all
   std::uint64_t seq = 0;   ///< number of the call in its group
-  Device device;           ///< of in and out
-  void* stream = nullptr;  ///< on a device: the stream in whose order it runs (a cudaStream_t)
+  Device device;           ///< device of in and out
+  void* stream = nullptr;  ///< on a device: the stream that orders the operation (a cudaStream_t)
   SourceLocation where;
 
-  // An operation that is one stage of a larger one: only the first multiplies (premul_sum), only the last divides
-  // (avg).
+  // For an operation that is one stage of a larger one: only the first stage multiplies (premul_sum), only the last
+  // divides (avg).
   bool first_stage = true;
   bool last_stage = true;
-  int ranks = 0;  ///< that take part in the whole of it, for avg; 0: those that take part in this stage
+  int ranks = 0;  ///< ranks in the larger operation, for avg; 0: the ranks of this stage
 
   std::size_t element() const noexcept { return size_of(dtype); }
   std::size_t bytes() const noexcept { return count * element(); }

@@ -1,9 +1,9 @@
-// Rounds: how the ranks that call init() at one time meet, however often each of them has tried before.
+// Rounds: let ranks that call init() at the same time meet, however often each of them has tried before.
 //
-// The store numbers rounds. A rank joins the open round: it puts its announcement there and waits. Rank 0 collects the
-// announcements of all ranks, closes the round and publishes the result. A rank that gives up takes its announcement
-// back, so its next try joins the same round, or the next one if that has been closed. Who finds in the result an
-// announcement of an earlier try of its own has missed that round, and joins the next.
+// The store numbers rounds. A rank joins the open round: it stores its announcement there and waits. Rank 0 collects
+// the announcements of all ranks, closes the round and publishes the result. A rank that gives up withdraws its
+// announcement, so its next try joins the same round, or the next round if this one has been closed. A rank that finds
+// an announcement of its own earlier try in the result has missed that round, and joins the next one.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct Met {
   std::string result;
 };
 
-/// Joins the open round of `store` with `announcement`. On rank 0 `combine` makes the result of all announcements, by
-/// rank. Logs after MANIPLE_WAIT_REPORT seconds, and then ever more rarely, who is missing. Throws Timeout "timed out
-/// after 60.0 s: 6 of 8 ranks joined, waiting for ranks 3, 5".
+/// Options of meet(), which joins the open round of `store` with `announcement`. On rank 0, `combine` turns all
+/// announcements, ordered by rank, into the result. meet() logs the missing ranks after MANIPLE_WAIT_REPORT seconds,
+/// and then at growing intervals. Throws Timeout "timed out after 60.0 s: 6 of 8 ranks joined, waiting for ranks 3, 5".
 struct MeetOptions {
   int rank = 0;
   int world_size = 1;
@@ -36,14 +36,14 @@ struct MeetOptions {
 };
 Met meet(const std::shared_ptr<Store>& store, const MeetOptions& options);
 
-/// A rank for a process that has none: the first of the open round that is free.
+/// A rank for a process without one: the first free rank of the open round.
 struct TakenRank {
   int rank = 0;
   std::function<void()> give_back;  ///< for a process that leaves before the round is closed
 };
 TakenRank take_rank(const std::shared_ptr<Store>& store, int world_size, Deadline deadline);
 
-/// Logs `text` while it exists: after MANIPLE_WAIT_REPORT seconds, and then ever more rarely.
+/// Logs `text` while this object exists: after MANIPLE_WAIT_REPORT seconds, and then at growing intervals.
 class WaitNotice {
  public:
   explicit WaitNotice(std::string text);

@@ -1,4 +1,4 @@
-// What schedulers tell their processes, for those who set no RANK: Open MPI, PMI (MPICH, Intel MPI), Slurm. Pure: the
+// Rank and world size from schedulers that do not set RANK: Open MPI, PMI (MPICH, Intel MPI), Slurm. Pure: the
 // environment is an argument.
 #pragma once
 
@@ -25,13 +25,13 @@ struct SchedulerAssignment {
   std::optional<std::uint16_t> master_port = std::nullopt;
 };
 
-/// The first scheduler whose rank variable is set. Throws InvalidArgument naming a variable that holds nonsense.
+/// The first scheduler whose rank variable is set. Throws InvalidArgument naming a variable with an invalid value.
 std::optional<SchedulerAssignment> detect_scheduler(const Lookup& lookup);
 
 /// "node[003-010,012],login1" -> "node003".
 std::string first_host(std::string_view node_list);
 
-/// A port below the ephemeral range that depends on the job only, so that all of its ranks get the same.
+/// A port below the ephemeral range. It depends only on the job, so all of its ranks get the same port.
 std::uint16_t port_for_job(std::string_view job_id) noexcept;
 
 }  // namespace maniple

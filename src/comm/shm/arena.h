@@ -1,28 +1,27 @@
-// The shared memory of the ranks of one group on one host: where they publish their contributions, count how far they
-// got, and stage bytes for each other.
+// The shared memory of one group's ranks on one host: ranks publish their contributions in it, count their progress,
+// and stage bytes for each other.
 //
-// Words:
+// Terms:
 //   epoch         number of a synchronisation in which all ranks take part; the same on all ranks
 //   contribution  what a rank publishes at the start of an epoch: four words about the call, a hash of all calls so
-//                 far, and either a small payload or references to registered memory. Each rank has kContributions of
-//                 them, used in turn.
-//   window        kWindow epochs. A rank need not wait for those that it takes nothing from, so it may be ahead of
-//                 them, but it ends the first epoch of a window only when all have published the first one of the
-//                 window before. A rank publishes an epoch when it has finished reading those before it, so none is
-//                 more than two windows ahead of another, and the four windows of contributions hold what a rank that
-//                 is behind may still read.
-//   stage         each rank's buffers for bytes in transit: some slots, used in turn
-//   counter       how many slots a rank has filled, reduced, drained since the beginning, and the last epoch that it
+//                 far, and either a small payload or references to registered memory. Each rank has kContributions
+//                 contributions, used in turn.
+//   window        kWindow epochs. A rank does not wait for ranks from which it takes nothing, so it may be ahead of
+//                 them. It ends the first epoch of a window only when all ranks have published the first epoch of the
+//                 previous window. A rank publishes an epoch after it has finished reading all earlier epochs. So no
+//                 rank is more than two windows ahead of another, and four windows of contributions hold everything
+//                 that a slower rank may still read.
+//   stage         each rank's buffers for bytes in transit: several slots, used in turn
+//   counter       the number of slots that a rank has filled, reduced or drained since the start, or the last epoch it
 //                 has finished; only ever grows (modulo 2^32)
-//   ring          a ring buffer: bytes from one rank to one other. Two sets: for frames of collectives, and for
-//                 messages
-//   notification  a count for each rank, raised by whoever moved bytes in a ring of that rank
+//   ring          a ring buffer: bytes from one rank to another. Two sets: for frames of collectives, and for messages
+//   notification  a count for each rank, raised by whoever moved bytes in one of that rank's rings
 //
-// All waiting is spin, then yield, then sleep (see waiter.h), so that more ranks than cores works. A rank does not spin
-// where the awaited rank is on its own core.
+// Every wait spins, then yields, then sleeps (see waiter.h), so there may be more ranks than cores. A rank does not
+// spin if the awaited rank is on its own core.
 //
-// Waiting ends with an error when the group is aborted, the awaited rank has left, or the deadline passes; what has
-// arrived by then is used first.
+// A wait fails when the group is aborted, the awaited rank has left, or the deadline passes. Whatever has arrived by
+// then is used first.
 #pragma once
 
 #include <array>
@@ -50,7 +49,8 @@
 
 namespace maniple {
 
-/// Where a buffer lies in registered memory; segment 0 is none, and kProcess memory of its rank's process alone.
+/// The location of a buffer in registered memory. Segment 0: none. Segment kProcess: memory private to the rank's
+/// process.
 struct SharedRef {
   static constexpr std::uint64_t kProcess = ~std::uint64_t{0};  ///< the offset is an address
   std::uint64_t segment = 0;
@@ -61,15 +61,15 @@ struct alignas(kCacheLine) Contribution {
   static constexpr std::size_t kSmallPayload = kCacheLine - 48;
 
   std::atomic<std::uint32_t> stamp;             // the epoch; written last
-  std::uint32_t mode;                           // given a meaning by its writer
-  std::array<std::uint64_t, 4> words;           // what is called
-  std::uint64_t history;                        // of all calls up to this one
-  alignas(8) std::byte payload[kSmallPayload];  // here, so that tiny calls touch one line per rank; see Arena::payload
+  std::uint32_t mode;                           // defined by the writer
+  std::array<std::uint64_t, 4> words;           // the call
+  std::uint64_t history;                        // hash of all calls up to this one
+  alignas(8) std::byte payload[kSmallPayload];  // inline, so tiny calls touch one line per rank; see Arena::payload
 
   struct Refs {
     SharedRef in, out;
     std::uint64_t extra;
-    std::uint64_t failed;  // written before `finished`: something could not be read
+    std::uint64_t failed;  // written before `finished`: a read failed
     std::uint64_t staged;  // of the rank that chooses: not read out of its process, although it could be
   };
   Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
@@ -83,11 +83,11 @@ inline constexpr int kCounterCount = 4;
 struct ArenaOptions {
   int rank = 0;
   int size = 1;
-  int cores = 1;        ///< of this host, to decide between spinning and yielding
+  int cores = 1;        ///< cores of this host, to decide between spinning and yielding
   double spin_us = -1;  ///< see WaitPolicy::for_memory
   AbortSignal* abort = nullptr;
-  std::vector<int> names;         ///< what errors call the ranks: their ranks in the group
-  std::vector<int> global_ranks;  ///< and in the world
+  std::vector<int> names;         ///< ranks in the group, for error messages
+  std::vector<int> global_ranks;  ///< ranks in the world
 };
 
 class Arena {
@@ -98,21 +98,21 @@ class Arena {
   static_assert(kContributions == ArenaLayout::kContributions);
   static constexpr std::uint32_t kRefresh = std::uint32_t{1} << 29;
 
-  /// A fresh segment (all zero) of ArenaLayout::of(...).bytes is an empty arena: no rank needs to set it up for
-  /// another. The stages are as large as the segment allows, so its maker alone decides.
+  /// A new, zeroed segment of ArenaLayout::of(...).bytes is an empty arena, so no rank has to initialise it for the
+  /// others. The stages are as large as the segment allows, so the rank that creates the segment decides their size.
   Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options);
   ~Arena();  ///< marks this rank as having left; never waits; in a child of fork() it does nothing
 
   int rank() const noexcept { return options_.rank; }
   int size() const noexcept { return options_.size; }
-  /// Of a rank of the arena: its number in the world.
+  /// The world rank of an arena rank.
   int global_rank(int rank) const noexcept {
     return options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
   }
 
   // ---- Waiting -------------------------------------------------------------------------------------------------
 
-  /// Waits until `word`, owned by `rank`, has reached `target`.
+  /// Waits until `word`, written by `rank`, has reached `target`.
   void await(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context) {
     if (!reached(word, target)) [[unlikely]]
       await_slowly(word, target, rank, context);
@@ -124,32 +124,32 @@ class Arena {
   std::uint32_t epoch() const noexcept { return epoch_; }
   Contribution& contribution(int rank, std::uint32_t epoch) noexcept { return contributions_[index(rank, epoch)]; }
   std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
-  /// Where the payload of a contribution lies; `bytes` is the largest of that epoch, the same number on all ranks.
+  /// The payload of a contribution. `bytes` is the largest payload of that epoch, the same number on all ranks.
   std::byte* payload(int rank, std::uint32_t epoch, std::size_t bytes) noexcept {
     if (bytes <= Contribution::kSmallPayload) return contribution(rank, epoch).payload;
     return payloads_ + index(rank, epoch) * layout_.payload_bytes;
   }
   void publish(std::uint32_t epoch) {
-    // Only some operations count what is finished. Half the range behind, that counter would seem to be ahead.
+    // Only some operations update `finished`. Once it lags by half the number range, it would compare as ahead.
     if (epoch % kRefresh == 0) [[unlikely]]
       set(Counter::finished, epoch - 1);
     auto& stamp = contribution(rank(), epoch).stamp;
     stamp.store(epoch, std::memory_order_release);
     wake_if_asleep(stamp);
   }
-  /// Of an operation that takes long: where this rank runs, for those that wait for it on the same core.
+  /// For long operations: publishes the core this rank runs on, for ranks that wait for it on the same core.
   void show_core_in(std::uint32_t epoch) noexcept {
     show_core();
     of(rank()).core.epoch.store(epoch, std::memory_order_relaxed);
   }
   bool has_published(int rank, std::uint32_t epoch) noexcept { return reached(contribution(rank, epoch).stamp, epoch); }
-  /// Of all ranks, or of one.
+  /// Waits for the contributions of all ranks, or of one.
   void await_contributions(std::uint32_t epoch, OperationContext& context);
   void await_contribution(int rank, std::uint32_t epoch, OperationContext& context) {
     await(contribution(rank, epoch).stamp, epoch, rank, context);
   }
-  /// Whether an epoch is the first of a window and its rank may be too far ahead to end it: it has to wait for the
-  /// contributions of all ranks to the first epoch of the window before.
+  /// Whether `epoch` is the first of a window and this rank may be too far ahead to end it. Then it has to wait until
+  /// all ranks have contributed to the first epoch of the previous window.
   bool is_ahead(std::uint32_t epoch) const noexcept {
     return epoch % kWindow == 0 && static_cast<std::int32_t>(all_published_ - (epoch - kWindow)) < 0;
   }
@@ -160,7 +160,7 @@ class Arena {
   std::byte* stage_slot(int rank, std::uint32_t step) noexcept {
     return segment_->data() + layout_.stage_slot(rank, step);
   }
-  /// Steps so far; an operation that used `n` steps adds them, on every rank alike.
+  /// Steps so far. An operation that used `n` steps adds `n`, on every rank alike.
   std::uint32_t step_base() const noexcept { return steps_; }
   void advance_steps(std::uint32_t n) noexcept { steps_ += n; }
   void set(Counter counter, std::uint32_t value) {
@@ -175,11 +175,11 @@ class Arena {
 
   // ---- Memory of other processes -------------------------------------------------------------------------------
 
-  /// Whether ranks read each other's ordinary memory: each has a core, and none has found that it cannot.
+  /// Whether ranks read each other's ordinary memory: every rank has its own core, and no read has failed.
   bool reads_peers() const noexcept { return reads_peers_ && !crowded_; }
   void stop_reading_peers() noexcept { reads_peers_ = false; }
-  /// For the rank that chooses between reading and the stage: what it knows of operations of this kind and about this
-  /// size.
+  /// For the rank that chooses between direct reads and the stage: measurements of operations of this kind and about
+  /// this size.
   FasterWay& faster_way(int kind, std::size_t bytes) { return faster_ways_[{kind, std::bit_width(bytes)}]; }
   bool read_peer(int rank, void* to, std::uint64_t from, std::size_t bytes) {
     return peer_memory_.read(rank, of(rank).identity, to, from, bytes);
@@ -187,37 +187,39 @@ class Arena {
 
   // ---- Rings ---------------------------------------------------------------------------------------------------
 
-  /// Memory for the ring from one rank to another; `set` 0 for collectives, 1 for messages. Zeroed at first.
+  /// Memory of the ring from one rank to another, initially zero. `set`: 0 for collectives, 1 for messages.
   std::span<std::byte> ring(int set, int from, int to) noexcept {
     return {segment_->data() + layout_.ring(set, from, to), layout_.ring_bytes()};
   }
-  /// Memory for the small messages from one rank to another. Zeroed at first.
+  /// Memory of the slots for small messages from one rank to another, initially zero.
   std::span<std::byte> slots(int from, int to) noexcept {
     return {segment_->data() + layout_.slots(from, to), layout_.slots_bytes()};
   }
-  void notify(int rank);                                           ///< something moved in a ring of that rank
-  Waiter& waiter() noexcept { return waiter_; }                    ///< for waits for the same ranks
-  std::uint32_t notifications() const noexcept;                    ///< of this rank, so far
-  void await_notification(std::uint32_t seen, Deadline deadline);  ///< sleeps until there are others than the `seen`
+  void notify(int rank);                                           ///< call after moving bytes in a ring of that rank
+  Waiter& waiter() noexcept { return waiter_; }                    ///< for other waits for these ranks
+  std::uint32_t notifications() const noexcept;                    ///< this rank's count so far
+  void await_notification(std::uint32_t seen, Deadline deadline);  ///< sleeps until the count differs from `seen`
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
 
   bool has_left(int rank) const noexcept { return departure_of(rank) != LossKind::unknown; }
-  /// left: it has destroyed its group; left_or_ended: another rank found that it is gone; unknown: it is here.
+  /// left: the rank destroyed its group. left_or_ended: another rank found it gone. unknown: it has not left.
   LossKind departure_of(int rank) const noexcept;
-  /// On behalf of a rank whose process has ended, or which has left without its notice reaching this rank.
+  /// Marks a rank whose process has ended, or which has left without its leave notice reaching this rank.
   void mark_gone(int rank) noexcept;
-  /// Throws if a rank of this host has failed and had not finished this epoch: it will not take part in it.
+  /// Throws if a rank of this host has failed before finishing `epoch`, because it will not take part in that epoch.
   void check_raised(std::uint32_t epoch) const {
     if (abort_state_->load(std::memory_order_relaxed) != 0) [[unlikely]]
       check_raised_slowly(epoch);
   }
-  /// Another rank is about to raise a cause: throws it, or after a few seconds that there was none.
+  /// Another rank is about to raise a cause: waits a few seconds for the cause and throws it, or an error that there
+  /// was none.
   [[noreturn]] void await_raised() const;
   void finish_epoch(std::uint32_t epoch) noexcept { finished_epoch_.store(epoch, std::memory_order_relaxed); }
-  /// Tells every rank of this host, with all fields of the error; the first cause wins. Safe from any thread.
+  /// Aborts the group on every rank of this host, with all fields of the error; the first cause wins. Safe from any
+  /// thread.
   void raise(const std::exception_ptr& cause) noexcept;
-  /// The cause that some rank of this host raised, as it is on this one, or null.
+  /// The cause raised by a rank of this host, converted for this rank, or null.
   std::exception_ptr raised() const;
 
  private:
@@ -227,22 +229,22 @@ class Arena {
       std::atomic<std::uint32_t> value;
     };
     Line counters[kCounterCount];
-    Line sleepers;               // ranks asleep on a word of this rank
+    Line sleepers;               // number of ranks asleep on a word of this rank
     Line notifications;          // see `notify`
     Line notification_sleepers;  // 1 while this rank waits for a notification
     struct alignas(kCacheLine) Core {
       std::atomic<std::uint32_t>
           value;  // 1 + the core on which this rank last slept, woke another, or called a large operation; 0: neither
-      std::atomic<std::uint32_t> epoch;  // of that operation
+      std::atomic<std::uint32_t> epoch;  // epoch of that operation
     };
     Core core;
     alignas(kCacheLine) PeerMemory::Identity identity;
-    Line left;  // 1 once this rank has destroyed its group; 2: another rank found that it is gone
+    Line left;  // 1: this rank destroyed its group; 2: another rank found it gone
   };
-  // Contributions that follow each other are not neighbours, or a processor that saw a row of them being read would
-  // fetch the next one just before it is written.
+  // Consecutive contributions are not adjacent in memory. Otherwise a processor that detects sequential reads would
+  // prefetch the next one just before it is written.
   static std::size_t index(int rank, std::uint32_t epoch) noexcept {
-    constexpr std::uint64_t kReversed = 0xf7b3d591e6a2c480;  // in each of 16 places, its number with the bits reversed
+    constexpr std::uint64_t kReversed = 0xf7b3d591e6a2c480;  // digit i is i with its 4 bits reversed
     static_assert(kContributions == 16);
     return static_cast<std::size_t>(rank) * kContributions + (kReversed >> (epoch % kContributions * 4) & 15);
   }
@@ -250,9 +252,9 @@ class Arena {
     return static_cast<std::int32_t>(load_acquire(word) - target) >= 0;
   }
   void await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t target, int rank, OperationContext& context);
-  // No fence between the new value and this look: it would wait until the value has reached the others, a fifth of the
-  // time of the smallest operation. So a rank that announces itself as a sleeper meanwhile may be overlooked, and may
-  // itself overlook the value, for the microsecond that takes. Sleepers allow for it: their first sleep is short
+  // There is no fence between storing the new value and this load: it would wait until the value is visible to the
+  // other cores, a fifth of the time of the smallest operation. For about a microsecond, a rank that is about to sleep
+  // may be missed here and may itself miss the value. Sleepers allow for that: their first sleep is short
   // (WaitPolicy::kFirstSleep).
   void wake_if_asleep(const std::atomic<std::uint32_t>& word) {
     if (blocks_[rank()].sleepers.value.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -284,12 +286,12 @@ class Arena {
   std::byte* payloads_ = nullptr;
   const std::atomic<std::uint32_t>* abort_state_ = nullptr;
   std::uint32_t epoch_ = 0;
-  std::uint32_t all_published_ = 0;               // an epoch that all are known to have published
+  std::uint32_t all_published_ = 0;               // an epoch that all ranks have published
   std::atomic<std::uint32_t> finished_epoch_{0};  // read by the thread that raises
   std::uint32_t steps_ = 0;
   Waiter waiter_;
   std::uint64_t left_core_ = 0;  // when this rank last moved to another core
-  bool crowded_ = false;         // more ranks than cores: they have to yield to each other
+  bool crowded_ = false;         // more ranks than cores, so ranks must yield to each other
 };
 
 }  // namespace maniple

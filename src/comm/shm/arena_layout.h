@@ -1,11 +1,11 @@
-// Where everything lies in an arena, as offsets from the start of its segment.
+// The layout of an arena, as offsets from the start of its segment.
 //
 //   header | a block for each rank | contributions | their payloads |
 //   a stage for each rank | rings of collectives | rings of messages
 //
-// A ring area holds a ring (head and `ring_capacity` bytes) and behind it `slots_bytes` for small messages. Layouts are
-// pure arithmetic: the rank that makes the segment chooses the stages (`of`), the others derive the same layout from
-// the segment's size (`within`).
+// A ring area holds a ring (head and `ring_capacity` bytes), followed by `slots_bytes` for small messages. Layouts are
+// pure arithmetic: the rank that creates the segment chooses the stage size (`of`), and the others derive the same
+// layout from the segment's size (`within`).
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,22 @@ struct ArenaLayout {
   static constexpr std::size_t kBlockBytes = 10 * kCacheLine;
   static constexpr std::size_t kContributionBytes = kCacheLine;
   static constexpr std::size_t kRingHeadBytes = 128;
-  static constexpr std::size_t kLargestElement = 8;  ///< of all dtypes, in bytes
+  static constexpr std::size_t kLargestElement = 8;  ///< largest dtype, in bytes
   static constexpr int kStageSlots = 4;
   static constexpr int kContributions = 16;
 
-  /// `stage_bytes`: of each rank, rounded up to whole pages and to what one element for each rank in every slot takes.
+  /// `stage_bytes` is the stage size of each rank. It is rounded up to whole pages and to at least one element per rank
+  /// in every slot.
   static ArenaLayout of(int size, std::size_t stage_bytes);
-  /// That of a segment which was made with `of`. Throws ProtocolError if the segment is too small.
+  /// The layout of a segment created with `of`. Throws ProtocolError if the segment is too small.
   static ArenaLayout within(int size, std::size_t segment_bytes);
-  /// The stage of each rank where the user has not chosen one.
+  /// The default stage size of each rank.
   static std::size_t usual_stage_bytes(int size);
 
   std::size_t stage_slot(int rank, std::uint32_t step) const noexcept {
     return stages + static_cast<std::size_t>(rank) * stage_bytes + step % kStageSlots * stage_slot_bytes;
   }
-  /// Of the ring from one rank to another; `set` 0 for collectives, 1 for messages.
+  /// Offset of the ring from one rank to another. `set`: 0 for collectives, 1 for messages.
   std::size_t ring(int set, int from, int to) const noexcept {
     const auto n = static_cast<std::size_t>(size);
     return rings +
@@ -46,17 +47,17 @@ struct ArenaLayout {
   std::size_t ring_bytes() const noexcept { return kRingHeadBytes + ring_capacity; }
   std::size_t slots_bytes() const noexcept { return ring_stride - ring_bytes(); }
 
-  int size = 1;                   ///< ranks
-  std::size_t contributions = 0;  ///< the blocks lie before them, behind the header
+  int size = 1;                   ///< number of ranks
+  std::size_t contributions = 0;  ///< after the header and the rank blocks
   std::size_t payloads = 0;
   std::size_t payload_bytes = 0;  ///< the largest payload of a contribution
   std::size_t stages = 0;
-  std::size_t stage_bytes = 0;  ///< of each rank
+  std::size_t stage_bytes = 0;  ///< per rank
   std::size_t stage_slot_bytes = 0;
   std::size_t rings = 0;
   std::size_t ring_capacity = 0;  ///< a power of two
-  std::size_t ring_stride = 0;    ///< from one ring to the next
-  std::size_t bytes = 0;          ///< of the segment
+  std::size_t ring_stride = 0;    ///< distance between rings
+  std::size_t bytes = 0;          ///< size of the segment
 };
 
 }  // namespace maniple

@@ -1,10 +1,10 @@
-// Which of two ways of doing the same thing is the faster one, here and now: found out by trying.
+// Chooses the faster of two variants of an operation by measuring both.
 //
-// How fast the kernel copies out of another process, and how fast a core gets what another has just written, differ
-// between machines by factors, and with them whether the buffers were written since the last call. So no table of sizes
-// is right everywhere. Both ways are tried, some calls each: at first, and again in every period, because what a
-// program does with its buffers changes. Of the tries of a way the shortest counts: whatever disturbs a call makes it
-// longer.
+// The speed at which the kernel copies out of another process, and at which a core gets what another core has just
+// written, differs by factors between machines, and depends on whether the buffers were written since the last call. So
+// no fixed table of sizes is right everywhere. Both variants are measured for several calls at first and again in every
+// period, because a program's use of its buffers changes. The shortest measurement of a variant counts: disturbances
+// only make a call longer.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +17,13 @@ namespace maniple {
 class FasterWay {
  public:
   static constexpr std::uint32_t kTries = 3;
-  /// Calls of a period. The first ones are short: what the first calls of a program cost says little of those that
-  /// follow.
+  /// Calls per period. The first periods are short, because the cost of a program's first calls says little about later
+  /// ones.
   static constexpr std::uint32_t kShortest = 16;
   static constexpr std::uint32_t kLongest = 1024;
-  static constexpr double kBetter = 0.95;  ///< of the other's cost: what is as good as equal is left as it is
+  static constexpr double kBetter = 0.95;  ///< switch only below this fraction of the current cost
 
-  /// Of two ways, 0 and 1, that of the next call. The first calls take the way `at_first`.
+  /// The variant (0 or 1) the next call should use. The first calls use `at_first`.
   int next(int at_first) noexcept {
     if (period_ == 0) {
       period_ = kShortest;
@@ -31,8 +31,8 @@ class FasterWay {
     }
     return is_tried() ? 1 - way_ : way_;
   }
-  /// What the call that took the way `next` cost. One that failed is not added, and the next call takes that way once
-  /// more.
+  /// Adds the cost of the call that used the variant from `next`. Do not add a failed call: the next call then uses the
+  /// same variant again.
   void add(double cost) noexcept {
     if (place_ == 0) least_.fill(std::numeric_limits<double>::infinity());
     double& least = least_[static_cast<std::size_t>(is_tried() ? 1 - way_ : way_)];
@@ -48,10 +48,10 @@ class FasterWay {
   }
 
  private:
-  /// In each period the way that was faster comes first, then the other.
+  /// Each period first measures the variant that was faster, then the other.
   bool is_tried() const noexcept { return place_ >= kTries && place_ < 2 * kTries; }
 
-  std::uint32_t place_ = 0;  // of the next call in this period
+  std::uint32_t place_ = 0;  // position of the next call in this period
   std::uint32_t period_ = 0;
   int way_ = 0;
   std::array<double, 2> least_{};

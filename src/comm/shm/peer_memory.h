@@ -1,9 +1,9 @@
-// The memory of the other ranks of this host, where it lies: one copy by the kernel (process_vm_readv) in place of two
+// Reads the memory of the other ranks of this host in place: one copy by the kernel (process_vm_readv) instead of two
 // through a stage.
 //
-// Nothing needs to be set up; but it may be forbidden (containers, ptrace_scope), and a process number means another
-// process in another container. So a rank shows, beside its number, where a random word of its lies, and whoever reads
-// from it looks for that word first. Memory that cannot be read is no error: the caller takes another way.
+// It needs no setup, but may be forbidden (containers, ptrace_scope), and the same pid may be a different process in
+// another container. So each rank publishes its pid together with the address of a random word. A reader first checks
+// for that word. Unreadable memory is not an error: the caller uses another method.
 #pragma once
 
 #include <atomic>
@@ -15,10 +15,10 @@ namespace maniple {
 
 class PeerMemory {
  public:
-  /// In shared memory, written before the first publication of its rank.
+  /// Lives in shared memory; written before its rank's first publication.
   struct Identity {
     std::int32_t process;
-    std::uint64_t address;  ///< of `word` in that process
+    std::uint64_t address;  ///< address of `word` in that process
     std::uint64_t word;
   };
 
@@ -26,15 +26,15 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  /// Of this rank; allows its siblings to read, where the system asks for that.
+  /// Returns this rank's identity, and permits its siblings to read if the system requires that.
   Identity identify();
 
-  /// Copies from a rank's memory to this one's. False if that is impossible, for now or for ever.
+  /// Copies from a rank's memory to this rank's. Returns false if that is impossible, temporarily or permanently.
   bool read(int rank, const Identity& identity, void* to, std::uint64_t from, std::size_t bytes);
 
  private:
   std::uint64_t word_ = 0;
-  std::vector<bool> known_;  // ranks that are who they say
+  std::vector<bool> known_;  // ranks whose identity was verified
 };
 
 }  // namespace maniple

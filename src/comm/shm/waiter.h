@@ -10,14 +10,14 @@
 //   }
 //   while (!done() && !deadline.expired()) wait.sleep_while(word, seen, deadline);
 //
-// Spin: the other rank usually is a few hundred nanoseconds behind, less than a system call takes.
-// Yield: more ranks than cores take turns. A rank comes round sooner this way than it falls asleep and is woken. A
-// thread that waits for sockets calls poll(2) instead and keeps its core: waking an idle core is slow, above all a
-// virtual one.
+// Spin: the other rank is usually a few hundred nanoseconds behind, less than a system call takes.
+// Yield: more ranks than cores take turns. A rank gets its turn sooner this way than by falling asleep and being woken.
+// A thread that waits for sockets calls poll(2) instead and keeps its core, because waking an idle core is slow,
+// especially on a virtual machine.
 // Sleep: on a futex, or in poll(2).
 //
-// Where other processes compete for the cores, a yield loses the core for a whole time slice, a thousand operations,
-// while a thread that sleeps gets a core back as soon as it is woken. So after a *gap*, a long time between two
+// If other processes compete for the cores, a yield loses the core for a whole time slice, the time of a thousand
+// operations, while a sleeping thread gets a core as soon as it is woken. So after a *gap*, a long time between two
 // readings of the clock in which another process had the core (see competition.h), waits skip the yield stage for a
 // while.
 //
@@ -36,31 +36,31 @@
 
 namespace maniple {
 
-/// Sleeps while `word` holds `expected`, at most until the deadline. May return early for no reason.
+/// Sleeps while `word` holds `expected`, at most until the deadline. May return early (spurious wake-up).
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Deadline deadline) noexcept;
 
 /// Wakes all threads, of any process, that sleep on `word`.
 void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
 
-/// How long each stage takes. The fields differ between users, the constants do not.
+/// Duration of each stage. The fields differ between users; the constants do not.
 struct WaitPolicy {
   using Duration = Deadline::Duration;
 
   Duration spin = std::chrono::microseconds(20);
   Duration yield = std::chrono::milliseconds(1);
-  /// False where the ranks of a group yield to each other: then most gaps are theirs.
+  /// False if the ranks of a group yield to each other: then they cause most gaps themselves.
   bool detects_competition = true;
 
-  /// The shortest gap: polls and yields take less unless another process runs.
+  /// The shortest gap: polls and yields take less time unless another process runs.
   static constexpr Duration kGap = std::chrono::microseconds(50);
-  /// How long competition lasts after a gap.
+  /// How long a gap counts as competition.
   static constexpr Duration kCompetition = std::chrono::seconds(1);
-  /// The first sleep is short, because whoever wakes sleepers may have overlooked this one.
+  /// The first sleep is short, because the waking thread may have missed this sleeper.
   static constexpr Duration kFirstSleep = std::chrono::microseconds(100);
   /// Sleepers poll this often, because a rank may die before it can wake them.
   static constexpr Duration kLongestSleep = std::chrono::milliseconds(50);
 
-  // `spin_us` is MANIPLE_SPIN_US; negative: the default for that many ranks and cores of a host.
+  // `spin_us` is MANIPLE_SPIN_US; negative: the default for this number of ranks and cores per host.
 
   /// For words in shared memory: `spin_us` is the spin stage.
   static WaitPolicy for_memory(int ranks, int cores, double spin_us = -1);
@@ -73,7 +73,7 @@ class Waiter {
   explicit Waiter(const WaitPolicy& policy);
 
   std::uint64_t yield_ticks() const noexcept { return awake_ - spin_; }
-  /// Whether other processes compete for the cores, by the gaps seen so far.
+  /// Whether other processes compete for the cores, judging by the gaps seen so far.
   bool has_competition(std::uint64_t now) const noexcept {
     return now < competition_until_.load(std::memory_order_relaxed);
   }
@@ -81,7 +81,7 @@ class Waiter {
     competition_until_.store(now + competition_ticks_, std::memory_order_relaxed);
   }
 
-  /// One wait, from `start` until something has happened.
+  /// One wait, from `start` until its condition holds.
   class Wait {
    public:
     explicit Wait(Waiter& waiter, std::uint64_t start = ticks()) noexcept
@@ -91,7 +91,7 @@ class Waiter {
     bool may_spin() const noexcept { return now_ - start_ < waiter_->spin_; }
     bool may_yield() const noexcept { return now_ - start_ < waiter_->awake_ && !waiter_->has_competition(now_); }
 
-    /// Polls `done` a few times, then reads the clock. True as soon as `done` is, without reading the clock.
+    /// Polls `done` a few times, then reads the clock. Returns true as soon as `done` does, without reading the clock.
     template <class Done>
     bool spin(const Done& done) {
       constexpr int kPolls = 16;
@@ -106,13 +106,14 @@ class Waiter {
       ::sched_yield();
       read_clock();
     }
-    /// Sleeps while `word` holds `seen`, at most until the deadline: kFirstSleep, and from then on kLongestSleep.
+    /// Sleeps while `word` holds `seen`, at most until the deadline: kFirstSleep the first time, kLongestSleep
+    /// afterwards.
     void sleep_while(const std::atomic<std::uint32_t>& word, std::uint32_t seen, Deadline deadline) noexcept {
       const Deadline limit = Deadline::after(std::exchange(nap_, WaitPolicy::kLongestSleep));
       futex_wait(word, seen, Deadline::sooner(deadline, limit));
     }
 
-    /// Call between polls that this object does not make itself. A long time since the last reading is a gap.
+    /// Call this between polls made outside this object. A long time since the last reading is a gap.
     void read_clock(std::uint64_t now = ticks()) noexcept {
       const std::uint64_t before = std::exchange(now_, now);
       if (now - before > waiter_->gap_) [[unlikely]]
@@ -133,9 +134,9 @@ class Waiter {
 
   std::uint64_t spin_;
   std::uint64_t awake_;  // spin and yield
-  std::uint64_t gap_;    // the largest number: a gap means nothing
+  std::uint64_t gap_;    // maximum value: gaps are ignored
   std::uint64_t competition_ticks_;
-  std::atomic<std::uint64_t> competition_until_{0};  // threads may overwrite what another one found: it does no harm
+  std::atomic<std::uint64_t> competition_until_{0};  // concurrent overwrites are harmless
 };
 
 }  // namespace maniple
