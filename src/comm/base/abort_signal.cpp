@@ -17,7 +17,7 @@ bool AbortSignal::raise(std::exception_ptr cause) {
     const MutexLock lock(listeners_mutex_);
     for (const auto& [ticket, listener] : listeners_) listener();
   }
-  ::eventfd_write(event_.get(), 1);  // last: who wakes by it finds that the listeners have done their part
+  ::eventfd_write(event_.get(), 1);  // last, so that threads it wakes find the listeners done
   return true;
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kPiece = 128;
 
-/// The lines of several pages in turn: the memory works on all of them at once.
+/// Interleaves the lines of several pages, so that memory works on all of them at once.
 template <std::size_t kPages>
 void stream_pages(std::byte* to, const std::byte* from) noexcept {
   for (std::size_t at = 0; at < kPage; at += kPiece) {
@@ -40,7 +40,7 @@ bool exceeds_caches(std::size_t bytes, int ranks) noexcept {
     const long known = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
     return known > 0 ? static_cast<std::size_t>(known) : kUsual;
   }();
-  // Sources are as large; and half of the cache holds other things, those of other virtual machines among them.
+  // The sources are as large as the results, and half of the cache holds other data, including other virtual machines'.
   return bytes >= cache / 4 / static_cast<std::size_t>(std::max(ranks, 1));
 }
 
@@ -58,7 +58,7 @@ void copy_past_caches(void* to, const void* from, std::size_t bytes) noexcept {
     advance(head);
     for (; bytes >= 4 * kPage; advance(4 * kPage)) stream_pages<4>(target, source);
     for (; bytes >= kPage; advance(kPage)) stream_pages<1>(target, source);
-    _mm_sfence();  // whoever is told next sees it
+    _mm_sfence();  // before this rank signals others
   }
   if (bytes != 0) std::memcpy(target, source, bytes);
 }

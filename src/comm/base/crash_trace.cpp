@@ -19,7 +19,7 @@
 namespace maniple {
 namespace {
 
-constexpr int kShown = 9;  // with the line above them, what a launcher keeps of a rank's last lines
+constexpr int kShown = 9;  // with the heading, as many lines as a launcher keeps of a rank's output
 constexpr int kOwnFrames = 2;
 
 struct Crash {
@@ -29,11 +29,11 @@ struct Crash {
 constexpr std::array kCrashes = {Crash{SIGSEGV, "SIGSEGV"}, Crash{SIGBUS, "SIGBUS"}, Crash{SIGILL, "SIGILL"},
                                  Crash{SIGFPE, "SIGFPE"}, Crash{SIGABRT, "SIGABRT"}};
 
-// A thread whose own stack has overflowed needs another one. Only that of the thread that called init() is prepared.
+// After a stack overflow the handler needs another stack. Only the thread that called init() has one.
 alignas(16) std::array<char, std::size_t{64} << 10> spare_stack;
 std::array<char, 16> rank_text;  // RANK, or empty
 
-/// A line put together without allocating, as a signal handler may.
+/// Builds a line without allocating, so that a signal handler may use it.
 class Line {
  public:
   Line& operator<<(const char* text) {
@@ -91,9 +91,9 @@ void print_stack(int signal, const siginfo_t& info, const void* context) {
   ::backtrace_symbols_fd(frames.data() + first, std::min(count - first, kShown), STDERR_FILENO);
 }
 
-// SA_RESETHAND has restored the default action. A fault happens again when this returns, at the same place, and ends
-// the process as if this had not been here; abort() raises its signal again by itself; what another process sent is
-// sent again.
+// SA_RESETHAND has restored the default action. When this handler returns, a fault recurs at the same place and ends
+// the process as if the handler did not exist; abort() raises its signal again by itself; a signal sent by another
+// process is raised again here.
 void on_crash(int signal, siginfo_t* info, void* context) {
   const int code = errno;
   if (signal != SIGABRT || std::current_exception() == nullptr) print_stack(signal, *info, context);
@@ -105,7 +105,7 @@ void on_crash(int signal, siginfo_t* info, void* context) {
 void install() {
   if (const char* rank = std::getenv("RANK")) std::strncpy(rank_text.data(), rank, rank_text.size() - 1);
   std::array<void*, 1> frame{};
-  ::backtrace(frame.data(), 1);  // the first call loads a library, which a handler must not
+  ::backtrace(frame.data(), 1);  // the first call loads a library, which a handler must not do
   stack_t present{};
   if (::sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE) != 0) {
     stack_t own{};

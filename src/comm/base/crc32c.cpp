@@ -5,7 +5,7 @@
 namespace maniple {
 namespace {
 
-/// kTables[k][b]: byte b followed by k zero bytes. Eight lookups then take in eight bytes at once.
+/// kTables[k][b]: byte b followed by k zero bytes. Eight lookups process eight bytes at once.
 constexpr auto make_tables() {
   std::array<std::array<std::uint32_t, 256>, 8> tables{};
   for (std::size_t k = 0; k < tables.size(); ++k) {

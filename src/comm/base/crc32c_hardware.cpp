@@ -1,9 +1,9 @@
-// CRC-32C by the processor's instruction: Arm's CRC extension, or SSE 4.2. Compiled with flags of its own, so nothing
-// of this file may run unless `crc32c_has_hardware`, and it uses no inline function that others use too.
+// CRC-32C by the processor's instruction: Arm's CRC extension, or SSE 4.2. This file is compiled with its own flags, so
+// none of it may run unless `crc32c_has_hardware`, and it must not use inline functions that other files use, too.
 //
-// The instruction takes a word each cycle but its result is late by two or three. So a *stretch* is cut into three
-// equal lanes, whose values are computed side by side and then joined: the value of a lane is moved past the bytes of
-// those after it by a multiplication, which four table lookups do.
+// The instruction accepts a word per cycle, but its result is available two or three cycles later. So data is cut into
+// stretches of three equal lanes, whose checksums are computed in parallel and then joined: four table lookups multiply
+// a lane's value to shift it past the bytes of the lanes after it.
 #include "comm/base/crc32c.h"
 
 #if defined(__aarch64__)
@@ -39,9 +39,9 @@ namespace {
   return word;
 }
 
-constexpr std::size_t kLane = 256;  // longer ones defeat the prefetcher, shorter ones are joined too often
+constexpr std::size_t kLane = 256;  // longer lanes defeat the prefetcher, shorter lanes are joined too often
 
-/// kPast.of[i][b]: byte i of a value, when it is b, moved past the bytes of a lane.
+/// kPast.of[i][b]: the contribution of byte i, with value b, shifted past the bytes of a lane.
 struct Past {
   std::uint32_t of[4][256];
 };

@@ -1,14 +1,15 @@
 // CRC-32C by carry-less multiplication of vectors: AVX-512 with VPCLMULQDQ (four to five times as fast as the
-// processor's CRC instruction), or Arm's PMULL (about twice; with the CRC instruction beside it, two and a half times).
-// Compiled with flags of its own, so nothing of this file may run unless `crc32c_has_wide`, and it uses no inline
-// function that others use too.
+// processor's CRC instruction), or Arm's PMULL (about twice as fast; two and a half times together with the CRC
+// instruction). This file is compiled with its own flags, so none of it may run unless `crc32c_has_wide`, and it must
+// not use inline functions that other files use, too.
 //
-// Some vectors hold a *step* of bytes, 256 or 144. Each is moved past the next step and added to it: what remains in
-// the vectors is congruent to all bytes so far, modulo the polynomial. The last step is then taken in the ordinary way.
+// A *step* of 256 or 144 bytes fills several vectors. In each round the vectors are shifted past the next step, which
+// is then added: their contents stay congruent to all bytes so far, modulo the polynomial. The CRC instruction reduces
+// the last step.
 //
-// Moving past n bytes is multiplying by x^(8n). A vector's 128-bit lane is a polynomial with its bits reversed; its
-// lower half is 64 powers above the upper. A product of two reversed 64-bit words stands one place too low, so the
-// factors have one power less.
+// Shifting past n bytes means multiplying by x^(8n). A vector's 128-bit lane is a polynomial with its bits reversed;
+// its lower half is 64 powers above the upper. The product of two reversed 64-bit words is one place too low, so the
+// exponent of each factor is one less.
 #include "comm/base/crc32c.h"
 
 #if defined(__x86_64__)
@@ -74,10 +75,11 @@ using Vector = uint64x2_t;
   return veorq_u64(veorq_u64(vreinterpretq_u64_p128(lower), next), vreinterpretq_u64_p128(upper));
 }
 
-// Multiplications leave the CRC instruction idle. Of many bytes the last third therefore goes to three *lanes*, which
-// it takes in beside the vectors' steps, some words of each a step; at the end their values are joined.
-constexpr std::size_t kLane = 24;             // bytes of each a step
-constexpr std::size_t kWorthLanes = 1 << 14;  // joining costs as much as about a KiB
+// The multiplications leave the CRC instruction idle. For large inputs, the last third therefore goes to three *lanes*:
+// the CRC instruction processes several words of each lane per vector step, and the lanes' values are joined at the
+// end.
+constexpr std::size_t kLane = 24;             // bytes of each lane per step
+constexpr std::size_t kWorthLanes = 1 << 14;  // joining costs about as much as processing 1 KiB
 
 [[gnu::always_inline]] inline std::uint64_t load8(const unsigned char* from) {
   std::uint64_t word;
@@ -85,14 +87,14 @@ constexpr std::size_t kWorthLanes = 1 << 14;  // joining costs as much as about 
   return word;
 }
 
-/// a * b * x^33: reversed words make one power, the instruction that reduces the product 32. Who multiplies by x^(n -
-/// 33) moves past n bits.
+/// a * b * x^33: reversed words add one power, and the instruction that reduces the product adds 32. So multiplying by
+/// x^(n - 33) shifts past n bits.
 constexpr std::size_t kSurplus = 33;
 [[gnu::always_inline]] inline std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   return __crc32cd(0, vgetq_lane_u64(vreinterpretq_u64_p128(vmull_p64(a, b)), 0));
 }
 
-/// What moves a value past a lane of so many steps.
+/// The factor that shifts a value past a lane of `steps` steps.
 std::uint32_t past_lanes(std::size_t steps) {
   std::uint32_t power = crc32c_polynomial::power_of_x(8 * kLane - kSurplus);
   for (; (steps & 1) == 0; steps >>= 1) power = multiply(power, power);
@@ -127,7 +129,7 @@ std::uint32_t crc32c_wide(std::uint32_t seed, const void* data, std::size_t size
   const auto value = [&]() __attribute__((always_inline)) {
     unsigned char rest[kStep];
     for (std::size_t i = 0; i < kVectors; ++i) store(rest + i * sizeof(Vector), sums[i]);
-    // The seed is within: this goes on from a register of zero, which is the complement of the seed that stands for it.
+    // The sums already contain the seed, so this continues from a register of zero, whose seed is the complement.
     return crc32c_hardware(~std::uint32_t{0}, rest, kStep);
   };
 #if defined(__aarch64__)

@@ -18,11 +18,12 @@ void* find(void* library, const char* name) {
   return found;
 }
 
-// It stays loaded, and without the clean-up that its first use would register: that runs when main returns, while
-// threads of ours that have used it may still be running, and when they end they free what the clean-up has freed.
+// The library is never unloaded, and its exit handler, which first use would register, is disabled. The handler would
+// run when main returns, while threads that have used the library may still be running; when such a thread ended, it
+// would free memory again that the handler has freed.
 void* load() {
   const std::string name = fmt::format("libcrypto.so.{}", OPENSSL_SHLIB_VERSION);
-  // So that there is a descriptor for it: the limit is raised, or an error says that there is none.
+  // Ensures a free descriptor for dlopen: raises the limit, or throws the error that descriptors ran out.
   new_event().reset();
   void* const library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

@@ -37,7 +37,7 @@ constexpr Permitted text(const char* what, std::size_t most_bytes = 0) {
   return {.kind = Kind::text, .what = what, .most_bytes = most_bytes};
 }
 
-// tests/style/check.sh compares it with docs/failure.md, and reads the numbers and words as they stand here.
+// tests/style/check.sh parses this table and compares it with docs/failure.md.
 constexpr KnobInfo kKnobs[] = {
     {Knob::log, "MANIPLE_LOG", "warning", one_of("debug", "info", "warning", "error", "off"),
      "least important lines shown"},
@@ -83,7 +83,7 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::crash_trace, "MANIPLE_CRASH_TRACE", "1", flag(), "0: do not print the stack of a thread that crashes"},
 };
 
-// All of the text is the number, in the notation of C whatever the locale: no blanks, no plus sign, no hexadecimal.
+// Parses the whole text as a number in C notation, independent of the locale: without blanks, plus sign or hexadecimal.
 template <class Number>
 std::optional<Number> parse(std::string_view text) noexcept {
   Number value{};

@@ -18,11 +18,11 @@ constexpr std::size_t kMaxGroup = 1024;
 constexpr std::size_t kMaxRanks = 256;
 constexpr std::size_t kMaxCall = 256;
 constexpr std::size_t kMaxPlace = 512;
-constexpr std::size_t kMaxCallsBytes = 20 * 1024;  // of all of them; less than half of kMaxErrorBytes without the rest
+constexpr std::size_t kMaxCallsBytes = 20 * 1024;  // of all calls; less than half of what remains of kMaxErrorBytes
 
 void put(ByteWriter& writer, std::string_view text, std::size_t limit) { writer.put_string(text.substr(0, limit)); }
 
-/// As many of the calls as fit into `limit` bytes.
+/// Writes the calls that fit into `limit` bytes.
 void put_calls(ByteWriter& writer, const std::vector<RankCall>& calls, std::size_t limit) {
   ByteWriter list;
   std::uint32_t count = 0;
@@ -54,7 +54,7 @@ std::vector<RankCall> get_calls(ByteReader& reader) {
   return calls;
 }
 
-/// A number of the environment that a launcher set; -1: there is none.
+/// A number in a variable set by a launcher; -1 if there is none.
 int number_of(const char* name) noexcept {
   const char* text = std::getenv(name);
   if (text == nullptr || *text < '0' || *text > '9') return -1;
@@ -176,7 +176,7 @@ void report_failure(const ErrorInfo& error) noexcept {
   try {
     const std::string packet = encode_report({.rank = number_of("RANK"), .error = error});
     ::send(fd, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  } catch (...) {  // no memory: the launcher still sees how the process ends
+  } catch (...) {  // out of memory: the launcher still sees how the process ends
   }
 }
 

@@ -1,5 +1,5 @@
-// The text of errors, made from their fields. Plugins are compiled with this file, as they need no symbol of Maniple's
-// libraries.
+// Formats error text from an error's fields. Plugins compile this file themselves, because they must not need symbols
+// of Maniple's libraries.
 #include <maniple/comm/error.h>
 
 namespace maniple {

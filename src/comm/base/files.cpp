@@ -32,7 +32,7 @@ std::string link_target(const std::string& path) {
   return length > 0 ? std::string(target.data(), static_cast<std::size_t>(length)) : std::string();
 }
 
-// Without streams: to set one up takes as long as to read a file of /proc.
+// Does not use streams: setting one up takes as long as reading a file of /proc.
 std::string file_text(const std::string& path) {
   constexpr std::size_t kStep = 4096;
   const UniqueFd file = open_file(path, O_RDONLY | O_CLOEXEC);
@@ -69,7 +69,7 @@ void remove_tree(const std::string& directory) noexcept try {
   }
   ::rmdir(directory.c_str());
 } catch (...) {
-  // No memory for the list: it stays.
+  // Out of memory for the list: the directory stays.
 }
 
 std::string temporary_folder() {

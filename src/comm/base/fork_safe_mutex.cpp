@@ -9,11 +9,11 @@ namespace maniple {
 
 static_assert(std::is_trivially_destructible_v<ForkSafeMutex>, "the list of all keeps it until the process ends");
 
-/// What fork() does with all of them.
+/// The fork handlers: fork() locks all mutexes before and unlocks them after.
 struct ForkSafeMutex::Handlers {
   static inline constinit std::atomic<ForkSafeMutex*> all{nullptr};
   static inline constinit ForkSafeMutex* held =
-      nullptr;  // the list as it was when fork() took it; written while that is held
+      nullptr;  // the list when fork() locked it; written while all of its mutexes are held
 
   static void take() {
     ForkSafeMutex* const first = all.load(std::memory_order_acquire);

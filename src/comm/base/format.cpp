@@ -29,7 +29,7 @@ namespace {
 
 struct Character {
   std::uint32_t code = 0;
-  std::size_t bytes = 0;  ///< 0: the first byte begins no character
+  std::size_t bytes = 0;  ///< 0: the first byte does not begin a character
 };
 
 Character first_of(std::string_view text) {

@@ -70,7 +70,7 @@ void CoreSet::add(const CoreSet& other) {
 CoreSet CoreSet::physical(const std::string& folder) const {
   std::vector<int> first;
   for (const int core : list()) {
-    // "0,16" or "0-1", in order.
+    // "0,16" or "0-1", in ascending order.
     const std::string siblings = file_text(fmt::format("{}/cpu{}/topology/thread_siblings_list", folder, core));
     int lowest = core;
     std::from_chars(siblings.data(), siblings.data() + siblings.size(), lowest);

@@ -55,7 +55,7 @@ int launcher_socket(const char* variable) noexcept {
   int& fd = std::strcmp(variable, kInitSocket) == 0 ? mine.init : mine.report;
   if (const char* text = std::getenv(variable)) {
     fd = parse(text);
-    if (fd >= 0) ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // not for the programs that this process starts
+    if (fd >= 0) ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // hidden from programs that this process starts
     ::unsetenv(variable);
   }
   return fd;

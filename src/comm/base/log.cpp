@@ -14,7 +14,7 @@ namespace maniple {
 namespace {
 
 LogLevel level_from_environment() {
-  const std::string name = knob_text(Knob::log);  // another word is refused by whoever checks all knobs, not by a line
+  const std::string name = knob_text(Knob::log);  // init() and `maniple run` reject other words
   if (name == "debug") return LogLevel::debug;
   if (name == "info") return LogLevel::info;
   if (name == "error") return LogLevel::error;
@@ -38,7 +38,7 @@ bool log_enabled(LogLevel level) noexcept {
 }
 
 void log_line(LogLevel level, std::string_view text) {
-  // One write(2) a line, so that lines of several processes do not mix.
+  // One write(2) per line, so that lines of several processes do not mix.
   const std::string line = fmt::format("maniple: {}: {}\n", kNames[static_cast<int>(level)], text);
   const auto written = ::write(STDERR_FILENO, line.data(), line.size());
   (void)written;

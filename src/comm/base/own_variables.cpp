@@ -34,7 +34,7 @@ constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_SPAWNED", "1: RANK and WORLD_SIZE are spawn's; what init() is given counts more"},
     {"MANIPLE_SPAWN_FD", "makes a program a process of spawn"},
     {"MANIPLE_WARNED", "unknown variables of which the launcher has warned, separated by commas"},
-    // Of the tests and benchmarks.
+    // Variables of the tests and benchmarks.
     {"MANIPLE_TEST_AS", "what ranks of a test are: threads, processes, netns"},
     {"MANIPLE_TEST_BACKEND", "the backend that tests use"},
     {"MANIPLE_TEST_DEVICE", "cuda: tests of operations and of training run on a GPU"},
@@ -44,7 +44,7 @@ constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_FUZZ_SEEDS", "where fuzzers write their seeds"},
     {"MANIPLE_BENCH_OVERLAP", "how the training benchmark overlaps"},
     {"MANIPLE_BENCH_VERBOSE", "the training benchmark says more"},
-    // Not read by us: module systems and CMake's find_package name an installation so.
+    // Not read by Maniple: module systems and CMake's find_package use these names for an installation.
     {"MANIPLE_ROOT", "where Maniple is installed"},
     {"MANIPLE_DIR", "where Maniple is installed"},
     {"MANIPLE_HOME", "where Maniple is installed"},

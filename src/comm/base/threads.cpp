@@ -9,7 +9,7 @@
 namespace maniple {
 namespace {
 
-/// What run_apart has started in this process.
+/// The threads that run_apart has started in this process.
 struct Apart {
   Mutex mutex;
   CondVar ended;
@@ -42,7 +42,7 @@ bool run_apart(std::function<void()> work) noexcept {
   try {
     std::thread([work = std::move(work), count]() mutable {
       work();
-      work = nullptr;  // what it holds is gone when it is done
+      work = nullptr;  // destroys its captures before it counts as done
       count(-1);
     }).detach();
     return true;

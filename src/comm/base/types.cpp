@@ -31,7 +31,7 @@ Enum parse(const std::array<std::string_view, N>& names, std::string_view name, 
   throw InvalidArgument(fmt::format("unknown {} \"{}\"; expected one of {}", what, name, fmt::join(names, ", ")));
 }
 
-// A number that was cast to the enumeration may be none of its values.
+// The index may be out of range: any number can be cast to the enumeration.
 template <std::size_t N>
 std::string_view name_at(const std::array<std::string_view, N>& names, std::size_t index) noexcept {
   return index < N ? names[index] : "unknown";

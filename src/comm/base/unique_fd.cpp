@@ -18,18 +18,18 @@
 namespace maniple {
 namespace {
 
-// One bit for each number. Descriptors beyond are inherited; a process has a million at most, unless an administrator
-// raised fs.nr_open.
+// One bit per descriptor number. Children inherit descriptors beyond the table; a process has at most a million, unless
+// an administrator raised fs.nr_open.
 constexpr int kNumbers = 1 << 20;
 constexpr int kBits = 64;
 constinit std::array<std::atomic<std::uint64_t>, kNumbers / kBits> kept;
-constinit std::atomic<int> kept_words{0};  // those before it may hold bits
+constinit std::atomic<int> kept_words{0};  // words from this index on are zero
 
 std::uint64_t bit_of(int fd) noexcept { return std::uint64_t{1} << (fd % kBits); }
 std::atomic<std::uint64_t>& word_of(int fd) noexcept { return kept[static_cast<std::size_t>(fd / kBits)]; }
 
-// Only system calls: other threads of the parent may hold any lock. One descriptor that is made and not yet marked when
-// another thread forks is inherited; no lock is worth that.
+// Uses only system calls, because other threads of the parent may hold any lock. A descriptor that is open but not yet
+// marked when another thread forks is inherited; avoiding that is not worth a lock.
 void replace_in_child() {
   const int words = kept_words.load(std::memory_order_relaxed);
   int closed = -1;
@@ -41,7 +41,7 @@ void replace_in_child() {
         ::dup3(closed, fd, O_CLOEXEC);
         continue;
       }
-      // The first gives its number up and gets it back, so that this works at the limit of open files.
+      // Close the first descriptor and reuse its number for the socket, so that this works at the limit of open files.
       ::close(fd);
       closed = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
       if (closed >= 0 && closed != fd) {
@@ -85,7 +85,7 @@ DescriptorUse descriptor_use() noexcept {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   DescriptorUse use{.open = 0, .limit = limit.rlim_cur};
-  // Listing /proc/self/fd would itself need a descriptor, and there is none left when this is asked.
+  // Listing /proc/self/fd would itself need a descriptor, and this runs when there is none left.
   const std::uint64_t highest = std::min<std::uint64_t>(limit.rlim_cur, 65536);
   for (std::uint64_t fd = 0; fd < highest; ++fd) {
     if (::fcntl(static_cast<int>(fd), F_GETFD) != -1) ++use.open;

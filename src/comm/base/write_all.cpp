@@ -8,14 +8,14 @@
 namespace maniple {
 namespace {
 
-/// `write(data, size, done)` is one system call for the bytes after the first `done`.
+/// `write(data, size, done)` is one system call that writes the bytes after the first `done`.
 template <class Write>
 std::size_t write_each(std::string_view bytes, const Write& write) noexcept {
   std::size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t written = write(bytes.data() + done, bytes.size() - done, done);
     if (written < 0 && errno == EINTR) continue;
-    if (written == 0) errno = ENOSPC;  // POSIX does not forbid it: not a reason to try forever
+    if (written == 0) errno = ENOSPC;  // POSIX permits a result of 0: do not retry forever
     if (written <= 0) break;
     done += static_cast<std::size_t>(written);
   }

@@ -1,6 +1,6 @@
-// A pending connection passes these stages: reading the header, the hello, the proof; then it is accepted, or gets the
-// reason and drained (closing with unread bytes would reset the connection, and the reason might be lost). All state
-// belongs to the loop's thread.
+// A pending connection passes these stages: reading the header, the hello and the proof. Then it is accepted, or it is
+// sent the reason and drained, because closing a connection with unread bytes would reset it and could lose the reason.
+// All state belongs to the loop's thread.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -26,7 +26,7 @@ namespace {
 
 using Clock = Deadline::Clock;
 
-// A flood of connections must not starve the members, which share the loop with them.
+// A flood of connections must not starve the group members, which share the loop with them.
 constexpr int kAcceptsAtOnce = 2;
 constexpr std::chrono::milliseconds kDrainLimit{1000};
 constexpr std::chrono::milliseconds kDescriptorPause{200};
@@ -40,13 +40,13 @@ struct PendingConnection {
   Clock::time_point since;
   Clock::time_point until;
   Stage stage = Stage::header;
-  std::string in;  // of the present stage
+  std::string in;  // bytes of the current stage
   std::size_t needed = kHeaderBytes;
   std::string hello_bytes;  // header and body, as received: the MACs cover them
   std::string challenge_prefix;
   Cipher cipher = Cipher::aes_256_gcm;
   WireHello hello;
-  bool watched = false;  // by the loop
+  bool watched = false;  // registered with the loop
 };
 
 using PendingList = std::list<PendingConnection>;
@@ -70,7 +70,7 @@ struct Acceptor::Impl {
   UniqueFd reserve{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 
   void start() {
-    // Whatever goes wrong with one pending connection, others must still find the listener.
+    // An error of one pending connection must not remove the listener from the loop.
     loop->add(listener.get(), EPOLLIN, [this](std::uint32_t) {
       try {
         accept_some();
@@ -89,7 +89,7 @@ struct Acceptor::Impl {
     listener.reset();
   }
 
-  // --- admission to the waiting room ---
+  // --- accepting connections ---
 
   void accept_some() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
@@ -107,11 +107,11 @@ struct Acceptor::Impl {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         return turn_one_away(errno);
       }
-      // Anything else (ECONNABORTED, EINTR, pending network errors) concerns that one connection.
+      // Other errors (ECONNABORTED, EINTR, pending network errors) concern only that connection.
     }
   }
 
-  /// Without this the loop would spin: the connection stays in the queue and the listener stays readable.
+  /// Closes one connection. It would otherwise stay queued, keep the listener readable and make the loop spin.
   void turn_one_away(int code) {
     log.warn("descriptors", fmt::format("{} cannot accept a connection: {}", address.to_string(),
                                         code == EMFILE ? descriptor_shortage() : errno_text(code)));
@@ -125,7 +125,7 @@ struct Acceptor::Impl {
     pause(PausedFor::descriptors, Clock::now() + kDescriptorPause);
   }
 
-  /// When a pending connection may be displaced. One that has sent its hello is more likely to be one of ours.
+  /// When a pending connection may be displaced: later after its hello, when it more likely belongs to the job.
   Clock::time_point ripe_at(const PendingConnection& entry) const {
     constexpr int kProofGrace = 4;
     return entry.since + limits.grace * (entry.stage == Stage::proof ? kProofGrace : 1);
@@ -178,9 +178,9 @@ struct Acceptor::Impl {
     entry.until = entry.since + limits.handshake;
     pending.push_back(std::move(entry));
     const auto it = std::prev(pending.end());
-    if (!advance(it)) return;  // what it has to say is often there already, or it is gone
+    if (!advance(it)) return;  // its bytes have often arrived already, or it is gone
     watch(it);
-    if (timer == 0) set_timer();  // a later limit than those it is set for changes nothing
+    if (timer == 0) set_timer();  // a timer already set expires no later
   }
 
   void watch(PendingList::iterator it) {
@@ -241,7 +241,7 @@ struct Acceptor::Impl {
 
   // --- one pending connection ---
 
-  /// Reads what is there. False when the pending connection is no longer pending.
+  /// Reads the available bytes. False when the connection is no longer pending.
   bool advance(PendingList::iterator it) {
     for (;;) {
       if (it->stage == Stage::draining) return drain(it);
@@ -269,7 +269,7 @@ struct Acceptor::Impl {
     }
   }
 
-  /// False when the pending connection is no longer pending.
+  /// False when the connection is no longer pending.
   bool take(PendingList::iterator it) {
     switch (it->stage) {
       case Stage::header: return take_header(it);
@@ -283,7 +283,7 @@ struct Acceptor::Impl {
   bool take_header(PendingList::iterator it) {
     const WireHeader header = decode_header(it->in);
     if (header.version != kProtocolVersion) {
-      // The MAC stays empty: it would be one of a transcript we cannot read.
+      // The MAC stays empty, because a transcript in another version cannot be authenticated.
       const std::string answer =
           encode_challenge_prefix(ChallengeStatus::version_refused, Nonce{}) + std::string(kMacBytes, '\0');
       tell(it, answer);
@@ -302,7 +302,7 @@ struct Acceptor::Impl {
     it->hello_bytes += it->in;
     Nonce nonce;
     fill_random(nonce);
-    const bool both = it->hello.cipher == preferred_cipher();  // otherwise one of the two has no instructions for AES
+    const bool both = it->hello.cipher == preferred_cipher();  // otherwise one side lacks AES instructions
     it->cipher = both ? it->hello.cipher : Cipher::chacha20_poly1305;
     it->challenge_prefix = encode_challenge_prefix(ChallengeStatus::ok, nonce, it->cipher);
     const Mac mac = prove(identity.secret, Direction::from_acceptor, it->hello_bytes, it->challenge_prefix);
@@ -335,7 +335,7 @@ struct Acceptor::Impl {
     MANIPLE_ASSERT(needed <= kMaxHandshakeBytes);
   }
 
-  /// False when the owner refused it.
+  /// False when the owner refused the connection.
   bool welcome(PendingList::iterator it) {
     const WireHello& said = it->hello;
     const Hello hello{said.role, said.rank, said.topic, said.to, said.encrypt};
@@ -345,14 +345,14 @@ struct Acceptor::Impl {
       refuse(it, "refused", reason);
       return false;
     }
-    // First the verdict, then the connection: another thread may write to it as soon as the owner has it.
+    // Send the verdict first: another thread may write to the connection as soon as the owner has it.
     tell_verdict(it, {});
     unwatch(it);
     try {
       const auto keys = keys_of(identity.secret, false, said, it->cipher, it->hello_bytes, it->challenge_prefix);
       owner.accept(SecureConnection(std::move(it->fd), keys), hello, it->peer);
     } catch (const std::exception& error) {
-      note(*it, "failure", error.what());  // its connection is closed; the dialler sees that
+      note(*it, "failure", error.what());  // the connection is closed, which the dialler notices
     }
     pending.erase(it);
     after_leaving();
@@ -362,9 +362,9 @@ struct Acceptor::Impl {
   // --- leaving ---
 
   static void send_now(int fd, std::string_view bytes) {
-    // At most half a kilobyte in all goes to a peer before it is accepted: always less than the socket's buffer.
+    // A peer gets at most half a kilobyte before it is accepted, which always fits into the socket's buffer.
     const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    (void)sent;  // a peer that is gone is noticed by reading
+    (void)sent;  // reading detects a peer that is gone
   }
   void tell(PendingList::iterator it, std::string_view bytes) { send_now(it->fd.get(), bytes); }
   void tell_verdict(PendingList::iterator it, std::string_view reason) {
@@ -380,7 +380,7 @@ struct Acceptor::Impl {
     log.warn(kind, fmt::format("{}: {}", line, details));
   }
 
-  /// After the reason was sent: waits a little for the peer to read it and hang up.
+  /// Called after the reason was sent: gives the peer a moment to read it and hang up.
   void refuse(PendingList::iterator it, std::string_view kind, std::string_view details) {
     note(*it, kind, details);
     ::shutdown(it->fd.get(), SHUT_WR);
@@ -396,7 +396,7 @@ struct Acceptor::Impl {
 
   void on_hang_up(PendingList::iterator it) {
     if (it->stage == Stage::proof) {
-      // Our dialler hangs up without a proof when ours did not convince it.
+      // Maniple's dialler hangs up without a proof when it rejects this side's MAC.
       note(*it, "wrong secret", "it left after our challenge: it holds another secret, or its process ended");
     } else {
       log_debug("{}: {} connected and left, {} bytes sent", address.to_string(), it->peer.to_string(),
@@ -407,7 +407,7 @@ struct Acceptor::Impl {
 
   bool drain(PendingList::iterator it) {
     char buffer[4096];
-    for (int reads = 0; reads < 16; ++reads) {  // a peer that keeps sending is cut off
+    for (int reads = 0; reads < 16; ++reads) {  // disconnects a peer that keeps sending
       const ssize_t got = ::recv(it->fd.get(), buffer, sizeof(buffer), 0);
       if (got < 0 && errno == EAGAIN) return true;
       if (got <= 0 && errno != EINTR) break;
@@ -430,7 +430,7 @@ struct Acceptor::Impl {
 Acceptor::Acceptor(std::shared_ptr<EventLoop> loop, UniqueFd listener, Identity identity, Owner owner,
                    HandshakeLimits limits)
     : impl_(std::make_shared<Impl>()) {
-  crypto_function("HMAC");  // where there is none the caller is told so, and not each that connects
+  crypto_function("HMAC");  // a missing library is an error here, not one per connection
   impl_->loop = std::move(loop);
   impl_->address = Address::of_socket(listener.get());
   impl_->listener = std::move(listener);

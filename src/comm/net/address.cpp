@@ -45,7 +45,7 @@ bool parse_literal(const std::string& host, sockaddr_storage& storage, socklen_t
   return false;
 }
 
-/// IPv4 before IPv6 before link-local IPv6, which needs a scope that peers on other hosts do not share.
+/// IPv4 before IPv6 before link-local IPv6. A link-local address needs a scope, which differs between hosts.
 int preference(const sockaddr* address) {
   if (address->sa_family == AF_INET) return 0;
   sockaddr_in6 v6;
@@ -106,7 +106,7 @@ Address Address::parse(std::string_view text) {
   }
   const bool bracketed = host.size() >= 2 && host.front() == '[' && host.back() == ']';
   if (bracketed) host = host.substr(1, host.size() - 2);
-  // An IPv6 literal without brackets is ambiguous: its last group would pass for a port.
+  // An IPv6 literal without brackets is ambiguous: its last group looks like a port.
   if (!bracketed && host.find(':') != std::string_view::npos) good = false;
 
   Address result;
@@ -179,7 +179,7 @@ std::string Address::host() const {
     case AF_INET6: return ::inet_ntop(AF_INET6, &as<sockaddr_in6>(storage_).sin6_addr, text, sizeof(text));
     case AF_UNIX: {
       const auto header = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1);
-      if (length_ <= header) return "unix:";  // the dialling end has no name
+      if (length_ <= header) return "unix:";  // the dialling end is unnamed
       return std::string(kUnixPrefix) + std::string(as<sockaddr_un>(storage_).sun_path + 1, length_ - header);
     }
     default: return "nowhere";

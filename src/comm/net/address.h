@@ -77,9 +77,9 @@ void set_liveness(int fd, double heartbeat_s);
 /// off exponentially, so a bad network delays messages by fractions of a second instead of several seconds.
 void retransmit_steadily(int fd) noexcept;
 
-/// Time since anything arrived from the other host of this TCP connection, if sent bytes are unacknowledged; nullopt
-/// otherwise. Every send leaves bytes unacknowledged for a moment. A long time means that this host cannot reach the
-/// other one, or that replies do not get back. A host that acknowledges but does not read counts as heard.
+/// Time since anything was last heard from the other host of this TCP connection, if bytes have been sent since then;
+/// nullopt otherwise. After every send this holds for a moment. If it lasts, this host cannot reach the other one, or
+/// the replies do not get back. A host that acknowledges but does not read counts as heard.
 std::optional<std::chrono::milliseconds> unanswered_for(int fd);
 
 /// The local address that the kernel would use to reach `peer` (its route), without the port.

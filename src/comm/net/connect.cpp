@@ -19,7 +19,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// 0 when connected, otherwise the errno; ETIME when the deadline passed (ETIMEDOUT is the kernel's own), ECANCELED.
+/// Returns 0 when connected, otherwise an errno. ETIME: the deadline passed (ETIMEDOUT comes from the kernel).
+/// ECANCELED: `cancel` is readable.
 int try_connect(int fd, const Address& address, Deadline deadline, int cancel) {
   if (::connect(fd, address.get(), address.length()) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;
@@ -38,14 +39,14 @@ int try_connect(int fd, const Address& address, Deadline deadline, int cancel) {
   return code;
 }
 
-/// A loopback connect to a port of the ephemeral range nobody listens on can meet itself (a simultaneous open).
+/// A loopback connect to an unused port in the ephemeral range can connect to itself (simultaneous open).
 bool connected_to_itself(int fd) {
   const Address local = Address::of_socket(fd);
   Address peer;
   try {
     peer = Address::of_peer(fd);
   } catch (const SystemError&) {
-    return false;  // gone already; the next read says why
+    return false;  // already disconnected; the next read returns the reason
   }
   return !local.is_unix() && local.port() == peer.port() && local.host() == peer.host();
 }
@@ -84,14 +85,14 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
                     {}, seconds());
     }
     code = result == 0 ? ECONNREFUSED : result;
-    // A Unix listener with a full backlog says EAGAIN: that is a wait, not a refusal.
+    // A Unix listener with a full backlog returns EAGAIN, which means wait, not refused.
     if (code != EAGAIN && !(retry && may_pass(code))) throw_system_error(purpose, code);
     fd.reset();
     if (deadline.remaining() <= pause) {
       throw Timeout(fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), errno_text(code)), {},
                     seconds());
     }
-    std::this_thread::sleep_for(pause);  // sleep: until the next try: nobody can tell us when a port opens
+    std::this_thread::sleep_for(pause);  // sleep: until the next try; there is no event for a port that opens
     pause = std::min(pause * 2, milliseconds(100));
   }
 }
@@ -102,7 +103,7 @@ struct KeepAlive {
   int idle_s;
   int interval_s;
   int probes;
-  unsigned user_timeout_ms;  // 0: the system's
+  unsigned user_timeout_ms;  // 0: system default
 };
 
 void set(int fd, const KeepAlive& options) {
@@ -116,20 +117,21 @@ void set(int fd, const KeepAlive& options) {
 }
 
 int whole_seconds(double seconds) {
-  constexpr double kMost = 32767;  // of the kernel
+  constexpr double kMost = 32767;  // the kernel's maximum
   return static_cast<int>(std::ceil(std::clamp(seconds, 1.0, kMost)));
 }
 
 }  // namespace
 
 void set_keepalive(int fd, double seconds) {
-  const double most_ms = 2e9;  // an int for the kernel: 23 days
+  const double most_ms = 2e9;  // the kernel stores an int: 23 days
   set(fd, {whole_seconds(seconds / 2), whole_seconds(seconds / 6), 3,
            static_cast<unsigned>(std::clamp(seconds * 1000, 1.0, most_ms))});
 }
 
 void set_liveness(int fd, double heartbeat_s) {
-  // No TCP_USER_TIMEOUT: with it the kernel also ends connections whose receiver answers but does not read.
+  // Does not set TCP_USER_TIMEOUT: with it the kernel also ends connections whose receiver acknowledges but does not
+  // read.
   if (heartbeat_s <= 0) return set(fd, {.idle_s = 60, .interval_s = 60, .probes = 127, .user_timeout_ms = 0});
   const int beat = whole_seconds(heartbeat_s);
   set(fd, {.idle_s = std::min(beat, 60), .interval_s = beat, .probes = 3, .user_timeout_ms = 0});
@@ -137,21 +139,21 @@ void set_liveness(int fd, double heartbeat_s) {
 
 void retransmit_steadily(int fd) noexcept {
   const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);  // not on Unix sockets, which lose nothing
+  ::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);  // fails on Unix sockets: they are lossless
 }
 
 std::optional<std::chrono::milliseconds> unanswered_for(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return std::nullopt;  // not TCP
-  // Both are ages. Sending again counts as sending, and an acknowledgement of nothing new as hearing.
+  // Both are ages. A retransmission counts as sending, and an acknowledgement of nothing new as hearing.
   if (info.tcpi_last_ack_recv <= info.tcpi_last_data_sent) return std::nullopt;
   return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
 Address route_to(const Address& peer) {
   if (peer.is_unix()) return peer;
-  // Connecting a datagram socket sends nothing; it only makes the kernel choose the route.
+  // Connecting a datagram socket does not send anything; the kernel only chooses the route.
   constexpr std::uint16_t kDiscardPort = 9;
   const UniqueFd fd = new_descriptor(fmt::format("route to {}", peer.host()),
                                      [&] { return ::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0); });

@@ -18,12 +18,12 @@ namespace maniple {
 namespace {
 
 /// The acceptor closed the connection without a reason. It does so to unauthenticated peers, but also to the oldest
-/// pending one when very many connect at once, so it is worth another try.
+/// pending connection when very many ranks connect at once, so another try is worthwhile.
 struct HungUp {
   std::string text;
 };
 
-/// Blocking reads and writes with one deadline on a non-blocking socket.
+/// Blocking reads and writes on a non-blocking socket, with one deadline.
 class Conversation {
  public:
   Conversation(int fd, const Address& peer, Deadline deadline, int cancel)
@@ -53,7 +53,7 @@ class Conversation {
     if (errno == EINTR) return;
     if (errno == ECONNRESET || errno == EPIPE) throw HungUp{errno_text(errno) + " during the handshake"};
     if (errno != EAGAIN) throw_system_error(fmt::format("handshake with {}", peer_.to_string()));
-    // The handshake is short. Breaking it off at once would make the other side warn of an unauthenticated peer.
+    // The handshake is short, and cancelling it at once would make the other side warn of an unauthenticated peer.
     constexpr std::chrono::milliseconds kUnbroken{300};
     const Deadline unbroken(start_ + kUnbroken);
     const bool may_break = unbroken.expired();
@@ -80,7 +80,7 @@ class Conversation {
 std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const Identity& identity,
                                           const WireHello& hello, Deadline deadline, int cancel) {
   const std::string where = address.to_string();
-  crypto_function("HMAC");  // before the other side hears of this one
+  crypto_function("HMAC");  // load the library before connecting to the other side
   Conversation peer(fd, address, deadline, cancel);
   const std::string hello_bytes = encode_hello(hello);
   peer.send_all(hello_bytes);
@@ -154,8 +154,8 @@ SecureConnection dial(const Address& address, const Identity& identity, const He
                                         address.to_string(), hung_up.text, attempt));
       }
     }
-    // Between half and all of the pause, so that those who were refused together do not return together.
-    // sleep: until the next attempt, as the acceptor was full
+    // Waits between half and all of `pause`, so that ranks refused together do not return together.
+    // sleep: until the next attempt, because the acceptor was full
     std::this_thread::sleep_for(pause * (256 + wire.nonce[0]) / 512);
     pause = std::min(pause * 2, std::chrono::milliseconds(500));
   }

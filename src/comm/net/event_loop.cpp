@@ -22,9 +22,9 @@ struct EventLoop::Impl {
   Poller poller;
   UniqueFd wake = new_event();
 
-  Mutex mutex;                                  // for `poller`, too, but not while it waits
-  CondVar idle;                                 // `running` has changed
-  Token running MANIPLE_GUARDED_BY(mutex) = 0;  // whose callback is being run
+  Mutex mutex;                                  // also guards `poller`, except in wait()
+  CondVar idle;                                 // signals changes of `running`
+  Token running MANIPLE_GUARDED_BY(mutex) = 0;  // token of the running callback
   bool stopping MANIPLE_GUARDED_BY(mutex) = false;
   std::vector<std::function<void()>> posted MANIPLE_GUARDED_BY(mutex);
 
@@ -41,7 +41,7 @@ struct EventLoop::Impl {
   void ring() {
     const std::uint64_t one = 1;
     const auto written = ::write(wake.get(), &one, sizeof(one));
-    (void)written;  // full means it is ringing already
+    (void)written;  // a full counter means that the wake-up is pending already
   }
 
   void await_not_running(MutexLock& lock, Token token) MANIPLE_REQUIRES(mutex) {
@@ -52,7 +52,7 @@ struct EventLoop::Impl {
     log_line(LogLevel::error, "a callback of the event loop failed: " + failure);
   }
 
-  // An exception must not leave the loop's thread, which would end the process with all its groups.
+  // An exception that left the loop's thread would end the process with all its groups.
   template <class Callback>
   static void run_guarded(Callback&& callback) {
     try {
@@ -93,7 +93,7 @@ struct EventLoop::Impl {
       if (!stopping) poller.run_due(run_unlocked);
       run_posted(lock);
     }
-    // Somebody may be in post_and_wait: what was posted is run, even late.
+    // A thread may be blocked in post_and_wait, so posted callbacks run even now.
     while (!posted.empty()) run_posted(lock);
     current = nullptr;
   }
@@ -119,7 +119,7 @@ EventLoop::~EventLoop() {
   }
   impl_->ring();
   if (inside()) {
-    // The last owner was a callback of this very loop. The thread ends by itself once that callback returns.
+    // The last owner was a callback of this loop. The thread ends by itself once that callback returns.
     impl_->thread.detach();
   } else {
     impl_->thread.join();

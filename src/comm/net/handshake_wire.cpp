@@ -80,7 +80,7 @@ WireHeader decode_header(std::string_view bytes) {
   header.version = reader.get<std::uint16_t>();
   header.length = reader.get<std::uint16_t>();
   reader.expect_end();
-  // Only our own version's lengths can be judged; another version is refused without reading on.
+  // The length limit applies to this protocol version only; other versions are rejected without reading on.
   if (header.version == kProtocolVersion && header.length > kMaxBodyBytes) {
     throw ProtocolError(
         fmt::format("a handshake of {} bytes where at most {} are allowed", header.length, kMaxBodyBytes));

@@ -16,7 +16,7 @@
 namespace maniple {
 namespace {
 
-// A thousand ranks may dial in the same moment. The kernel lowers this to net.core.somaxconn.
+// A thousand ranks may dial at the same moment. The kernel lowers this to net.core.somaxconn.
 constexpr int kBacklog = 4096;
 
 [[noreturn]] void throw_bind_error(const Address& address, int code) {

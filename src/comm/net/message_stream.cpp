@@ -108,8 +108,8 @@ int MessageStream::flush() {
   return 0;
 }
 
-// Seals the next bytes once the batch has been sent. Sealing late keeps copies of large shared bodies small: at most a
-// batch for each connection.
+// Seals the next bytes once the batch has been sent. Late sealing bounds the encrypted copies of large shared bodies to
+// one batch per connection.
 bool MessageStream::fill() {
   if (sent_ < batch_.size()) return true;
   sent_ = 0;
@@ -125,7 +125,7 @@ void MessageStream::fill_record() {
   std::size_t count = 0;
   std::size_t size = 0;
   for (auto piece = pieces_.begin(); piece != pieces_.end() && count < kMaxParts; ++piece, ++count) {
-    // iovec has no const; sealing does not write.
+    // iovec lacks const; sealing does not write.
     parts[count] = {const_cast<char*>(piece->bytes.data()), piece->bytes.size()};
     size += piece->bytes.size();
   }

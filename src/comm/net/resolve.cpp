@@ -1,4 +1,4 @@
-// Names to addresses. getaddrinfo has no time limit of its own, so it runs in a thread that is left behind if it is
+// Resolves names to addresses. getaddrinfo lacks a time limit, so it runs in a thread that is left behind if it is
 // slow.
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -22,7 +22,7 @@
 namespace maniple {
 namespace {
 
-constexpr double kNoticeable_s = 0.5;  // an error that took longer says so
+constexpr double kNoticeable_s = 0.5;  // errors after a longer wait include the time
 
 struct Answer {
   int status = 0;  // EAI_...
@@ -33,7 +33,7 @@ struct Answer {
 struct Lookup {
   Mutex mutex;
   std::optional<Answer> answer MANIPLE_GUARDED_BY(mutex);
-  UniqueFd finished = new_event();  // readable once there is an answer
+  UniqueFd finished = new_event();  // readable once `answer` is set
 };
 
 Answer ask(const std::string& host, int flags) {
@@ -85,7 +85,7 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
     lookup->answer = std::move(answer);
     const std::uint64_t one = 1;
     const ssize_t rung = ::write(lookup->finished.get(), &one, sizeof one);
-    (void)rung;  // the first write to an eventfd does not fail
+    (void)rung;  // the first write to an eventfd cannot fail
   }).detach();
 
   const bool in_time = wait_for_answer(*lookup, host, deadline, cancel);

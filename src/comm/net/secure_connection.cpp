@@ -23,16 +23,16 @@ namespace {
 constexpr std::size_t kKeyBytes = 32;
 constexpr std::size_t kIvBytes = 12;
 constexpr std::size_t kDigestBytes = 32;
-constexpr std::size_t kKeptBytes = 4096;  // of memory between two records
+constexpr std::size_t kKeptBytes = 4096;  // memory kept between records
 
-/// HKDF of RFC 5869 with SHA-256.
+/// HKDF (RFC 5869) with SHA-256.
 void hkdf(std::span<const std::uint8_t> key, std::span<const std::uint8_t> salt, std::string_view info,
           std::span<std::uint8_t> out) {
   static EVP_KDF* const kKdf = MANIPLE_CRYPTO(EVP_KDF_fetch)(nullptr, "HKDF", nullptr);
   const std::unique_ptr<EVP_KDF_CTX, void (*)(EVP_KDF_CTX*)> context(MANIPLE_CRYPTO(EVP_KDF_CTX_new)(kKdf),
                                                                      MANIPLE_CRYPTO(EVP_KDF_CTX_free));
   MANIPLE_ASSERT(context != nullptr);
-  // The parameters have no const; a derivation only reads them.
+  // OSSL_PARAM lacks const; a derivation only reads the data.
   const auto bytes = [](const char* name, const void* data, std::size_t size) {
     return MANIPLE_CRYPTO(OSSL_PARAM_construct_octet_string)(name, const_cast<void*>(data), size);
   };
@@ -105,7 +105,7 @@ struct RecordCipher::State {
   TrafficSecret secret{};
   std::array<std::uint8_t, kIvBytes> iv{};
   std::uint64_t records_per_key = kRecordsPerKey;
-  std::uint64_t number = 0;  // of the next record with this key
+  std::uint64_t number = 0;  // number of the next record with this key
 
   ~State() { ::explicit_bzero(secret.data(), secret.size()); }
 };
@@ -125,7 +125,7 @@ RecordCipher::~RecordCipher() = default;
 RecordCipher::RecordCipher(RecordCipher&&) noexcept = default;
 RecordCipher& RecordCipher::operator=(RecordCipher&&) noexcept = default;
 
-/// The key that follows from the secret, and the secret from which the next one will follow.
+/// Derives the key from the secret, and replaces the secret by the one for the next key.
 void RecordCipher::set_key() {
   std::array<std::uint8_t, kKeyBytes + kIvBytes + sizeof(TrafficSecret)> derived;
   constexpr std::array<std::uint8_t, kDigestBytes> kNoSalt{};
@@ -199,7 +199,7 @@ void RecordSealer::seal(std::span<const std::string_view> parts, std::string& ou
   std::array<iovec, kMostParts> rest;
   std::size_t left = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    rest[i] = {const_cast<char*>(parts[i].data()), parts[i].size()};  // iovec has no const; sealing only reads
+    rest[i] = {const_cast<char*>(parts[i].data()), parts[i].size()};  // iovec lacks const; sealing only reads
     left += parts[i].size();
   }
   std::size_t first = 0;
@@ -263,7 +263,7 @@ std::optional<std::string_view> RecordOpener::next(std::span<char>& bytes) {
     partial_.clear();
     if (partial_.capacity() > kKeptBytes) partial_ = {};
   }
-  const auto take = [&](std::size_t needed) {  // until `partial_` has that many bytes
+  const auto take = [&](std::size_t needed) {  // moves bytes to `partial_` until it has `needed`; false if too few
     const std::size_t step = std::min(needed - partial_.size(), bytes.size());
     partial_.append(bytes.data(), step);
     bytes = bytes.subspan(step);
