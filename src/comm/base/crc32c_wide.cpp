@@ -129,7 +129,7 @@ std::uint32_t crc32c_wide(std::uint32_t seed, const void* data, std::size_t size
   const auto value = [&]() __attribute__((always_inline)) {
     unsigned char rest[kStep];
     for (std::size_t i = 0; i < kVectors; ++i) store(rest + i * sizeof(Vector), sums[i]);
-    // The sums already contain the seed, so this continues from a register of zero, whose seed is the complement.
+    // The sums already contain the seed, so this continues from a register of zero: as a seed, its complement.
     return crc32c_hardware(~std::uint32_t{0}, rest, kStep);
   };
 #if defined(__aarch64__)

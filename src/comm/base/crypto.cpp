@@ -18,9 +18,9 @@ void* find(void* library, const char* name) {
   return found;
 }
 
-// The library is never unloaded, and its exit handler, which first use would register, is disabled. The handler would
-// run when main returns, while threads that have used the library may still be running; when such a thread ended, it
-// would free memory again that the handler has freed.
+// The library is never unloaded, and the exit handler that its first use would register is disabled. That handler would
+// run when main returns, while threads that used the library may still be running. When they end, they would free
+// memory that the handler has already freed.
 void* load() {
   const std::string name = fmt::format("libcrypto.so.{}", OPENSSL_SHLIB_VERSION);
   // Ensures a free descriptor for dlopen: raises the limit, or throws the error that descriptors ran out.

@@ -18,7 +18,7 @@ constexpr std::size_t kMaxGroup = 1024;
 constexpr std::size_t kMaxRanks = 256;
 constexpr std::size_t kMaxCall = 256;
 constexpr std::size_t kMaxPlace = 512;
-constexpr std::size_t kMaxCallsBytes = 20 * 1024;  // of all calls; less than half of what remains of kMaxErrorBytes
+constexpr std::size_t kMaxCallsBytes = 20 * 1024;  // of all calls; under half of kMaxErrorBytes less the other fields
 
 void put(ByteWriter& writer, std::string_view text, std::size_t limit) { writer.put_string(text.substr(0, limit)); }
 

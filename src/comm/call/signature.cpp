@@ -16,7 +16,7 @@ bool has_root(Op op) noexcept {
   return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
 }
 
-// Lists travel as a hash; printed, it at least tells two of them apart.
+// Lists are sent as a hash; in messages it at least distinguishes two lists.
 std::uint32_t printed(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> 32 ^ hash); }
 
 bool has_reduction(Op op) noexcept { return op == Op::reduce || op == Op::all_reduce || op == Op::reduce_scatter; }
@@ -30,7 +30,7 @@ std::string Signature::describe() const {
   const Op op = static_cast<Op>(known ? op_number : 0);
   const bool premultiplied = reduce_number == ReduceOp::premul_sum;
 
-  // Ranks that make a group agree on it by a barrier that carries the list and the options.
+  // Ranks that create a group agree on it by a barrier that carries the list and the options.
   if (known && op == Op::barrier && detail != 0)
     return fmt::format("new_group #{} of list and options {:08x}", seq, printed(detail));
   const std::string dtype_name = name_of<DType>((what >> 8) & 0xff, kDTypeCount, "dtype");

@@ -1,5 +1,5 @@
-// env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as every launcher of the PyTorch world sets them, or what a
-// scheduler sets instead.
+// env://: reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which PyTorch's launchers set, or a scheduler's
+// variables instead.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -58,14 +58,15 @@ bool has_variable(pid_t pid, std::string_view name) {
 }
 
 pid_t parent_of(pid_t pid) {
-  // "PID (name) state PPID ...", and the name may hold anything.
+  // "PID (name) state PPID ..."; the name may contain any character.
   const std::string stat = file_text(fmt::format("/proc/{}/stat", pid));
   const auto end = stat.rfind(") ");
   return end == std::string::npos || end + 4 > stat.size() ? 0 : std::atoi(stat.c_str() + end + 4);
 }
 
 // The process that started all ranks of this host: the nearest ancestor whose environment lacks `variable`, which the
-// launcher gave its ranks (scripts between the two have it, too). Also the parent, when environments cannot be read.
+// launcher sets for its ranks (and thereby for scripts between it and them). The parent, if environments cannot be
+// read.
 pid_t starter_process(std::string_view variable) {
   pid_t pid = ::getppid();
   while (pid > 1 && has_variable(pid, variable)) {
@@ -117,13 +118,13 @@ RankAssignment assignment_from_environment(const InitOptions& options) {
       if (!local_world_size) local_world_size = assignment->local_world_size;
       if (!host) host = assignment->master_addr;
       if (!port && assignment->master_port) port = *assignment->master_port;
-      // MPICH gives the job no name; on one host, the process that started all ranks tells jobs apart as well.
+      // MPICH does not name the job. On one host, the process that started all ranks distinguishes jobs as well.
       if (!port && assignment->local_world_size == assignment->world_size)
         port = port_for_job(fmt::format("process {}", starter_process(assignment->rank_name)));
     }
   }
 
-  // spawn sets them for one machine; a program that gives both to init() has done the arithmetic of several by itself.
+  // spawn sets RANK and WORLD_SIZE for one machine; a program that passes both to init() computes them for several.
   if (option_rank && option_size && environment_text("MANIPLE_SPAWNED")) {
     rank = option_rank;
     world_size = option_size;

@@ -1,5 +1,5 @@
-// file:///path: the store is a file. Its mode keeps other users out, so the job's secret can be kept in it: the
-// first process makes one. The last process to leave removes the file.
+// file:///path: the store is a file. Its mode keeps other users out, so it can hold the job's secret, which the first
+// process creates. The last process to leave removes the file.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,17 +19,17 @@
 namespace maniple {
 namespace {
 
-constexpr std::string_view kJoins = "joins";  // a counter; "closed" once the file is about to be removed
+constexpr std::string_view kJoins = "joins";  // a counter; "closed" just before the file is removed
 constexpr std::string_view kLeft = "left";
 constexpr std::string_view kSecret = "secret";
 constexpr std::string_view kWorldSize = "world_size";
 constexpr std::string_view kClosed = "closed";
 
-// How long the last process of an earlier use may take from closing the file to removing it.
+// The time the last process of an earlier use may take between closing and removing the file.
 constexpr std::chrono::seconds kRemoval{10};
 
-/// Opens the file and counts this process. False if the file is just being removed by the last process of an earlier
-/// use. Whatever else is wrong with the file will not change by waiting.
+/// Opens the file and counts this process. Returns false if the last process of an earlier use is just removing the
+/// file. Other errors of the file are thrown, because waiting does not change them.
 bool count_join(const std::string& path, std::shared_ptr<Store>& store) {
   try {
     store = make_file_store(path);
@@ -46,7 +46,7 @@ bool count_join(const std::string& path, std::shared_ptr<Store>& store) {
   }
 }
 
-// Of a file that cannot be made for want of its folder the system says the same as of one that was just removed.
+// A missing folder gives the same error as a file that was just removed, so check the folder separately.
 void require_folder(const std::string& path, const std::string& init_method) {
   const std::string folder = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
   struct stat status{};
@@ -58,14 +58,14 @@ void leave(Store& store, const std::string& path, const std::function<void()>& g
   try {
     if (give_back) give_back();
     const std::string left = std::to_string(store.add(kLeft, 1));
-    // Fails if more have joined than left, and keeps anyone from joining after it.
+    // Fails if more processes have joined than left. Once it succeeds, no process can join.
     if (store.compare_set(kJoins, left, kClosed) == kClosed) ::unlink(path.c_str());
   } catch (const std::exception&) {
-    // The file is gone or the disk is full: it stays behind, as after a crash.
+    // The file is gone, or the disk is full and the file stays behind, as after a crash.
   }
 }
 
-/// The view `store`, with `leave` at its end.
+/// The store `view`, which calls `leave` when destroyed.
 std::shared_ptr<Store> leaving_at_end(std::shared_ptr<Store> view, std::shared_ptr<Store> store, std::string path,
                                       std::function<void()> give_back) {
   Store* raw = view.get();
@@ -114,7 +114,7 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
           "{}: an earlier job has closed the file and not removed it within {} s; its last process must have "
           "ended in between: remove the file",
           options.init_method, kRemoval.count()));
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks at a file of another process
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two polls of another process's file
   }
 
   RendezvousResult result;
@@ -132,7 +132,7 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
     if (rank) {
       view = register_rank(store, result.identity);
     } else {
-      // Ranks are given in the order of arrival; once all are there, the next to arrive begin the next group.
+      // Ranks are assigned in order of arrival. Once the group is complete, the next arrivals start the next group.
       view = store_of_generation(store, result.identity);
       TakenRank taken = take_rank(view, *world_size, deadline);
       result.identity.rank = taken.rank;

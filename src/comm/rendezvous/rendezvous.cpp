@@ -21,7 +21,7 @@
 namespace maniple {
 namespace {
 
-/// Distinguishes this process from all others, also from a later one with the same pid and from children it forks.
+/// Identifies this process uniquely, even compared with a later process with the same pid or children it forks.
 struct ProcessNonce {
   std::string text = [] {
     std::array<std::uint8_t, 16> bytes;
@@ -108,14 +108,14 @@ RendezvousResult rendezvous(const InitOptions& options, Deadline deadline) {
 
 namespace {
 
-/// A number of the environment that a launcher set; -1: there is none.
+/// A number in a variable set by a launcher; -1 if there is none.
 int number_of(const char* name) noexcept {
   const char* text = std::getenv(name);
   if (text == nullptr || *text < '0' || *text > '9') return -1;
   return std::atoi(text);
 }
 
-// Not worth a failure: without it, the others wait for the time-out of init().
+// A lost notice is not an error: without it, the others wait for the timeout of init().
 void notify(const char* stage) noexcept {
   const int fd = launcher_socket(kInitSocket);
   const int rank = number_of("RANK");
@@ -128,7 +128,7 @@ void notify(const char* stage) noexcept {
 }  // namespace
 
 void notify_init_started(int world_size) noexcept {
-  launcher_socket(kReportSocket);  // taken from the environment before this process starts programs
+  launcher_socket(kReportSocket);  // removes the variable before this process starts programs
   if (world_size <= 0 || world_size == number_of("WORLD_SIZE")) notify("joining");
 }
 

@@ -37,7 +37,7 @@ Deadline after_seconds(double seconds) {
   return Deadline::after(std::chrono::duration_cast<Deadline::Duration>(std::chrono::duration<double>(seconds)));
 }
 
-/// Distinguishes this try from all others.
+/// Identifies this try uniquely.
 std::uint64_t new_nonce() {
   std::array<std::uint8_t, 8> bytes;
   fill_random(bytes);
@@ -56,7 +56,7 @@ class Try {
   Try(Store& rounds, std::shared_ptr<Store> round, const MeetOptions& options)
       : rounds_(rounds), store_(std::move(round)), options_(options) {}
 
-  /// nullopt: the round was closed with an announcement of an earlier try.
+  /// Returns nullopt if the round was closed with an announcement of an earlier try.
   std::optional<std::string> run() {
     ByteWriter mine;
     mine.put(nonce_);
@@ -86,7 +86,7 @@ class Try {
   }
 
  private:
-  // One rank collects and all others read one value, so the store answers 2n requests and not n^2.
+  // One rank collects and all others read one value, so the store serves 2n requests instead of n^2.
   std::string collect() {
     std::vector<std::string> keys;
     for (int r = 0; r < options_.world_size; ++r) keys.push_back(key_of(r));
@@ -102,7 +102,7 @@ class Try {
     }
     std::string result = options_.combine(announcements);
     published.put_string(result);
-    rounds_.add(kRound, 1);  // before anyone can have the result, and come back for the next round
+    rounds_.add(kRound, 1);  // before any rank can read the result and return for the next round
     store_->set(kResult, published.bytes());
     return result;
   }
@@ -112,7 +112,7 @@ class Try {
       store_->set(gave_up_key_of(options_.rank), "");
       store_->erase(key_of(options_.rank));
     } catch (const std::exception&) {
-      // The store is gone, and the announcement with it.
+      // The store is gone, and with it the announcement.
     }
   }
 
@@ -135,7 +135,7 @@ class Try {
     }
   }
 
-  // Of the ranks that have joined the lowest one logs.
+  // Only the lowest rank that has joined logs.
   void report() {
     const std::string first[] = {key_of(0)};
     if (options_.rank != 0 && store_->check(first).front()) return;
@@ -148,7 +148,7 @@ class Try {
     missing_ = absent(all_ranks(), key_of);
     checked_ = Clock::now();
     for (lowest_ = 0; std::binary_search(missing_.begin(), missing_.end(), lowest_);) ++lowest_;
-    // Those that were there and gave up, perhaps to come back, are not whom the others have waited for.
+    // Ranks that joined and gave up may return; they are reported only if every missing rank has done so.
     std::vector<int> never = absent(missing_, gave_up_key_of);
     gave_up_ = never.empty();
     joined_ = options_.world_size - static_cast<int>(gave_up_ ? missing_.size() : never.size());
@@ -204,10 +204,10 @@ class Try {
   const MeetOptions& options_;
   std::uint64_t nonce_ = new_nonce();
   Clock::time_point since_ = Clock::now();
-  std::vector<int> missing_;  // when last checked, as what follows
-  bool gave_up_ = false;      // all of the missing had joined before
+  std::vector<int> missing_;  // this and the next members: as of the last check
+  bool gave_up_ = false;      // all missing ranks had joined before
   int joined_ = 0;
-  int lowest_ = 0;  // of the ranks that are there
+  int lowest_ = 0;  // the lowest rank that has joined
   Clock::time_point checked_{};
 };
 
@@ -238,13 +238,13 @@ TakenRank take_rank(const std::shared_ptr<Store>& store, int world_size, Deadlin
       throw Timeout(fmt::format("all {} ranks are taken ({}); if an earlier job left them there, remove the file",
                                 world_size, store->describe()));
     }
-    // sleep: until the round, which is full, has been closed
+    // sleep: until the full round has been closed
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
 
 struct WaitNotice::State : std::enable_shared_from_this<WaitNotice::State> {
-  EventLoop* loop = nullptr;  // whose thread must not be the last to hold it
+  EventLoop* loop = nullptr;  // the last reference must not be released in its thread
   std::string text;
   Clock::time_point began = Clock::now();
   double next_s = 0;

@@ -46,7 +46,7 @@ std::optional<SchedulerAssignment> slurm(const Lookup& lookup) {
   SchedulerAssignment assignment{.scheduler = "Slurm", .rank_name = "SLURM_PROCID", .world_size_name = "SLURM_NTASKS"};
   const auto rank = rank_in(lookup, assignment.rank_name);
   if (!rank) return std::nullopt;
-  // A step may run fewer tasks than the job asked for.
+  // A step may run fewer tasks than the job requested.
   if (lookup("SLURM_STEP_NUM_TASKS")) assignment.world_size_name = "SLURM_STEP_NUM_TASKS";
   assignment.rank = *rank;
   assignment.world_size = required_size(lookup, assignment.world_size_name, assignment.rank_name);
@@ -73,7 +73,7 @@ std::optional<SchedulerAssignment> pmi(const Lookup& lookup) {
 }  // namespace
 
 std::optional<SchedulerAssignment> detect_scheduler(const Lookup& lookup) {
-  // Open MPI and MPICH may themselves have been started inside a Slurm job: the inner one is right.
+  // Open MPI and MPICH may have been started inside a Slurm job: then the inner launcher's values are right.
   std::optional<SchedulerAssignment> assignment = open_mpi(lookup);
   if (!assignment) assignment = pmi(lookup);
   if (!assignment) assignment = slurm(lookup);

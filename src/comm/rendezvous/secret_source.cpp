@@ -30,7 +30,7 @@ std::optional<int> digit_of(char c) {
   return std::nullopt;
 }
 
-/// From the start where that is possible: the descriptor's offset is shared by all processes that inherited it.
+/// Reads from the start if the descriptor is seekable: all processes that inherited it share its offset.
 std::string read_from(int fd, const std::string& what) {
   std::string bytes(kMostBytes, '\0');
   std::size_t done = 0;
@@ -57,11 +57,11 @@ Secret parse_or_throw(const std::string& bytes, const std::string& what) {
   return *secret;
 }
 
-// A pipe can be read once only, but a process, and children of fork(), may join more than once.
+// A pipe can be read only once, but a process and its children of fork() may join several times.
 class PipeSecrets {
  public:
   static PipeSecrets& all() {
-    static auto& secrets = *new PipeSecrets;  // never destroyed: static objects may join
+    static auto& secrets = *new PipeSecrets;  // never destroyed: static objects may call init()
     return secrets;
   }
   std::optional<Secret> find(int fd) {
@@ -79,7 +79,7 @@ class PipeSecrets {
   std::map<int, Secret> known_;
 };
 
-constinit ProcessWide<std::mutex> reading;  // whoever fills the pipe may take long
+constinit ProcessWide<std::mutex> reading;  // held for long if the pipe's writer is slow
 
 Secret from_descriptor(int fd) {
   const std::string what = fmt::format("MANIPLE_SECRET_FD is {}", fd);
@@ -88,7 +88,7 @@ Secret from_descriptor(int fd) {
   struct stat status{};
   const bool pipe = ::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode);
   const Secret secret = parse_or_throw(read_from(fd, what), what);
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // not for this process's own children
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // hidden from programs that this process starts
   if (pipe) PipeSecrets::all().add(fd, secret);
   return secret;
 }

@@ -1,4 +1,4 @@
-// tcp://host:port, and the part that env:// shares with it: rank 0 serves the store there, everyone connects.
+// tcp://host:port, and the part that env:// shares with it: rank 0 serves the store there, and all ranks connect.
 #include <cerrno>
 #include <map>
 #include <thread>
@@ -18,9 +18,9 @@
 namespace maniple {
 namespace {
 
-// The store's server inside rank 0 outlives rank 0's group: others may still be reading, or may be back already for the
-// next one. So when rank 0 lets go of it the server stays until its last client has gone; if rank 0 calls init() again
-// before that it gets the same server back.
+// The store's server in rank 0 outlives rank 0's group: other ranks may still be reading, or may already have returned
+// for the next group. When rank 0 releases the server, it stays until its last client has left. If rank 0 calls init()
+// again before that, it gets the same server back.
 
 struct Hosted {
   std::weak_ptr<TcpStoreServer> server;
@@ -38,12 +38,12 @@ bool same_job(const Identity& a, const Identity& b) {
          a.world_size == b.world_size;
 }
 
-/// The group made anew by the same process, without ranks that were lost.
+/// The same process has created its group again, without lost ranks.
 bool is_later_generation(const Identity& a, const Identity& b) {
   return a.secret.bytes == b.secret.bytes && a.job == b.job && a.generation > b.generation;
 }
 
-/// What rank 0 holds: letting go of it retires the server instead of ending it.
+/// Rank 0's handle: releasing it retires the server instead of ending it.
 std::shared_ptr<TcpStoreServer> handle_of(std::shared_ptr<TcpStoreServer> server) {
   TcpStoreServer* raw = server.get();
   return {raw, [server = std::move(server)](TcpStoreServer*) mutable { TcpStoreServer::retire(std::move(server)); }};
@@ -64,7 +64,7 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
         if (auto server = found->second.server.lock(); server && same_job(found->second.identity, identity)) {
           return handle_of(std::move(server));
         } else if (server && is_later_generation(identity, found->second.identity)) {
-          server->end_if_retiring();  // a lost rank that is stopped, or cut off, would keep it
+          server->end_if_retiring();  // a lost rank that is stopped or disconnected would keep it
         }
       }
       try {
@@ -72,16 +72,16 @@ std::shared_ptr<TcpStoreServer> host_store(const Address& address, const Identit
         servers[name] = Hosted{server, identity};
         return handle_of(std::move(server));
       } catch (const SystemError& error) {
-        // The port may still be held by an earlier server of this process that is about to go.
+        // The port may still be held by an earlier server of this process that is shutting down.
         if (error.code() != EADDRINUSE || !ours || limit.expired()) throw;
       }
     }
-    // sleep: the port is freed by the kernel, which does not announce it
+    // sleep: the kernel frees the port without notification
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
-/// Listens on the one of the addresses that is this host's.
+/// Listens on the first address that belongs to this host.
 std::shared_ptr<TcpStoreServer> serve(const RankAssignment& assignment, const std::vector<Address>& addresses,
                                       const Identity& identity, Deadline deadline) {
   std::vector<std::string> tried;

@@ -18,10 +18,10 @@
 namespace maniple {
 
 struct Arena::Header {
-  std::atomic<std::uint32_t> abort_state;  // 0 none, 1 being written, 2 there
-  std::uint32_t abort_epoch;               // the first that the raising rank has not finished
-  std::int32_t abort_kind;                 // of the error, and
-  std::int32_t abort_rank;                 // the lost rank, for those that only ask whether it concerns them
+  std::atomic<std::uint32_t> abort_state;  // 0: none, 1: being written, 2: complete
+  std::uint32_t abort_epoch;               // first epoch that the raising rank has not finished
+  std::int32_t abort_kind;                 // ErrorKind, readable without decoding abort_error
+  std::int32_t abort_rank;                 // the lost rank, or -1; for the same purpose
   std::uint32_t abort_length;
   char abort_error[ArenaLayout::kHeaderBytes - 20];  // encode_error
 };
@@ -39,9 +39,9 @@ Arena::Arena(std::shared_ptr<Segment> segment, const ArenaOptions& options)
   blocks_ = reinterpret_cast<RankBlock*>(segment_->data() + sizeof(Header));
   contributions_ = reinterpret_cast<Contribution*>(segment_->data() + layout_.contributions);
   payloads_ = segment_->data() + layout_.payloads;
-  // The parts that every operation touches get their pages now; a lack of memory shows here, not as SIGBUS. Of the
-  // stages this rank's own: others read of it what this rank has written. (With 256 ranks, looking at the pages of all
-  // takes each of them 0.5 ms.)
+  // Allocates the pages that every operation touches now, so that a lack of memory is an error here instead of a
+  // SIGBUS. Of the stages, each rank allocates only its own: other ranks read only what this rank has written. (With
+  // 256 ranks, touching all stages takes each rank 0.5 ms.)
   segment_->populate(0, layout_.stages);
   segment_->populate(layout_.stage_slot(options.rank, 0), layout_.stage_bytes);
   of(options.rank).identity = peer_memory_.identify();
@@ -59,8 +59,8 @@ void Arena::mark_gone(int rank) noexcept {
   if (of(rank).left.value.compare_exchange_strong(none, 2, std::memory_order_seq_cst)) wake_all_for(rank);
 }
 
-// Those that wait for a word of this rank. (One that announces itself only now looks, before it sleeps, why it should
-// not.)
+// Wakes ranks that wait for a word of `rank`. A rank that becomes a sleeper only now checks for a reason to stop before
+// it sleeps.
 void Arena::wake_sleepers_on(int rank) noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (of(rank).sleepers.value.load(std::memory_order_seq_cst) == 0) return;
@@ -68,7 +68,7 @@ void Arena::wake_sleepers_on(int rank) noexcept {
   for (auto& counter : of(rank).counters) futex_wake_all(counter.value);
 }
 
-// Also those that wait for a notification.
+// Also wakes ranks that wait for a notification.
 void Arena::wake_all_for(int rank) noexcept {
   wake_sleepers_on(rank);
   for (int r = 0; r < size(); ++r) notify(r);
@@ -140,7 +140,7 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
   for (bool first = true; wait.may_spin(); first = false) {
     if (wait.spin([&] { return reached(word, target); })) return context.set_end(wait.now());
     if (first && is_on_this_core(rank) && !leave_core_of(rank, wait.now()))
-      break;  // it cannot run while this rank does
+      break;  // it cannot run while this rank spins
   }
   context.forget_ticks();
   const auto since = Deadline::Clock::now();
@@ -149,7 +149,7 @@ void Arena::await_slowly(const std::atomic<std::uint32_t>& word, std::uint32_t t
     return header().abort_state.load(std::memory_order_acquire) != 0 || has_left(rank) || options_.abort->raised() ||
            deadline.expired();
   };
-  // Reaching the target counts even when there is a reason to stop: a rank that finished and left has left its data.
+  // A reached target wins over a reason to stop: a rank that finished and left has left its data.
   while (wait.may_yield() && !is_on_this_core(rank)) {
     for (int i = 0; i < 8; ++i) {
       if (reached(word, target)) return;
@@ -189,10 +189,10 @@ bool Arena::is_on_this_core(int rank) const noexcept {
   return theirs != 0 && theirs == static_cast<std::uint32_t>(::sched_getcpu() + 1);
 }
 
-// Moves this thread off the core that it shares with a rank that works on the same operation, to another that it may
-// use. Unbound ranks can meet on a core while others are idle, and the kernel sees only after milliseconds that it
-// should part them: the rest of the operation would take twice as long. Only if that rank's place is known to be of
-// this operation, once in a millisecond, and where no other processes want the cores.
+// Moves this thread off a core that it shares with a rank working on the same operation, to another core it may use.
+// Unbound ranks can meet on a core while others are idle, and the kernel takes milliseconds to separate them: the rest
+// of the operation would take twice as long. Done only if the other rank's core is known from this operation, once per
+// millisecond, and if other processes do not compete for the cores.
 bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
   if (of(rank).core.epoch.load(std::memory_order_relaxed) != epoch_ || waiter_.has_competition(now)) return false;
   if (now - left_core_ < waiter_.yield_ticks()) return false;
@@ -208,7 +208,7 @@ bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
   return true;
 }
 
-// The cause may be half written; its writer needs microseconds, unless it died writing.
+// The cause may be half written. Its writer needs microseconds, unless it died while writing.
 void Arena::await_written_cause() const {
   const Deadline limit = Deadline::after(std::chrono::milliseconds(100));
   while (header().abort_state.load(std::memory_order_acquire) != 2 && !limit.expired()) ::sched_yield();
@@ -216,8 +216,8 @@ void Arena::await_written_cause() const {
 
 void Arena::check_raised_slowly(std::uint32_t epoch) const {
   await_written_cause();
-  // A lost rank may have done its part of this epoch before it died: waiting for it decides. Unless it is this one,
-  // stopped for so long that the others gave it up.
+  // A lost rank may have done its part of this epoch before it died; waiting for it decides. The exception is this rank
+  // itself, if it was stopped for so long that the others declared it lost.
   const bool lost = header().abort_kind == static_cast<std::int32_t>(ErrorKind::peer_lost);
   if (lost && header().abort_rank != global_rank(rank())) return;
   if (static_cast<std::int32_t>(epoch - header().abort_epoch) >= 0) throw_raised();
@@ -279,7 +279,7 @@ void Arena::raise(const std::exception_ptr& cause) noexcept {
       const std::string bytes = encode_error(info, sizeof head.abort_error);
       std::memcpy(head.abort_error, bytes.data(), bytes.size());
       head.abort_length = static_cast<std::uint32_t>(bytes.size());
-    } catch (...) {  // no memory: the others learn that it failed
+    } catch (...) {  // out of memory: the others still learn of the failure
     }
     head.abort_state.store(2, std::memory_order_release);
   }
@@ -295,7 +295,7 @@ std::exception_ptr Arena::raised() const {
   try {
     const std::size_t length = std::min<std::size_t>(head.abort_length, sizeof head.abort_error);
     return make_error(from_another_rank(decode_error({head.abort_error, length})));
-  } catch (const ProtocolError&) {  // the rank that failed had no memory left to say why
+  } catch (const ProtocolError&) {  // the failed rank had no memory to encode its error
     return std::make_exception_ptr(Aborted("the group was aborted by another rank"));
   }
 }

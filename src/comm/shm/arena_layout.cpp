@@ -26,7 +26,7 @@ constexpr bool holds_every_dtype() {
 }
 static_assert(holds_every_dtype());
 
-// Of one core, in bytes; 0 when the system does not say. glibc knows it of x86 only.
+// The second-level cache of one core, in bytes; 0 if unknown. glibc reports it only on x86.
 std::size_t second_level_cache() {
   std::size_t kib = 0;
   const std::string text = file_text("/sys/devices/system/cpu/cpu0/cache/index2/size");  // "2048K"
@@ -34,18 +34,18 @@ std::size_t second_level_cache() {
   return kib * kKiB;
 }
 
-// Work that all ranks repeat grows with their number, so payloads shrink.
+// Every rank repeats the work on all payloads, which grows with the number of ranks, so payloads shrink.
 std::size_t payload_bytes_for(std::size_t ranks) {
   constexpr std::size_t kMost = 8 * kKiB;
   return ranks <= 4 ? kMost : std::max<std::size_t>(kKiB, 4 * kMost / ranks / kCacheLine * kCacheLine);
 }
 
-// Operations cut a slot into one cell for each rank, and a cell holds one element at least.
+// Operations cut a slot into one cell per rank, and a cell holds at least one element.
 std::size_t least_stage_bytes(std::size_t ranks) {
   return round_up(ArenaLayout::kStageSlots * round_up(ranks * ArenaLayout::kLargestElement, kCacheLine), kPage);
 }
 
-// Everything but the sizes of the stages and what lies behind them.
+// Everything except the stage sizes and what follows the stages.
 ArenaLayout fixed_part(int size) {
   const auto n = static_cast<std::size_t>(size);
   ArenaLayout layout;
@@ -55,9 +55,9 @@ ArenaLayout fixed_part(int size) {
   const std::size_t all_contributions = n * ArenaLayout::kContributions;
   layout.payloads = layout.contributions + all_contributions * ArenaLayout::kContributionBytes;
   layout.stages = round_up(layout.payloads + all_contributions * layout.payload_bytes, kPage);
-  // Pages of rings that are never used are never allocated, so small groups can afford large rings.
+  // Pages of unused rings are never allocated, so small groups can afford large rings.
   layout.ring_capacity = (size <= 16 ? 256 : size <= 64 ? 64 : 4) * kKiB;
-  layout.ring_stride = layout.ring_capacity + (size <= 16 ? 17 : 1) * kPage;  // 8 slots of 8 KiB and a little more
+  layout.ring_stride = layout.ring_capacity + (size <= 16 ? 17 : 1) * kPage;  // 8 slots of 8 KiB and some more
   return layout;
 }
 
@@ -88,8 +88,8 @@ ArenaLayout ArenaLayout::within(int size, std::size_t segment_bytes) {
 }
 
 std::size_t ArenaLayout::usual_stage_bytes(int size) {
-  // Two ranks: as much as a core's own cache holds. Steps are long then, and still go from cache to cache. More ranks
-  // gain nothing by it (measured with 4, 8 and 16), and memory adds up.
+  // Two ranks: the size of a core's second-level cache. Steps are long then, and data still moves from cache to cache.
+  // More ranks do not gain from it (measured with 4, 8 and 16), and memory adds up.
   if (size <= 2) return std::clamp(second_level_cache() / kPage * kPage, 512 * kKiB, 2048 * kKiB);
   return (size <= 8 ? 512 : size <= 64 ? 256 : 64) * kKiB;
 }

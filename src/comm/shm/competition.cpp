@@ -33,8 +33,8 @@ bool Competition::is_delayed(double from, double to, double delay) noexcept {
   return delay - since.delay >= (to - since.when) * kGoodPart;
 }
 
-// Whether the host took as much as this thread was delayed. The kernel counts that in steps of 10 ms, so it is compared
-// over many of them.
+// Whether the host took at least as much time as this thread was delayed. The kernel counts stolen time in steps of 10
+// ms, so the comparison covers many steps.
 bool Competition::is_by_host(const Seen& now) noexcept {
   constexpr double kLongEnough = 100e-3;
   if (now.when - asked_.when >= kLongEnough) before_ = std::exchange(asked_, now);
@@ -47,13 +47,13 @@ bool Competition::is_in_gap_of_thread(double from, double to) noexcept {
 }
 
 std::optional<double> Competition::delay_of_thread() noexcept try {
-  const std::string text = file_text("/proc/thread-self/schedstat");  // ns that it ran, ns that it was ready to, ...
+  const std::string text = file_text("/proc/thread-self/schedstat");  // ns running, ns ready, ...
   const char* const end = text.data() + text.size();
   const char* const second = std::find(text.data(), end, ' ');
   std::uint64_t delay_ns = 0;
   if (second == end || std::from_chars(second + 1, end, delay_ns).ec != std::errc()) return std::nullopt;
   return static_cast<double>(delay_ns) * 1e-9;
-} catch (...) {  // no memory for the text
+} catch (...) {  // out of memory for the text
   return std::nullopt;
 }
 

@@ -14,8 +14,9 @@ class Competition {
  public:
   /// Whether another process took the core between `from` and `to`, in seconds of any clock: for half of a gap that is
   /// as long as a time slice, or for a good part of the time in shorter gaps. `delay`: seconds for which this thread
-  /// has been ready while others ran, so far; nullopt if the kernel does not count them. `stolen` returns the seconds
-  /// the host has taken from this core, so far. It is slow, and called only when the result depends on it.
+  /// has been ready while others ran, so far; nullopt if the kernel does not count them, and then the result is true.
+  /// `stolen` returns the seconds the host has taken from this core, so far. It is slow, and called only when the
+  /// result depends on it.
   bool is_in_gap(double from, double to, std::optional<double> delay, double (*stolen)() noexcept) noexcept;
 
   /// `delay` of the calling thread.

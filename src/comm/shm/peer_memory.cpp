@@ -11,11 +11,11 @@ namespace maniple {
 namespace {
 
 bool read_process(std::int32_t process, void* to, std::uint64_t from, std::size_t bytes) noexcept {
-  constexpr std::size_t kMost = std::size_t{1} << 30;  // the system takes less than 2 GiB at once
+  constexpr std::size_t kMost = std::size_t{1} << 30;  // the system call copies less than 2 GiB at once
   auto* at = static_cast<std::byte*>(to);
   while (bytes != 0) {
     const iovec here{at, std::min(bytes, kMost)};
-    const iovec there{reinterpret_cast<void*>(from), here.iov_len};  // an address of the other process
+    const iovec there{reinterpret_cast<void*>(from), here.iov_len};  // an address in the other process
     const ssize_t got = ::process_vm_readv(process, &here, 1, &there, 1, 0);
     if (got <= 0) return false;
     at += got;
@@ -29,8 +29,9 @@ bool read_process(std::int32_t process, void* to, std::uint64_t from, std::size_
 
 PeerMemory::Identity PeerMemory::identify() {
   if (::getrandom(&word_, sizeof word_, GRND_NONBLOCK) != sizeof word_) word_ = 0;
-  // With ptrace_scope 1 only descendants may be read, unless the process names others: its parent stands for all of the
-  // parent's. That the system has no such rule, or a stricter one, shows when something is read.
+  // With ptrace_scope 1, only a process's ancestors may read it, unless it permits another process and that process's
+  // descendants. Permitting the parent permits all of its children, the sibling ranks. If the system lacks this rule,
+  // or has a stricter one, the first read shows it.
   if (::getppid() > 1) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(::getppid()), 0, 0, 0);
   return {::getpid(), reinterpret_cast<std::uint64_t>(&word_), word_};
 }

@@ -53,7 +53,7 @@ RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::spa
 }
 
 void RegisteredTable::drop(std::uint64_t id) {
-  if (!guard_.owned()) return;  // a child of fork() drops its copy of the handle: the memory is its parent's
+  if (!guard_.owned()) return;  // a child of fork() only drops its copy of the handle
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_) {
     if (entry.id != id) continue;

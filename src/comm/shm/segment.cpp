@@ -23,7 +23,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw_system_error(fmt::format("{} bytes of shared memory", bytes));
   }
-  // Whoever receives the descriptor can rely on the size: a peer cannot shrink the file under our feet (SIGBUS).
+  // The receiver can rely on the size: a peer cannot shrink the file, which would cause a SIGBUS.
   ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   return std::shared_ptr<Segment>(new Segment(std::move(fd), bytes));
 }
@@ -42,13 +42,13 @@ std::shared_ptr<Segment> Segment::adopt(UniqueFd fd, std::size_t bytes) {
 Segment::Segment(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)), size_(bytes) {
   void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (mapped == MAP_FAILED) throw_system_error(fmt::format("mapping {} bytes of shared memory", bytes));
-  ::madvise(mapped, bytes, MADV_HUGEPAGE);  // advice; refused on kernels without huge shared pages
+  ::madvise(mapped, bytes, MADV_HUGEPAGE);  // only advice; fails on kernels without huge shared pages
   ::madvise(mapped, bytes, MADV_DONTFORK);  // a child of fork() is not a rank
   data_ = static_cast<std::byte*>(mapped);
 }
 
 Segment::~Segment() {
-  if (guard_.owned()) ::munmap(data_, size_);  // a child may have something else there
+  if (guard_.owned()) ::munmap(data_, size_);  // a child may have another mapping there
 }
 
 void Segment::share_with_children() noexcept { ::madvise(data_, size_, MADV_DOFORK); }
@@ -92,7 +92,7 @@ ReceivedDescriptor receive_descriptor(int socket, Deadline deadline, int cancel,
     message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = sizeof control;
-    // A descriptor that comes when there is no number for it is lost: first see that there is one.
+    // A descriptor that arrives when no number is free is lost, so check first that one is free.
     duplicate(socket).reset();
     const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {

@@ -24,7 +24,7 @@ std::uint64_t in_ticks(WaitPolicy::Duration duration) {
   return static_cast<std::uint64_t>(std::chrono::duration<double>(duration).count() * ticks_per_second());
 }
 
-// The kernel takes the word's address; it never writes through it for these two calls.
+// The kernel needs a non-const address; it does not write through it in these two calls.
 std::uint32_t* address_of(const std::atomic<std::uint32_t>& word) noexcept {
   static_assert(sizeof(std::atomic<std::uint32_t>) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
   return reinterpret_cast<std::uint32_t*>(const_cast<std::atomic<std::uint32_t>*>(&word));
@@ -54,9 +54,9 @@ WaitPolicy WaitPolicy::for_memory(int ranks, int cores, double spin_us) {
   const bool crowded = ranks > cores;
   if (crowded) policy.spin = {};  // the awaited rank may need this core
   if (spin_us >= 0) policy.spin = duration_of_us(spin_us);
-  // More yielding ranks only keep the cores from those that have not arrived yet: without yielding, 256 ranks on two
-  // cores need half the time for a barrier, and 1.5 s instead of 2.1 to start.
-  constexpr int kMaxYielding = 16;  // ranks of a core
+  // Beyond this number, yielding ranks only keep the cores from ranks that have not arrived yet: without yielding, 256
+  // ranks on two cores need half the time for a barrier, and 1.5 s instead of 2.1 s to start.
+  constexpr int kMaxYielding = 16;  // ranks per core
   if (ranks > kMaxYielding * cores) policy.yield = {};
   policy.detects_competition = !crowded;
   return policy;

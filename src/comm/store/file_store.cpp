@@ -1,6 +1,6 @@
-// The store of processes that share a file. Every change is one record appended under an exclusive lock; readers replay
-// what they have not seen yet. Waiting looks at the file's size, with pauses that grow to 10 ms: file systems shared
-// between hosts have no notifications.
+// The store for processes that share a file. Every change is one record appended under an exclusive lock; readers
+// replay the records they have not seen yet. A wait polls the file's size, with pauses that grow to 10 ms, because file
+// systems shared between hosts lack notifications.
 #include "comm/store/file_store.h"
 
 #include <fcntl.h>
@@ -77,10 +77,11 @@ namespace {
 constexpr std::chrono::seconds kLockLimit{60};
 constexpr std::chrono::microseconds kShortestPause{200};
 constexpr std::chrono::microseconds kLongestPause{10'000};
-// Much more than a job ever writes: a loop that sets the same key for days should end in an error, not in a full disk.
+// Much more than a job ever writes. A loop that sets the same key for days should end in an error instead of a full
+// disk.
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{4} << 30;
 
-/// The lock of the file, for processes. Threads of this process are kept apart by a mutex.
+/// The file's lock between processes. A mutex excludes threads of this process.
 class FileLock {
  public:
   FileLock(int fd, int kind, const std::string& path) : fd_(fd) {
@@ -94,7 +95,7 @@ class FileLock {
                                   kLockLimit.count()),
                       {}, std::chrono::duration<double>(kLockLimit).count());
       }
-      std::this_thread::sleep_for(pause);  // sleep: between two tries for a lock that may be on another host
+      std::this_thread::sleep_for(pause);  // sleep: between two tries for a lock that another host may hold
       pause = std::min(pause * 2, kLongestPause);
     }
   }
@@ -119,7 +120,7 @@ class FileStore final : public Store {
  public:
   explicit FileStore(const std::string& path) : path_(path) {
     MANIPLE_REQUIRE(!path.empty(), "a file store needs a path");
-    // A child of fork() that kept it would keep the lock of a parent that died.
+    // A child of fork() that kept the descriptor would hold the lock of a parent that died.
     fd_ = kept_from_children(open_file(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd_) throw_not_opened(errno);
     const struct stat status = look();
@@ -200,7 +201,7 @@ class FileStore final : public Store {
   std::string describe() const override { return "file store " + path_; }
 
  private:
-  /// Both locks, and a table that is up to date.
+  /// Holds both locks; its constructor brings the table up to date.
   struct MANIPLE_SCOPED_CAPABILITY Session {
     Session(FileStore& store, int kind) MANIPLE_ACQUIRE(store.mutex_)
         : threads(store.require_owned().mutex_), processes(store.fd_.get(), kind, store.path_) {
@@ -216,7 +217,7 @@ class FileStore final : public Store {
     return *this;
   }
 
-  /// Says what is there instead of a file of ours, for the error.
+  /// Throws an error that describes what exists at the path instead of a file store.
   [[noreturn]] void throw_not_opened(int code) const {
     struct stat status{};
     std::string there;
@@ -242,9 +243,9 @@ class FileStore final : public Store {
     return static_cast<std::uint64_t>(status.st_size);
   }
 
-  /// Called by the constructor, when no other thread has the store.
+  /// Called by the constructor, when no other thread can access the store.
   void begin() MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
-    // A creator that died here may have left a part of the first line.
+    // A creator that died here may have left part of the first line.
     if (file_size() < kFileStoreMagic.size()) {
       std::string there = read_range(0, file_size());
       if (!kFileStoreMagic.starts_with(there)) throw_no_store();
@@ -289,7 +290,7 @@ class FileStore final : public Store {
     }
   }
 
-  /// Under the exclusive lock. The table goes first, as it knows the quotas.
+  /// Requires the exclusive lock. Changes the table first, because it enforces the quotas.
   void table_set(std::string_view key, std::string_view value) MANIPLE_REQUIRES(mutex_) {
     const Value before = table_.find(key);
     table_.set(key, std::make_shared<const std::string>(value));
@@ -308,7 +309,7 @@ class FileStore final : public Store {
     const std::string bytes = encode_record(record);
     MANIPLE_REQUIRE(seen_ + bytes.size() <= kMaxFileBytes,
                     "file store {}: it has grown to {} bytes; no more is written", path_, seen_);
-    // Cuts off what a process left that died while appending.
+    // Removes the partial record of a process that died while appending.
     if (file_size() > seen_ && ::ftruncate(fd_.get(), static_cast<off_t>(seen_)) != 0) {
       throw_system_error(fmt::format("truncate file store {}", path_));
     }
@@ -363,7 +364,7 @@ class FileStore final : public Store {
       }
       if (deadline.expired()) break;
       const auto left = std::chrono::ceil<std::chrono::microseconds>(deadline.remaining());
-      // sleep: between two looks: no file system tells of changes made elsewhere
+      // sleep: between two polls, as file systems do not report changes made on another host
       std::this_thread::sleep_for(std::min<std::chrono::microseconds>(pause, left));
       pause = std::min(pause * 2, kLongestPause);
     }

@@ -1,4 +1,4 @@
-// The stores that need no server: in memory, and a view of another store below a prefix.
+// The stores that do not need a server: an in-memory store, and a view of another store below a prefix.
 #include <maniple/comm/store.h>
 
 #include <mutex>

@@ -8,7 +8,7 @@
 namespace maniple {
 namespace {
 
-// Smaller values are copied into one piece: fewer, larger writes.
+// Smaller values are copied into one piece, for fewer, larger writes.
 constexpr std::size_t kSharedFrom = 16 * 1024;
 
 Value piece(std::string bytes) { return std::make_shared<const std::string>(std::move(bytes)); }
@@ -97,7 +97,7 @@ void StoreService::enqueue(Client client, StoreRequest request) {
   pending_.emplace(ticket, std::move(pending));
 }
 
-/// Replies if no key is missing (true); otherwise puts it into the queue of the first missing one.
+/// Replies and returns true if no key is missing; otherwise puts the request into the queue of its first missing key.
 bool StoreService::advance(Ticket ticket, Pending& pending) {
   const std::size_t count = pending.keys.size();
   for (std::size_t looked = 0; looked < count; ++looked) {
@@ -122,7 +122,7 @@ void StoreService::wake(const std::string& key) {
   queues_.erase(found);
   for (const Ticket ticket : woken) {
     const auto pending = pending_.find(ticket);
-    if (pending == pending_.end()) continue;  // its client was dropped while others got their replies
+    if (pending == pending_.end()) continue;  // its client was dropped while others received replies
     if (!advance(ticket, pending->second)) continue;
     drop(ticket);
   }

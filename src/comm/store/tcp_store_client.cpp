@@ -19,12 +19,12 @@
 namespace maniple {
 namespace {
 
-// For requests that the server replies to at once, and for asking which keys are missing after a deadline.
+// Limits of requests that the server replies to at once, and of the query for missing keys after a deadline.
 constexpr std::chrono::seconds kPlainLimit{120};
 constexpr std::chrono::milliseconds kReportLimit{500};
 constexpr std::chrono::seconds kLastRequests{2};
 
-constexpr std::size_t kRecordsAtOnce = 4;  // of a large value
+constexpr std::size_t kRecordsAtOnce = 4;  // records of a large value per system call
 
 std::string head_with_key(std::string_view key) {
   require_key(key);
@@ -118,7 +118,7 @@ void TcpStoreClient::limit_requests(Deadline limit) {
 
 Deadline TcpStoreClient::request_limit() {
   const MutexLock lock(mutex_);
-  // Who has waited in vain still takes back what it has set, and asks who is missing.
+  // After a timeout, a caller still withdraws what it has set, and queries which keys are missing.
   return Deadline::sooner(std::max(request_limit_, Deadline::after(kLastRequests)), Deadline::after(kPlainLimit));
 }
 
@@ -148,7 +148,7 @@ std::string TcpStoreClient::await_keys(StoreOp op, std::span<const std::string> 
         fmt::format("{}: waited {:.1f} s for {} keys; the server does not answer", describe(), waited, keys.size()), {},
         waited);
   if (std::find(present->begin(), present->end(), false) == present->end()) {
-    // They are there, only the deadline was shorter than the round trip to the server.
+    // The keys exist; the deadline was just shorter than the round trip to the server.
     if (auto body = call(op, head, {}, Deadline::after(kReportLimit))) return std::move(*body);
   }
   throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, *present, waited)), {}, waited);
@@ -202,14 +202,14 @@ void TcpStoreClient::send_frame(std::uint32_t id, StoreOp op, std::string_view h
                                 Deadline deadline) {
   const MutexLock sending(send_mutex_);
   const std::string header = encode_frame_header(id, static_cast<std::uint8_t>(op), head.size() + tail.size());
-  // Before anything is sealed, as that cannot be taken back: its number is used.
+  // Waits before anything is sealed: sealing cannot be undone, because it uses up a record number.
   for (pollfd room{.fd = stream_.fd(), .events = POLLOUT, .revents = 0}; ::poll(&room, 1, 0) <= 0;)
     await_room(deadline);
   {
     const MutexLock lock(mutex_);
     if (!lost_.empty()) throw_lost(lost_);
   }
-  // Half a frame cannot be taken back: what follows it would be read as its rest.
+  // A partly sent frame cannot be withdrawn: the server would read what follows as its rest.
   try {
     for (const std::string_view part : {std::string_view(header), head, tail}) stream_.queue_borrowed(part);
     send_queued(deadline);
@@ -243,7 +243,7 @@ void TcpStoreClient::lose(const std::string& reason, bool forged) {
   changed_->notify_all();
 }
 
-/// The server stops reading from a client that does not read: so while the socket is full, replies are read.
+/// The server stops reading from a client that does not read, so replies are read while the socket is full.
 void TcpStoreClient::await_room(Deadline deadline) {
   constexpr int kLookAgainMs = 50;
   MutexLock lock(mutex_);
@@ -300,7 +300,7 @@ void TcpStoreClient::read_for_all(MutexLock& lock, Deadline deadline) {
   changed_->notify_all();  // another thread may have to read now
 }
 
-/// Only by the thread that has set `reading_`.
+/// Called only by the thread that has set `reading_`.
 void TcpStoreClient::read_available() {
   std::string failure;
   bool forged = false;
@@ -328,11 +328,11 @@ void TcpStoreClient::read_available() {
   {
     const MutexLock lock(mutex_);
     for (Frame& frame : frames) {
-      // A reply without a caller is one whose caller gave up.
+      // A reply without an entry belongs to a caller that gave up.
       if (const auto found = calls_.find(frame.id); found != calls_.end()) {
         found->second->reply = std::move(frame);
       } else if (frame.code ==
-                 static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server closes the connection, whoever asked
+                 static_cast<std::uint8_t>(StoreStatus::protocol)) {  // the server closes the connection for all calls
         failure = std::move(frame.body);
         forged = true;
       }
@@ -343,7 +343,7 @@ void TcpStoreClient::read_available() {
 
 namespace {
 
-// The store has no heartbeats of its own, and only the caller of a request that gets no reply may be waiting for it.
+// The store lacks its own heartbeats, and the caller of an unanswered request may be the only one that waits.
 constexpr double kLeastSilence = 30;
 
 SecureConnection dial_any(const std::vector<Address>& addresses, const std::string& name, const Identity& identity,
@@ -353,7 +353,7 @@ SecureConnection dial_any(const std::vector<Address>& addresses, const std::stri
     reached = addresses.front();
     return dial(reached, identity, hello, deadline, true);
   }
-  // Several addresses: one try each in turn, as the server listens on one of them only.
+  // With several addresses, try each in turn: the server listens on only one of them.
   constexpr std::chrono::seconds kTryLimit{5};
   std::chrono::milliseconds pause{1};
   const auto start = Deadline::Clock::now();
@@ -375,7 +375,7 @@ SecureConnection dial_any(const std::vector<Address>& addresses, const std::stri
           fmt::format("store at {}: not reachable within {:.1f} s: {}", name, waited.count(), fmt::join(reasons, "; ")),
           {}, waited.count());
     }
-    std::this_thread::sleep_for(pause);  // sleep: until the next round: nobody can tell us when a port opens
+    std::this_thread::sleep_for(pause);  // sleep: until the next round; there is no event for a port that opens
     pause = std::min(pause * 2, std::chrono::milliseconds(100));
   }
 }

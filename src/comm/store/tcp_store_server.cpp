@@ -1,5 +1,5 @@
-// The server of the store over TCP: one thread for all clients, which reads requests, hands them to the StoreService
-// and writes its replies as the sockets take them.
+// The server of the store over TCP. One thread serves all clients: it reads requests, passes them to the StoreService
+// and writes replies as the sockets accept them.
 #include <algorithm>
 #include <atomic>
 #include <unordered_map>
@@ -18,11 +18,11 @@
 namespace maniple {
 namespace {
 
-// A client whose replies pile up beyond the first is not read from until they have drained; beyond the second it is
-// dropped.
+// Beyond the first limit of queued replies, the server stops reading from a client until they have drained. Beyond the
+// second limit, it drops the client.
 constexpr std::size_t kPauseReadingBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxPendingBytes = std::size_t{512} << 20;
-// One client's turn, so that a large value does not hold up the others.
+// A client's share per round, so that a large value does not delay the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsAtOnce = 8;
 
@@ -34,9 +34,9 @@ struct Connection {
   Address peer;
   int rank = -1;
   std::uint32_t events = EPOLLIN;
-  bool stalled = false;     // has had replies to take since the last check for that, and has taken none
-  bool closing = false;     // once everything is written
-  std::string drop_reason;  // why it is to be dropped; empty: it is not
+  bool stalled = false;     // replies have been queued since the last check, and none was read
+  bool closing = false;     // close once everything is written
+  std::string drop_reason;  // why to drop the client; empty: keep it
 
   bool is_paused() const noexcept { return closing || stream.queued_bytes() > kPauseReadingBytes; }
 };
@@ -49,15 +49,15 @@ struct TcpStoreServer::Impl {
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("maniple-store");
   StoreService service{[this](Client client, StoreService::Reply reply) { enqueue(client, std::move(reply)); }};
   std::unordered_map<Client, Connection> clients;
-  std::vector<Client> dropped;  // dropped at the end of the round: the service may be in the middle of using them
+  std::vector<Client> dropped;  // dropped at the end of the round: the service may be using them
   Client next_client = 1;
   double heartbeat_s = knob_number(Knob::heartbeat_s);
   ThrottledLog log;
   std::vector<char> buffer = std::vector<char>(kReadBytes);
-  std::shared_ptr<TcpStoreServer> retiring;  // itself, once nobody else owns it
-  EventLoop::Timer stall_timer = 0;          // while it retires
+  std::shared_ptr<TcpStoreServer> retiring;  // the server itself, once it has no other owner
+  EventLoop::Timer stall_timer = 0;          // set while the server retires
   Address address;
-  std::unique_ptr<Acceptor> acceptor;  // last: from here on peers may connect
+  std::unique_ptr<Acceptor> acceptor;  // last member: from its creation on peers may connect
 
   void admit(SecureConnection link, const Hello& hello, const Address& peer) {
     const Client client = next_client++;
@@ -81,8 +81,7 @@ struct TcpStoreServer::Impl {
     remove_dropped();
   }
 
-  // Something unforeseen while serving this client, lack of memory above all: it loses its connection, the others do
-  // not.
+  // An unexpected error while serving this client, typically lack of memory, closes only this client's connection.
   void on_failed(Client client, const std::string& why) {
     const auto found = clients.find(client);
     if (found != clients.end() && found->second.drop_reason.empty()) drop(client, found->second, why);
@@ -163,14 +162,14 @@ struct TcpStoreServer::Impl {
 
   void leave_if_empty() {
     if (!clients.empty() || !retiring) return;
-    // Posted, as this object must not go while one of its callbacks is running. A client that is admitted before the
-    // post has its turn was promised a reply: then it is served like those before it.
+    // Posted, because this object must not be destroyed while one of its callbacks runs. A client admitted before the
+    // posted callback runs was promised a reply, so it is served like earlier clients.
     loop->post([this, self = retiring] {
       if (clients.empty()) retiring.reset();
     });
   }
 
-  /// A client that is stopped in the middle of a reply would keep a retired server for ever.
+  /// Drops clients that do not read: one stopped in the middle of a reply would keep a retired server for ever.
   void drop_stalled(std::chrono::milliseconds stall_limit) {
     loop->cancel(stall_timer);
     if (!retiring) return;  // it has an owner again
@@ -220,7 +219,7 @@ void TcpStoreServer::retire(std::shared_ptr<TcpStoreServer> server, std::chrono:
 }
 
 void TcpStoreServer::end_if_retiring() {
-  std::shared_ptr<TcpStoreServer> self;  // released here: the destructor waits for the loop
+  std::shared_ptr<TcpStoreServer> self;  // released in this thread: the destructor waits for the loop
   impl_->loop->post_and_wait([&] { self = std::exchange(impl_->retiring, nullptr); });
 }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kMaxErrorBytes = 4096;
 
 std::string get_key(ByteReader& reader) {
-  // Longer keys than allowed are still read, so that the reply can say what is wrong.
+  // Reads keys beyond the limit, too, so that the reply can describe the error.
   std::string key(reader.get_string(reader.left()));
   require_key(key);
   return key;
@@ -21,8 +21,8 @@ std::string get_key(ByteReader& reader) {
 
 std::vector<std::string> get_keys(ByteReader& reader) {
   const auto count = reader.get<std::uint32_t>();
-  // Each key takes at least its length and one byte, so a count that cannot be right is found before memory is
-  // allocated for it.
+  // Each key takes at least its length and one byte, so an impossible count is rejected before memory is allocated for
+  // it.
   constexpr std::size_t kLeastBytes = sizeof(std::uint32_t) + 1;
   if (count > reader.left() / kLeastBytes) {
     throw ProtocolError(fmt::format("{} keys announced in {} bytes", count, reader.left()));
