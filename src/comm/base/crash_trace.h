@@ -4,9 +4,9 @@
 
 namespace maniple {
 
-/// Installs the handlers, once per process, for those of the signals that have their default action. Handlers installed
-/// by the program, Python or a sanitizer are kept. A direct call of abort() prints the stack as well; an uncaught
-/// exception does not, because its text says more. Does nothing with MANIPLE_CRASH_TRACE=0.
+/// Installs the handlers, once per process, for each of these signals that has its default action. Handlers installed
+/// by the program, Python or a sanitizer are kept. A direct call of abort() prints the stack, too. An uncaught
+/// exception does not, because its text is more useful. Does nothing with MANIPLE_CRASH_TRACE=0.
 void install_crash_trace();
 
 }  // namespace maniple

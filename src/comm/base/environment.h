@@ -105,8 +105,8 @@ std::string canonical_text(const KnobInfo& knob, std::string_view value);
 
 /// An environment variable that is not a knob; nullopt when unset or empty.
 std::optional<std::string> environment_text(const char* name);
-/// Throws InvalidArgument if the variable is set but empty, as after `export NAME=$UNSET`. For variables that are
-/// legitimately unset.
+/// Throws InvalidArgument if the variable is set but empty, as after `export NAME=$UNSET`. For variables that may be
+/// unset.
 void require_not_empty(const char* name);
 /// The maximum of WORLD_SIZE.
 inline constexpr int kMaxWorldSize = 1 << 20;

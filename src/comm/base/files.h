@@ -17,7 +17,7 @@ std::vector<std::string> names_in(const std::string& directory);
 /// The target of a symbolic link; empty when `path` is not a link or does not exist.
 std::string link_target(const std::string& path);
 
-/// The file's contents; empty when it cannot be read. For small files, such as those of /proc.
+/// The file's contents; empty when it cannot be read. For small files, as in /proc.
 std::string file_text(const std::string& path);
 
 /// All paths below a directory; each directory precedes its contents. Links are not followed.

@@ -12,7 +12,7 @@ namespace MANIPLE_API maniple {
 
 /// The cores a process may run on.
 ///
-/// A launcher binds each rank to its own cores, so one rank's set says little about the host. Whether the ranks
+/// A launcher binds each rank to its own cores, so one rank's set is too small to judge the host. Whether the ranks
 /// outnumber the host's cores, so that spinning would steal time from a neighbour, follows from the union of all ranks'
 /// sets.
 class CoreSet {

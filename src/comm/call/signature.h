@@ -1,5 +1,5 @@
 // A compact description of a rank's call. It travels with every frame, so that ranks whose calls differ get an error
-// with both calls.
+// that shows the difference.
 #pragma once
 
 #include <cstdint>

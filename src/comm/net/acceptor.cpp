@@ -345,7 +345,7 @@ struct Acceptor::Impl {
       refuse(it, "refused", reason);
       return false;
     }
-    // Send the verdict first: another thread may write to the connection as soon as the owner has it.
+    // Send the verdict first, because another thread may write to the connection as soon as the owner has it.
     tell_verdict(it, {});
     unwatch(it);
     try {

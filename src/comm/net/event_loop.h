@@ -18,7 +18,7 @@ class EventLoop {
  public:
   /// `name` is the thread's name, at most 15 characters.
   explicit EventLoop(const char* name);
-  ~EventLoop();  ///< stops and joins; not from its own thread
+  ~EventLoop();  ///< stops and joins; in the loop's own thread, detaches instead
 
   /// The loop shared by all groups of this process: started at first use, stopped when the last owner releases it. A
   /// child of fork() has its own.

@@ -5,7 +5,7 @@
 //              topic:str
 //   challenge  header, status:u8 cipher:u8 nonce[32] mac[32]  mac over hello and the challenge up to here
 //   proof      mac[32]                                    over the same, with the other direction's label
-//   verdict    status:u8 length:u16 reason mac[32]        empty and 0: welcome
+//   verdict    status:u8 length:u16 reason mac[32]        status 0 without a reason: welcome
 //
 // Integers are little-endian. The MACs are HMAC-SHA256 with the job's secret over label, hello and challenge; the
 // verdict's MAC also covers the verdict. The hello contains the cipher its sender prefers, the challenge the chosen

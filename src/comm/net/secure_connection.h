@@ -3,7 +3,7 @@
 // Records encrypt and authenticate the bytes of a connection. This code is free of I/O, so that it can be tested and
 // fuzzed alone.
 //
-//   record   length:u32 of the plain bytes (1 to 64 Ki), as many encrypted bytes, tag[16]
+//   record   length:u32 of the plain bytes (1 to 64 Ki), the same number of encrypted bytes, tag[16]
 //
 // Each direction has its own AEAD key. The nonce counts the records, and the length is authenticated, too: a record
 // that was changed, dropped, repeated, reordered, reflected to its sender or forged without the key does not open.

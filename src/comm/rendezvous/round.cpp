@@ -244,7 +244,7 @@ TakenRank take_rank(const std::shared_ptr<Store>& store, int world_size, Deadlin
 }
 
 struct WaitNotice::State : std::enable_shared_from_this<WaitNotice::State> {
-  EventLoop* loop = nullptr;  // the last reference must not be released in its thread
+  EventLoop* loop = nullptr;  // not owned: the loop's thread must not release the last reference
   std::string text;
   Clock::time_point began = Clock::now();
   double next_s = 0;

@@ -70,7 +70,7 @@ struct alignas(kCacheLine) Contribution {
     SharedRef in, out;
     std::uint64_t extra;
     std::uint64_t failed;  // written before `finished`: a read failed
-    std::uint64_t staged;  // of the rank that chooses: not read out of its process, although it could be
+    std::uint64_t staged;  // set by the rank that chooses: 1 to use the stage although reads are possible
   };
   Refs& refs() noexcept { return *reinterpret_cast<Refs*>(payload); }
   const Refs& refs() const noexcept { return *reinterpret_cast<const Refs*>(payload); }

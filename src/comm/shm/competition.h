@@ -1,9 +1,9 @@
 // Detects other processes that compete for the cores, from the gaps that a waiting thread observes (see waiter.h).
 //
-// In a gap either another process had the core or, on a virtual machine, the host did. Sleeping does not help against
-// the host: it only adds the wake-up time. The kernel's count of the time a thread was ready while others ran
-// distinguishes the two cases. If the host takes the core while a short task runs on it, the kernel counts the stolen
-// time as well; so the stolen time is read, too.
+// In a gap either another process had the core or, on a virtual machine, the host did. Against the host, sleeping does
+// not help: it only adds the wake-up time. To distinguish the two cases, this class reads the kernel's count of the
+// time that a thread was ready while others ran. If the host takes the core while a short task runs on it, the kernel
+// counts the stolen time as well, so the stolen time is read, too.
 #pragma once
 
 #include <optional>

@@ -17,7 +17,7 @@ namespace maniple {
 class FasterWay {
  public:
   static constexpr std::uint32_t kTries = 3;
-  /// Calls per period. The first periods are short, because the cost of a program's first calls says little about later
+  /// Calls per period. The first periods are short, because the cost of a program's first calls does not predict later
   /// ones.
   static constexpr std::uint32_t kShortest = 16;
   static constexpr std::uint32_t kLongest = 1024;

@@ -1,5 +1,5 @@
-// Memory that several processes map: an anonymous file (memfd). Its name cannot leak, and it disappears with its last
-// user.
+// Memory that several processes map: an anonymous file (memfd). It lacks a name that could be left behind, and
+// disappears with its last user.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@ class Segment {
  public:
   /// Creates a segment. Pages are allocated, zeroed, at first touch.
   static std::shared_ptr<Segment> create(std::size_t bytes);
-  /// Maps a segment that another process created. Throws ProtocolError if the file is smaller than `bytes`.
+  /// Maps a segment that another process created. Throws ProtocolError if the file is smaller than `bytes` or not
+  /// sealed against shrinking.
   static std::shared_ptr<Segment> adopt(UniqueFd fd, std::size_t bytes);
 
   ~Segment();  ///< in a child of fork() it does nothing
