@@ -1,8 +1,8 @@
-// Inside the failure detector: one object per rank, in the event loop's thread.
+// The failure detector's internals: one object per rank, in the event loop's thread.
 //
-//   detector_wire.cpp             one connection: here the end of a process is seen first
+//   detector_wire.cpp one connection: detects the end of a process first
 //   failure_detector.cpp          connections, messages, aborts
-//   failure_detector_members.cpp  who is lost, has left or is silent; who leads
+//   failure_detector_members.cpp lost, departed and silent ranks; the leader
 #pragma once
 
 #include <map>
@@ -38,14 +38,14 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
 
   int leader = 0;  // the lowest rank that is not gone
   std::map<int, std::shared_ptr<DetectorLink>> links;
-  std::map<int, DetectorMessage> gone;              // lost, left or gone, as it is sent to others
-  std::map<int, Silence> awaited;                   // on the leader: those that have not connected
-  std::optional<Deadline> init_deadline;            // until then ranks may connect for the first time
-  std::vector<int> leavers;                         // on the leader: not yet announced to the others
-  std::map<std::string, DetectorMessage> reported;  // aborts by group that no leader has passed on yet
-  std::vector<DetectorMessage> early;               // aborts that others reported here before this rank was the leader
+  std::map<int, DetectorMessage> gone;              // messages `lost`, `left` or `gone`, as sent to others
+  std::map<int, Silence> awaited;                   // on the leader: ranks that have not connected
+  std::optional<Deadline> init_deadline;            // ranks may connect for the first time until then
+  std::vector<int> leavers;                         // on the leader: departures not announced yet
+  std::map<std::string, DetectorMessage> reported;  // by group: aborts that no leader has passed on yet
+  std::vector<DetectorMessage> early;               // aborts reported here before this rank was the leader
   std::set<std::string> failed;                     // groups, on the leader
-  std::map<std::string, DetectorMessage> doubtful;  // on the leader, by group: aborts until the lost rank has answered
+  std::map<std::string, DetectorMessage> doubtful;  // on the leader, by group: aborts that await the lost rank's reply
   std::shared_ptr<MismatchReports> mismatches;
   std::unique_ptr<ListenProbes> probes;
   std::unique_ptr<PeerDialer> dialer;
@@ -53,7 +53,7 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   Clock::time_point last_check = Clock::now();
   Clock::duration check_delay{};  // from last_check to the next one
   bool check_scheduled = false;
-  bool excluded = false;  // the others have declared this rank lost
+  bool excluded = false;  // other ranks have declared this rank lost
   bool stopped = false;
 
   bool is_leader() const { return rank == leader; }

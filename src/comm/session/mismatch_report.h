@@ -1,5 +1,5 @@
-// What each rank called, for the error of a group whose ranks called different things: the leader of the failure
-// detector asks them all.
+// Collects each rank's call for the error of a group whose ranks called different operations. The failure detector's
+// leader queries them all.
 //
 // Runs in the event loop's thread.
 #pragma once
@@ -16,9 +16,8 @@
 
 namespace maniple {
 
-/// Whether the leader asks what each rank called before it passes an error on: of ranks that called different things,
-/// and of a call that timed out where nobody knows for whom it waited. (NCCL compares nothing: ranks that call
-/// different things wait for each other.)
+/// Whether the leader queries each rank's call before it passes an error on: for a mismatch, and for a timeout whose
+/// awaited ranks are unknown. (NCCL compares nothing: ranks that call different operations wait for each other.)
 inline bool asks_for_calls(const ErrorInfo& error, std::uint64_t seq) {
   return seq != 0 && (error.kind == ErrorKind::mismatch || (error.kind == ErrorKind::timeout && error.ranks.empty()));
 }
@@ -28,21 +27,21 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
   struct Callbacks {
     std::shared_ptr<EventLoop> loop;
     int rank = 0;
-    /// By this rank; an empty call: nothing yet; rank -1: not of the group.
+    /// Returns this rank's call; empty if it has not called yet; rank -1 if it is not in the group.
     std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
     std::function<void(int rank, const DetectorMessage& message)> send;
-    std::function<void(const DetectorMessage& abort)> finished;  ///< with the answers in its error
+    std::function<void(const DetectorMessage& abort)> finished;  ///< with the replies in its error
   };
   explicit MismatchReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
 
-  /// About an error that was reported.
+  /// Whether a query about a reported error is open.
   bool is_open(const std::string& group) const {
     const auto it = open_.find(group);
     return it != open_.end() && !it->second.compares;
   }
   void begin(const DetectorMessage& abort, const std::vector<int>& others);
-  /// For a rank that waits: only if others have called another operation there is an error. (Arguments may differ where
-  /// each rank has its own counts.)
+  /// Checks the calls for a waiting rank: an error results only if others called a different operation. (Arguments may
+  /// differ, as each rank may have counts of its own.)
   void compare(const DetectorMessage& question, const std::vector<int>& others);
   void answered(const DetectorMessage& answer);
   void stop() { open_.clear(); }
@@ -55,7 +54,7 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
     DetectorMessage request;
     std::map<int, RankCall> answers;
     std::set<int> awaited;
-    std::set<int> pending;  // of the awaited: known to be of the group
+    std::set<int> pending;  // awaited ranks known to be in the group
   };
   void open(const DetectorMessage& abort, const std::vector<int>& others, bool compares);
   void ask(const std::string& group, std::uint64_t number);

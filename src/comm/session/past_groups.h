@@ -1,9 +1,8 @@
-// Which groups this rank has had, and which it may still make: what arrives for the first kind is dropped, for the
-// second kept.
+// Tells groups this rank has had from groups it may still make. Messages for past groups are dropped, for future groups
+// kept.
 //
-// Groups made by new_group and split are numbered in their parent ("world/3", "world/4.1"), in the order in which all
-// its ranks make them; so the last number stands for all before it. Only names without a number are remembered one by
-// one.
+// new_group and split number groups within their parent ("world/3", "world/4.1"), in the order in which all its ranks
+// make them, so the last number stands for all earlier ones. Only names without a number are stored individually.
 #pragma once
 
 #include <map>
@@ -16,10 +15,10 @@ namespace maniple {
 
 class PastGroups {
  public:
-  void add(const std::string& name);   ///< this rank makes it
-  void skip(const std::string& name);  ///< others make it, without this rank
+  void add(const std::string& name);   ///< this rank makes the group
+  void skip(const std::string& name);  ///< others make the group without this rank
   void remove(const std::string& name);
-  /// This rank has had the group, or is not in it: it never has it again.
+  /// Whether this rank has had the group, or is not in it: it will never have it again.
   bool contains(const std::string& name) const;
 
  private:
@@ -32,7 +31,7 @@ class PastGroups {
 
   std::set<std::string> present_;
   std::map<std::string, unsigned long> last_;  // present group -> the number of the last group made from it
-  std::set<std::string> named_;                // that have been removed and have no number
+  std::set<std::string> named_;                // removed groups without a number
 };
 
 }  // namespace maniple

@@ -1,5 +1,5 @@
-// Connecting to other ranks' control listeners: PeerDialer dials in a thread of its own, as dialling blocks and may
-// have to be tried again; ListenProbes only finds out whether a process still listens at an address.
+// Connects to other ranks' control listeners. PeerDialer dials in a thread of its own, as dialling blocks and may need
+// retries. ListenProbes only checks whether a process still listens at an address.
 #pragma once
 
 #include <atomic>
@@ -21,20 +21,19 @@ namespace maniple {
 class PeerDialer {
  public:
   struct Result {
-    SecureConnection connection;  ///< none: it could not be connected to
-    bool refused = false;         ///< no process listens there any more
+    SecureConnection connection;  ///< empty: the dial failed
+    bool refused = false;         ///< no process listens at the address any more
     std::string why;
   };
   struct Task {
     std::chrono::microseconds delay{0};  ///< before the first try
-    Deadline::Duration one_try{};        ///< limit of a try
+    Deadline::Duration one_try{};        ///< time limit of one try
     std::function<SecureConnection(Deadline deadline, int cancel)> dial;
-    std::function<bool(double tried_s)> hopeless;  ///< whether to give up, after so many seconds
-    std::function<void(Result)> done;              ///< in that thread; not called when it is cancelled
+    std::function<bool(double tried_s)> hopeless;  ///< whether to give up after `tried_s` seconds
+    std::function<void(Result)> done;              ///< runs in the dialler's thread; not called after a cancel
   };
   explicit PeerDialer(Task task);
-  ~PeerDialer();  ///< leaves a handshake that is under way a little time, as breaking it off looks like an attack; then
-                  ///< cancels
+  ~PeerDialer();  ///< gives a running handshake a little time, as breaking it off looks like an attack; then cancels
 
  private:
   void run();
@@ -46,17 +45,19 @@ class PeerDialer {
   std::thread thread_;
 };
 
-/// The state letter of a process of this host: 'T' stopped, 'R' running, 'S' sleeping, ...; 0 if there is none.
+/// The state letter of a process on this host ('T' stopped, 'R' running, 'S' sleeping, ...); 0 if no such process
+/// exists.
 char process_state(int pid);
 
-/// Connects and closes at once. Says nothing about whether the process runs: the kernel answers for one that is
-/// stopped. Runs in the event loop's thread.
+/// Connects and closes at once. Success does not show that the process runs: the kernel accepts for a stopped process.
+/// Runs in the event loop's thread.
 class ListenProbes {
  public:
   explicit ListenProbes(std::shared_ptr<EventLoop> loop) : loop_(std::move(loop)) {}
   ~ListenProbes() { stop(); }
 
-  /// Calls `refused` if no process listens there; at once, or when the answer arrives. One at a time for each `key`.
+  /// Calls `refused` if no process listens at `address`, either at once or when the reply arrives. One probe at a time
+  /// for each `key`.
   void start(int key, const Address& address, std::function<void()> refused);
   void stop();
 

@@ -1,4 +1,4 @@
-// Who the ranks of the world are and how to reach them, exchanged once through the store.
+// The identities and addresses of the world's ranks, exchanged once through the store.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,24 @@ struct PeerInfo {
   std::string host_key;  ///< see HostIdentity
   std::string host_name;
   std::int32_t pid = 0;
-  std::uint64_t process = 0;  ///< random, drawn once per process: tells threads of one process from a reused pid
-  std::string unix_address;   ///< for shared memory
-  std::string tcp_address;    ///< for data and control
-  CoreSet cores;              ///< that it may run on
+  /// random, drawn once per process: distinguishes threads of one process from a reused pid
+  std::uint64_t process = 0;
+  std::string unix_address;  ///< for shared memory
+  std::string tcp_address;   ///< for data and control
+  CoreSet cores;             ///< cores the process may run on
 
   std::string describe(int rank) const;  ///< "rank 3 (pid 4711 on node7)"
 };
 
 struct PeerTable {
-  std::uint64_t world_id = 0;  ///< random, drawn by rank 0: tells this world from others in the same process
+  std::uint64_t world_id = 0;  ///< random, drawn by rank 0: distinguishes worlds in one process
   std::vector<PeerInfo> peers;
 };
 
 std::string encode(const PeerTable& table);
 PeerTable decode_peer_table(std::string_view bytes);
 
-/// What a rank puts into the store: who it is, and its settings that must be alike on all ranks.
+/// A rank's entry in the store: its identity, and the settings that must be alike on all ranks.
 struct Announcement {
   PeerInfo peer;
   Settings settings;
@@ -44,9 +45,9 @@ Announcement decode_announcement(std::string_view bytes);
 
 struct MetPeers {
   PeerTable table;
-  std::shared_ptr<Store> store;  ///< the keys of this world
+  std::shared_ptr<Store> store;  ///< holds only this world's keys
 };
-/// Announces `mine` and waits for everybody (see meet). Throws InvalidArgument on all ranks if settings differ.
+/// Announces `mine` and waits for all ranks (see meet). Throws InvalidArgument on all ranks if settings differ.
 MetPeers exchange_peers(const std::shared_ptr<Store>& store, int rank, int world_size, const Announcement& mine,
                         Deadline deadline);
 

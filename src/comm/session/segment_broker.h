@@ -1,8 +1,8 @@
-// How the ranks of one host map the same memory: one creates the segment and offers it, the others fetch it. Memory of
-// a device is shared in the same way, as a descriptor that is not mapped here.
+// Shares memory between the ranks of one host: one rank creates a segment and offers it, the others fetch it. Device
+// memory is shared in the same way, as a descriptor that is not mapped here.
 //
-// Ranks of one process find it in a table of the process. Others connect to the maker's Unix socket (authenticated,
-// same user) and are handed the descriptor.
+// Ranks of the same process find the offer in a process-wide table. Others connect to the maker's Unix socket
+// (authenticated, same user) and receive the descriptor.
 #pragma once
 
 #include <map>
@@ -18,33 +18,34 @@
 
 namespace maniple {
 
-/// An open file that one rank has made and others are handed.
+/// An open file that one rank made and passes to others.
 struct SharedFile {
-  std::shared_ptr<Segment> segment;  ///< null for memory of a device
-  std::shared_ptr<UniqueFd> file;    ///< of memory of a device
+  std::shared_ptr<Segment> segment;  ///< null for device memory
+  std::shared_ptr<UniqueFd> file;    ///< the descriptor of device memory; null for a segment
   int fd() const noexcept { return segment ? segment->fd() : file->get(); }
   std::uint64_t about() const noexcept { return segment ? segment->size() : 0; }
 };
 
 class SegmentBroker {
  public:
-  /// `world` keeps worlds of one process apart.
+  /// `world` distinguishes worlds in one process.
   explicit SegmentBroker(std::uint64_t world) : world_(world) {}
-  ~SegmentBroker();  ///< the owner has seen to it that nothing of ours is left in the loop
+  ~SegmentBroker();  ///< the owner must have removed this object's callbacks from the loop
 
-  /// Offers it to `processes` other processes and to `threads` other threads of this one. It is forgotten when all
+  /// Offers `file` to `processes` other processes and `threads` other threads of this process. The offer ends when all
   /// have fetched it, or with this object.
   void offer(const std::string& topic, SharedFile file, int processes, int threads);
-  /// A process asks for it (called by the acceptor, in the loop's thread); served now or when it is offered.
+  /// Serves a request from another process, now or once `topic` is offered. The acceptor calls this in the loop's
+  /// thread.
   void serve(const std::string& topic, UniqueFd connection);
 
-  /// What a thread of this process has offered under the same world and topic. Throws Timeout.
+  /// Takes what another thread of this process offered under `world` and `topic`. Throws Timeout.
   static SharedFile take_here(std::uint64_t world, const std::string& topic, Deadline deadline);
 
  private:
   struct Offer {
-    std::optional<SharedFile> file;  // none while only a taker has come
-    int takers = 0;                  // that have not fetched it
+    std::optional<SharedFile> file;  // none: requested but not offered yet
+    int takers = 0;                  // takers that have not fetched it
     std::vector<UniqueFd> waiting;
   };
   void hand_over(const std::string& topic) MANIPLE_EXCLUDES(mutex_);

@@ -1,6 +1,6 @@
-// One rank's membership in a world: who the others are, connections to and from them, and the failure detector.
+// One rank's membership in a world: the other ranks, connections to and from them, and the failure detector.
 //
-// All groups of the rank share it. It implements the connector that the transports use.
+// All groups of the rank share one session. It implements the Connector that the transports use.
 #pragma once
 
 #include <deque>
@@ -27,7 +27,7 @@ namespace maniple {
 
 class Session : public Connector {
  public:
-  /// `chosen`: what the program has chosen of the settings that must be alike on all ranks.
+  /// `chosen`: settings that the program passed to init() and that must be alike on all ranks.
   static std::shared_ptr<Session> start(RendezvousResult result, TransportKind transport, const ChosenSettings& chosen,
                                         Deadline deadline);
   ~Session() override;
@@ -47,12 +47,12 @@ class Session : public Connector {
   int arrival_fd() const noexcept override { return arrivals_.get(); }
 
   // ---- Shared memory -------------------------------------------------------------------------------------------
-  /// The same segment on all `members` (global ranks of this host, this one among them); the first makes it, and the
-  /// `bytes` that it says count: the others look at what they get.
+  /// Maps the same segment on all `members` (global ranks of this host, this one included). The first member creates
+  /// it, and its `bytes` wins; the others accept its size.
   std::shared_ptr<Segment> share_segment(const std::string& topic, const std::vector<int>& members, std::size_t bytes,
                                          Deadline deadline, const AbortSignal& abort);
-  /// The same for an open file that `members.front()` passes (the others: -1), such as one that stands for memory of a
-  /// device. Returns a descriptor of the caller's own; none to the one who made it.
+  /// Shares an open file, such as device memory, that `members.front()` passes; the others pass -1. Returns a
+  /// descriptor that the caller owns; the maker gets an empty one.
   UniqueFd share_descriptor(const std::string& topic, const std::vector<int>& members, int descriptor,
                             Deadline deadline, const AbortSignal& abort);
 
@@ -60,10 +60,10 @@ class Session : public Connector {
   struct GroupLink {
     std::vector<int> members;  ///< global ranks
     std::shared_ptr<AbortSignal> abort;
-    std::function<RankCall(std::uint64_t seq)> called;  ///< what this rank called as number seq
+    std::function<RankCall(std::uint64_t seq)> called;  ///< this rank's call number seq
     std::function<CallProgress()> progress;
-    // Once the group is set up (open_group). They must not block, nor use the session; not called after remove_group.
-    std::function<void(int global_rank)> gone = {};  ///< it has left or ended, nobody knows which
+    // Set by open_group. They must not block or use the session, and are not called after remove_group.
+    std::function<void(int global_rank)> gone = {};  ///< it has left or ended; which of the two is unknown
     std::function<MessageWait()> message = {};
     std::function<void(int global_rank, std::uint64_t seq)> departed =
         {};  ///< in good order, after its call number seq
@@ -72,24 +72,24 @@ class Session : public Connector {
   void open_group(const std::string& name, std::function<void(int global_rank)> gone,
                   std::function<MessageWait()> message);
   void remove_group(const std::string& name);
-  void skip_group(const std::string& name);  ///< others make it, without this rank
+  void skip_group(const std::string& name);  ///< others make the group without this rank
 
   /// Reports to the other ranks that this group failed here. Returns at once.
   void spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause);
-  /// Says to the other ranks that this one has left the group after its call number seq: who waits on a device in a
-  /// later one cannot see it. Returns at once.
+  /// Announces that this rank left the group after its call number seq: a rank that waits on a device in a later call
+  /// cannot see that otherwise. Returns at once.
   void announce_departure(const std::string& group, std::uint64_t seq);
-  /// This rank waits in that call: if another has called another operation under this number, the group fails. Returns
-  /// at once.
+  /// Called while this rank waits in call number seq: if another rank made a different call under that number, the
+  /// group fails. Returns at once.
   void compare_calls(const std::string& group, std::uint64_t seq);
   bool has_failure_detector() const noexcept { return detector_ != nullptr; }
 
  private:
   Session(RendezvousResult result, TransportKind transport);
   void listen();
-  /// Offers it, as the maker, to the other members.
+  /// Offers the file, as its maker, to the other members.
   void offer(const std::string& topic, const std::vector<int>& members, SharedFile file);
-  /// Takes what the maker has offered: in this process, or from another.
+  /// Takes the maker's offer, from this process or another.
   template <class Here, class There>
   auto take(const std::string& topic, int maker, Deadline deadline, const AbortSignal& abort, Here&& here,
             There&& there);
@@ -110,7 +110,7 @@ class Session : public Connector {
 
   RendezvousResult rendezvous_;
   TransportKind transport_;
-  bool encrypts_;  // data over TCP
+  bool encrypts_;  // encrypts data over TCP
   std::shared_ptr<EventLoop> loop_;
   PeerTable table_;
   UniqueFd arrivals_;
@@ -119,7 +119,7 @@ class Session : public Connector {
   std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_
       MANIPLE_GUARDED_BY(mutex_);  // data connections not taken yet
   std::map<int, SecureConnection> early_control_
-      MANIPLE_GUARDED_BY(mutex_);  // accepted before the failure detector was set up
+      MANIPLE_GUARDED_BY(mutex_);  // accepted before the failure detector existed
   std::vector<std::pair<std::string, UniqueFd>> early_segments_ MANIPLE_GUARDED_BY(mutex_);
   std::map<std::string, GroupLink> groups_ MANIPLE_GUARDED_BY(mutex_);
   std::map<int, std::string> lost_ MANIPLE_GUARDED_BY(mutex_);

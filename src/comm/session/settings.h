@@ -1,4 +1,5 @@
-// Settings that must be alike on all ranks: the knobs of scope world, and what programs pass to init() instead. Pure.
+// Settings that must be alike on all ranks: the knobs of scope world, and their counterparts in init()'s options. No
+// I/O.
 #pragma once
 
 #include <map>
@@ -15,17 +16,16 @@ struct Setting {
 };
 using Settings = std::vector<Setting>;
 
-/// What the program has chosen, which counts instead of the environment. Only for knobs that options of init()
-/// override.
+/// The program's own choices, which override the environment. Only for knobs that have an option in init().
 struct ChosenSettings {
   std::map<Knob, std::string> knobs = {};
   std::string backend = {};
 };
 
-/// Those of this process, the version of the library first.
+/// This process's settings, the library's version first.
 Settings settings_of_this_rank(const ChosenSettings& chosen);
 
-/// Whether they come from a process that has this version of the library.
+/// Whether the settings come from a process with this library version.
 bool of_this_version(const Settings& settings) noexcept;
 
 struct SettingsOf {
@@ -33,8 +33,8 @@ struct SettingsOf {
   std::string description;  ///< "rank 3 (pid 4711 on node7)"
   Settings settings;
 };
-/// By rank. "MANIPLE_HEARTBEAT is 2.5 on ranks 0-2 (node1, node2) but 60 on rank 3 (pid 4711 on node7); it must be
-/// alike on all ranks", for each that differs; empty: none does.
+/// Describes each setting that differs between `ranks` (indexed by rank): "MANIPLE_HEARTBEAT is 2.5 on ranks 0-2
+/// (node1, node2) but 60 on rank 3 (pid 4711 on node7); it must be alike on all ranks". Empty if none differs.
 std::string difference(const std::vector<SettingsOf>& ranks);
 
 }  // namespace maniple

@@ -1,8 +1,8 @@
-// How long a rank has been silent, as seen by an observer that may itself have been held up. Pure.
+// How long a rank has been silent, as measured by an observer that may itself have been held up. No I/O.
 //
-// The observer looks once in each period. A look that comes late shows that the observer did not run (starved, stopped,
-// the machine asleep): what others sent in that time it could not have read, so only a part of that time counts.
-// Heartbeats that are waiting to be read are read before the next look.
+// The observer checks once per period. A late check shows that the observer did not run (starved, stopped, the machine
+// asleep) and could not read heartbeats in that time, so only a part of that time counts. Pending heartbeats are read
+// before the next check.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@ namespace maniple {
 
 class Silence {
  public:
-  /// One look of the observer, `elapsed_s` after the one before. `heard`: something has arrived in between.
+  /// One check, `elapsed_s` after the previous one. `heard`: something has arrived in between.
   void look(double elapsed_s, double period_s, bool heard) noexcept {
     seconds_ = heard ? 0 : seconds_ + std::min(elapsed_s, kMostPeriods * period_s);
   }
-  /// Never more than the time since something arrived.
+  /// Never more than the real time since something arrived.
   double seconds() const noexcept { return seconds_; }
 
  private:

@@ -1,10 +1,10 @@
-// Logs who waits for whom, when an operation takes long because a rank that lives does not make the call: after some
-// seconds, and then ever more rarely. Once for each group, by one rank.
+// Logs which ranks an operation waits for when it takes long because a live rank does not make the call. One rank logs
+// for each group, after some seconds and then at growing intervals.
 //
-// Every second or so each rank checks whether a call of its groups has been running for too long (nothing is done in
-// the calls themselves). If so it tells the leader of the failure detector, which asks the group's ranks where they are
-// and logs one line. Ranks that are threads of one process have no failure detector: they find each other in a table. A
-// message (send, recv) names whom it waits for, so its rank logs that itself.
+// About once a second each rank checks whether a call in its groups has been running for too long; the calls themselves
+// do nothing for this. If so, it notifies the failure detector's leader, which queries the group's ranks and logs one
+// line. Ranks that are threads of one process have no failure detector; they find each other in a table. A message
+// (send, recv) already names its peer, so its rank logs that itself.
 //
 // Runs in the event loop's thread.
 #pragma once
@@ -20,18 +20,18 @@
 
 namespace maniple {
 
-/// The last call of this rank in a group.
+/// This rank's last call in a group.
 struct CallProgress {
   std::uint64_t seq = 0;  ///< 0: none yet
   bool running = false;
-  double seconds = 0;  ///< since it began, if it is running; otherwise since it ended
+  double seconds = 0;  ///< since the call began if it is running, otherwise since it ended
   std::string call;    ///< "all_reduce #12 float32[4] sum at train.cpp:40"
 };
 
-/// The message of this rank in a group that has been waited for longest.
+/// This rank's longest-waiting message in a group.
 struct MessageWait {
   Deadline::Clock::time_point since{};
-  std::string call;  ///< "[recv from rank 1 tag 7 world rank 0/2]"; empty: there is none
+  std::string call;  ///< "[recv from rank 1 tag 7 world rank 0/2]"; empty: no message waits
   std::string whom;  ///< "rank 1 (pid 4711 on node7)"
 };
 
@@ -50,7 +50,7 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     double after_s = 10;
     std::function<std::vector<Group>()> groups;
     std::function<std::string(int rank)> describe;
-    /// To the leader, and from the leader to a rank. Empty: all ranks are in this process.
+    /// Send to the leader, and from the leader to a rank. Empty if all ranks are in this process.
     std::function<void(const DetectorMessage& message)> send_to_leader;
     std::function<void(int rank, const DetectorMessage& message)> ask;
   };
@@ -58,19 +58,19 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
   static std::shared_ptr<WaitReports> start(Callbacks callbacks);
   void stop();
 
-  /// What to answer to a rank that asks how far this one is.
+  /// The reply to a query for this rank's progress.
   DetectorMessage progress(const DetectorMessage& query) const;
   // On the leader.
   void on_waiting(const DetectorMessage& message);
   void on_progress_reply(const DetectorMessage& answer);
 
  private:
-  struct Logged {  // about the call that is running in a group, or its oldest message
+  struct Logged {  // about a group's running call, or its oldest message
     std::uint64_t seq = 0;
     Deadline::Clock::time_point since{};
     double next_s = 0;
   };
-  struct Query {  // of the leader, about a call
+  struct Query {  // on the leader, about a call
     explicit Query(std::uint64_t number = 0) : seq(number) {}
     std::uint64_t seq;
     double pause_s = 0;

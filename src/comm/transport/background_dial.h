@@ -1,4 +1,4 @@
-// A connection that is being made by a thread of its own, so that whoever needs it can do something else meanwhile.
+// Dials a connection in a thread of its own, so that the caller need not block.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace maniple {
 
 class BackgroundDial {
  public:
-  /// `finished` runs in the thread, once `done()` is true. Throws SystemError when there can be no more threads.
+  /// `finished` runs in the dialling thread once `done()` is true. Throws SystemError when the system refuses a thread.
   BackgroundDial(std::function<SecureConnection()> dial, std::function<void()> finished) {
     try {
       thread_ = std::thread([this, dial = std::move(dial), finished = std::move(finished)] {
@@ -31,13 +31,13 @@ class BackgroundDial {
       throw_system_error("start a thread that connects to another rank", error.code().value());
     }
   }
-  /// Waits for the thread: abort what it does before.
+  /// Joins the thread: abort the dial first.
   ~BackgroundDial() { thread_.join(); }
   BackgroundDial(const BackgroundDial&) = delete;
   BackgroundDial& operator=(const BackgroundDial&) = delete;
 
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-  /// The connection, or what the dial threw. Only when done.
+  /// Returns the connection, or rethrows the dial's exception. Requires `done()`.
   SecureConnection take() {
     if (error_) std::rethrow_exception(error_);
     return std::move(connection_);
@@ -47,7 +47,7 @@ class BackgroundDial {
   SecureConnection connection_;
   std::exception_ptr error_;
   std::atomic<bool> done_{false};
-  std::thread thread_;  // last: it uses the rest
+  std::thread thread_;  // last: it uses the members above
 };
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// One direction of bytes between two ranks, non-blocking: a TCP connection or a ring in shared memory.
+// A non-blocking, one-way byte channel between two ranks: a TCP connection or a ring in shared memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,7 +11,7 @@
 
 namespace maniple {
 
-/// What a channel throws whose other end was destroyed by its rank, in good order.
+/// Throws the error of a channel whose other end was closed in good order by its rank.
 [[noreturn]] inline void throw_left(const std::string& reason, int code) {
   ErrorInfo info;
   info.loss = LossKind::left;
@@ -20,20 +20,21 @@ namespace maniple {
   throw SystemError(std::move(info));
 }
 
-/// Both return the number of bytes moved, 0 when nothing can move now. Both throw PeerLost-worthy conditions as
-/// SystemError (reset, end of stream; throw_left); who the peer is, the caller knows and adds.
+/// `write_some` and `read_some` return the number of bytes moved, 0 when nothing can move now. Both throw SystemError
+/// when the connection is lost (reset, end of stream; throw_left). The caller makes that a PeerLost, as it knows the
+/// peer.
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual std::size_t write_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;      ///< to poll for EPOLLOUT; -1: none (shared memory)
-  virtual std::size_t room() { return 0; }  ///< what write_some takes now, whole; 0: unknown
-  /// What fits between the two ends while nothing is read, at least.
+  virtual std::size_t room() { return 0; }  ///< bytes that one write_some would take now; 0: unknown
+  /// Lower bound of the bytes that fit between the two ends while nothing is read.
   virtual std::size_t capacity() const noexcept { return std::size_t{256} << 10; }
-  virtual bool authenticates() const noexcept { return false; }  ///< the other end refuses bytes that were changed
+  virtual bool authenticates() const noexcept { return false; }  ///< the other end rejects modified bytes
   virtual bool wants_checksums() const noexcept {
     return true;
-  }  ///< of payloads, unless it authenticates or is shared memory
+  }  ///< for payloads; false if it authenticates or is shared memory
 };
 
 class ByteSource {
@@ -41,10 +42,10 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual std::size_t read_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;       ///< to poll for EPOLLIN; -1: none (shared memory)
-  virtual std::size_t ready() { return 0; }  ///< what read_some gives now, in one call; 0: unknown
+  virtual std::size_t ready() { return 0; }  ///< bytes that one read_some would return now; 0: unknown
   virtual bool holds_bytes() const noexcept {
     return false;
-  }  ///< there may be some although the descriptor is not readable
+  }  ///< bytes may be buffered although the descriptor is not readable
 };
 
 }  // namespace maniple

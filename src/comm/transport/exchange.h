@@ -1,10 +1,9 @@
-// The frames that the ranks of a group exchange during one collective: post sends and receives, wait for them in any
-// order.
+// The frames that group members exchange during one collective: post sends and receives, wait for them in any order.
 //
-// Frames between the same two ranks arrive in the order posted (see frame.h). One whose signature is not that of this
-// call is a Mismatch (both calls are described), one whose length is not the posted one likewise.
+// Frames between the same two ranks arrive in the order posted (see frame.h). A frame whose signature differs from this
+// call's is a Mismatch, whose error describes both calls; so is a frame whose length differs from the posted one.
 //
-// A frame without payload still has its header: that is how ranks that exchange no data compare what they called.
+// A frame without payload still has its header, so ranks that exchange no data compare their calls, too.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +22,7 @@ class Mesh;
 
 class Exchange {
  public:
-  /// `members` are the ranks of the mesh that take part, in the order that defines rank() here; this rank is among
-  /// them.
+  /// `members` are the participating ranks of the mesh, this rank included; their order defines rank().
   Exchange(Mesh& mesh, std::span<const int> members, const Signature& signature, Deadline deadline);
   ~Exchange();
 
@@ -35,15 +33,16 @@ class Exchange {
   Ticket send(int peer, std::span<const std::byte> bytes);
   Ticket recv(int peer, std::span<std::byte> bytes);
 
-  /// Moves everything that can move until the ticket's transfer is complete. Throws Timeout naming the peers still
-  /// awaited and the bytes received, PeerLost, Mismatch, ProtocolError, or the abort's cause.
+  /// Makes progress on all transfers until the ticket's is complete. Throws Timeout naming the peers still awaited and
+  /// the bytes received, PeerLost, Mismatch, ProtocolError, or the abort's cause.
   void wait(Ticket ticket);
   void wait_all();
 
-  /// Moves what can move now, without waiting: call between pieces of arithmetic.
+  /// Makes progress without waiting: call it between pieces of arithmetic.
   void progress();
 
-  /// Memory for intermediate results, kept by the mesh from call to call. Contents are undefined. One at a time.
+  /// Memory for intermediate results, owned by the mesh and reused by later calls. Contents are undefined; only one may
+  /// be in use.
   std::span<std::byte> scratch(std::size_t bytes);
 
  private:

@@ -1,10 +1,10 @@
-// Receives frames from one other rank, over one or several streams (see frame.h). Never blocks.
+// Receives frames from one other rank over one or more streams (see frame.h). Never blocks.
 //
-// Collectives post memory for each frame, in order: the frame's signature and length are compared with the posted ones
-// before a byte of the payload is read. Point-to-point messages go the other way: `peek` shows the header, `accept`
-// gives the memory. Either way the payload goes straight to its memory, and a piece counts only once its checksum is
-// right. A frame that arrives early stays in the ring or socket (but for the few KiB of a socket's read-ahead buffer,
-// which lets a small frame cost one system call).
+// Collectives post memory for each frame, in order; a frame's signature and length are compared with the posted ones
+// before its payload is read. Point-to-point messages reverse that: `peek` returns the header, `accept` supplies the
+// memory. In both cases the payload is read straight into its memory, and a piece counts only once its checksum has
+// been verified. A frame that arrives early stays in the ring or socket, except the few KiB in a socket's read-ahead
+// buffer, which let a small frame cost one system call.
 #pragma once
 
 #include <poll.h>
@@ -26,43 +26,45 @@ namespace maniple {
 class FrameReceiver {
  public:
   using Open = std::function<std::unique_ptr<ByteSource>(int stream)>;
-  static constexpr int kOwnConnection = -1;  ///< as a stream: what this rank opened for its own frames to that sender
+  /// as a stream: the connection that this rank opened to send frames to that peer
+  static constexpr int kOwnConnection = -1;
 
-  /// Of collectives. `open` does not block: it returns null while the sender has not connected that stream, or where
+  /// For collectives. `open` must not block: it returns null while the sender has not connected that stream, or when
   /// this rank has no connection of its own.
   FrameReceiver(Peer peer, Open open);
-  /// Of point-to-point messages.
+  /// For point-to-point messages.
   FrameReceiver(Peer peer, std::unique_ptr<ByteSource> source);
 
   /// Queues memory for the next frame. The transfer must stay in place until it is done.
   void post(Transfer& transfer) { queue_.push_back(&transfer); }
 
-  /// The header of the next message; null until it has arrived whole. Only while none is pending. Throws as `advance`.
+  /// Returns the next message's header, or null until it has arrived in full. Requires that no transfer is pending.
+  /// Throws like `advance`.
   const FrameHeader* peek();
-  /// Takes the message that `peek` has shown. The transfer must have its length, and stay in place until it is done.
+  /// Takes the message that `peek` returned. The transfer must have its length and stay in place until it is done.
   void accept(Transfer& transfer);
 
-  /// Reads what has arrived for the queue, `most` bytes of payload or little more; false when that is nothing. Throws
+  /// Reads what has arrived for the queue, up to about `most` bytes of payload; false if nothing moved. Throws
   /// PeerLost, Mismatch, ProtocolError.
   bool advance(std::size_t most = SIZE_MAX);
 
-  /// Whether `peek` will show a message that is in shared memory.
+  /// Whether `peek` will return a message from shared memory.
   bool arrived() { return offered_ || streams_[0].source->ready() > 0; }
-  /// Whether the rest of the message that `peek` has shown is here, in shared memory.
+  /// Whether the rest of the message that `peek` returned has arrived, in shared memory.
   bool has_whole() { return !streams_[0].network && streams_[0].source->ready() >= offered_->length; }
 
   bool pending() const noexcept { return !queue_.empty(); }
   bool local() const noexcept { return streams_[0].source && !streams_[0].network; }
-  int fd() const noexcept { return streams_[0].source->fd(); }  ///< of stream 0, once it is open; -1: shared memory
-  /// The TCP connection of stream 0, for the other direction; -1: there is none.
+  int fd() const noexcept { return streams_[0].source->fd(); }  ///< stream 0's, once it is open; -1: shared memory
+  /// Stream 0's TCP connection, to send on as well; -1: none.
   int connection() const noexcept { return streams_[0].source ? fd() : -1; }
   bool awaits_connection() const noexcept;  ///< the sender has not connected yet
-  bool has_read_ahead() const noexcept;     ///< there may be bytes although no descriptor is readable
+  bool has_read_ahead() const noexcept;     ///< bytes may be buffered although no descriptor is readable
   void add_descriptors(std::vector<pollfd>& descriptors) const;
   std::string progress() const;  ///< "3.0 of 8.0 MiB received"; empty when nothing is pending
   TransferProgress bytes() const { return progress_of(queue_); }
   const Peer& peer() const noexcept { return peer_; }
-  void abandon() noexcept { queue_.clear(); }  ///< forgets the queue; it is unusable afterwards
+  void abandon() noexcept { queue_.clear(); }  ///< drops the queue; the receiver is unusable afterwards
 
  private:
   struct Stream {
@@ -71,10 +73,10 @@ class FrameReceiver {
     std::unique_ptr<std::byte[]> ahead;  // bytes read but not yet used: [begin, end)
     std::size_t begin = 0;
     std::size_t end = 0;
-    std::uint64_t frame = 0;  // number of the frame that the stream is at
-    std::uint64_t piece = 0;  // and the piece in it
-    bool dry = false;         // the socket gave all it had: asking again would be a wasted call
-    bool in_payload = false;  // of the segment below
+    std::uint64_t frame = 0;  // number of the stream's current frame
+    std::uint64_t piece = 0;  // and of the piece in it
+    bool dry = false;         // the socket is drained: another read would be a wasted system call
+    bool in_payload = false;  // inside the payload of the segment below
     std::byte* to = nullptr;
     std::size_t left = 0;
     std::uint32_t check = 0;
@@ -112,7 +114,7 @@ class FrameReceiver {
   std::uint64_t first_ = 0;             // number of the frame at the front of the queue
   std::uint64_t headers_seen_ = 0;      // frames whose header has been taken
   bool moved_ = false;                  // stream 0 is this rank's own connection
-  std::optional<FrameHeader> offered_;  // of a message that has not been accepted yet
+  std::optional<FrameHeader> offered_;  // the header of a message not accepted yet
 };
 
 }  // namespace maniple

@@ -1,11 +1,12 @@
-// The connections between the ranks of one group that carry the frames of collectives: for each pair and direction, a
-// FrameSender here and a FrameReceiver there.
+// The connections that carry one group's collectives: for each pair of ranks and direction, a FrameSender at one end
+// and a FrameReceiver at the other.
 //
-// They are opened when first used, each by its sender, so that none waits for the other. Pairs on one host use rings in
-// shared memory when the group has them, others TCP. Where a pair has TCP connections in both directions, the higher
-// rank then *moves*: it sends a notice as its last frame, and the next ones on the connection that it receives from.
-// What acknowledges one rank's bytes then travels with the other's, and no packet is needed for it, which is a quarter
-// of the time of a small all_reduce. (Encrypted connections have keys for one direction and stay as they are.)
+// Each connection is opened by its sender when first used, so neither rank waits for the other. Pairs on one host use
+// rings in shared memory when the group has them, other pairs TCP. Once a pair has TCP connections in both directions,
+// the higher rank *moves*: it sends a notice as the last frame on its own connection, and later frames on the
+// connection that it receives from. Acknowledgements then ride on the data in the other direction and need no packets
+// of their own, which saves a quarter of the time of a small all_reduce. (Encrypted connections have keys for one
+// direction and never move.)
 #pragma once
 
 #include <chrono>
@@ -29,15 +30,15 @@
 namespace maniple {
 
 struct MeshOptions {
-  std::string topic;              ///< of its connections, "world/0:c": the same on all ranks, unique in the job
+  std::string topic;              ///< names its connections, "world/0:c": the same on all ranks, unique in the job
   int rank = 0;                   ///< this rank in the group
-  std::vector<int> global_ranks;  ///< of the group's ranks
+  std::vector<int> global_ranks;  ///< indexed by group rank
   Connector* connector = nullptr;
   AbortSignal* abort = nullptr;
   int streams = 2;                  ///< TCP connections for each pair and direction
   WaitPolicy waiting{.yield = {}};  ///< for TCP
 
-  /// Rings in shared memory to and from the ranks of this host; return null for pairs that use TCP. May be empty.
+  /// Open a ring in shared memory to or from a rank of this host; return null for pairs that use TCP. May be empty.
   std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
   std::function<std::unique_ptr<ByteSource>(int rank)> local_source;
   /// Sleeps until a local ring may have moved, at most until the deadline. Empty without rings.
@@ -70,7 +71,7 @@ class Mesh {
   Waiter waiter_;
   std::vector<std::unique_ptr<FrameSender>> senders_;
   std::vector<std::unique_ptr<FrameReceiver>> receivers_;
-  std::deque<Transfer> transfers_;  // of the current exchange; a deque because senders and receivers point into it
+  std::deque<Transfer> transfers_;  // of the current exchange; senders and receivers point into it
   bool busy_ = false;               // an exchange is under way
   std::string broken_;              // why no further exchange is possible: a connection is in the middle of a frame
   std::unique_ptr<std::byte, Free> scratch_;

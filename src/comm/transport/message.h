@@ -1,4 +1,4 @@
-// A point-to-point message in transit: what send, recv, isend and irecv are made of.
+// A point-to-point message in transit; send, recv, isend and irecv are built on it.
 #pragma once
 
 #include <atomic>
@@ -22,20 +22,20 @@ struct Message {
   std::size_t bytes = 0;
   Deadline deadline;
   Deadline::Clock::time_point since{};              ///< when it was posted
-  std::shared_ptr<const std::atomic<int>> waiters;  ///< how many wait for it now; null: the call itself does
-  std::function<void()> finished;                   ///< run once, outside all locks, when done (may be empty)
+  std::shared_ptr<const std::atomic<int>> waiters;  ///< number of waiting threads; null: the call itself waits
+  std::function<void()> finished;                   ///< runs once, outside all locks, when done (may be empty)
 
-  std::unique_ptr<std::byte[]> copy;  ///< of a send that has been reported as done: `data` points there
+  std::unique_ptr<std::byte[]> copy;  ///< of a send already reported as done: `data` points into it
 
-  // Set by the MessageEngine, in this order.
+  // The MessageEngine sets these, in this order.
   int source = -1;
-  std::size_t moved = 0;  ///< bytes so far, for error texts
+  std::size_t moved = 0;  ///< bytes moved so far, for error texts
   std::exception_ptr error;
   std::atomic<bool> done{false};
-  bool asleep = false;  ///< whoever drives it sleeps; guarded by the MessageEngine's lock
+  bool asleep = false;  ///< the thread that drives it sleeps; guarded by the MessageEngine's lock
 };
 
-/// Messages that are not done and that somebody waits for.
+/// Unfinished messages that a thread waits for.
 struct AwaitedMessages {
   std::shared_ptr<const Message> oldest;  ///< null: none
   int more = 0;

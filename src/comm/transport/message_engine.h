@@ -1,13 +1,14 @@
-// Point-to-point messages of one group: matches what arrives with what was posted, and moves many at once.
+// Point-to-point messages of one group: matches arriving messages with posted receives, and moves many messages at
+// once.
 //
 // A receive is matched by (source, tag) in the order posted; messages between two ranks with the same tag arrive in the
-// order sent. A send that waits behind an unfinished one is copied and reported as done, while there is room for the
-// copies. An *unexpected* message, which arrives before its receive was posted and in front of one that is awaited, is
-// buffered (up to a limit). Whoever waits drives the engine; messages without a waiter are driven by a thread that is
-// started when first needed. Connections are made by threads of their own, a few at a time: no message waits for
-// another's connection. Each round moves a bounded number of bytes and then checks the deadlines and the abort, so that
-// neither waits behind other traffic. An abort ends the engine: connections are left in the middle of frames, and
-// nothing moves any more.
+// order sent. A send that waits behind an unfinished one is copied and reported as done, while there is room for
+// copies. An *unexpected* message arrives before its receive was posted and ahead of an awaited one; it is buffered, up
+// to a limit. A waiting thread drives the engine itself; a background thread, started when first needed, drives
+// messages without a waiter. Connections are dialled in threads of their own, a few at a time, so no message waits for
+// another's connection. Each round moves a bounded number of bytes and then checks the deadlines and the abort, so
+// neither is delayed by other traffic. An abort ends the engine for good, as it leaves connections in the middle of
+// frames.
 #pragma once
 
 #include <condition_variable>
@@ -35,43 +36,44 @@
 namespace maniple {
 
 struct MessageEngineOptions {
-  std::string topic;  ///< of its connections, "world/0:m": the same on all ranks, unique in the job
+  std::string topic;  ///< names its connections, "world/0:m": the same on all ranks, unique in the job
   int rank = 0;
   std::vector<int> global_ranks;
   Connector* connector = nullptr;  ///< may be null when all ranks are local
   AbortSignal* abort = nullptr;
   std::size_t unexpected_limit = std::size_t{1} << 30;
 
-  /// Rings to and from the ranks of this host; return null for pairs that use TCP. May be empty.
+  /// Open a ring to or from a rank of this host; return null for pairs that use TCP. May be empty.
   std::function<std::unique_ptr<ByteSink>(int rank)> local_sink;
   std::function<std::unique_ptr<ByteSource>(int rank)> local_source;
-  /// The same for small messages; null for pairs without. May be empty.
+  /// Open the slots for small messages to or from a rank; null for pairs without. May be empty.
   std::function<std::unique_ptr<MessageSlots>(int rank)> slots_to;
   std::function<std::unique_ptr<MessageSlots>(int rank)> slots_from;
-  /// Notifications of this rank, which count up when a local ring may have moved; empty without rings.
+  /// Counts this rank's notifications: it grows when a local ring may have moved. Empty without rings.
   std::function<std::uint32_t()> notifications;
   std::function<void(std::uint32_t seen, Deadline)> await_notification;
   std::function<void()> notify_self;
-  Waiter* waiter = nullptr;  ///< how try_now waits for a message; null: it does not
-  /// How a rank has left the group; unknown: it is here. May be empty.
+  Waiter* waiter = nullptr;  ///< how try_now waits for a message; null: it does not wait
+  /// How a rank left the group; unknown: it has not left. May be empty.
   std::function<LossKind(int rank)> departure_of;
-  /// Why another rank of this host has aborted the group; null: it has not. May be empty.
+  /// Why another rank of this host aborted the group; null: none has. May be empty.
   std::function<std::exception_ptr()> aborted_by_peer;
 };
 
 class MessageEngine {
  public:
   explicit MessageEngine(MessageEngineOptions options);
-  ~MessageEngine();  ///< what is still pending fails with Aborted
+  ~MessageEngine();  ///< pending messages fail with Aborted
 
-  /// Sends or receives a small message in the calling thread, past all queues: when nothing else is under way with that
-  /// rank of this host, and (receiving) the message comes soon. False: nothing has happened.
+  /// Sends or receives a small message in the calling thread, bypassing all queues. Works only between ranks of one
+  /// host, when no other transfer with that rank is under way and, for a receive, the message arrives soon. Returns
+  /// false if nothing was done.
   bool try_now(Message& message);
-  /// Starts the messages together. `background`: a thread finishes them even without a waiter.
+  /// Starts the messages together. With `background`, a thread finishes them even without a waiter.
   void start(std::span<const std::shared_ptr<Message>> messages, bool background);
-  /// Returns when the message is done (its error is in it).
+  /// Drives the engine until the message is done; failures are in `message.error`.
   void drive(Message& message);
-  /// For reports. None while the engine is busy.
+  /// For reports. Empty while another thread holds the engine's lock.
   AwaitedMessages awaited();
 
  private:
@@ -81,7 +83,7 @@ class MessageEngine {
     std::vector<std::byte> bytes;
   };
   struct PeerState {
-    std::unique_ptr<BackgroundDial> dial;  // makes the connection of `sender`
+    std::unique_ptr<BackgroundDial> dial;  // dials the connection for `sender`
     std::unique_ptr<FrameSender> sender;
     std::unique_ptr<FrameReceiver> receiver;
     std::unique_ptr<MessageSlots> slots_out;
@@ -89,16 +91,16 @@ class MessageEngine {
     std::uint32_t frames_out = 0;  // sent by `sender`, received by `receiver`
     std::uint32_t frames_in = 0;
     std::deque<std::shared_ptr<Message>> sends;
-    bool sending = false;  // the first of them is being sent: it is in `outgoing`
+    bool sending = false;  // the first of `sends` is being sent, as `outgoing`
     Transfer outgoing;
-    std::shared_ptr<Message> followed;      // has been sent, and is done when the copies behind it have been sent, too
-    std::size_t copied_bytes = 0;           // of copies in `sends`, with their headers
-    std::shared_ptr<Message> receiving;     // `incoming` goes to its memory,
-    std::unique_ptr<Unexpected> buffering;  // or there
+    std::shared_ptr<Message> followed;      // sent; done once the copies queued behind it are sent, too
+    std::size_t copied_bytes = 0;           // size of the copies in `sends`, with their headers
+    std::shared_ptr<Message> receiving;     // `incoming` goes to this message's memory,
+    std::unique_ptr<Unexpected> buffering;  // or to this buffer
     Transfer incoming;
-    std::list<Unexpected> unexpected;  // complete ones, oldest first
+    std::list<Unexpected> unexpected;  // complete messages, oldest first
     std::exception_ptr broken;
-    LossKind gone = LossKind::unknown;  // how it had left when last checked; unknown: it had not
+    LossKind gone = LossKind::unknown;  // how the peer had left when last checked; unknown: it had not
   };
 
   static constexpr int kAnyone = -1;
@@ -108,7 +110,7 @@ class MessageEngine {
   bool copy_aside(const Message& message);
   void finish_sent(PeerState& peer, const std::shared_ptr<Message>& message);
   bool receive_now(PeerState& peer, const Message& message);
-  bool progress(Lock& lock);  // true if anything moved
+  bool progress(Lock& lock);  // returns whether anything moved
   bool progress_sends(int rank);
   bool progress_receives(int rank);
   bool open_outgoing(int rank);
@@ -137,13 +139,13 @@ class MessageEngine {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<PeerState> peers_;
-  std::list<std::shared_ptr<Message>> receives_;  // posted and not matched, in order
+  std::list<std::shared_ptr<Message>> receives_;  // posted but not matched, in order
   std::vector<std::shared_ptr<Message>> just_done_;
   std::size_t unexpected_bytes_ = 0;
-  std::size_t unexpected_count_ = 0;  // complete ones, of all peers
+  std::size_t unexpected_count_ = 0;  // complete messages from all peers
   std::vector<std::shared_ptr<Message>> in_background_;
   bool stopping_ = false;
-  AbortSignal ended_;  // by an abort or the destructor: every message fails from then on
+  AbortSignal ended_;  // raised by an abort or the destructor; later messages fail
   UniqueFd wake_fd_;   // an eventfd, for threads that sleep in poll
   std::thread thread_;
 };

@@ -1,10 +1,10 @@
-// Small messages from one rank to another of the same host: each in a slot, beside the ring that carries the others.
+// Small messages between two ranks of one host: each takes a slot, alongside the ring that carries larger messages.
 //
-// The receiver looks at the slot itself, so a message of up to 48 bytes costs the transfer of one cache line from core
-// to core. Which came first, the message in the slot or the next frame in the ring, is known as a slot says how many
-// frames were sent before it; and as it is written before any later frame, whoever sees that frame sees the slot.
+// The receiver polls the slot itself, so a message of up to 48 bytes costs the transfer of one cache line from core to
+// core. Each slot records how many frames were sent before it, which orders its message and the next frame in the ring.
+// A slot is written before any later frame, so a reader that sees the frame also sees the slot.
 //
-// One writer, one reader. Memory that is all zero has no messages. What the other side wrote is checked before use.
+// One writer, one reader. Zeroed memory holds no messages. Values written by the other side are checked before use.
 #pragma once
 
 #include <atomic>
@@ -24,10 +24,10 @@ class MessageSlots {
   struct Small {
     std::int32_t tag;
     DType dtype;
-    std::span<const std::byte> bytes;  ///< in the slot, until `pop`
+    std::span<const std::byte> bytes;  ///< points into the slot; valid until `pop`
   };
 
-  /// The slots are as large as the memory allows, a multiple of a cache line.
+  /// Divides the memory into slots of equal size, each a multiple of a cache line.
   MessageSlots(std::span<std::byte> memory, NotifyPeer notify_peer)
       : memory_(memory.data()),
         slot_bytes_(memory.size() < kLine ? 0 : (memory.size() - kLine) / kCount / kLine * kLine),
@@ -37,7 +37,8 @@ class MessageSlots {
     count_ = taken_ = taken().load(std::memory_order_acquire);
   }
 
-  /// The writer: false when it is too large for a slot, or all are taken. `frames`: sent before.
+  /// Writer: returns false if the message exceeds a slot or all slots are taken. `frames`: number of frames sent
+  /// before.
   bool put(std::int32_t tag, DType dtype, const std::byte* data, std::size_t size, std::uint32_t frames) {
     if (size > slot_bytes_ - sizeof(Slot)) return false;
     if (count_ - taken_ >= kCount) {
@@ -56,12 +57,12 @@ class MessageSlots {
     return true;
   }
 
-  /// The reader: whether the next message, after `frames` frames, is in a slot.
+  /// Reader: whether the next message, after `frames` frames, is in a slot.
   bool ready(std::uint32_t frames) const noexcept {
     const Slot& slot = at(count_);
     return slot.stamp.load(std::memory_order_acquire) == count_ + 1 && slot.frames == frames;
   }
-  /// That message.
+  /// Returns that message.
   Small next() const {
     Slot& slot = at(count_);
     const std::uint8_t dtype = slot.dtype;
@@ -76,9 +77,9 @@ class MessageSlots {
   static constexpr std::size_t kLine = 64;
   static constexpr std::uint32_t kCount = 8;
 
-  // What the message is; its bytes follow.
+  // The message's header; its bytes follow.
   struct Slot {
-    std::atomic<std::uint32_t> stamp;  // how many messages there were with this one
+    std::atomic<std::uint32_t> stamp;  // number of messages written, this one included
     std::uint32_t frames;
     std::int32_t tag;
     std::uint8_t dtype;
@@ -86,7 +87,7 @@ class MessageSlots {
   };
   static_assert(sizeof(Slot) == 16 && std::atomic<std::uint32_t>::is_always_lock_free);
 
-  // How many the reader has taken; the writer looks when the slots seem full.
+  // Number of messages the reader has taken. The writer loads it only when the slots seem full.
   std::atomic<std::uint32_t>& taken() const noexcept { return *reinterpret_cast<std::atomic<std::uint32_t>*>(memory_); }
   Slot& at(std::uint32_t count) const noexcept {
     return *reinterpret_cast<Slot*>(memory_ + kLine + count % kCount * slot_bytes_);
@@ -98,7 +99,7 @@ class MessageSlots {
   std::size_t slot_bytes_;
   NotifyPeer notify_peer_;
   std::uint32_t count_ = 0;  // messages written, or read
-  std::uint32_t taken_ = 0;  // the writer's knowledge of what was read
+  std::uint32_t taken_ = 0;  // the writer's last copy of taken()
 };
 
 }  // namespace maniple

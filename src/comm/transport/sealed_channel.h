@@ -1,5 +1,5 @@
-// Data connections between ranks as channels of bytes: as they are, or in records (see comm/net/secure_connection.h)
-// where the connection has keys, which is where MANIPLE_ENCRYPT is 1.
+// Byte channels over data connections: plain, or in encrypted records (see comm/net/secure_connection.h) when the
+// connection has keys, which MANIPLE_ENCRYPT=1 gives it.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ namespace maniple {
 std::unique_ptr<ByteSink> make_data_sink(SecureConnection connection, const TcpChannelOptions& options);
 std::unique_ptr<ByteSource> make_data_source(SecureConnection connection, const TcpChannelOptions& options);
 
-/// What is written to it leaves `sink` in records. Takes bytes before they have left, as a socket does, but for the
-/// last byte of each batch, which counts as written when the whole batch has left: so whoever has more to write tries
-/// again. Bytes once offered must be offered again until they are taken.
+/// Writes bytes to `sink` in encrypted records. Like a socket it accepts bytes before they have left, except the last
+/// byte of each batch, which counts as written when the whole batch has left; a caller with more to write therefore
+/// tries again. Bytes once offered must be offered again until they are accepted.
 std::unique_ptr<ByteSink> make_sealed_sink(std::unique_ptr<ByteSink> sink, const ConnectionKeys& keys);
-/// Opens the records that arrive from `source`. Throws ProtocolError for bytes that are not authentic; none of a record
-/// are handed out before all of it is.
+/// Decrypts the records that arrive from `source`. Returns no byte of a record before the whole record is
+/// authenticated. Throws ProtocolError if it is not authentic.
 std::unique_ptr<ByteSource> make_sealed_source(std::unique_ptr<ByteSource> source, const ConnectionKeys& keys);
 
 }  // namespace maniple

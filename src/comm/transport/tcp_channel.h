@@ -1,4 +1,4 @@
-// A TCP connection (or any connected stream socket) as a channel of bytes. One end only writes, the other only reads.
+// A byte channel over a TCP connection, or any connected stream socket. One end only writes, the other only reads.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,19 @@
 namespace maniple {
 
 struct TcpChannelOptions {
-  int buffer_kib = 0;      ///< SO_SNDBUF or SO_RCVBUF; 0: the kernel's own tuning
-  std::string congestion;  ///< name of the congestion control; empty: the system's, but not bbr on a short path
+  int buffer_kib = 0;      ///< SO_SNDBUF or SO_RCVBUF; 0: tuned by the kernel
+  std::string congestion;  ///< congestion control; empty: the system's, except bbr on a short path
   double heartbeat_s = 0;  ///< see set_liveness
-  bool checksum = true;    ///< of what is sent: payloads carry a CRC-32C
+  bool checksum = true;    ///< payloads sent carry a CRC-32C
 };
 
 /// From the environment.
 TcpChannelOptions tcp_channel_options();
 
-/// Throws InvalidArgument when this system has or allows no congestion control of that name. No connection is made.
+/// Throws InvalidArgument if this system lacks that congestion control or forbids its use. Makes no connection.
 void require_congestion(const std::string& name);
 
-/// Both make the socket non-blocking and send without delay. A receiver that is late is not lost, however late it is.
+/// Both make the socket non-blocking and set TCP_NODELAY. A slow receiver is never treated as lost, however slow it is.
 std::unique_ptr<ByteSink> make_tcp_sink(UniqueFd socket, const TcpChannelOptions& options = {});
 std::unique_ptr<ByteSource> make_tcp_source(UniqueFd socket, const TcpChannelOptions& options = {});
 

@@ -1,4 +1,4 @@
-// One payload that is being sent or received in a frame, and the rank at the other end of its connection.
+// A payload being sent or received in a frame, and the rank at the other end of its connection.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 namespace maniple {
 
 struct Transfer {
-  const Signature* signature = nullptr;  ///< of the collective, which outlives the transfer; null: a message
+  const Signature* signature = nullptr;  ///< the collective's, which outlives the transfer; null: a message
   DType dtype{};                         ///< of a message
   std::int32_t tag = 0;                  ///< of a message
-  const std::byte* from = nullptr;       ///< of a sent one
-  std::byte* to = nullptr;               ///< of a received one
+  const std::byte* from = nullptr;       ///< source of a send
+  std::byte* to = nullptr;               ///< destination of a receive
   std::size_t size = 0;
   std::size_t moved = 0;            ///< bytes of payload sent or received so far
-  std::uint64_t segments_left = 1;  ///< pieces, or the whole
+  std::uint64_t segments_left = 1;  ///< pieces, or the whole payload
   std::uint8_t streams = 1;
   bool pieced = false;
   bool checked = false;
@@ -28,7 +28,7 @@ struct Transfer {
   std::string describe() const;  ///< "all_reduce #12 float32[1000] sum", "send float32[1000] tag 3"
 };
 
-/// Bytes of some transfers: moved so far, and all.
+/// Sums over several transfers: bytes moved so far, and bytes in all.
 struct TransferProgress {
   std::size_t moved = 0;
   std::size_t expected = 0;
@@ -42,7 +42,8 @@ struct Peer {
 
   std::string name() const;  ///< "rank 3", or "rank 3 (global rank 7)" where the two differ
 
-  /// Names the lost peer, what had moved of what was posted (may be empty), and the reason that its channel threw.
+  /// Makes an error that names the lost peer, the progress of the posted transfers (may be empty), and the channel's
+  /// reason.
   PeerLost lost(const std::string& progress, const SystemError& error, TransferProgress bytes = {}) const;
 };
 
