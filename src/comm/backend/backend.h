@@ -1,9 +1,9 @@
-// What runs the operations of one group on memory of the host: the contract of "native", "gloo" and "mpi". Those on
-// memory of a device are run by what device/device_plugin.h describes, or through a backend of the host
+// The interface of a backend, which runs one group's operations on host memory: "native", "gloo" and "mpi". Operations
+// on device memory run on a device plugin (device/device_plugin.h), or through a host backend
 // (comm/group/device_calls.h).
 //
-// Collectives are run one at a time, in order, by whichever thread the group chooses. Messages are independent of them.
-// Errors are thrown as the typed errors of error.h, without the call's name in front: the group adds it.
+// Collectives run one at a time, in order, on whichever thread the group chooses. Messages are independent of them.
+// Backends throw the typed errors of error.h without the call's name in front, which the group adds.
 #pragma once
 
 #include <memory>
@@ -38,50 +38,51 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// "shm", "tcp", ...: for people
+  /// "shm", "tcp", ...: for display
   virtual std::string_view transport() const noexcept = 0;
-  /// Whether all other ranks see a failure of this one without the session (all share memory).
+  /// Whether all other ranks see this rank's failure without the session (all share memory).
   virtual bool all_share_memory() const noexcept = 0;
 
-  /// Whether `run` calls op_context.contribution_published() before it waits for others.
+  /// Whether `run` calls op_context.contribution_published() before it waits for other ranks.
   virtual bool reports_publication() const noexcept { return false; }
   virtual void run(const Operation& operation, OperationContext& op_context) = 0;
 
-  /// A rank of the group has left, or its process has ended: it will send nothing new. Any thread; must not block.
+  /// Called when a rank of the group has left or its process has ended: it will send nothing new. Any thread; must not
+  /// block.
   virtual void mark_gone(int rank) noexcept { (void)rank; }
 
-  /// A send or recv that can be done at once, or after a short wait, without what `start` needs; false: it was not, and
-  /// nothing has happened.
+  /// Completes a send or recv at once, or after a short wait, without the cost of `start`. Returns false if nothing was
+  /// done.
   virtual bool try_now(Message& message) { return (void)message, false; }
   virtual void start(std::span<const std::shared_ptr<Message>> messages, bool background) = 0;
   virtual void drive(Message& message) = 0;
   virtual AwaitedMessages awaited() = 0;  ///< any thread; must not block
 
-  /// `sizes`: of all ranks of the group; `number`: of the allocation in the group. All ranks call it together.
+  /// `sizes`: every rank's size in bytes; `number`: counts the group's allocations. All ranks call it together.
   virtual RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) = 0;
-  /// The same memory on all ranks of a host. Throws Unsupported on all ranks, or on none.
+  /// Allocates memory that all ranks of a host share. Throws Unsupported on all ranks, or on none.
   virtual RegisteredMemory allocate_shared(std::size_t bytes, std::uint64_t number, Deadline deadline);
 };
 
 struct BackendEntry {
   std::string_view name;
   std::string_view sentence;
-  std::unique_ptr<Backend> (*make)(const BackendContext& context);  ///< null: it is for memory of a device
-  std::string (*missing)();  ///< empty: it is here; otherwise what is missing and how to get it, in a line
+  std::unique_ptr<Backend> (*make)(const BackendContext& context);  ///< null: it is for device memory
+  std::string (*missing)();  ///< empty: available; otherwise one line: what is missing and how to get it
 };
 
-/// What InitOptions::backend means: "native", "nccl", "cpu:native,cuda:nccl".
+/// The meaning of InitOptions::backend: "native", "nccl", "cpu:native,cuda:nccl".
 struct BackendChoice {
-  const BackendEntry* host = nullptr;    ///< never null: a group with a backend for GPUs uses native for all else
-  const BackendEntry* device = nullptr;  ///< null: memory of a device goes through that of the host
-  bool host_tensors = true;              ///< whether tensors of the CPU are accepted
+  const BackendEntry* host = nullptr;    ///< never null: a group with a GPU backend uses native for everything else
+  const BackendEntry* device = nullptr;  ///< null: device memory goes through host memory
+  bool host_tensors = true;              ///< whether CPU tensors are accepted
 };
-/// Throws Unsupported as find_backend does, InvalidArgument for what is no such text.
+/// Throws Unsupported like find_backend, InvalidArgument if `text` is malformed.
 BackendChoice parse_backend(std::string_view text);
 
-/// All that this version knows, whether here or missing.
+/// All backends that this version knows, available or not.
 std::span<const BackendEntry> backends() noexcept;
-/// Throws Unsupported: what is missing and how to get it, or the names there are.
+/// Throws Unsupported, naming what is missing and how to get it, or the available names.
 const BackendEntry& find_backend(std::string_view name);
 
 std::unique_ptr<Backend> make_native_backend(const BackendContext& context);

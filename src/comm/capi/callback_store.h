@@ -1,7 +1,7 @@
-// A Store whose operations are functions that a program of maniple/c.h brought along.
+// A Store whose operations are callbacks supplied by a program that uses maniple/c.h.
 //
-// Those functions never wait for a key, so whoever waits asks again and again: some stores serve one request at a time,
-// and one that waited would keep all other threads of the process out.
+// The callbacks never wait for a key; waiting is done by polling. Some stores serve one request at a time, where a
+// waiting request would block all other threads of the process.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace maniple {
 
-/// Takes the store: `release` is called when the last reference to the result goes.
+/// Takes ownership of the store: calls `release` with the last reference to the result.
 std::shared_ptr<Store> make_callback_store(const maniple_store& store);
 
 }  // namespace maniple

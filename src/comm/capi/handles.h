@@ -1,4 +1,4 @@
-// What is behind the opaque types of maniple/c.h, and how exceptions become errors there.
+// The definitions of maniple/c.h's opaque types, and the conversion of exceptions to its errors.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct maniple_group {
 
 struct maniple_work {
   maniple::Work work;
-  std::shared_ptr<int> source = {};  // of irecv
+  std::shared_ptr<int> source = {};  // only for irecv
 };
 
 struct maniple_memory {
@@ -31,15 +31,15 @@ struct maniple_error {
 
 namespace maniple {
 
-/// The error of an exception; null for none.
+/// Converts an exception to an error; null for none.
 maniple_error* error_of(const std::exception_ptr& error) noexcept;
 
-/// The question of a call, asked for as long as the result lives.
+/// Polls the call's `interrupted` callback for as long as the result lives.
 inline Interrupt interrupt_of(const maniple_call* call) {
   return call == nullptr ? Interrupt(nullptr, nullptr) : Interrupt(call->interrupted, call->context);
 }
 
-/// Runs it; null, or the error of what it threw.
+/// Runs `body`. Returns null, or the error of the exception it threw.
 template <class Body>
 maniple_error* guarded(Body&& body) noexcept {
   try {

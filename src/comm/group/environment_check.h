@@ -1,5 +1,5 @@
-// Checks of the environment before a rank contacts another: a variable that is wrong is named at once, by the rank
-// that has it, and not by a broken connection on all others.
+// Checks the environment before a rank contacts another, so that the rank with a wrong variable reports it at once.
+// Otherwise all other ranks would see only a broken connection.
 #pragma once
 
 #include <string>
@@ -9,12 +9,11 @@
 
 namespace maniple {
 
-/// Throws InvalidArgument that names all knobs which hold something that is not permitted.
-/// `here`: the environment is for ranks on this machine, so that what it names (interface, congestion control) must
-/// exist.
+/// Throws InvalidArgument that names every knob with an invalid value. `here`: the environment is for ranks on this
+/// machine, so the interface and congestion control that it names must exist.
 void require_good_knobs(const ReadVariable& read, bool here = true);
 
-/// The above for this process, and a warning of unknown variables from one rank of each host.
+/// Checks this process's knobs; one rank per host also warns of unknown variables.
 void check_environment(const InitOptions& options);
 
 }  // namespace maniple

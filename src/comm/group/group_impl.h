@@ -1,12 +1,11 @@
-// Inside a ProcessGroup: the order of its operations, deadlines, the flight recorder, and what happens when one fails.
+// The implementation of ProcessGroup: order of operations, deadlines, flight recorder, failure handling.
 //
 //   ProcessGroup::all_reduce                   collectives.cpp; the arguments are checked and become an Operation in
 //                                              validate.cpp
 //   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
-//   run -> start -> start_tasks                async_op: in the group's own thread (the queue), with a Work
-//   execute                                    one operation: its number, its entry in the recorder, Backend::run
-//   fail -> propagate, failure                 it threw: the group is aborted here and on the others; the error names
-//                                              the call
+//   run -> start -> start_tasks                async_op: in the group's own thread (the queue), returns a Work
+//   execute                                    one operation: assigns its number, records it, calls Backend::run
+//   fail -> propagate, failure                 it threw: aborts the group on all ranks; the error names the call
 #pragma once
 
 #include <atomic>
@@ -41,10 +40,10 @@ struct GroupFacts {
 
 class detail::GroupImpl {
  public:
-  /// Sets up the backend and passes a first barrier: when this returns, all ranks are there.
+  /// Sets up the backend and passes a first barrier: on return, all ranks have joined.
   GroupImpl(GroupFacts facts, Deadline deadline);
-  /// For a rank that is not in the group: a handle on which every operation does nothing. Only name, backend and
-  /// session of the facts count, and the session is let go.
+  /// For a rank outside the group: a handle whose operations do nothing. Uses only the name, backend and session of
+  /// `facts`, and does not keep the session.
   explicit GroupImpl(GroupFacts facts);
   ~GroupImpl();
 
@@ -57,21 +56,20 @@ class detail::GroupImpl {
   Store& store() noexcept { return *store_; }
   const Recorder& recorder() const noexcept { return *recorder_; }
 
-  /// Throws InvalidArgument when the call was given a time-out that is negative or NaN.
+  /// The call's time-out. Throws InvalidArgument if it is negative or NaN.
   Seconds limit(const CallOptions& call) const;
 
-  /// False for a rank that is not in the group, which is then to do nothing: the first such call on this handle logs a
-  /// warning.
+  /// False for a rank outside the group, whose call must do nothing; the first such call on this handle logs a warning.
   bool takes_part(std::string_view operation) {
     if (is_member()) [[likely]]
       return true;
     warn_not_member(operation);
     return false;
   }
-  /// Throws InvalidArgument for a rank that is not in the group.
+  /// Throws InvalidArgument for a rank outside the group.
   void require_member(std::string_view who) const;
 
-  /// Runs or starts it, as the call says.
+  /// Runs the operation, or starts it if `call.async_op` is set.
   Work run(Operation operation, const CallOptions& call) {
     if (!operation.device.is_cpu()) [[unlikely]]
       return device_calls().run(std::move(operation), call);
@@ -79,7 +77,8 @@ class detail::GroupImpl {
     run_now(operation, call);
     return done_work();
   }
-  /// Runs now, in this thread if nothing else is under way, otherwise after what is.
+  /// Runs the operation in this thread if the group is idle, otherwise in the group's thread after the queued
+  /// operations.
   void run_now(Operation& operation, const CallOptions& call) {
     run_tasks(operation.op, call, [this, &operation](OperationContext& context) { execute(operation, context); });
   }
@@ -87,7 +86,7 @@ class detail::GroupImpl {
 
   bool in_forked_child() const noexcept { return !guard_.owned(); }
 
-  /// Like run_now, for a body that executes one operation or several as one.
+  /// Like run_now, for a body that executes one operation, or several as one.
   template <class Body>
   void run_tasks(Op op, const CallOptions& call, Body&& body) {
     require_usable(op, call);
@@ -99,19 +98,20 @@ class detail::GroupImpl {
     }
     start_tasks(op, call, [&body](OperationContext& context) { body(context); }).wait();
   }
-  /// `seen`: the caller learns of its failure by the Work. Otherwise the next call throws it.
+  /// `seen`: the caller observes failure through the Work. Otherwise the next call throws it.
   Work start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body, bool seen = true);
 
-  /// One collective, with its record and its failure. Only from within run_tasks and start_tasks.
+  /// Runs one collective, records it and handles its failure. Call only within run_tasks and start_tasks.
   void execute(Operation& operation, OperationContext& context);
-  /// The same, without running it, for an operation that is enqueued on a stream: numbers and records it.
+  /// Numbers and records an operation that is enqueued on a stream, without running it.
   void begin_on_device(Operation& operation);
   void end_on_device(std::uint64_t seq, bool failed) noexcept { recorder_->end(seq, failed); }
-  /// Inside a handler, for what went wrong in such an operation: aborts the group on all ranks, names the call.
+  /// Call inside a catch handler for such an operation's failure: aborts the group on all ranks and throws an error
+  /// that names the call.
   [[noreturn]] void fail(const Operation& operation);
 
   // ---- Messages ------------------------------------------------------------------------------------------------
-  /// Checks the arguments, and fills in what they say.
+  /// Checks the arguments and fills in the message.
   void describe_message(const PointToPoint& operation, Message& message) const;
   std::shared_ptr<Message> make_message(const PointToPoint& operation, const CallOptions& call) const;
   int run_message(const PointToPoint& operation, const CallOptions& call);
@@ -120,12 +120,11 @@ class detail::GroupImpl {
   MessageWait oldest_message() const;
 
   // ---- Memory of a device ----------------------------------------------------------------------------------------
-  /// Made when first asked for, unless the group's backend is one for GPUs. Throws Unsupported where there is no such
-  /// runtime.
+  /// Created on first use, unless the group's backend is for GPUs. Throws Unsupported if the GPU runtime is missing.
   DeviceCalls& device_calls();
-  /// Whether the group's backend is one for GPUs, so that there is registered memory on them.
+  /// Whether the group's backend is for GPUs, which makes registered memory on them possible.
   bool has_device_engine() const noexcept { return device_engine_; }
-  /// Whether tensors of the CPU are accepted (BackendChoice).
+  /// Whether CPU tensors are accepted (BackendChoice).
   bool serves_host_tensors() const noexcept { return host_tensors_; }
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
@@ -134,16 +133,17 @@ class detail::GroupImpl {
       throw_unusable(op, call);
   }
   void abort(const std::string& reason);
-  /// The fields of an error of this call: operation, group, ranks; no reason yet.
+  /// The fields of this call's error: operation, group, ranks; no reason yet.
   ErrorInfo context_of(std::string_view operation, std::uint64_t sequence = 0, std::string arguments = {}) const;
 
-  /// The first rank that has left the group in good order before this call; -1: none has, as far as is known.
+  /// The first rank that left the group in good order before this call; -1: none is known to have left.
   int left_before(std::uint64_t seq) const;
 
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
   std::uint64_t next_monitored() noexcept { return ++monitored_; }
-  std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }  ///< the last whose key is erased
+  /// the last one whose key has been erased
+  std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }
 
  private:
   friend class maniple::DeviceCalls;
@@ -154,48 +154,48 @@ class detail::GroupImpl {
   void set_up(Deadline deadline);
   void warn_not_member(std::string_view operation);
   [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
-  /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that is
-  /// something else: a connection that closes may only be a consequence of what happened elsewhere.
+  /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that
+  /// differs: a closed connection, for example, may be a consequence of a failure elsewhere.
   std::exception_ptr propagate(const std::exception_ptr& error, const ErrorInfo& context);
-  /// The error that a call throws for it. The first one on this rank is also reported to the launcher.
+  /// Converts `error` to the error that the call throws. This rank's first error is also reported to the launcher.
   std::exception_ptr failure(const std::exception_ptr& error, const ErrorInfo& context);
-  /// For the failure of what nobody waits for.
+  /// Keeps the failure of an operation without a waiter.
   void keep_unseen(const std::exception_ptr& error);
   ErrorInfo context_of(const Message& message) const;
 
   GroupFacts facts_;
   int global_rank_;
-  std::shared_ptr<AbortSignal> abort_;  // null, like what follows, outside the group
+  std::shared_ptr<AbortSignal> abort_;  // null outside the group, like the next three
   std::shared_ptr<Store> store_;
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Recorder> recorder_;
   bool host_tensors_ = true;
   bool device_engine_ = false;
   Mutex device_mutex_;
-  /// After the backend, which finishes messages of it.
+  /// Declared after the backend, which finishes its messages.
   std::unique_ptr<DeviceCalls> device_ MANIPLE_GUARDED_BY(device_mutex_);
   ForkGuard guard_;
-  // A call on this rank has thrown the first cause; outside the group: the warning has been logged.
+  // In the group: a call on this rank has thrown the first cause. Outside: the warning has been logged.
   std::atomic<bool> thrown_{false};
   Mutex unseen_mutex_;
-  /// The first failure of what nobody waited for: the next call throws it.
+  /// The first failure of an operation without a waiter: the next call throws it.
   std::exception_ptr unseen_ MANIPLE_GUARDED_BY(unseen_mutex_);
-  std::atomic<bool> leaving_{false};  // being destroyed: what fails by that is nobody else's concern
+  std::atomic<bool> leaving_{false};  // being destroyed: resulting failures are not reported
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_
   mutable Mutex departures_mutex_;
-  /// Ranks that have left, and the last call of each.
+  /// Departed ranks, and the last call of each.
   std::map<int, std::uint64_t> departures_ MANIPLE_GUARDED_BY(departures_mutex_);
   std::uint64_t groups_ = 0;
   std::uint64_t allocations_ = 0;
   std::uint64_t monitored_ = 0;
   std::uint64_t monitored_cleared_ = 0;
-  TaskQueue queue_;  // last: its thread uses the rest
+  TaskQueue queue_;  // last: its thread uses the members above
 };
 
-/// The same error as one of the call that `context` names (operation to size, and origin). What an error of another
-/// call says becomes its reason. The caller's mistakes stay as they are.
+/// The same error, attributed to the call that `context` names (operation to size, and origin). The text of another
+/// call's error becomes the reason. InvalidArgument and Unsupported are returned unchanged.
 std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error);
 
 }  // namespace maniple

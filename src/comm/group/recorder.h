@@ -1,8 +1,9 @@
-// The flight recorder: the last operations of this rank in a group, for error messages and bug reports.
+// The flight recorder: this rank's last operations in a group, for error messages and bug reports.
 //
-// Writing costs a few stores and at most two reads of the processor's counter. The stores are in no order, as an order
-// would make the operation's own stores and loads wait for them (50 ns of a broadcast of 8 bytes): instead each entry
-// has a sum of what belongs together, and reading, from any thread, skips entries whose sum is another.
+// Writing costs a few stores and at most two reads of the processor's counter. The stores are relaxed, as ordering
+// would make the operation's own stores and loads wait for them (50 ns of a broadcast of 8 bytes). Instead each entry
+// carries a checksum of the fields that belong together; readers, on any thread, skip entries whose checksum does not
+// match.
 #pragma once
 
 #include <array>
@@ -24,7 +25,7 @@ class Recorder {
  public:
   explicit Recorder(std::size_t entries);
 
-  /// Returns the time of it, in ticks; 0 when nothing is recorded.
+  /// Returns the start time in ticks; 0 if recording is off.
   std::uint64_t begin(const Operation& operation) noexcept {
     if (mask_ == 0) return 0;
     const Contents now{Signature::of(operation), operation.where.file_name(), operation.where.line(), ticks()};
@@ -38,19 +39,19 @@ class Recorder {
     entry.began.store(now.began, std::memory_order_relaxed);
     return now.began;
   }
-  /// `when`: in ticks, where the caller knows it to a fraction of a microsecond; 0: now.
+  /// `when`: the end time in ticks, if the caller knows it to a fraction of a microsecond; 0: now.
   void end(std::uint64_t seq, bool failed, std::uint64_t when = 0) noexcept {
     if (mask_ == 0) return;
     const std::uint64_t at = when != 0 ? when : ticks();
     entries_[seq & mask_].ended.store(at << 1 | (failed ? 1 : 0), std::memory_order_relaxed);
   }
 
-  /// "all_reduce #12 float32[1000] sum", "train.cpp:40"; empty if it is not (or no longer) recorded. The rank is not
-  /// set.
+  /// Returns call number `seq`: "all_reduce #12 float32[1000] sum", "train.cpp:40". Empty if it is not (or no longer)
+  /// recorded. The rank is not set.
   RankCall called(std::uint64_t seq) const;
-  /// The last call that began.
+  /// Returns the last call that began.
   CallProgress last() const;
-  /// Oldest first: the call, how long ago it began, how long it took or that it is still running.
+  /// One line per recorded call, oldest first: the call, how long ago it began, and its duration or that it is running.
   std::vector<std::string> lines() const;
 
  private:
@@ -77,7 +78,7 @@ class Recorder {
         0};  // twice the ticks, and 1 if it failed; before `began`: of an earlier one, this is running
   };
   static_assert(sizeof(Entry) == 64);
-  /// What an entry holds, and when it ended (0: it is running; the lowest bit: it failed). None while it changes.
+  /// An entry's contents and end (0: still running; lowest bit: failed). read() returns none while a writer changes it.
   struct Read {
     Contents contents;
     std::uint64_t ended;

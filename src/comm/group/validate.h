@@ -1,4 +1,4 @@
-// From a call's arguments to an Operation, or an InvalidArgument that says what is wrong.
+// Turns a call's arguments into an Operation, or throws InvalidArgument that names the mistake.
 #pragma once
 
 #include <span>
@@ -14,10 +14,10 @@ struct GroupShape {
   int size;
 };
 
-/// That the dtype is one, that there can be so many elements, and that there is memory for them.
+/// Requires a valid dtype, at most 2^48 bytes, and a non-null buffer unless the count is 0.
 void require_memory(Op op, const char* what, ConstBuffer buffer);
 
-/// Of calls with several buffers: that nothing which is written overlaps another of them.
+/// For calls with several buffers: requires that no written buffer overlaps another.
 struct UsedMemory {
   const void* data;
   std::size_t bytes;
@@ -25,10 +25,10 @@ struct UsedMemory {
 };
 void require_apart(const char* call, std::vector<UsedMemory> extents);
 
-/// "a time-out" of less than nothing, or NaN.
+/// Throws if `limit` is negative or NaN; `what` names it ("a time-out").
 void require_limit(const char* what, Seconds limit);
 
-/// A number that is none of TransportKind's values.
+/// Throws if `kind` is not an enumerator of TransportKind.
 void require_transport(TransportKind kind);
 
 Operation broadcast_operation(GroupShape group, Buffer buffer, int root, const CallOptions& call);

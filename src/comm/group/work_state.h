@@ -1,4 +1,4 @@
-// The state of one asynchronous operation, which all copies of its Work share, and the queue that runs such operations.
+// The state of an asynchronous operation, shared by all copies of its Work, and the queue that runs such operations.
 #pragma once
 
 #include <atomic>
@@ -17,36 +17,36 @@
 
 namespace MANIPLE_API maniple {
 
-/// What the thread that watches operations on a device sleeps on. It looks often while a thread of the host waits for
-/// one of them, and seldom otherwise: each look takes locks of the driver that those who enqueue need.
+/// The condition that the thread watching device operations sleeps on. That thread polls often while a host thread
+/// waits for one of them, and seldom otherwise: each poll takes driver locks that enqueuing threads need.
 struct DeviceWatch {
   Mutex mutex;
   ForkSafeCondition changed;
-  int waiting MANIPLE_GUARDED_BY(mutex) = 0;  // threads of the host
+  int waiting MANIPLE_GUARDED_BY(mutex) = 0;  // waiting host threads
 };
 
-/// The copy to a device of a message that arrives in memory of the host. No stream waits for the message before
-/// somebody needs it: a stream that waits may hold up others, which the sender waits for (they share queues to the GPU,
-/// and some calls of CUDA wait for all). So either the message comes first, and is copied then, or a stream is ordered
-/// after it, and waits, and copies.
+/// The copy to a device of a message that arrives in host memory. No stream waits for the message before its data is
+/// needed. A waiting stream may hold up other streams that the sender depends on: streams share queues to the GPU, and
+/// some CUDA calls wait for all streams. So the copy is enqueued when the message arrives, or earlier on a stream that
+/// is ordered after the message; that stream waits first.
 class DeviceArrival {
  public:
   struct Copy {
     DeviceRuntime* runtime = nullptr;
     void* to = nullptr;
-    std::shared_ptr<std::byte> memory;  ///< the message is behind the word
+    std::shared_ptr<std::byte> memory;  ///< pinned memory: the wait word, then the message
     const std::byte* from = nullptr;
     std::size_t bytes = 0;
-    const std::uint32_t* word = nullptr;        ///< set when the message is there
-    std::shared_ptr<const DeviceEvent> posted;  ///< what its caller's stream held when it was posted comes before
-    std::shared_ptr<const DeviceEvent> end;     ///< recorded behind the copy
+    const std::uint32_t* word = nullptr;        ///< set once the message has arrived
+    std::shared_ptr<const DeviceEvent> posted;  ///< the copy comes after the caller's stream as it was at the post
+    std::shared_ptr<const DeviceEvent> end;     ///< recorded after the copy
   };
   explicit DeviceArrival(Copy copy) : copy_(std::move(copy)) {}
 
-  /// Once: later calls, and calls after close(), enqueue nothing. Whether it is enqueued now.
+  /// Enqueues the copy once: later calls, and calls after close(), do nothing. Returns whether it is enqueued now.
   bool enqueue(DeviceStream stream);
   bool is_enqueued() const noexcept { return state_.load(std::memory_order_acquire) == State::enqueued; }
-  /// It failed, or its group: nobody reads what it would have copied.
+  /// The message or its group failed, so the copy is not needed any more.
   void close() noexcept;
 
  private:
@@ -56,30 +56,31 @@ class DeviceArrival {
   Copy copy_ MANIPLE_GUARDED_BY(mutex_);
 };
 
-/// The end of an operation on a device, for those who wait for it.
+/// The end of a device operation, for its waiters.
 struct DeviceEnd {
   DeviceRuntime* runtime = nullptr;
   std::shared_ptr<const DeviceEvent> event;
-  DeviceStream stream;    ///< on which it runs
-  bool captured = false;  ///< into a graph: it is not run now
+  DeviceStream stream;    ///< the stream it runs on
+  bool captured = false;  ///< captured into a graph: it does not run now
   std::shared_ptr<DeviceWatch> watch = {};
-  std::shared_ptr<DeviceArrival> arrival = {};  ///< of a receive: the event means something once that is enqueued
+  std::shared_ptr<DeviceArrival> arrival = {};  ///< for a receive: the event is valid once the copy is enqueued
 
-  /// Whether the device has come to it.
+  /// Whether the device has reached the end.
   bool is_reached() const { return (!arrival || arrival->is_enqueued()) && runtime->reached(*event); }
 };
 
-/// The stream that the calling thread enqueues on (tensor/ sets it to LibTorch's current stream). Null: nobody knows.
+/// Returns the stream that the calling thread enqueues on (train/tensor/ sets it to LibTorch's current stream). Null:
+/// unknown.
 using CurrentStream = void* (*)(int device);
 extern std::atomic<CurrentStream> current_stream;
 
 struct detail::WorkState {
-  /// Wakes those who wait and runs what was to follow, in the calling thread. Once only.
+  /// Wakes the waiters and runs `follow`, in the calling thread. Call once only.
   void finish(std::exception_ptr error);
-  /// One that is finished, and is never destroyed: a Work may outlive static objects.
+  /// Returns a finished state that is never destroyed: a Work may outlive static objects.
   static WorkState* make_done();
 
-  /// Throws Aborted in a child of fork(): the thread that would finish it is the parent's.
+  /// Throws Aborted in a child of fork(): only the parent has the thread that would finish the operation.
   void require_owned() const;
 
   ForkGuard guard;
@@ -87,7 +88,7 @@ struct detail::WorkState {
   std::atomic<int> waiters{0};
   Mutex mutex;
   ForkSafeCondition changed;
-  DeviceEnd device;                                                     // without a runtime: it is of the host
+  DeviceEnd device;                                                     // without a runtime: a host operation
   std::exception_ptr error;                                             // set before done
   std::vector<std::function<void()>> follow MANIPLE_GUARDED_BY(mutex);  // run after done
 };
@@ -97,17 +98,17 @@ struct detail::WorkAccess {
   static const std::shared_ptr<WorkState>& state(const Work& work) noexcept { return work.state_; }
 };
 
-/// What follows in `stream`, a stream of the operation's device, comes after the operation. Throws its error where it
-/// has failed before.
+/// Orders later work in `stream`, a stream of the operation's device, after the operation. Throws its error if it has
+/// failed already.
 void order_after(const Work& work, void* stream);
 
-/// Runs `callback` once the operation is done, whether it failed or not: at once if it is done already.
+/// Runs `callback` once the operation is done, even if it failed; at once if it is done already.
 void when_done(const Work& work, std::function<void(const std::exception_ptr& error)> callback);
 
-/// A Work that is done. All of them share one state, which nobody owns: copying them counts no references.
+/// Returns a finished Work. They all share one state without an owner, so copies skip reference counting.
 inline Work done_work() {
-  // A static one is asked for by an acquire load, which on aarch64 waits for the stores before it. Here the pointer
-  // itself orders what is read through it.
+  // A function-local static is guarded by an acquire load, which on aarch64 waits for earlier stores. Here the data
+  // dependency through the pointer orders the reads.
   static constinit std::atomic<detail::WorkState*> known{nullptr};
   detail::WorkState* state = known.load(std::memory_order_relaxed);
   if (state == nullptr) [[unlikely]] {
@@ -117,11 +118,11 @@ inline Work done_work() {
   return Work(std::shared_ptr<detail::WorkState>(std::shared_ptr<void>(), state));
 }
 
-/// A thread that runs tasks in order; started when the first task comes.
+/// A thread that runs tasks in order; it starts with the first task.
 class TaskQueue {
  public:
   TaskQueue() = default;
-  ~TaskQueue();  ///< runs what is queued (which fails fast once the group is aborted), then ends
+  ~TaskQueue();  ///< runs the queued tasks (they fail fast once the group is aborted), then ends
   void push(std::function<void()> task);
 
  private:

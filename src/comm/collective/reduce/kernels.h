@@ -1,7 +1,7 @@
-// The reduction loops, one set for each instruction set this build knows. Internal to reduce.cpp and its tests.
+// The reduction loops, one set for each instruction set in this build. Internal to reduce.cpp and its tests.
 //
-// Every set is the same source, kernels.inl, compiled with other flags, and gives the same bits: no contraction
-// to fused multiply-add, no reordering of operands. (Which of two NaNs survives may differ.)
+// Every set compiles the same source, kernels.inl, with different flags and yields bit-identical results: no
+// contraction to fused multiply-add, no reordering of operands. (Which of two NaNs survives may differ.)
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ using ReduceKernel = void (*)(const ReduceArguments&);
 
 struct ReduceKernels {
   const char* name = "";
-  ReduceKernel table[kDTypeCount][ReduceOp::kKindCount] = {};  ///< null where the op has no meaning for the dtype
+  ReduceKernel table[kDTypeCount][ReduceOp::kKindCount] = {};  ///< null if the op is undefined for the dtype
 };
 
 const ReduceKernels& baseline_reduce_kernels() noexcept;
@@ -35,7 +35,7 @@ const ReduceKernels& fp16_reduce_kernels() noexcept;    ///< aarch64 only
 const ReduceKernels& avx2_reduce_kernels() noexcept;    ///< x86-64 only
 const ReduceKernels& avx512_reduce_kernels() noexcept;  ///< x86-64 only
 
-/// Those that this processor can run, fastest first.
+/// The sets that this processor can run, fastest first.
 std::span<const ReduceKernels* const> supported_reduce_kernels() noexcept;
 
 /// `reduce` with a chosen set.

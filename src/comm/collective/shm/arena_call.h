@@ -1,9 +1,9 @@
-// Collectives of ranks that share memory. `run_in_arena` runs any operation, by one of three algorithms:
+// Collectives between ranks that share memory. `run_in_arena` runs any operation by one of three algorithms:
 //
-//   inline   small: every rank publishes its bytes with the call and takes what it needs from the others'. One
-//            synchronisation; in rooted operations those that only send do not wait. (run.cpp)
-//   direct   registered memory: ranks work on each other's buffers where they lie. Two synchronisations, no copies.
-//            Also ordinary memory of operations that only move bytes, read out of its process where that is faster.
+//   inline   small buffers: every rank publishes its bytes with the call and reads what it needs from the others. One
+//            synchronisation; in rooted operations ranks that only send do not wait. (run.cpp)
+//   direct   registered memory: ranks work on each other's buffers in place. Two synchronisations, no copies. Also
+//            ordinary memory in operations that only move bytes, read from its process where that is faster.
 //            (direct.cpp)
 //   staged   other ordinary memory: bytes pass through slots in cache-sized pieces, in a pipeline. (staged_*.cpp)
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace maniple {
 
-/// One value for each rank, without an allocation for groups of usual size.
+/// One value per rank, without an allocation for groups of up to 32 ranks.
 template <class T>
 class RankList {
  public:
@@ -45,9 +45,10 @@ struct ArenaCall {
   Arena& arena;
   const RegisteredTable& registered;
   OperationContext& context;
-  Signature signature;           ///< of the call that ranks compare (this may be one stage of it)
-  bool compare = true;           ///< compare what ranks call
-  std::string_view forced = {};  ///< "staged": no buffer is used where it lies; "direct": each that can be. Else chosen
+  Signature signature;  ///< the signature that ranks compare; this call may be one stage of it
+  bool compare = true;  ///< whether ranks compare their calls
+  /// "staged": use no buffer in place; "direct": use every possible one in place; else automatic
+  std::string_view forced = {};
 
   int rank() const noexcept { return arena.rank(); }
   int size() const noexcept { return arena.size(); }
@@ -55,22 +56,23 @@ struct ArenaCall {
 
 void run_in_arena(ArenaCall& call, const Operation& operation);
 
-/// The same for a group of one.
+/// The same for a group of one rank.
 void run_alone(const Operation& operation);
 
-/// Whether the counts of an uneven all_to_all are in the contributions: one for each rank.
+/// Whether the contributions have room for the counts of an uneven all_to_all, one per rank.
 inline bool arena_holds_counts(const Arena& arena) noexcept {
   return static_cast<std::size_t>(arena.size()) * sizeof(std::uint64_t) <= arena.payload_bytes();
 }
 
-/// Of all_to_all: throws a Mismatch if this rank expects another number of elements from a rank than that sends.
+/// For all_to_all: throws a Mismatch if the element count that rank `from` sends differs from the one this rank
+/// expects.
 void check_arena_count(const Arena& arena, int from, std::size_t sent, std::size_t expected);
 
-/// Copies to the result of an operation.
+/// Copies to an operation's result, past the caches if the result exceeds them.
 class ResultCopy {
  public:
-  ResultCopy() noexcept = default;  ///< that is in the caches
-  /// `bytes`: of the whole result, on each of so many ranks.
+  ResultCopy() noexcept = default;  ///< for a result that fits into the caches
+  /// `bytes`: size of the whole result on each of `ranks` ranks.
   ResultCopy(std::size_t bytes, int ranks) noexcept
       : large_(exceeds_caches(bytes, ranks)), very_large_(exceeds_caches(bytes / 4, ranks)) {}
   bool is_very_large() const noexcept { return very_large_; }
@@ -83,7 +85,7 @@ class ResultCopy {
   bool large_ = false, very_large_ = false;
 };
 
-/// Of operations that only move bytes.
+/// For operations that only move bytes.
 inline ResultCopy result_copy_of(const Operation& op, int ranks) noexcept {
   const std::size_t element = op.element();
   switch (op.op) {
@@ -98,16 +100,16 @@ inline ResultCopy result_copy_of(const Operation& op, int ranks) noexcept {
 
 // ---- The algorithms, after the contributions have been exchanged ----------------------------------------------------
 
-/// The rank that chooses between reading ordinary memory out of its process and the stage: one that receives, because
-/// one that only sends into the stage does not see how long it takes.
+/// The rank that chooses between reading ordinary memory from its process and the staged algorithm. It must be a
+/// receiver: a rank that only sends through the stage cannot measure how long the operation takes.
 inline int arena_chooser(const Operation& op) noexcept {
   if (op.op == Op::gather) return op.root;
   return (op.op == Op::broadcast || op.op == Op::scatter) && op.root == 0 ? 1 : 0;
 }
-/// Whether there is a choice.
+/// Whether both are possible for this operation.
 bool arena_has_choice(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 
-/// False if the memory that matters cannot be used where it lies.
+/// Returns false if the memory involved cannot be used in place.
 bool arena_direct(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 void arena_staged_reduce(ArenaCall& call, const Operation& operation);                     ///< all_reduce, reduce
 void arena_staged_move(ArenaCall& call, const Operation& operation, std::uint32_t epoch);  ///< the others
