@@ -51,7 +51,7 @@ class CallbackStore final : public Store {
     for (auto pause = kFirst; !has_all(asked); pause = std::min(pause * 3 / 2, kLongest)) {
       if (deadline.expired()) throw_missing(keys);
       Interrupt::check();
-      // sleep: the key is set elsewhere, and the caller's store has nothing to wait for it with
+      // sleep: another process sets the key, and the caller's store cannot wait for it
       std::this_thread::sleep_for(std::min<Deadline::Duration>(pause, deadline.remaining()));
     }
   }

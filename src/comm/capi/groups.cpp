@@ -12,9 +12,9 @@
 namespace maniple {
 namespace {
 
-// For the case that there is no memory for an error; never freed.
+// Returned if memory for an error cannot be allocated; never freed.
 maniple_error* no_memory() noexcept {
-  static maniple_error error{MANIPLE_SYSTEM, "out of memory"};  // short enough to be kept inside
+  static maniple_error error{MANIPLE_SYSTEM, "out of memory"};  // short enough to need no allocation
   return &error;
 }
 

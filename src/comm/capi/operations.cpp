@@ -37,7 +37,7 @@ Device device_from(int device, int index) {
   return Device::cuda(index);
 }
 
-// Numbers outside the enumerations are refused here: inside, they index tables.
+// Rejects values outside the enumerations, as enumerators index tables.
 Buffer buffer_from(const maniple_buffer* buffer) {
   if (buffer->dtype < 0 || buffer->dtype >= kDTypeCount)
     throw InvalidArgument("dtype " + std::to_string(buffer->dtype) + " is none of maniple/c.h");
@@ -58,7 +58,7 @@ std::span<const std::size_t> counts_from(const std::size_t* counts, const manipl
 }
 
 CallOptions options_from(const maniple_call* call, bool async) {
-  CallOptions options{.where = SourceLocation()};  // the line of this file would help nobody
+  CallOptions options{.where = SourceLocation()};  // a line of this file would not help users
   if (call != nullptr && call->timeout_s != 0) options.timeout = Seconds(call->timeout_s);
   if (call != nullptr) options.stream = call->stream;
   options.async_op = async;
@@ -70,7 +70,7 @@ void require_work(maniple_work** work) {
     throw InvalidArgument("a message needs a place for its work; the buffer is in use until it is done");
 }
 
-/// Runs `start` with the options of the call, and hands its Work over if it was asked for.
+/// Runs `start` with the call's options, and passes its Work to the caller if `work` is not null.
 template <class Start>
 maniple_error* run(const maniple_call* call, maniple_work** work, Start&& start) noexcept {
   return guarded([&] {
@@ -184,7 +184,7 @@ maniple_error* maniple_irecv(maniple_group* group, const maniple_buffer* buffer,
   maniple_error* error = run(call, work, [&](const CallOptions& options) {
     require_work(work);
     Work started = group->group->irecv(buffer_from(buffer), peer, tag, source.get(), options);
-    when_done(started, [source](const std::exception_ptr&) {});  // it is written to, also when the work is freed before
+    when_done(started, [source](const std::exception_ptr&) {});  // keeps `source` alive even if the work is freed first
     return started;
   });
   if (error == nullptr) (*work)->source = std::move(source);

@@ -1,5 +1,5 @@
-// The collectives of ProcessGroup: each is checked, made into an Operation, and run or started. Outside the group they
-// do nothing.
+// ProcessGroup's collectives: each checks its arguments, makes an Operation, and runs or starts it. Outside the group
+// they do nothing.
 #include <cstring>
 #include <vector>
 
@@ -68,16 +68,16 @@ Work ProcessGroup::barrier(const CallOptions& options) {
   return impl_->run(barrier_operation(options), options);
 }
 
-// all_reduce of many buffers as one operation.
+// all_reduce of many buffers in one operation.
 //
-// Buffers of one dtype that are small are packed into one piece of memory, reduced together and unpacked; large ones
-// are reduced where they lie. The order is that of the list, dtype by dtype, so it is the same on all ranks. The list
-// of counts is compared with the others' like any other argument.
+// Small buffers of one dtype are packed into one piece of memory, reduced together and unpacked; large buffers are
+// reduced in place. The order is the list's, dtype by dtype, so it is the same on all ranks. Ranks compare the list of
+// counts like any other argument.
 
 namespace {
 
-constexpr std::size_t kSmall = 64 * 1024;            // bytes of a buffer that is packed
-constexpr std::size_t kPack = std::size_t{1} << 20;  // bytes of a pack
+constexpr std::size_t kSmall = 64 * 1024;            // maximum bytes of a buffer to be packed
+constexpr std::size_t kPack = std::size_t{1} << 20;  // maximum bytes of a pack
 
 struct Coalesced {
   detail::GroupImpl& group;

@@ -16,11 +16,11 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes that go through host memory at once
+constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes per piece through host memory
 
 std::size_t round_up(std::size_t bytes) { return (bytes + kWordStride - 1) / kWordStride * kWordStride; }
 
-/// Elements that this rank's `in` and `out` hold; 0 where they are not looked at.
+/// Elements in this rank's `in` and `out`; 0 for an unused buffer.
 struct Extent {
   std::size_t in = 0;
   std::size_t out = 0;
@@ -149,16 +149,16 @@ DeviceCalls::DeviceCalls(detail::GroupImpl& group, const DevicePluginEntry* entr
     try {
       engine_ = entry->make(context);
     } catch (...) {
-      group_.abort_signal().check();  // the first cause, not its consequence
+      group_.abort_signal().check();  // throws the first cause instead of its consequence
       throw;
     }
   }
   if (engine_) {
     engine_tells_ = engine_->waits() != DevicePlugin::Waits::unknown;
     const MutexLock lock(watch_->mutex);
-    start_watching();  // an abort must reach the engine, whatever was called
+    start_watching();  // an abort must reach the engine, even before the first call
   }
-  // Under the lock, so that it does not fall between the watching thread's look and its wait.
+  // Notifies under the lock, so that the watching thread cannot miss it between its check and its wait.
   listener_ = std::make_unique<AbortListener>(group_.abort_signal(), [this] {
     const MutexLock lock(watch_->mutex);
     changed_->notify_all();
@@ -174,7 +174,7 @@ DeviceCalls::~DeviceCalls() {
   changed_->notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (!is_idle() && engine_) engine_->abort();
-  // Before memory is let go that operations kept: it is not freed, either, where the device may be using it.
+  // Before releasing memory that operations kept, which is not freed either while the device may be using it.
   if (engine_ && !engine_->finish()) {
     log_warning(
         "[{}] rank {} left the group while cuda:{} was still busy with its operations: their memory stays until the "
@@ -202,7 +202,7 @@ void DeviceCalls::require_device(Device device, Op op) const {
 }
 
 DeviceStream DeviceCalls::own_stream(int device, Purpose purpose) {
-  const MutexLock lock(streams_mutex_);  // threads may send while another calls a collective
+  const MutexLock lock(streams_mutex_);  // threads may send while another thread calls a collective
   const auto it = streams_.find({device, purpose});
   if (it != streams_.end()) return it->second;
   return streams_[{device, purpose}] = runtime_.make_stream(device);
@@ -217,8 +217,8 @@ DeviceStream DeviceCalls::stream_for(DeviceStream stream, const CallOptions& cal
   return own;
 }
 
-// Operations of a group run in the order of the calls, whatever their streams. Inside a graph the engine sees to that:
-// an event of one capture means nothing in the next.
+// A group's operations run in call order, even on different streams. Inside a graph the engine ensures that: an event
+// recorded in one capture is not valid in the next.
 void DeviceCalls::order_after_last(DeviceStream stream, bool captured) {
   if (last_event_ && last_stream_ != stream && !captured) runtime_.wait(stream, *last_event_);
 }
@@ -249,7 +249,7 @@ Work DeviceCalls::run_all(std::vector<Operation> operations, const CallOptions& 
     group_.run_tasks(operations.front().op, call, [&](OperationContext&) { work = enqueue(operations, call); });
     return Work(work);
   }
-  // In the order of one stream the last is done after the others.
+  // The operations run in stream order, so the last one finishes after the others.
   Work last;
   for (Operation& op : operations) last = run_staged(std::move(op), call);
   return last;
@@ -266,7 +266,7 @@ std::shared_ptr<detail::WorkState> DeviceCalls::enqueue(std::span<Operation> ope
   order_after_last(stream, captured);
   Pending pending;
   pending.work = make_work(stream, captured);
-  // With one rank there is nobody to wait for.
+  // A single rank never waits.
   const bool alone = group_.size() == 1;
   pending.limit = alone ? Seconds::max() : group_.limit(call);
   pending.told = engine_tells_ && !alone;
@@ -326,7 +326,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   const Extent extent = extent_of(op, group_.rank());
   const std::size_t element = op.element();
   const std::size_t in_bytes = extent.in * element, out_bytes = extent.out * element;
-  // In place on the host where it is in place on the device; broadcast has one buffer.
+  // In place on the host if it is in place on the device; broadcast has one buffer.
   const bool in_place = op.op == Op::broadcast || (op.in == op.out && op.op == Op::all_reduce);
   const std::size_t out_at = in_place ? 0 : round_up(in_bytes);
 
@@ -373,12 +373,12 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
   last_event_ = pending.work->device.event;
   last_stream_ = stream;
   pending.context = group_.context_of(to_string(op.op));
-  pending.limit = Seconds::max();  // the part on the host has the limit
+  pending.limit = Seconds::max();  // the host part enforces the limit
   pending.host = std::make_shared<HostPart>();
   pending.keep = {memory};
   auto work = pending.work;
 
-  // Without a deadline of its own until the stream has reached it: what the stream holds before may take long.
+  // The deadline starts once the stream has reached the operation: earlier work in the stream may take long.
   CallOptions host_call = call;
   host_call.async_op = true;
   const Seconds limit = group_.limit(call);
@@ -396,7 +396,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
             while (!runtime_.reached(*piece.copied)) {
               group_.abort_signal().check();
               const timespec pause{0, 20'000};
-              ::nanosleep(&pause, nullptr);  // sleep: events of a device can only be polled
+              ::nanosleep(&pause, nullptr);  // sleep: device events can only be polled
             }
             OperationContext context(limit);
             group_.execute(piece.operation, context);
@@ -406,7 +406,7 @@ Work DeviceCalls::run_staged(Operation op, const CallOptions& call) {
         /*seen=*/false);
     when_done(host, release);
   } catch (...) {
-    release(std::current_exception());  // the stream must not wait for what never runs
+    release(std::current_exception());  // the stream must not wait for an operation that never runs
     throw;
   }
   return Work(work);
@@ -419,7 +419,7 @@ Work DeviceCalls::mark(Device device, void* handle, std::shared_ptr<void> keep) 
   pending.work = make_work(stream, captured);
   Enqueueing place = begin_enqueueing(stream);
   runtime_.record(*pending.work->device.event, stream);
-  pending.limit = Seconds::max();  // the operations in it have limits
+  pending.limit = Seconds::max();  // the operations before it have limits
   pending.context = group_.context_of("copy");
   pending.keep = {std::move(keep)};
   auto work = pending.work;

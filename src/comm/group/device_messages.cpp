@@ -1,4 +1,4 @@
-// Messages from and to memory of a device: by the engine where it has messages, otherwise through host memory.
+// Messages from and to device memory: by the engine if it has messages, otherwise through host memory.
 #include "comm/group/device_calls.h"
 
 #include <atomic>
@@ -80,7 +80,7 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
   std::vector<Work> works(operations.size());
   std::vector<std::shared_ptr<HostPart>> sends;
   for (const PointToPoint& p2p : operations) staged.messages.push_back(group_.make_message(p2p, call));
-  // All that is sent is copied before anything is waited for.
+  // Copies all data to send before the stream waits for any receive.
   for (const bool is_send : {true, false}) {
     for (std::size_t i = 0; i < operations.size(); ++i) {
       if ((operations[i].op == Op::send) != is_send) continue;
@@ -133,7 +133,7 @@ std::vector<Work> DeviceCalls::stage_messages(std::span<const PointToPoint> oper
   }
   {
     const MutexLock lock(watch_->mutex);
-    is_sending();  // forgets those that have arrived
+    is_sending();  // forgets sends that have arrived
     sends_.insert(sends_.end(), sends.begin(), sends.end());
     staged_messages_.push_back(std::move(staged));
   }

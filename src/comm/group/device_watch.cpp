@@ -1,4 +1,4 @@
-// The thread that watches what is enqueued on a device: its end, its deadline, the faults that the engine reports.
+// The thread that watches enqueued device operations: their ends, their deadlines, the engine's faults.
 #include "comm/group/device_calls.h"
 
 #include <poll.h>
@@ -16,24 +16,24 @@
 namespace maniple {
 namespace {
 
-constexpr auto kSoon = std::chrono::microseconds(20);      // between two looks while a thread of the host waits
-constexpr auto kSeldom = std::chrono::microseconds(1000);  // and while none does
+constexpr auto kSoon = std::chrono::microseconds(20);      // between polls while a host thread waits
+constexpr auto kSeldom = std::chrono::microseconds(1000);  // between polls otherwise
 constexpr auto kPause = std::chrono::milliseconds(1);
-constexpr auto kLeavingTime = std::chrono::seconds(1);  // for what is enqueued when all other ranks have left the group
-constexpr int kPausesToAsk = 50;                        // between two questions whether they have
+constexpr auto kLeavingTime = std::chrono::seconds(1);  // for enqueued work after all other ranks have left the group
+constexpr int kPausesToAsk = 50;                        // pauses between checks whether they have left
 
-/// Frees registered memory of a device, which may wait for all that the device does: so not in a thread of ours, which
-/// the device may be waiting for. (The thread that watches drops what an operation kept.)
+/// Frees registered device memory. That may wait for all work on the device, which may itself wait for a group's
+/// thread, so it never happens on such a thread. (The watching thread releases memory that operations kept.)
 void free_registered(void* memory) {
   auto* const registered = static_cast<RegisteredMemory*>(memory);
   if (!on_group_thread) {
     delete registered;
     return;
   }
-  // At exit before the runtime of the device is taken down, which has begun earlier than this.
+  // At exit this is awaited before the device runtime shuts down, as the runtime was initialised earlier.
   static const bool kAwaited = (await_apart_at_exit(), true);
   (void)kAwaited;
-  run_apart([registered] { delete registered; });  // no thread to be had: the memory stays
+  run_apart([registered] { delete registered; });  // if no thread can be started, the memory leaks
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ DeviceCalls::Enqueueing DeviceCalls::begin_enqueueing(DeviceStream stream) {
 
 void DeviceCalls::watch(Pending pending, Enqueueing to) { add(to.queue->pending, std::move(pending)); }
 
-// Not checked: only the address is taken here, and add() locks.
+// Not checked by the analysis: only takes the address; add() locks.
 void DeviceCalls::watch_arrival(Pending pending) MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
   add(arrivals_, std::move(pending));
 }
@@ -89,9 +89,10 @@ void DeviceCalls::watch_loop() {
   on_group_thread = true;
   MutexLock lock(watch_->mutex);
   while (!stopping_) {
-    const bool to_abort = engine_ && !gave_up_ && group_.abort_signal().raised();  // graphs are not in the list
+    // Captured operations are not in any list, so idleness alone does not decide.
+    const bool to_abort = engine_ && !gave_up_ && group_.abort_signal().raised();
     if (is_idle() && staged_messages_.empty() && !to_abort) {
-      changed_->notify_all();  // whoever destroys the group waits for this
+      changed_->notify_all();  // finish() waits for this
       changed_->wait(lock.native());
       continue;
     }
@@ -104,13 +105,13 @@ void DeviceCalls::watch_loop() {
     }
     lock.lock();
     if (stopping_) break;
-    // Messages start when what they send has been copied, and another rank may be waiting for them.
+    // Messages start once their data has been copied, and another rank may be waiting for them.
     const bool soon = watch_->waiting != 0 || !staged_messages_.empty();
     changed_->wait_for(lock.native(), soon ? kSoon : kSeldom);
   }
 }
 
-// A stream reaches the ends of its operations in the order of the queue: a binary search polls few events.
+// A stream ends its operations in queue order, so a binary search polls few events.
 std::vector<DeviceCalls::Position> DeviceCalls::take_ended(std::vector<Position>& queue) {
   const auto has_ended = [this](const Position& it) { return runtime_.reached(*it->work->device.event); };
   if (!has_ended(queue.front())) return {};
@@ -133,7 +134,7 @@ void DeviceCalls::look() {
   };
   {
     const MutexLock lock(watch_->mutex);
-    // A queue that is empty and that no thread is about to add to is one of a stream that may be gone.
+    // Drops empty queues that no thread is about to add to, as their streams may be gone.
     std::erase_if(queues_, [](const auto& one) { return one.second->pending.empty() && one.second.use_count() == 1; });
     for (const auto& [stream, queue] : queues_) {
       if (!queue->pending.empty()) queues.push_back(positions_in(queue->pending));
@@ -150,24 +151,24 @@ void DeviceCalls::look() {
     if (it->host->ended) end.arrival->enqueue(end.stream);
     if (end.is_reached()) ended.push_back(it);
   }
-  // After the events: an operation that an engine could only end, not complete, must not pass for a good one.
+  // Checked after the events: an operation that the engine cancelled must not count as successful.
   const DeviceFault fault = engine_ ? engine_->fault() : DeviceFault{};
   const bool good = fault.kind == DeviceFault::Kind::none;
-  std::list<Pending> done;  // what it keeps is let go without the lock
+  std::list<Pending> done;  // destroyed, with the memory it keeps, without the lock
   for (const Position& it : ended) {
-    if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up sees to it
+    if (!good && it->recorded && it->context.sequence >= fault.seq) continue;  // give_up() retires it
     retire(*it.at, it->host && it->host->ended ? it->host->error : nullptr);
     const MutexLock guard(watch_->mutex);
     done.splice(done.end(), *it.list, it.at);
   }
   if (good) {
-    Pending* oldest = nullptr;  // of those that the engine tells of: it is the one that waits, if any does
+    Pending* oldest = nullptr;  // of the operations that the engine reports on: only this one can be waiting
     for (const auto& queue : queues) {
       const auto first = std::find_if(queue.begin(), queue.end(), [](const Position& it) { return it->told; });
       if (first == queue.end()) continue;
       if (oldest == nullptr || (*first)->context.sequence < oldest->context.sequence) oldest = &*first->at;
     }
-    // What follows in a stream has not begun before what precedes it has ended; other streams go on.
+    // Only the front of each stream's queue can be running.
     for (const auto& queue : queues) {
       if (queue.empty()) continue;
       Pending& front = *queue.front().at;
@@ -178,7 +179,7 @@ void DeviceCalls::look() {
   ErrorInfo context = group_.context_of("device", fault.seq);
   {
     const MutexLock guard(watch_->mutex);
-    bool found = false;  // the oldest, where the engine does not name one
+    bool found = false;  // the oldest operation, unless the engine names one
     for (const std::list<Pending>* list : all_pending()) {
       for (const Pending& pending : *list) {
         if (!pending.recorded || (fault.seq != 0 && pending.context.sequence != fault.seq)) continue;
@@ -216,8 +217,7 @@ bool DeviceCalls::is_late(Pending& pending, bool oldest) {
     pending.deadline = Deadline::after(pending.limit);
     pending.ask = Deadline::after(pending.ask_after);
   }
-  // Engines compare operations on the device with each other, if at all. A rank that is in one on the host is another
-  // case.
+  // Engines compare at most device operations with each other. This also detects a rank in a host operation.
   if (pending.running && pending.recorded && pending.ask.expired()) {
     group_.facts().session->compare_calls(group_.facts().name, pending.context.sequence);
     pending.ask_after = std::min<Seconds>(2 * pending.ask_after, std::chrono::minutes(1));
@@ -327,16 +327,16 @@ RegisteredMemory DeviceCalls::allocate(std::span<const std::size_t> sizes, std::
 }
 
 void DeviceCalls::finish() {
-  const auto left = [this](std::int64_t more) {  // so many ranks have nothing enqueued any more
+  const auto left = [this](std::int64_t more) {  // number of ranks without enqueued work
     try {
       return group_.store_->add("left", more);
     } catch (const Error&) {
-      return std::int64_t{group_.size()};  // the store has gone
+      return std::int64_t{group_.size()};  // the store is gone
     }
   };
   MutexLock lock(watch_->mutex);
-  std::optional<Deadline> last;  // what waits for ranks that have left is never done
-  // A send whose bytes have been copied has ended for its caller; the rank that receives it still needs this one.
+  std::optional<Deadline> last;  // operations that wait for departed ranks never finish
+  // A send is done for its caller once its bytes have been copied, but the receiving rank still needs this one.
   const auto is_busy = [this]() MANIPLE_REQUIRES(watch_->mutex) {
     return !is_idle() || !staged_messages_.empty() || is_sending();
   };

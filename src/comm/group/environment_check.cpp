@@ -15,7 +15,7 @@
 namespace maniple {
 namespace {
 
-// Texts of which only their users know whether there is such a thing.
+// For values that only their use can validate.
 template <class Use>
 void try_out(const ReadVariable& read, Knob knob, std::vector<std::string>& wrong, const Use& use) {
   const char* name = info(knob).name;
@@ -28,7 +28,7 @@ void try_out(const ReadVariable& read, Knob knob, std::vector<std::string>& wron
   }
 }
 
-// Without anyone who tells the rank on its host, the rank in the world; unknown: as if it were the first.
+// Whether this is the first rank on its host; without a local rank, the first in the world; if unknown, true.
 bool is_first_of_host(const InitOptions& options) {
   if (const auto local = environment_text("LOCAL_RANK")) return *local == "0";
   if (options.rank >= 0) return options.rank == 0;
@@ -36,7 +36,7 @@ bool is_first_of_host(const InitOptions& options) {
   try {
     const auto assignment = detect_scheduler(environment_text);
     return !assignment || assignment->local_rank.value_or(assignment->rank) == 0;
-  } catch (const InvalidArgument&) {  // who needs the scheduler's variables will say so
+  } catch (const InvalidArgument&) {  // reported where the scheduler's variables are needed
     return true;
   }
 }

@@ -142,7 +142,7 @@ class detail::GroupImpl {
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
   std::uint64_t next_monitored() noexcept { return ++monitored_; }
-  /// the last one whose key has been erased
+  /// The number of the last barrier whose key has been erased.
   std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }
 
  private:

@@ -1,4 +1,4 @@
-// Where groups come from: init() makes that of the world, new_group() and split() make others from it.
+// Creates groups: init() makes the world's group, new_group() and split() make others from it.
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
@@ -29,10 +29,10 @@
 namespace maniple {
 namespace {
 
-constexpr Seconds kInitTimeout = std::chrono::minutes(5);  // unless InitOptions say otherwise
+constexpr Seconds kInitTimeout = std::chrono::minutes(5);  // default
 
-/// The topology of a group, from what the session knows of its ranks: `global_ranks` in the order of the group, the
-/// session's rank among them.
+/// Derives a group's topology from the session's peer table. `global_ranks` is in group order and includes the
+/// session's rank.
 Topology topology_of(const Session& session, const std::vector<int>& global_ranks) {
   Topology topology;
   std::map<std::string, int> nodes;
@@ -72,7 +72,7 @@ std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOpti
   return world;
 }
 
-// What can be refused before anyone else is involved.
+// Checks that need no other rank.
 Deadline check(const InitOptions& options) {
   check_environment(options);
   install_crash_trace();
@@ -86,8 +86,7 @@ Deadline check(const InitOptions& options) {
       "maniple::TransportKind::{}",
       options.backend, options.backend);
   parse_backend(options.backend);
-  // A program that is a world of one may have called MPI_Init by itself, without an mpirun; the plugin sees whether it
-  // has.
+  // A world of one may have called MPI_Init itself, without mpirun; the plugin checks that.
   const int size =
       options.world_size > 0 ? options.world_size : std::atoi(environment_text("WORLD_SIZE").value_or("0").c_str());
   if (options.backend == "mpi" && size != 1 && !started_by_mpirun()) throw Unsupported(needs_mpirun(size));
@@ -95,7 +94,7 @@ Deadline check(const InitOptions& options) {
   return Deadline::after(options.init_timeout.value_or(std::min(options.timeout, kInitTimeout)));
 }
 
-// The program brought the store, so whoever can use it belongs to the job: it can carry the secret.
+// The program supplied the store, so every process with access belongs to the job: the store can carry the secret.
 Secret secret_from(Store& store) {
   const Secret fresh = Secret::random();
   const std::string bytes(fresh.bytes.begin(), fresh.bytes.end());
@@ -106,7 +105,7 @@ Secret secret_from(Store& store) {
   return secret;
 }
 
-/// The secret and the address of the result are filled in where they are not given.
+/// Fills in the secret and the address of `result` if they are missing.
 std::shared_ptr<ProcessGroup> init_with(std::shared_ptr<Store> store, const InitOptions& options, Deadline deadline,
                                         RendezvousResult result = {}, const std::string& name = "world") {
   MANIPLE_REQUIRE(store != nullptr, "init: no store was given");
@@ -123,7 +122,7 @@ std::shared_ptr<ProcessGroup> init_with(std::shared_ptr<Store> store, const Init
   return make_world(std::move(result), options, deadline, name);
 }
 
-// A process that cannot begin mostly ends: whoever started it learns why.
+// A process that cannot start usually ends, so report the reason to its launcher.
 template <class Body>
 std::shared_ptr<ProcessGroup> reporting(Body&& body) {
   try {
@@ -195,7 +194,7 @@ std::shared_ptr<ProcessGroup> make_outside(const detail::GroupImpl& parent, cons
   return std::make_shared<ProcessGroup>(std::make_unique<detail::GroupImpl>(std::move(facts)));
 }
 
-// Ranks compare what they were given before they look at it: so either all refuse it, or none.
+// Ranks compare their arguments before they validate them, so either all refuse them or none.
 std::vector<std::size_t> words_of(const GroupOptions& options) {
   std::vector<std::size_t> words = {options.timeout.has_value(), 0,
                                     options.transport ? 1 + static_cast<std::size_t>(*options.transport) : 0,
@@ -241,7 +240,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks
                                                       const CallOptions& call) {
   require_member("new_group");
   const Deadline deadline = Deadline::after(impl_->limit(call));
-  // A barrier whose "counts" are the list and the options: ranks that pass different ones get a Mismatch.
+  // A barrier whose "counts" are the list and the options: ranks that pass different values get a Mismatch.
   std::vector<std::size_t> given = words_of(options);
   given.insert(given.end(), ranks.begin(), ranks.end());
   Operation agree = barrier_operation(call);

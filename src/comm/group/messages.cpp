@@ -26,7 +26,7 @@ void detail::GroupImpl::describe_message(const PointToPoint& p2p, Message& messa
   message.tag = p2p.tag;
   message.dtype = buffer.dtype;
   message.bytes = buffer.bytes();
-  // Messages that are sent are only read from; one pointer type serves both.
+  // One pointer type serves both directions; a send only reads.
   message.data = static_cast<std::byte*>(const_cast<void*>(buffer.data));
 }
 
@@ -34,7 +34,7 @@ std::shared_ptr<Message> detail::GroupImpl::make_message(const PointToPoint& p2p
   auto message = std::make_shared<Message>();
   describe_message(p2p, *message);
   message->deadline = Deadline::after(limit(call));
-  // Reading the clock once is enough.
+  // Derived from the deadline to read the clock only once.
   message->since = message->deadline.is_never()
                        ? Deadline::Clock::now()
                        : message->deadline.when() - std::chrono::duration_cast<Deadline::Duration>(limit(call));
@@ -52,7 +52,7 @@ MessageWait detail::GroupImpl::oldest_message() const {
   if (!awaited.oldest) return {};
   const Message& message = *awaited.oldest;
   MessageWait wait{message.since, describe(context_of(message)), "any rank"};
-  wait.call.pop_back();  // the blank before a reason
+  wait.call.pop_back();  // the space before a reason
   if (message.peer != kAnySource) {
     const auto& peer = facts_.topology.members[static_cast<std::size_t>(message.peer)];
     wait.whom = fmt::format("rank {} (pid {} on {})", message.peer, peer.pid, peer.host);
@@ -61,7 +61,7 @@ MessageWait detail::GroupImpl::oldest_message() const {
   return wait;
 }
 
-// A lost peer, a deadline or a disagreement in a message ends the group, like any other failure.
+// A lost peer, an expired deadline or a mismatch in a message fails the group, like any other failure.
 int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& call) {
   require_usable(p2p.op, call);
   if (!device_of(p2p).is_cpu()) [[unlikely]] {
@@ -70,7 +70,7 @@ int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& c
       return p2p.peer;
     }
     int source = kAnySource;
-    device_calls().start_messages({&p2p, 1}, &source, call).front().synchronize();  // who sent it is known then
+    device_calls().start_messages({&p2p, 1}, &source, call).front().synchronize();  // sets `source`
     return source;
   }
   Message quick;
@@ -97,7 +97,7 @@ std::vector<Work> detail::GroupImpl::start_messages(std::span<const PointToPoint
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Work> works;
   for (const PointToPoint& p2p : operations)
-    messages.push_back(make_message(p2p, call));  // all are checked before any starts
+    messages.push_back(make_message(p2p, call));  // checks all before any starts
   for (std::size_t i = 0; i < messages.size(); ++i) {
     auto state = std::make_shared<detail::WorkState>();
     messages[i]->finished = [this, state, source, message = messages[i].get()] {

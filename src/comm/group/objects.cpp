@@ -1,4 +1,4 @@
-// Objects: lengths first, then bytes.
+// Operations on objects: lengths first, then bytes.
 
 #include <cstring>
 
@@ -22,7 +22,7 @@ std::vector<std::string> cut(const std::string& all, std::span<const std::size_t
   return objects;
 }
 
-// Several operations that must not be interleaved with others' calls.
+// Several operations that other calls must not interleave with.
 class Objects {
  public:
   Objects(detail::GroupImpl& group, const CallOptions& call, OperationContext& context)

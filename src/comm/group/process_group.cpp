@@ -14,10 +14,10 @@ namespace maniple {
 ProcessGroup::ProcessGroup(std::unique_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
 
 ProcessGroup::~ProcessGroup() {
-  // In a child of fork() the threads are gone and the memory is the parent's: taking things down would hang or harm it.
+  // In a child of fork() the threads are gone and the memory is the parent's: a teardown would hang or harm the parent.
   if (impl_ && impl_->in_forked_child()) abandon(impl_);
-  // The last handle may be dropped by something that follows a Work, in a thread that taking down would wait for.
-  // (Without one to be had it stays as it is.)
+  // A callback of a Work may drop the last handle on a thread that the teardown would wait for. (If no other thread can
+  // be started, the group is never destroyed.)
   if (impl_ && on_group_thread) run_apart([impl = impl_.release()] { delete impl; });
 }
 
@@ -39,15 +39,14 @@ Store& ProcessGroup::store() {
 void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
   if (!impl_->takes_part("monitored_barrier")) return;
   impl_->require_usable(Op::barrier, call);
-  const std::uint64_t number = impl_->next_monitored();  // also of one that is refused: those that follow must match
+  const std::uint64_t number = impl_->next_monitored();  // also for a refused call, so that later calls match
   require_limit("monitored_barrier: a limit", timeout);
   const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
   std::vector<std::string> keys;
   for (int r = 0; r < size(); ++r) keys.push_back(key(number, r));
   store().set(key(number, rank()), "1");
   const Deadline deadline = Deadline::after(timeout);
-  constexpr auto kLook =
-      std::chrono::milliseconds(200);  // the store does not know who is lost; the failure detector does
+  constexpr auto kLook = std::chrono::milliseconds(200);  // the failure detector, not the store, knows of lost ranks
   for (;;) {
     try {
       store().wait(keys, Deadline::sooner(deadline, Deadline::after(kLook)));
@@ -56,7 +55,7 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
       impl_->require_usable(Op::barrier, call);
       if (!deadline.expired()) continue;
     } catch (const PeerLost&) {
-      impl_->require_usable(Op::barrier, call);  // the store may be gone because its rank has left, after what happened
+      impl_->require_usable(Op::barrier, call);  // the store may be gone because its rank left after a failure
       throw;
     }
     const std::vector<bool> there = store().check(keys);
@@ -64,7 +63,7 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
     for (int r = 0; r < size(); ++r) {
       if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
     }
-    if (missing.empty()) break;  // the last arrived while we asked
+    if (missing.empty()) break;  // the last rank arrived during the check
     ErrorInfo info = impl_->context_of("monitored_barrier");
     for (const int r : missing) info.ranks.push_back(topology().members[static_cast<std::size_t>(r)].global_rank);
     info.waited_s = timeout.count();
@@ -73,7 +72,7 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
                               missing.size() == 1 ? "" : "s", list_ranks(missing));
     throw Timeout(std::move(info));
   }
-  // All have left the barriers before this one, so nobody looks at their keys any more; of those that failed neither.
+  // All ranks have left earlier barriers, so their keys are not read any more; neither are the keys of failed ones.
   for (std::uint64_t& cleared = impl_->monitored_cleared(); cleared + 1 < number;)
     store().erase(key(++cleared, rank()));
 }
@@ -83,7 +82,7 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& ca
 }
 
 namespace {
-constexpr std::size_t kMostBytes = std::size_t{1} << 46;  // the sizes of all ranks must still add up
+constexpr std::size_t kMostBytes = std::size_t{1} << 46;  // the sum over all ranks must not overflow
 }
 
 RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOptions& call) {
@@ -103,7 +102,7 @@ RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOpti
     }
     try {
       memory = impl_->backend().allocate_shared(bytes, impl_->next_allocation(), context.deadline());
-    } catch (const Unsupported&) {  // on all ranks alike: the group can go on
+    } catch (const Unsupported&) {  // thrown on all ranks: the group remains usable
       throw;
     } catch (...) {
       sizes.op = Op::allocate;
@@ -130,10 +129,10 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const 
       memory = device.is_cpu() ? impl_->backend().allocate(bytes_of_all, number, context.deadline())
                                : impl_->device_calls().allocate(bytes_of_all, number, context.deadline());
     } catch (...) {
-      sizes.op = Op::allocate;  // what the caller knows it by
+      sizes.op = Op::allocate;  // the name of the caller's operation
       impl_->fail(sizes);
     }
-    Operation mapped = barrier_operation(call);  // nobody uses it before all have it
+    Operation mapped = barrier_operation(call);  // no rank uses the memory before all have it
     impl_->execute(mapped, context);
   });
   return memory;

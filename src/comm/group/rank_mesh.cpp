@@ -26,7 +26,7 @@ std::string names_of(const std::vector<MeshDimension>& dimensions) {
   return text;
 }
 
-/// So that a mistake of one rank is an error on all, and none waits for it.
+/// Makes a mistake on one rank an error on all, so that no rank waits.
 void require_same_everywhere(ProcessGroup& group, const std::string& mine, const char* who,
                              const SourceLocation& where) {
   const std::vector<std::string> all = group.all_gather_objects(mine, {.where = where});
@@ -37,7 +37,7 @@ void require_same_everywhere(ProcessGroup& group, const std::string& mine, const
   }
 }
 
-/// Fills in the size that is -1.
+/// Computes the size given as -1.
 void fit(std::vector<MeshDimension>& dimensions, const ProcessGroup& group) {
   MANIPLE_REQUIRE(!dimensions.empty(), "DeviceMesh: no dimensions; at least one is needed");
   const std::string asked = text_of(dimensions);

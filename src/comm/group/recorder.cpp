@@ -27,7 +27,7 @@ std::optional<Recorder::Read> Recorder::read(const Entry& entry) noexcept {
 }
 
 RankCall Recorder::call_of(const Contents& contents) {
-  // Without a place it is no call of the program: the barrier of init().
+  // A call without a place is internal: the barrier of init().
   return {.call = contents.signature.describe(), .place = place_text(contents.file, contents.line)};
 }
 

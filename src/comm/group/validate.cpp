@@ -14,8 +14,7 @@ void require_root(Op op, int root, int size) {
   MANIPLE_REQUIRE(root >= 0 && root < size, "{}: root {} in a group of {} ranks", to_string(op), root, size);
 }
 
-// Buffers are passed as they are: made into each other and copied, byte by byte and word by word, they cost more than
-// all checks.
+// Templates take buffers by reference: converting and copying them would cost more than all checks together.
 
 void require_same_dtype(Op op, const auto& input, const auto& output) {
   MANIPLE_REQUIRE(input.dtype == output.dtype, "{}: input is {} but output is {}", to_string(op),
@@ -26,10 +25,10 @@ void require_count(Op op, const char* what, std::size_t count, std::size_t expec
   MANIPLE_REQUIRE(count == expected, "{}: {} has {} elements, expected {}", to_string(op), what, count, expected);
 }
 
-// More than any machine addresses, and little enough that products with numbers of ranks do not wrap around.
+// More than any machine addresses, yet small enough that products with rank counts do not wrap around.
 constexpr std::size_t kMostBytesOfCall = std::size_t{1} << 48;
 
-// Sizes of elements are powers of two; a division would take as long as the other checks together.
+// Element sizes are powers of two; a division would take as long as the other checks together.
 std::size_t most_elements(DType dtype) { return kMostBytesOfCall >> std::countr_zero(size_of(dtype)); }
 
 void require_valid(Op op, const char* what, const auto& buffer) {
@@ -44,15 +43,15 @@ bool overlap(const auto& a, const auto& b) noexcept {
   return a.count != 0 && b.count != 0 && first < second + b.bytes() && second < first + a.bytes();
 }
 
-// In place means exactly so: ranks read each other's input while they write their output, so any other overlap would be
-// read half overwritten.
+// Only exactly equal memory is in place: ranks read each other's input while they write their output, so with any other
+// overlap they would read overwritten input.
 void require_same_or_apart(Op op, const auto& input, const auto& output) {
   if (input.data == output.data) [[likely]]
     return;
   MANIPLE_REQUIRE(!overlap(input, output), "{}: input and output overlap; give the same memory twice, or memory apart",
                   to_string(op));
 }
-/// `part` is this rank's part of `whole`, or lies apart from it.
+/// Requires that `part` is this rank's part of `whole`, or does not overlap it.
 void require_own_or_apart(Op op, const char* part_name, const auto& part, const char* whole_name, const auto& whole,
                           const Parts& parts, int rank) {
   if (!overlap(part, whole)) [[likely]]
@@ -73,7 +72,7 @@ Parts parts_of(Op op, DType dtype, std::size_t each, std::span<const std::size_t
   }
   MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks",
                   to_string(op), counts.size(), size);
-  // Sums that wrapped around would pass for small ones.
+  // A sum that wraps around would look small.
   std::size_t total = 0;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
     MANIPLE_REQUIRE(counts[rank] <= most - total,
@@ -92,7 +91,7 @@ Operation base(Op op, DType dtype, const CallOptions& call) {
   return operation;
 }
 
-// `input` and `output` are those that this rank's part of the operation looks at; an empty one may be anywhere.
+// `input` and `output` are the buffers this rank uses in the operation; an empty one may be anywhere.
 void set_memory(Operation& operation, const auto& input, const Buffer& output, const CallOptions& call) {
   operation.in = static_cast<const std::byte*>(input.data);
   operation.out = static_cast<std::byte*>(output.data);
@@ -107,7 +106,7 @@ void set_memory(Operation& operation, const auto& input, const Buffer& output, c
   operation.stream = call.stream;
 }
 
-// The equal part, for comparing: uneven parts are compared by their hash.
+// `count` is the equal part, which ranks compare; uneven parts are compared by their hash.
 void set_parts(Operation& operation, Parts parts) {
   operation.count = parts.equal() ? parts.count(0) : 0;
   operation.parts = std::move(parts);
@@ -129,7 +128,7 @@ void require_apart(const char* call, std::vector<UsedMemory> extents) {
   const auto begin = [](const UsedMemory& extent) { return reinterpret_cast<std::uintptr_t>(extent.data); };
   std::sort(extents.begin(), extents.end(),
             [&](const UsedMemory& a, const UsedMemory& b) { return begin(a) < begin(b); });
-  std::uintptr_t end = 0, end_of_written = 0;  // of those before
+  std::uintptr_t end = 0, end_of_written = 0;  // of the extents so far
   for (const UsedMemory& extent : extents) {
     MANIPLE_REQUIRE(begin(extent) >= (extent.written ? end : end_of_written),
                     "{}: two of its buffers overlap, and one is written; give memory apart", call);

@@ -61,7 +61,7 @@ std::atomic<CurrentStream> current_stream{nullptr};
 bool Work::done() const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
   if (state_->done.load(std::memory_order_acquire)) return true;
-  // The thread that watches the device looks less often than people ask.
+  // Poll directly: the watching thread polls less often than callers do.
   const DeviceEnd& device = state_->device;
   return device.runtime != nullptr && !device.captured && device.is_reached();
 }
@@ -84,7 +84,7 @@ void order_after(const Work& work, void* handle) {
   }
   if (device.arrival && !device.arrival->is_enqueued()) {
     if (device.arrival->enqueue(stream)) return;
-    if (!device.arrival->is_enqueued()) return work.synchronize();  // it fails at this moment
+    if (!device.arrival->is_enqueued()) return work.synchronize();  // it is failing now
   }
   if (stream != device.stream) device.runtime->wait(stream, *device.event);
 }
@@ -148,7 +148,7 @@ void when_done(const Work& work, std::function<void(const std::exception_ptr& er
 Work Work::then(std::function<void()> next) const {
   MANIPLE_REQUIRE(state_ != nullptr, "this Work is a handle to nothing");
   auto following = std::make_shared<detail::WorkState>();
-  following->device.watch = state_->device.watch;  // who waits for the one waits for the other
+  following->device.watch = state_->device.watch;  // waiting for the continuation is waiting for the operation
   auto run = [state = state_.get(), following, next = std::move(next)] {
     std::exception_ptr error = state->error;
     if (!error) {

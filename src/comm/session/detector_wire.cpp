@@ -69,7 +69,7 @@ DetectorLink::~DetectorLink() { close(); }
 
 void DetectorLink::open(Owner owner) {
   owner_ = std::move(owner);
-  // The callbacks do not keep the link alive: its owner does, and removes it from the loop by letting go.
+  // The callbacks do not keep the link alive: its owner does, and dropping it removes it from the loop.
   const auto weak = weak_from_this();
   loop_->add(
       stream_.fd(), EPOLLIN | EPOLLRDHUP,
@@ -95,7 +95,7 @@ void DetectorLink::fail(const std::string& why) {
 }
 
 void DetectorLink::on_ready(std::uint32_t ready) {
-  const auto self = shared_from_this();  // the owner may let go of it meanwhile
+  const auto self = shared_from_this();  // the owner may drop this link meanwhile
   if ((ready & EPOLLOUT) != 0) flush();
   if ((ready & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) read();
 }
@@ -138,7 +138,7 @@ void DetectorLink::send(const DetectorMessage& message) {
 
 void DetectorLink::flush() {
   if (!stream_.is_open()) return;
-  stream_.flush();  // reading notices if the connection is broken
+  stream_.flush();  // a broken connection is detected by reading
   if (std::exchange(awaits_room_, !stream_.idle()) == awaits_room_) return;
   loop_->modify(stream_.fd(), EPOLLIN | EPOLLRDHUP | (awaits_room_ ? static_cast<std::uint32_t>(EPOLLOUT) : 0U));
 }

@@ -13,7 +13,7 @@ namespace {
 
 using Kind = DetectorMessage::Kind;
 
-constexpr std::chrono::milliseconds kAliveLimit{1500};  // for a rank that is asked whether it lives
+constexpr std::chrono::milliseconds kAliveLimit{1500};  // time to reply to query_alive
 
 }  // namespace
 
@@ -48,15 +48,15 @@ void FailureDetector::Impl::link(int peer, SecureConnection connection) {
 }
 
 void FailureDetector::Impl::on_closed(int peer, const std::string& why) {
-  // A rank that leaves while it is dialling a new leader may break that off when it has been accepted already. (During
-  // init, when rank 0 is the leader, nobody leaves in good order.)
+  // A rank that leaves while it dials a new leader may close a connection that has been accepted already. (During init,
+  // when rank 0 is the leader, no rank leaves in good order.)
   const auto it = links.find(peer);
   const bool changing = rank != 0 && peer != 0;
   if (changing && it != links.end() && !it->second->has_received()) return mark_gone(peer);
   lose(peer, why);
 }
 
-// A rank may know less than its new leader.
+// A rank may have missed departures that its new leader knows of.
 void FailureDetector::Impl::send_departures(DetectorLink& link) {
   for (const auto& [r, message] : gone) link.send(message);
 }
@@ -114,7 +114,7 @@ void FailureDetector::Impl::on_message(int peer, const DetectorMessage& message)
       DetectorMessage answer = message;
       answer.rank = rank;
       const RankCall call = events.called(message.group, message.seq);
-      if (call.rank < 0) return;  // it is not of this group, or not yet
+      if (call.rank < 0) return;  // this rank is not in the group, or not yet
       answer.kind = call.call.empty() ? Kind::call_pending : Kind::call_reply;
       answer.text = call.call;
       answer.place = call.place;
@@ -150,7 +150,8 @@ void FailureDetector::Impl::report_abort(const DetectorMessage& message) {
     return send(leader, message);
   }
   const std::string& group = message.group;
-  if (mismatches->is_open(group) || failed.count(group) != 0 || doubtful.count(group) != 0) return;  // the first counts
+  // Only the first abort counts.
+  if (mismatches->is_open(group) || failed.count(group) != 0 || doubtful.count(group) != 0) return;
   if (!asks_whether_alive(message.error) || links.count(message.error.ranks.front()) == 0) return pass_on(message);
   doubtful[group] = message;
   send(message.error.ranks.front(), message_about(Kind::query_alive, rank));
@@ -165,7 +166,7 @@ void FailureDetector::Impl::pass_on(const DetectorMessage& message) {
   mismatches->begin(message, linked());
 }
 
-// All know by now how the rank was lost, if it was.
+// By now all ranks know how `peer` was lost, if it was.
 void FailureDetector::Impl::pass_on_doubtful(int peer) {
   std::vector<DetectorMessage> known;
   for (const auto& [group, message] : doubtful) {
@@ -199,8 +200,8 @@ void FailureDetector::Impl::report_early_aborts() {
 
 void FailureDetector::Impl::broadcast_abort(const DetectorMessage& message) {
   if (stopped) return;
-  // The rank that reported it receives it after the others: when its call ends, they know. The leader itself is last:
-  // its program may end at once, and with it this thread.
+  // The reporting rank receives the abort after the others, so that they know when its call ends. The leader itself is
+  // last: its program may end at once, and this thread with it.
   for (const auto& [peer, link] : links) {
     if (peer != message.origin) link->send(message);
   }
@@ -246,7 +247,7 @@ FailureDetector::FailureDetector(std::shared_ptr<EventLoop> loop, int rank, std:
 FailureDetector::~FailureDetector() {
   impl_->loop->post_and_wait([impl = impl_] { impl->stop(); });
   impl_->dialer.reset();
-  impl_->loop->post_and_wait([] {});  // what it found out has been handled
+  impl_->loop->post_and_wait([] {});  // the dialler's result has been handled
 }
 
 void FailureDetector::adopt(int rank, SecureConnection connection) {

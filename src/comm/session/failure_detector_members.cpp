@@ -12,8 +12,8 @@ namespace {
 
 using Kind = DetectorMessage::Kind;
 
-constexpr std::chrono::milliseconds kLeaverBatch{50};  // one frame to each rank for all that leave in this time
-constexpr std::chrono::milliseconds kFirstCheck{100};  // of ranks that have not connected to a new leader
+constexpr std::chrono::milliseconds kLeaverBatch{50};  // departures within this time are announced in one batch
+constexpr std::chrono::milliseconds kFirstCheck{100};  // first check of ranks that have not connected to a new leader
 constexpr std::chrono::milliseconds kCheckPeriod{250};
 
 double seconds(Deadline::Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -27,14 +27,14 @@ void FailureDetector::Impl::lose(int peer, const std::string& why) {
 void FailureDetector::Impl::mark_lost(int peer, const std::string& text) {
   const DetectorMessage message = message_about(Kind::lost, peer, text);
   if (!gone.emplace(peer, message).second) return;
-  if (const auto link = take(peer)) link->send(message);  // if it lives after all, it learns that it is excluded
+  if (const auto link = take(peer)) link->send(message);  // if the rank lives after all, it learns that it is excluded
   if (is_leader()) send_all(message);
   events.lost(peer, text);
   pass_on_doubtful(peer);
   elect();
 }
 
-// In good order.
+// Records that `peer` left in good order.
 void FailureDetector::Impl::mark_left(int peer) {
   take(peer);
   if (!gone.emplace(peer, message_about(Kind::left, peer, name(peer) + " has left")).second) return;
@@ -51,7 +51,7 @@ void FailureDetector::Impl::announce_leavers() {
   leavers.clear();
 }
 
-// Left or lost while the leader changed: what it sent to the old leader, if anything, is lost.
+// Records that `peer` left or ended while the leader changed: any message it sent to the old leader is lost.
 void FailureDetector::Impl::mark_gone(int peer) {
   take(peer);
   const DetectorMessage message = message_about(Kind::gone, peer, name(peer) + " is gone");
@@ -69,7 +69,7 @@ void FailureDetector::Impl::on_excluded(const std::string& text) {
   events.lost(rank, "the other ranks have declared this one lost: " + text);
 }
 
-// Why a rank that has been silent for `silence` seconds counts as lost; nothing if it does not yet.
+// Returns why a rank that has been silent for `silence` seconds counts as lost, or nothing if it does not yet.
 std::optional<std::string> FailureDetector::Impl::silence_of(int peer, double silence) const {
   if (heartbeat_s <= 0 || silence < heartbeat_s) return std::nullopt;
   const char state = same_host(peer) ? process_state(info(peer).pid) : '\0';
@@ -102,7 +102,7 @@ void FailureDetector::Impl::elect(bool in_good_order) {
   if (next == leader) return;
   leader = next;
   if (is_leader()) return become_leader();
-  // When all leave at the end of a large job, not each of them has to connect to each of the others.
+  // The delay spares needless connections when all ranks leave at the end of a large job.
   constexpr std::chrono::microseconds kPerRank{100};
   constexpr std::chrono::microseconds kMost{100'000};
   dial_leader(in_good_order ? std::min(kMost, kPerRank * size()) : std::chrono::microseconds(0));
@@ -130,11 +130,11 @@ void FailureDetector::Impl::schedule_check(Clock::duration delay) {
   call_later(delay, [](Impl& self) { self.check_awaited(); });
 }
 
-// Ranks that have not connected to this leader: are they still there?
+// Checks whether ranks that have not connected to this leader still exist.
 void FailureDetector::Impl::check_awaited() {
   check_scheduled = false;
   const auto elapsed = Clock::now() - last_check;
-  // During init, connections of those that are said to be missing may be waiting to be accepted.
+  // During init, connections of seemingly missing ranks may be waiting to be accepted.
   const bool held_up = init_deadline && elapsed > check_delay * 4;
   for (auto& [peer, silence] : awaited) silence.look(seconds(elapsed), seconds(check_delay), false);
   const auto missing = awaited;
@@ -159,10 +159,9 @@ void FailureDetector::Impl::check_awaited() {
   }
 }
 
-// Connects to the leader.
 void FailureDetector::Impl::dial_leader(std::chrono::microseconds delay) {
   const int target = leader;
-  const auto self = shared_from_this();  // the thread ends before this object: PeerDialer joins it
+  const auto self = shared_from_this();  // keeps this object until PeerDialer has joined the thread
   PeerDialer::Task task;
   task.delay = delay;
   const std::chrono::duration<double> one_try(heartbeat_s > 0 ? heartbeat_s * 0.9 : 20);

@@ -20,7 +20,7 @@ void MismatchReports::begin(const DetectorMessage& abort, const std::vector<int>
 }
 
 void MismatchReports::compare(const DetectorMessage& question, const std::vector<int>& others) {
-  if (open_.count(question.group) != 0) return;  // those who wait with it ask the same
+  if (open_.count(question.group) != 0) return;  // other waiting ranks send the same question
   DetectorMessage abort = question;
   abort.kind = DetectorMessage::Kind::abort;
   open(abort, others, true);
@@ -45,7 +45,7 @@ void MismatchReports::open(const DetectorMessage& abort, const std::vector<int>&
   });
 }
 
-// A rank that has not made that call yet has no answer; it is asked again a little later.
+// A rank that has not made the call yet is queried again a little later.
 void MismatchReports::ask(const std::string& group, std::uint64_t number) {
   const auto it = open_.find(group);
   if (it == open_.end() || it->second.number != number) return;
@@ -95,7 +95,7 @@ void MismatchReports::finish(const std::string& group) {
     message.error = mismatch_of(std::move(calls));
     return callbacks_.finished(message);
   }
-  // A time-out of ranks that called the same stays one, and names those that did not call.
+  // If the calls agree, a time-out stays a time-out and names the ranks that did not call.
   if (message.error.kind == ErrorKind::timeout) {
     std::vector<int> late;
     for (const int rank : it->second.pending) {

@@ -35,7 +35,7 @@ void PastGroups::remove(const std::string& name) {
   const auto numbered = parse(name);
   const bool implied = numbered && (present_.count(numbered->parent) != 0 || contains(numbered->parent));
   present_.erase(name);
-  last_.erase(name);  // from now on all groups made from it are past
+  last_.erase(name);  // all groups made from it are past now
   if (!implied) named_.insert(name);
 }
 

@@ -65,7 +65,7 @@ void PeerDialer::run() {
 
 char process_state(int pid) {
   const std::string line = file_text(fmt::format("/proc/{}/stat", pid));
-  const auto end = line.rfind(')');  // the name in parentheses may hold anything
+  const auto end = line.rfind(')');  // the name in parentheses may contain any character
   return end != std::string::npos && end + 2 < line.size() ? line[end + 2] : '\0';
 }
 
@@ -75,7 +75,7 @@ void ListenProbes::start(int key, const Address& address, std::function<void()> 
   try {
     fd = open_stream_socket(address.family(), "checking whether a rank is there");
   } catch (const SystemError&) {
-    return;  // no descriptor left: nothing is known
+    return;  // out of descriptors: the result is unknown
   }
   const int result = ::connect(fd.get(), address.get(), address.length());
   if (result == 0) return;

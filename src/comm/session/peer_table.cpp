@@ -38,8 +38,8 @@ PeerInfo get_peer(ByteReader& reader) {
   return peer;
 }
 
-/// For a list that every rank refuses: rank 0 returns when the others have refused it too, and not much later if they
-/// never do, because the store may end with its process, before they have read the list.
+/// Every rank refuses the list. Rank 0 returns when the others have refused it, too, or after a short limit: the store
+/// may end with its process, before the others have read the list.
 void wait_until_all_refused(Store& store, int rank, int world_size, Deadline deadline) {
   const auto key = [](int r) { return fmt::format("maniple/refused/{}", r); };
   try {
@@ -49,11 +49,12 @@ void wait_until_all_refused(Store& store, int rank, int world_size, Deadline dea
     for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
     store.multi_get(keys, Deadline::sooner(deadline, Deadline::after(kLongestWaitToRefuse)));
   } catch (const Error&) {
-    // A rank has ended already, or the store has: there is nobody to wait for.
+    // A rank or the store has ended already: no reason to wait.
   }
 }
 
-// The result of a round: why it is refused, or the table. The reason comes first, so that other versions can read it.
+// Encodes the result of a round: the reason for refusal, or the table. The reason comes first, so that other versions
+// can read it.
 std::string table_of(const std::vector<std::string>& announcements) {
   PeerTable table;
   if (::getrandom(&table.world_id, sizeof table.world_id, 0) < 0) table.world_id = 0;
@@ -94,8 +95,8 @@ PeerTable decode_peer_table(std::string_view bytes) {
   return table;
 }
 
-// Settings and who has them come first and stay as they are in all versions: they are read before it is known whether
-// the versions differ.
+// The settings and the rank's identity come first and keep their format in all versions, as they are read before it is
+// known whether the versions differ.
 std::string encode(const Announcement& announcement) {
   ByteWriter writer;
   writer.put(static_cast<std::uint32_t>(announcement.settings.size()));
@@ -122,7 +123,7 @@ Announcement decode_announcement(std::string_view bytes) {
   }
   announcement.peer.host_name = reader.get_string(kMostDescription);
   announcement.peer.pid = reader.get<std::int32_t>();
-  if (!of_this_version(announcement.settings)) return announcement;  // the rest may have another form
+  if (!of_this_version(announcement.settings)) return announcement;  // the rest may have another format
   announcement.peer = get_peer(reader);
   reader.expect_end();
   return announcement;

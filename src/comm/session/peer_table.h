@@ -18,7 +18,7 @@ struct PeerInfo {
   std::string host_key;  ///< see HostIdentity
   std::string host_name;
   std::int32_t pid = 0;
-  /// random, drawn once per process: distinguishes threads of one process from a reused pid
+  /// Random, drawn once per process: distinguishes threads of one process from a reused pid.
   std::uint64_t process = 0;
   std::string unix_address;  ///< for shared memory
   std::string tcp_address;   ///< for data and control

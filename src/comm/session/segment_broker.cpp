@@ -13,13 +13,13 @@
 namespace maniple {
 namespace {
 
-// Threads of this process look here.
+// Offers to threads of this process.
 struct ProcessTable {
   Mutex mutex;
   CondVar changed;
   struct Offer {
     SharedFile file;
-    int takers = 0;  // that have not fetched it
+    int takers = 0;  // takers that have not fetched it
   };
   std::map<std::pair<std::uint64_t, std::string>, Offer> offers MANIPLE_GUARDED_BY(mutex);
 };
@@ -72,7 +72,7 @@ void SegmentBroker::hand_over(const std::string& topic) {
     try {
       send_descriptor(connection.get(), offer.file->fd(), offer.file->about());
     } catch (const Error& error) {
-      log_debug("shared memory {}: {}", topic, error.what());  // the taker has gone; its own error says so
+      log_debug("shared memory {}: {}", topic, error.what());  // the taker has gone and reports its own error
     }
     --offer.takers;
   }

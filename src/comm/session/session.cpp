@@ -24,7 +24,7 @@ namespace maniple {
 namespace {
 
 constexpr double kLeastDialTime = 30;
-// Until rank 0 has the control connections of all: a thousand ranks may share a few cores.
+// Time for rank 0 to get the control connections of all ranks: a thousand ranks may share a few cores.
 constexpr std::chrono::milliseconds kConnectTime{20'000};
 constexpr std::chrono::milliseconds kConnectTimeOfOne{100};
 
@@ -34,7 +34,7 @@ std::uint64_t random_word() {
   return word;
 }
 
-/// Tells processes apart, children of fork() as well.
+/// Identifies a process; children of fork() get a new value.
 struct ProcessWord {
   std::uint64_t value = random_word();
 };
@@ -65,10 +65,10 @@ Session::Session(RendezvousResult result, TransportKind transport)
 }
 
 Session::~Session() {
-  // Acceptors first: nothing new may arrive while the rest is taken down.
+  // Acceptors first: nothing new may arrive during the teardown.
   tcp_.reset();
   unix_.reset();
-  // And what they posted has run. Not checked: nothing sets waits_ any more.
+  // The acceptors' posted callbacks have run after this. Not checked by the analysis: nothing sets waits_ any more.
   loop_->post_and_wait([this]() MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
     if (waits_) waits_->stop();
   });
@@ -129,7 +129,7 @@ void Session::start_failure_detector(Deadline deadline) {
     call.rank = rank();
     return call;
   };
-  // From here on waits_ may be asked for, but it is set only later.
+  // The callbacks may read waits_ from here on, before it is set.
   const auto waits = [this] {
     const MutexLock lock(mutex_);
     return waits_;
@@ -213,7 +213,7 @@ void Session::accept(SecureConnection connection, const Hello& hello) {
   const MutexLock lock(mutex_);
   switch (hello.role) {
     case Role::data:
-      if (past_groups_.contains(group_of(hello.topic))) return;  // nobody will take it
+      if (past_groups_.contains(group_of(hello.topic))) return;  // no group will take the connection
       waiting_[{hello.rank, hello.topic}].push_back(std::move(connection));
       ::eventfd_write(arrivals_.get(), 1);
       return;
@@ -228,7 +228,7 @@ void Session::accept(SecureConnection connection, const Hello& hello) {
       if (!detector_) {
         early_control_[hello.rank] = std::move(connection);
       } else {
-        // Posted, as it may find this rank lost, which needs the lock.
+        // Posted, because adopt may report a rank as lost, which takes the lock.
         auto shared = std::make_shared<SecureConnection>(std::move(connection));
         loop_->post([this, shared, from = hello.rank] { detector_->adopt(from, std::move(*shared)); });
       }
@@ -245,8 +245,8 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
   hello.topic = topic;
   hello.to = global_rank;
   hello.encrypt = encrypts_;
-  // A port that a firewall closes is reported long before the operation's deadline, but not sooner than a rank counts
-  // as lost.
+  // Reports a port blocked by a firewall long before the operation's deadline, but not before a silent rank counts as
+  // lost.
   const double heartbeat = knob_number(Knob::heartbeat_s);
   const Deadline limit = heartbeat > 0
                              ? Deadline::sooner(deadline, Deadline::after(Seconds(std::max(kLeastDialTime, heartbeat))))
@@ -272,7 +272,8 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
     } catch (const SystemError& error) {
       abort.check();
       const int code = error.code();
-      if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;  // ours, not the peer's
+      // A local shortage, not the peer's fault.
+      if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;
       const LossKind loss = code == ECONNREFUSED ? LossKind::left_or_ended : LossKind::failed;
       if (!network_may_recover(code) || limit.remaining() <= pause) throw PeerLost(text(error), global_rank, loss);
     }
@@ -310,7 +311,7 @@ auto Session::take(const std::string& topic, int maker, Deadline deadline, const
     hello.rank = rank();
     hello.topic = topic;
     hello.to = maker;
-    // The handshake is short and is not broken off: its other side would take us for an unauthenticated peer.
+    // Never break off the short handshake: the other side would take this rank for an unauthenticated peer.
     const SecureConnection connection =
         maniple::dial(Address::parse(peer(maker).unix_address), rendezvous_.identity, hello, deadline);
     return there(receive_descriptor(connection.get(), deadline, abort.fd()));

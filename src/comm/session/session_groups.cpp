@@ -1,4 +1,4 @@
-// What a session knows of its groups: who is in them, what ended them, and what came for them before they were made.
+// The session's groups: their members, their ends, and connections and aborts that arrived before a group was made.
 #include <algorithm>
 #include <map>
 #include <utility>

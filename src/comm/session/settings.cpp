@@ -13,9 +13,9 @@ namespace maniple {
 namespace {
 
 constexpr const char* kVersion = "the version of Maniple";
-constexpr std::size_t kMostHosts = 4;  // named
+constexpr std::size_t kMostHosts = 4;  // named in a message
 
-// The option that counts instead of the variable.
+// The variable's name, with the option that overrides it.
 std::string name_of(const KnobInfo& knob) {
   if (knob.knob == Knob::transport) return fmt::format("{} (or InitOptions::transport)", knob.name);
   if (knob.knob == Knob::algorithm) return fmt::format("{} (or InitOptions::algorithm)", knob.name);
@@ -80,7 +80,7 @@ bool of_this_version(const Settings& settings) noexcept {
 
 std::string difference(const std::vector<SettingsOf>& ranks) {
   if (ranks.empty()) return {};
-  // Other versions have other settings, and other forms of what follows.
+  // Other versions have different settings and formats, so report the version alone.
   if (std::string versions = difference_in(ranks, kVersion); !versions.empty()) return versions;
   std::vector<std::string> differences;
   for (const Setting& setting : ranks.front().settings) {

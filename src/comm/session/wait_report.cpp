@@ -18,7 +18,7 @@ using Clock = Deadline::Clock;
 using Kind = DetectorMessage::Kind;
 
 constexpr std::size_t kMostCall = 4096;
-constexpr std::size_t kMostMembers = 8192;  // listed, as a control message has a limit
+constexpr std::size_t kMostMembers = 8192;  // limit of the list, as a control message is limited
 constexpr std::chrono::seconds kAnswerLimit{1};
 
 double seconds_since(Clock::time_point when) { return std::chrono::duration<double>(Clock::now() - when).count(); }
@@ -39,7 +39,7 @@ std::shared_ptr<WaitReports> find_here(std::uint64_t world, int rank) {
   return found == it->second.end() ? nullptr : found->second.lock();
 }
 
-// What a waiting rank knows of the call, in the text of a message.
+// Encodes a waiting rank's view of the call as a message's text.
 std::string encode_wait(const CallProgress& call, const std::vector<int>& members) {
   ByteWriter writer;
   writer.put_string(std::string_view(call.call).substr(0, kMostCall));
@@ -145,7 +145,7 @@ void WaitReports::on_waiting(const DetectorMessage& message) {
   Query& query = queries_[message.group];
   if (query.seq != message.seq) query = Query(message.seq);
   const auto now = Clock::now();
-  // The others of the group say the same in the same moment, or a little later if they arrived later.
+  // Other ranks of the group report the same call at about the same time, or later if they arrived later.
   if (query.open || now < query.not_before) return;
   query.pause_s = std::max(callbacks_.after_s, 2 * query.pause_s);
   query.not_before =
@@ -163,7 +163,7 @@ void WaitReports::on_waiting(const DetectorMessage& message) {
   callbacks_.loop->call_at(Deadline::after(kAnswerLimit), [weak = weak_from_this(), group = message.group] {
     if (const auto self = weak.lock()) self->finish(group);
   });
-  const std::vector<int> members = query.members;  // the last answer ends the query
+  const std::vector<int> members = query.members;  // copied, as the last reply ends the query
   for (const int member : members) {
     if (member == callbacks_.rank) {
       on_progress_reply(progress(asked));
@@ -188,7 +188,7 @@ void WaitReports::finish(const std::string& group) {
   const Query& query = it->second;
   constexpr std::size_t kMostDescribed = 4;
   std::vector<int> arrived;
-  std::vector<int> rest;  // of those that have not
+  std::vector<int> rest;  // ranks that have not arrived and are not described
   std::string awaited;
   std::size_t described = 0;
   for (const int member : query.members) {
@@ -203,7 +203,7 @@ void WaitReports::finish(const std::string& group) {
       rest.push_back(member);
     }
   }
-  if (described == 0 || arrived.empty()) return;  // all are there: it is the operation itself that takes long
+  if (described == 0 || arrived.empty()) return;  // all have arrived: the operation itself takes long
   std::sort(arrived.begin(), arrived.end());
   std::sort(rest.begin(), rest.end());
   if (!rest.empty()) awaited += " and " + describe_ranks(rest);

@@ -23,15 +23,15 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Deadline::Clock;
 
-// Asking the kernel which of many sockets are ready is cheaper than trying each.
+// With more senders and receivers than this, one poll() is cheaper than trying each.
 constexpr std::size_t kTryEach = 6;
-// The hint that a connection has arrived can be taken by another waiter, so it is not relied on for longer.
+// Another waiter may consume the hint that a connection has arrived, so it is trusted for this long only.
 constexpr auto kConnectionPoll = 5ms;
-// Rings have no descriptor: with sockets pending as well, they are polled this often.
+// Rings have no descriptor: while sockets are pending as well, rings are polled at this interval.
 constexpr auto kMixedPoll = 200us;
-// An abort is seen at the latest after this while only rings are awaited.
+// Upper bound on noticing an abort while only rings are awaited.
 constexpr auto kLocalPoll = 5ms;
-// A host that answers nothing for so many heartbeats is lost: see set_liveness. It is looked at twice in each of them.
+// A host that acknowledges nothing for kSilentHeartbeats heartbeats is lost: see set_liveness.
 constexpr double kSilentHeartbeats = 4;
 constexpr double kLooksPerHeartbeat = 2;
 
@@ -75,7 +75,7 @@ struct Exchange::Impl {
     mesh.busy_ = false;
   }
 
-  /// Runs `body`; any failure leaves connections in the middle of frames, so the mesh is unusable afterwards.
+  /// Runs `body`. Any failure leaves connections in the middle of frames, so the mesh is unusable afterwards.
   template <class Body>
   auto guarded(Body body) {
     try {
@@ -148,11 +148,11 @@ struct Exchange::Impl {
 
   template <class Done>
   void wait_until(Done done) {
-    std::optional<Waiter::Wait> idle;  // since nothing moves
+    std::optional<Waiter::Wait> idle;  // set while nothing moves
     for (;;) {
       const bool aborted = mesh.options_.abort->raised();
       const bool moved = advance();
-      if (done()) return;  // what has arrived counts, whatever happened meanwhile
+      if (done()) return;  // data that has arrived counts, even after an abort or time-out
       if (aborted) mesh.options_.abort->rethrow();
       const auto now = Clock::now();
       if (now >= deadline.when()) throw Timeout(timeout(now));
@@ -161,13 +161,13 @@ struct Exchange::Impl {
         idle.reset();
       } else if (!idle) {
         idle.emplace(mesh.waiter_);
-      } else if (idle->resume(); !idle->may_spin()) {  // it spins by trying to send and to receive
+      } else if (idle->resume(); !idle->may_spin()) {  // spinning means trying to send and receive
         wait_for_events(*idle);
       }
     }
   }
 
-  /// Until something that is awaited may have happened.
+  /// Sleeps until an awaited event may have happened.
   void wait_for_events(Waiter::Wait& wait) {
     bool awaits_connection = false;
     bool awaits_ring = false;
@@ -189,7 +189,7 @@ struct Exchange::Impl {
     }
     if (awaits_connection) descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
     if (!awaits_ring && is_ready_before_sleep(wait)) return;
-    // By now a look at the peers may be due.
+    // The next check for silent hosts may be due by now.
     auto limit = std::clamp<Deadline::Duration>(next_look - Clock::now(), {}, deadline.remaining());
     if (awaits_connection) limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
     if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedPoll);
@@ -213,10 +213,10 @@ struct Exchange::Impl {
     return false;
   }
 
-  /// By its probes the kernel finds out that a host does not answer, but not where bytes are on their way to it. There
-  /// it is asked what it has heard.
+  /// The kernel's keep-alive probes detect a silent host, but not while sent bytes are unacknowledged. For such
+  /// connections this queries how long ago the host was last heard.
   void look_for_silent_hosts(Clock::time_point now) {
-    // Between looks that are far apart an answer may have come, and more been sent.
+    // If checks are far apart, an acknowledgement may have arrived and more been sent in between.
     if (now - next_look > look_interval) unanswered.clear();
     next_look = now + std::chrono::duration_cast<Clock::duration>(look_interval);
     std::vector<Unanswered> found;
@@ -271,16 +271,16 @@ struct Exchange::Impl {
   Deadline deadline;
   Clock::time_point began;
   int rank = 0;
-  std::vector<FrameSender*> senders;  // those with frames to move
+  std::vector<FrameSender*> senders;  // senders with frames to move
   std::vector<FrameReceiver*> receivers;
   std::vector<pollfd> descriptors;
-  std::vector<std::size_t> marks;  // which receiver or sender a descriptor belongs to
+  std::vector<std::size_t> marks;  // index of each descriptor's receiver or sender
 
   struct Unanswered {
     int fd;
-    Clock::time_point since;  // the first look that found it so, or when its host was heard after that
+    Clock::time_point since;  // the first check that found it so, or the host's last sign of life after that
   };
-  std::chrono::duration<double> look_interval;  // 0: hosts may be silent
+  std::chrono::duration<double> look_interval;  // 0: not checked
   Clock::time_point next_look = Clock::time_point::max();
   std::vector<Unanswered> unanswered;
 };
@@ -300,7 +300,7 @@ Exchange::Ticket Exchange::send(int peer, std::span<const std::byte> bytes) {
     transfer.from = bytes.data();
     const bool was_idle = !sender.pending();
     sender.post(transfer, impl_->deadline);
-    // At once, so that the header leaves whatever happens here: the peer learns what this rank called.
+    // Sends the header at once, so that the peer learns this rank's call even if this rank fails.
     if (was_idle) sender.advance();
     if (was_idle && sender.pending()) impl_->senders.push_back(&sender);
     return static_cast<Ticket>(impl_->mesh.transfers_.size() - 1);

@@ -68,7 +68,7 @@ bool FrameReceiver::open(std::size_t index) {
   return true;
 }
 
-// The sender goes on with the connection that this rank opened: see mesh.h.
+// The sender continues on the connection that this rank opened: see mesh.h.
 void FrameReceiver::follow_notice() {
   Stream& stream = streams_[0];
   if (stream.begin != stream.end) throw ProtocolError("bytes behind the notice that frames continue elsewhere");
@@ -126,8 +126,8 @@ bool FrameReceiver::advance(std::size_t index, std::size_t& budget) {
   return moved;
 }
 
-// Stream 0 carries something of every frame; the others only of those that have a piece for them, and only after stream
-// 0 has seen the header.
+// Stream 0 carries a part of every frame. Other streams carry only frames with a piece for them, and read it only after
+// stream 0 has taken the header.
 void FrameReceiver::skip_frames_without_piece(std::size_t index) {
   Stream& stream = streams_[index];
   if (stream.in_payload) return;
@@ -152,11 +152,11 @@ std::size_t FrameReceiver::read(Stream& stream, std::span<const iovec> parts) {
   const std::size_t got = stream.source->read_some(parts);
   std::size_t asked = 0;
   for (const iovec& part : parts) asked += part.iov_len;
-  stream.dry = got < asked && stream.network;  // rings give less than asked for although there is more
+  stream.dry = got < asked && stream.network;  // a ring may return less than requested and still hold more
   return got;
 }
 
-// Bytes of the next header that have not been read. Of a frame's, the first part says how long it is.
+// Unread bytes of the next header. The first part of a frame header determines its length.
 std::size_t FrameReceiver::missing(const Stream& stream, bool frame) const noexcept {
   const std::size_t have = stream.end - stream.begin;
   std::size_t size = kPieceHeaderBytes;
@@ -178,7 +178,7 @@ bool FrameReceiver::read_ahead(Stream& stream, std::size_t missing) {
   return got > 0;
 }
 
-// The header of a piece and the piece itself in one call, each to its place: which piece comes next is known.
+// Reads a piece header and the piece into place with one call: the next piece is known in advance.
 std::size_t FrameReceiver::read_piece(Stream& stream) {
   const Transfer& transfer = at(stream.frame);
   const std::size_t offset = stream.piece * kPieceBytes;
@@ -250,7 +250,7 @@ void FrameReceiver::check_call(const FrameHeader& header, const Transfer& transf
                               peer_.name(), header.length, transfer.size, transfer.signature->describe())
                 : fmt::format("{} called {}, this rank called {}; all ranks must make the same calls in the same order",
                               peer_.name(), header.signature.describe(), transfer.signature->describe());
-  // This rank's own is added by the Exchange.
+  // The Exchange adds this rank's own call.
   info.calls = {{.rank = peer_.global_rank, .call = header.signature.describe()}};
   throw Mismatch(std::move(info));
 }

@@ -26,7 +26,7 @@ namespace maniple {
 class FrameReceiver {
  public:
   using Open = std::function<std::unique_ptr<ByteSource>(int stream)>;
-  /// as a stream: the connection that this rank opened to send frames to that peer
+  /// As a stream: the connection that this rank opened to send frames to that peer.
   static constexpr int kOwnConnection = -1;
 
   /// For collectives. `open` must not block: it returns null while the sender has not connected that stream, or when

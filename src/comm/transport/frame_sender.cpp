@@ -9,8 +9,8 @@
 
 namespace maniple {
 namespace {
-// The header of a message that is too long to be read with it is sent ahead (the checksum is in the header of the
-// piece), so that the receiver wakes up, and finds its receive, while the checksum is computed and the payload copied.
+// If a message is too long to be read together with its header, the header is sent ahead (the checksum is in the piece
+// header). The receiver then wakes up and finds its receive while the checksum is computed and the payload copied.
 constexpr std::size_t kEarlyHeaderBytes = kReadAheadBytes - kFrameHeaderBytes;
 }  // namespace
 
@@ -101,7 +101,7 @@ bool FrameSender::advance(std::size_t index, std::size_t& budget) {
       finish_segment(index);
       if (queue_.empty()) return true;
     } else if (network_) {
-      return true;  // a socket that took less than offered is full: another call would only be refused
+      return true;  // a socket that took less than offered is full: another call would fail
     }
   }
   return moved;
@@ -178,7 +178,7 @@ void FrameSender::finish_segment(std::size_t index) {
 
 void FrameSender::add_descriptors(std::vector<pollfd>& descriptors) const {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
-    // A stream without one, although frames are pending, has done its share of all of them.
+    // A stream without a loaded segment has sent its share of all pending frames.
     const Stream& stream = streams_[index];
     if (stream.loaded || (index == 0 && next_sink_)) descriptors.push_back({stream.sink->fd(), POLLOUT, 0});
   }

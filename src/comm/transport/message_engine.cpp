@@ -14,9 +14,9 @@
 namespace maniple {
 namespace {
 
-// Connections that are made at a time: of many at once some are refused by the other side's acceptor.
+// Maximum concurrent dials: the peer's acceptor refuses some of too many at once.
 constexpr int kDialsAtOnce = 8;
-// What is received from, or sent to, a peer before the others have their turn.
+// Limits of one peer's turn, in messages and bytes, before the next peer's.
 constexpr int kMessagesAtOnce = 64;
 constexpr std::size_t kBytesAtOnce = std::size_t{8} << 20;
 
@@ -116,7 +116,7 @@ void MessageEngine::background() {
   }
 }
 
-// Callbacks run without the lock: they may start new messages.
+// Callbacks run without the lock, as they may start new messages.
 void MessageEngine::run_finished(Lock& lock) {
   while (!just_done_.empty()) {
     auto done = std::move(just_done_);
@@ -131,7 +131,7 @@ void MessageEngine::run_finished(Lock& lock) {
     if (awaited) wake_sleepers();
     lock.lock();
     wake_.notify_all();
-    if (just_done_.capacity() == 0) {  // keep the memory for the next
+    if (just_done_.capacity() == 0) {  // reuse the memory
       done.clear();
       just_done_.swap(done);
     }
@@ -143,10 +143,10 @@ bool MessageEngine::progress(Lock&) {
     fail_all(ended_.cause());
     return !just_done_.empty();
   }
-  // Read before the round: what has arrived by then counts.
+  // Read before the round: messages that have arrived by then count.
   std::exception_ptr aborted = options_.abort->raised() ? options_.abort->cause() : nullptr;
   if (!aborted && options_.aborted_by_peer) aborted = options_.aborted_by_peer();
-  // Read before anything is received: what a rank sent before it left is received first.
+  // Read before receiving, so that messages a rank sent before it left are received first.
   for (int rank = 0; options_.departure_of && rank < static_cast<int>(peers_.size()); ++rank) {
     state(rank).gone = options_.departure_of(rank);
   }
@@ -185,7 +185,7 @@ bool MessageEngine::progress_sends(int rank) {
     const auto message = peer.sends.front();
     try {
       if (!open_outgoing(rank)) return moved;
-    } catch (const SystemError&) {  // no descriptor, no thread: the peer is not to blame
+    } catch (const SystemError&) {  // no descriptor or thread available here: not the peer's fault
       fail_peer(rank, std::current_exception());
       return true;
     }
@@ -226,7 +226,7 @@ bool MessageEngine::open_outgoing(int rank) {
   const auto dials =
       std::count_if(peers_.begin(), peers_.end(), [](const PeerState& p) { return p.dial && !p.dial->done(); });
   if (dials >= kDialsAtOnce) return false;
-  // Messages have deadlines, which differ; the connection serves all of them.
+  // No deadline: the connection serves all messages, whose deadlines differ.
   peer.dial = std::make_unique<BackgroundDial>(
       [this, global = peer_of(rank).global_rank] {
         return options_.connector->dial(global, options_.topic, Deadline::never(), ended_);
@@ -274,7 +274,7 @@ bool MessageEngine::progress_receives(int rank) {
       } catch (const PeerLost&) {
         closed = std::current_exception();
       }
-      // Asked again: it may have come before the frame, or before the end, that is seen now.
+      // Checked again: the slot may have been filled before the frame, or the end of stream, that is visible now.
       if (take_slot(rank)) {
         moved = true;
         continue;
@@ -301,7 +301,7 @@ bool MessageEngine::progress_receives(int rank) {
   return moved;
 }
 
-// Decides where the message that has arrived goes: to the first receive that matches, or into a buffer.
+// Directs an arrived message to the first matching receive, or into a buffer.
 void MessageEngine::accept_message(int rank, const FrameHeader& header) {
   PeerState& peer = state(rank);
   std::byte* to = nullptr;
@@ -333,8 +333,8 @@ void MessageEngine::reserve_unexpected(int rank, int tag, std::size_t bytes) {
   unexpected_bytes_ += bytes;
 }
 
-// The receive that matches, no longer in the list; null: none. Throws Mismatch when that receive expects something
-// else; it has failed then.
+// Removes the matching receive from the list and returns it; null: none. If that receive expects another dtype or size,
+// fails it and throws Mismatch.
 std::shared_ptr<Message> MessageEngine::match(int rank, DType dtype, int tag, std::size_t bytes) {
   const auto it = std::find_if(receives_.begin(), receives_.end(), [&](const auto& message) {
     return (message->peer == rank || message->peer == kAnyone) && message->tag == tag;
@@ -356,7 +356,7 @@ std::shared_ptr<Message> MessageEngine::match(int rank, DType dtype, int tag, st
   throw error;
 }
 
-// Serves receives from the buffered messages, oldest first.
+// Completes receives from buffered messages, oldest first.
 bool MessageEngine::take_unexpected() {
   if (unexpected_count_ == 0) return false;
   bool moved = false;
@@ -401,7 +401,7 @@ void MessageEngine::idle(Lock& lock, std::uint32_t seen, Deadline limit) {
   bool awaits_connection = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
-    if (rank == options_.rank) continue;  // its ring moves only when this engine does
+    if (rank == options_.rank) continue;  // the ring to itself moves only when this engine runs
     if (!peer.sends.empty() && peer.sender) {
       if (peer.sender->fd() >= 0) waiting.push_back({peer.sender->fd(), POLLOUT, 0});
       rings |= peer.sender->fd() < 0;
@@ -423,7 +423,7 @@ void MessageEngine::idle(Lock& lock, std::uint32_t seen, Deadline limit) {
   waiting.push_back({options_.abort->fd(), POLLIN, 0});
   waiting.push_back({wake_fd_.get(), POLLIN, 0});
   lock.unlock();
-  // Rings cannot be polled; beside sockets they are checked often.
+  // Rings have no descriptor: alongside sockets they are checked every millisecond.
   const int limit_ms = rings ? 1 : std::max(1, until.poll_ms());
   ::poll(waiting.data(), waiting.size(), limit_ms);
   lock.lock();

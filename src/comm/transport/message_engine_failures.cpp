@@ -1,4 +1,4 @@
-// How messages fail: with the whole engine, with their peer, or alone at their deadline.
+// Failure of messages: all of the engine's, all of a peer's, or a single one at its deadline.
 #include <algorithm>
 #include <utility>
 
@@ -47,7 +47,7 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
     return other.broken || &other == &peers_[static_cast<std::size_t>(options_.rank)];
   });
   for (auto it = receives_.begin(); it != receives_.end();) {
-    // A receive from anyone fails only when no rank is left that could send.
+    // A receive from any source fails only if no rank remains that could send.
     if ((*it)->peer == rank || ((*it)->peer == kAnyone && no_peer_left)) {
       finish(*it, cause);
       it = receives_.erase(it);
@@ -57,7 +57,7 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
   }
 }
 
-// A time-out, or, where the loss is known, a lost peer.
+// Makes a Timeout, or a PeerLost if `loss` is known.
 std::exception_ptr MessageEngine::gave_up(const Message& message, int rank, const std::string& why,
                                           LossKind loss) const {
   ErrorInfo info;
@@ -72,15 +72,14 @@ std::exception_ptr MessageEngine::gave_up(const Message& message, int rank, cons
   return make_error(std::move(info));
 }
 
-// What a rank sent before it left is received first: its leaving counts once nothing moves.
+// Messages that a rank sent before it left are received first: its departure counts once nothing moves.
 void MessageEngine::fail_expired(bool moved) {
   const bool pending = !receives_.empty() || std::any_of(peers_.begin(), peers_.end(), [](const PeerState& peer) {
     return !peer.sends.empty() || peer.followed || peer.receiving;
   });
   if (!pending) return;
   const auto now = Deadline::Clock::now();
-  // Some rank, if all the others have left or are lost: no rank remains then that could send what a receive from anyone
-  // awaits.
+  // A departed rank, if all other ranks have left or are lost, so that no rank can send to a receive from any source.
   int last_to_leave = kAnyone;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
@@ -108,7 +107,7 @@ void MessageEngine::fail_expired(bool moved) {
     PeerState& peer = state(rank);
     const LossKind loss = moved ? LossKind::unknown : peer.gone;
     const bool gone = loss != LossKind::unknown;
-    // A message that stops half way leaves the connection unusable, so the peer is given up with it.
+    // A message that stops half way leaves the connection unusable, so all of the peer's messages fail.
     for (const Message* message : {static_cast<const Message*>(peer.followed.get()),
                                    peer.sends.empty() ? nullptr : static_cast<const Message*>(peer.sends.front().get()),
                                    static_cast<const Message*>(peer.receiving.get())}) {
@@ -122,7 +121,7 @@ void MessageEngine::fail_expired(bool moved) {
       break;
     }
     if (peer.sends.empty()) continue;
-    std::size_t before = 0;  // sends that are still ahead of it
+    std::size_t before = 0;  // sends still ahead of this one
     std::erase_if(peer.sends, [&](const std::shared_ptr<Message>& message) {
       const bool begun = before == 0 && peer.sending;
       if (begun || message->deadline.when() > now) return ++before, false;

@@ -1,5 +1,5 @@
-// Messages that do not wait in the queues of the engine: small ones between ranks of one host, sent and received in the
-// calling thread; and sends that would wait behind others, which are copied.
+// Messages that bypass the engine's queues: small ones between ranks of one host, which the calling thread sends and
+// receives; and sends that would wait behind others, which are copied.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kMostBytes = 16 << 10;  // larger messages gain nothing by it
+constexpr std::size_t kMostBytes = 16 << 10;  // larger messages gain nothing
 
 }  // namespace
 
@@ -21,7 +21,7 @@ bool MessageEngine::try_now(Message& message) {
   if (peer.broken) return false;
   try {
     if (message.op == Op::send ? !send_now(peer, message) : !receive_now(peer, message)) return false;
-  } catch (const Error&) {  // the message fails with it as soon as it is started
+  } catch (const Error&) {  // the message will fail with this error when it is started
     fail_peer(message.peer, std::current_exception());
     return false;
   }
@@ -45,7 +45,7 @@ bool MessageEngine::send_now(PeerState& peer, const Message& message) {
 }
 
 bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
-  // Without messages in the background nobody else needs the lock, or will match what arrives.
+  // Without background messages no other thread needs the lock or matches arriving messages.
   if (!peer.receiver || !peer.receiver->local() || peer.receiving || peer.buffering || !receives_.empty() ||
       unexpected_count_ != 0 || !in_background_.empty())
     return false;
@@ -59,7 +59,7 @@ bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
     }
   }
   const FrameHeader* const header = slot_ready() ? nullptr : peer.receiver->peek();
-  if (slot_ready()) {  // asked again: a frame that is seen may come after it
+  if (slot_ready()) {  // checked again: a slot may precede the frame that is visible
     const MessageSlots::Small small = peer.slots_in->next();
     if (small.tag != message.tag || small.dtype != message.dtype || small.bytes.size() != message.bytes) return false;
     std::copy(small.bytes.begin(), small.bytes.end(), message.data);
@@ -81,9 +81,9 @@ bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
   return true;
 }
 
-// A send that waits behind another to the same rank is copied and counts as sent, like one that fits into a ring: so a
-// rank may go on to receive what the other waits to send. No more is copied than lies between the ranks anyway, so the
-// copies are on their way as soon as the other has received what is ahead of them.
+// A send that waits behind another to the same rank is copied and counts as sent, as if it fitted into a ring: this
+// rank may then receive a message that the other rank waits to send. Copies are limited to the capacity between the two
+// ranks, so they are in transit as soon as the other rank has received the messages ahead of them.
 bool MessageEngine::copy_aside(const Message& message) {
   if (message.op != Op::send) return false;
   constexpr std::size_t kMostCopied = std::size_t{256} << 10;
@@ -115,7 +115,7 @@ bool MessageEngine::copy_aside(const Message& message) {
   return true;
 }
 
-// Nobody waits for copies: the message ahead of them is done with them, so that its Work reports what happens to them.
+// Copies have no waiter: the message ahead of them finishes together with them, so that its Work reports their failure.
 void MessageEngine::finish_sent(PeerState& peer, const std::shared_ptr<Message>& message) {
   const bool copies_follow = !peer.sends.empty() && peer.sends.front()->copy;
   if (message->copy) peer.copied_bytes -= kFrameHeaderBytes + message->bytes;
@@ -127,7 +127,7 @@ void MessageEngine::finish_sent(PeerState& peer, const std::shared_ptr<Message>&
   if (!copies_follow && peer.followed) finish(std::exchange(peer.followed, nullptr), nullptr);
 }
 
-// Takes the next message of that rank if it is in a slot, which it leaves at once.
+// Takes that rank's next message if it is in a slot, and frees the slot at once.
 bool MessageEngine::take_slot(int rank) {
   PeerState& peer = state(rank);
   if (!peer.slots_in || !peer.slots_in->ready(peer.frames_in)) return false;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-// Positions only grow; the place in the ring is the position modulo the capacity. Each has its own cache line. The
-// writer reads that of the reader only when the ring seems full, so small messages move one line, which also has both
-// flags.
+// Positions only grow; an index into the ring is the position modulo the capacity. Each position has its own cache
+// line. The writer loads the reader's position only when the ring seems full, so a small message transfers one line of
+// the head, which also holds both flags.
 struct RingHead {
   alignas(kLine) std::atomic<std::uint64_t> written;
   std::atomic<std::uint32_t> writer_gone;
@@ -40,9 +40,9 @@ class Ring {
 
   RingHead& head() const noexcept { return *head_; }
   std::size_t capacity() const noexcept { return capacity_; }
-  /// The most that is moved before the other side is notified: both sides then copy at the same time.
+  /// Bytes moved before the other side is notified, so that both sides copy at the same time.
   std::size_t stride() const noexcept { return std::max<std::size_t>(capacity_ / 4, 1); }
-  /// Starts to fetch the bytes at a position while the caller reads other lines.
+  /// Prefetches the bytes at a position while the caller reads other lines.
   void prefetch(std::uint64_t position) const noexcept { __builtin_prefetch(data_ + (position & (capacity_ - 1))); }
 
   void put(std::uint64_t position, const std::byte* from, std::size_t size) const noexcept {
@@ -58,7 +58,7 @@ class Ring {
     if (size > first) std::memcpy(to + first, data_, size - first);
   }
 
-  /// Bytes in the ring, as the two positions say.
+  /// Bytes in the ring, according to the two positions.
   std::size_t filled(std::uint64_t written, std::uint64_t read) const {
     const std::uint64_t size = written - read;
     if (size > capacity_) throw ProtocolError("the positions of a shared ring contradict each other");
@@ -123,7 +123,7 @@ class RingSink final : public ByteSink {
   }
 
  private:
-  // Bytes after which the reader may start on them, while the next ones are copied.
+  // Bytes after which the written position is published, so that the reader starts while the rest is copied.
   static constexpr std::size_t kShown = 16 * 1024;
 
   std::uint64_t show() {
@@ -149,7 +149,7 @@ class RingSource final : public ByteSource {
 
   std::size_t read_some(std::span<const iovec> parts) override {
     ring_.prefetch(read_);
-    // The flag is read first: whatever was written before it was set is then seen below.
+    // Read the flag first: all bytes written before it was set are then visible below.
     const bool writer_gone = ring_.head().writer_gone.load(std::memory_order_acquire) != 0;
     std::size_t filled = ring_.filled(ring_.head().written.load(std::memory_order_acquire), read_);
     if (filled == 0) {
@@ -166,8 +166,8 @@ class RingSource final : public ByteSource {
       filled -= size;
     }
     ring_.head().read.store(read_, std::memory_order_release);
-    // A writer that waits has found the ring full, so it is notified if that can be. As neither side waits until its
-    // stores are seen by the other, the ring may look emptier than it was; so every quarter that has been read is
+    // A waiting writer has found the ring full, so it is notified if the ring may have been full. Neither side waits
+    // for its stores to become visible, so the ring may look emptier than it was; therefore each quarter read is
     // notified, too.
     const bool quarter_read = before / ring_.stride() != read_ / ring_.stride();
     if ((half_full || quarter_read) && notify_peer_) notify_peer_();

@@ -10,12 +10,12 @@
 namespace maniple {
 namespace {
 
-// Several records go to and come from the kernel in one call.
+// One system call moves several records.
 constexpr std::size_t kRecordsAtOnce = 4;
 constexpr std::size_t kPlainAtOnce = kRecordsAtOnce * kMaxRecordBytes;
 constexpr std::size_t kSealedAtOnce = kRecordsAtOnce * (kMaxRecordBytes + kRecordOverhead);
 
-/// A list of parts, taken from its front.
+/// A list of buffers, consumed from the front.
 class Parts {
  public:
   explicit Parts(std::span<const iovec> parts) {
@@ -66,7 +66,7 @@ class SealedSink final : public ByteSink {
     std::size_t taken = 0;
     if (sent_ < end_) {
       if (!flush()) return 0;
-      taken = 1;  // the last byte of that batch
+      taken = 1;  // the last byte of the batch, now sent
       parts.skip(1);
     }
     while (parts.left() > 0) {
@@ -108,7 +108,7 @@ class SealedSink final : public ByteSink {
     return true;
   }
 
-  static constexpr std::size_t kSmall = 4096;  // for those that exchange only small messages
+  static constexpr std::size_t kSmall = 4096;  // for pairs that exchange only small messages
 
   std::unique_ptr<ByteSink> sink_;
   RecordSealer sealer_;
@@ -140,7 +140,7 @@ class SealedSource final : public ByteSource {
   bool holds_bytes() const noexcept override { return !plain_.empty() || end_ > begin_; }
 
  private:
-  /// Opens the next record, if it is here: right into `parts` if they have room for it, otherwise in its place.
+  /// Decrypts the next record if it has arrived in full: directly into `parts` if they have room, otherwise in place.
   bool open_next(Parts& parts) {
     if (end_ - begin_ < kRecordHeaderBytes) return false;
     char* const record = bytes_.get() + begin_;
@@ -171,10 +171,10 @@ class SealedSource final : public ByteSource {
 
   std::unique_ptr<ByteSource> source_;
   RecordOpener opener_;
-  std::unique_ptr<char[]> bytes_;  // as received, not opened yet: [begin, end)
+  std::unique_ptr<char[]> bytes_;  // as received, not decrypted yet: [begin, end)
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
-  std::string_view plain_;  // of an open record, in front of `begin`
+  std::string_view plain_;  // rest of a decrypted record, in front of `begin`
 };
 
 }  // namespace

@@ -25,11 +25,11 @@ bool set_congestion(int fd, const std::string& name) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-/// bbr spaces packets out by timers, so that queues along a path stay short. Between hosts a moment apart that only
-/// takes time of the processor, an eighth of all_reduce's: such a connection gets what Linux uses by default, or else
-/// what every Linux allows.
+/// bbr paces packets by timers to keep queues along a path short. On a path with a round trip under 1 ms that only
+/// costs processor time, an eighth of an all_reduce's, so such connections get cubic, Linux's default, or else reno,
+/// which every Linux allows.
 void leave_bbr_on_a_short_path(int fd) {
-  constexpr std::uint32_t kShortUs = 1000;  // there and back
+  constexpr std::uint32_t kShortUs = 1000;  // round-trip time
   char name[16] = {};
   socklen_t length = sizeof name;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0 || std::strncmp(name, "bbr", 3) != 0) return;
