@@ -11,7 +11,7 @@ namespace {
 
 std::string nothing_missing() { return {}; }
 
-// A new backend is a line here. Plugins have a line in plugin/load.cpp as well.
+// To add a backend, add a line here, and for a plugin another in plugin/load.cpp.
 constexpr BackendEntry kBackends[] = {
     {"native", "shared memory inside a host, TCP between hosts; needs nothing else", make_native_backend,
      nothing_missing},
@@ -73,7 +73,7 @@ BackendChoice parse_backend(std::string_view text) {
     place = entry;
   }
   if (choice.host == nullptr) choice = {&find_backend("native"), choice.device, false};
-  // "cuda:native": through memory of the host. That is what a backend of the host does by itself.
+  // "cuda:native" means through host memory, which a host backend does by itself.
   if (choice.device != nullptr && choice.device->make != nullptr) {
     MANIPLE_REQUIRE(choice.device == choice.host, "backend \"{}\": memory of a GPU goes through {}; write \"{}\"", text,
                     choice.host->name, choice.host->name);

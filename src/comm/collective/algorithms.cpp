@@ -67,10 +67,10 @@ constexpr ArenaEntry kArenaAlgorithms[] = {
 
 std::string_view automatic(const Operation& op, int ranks) noexcept {
   constexpr std::size_t kLarge = 256 * 1024;
-  constexpr int kMany = 16;      // beyond this, everyone sending to everyone at once overloads the receivers
-  constexpr int kVeryMany = 64;  // beyond this, even connections from everyone to everyone cost too much: n (n-1)
-  // Two ranks: "direct" has each reduce one half and wait for the other's, "exchange" has both reduce all. Beyond this
-  // size the arithmetic saved is worth the wait.
+  constexpr int kMany = 16;      // beyond this, all-to-all traffic at once overloads the receivers
+  constexpr int kVeryMany = 64;  // beyond this, even n (n-1) connections between all pairs cost too much
+  // Two ranks: with "direct" each reduces one half and waits for the other's, with "exchange" both reduce everything.
+  // Beyond this size the arithmetic saved is worth the wait.
   constexpr std::size_t kWorthHalving = 256 * 1024;
   switch (op.op) {
     case Op::all_reduce:

@@ -11,7 +11,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kOneRail = 64 * 1024;  // below, one message between hosts costs less than several
+constexpr std::size_t kOneRail = 64 * 1024;  // up to this size one message between hosts costs less than several
 
 template <class Half>
 void widen_as(const std::byte* from, std::span<float> to) {
@@ -170,7 +170,7 @@ struct Hierarchy::Run {
     inside(stage);
   }
 
-  // Hosts whose ranks are consecutive, in order, hold contiguous blocks of the parts: the usual case.
+  // Whether each host holds a contiguous block of the parts: its ranks are consecutive and in order. The usual case.
   bool hosts_are_contiguous() const {
     int next = 0;
     for (const auto& node : topology.nodes) {

@@ -1,5 +1,5 @@
-// The native backend: an arena for the ranks of this host, a mesh for those of others, and a hierarchy of both where
-// hosts have several ranks. `run` takes the one that the group has.
+// The native backend: an arena between ranks on one host, a mesh between hosts, and a hierarchy of both if hosts have
+// several ranks. `run` uses the one that fits the group.
 
 #include <algorithm>
 #include <numeric>
@@ -37,7 +37,7 @@ class NativeBackend final : public Backend {
     make_messages();
     if (arena_ && mesh_) hierarchy_ = std::make_unique<Hierarchy>(topology_, arena_.get(), *registered_, *mesh_);
     if (!arena_ && mesh_ && topology_.node_count() > 1 && context_.transport != TransportKind::tcp) {
-      // Alone on this host, but other hosts may have several ranks: all must take the same path.
+      // Alone on this host, but other hosts may have several ranks, and all must use the same algorithms.
       if (largest_host() > 1) hierarchy_ = std::make_unique<Hierarchy>(topology_, nullptr, *registered_, *mesh_);
     }
   }
@@ -91,7 +91,7 @@ class NativeBackend final : public Backend {
     for (const int rank : local) local_sizes.push_back(sizes[static_cast<std::size_t>(rank)]);
     if (!arena_) local_sizes = {sizes[static_cast<std::size_t>(topology_.rank)]};
     const std::size_t bytes = RegisteredTable::segment_bytes(local_sizes);
-    // Without an arena there is no rank to share with; the memory is the same to its user.
+    // Without an arena no rank can share the memory; it works the same for its user.
     auto segment = arena_ ? context_.session->share_segment(fmt::format("{}:memory{}", context_.group, number),
                                                             global_ranks(local), bytes, deadline, *context_.abort)
                           : Segment::create(bytes);
@@ -139,7 +139,7 @@ class NativeBackend final : public Backend {
     return result;
   }
 
-  /// Those that the group's ranks on this host may use together; each alone may be bound to a few.
+  /// Number of cores that the group's ranks on this host may use in total; each rank may be bound to a few of them.
   int usable_cores(const std::vector<int>& local) const {
     CoreSet cores;
     for (const int rank : global_ranks(local)) cores.add(context_.session->peer(rank).cores);
@@ -238,7 +238,7 @@ class NativeBackend final : public Backend {
     return std::make_unique<MessageSlots>(arena_->slots(out ? self : peer, out ? peer : self),
                                           [this, peer] { arena_->notify(peer); });
   }
-  // For messages that a rank sends to itself.
+  // Carries messages that a rank sends to itself.
   std::span<std::byte> own_ring() {
     constexpr std::size_t kBytes = 256 * 1024;
     if (!own_ring_) own_ring_ = Segment::create(ring_bytes(kBytes));
@@ -251,7 +251,7 @@ class NativeBackend final : public Backend {
   bool compare_ = knob_flag(Knob::checks);
   bool all_in_process_ = false;
   std::vector<int> all_ranks_;
-  std::uint32_t notifications_seen_ = 0;  // by the mesh, which one thread uses at a time
+  std::uint32_t notifications_seen_ = 0;  // by the mesh, which only one thread uses at a time
   std::shared_ptr<Segment> own_ring_;
   std::unique_ptr<Arena> arena_;
   std::optional<AbortListener> listener_;  // uses the arena

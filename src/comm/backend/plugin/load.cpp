@@ -23,13 +23,13 @@ namespace maniple {
 namespace {
 
 struct PluginInfo {
-  std::string_view name;   // as a backend, or as MANIPLE_MPI names it
-  std::string_view label;  // for people
+  std::string_view name;   // a backend's name, or a value of MANIPLE_MPI
+  std::string_view label;  // for display
   const char* file;
-  std::string_view get_it;  // what to do when it is missing
+  std::string_view get_it;  // what to do if it is missing
 };
 
-// A new plugin is a line here, a line in backend.cpp, and the library.
+// To add a plugin, add a line here, a line in backend.cpp, and the library.
 constexpr PluginInfo kPlugins[] = {
     {"gloo", "Gloo", "libmaniple_gloo.so", "install libgloo-dev and build again"},
     {"openmpi", "Open MPI", "libmaniple_openmpi.so", "install openmpi-bin and libopenmpi-dev and build again"},
@@ -51,7 +51,8 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-/// Where the program looks for libraries: its run path, which find_package(Maniple) sets, and the system's folders.
+/// The dynamic linker's search path: the program's run path, which find_package(Maniple) sets, and the system's
+/// folders.
 std::vector<std::string> library_folders() {
   void* const program = ::dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
   Dl_serinfo size{};
@@ -72,8 +73,8 @@ std::string program_file() {
   return {path.data(), length > 0 ? static_cast<std::size_t>(length) : 0};
 }
 
-/// The file that this code was loaded from: libmaniple.so, or again the program, by the name that it was started with.
-/// Empty where the name depends on the current folder, from which nothing is to be loaded.
+/// The file that contains this code: libmaniple.so, or the program, by the name it was started with. Empty if the name
+/// depends on the current folder, from which plugins must never be loaded.
 std::string library_file() {
   Dl_info found{};
   const bool known = ::dladdr(kPlugins, &found) != 0 && found.dli_fname != nullptr;
@@ -85,8 +86,7 @@ std::vector<std::string> folders() {
   if (const auto folder = environment_text(info(Knob::plugins).name)) all.push_back(*folder);
   for (const std::string& file : {program_file(), library_file()}) {
     if (file.empty()) continue;
-    // The file is in bin, or a folder of it; in lib, or lib/<architecture>; or a library in a build folder or Python's
-    // package.
+    // The file may be in bin or a folder of it, in lib or lib/<architecture>, or in a build folder or Python's package.
     std::string folder = folder_of(file);
     for (int up = 0; up < 3; ++up) {
       all.push_back(folder + "/libexec/maniple");
@@ -111,8 +111,8 @@ std::string find_library(const PluginInfo& info) {
   return {};
 }
 
-// A plugin's symbols stay its own: two MPIs define the same names. Open MPI's own plug-ins look for its symbols among
-// the global ones, so its library is made global before (it depends on nothing of ours).
+// A plugin's symbols stay local, as two MPIs define the same names. Open MPI's own plug-ins search the global symbols,
+// so its library is loaded globally first (it does not depend on Maniple).
 void* open_library(const PluginInfo& info, const std::string& path) {
   if (info.name == "openmpi") ::dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
   return ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -144,7 +144,7 @@ struct Loaded {
 template <class Entry>
 constinit ProcessWide<Loaded<Entry>> loaded;
 
-/// Loads it once for a process.
+/// Loads the plugin once per process.
 template <class Entry>
 const Entry& load_once(std::string_view backend, const char* symbol, std::uint32_t abi) {
   const PluginInfo& info = plugin_info(backend);

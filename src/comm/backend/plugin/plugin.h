@@ -49,7 +49,7 @@ struct PluginContext {
   const AbortToken* abort = nullptr;
   PairReduce pair_reduce = nullptr;
   std::size_t most =
-      /// maximum elements (or bytes, when moving bytes) per call of a library that counts in int
+      /// Maximum elements (or bytes, when moving bytes) per call of a library that counts in int.
       std::size_t{1} << 28;
 
   int size() const noexcept { return static_cast<int>(global_ranks.size()); }

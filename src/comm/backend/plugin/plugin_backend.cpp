@@ -1,12 +1,11 @@
-// Every operation over a plugin.
+// Runs every operation over a plugin.
 //
-//   1. Ranks compare what they called: one header each way for a pair, over the plugin's channels. A late rank is named
-//      by the deadline of this round, so plugins that cannot tell whom they wait for need not. (MANIPLE_CHECKS=0 leaves
-//      it out.)
-//   2. The plugin's own collective runs, if it has one with the right result. Otherwise the algorithms that the native
-//      backend runs over TCP run over the plugin's channels, which gives the same bits; they compare by themselves.
+//   1. Ranks compare their calls: each pair exchanges one header each way over the plugin's channels. This round's
+//      deadline identifies late ranks, so plugins need not. (MANIPLE_CHECKS=0 skips the round.)
+//   2. The plugin's own collective runs, if it has one with the right result. Otherwise the native backend's TCP
+//      algorithms run over the plugin's channels, with bit-identical results; they compare calls by themselves.
 //
-// Messages are those of the native backend, over channels of their own.
+// Messages use the native backend's engine, over channels of their own.
 #include "comm/backend/plugin/load.h"
 
 #include <sched.h>
@@ -33,13 +32,13 @@
 namespace maniple {
 namespace {
 
-/// Channels of plugins cannot be waited for: they are polled this often.
+/// Plugin channels cannot be waited for; they are polled at this interval.
 constexpr long kPollNs = 50'000;
 constexpr std::size_t kOwnRing = 256 * 1024;
 
 void pause_between_polls() {
   const timespec time{0, kPollNs};
-  ::nanosleep(&time, nullptr);  // sleep: between two polls of a channel that cannot be waited for
+  ::nanosleep(&time, nullptr);  // sleep: a plugin channel can only be polled
 }
 
 void reduce_pair(DType dtype, ReduceOp op, void* into, const void* a, const void* b, std::size_t count) {
@@ -50,7 +49,7 @@ void reduce_pair(DType dtype, ReduceOp op, void* into, const void* a, const void
 
 bool has_result(const Operation& op, int rank) noexcept { return op.op != Op::reduce || op.root == rank; }
 
-/// Elements that a rank holds after a reduction.
+/// Number of elements a rank holds after a reduction.
 std::size_t result_count(const Operation& op, int rank) noexcept {
   return op.op == Op::reduce_scatter ? op.parts.count(rank) : op.count;
 }
@@ -61,7 +60,7 @@ bool is_empty(const Operation& op) noexcept {
     case Op::broadcast:
     case Op::reduce:
     case Op::all_reduce: return op.count == 0;
-    case Op::all_to_all: return false;  // what is nothing here may be something elsewhere
+    case Op::all_to_all: return false;  // empty here does not mean empty on other ranks
     default: return op.parts.total() == 0;
   }
 }
@@ -86,7 +85,7 @@ class PluginBackend final : public Backend {
 
   ~PluginBackend() override {
     listener_.reset();
-    messages_.reset();  // channels before their plugin
+    messages_.reset();  // destroy channels before their plugin
     mesh_.reset();
     plugin_.reset();
   }
@@ -97,11 +96,11 @@ class PluginBackend final : public Backend {
   void run(const Operation& op, OperationContext& op_context) override {
     context_.abort->check();
     if (!plugin_) return run_alone(op);
-    Operation own = op;  // as the plugin is to do it
+    Operation own = op;  // the operation as passed to the plugin
     const bool averages =
         op.reduce.kind() == ReduceOp::avg && (op.dtype == DType::float32 || op.dtype == DType::float64);
     if (averages) own.reduce = ReduceOp::sum;
-    // Comparing is a barrier already.
+    // Comparing calls already is a barrier.
     if ((compare_ && op.op == Op::barrier) || is_empty(op) || !context_.algorithm.empty() || !plugin_->can(own)) {
       return run_supplied(op, op_context.deadline());
     }
@@ -116,7 +115,7 @@ class PluginBackend final : public Backend {
   void drive(Message& message) override { messages_->drive(message); }
   AwaitedMessages awaited() override { return messages_->awaited(); }
 
-  // Plugins know nothing of memory that ranks share, so it is plain memory.
+  // Plugins cannot use memory that ranks share, so this is plain memory.
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t, Deadline) override {
     const std::size_t own[] = {sizes[static_cast<std::size_t>(topology_.rank)]};
     return registered_->add(Segment::create(RegisteredTable::segment_bytes(own)), own, 0);
@@ -211,7 +210,7 @@ class PluginBackend final : public Backend {
     try {
       if (plugin_->run(op, deadline)) return;
     } catch (const Error&) {
-      context_.abort->check();  // the first cause, not its consequence
+      context_.abort->check();  // throws the first cause instead of its consequence
       throw;
     } catch (const std::exception& error) {
       context_.abort->check();
@@ -230,7 +229,7 @@ class PluginBackend final : public Backend {
            destinations, count);
   }
 
-  // For messages that a rank sends to itself.
+  // Carries messages that a rank sends to itself.
   std::span<std::byte> own_ring() {
     if (!own_ring_) own_ring_ = Segment::create(ring_bytes(kOwnRing));
     return {own_ring_->data(), own_ring_->size()};

@@ -7,11 +7,11 @@
 
 namespace maniple {
 
-// all_reduce, direct: two variants, both with the operands in rank order, so that the result does not depend on which.
+// all_reduce, direct: two variants, both with operands in rank order, so both give the same result.
 //
-// Small buffers: everyone sends all to everyone and reduces redundantly. One step; (n-1) B sent by each rank.
-// Others: by slices (see slices.h), an all-gather of the reduced slices running behind the reduce-scatter. Two
-// steps; 2 (n-1)/n B sent by each rank and the same received, which is the least possible.
+// Small buffers: every rank sends its whole buffer to all others, and all reduce redundantly. One step; each rank sends
+// (n-1) B. Larger buffers: by slices (see slices.h), with the all-gather of reduced slices running behind the
+// reduce-scatter. Two steps; each rank sends and receives 2 (n-1)/n B, which is the minimum.
 void mesh_all_reduce_direct(Exchange& exchange, const Operation& operation) {
   using Audience = SliceWork::Audience;
   if (operation.bytes() <= kSmallReduceBytes) return reduce_at_once(exchange, operation, Audience::everyone);
@@ -24,14 +24,13 @@ void mesh_all_reduce_direct(Exchange& exchange, const Operation& operation) {
                               .audience = Audience::everyone});
 }
 
-// all_reduce, exchange: two ranks send each other everything, in chunks, and both reduce.
+// all_reduce, exchange: two ranks send each other the whole buffer, in chunks, and both reduce it.
 //
-// One step; B sent by each rank and the same received, which for two ranks is what the direct algorithm sends too. That
-// has a second step, in which a rank waits for the other's arithmetic; here a rank waits only for the wire, at the
-// price of reducing all of the buffer instead of half of it. The operands are in rank order, so both get the same bits,
-// and those of the direct algorithm.
+// One step; each rank sends and receives B, like the direct algorithm with two ranks. The direct algorithm has a second
+// step, in which a rank waits for the other's arithmetic; here a rank waits only for the wire, but reduces the whole
+// buffer instead of half. Operands are in rank order, so both ranks get the same bits as with the direct algorithm.
 void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation) {
-  constexpr std::size_t kSlots = 4;  // chunks in transit to this rank; they and their operands stay in a core's cache
+  constexpr std::size_t kSlots = 4;  // chunks in transit to this rank; with their operands they fit a core's cache
   if (exchange.size() != 2) return mesh_all_reduce_direct(exchange, operation);
   const int rank = exchange.rank();
   const int peer = 1 - rank;
@@ -65,10 +64,10 @@ void mesh_all_reduce_exchange(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// all_reduce, ring: slices are reduced round the ring, then spread round it (see slices.h).
+// all_reduce, ring: slices are reduced round the ring, then distributed round it (see slices.h).
 //
-// 2 (n-1) steps; 2 (n-1)/n B sent by each rank and the same received, all between neighbours. All ranks get the same
-// bits, because each slice is computed once. Sums of 16-bit numbers use the direct algorithm, which rounds only once.
+// 2 (n-1) steps; each rank sends and receives 2 (n-1)/n B, all between neighbours. All ranks get the same bits, as each
+// slice is computed once. Sums of 16-bit numbers use the direct algorithm, which rounds only once.
 void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation) {
   if (rounds_partial_results(operation)) return mesh_all_reduce_direct(exchange, operation);
   const Parts slices = even_parts(operation.count, exchange.size());
@@ -79,9 +78,9 @@ void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation) {
 
 // all_reduce, tree: up a binomial tree to rank 0 (see mesh_reduce_tree), and down again.
 //
-// 2 log2(n) steps and connections to log2(n) ranks, so a thousand ranks need ten connections each and not a thousand.
-// All ranks get the same bits, those of rank 0. Sums of 16-bit numbers are all sent to rank 0 when they are few: it
-// rounds only once.
+// 2 log2(n) steps and connections to log2(n) ranks, so a thousand ranks need ten connections each instead of a
+// thousand. All ranks get rank 0's bits. Sums of 16-bit numbers use the direct reduce to rank 0, which rounds only
+// once.
 void mesh_all_reduce_tree(Exchange& exchange, const Operation& operation) {
   Operation rooted = operation;
   rooted.root = 0;

@@ -1,5 +1,4 @@
-// What the ranks of a mesh say with frames that carry no payload: the header round, and barrier (direct,
-// dissemination).
+// Exchanges of frames without payload over the mesh: the header round, and barrier (direct, dissemination).
 #include <set>
 
 #include "comm/base/rank_arithmetic.h"
@@ -24,7 +23,7 @@ void post_headers(Exchange& exchange) {
   for (const int peer : peers) send_header(exchange, peer);
 }
 
-// barrier, direct: everyone sends everyone a header. One step; n-1 frames sent by each rank.
+// barrier, direct: every rank sends a header to all others. One step; each rank sends n-1 frames.
 void mesh_barrier_direct(Exchange& exchange, const Operation&) {
   const int rank = exchange.rank();
   const int size = exchange.size();
@@ -33,9 +32,9 @@ void mesh_barrier_direct(Exchange& exchange, const Operation&) {
   exchange.wait_all();
 }
 
-// barrier, dissemination: in step k every rank sends the rank 2^k ahead a header, by which it knows of 2^k arrivals
-// more. After log2(n) steps each knows of all. log2(n) frames sent by each rank, over 2 log2(n) connections where
-// `direct` needs 2(n-1).
+// barrier, dissemination: in step k every rank sends a header to the rank 2^k ahead, which thereby learns of 2^k more
+// arrivals. After log2(n) steps every rank knows of all. Each rank sends log2(n) frames over 2 log2(n) connections,
+// where `direct` needs 2(n-1).
 void mesh_barrier_dissemination(Exchange& exchange, const Operation&) {
   for (const int distance : doubling_distances(exchange.size())) {
     recv_header(exchange, ring_rank(exchange.rank(), -distance, exchange.size()));

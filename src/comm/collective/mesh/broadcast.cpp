@@ -7,7 +7,8 @@
 
 namespace maniple {
 
-// broadcast, direct: the root sends all to everyone; the others exchange headers. One step; (n-1) B sent by the root.
+// broadcast, direct: the root sends the buffer to every rank; the others exchange headers. One step; the root sends
+// (n-1) B.
 void mesh_broadcast_direct(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
@@ -23,7 +24,7 @@ void mesh_broadcast_direct(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// broadcast, tree: down a binomial tree from the root, chunk by chunk, each passed on as it arrives.
+// broadcast, tree: chunks travel down a binomial tree from the root, forwarded as they arrive.
 //
 // log2(n) steps; the root sends log2(n) B. Every rank receives B once.
 void mesh_broadcast_tree(Exchange& exchange, const Operation& operation) {
@@ -40,7 +41,7 @@ void mesh_broadcast_tree(Exchange& exchange, const Operation& operation) {
   }
   for (std::size_t c = 0; c < chunks.count(); ++c) {
     if (tree.parent >= 0) exchange.wait(receives[c]);
-    // The largest subtree first: it has the longest way to go.
+    // The largest subtree first, as it has the longest path.
     for (auto child = tree.children.rbegin(); child != tree.children.rend(); ++child) {
       exchange.send(*child, bytes_at(operation.out, element, chunks.at(c)));
     }
@@ -48,17 +49,17 @@ void mesh_broadcast_tree(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// broadcast, scatter_gather: the root sends each other rank one slice, and that rank passes it on to the rest, chunk by
-// chunk as it arrives.
+// broadcast, scatter_gather: the root sends each other rank one slice, and that rank forwards its chunks to the rest as
+// they arrive.
 //
-// Two steps; the root sends B in all (where `direct` sends (n-1) B), the others (n-2)/(n-1) B. All receive B once.
+// Two steps; the root sends B in all (`direct`: (n-1) B), the others (n-2)/(n-1) B. All receive B once.
 void mesh_broadcast_scatter_gather(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
   const int slices = std::max(size - 1, 1);
   const std::size_t element = operation.element();
   const std::size_t chunk = chunk_elements(slice_of(operation.count, slices, 0).count, element);
-  const auto chunks_of = [&](int owner) {  // the root owns none; the others follow it round the ring
+  const auto chunks_of = [&](int owner) {  // the root owns no slice; the others own slices in ring order after it
     return Chunks{slice_of(operation.count, slices, ring_rank(owner, -operation.root - 1, size)), chunk};
   };
   const auto bytes = [&](int owner, std::size_t c) { return bytes_at(operation.out, element, chunks_of(owner).at(c)); };

@@ -1,10 +1,11 @@
-// gather, scatter and all_to_all over the mesh, each with one algorithm, direct; and all_gather: direct, ring.
+// gather, scatter and all_to_all over the mesh (direct), and all_gather (direct, ring).
 #include "comm/collective/algorithms.h"
 #include "comm/collective/mesh/slices.h"
 
 namespace maniple {
 
-// gather, direct: everyone sends its part to the root, and a header to the others. One step; the root receives all.
+// gather, direct: every rank sends its part to the root, and headers to the others. One step; the root receives all
+// parts.
 void mesh_gather_direct(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
@@ -27,7 +28,7 @@ void mesh_gather_direct(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// scatter, direct: the root sends each rank its part; the others send headers. One step; the root sends all.
+// scatter, direct: the root sends each rank its part; the others send headers. One step; the root sends all parts.
 void mesh_scatter_direct(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
@@ -44,15 +45,15 @@ void mesh_scatter_direct(Exchange& exchange, const Operation& operation) {
         peer, is_root ? bytes_at(operation.in, element, part_of(operation.parts, peer)) : std::span<const std::byte>());
   }
   exchange.wait_all();
-  // Last, because in place it overwrites what was to be sent.
+  // Last, because in place this overwrites data still to be sent.
   if (is_root) {
     const std::span<const std::byte> own = bytes_at(operation.in, element, part_of(operation.parts, rank));
     move_bytes(operation.out, own.data(), own.size());
   }
 }
 
-// all_to_all, direct: everyone sends everyone its part, starting with the next rank, so that no rank receives from all
-// at once. One step; every rank sends and receives all parts but its own.
+// all_to_all, direct: every rank sends every other its part, starting with the next rank, so that no rank receives from
+// all at once. One step; every rank sends and receives all parts but its own.
 void mesh_all_to_all_direct(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
@@ -70,7 +71,7 @@ void mesh_all_to_all_direct(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// all_gather, direct: everyone sends its part to everyone. One step; (n-1) times its part sent by each rank.
+// all_gather, direct: every rank sends its part to all others. One step; each rank sends its part n-1 times.
 void mesh_all_gather_direct(Exchange& exchange, const Operation& operation) {
   const int rank = exchange.rank();
   const int size = exchange.size();
@@ -89,7 +90,7 @@ void mesh_all_gather_direct(Exchange& exchange, const Operation& operation) {
 
 // all_gather, ring: every part travels once round the ring (see slices.h).
 //
-// n-1 steps; every rank sends all parts but that of the next rank, all between neighbours.
+// n-1 steps; every rank sends all parts but the next rank's, all between neighbours.
 void mesh_all_gather_ring(Exchange& exchange, const Operation& operation) {
   const std::span<std::byte> own =
       bytes_at(operation.out, operation.element(), part_of(operation.parts, exchange.rank()));

@@ -9,9 +9,9 @@ namespace maniple {
 
 // reduce, direct: operands in rank order.
 //
-// Small buffers: everyone sends all to the root, which reduces. One step; B sent by each rank.
-// Others: by slices (see slices.h): each rank reduces its slice and sends it to the root. Two steps; every rank
-// sends B and receives (n-1)/n B, the root receives 2 (n-1)/n B, so the root's link is no bottleneck.
+// Small buffers: every rank sends its buffer to the root, which reduces. One step; each rank sends B. Larger buffers:
+// by slices (see slices.h); each rank reduces its slice and sends it to the root. Two steps; every rank sends B and
+// receives (n-1)/n B, the root receives 2 (n-1)/n B, so the root's link does not become a bottleneck.
 void mesh_reduce_direct(Exchange& exchange, const Operation& operation) {
   using Audience = SliceWork::Audience;
   if (operation.bytes() <= kSmallReduceBytes) return reduce_at_once(exchange, operation, Audience::root);
@@ -29,9 +29,9 @@ void mesh_reduce_direct(Exchange& exchange, const Operation& operation) {
 
 // reduce, tree: up a binomial tree to the root, chunk by chunk.
 //
-// Counted from the root, a subtree holds consecutive ranks, and a rank takes its own operand first and its children's
-// partial results in order: the order of operands is that of the ranks, starting with the root; the grouping is the
-// tree's. log2(n) steps; every rank but the root sends B, the root receives log2(n) B. Sums of 16-bit numbers use the
+// Counted from the root, a subtree holds consecutive ranks, and a rank combines its own operand first and then its
+// children's partial results in order. So operands are combined in rank order, starting with the root, grouped by the
+// tree. log2(n) steps; every rank but the root sends B, the root receives log2(n) B. Sums of 16-bit numbers use the
 // direct algorithm, which rounds only once.
 void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
   constexpr std::size_t kSlots = 4;  // chunks in transit from each child, and to the parent
@@ -84,7 +84,7 @@ void mesh_reduce_tree(Exchange& exchange, const Operation& operation) {
   exchange.wait_all();
 }
 
-// reduce_scatter, direct: everyone sends each rank its part; the owner reduces the parts in rank order.
+// reduce_scatter, direct: every rank sends each owner its part; the owner reduces the operands in rank order.
 //
 // One step; every rank sends (n-1)/n B and receives (n-1) times its own part, chunk by chunk (see slices.h).
 void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation) {
@@ -96,8 +96,8 @@ void mesh_reduce_scatter_direct(Exchange& exchange, const Operation& operation) 
 
 // reduce_scatter, ring: partial results travel round the ring to the owner of the part (see slices.h).
 //
-// n-1 steps; (n-1)/n B sent by each rank and the same received, all between neighbours. Sums of 16-bit numbers use the
-// direct algorithm, which rounds only once.
+// n-1 steps; each rank sends and receives (n-1)/n B, all between neighbours. Sums of 16-bit numbers use the direct
+// algorithm, which rounds only once.
 void mesh_reduce_scatter_ring(Exchange& exchange, const Operation& operation) {
   if (rounds_partial_results(operation)) return mesh_reduce_scatter_direct(exchange, operation);
   post_headers(exchange);

@@ -9,8 +9,8 @@
 namespace maniple {
 namespace {
 
-// Chunks by which reduced ones follow raw ones. More keep longer links full; fewer keep what is in transit in the
-// caches, and leave less to do at the end: a short slice has two chunks.
+// Number of chunks by which reduced chunks follow raw ones. More keep longer links full; fewer keep the data in transit
+// in the caches and shorten the tail, as a short slice has only two chunks.
 std::size_t lag_of(std::size_t chunks) { return std::clamp<std::size_t>(chunks / 2, 1, 2); }
 
 class SlicePipeline {
@@ -154,9 +154,9 @@ void reduce_at_once(Exchange& exchange, const Operation& operation, SliceWork::A
 
 namespace {
 
-// Step s passes slice (rank - 1 - s) on to the next rank and takes slice (rank - 2 - s) from the one before; the last
-// brings this rank's own. What arrives in step s is kept in one of two buffers until it has been sent on in step s+1:
-// the place of a chunk is free for step s+2 then.
+// Step s sends slice (rank - 1 - s) to the next rank and receives slice (rank - 2 - s) from the previous one; the last
+// step receives this rank's own slice. Data received in step s stays in one of two buffers until it has been sent on in
+// step s+1; the chunk's place is then free for step s+2.
 class RingReduction {
  public:
   RingReduction(Exchange& exchange, const Operation& operation, const Parts& slices, std::byte* own)
@@ -224,7 +224,7 @@ class RingReduction {
     reduce(reduction, sources, {&destination, 1}, count);
   }
 
-  // This rank's operand as it enters a sum: multiplied first where the operation says so.
+  // This rank's operand of a sum: multiplied first if the operation is premul_sum.
   const std::byte* operand(Slice slice, std::byte* multiplied) const {
     if (!premultiplied_) return input(slice);
     const void* const source = input(slice);
@@ -234,7 +234,7 @@ class RingReduction {
 
   void send_first() {
     for (std::size_t c = 0; c < outgoing(0).count(); ++c) {
-      // The second buffer is not received into before these have been sent.
+      // Nothing is received into the second buffer before these chunks have been sent.
       send(0, c, operand(outgoing(0).at(c), buffers_[1] + c * chunk_ * element_));
     }
   }

@@ -1,4 +1,4 @@
-// AVX2 with the half-precision conversions (F16C). Compiled only for x86-64, with flags of its own.
+// AVX2 with half-precision conversions (F16C). Compiled only for x86-64, with its own compiler flags.
 #include <immintrin.h>
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// AVX-512 F, BW, DQ and VL. Compiled only for x86-64, with flags of its own.
+// AVX-512 F, BW, DQ and VL. Compiled only for x86-64, with its own compiler flags.
 #include <immintrin.h>
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What every processor of the architecture can run.
+// Kernels that every processor of the architecture can run.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif

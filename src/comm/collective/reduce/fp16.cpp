@@ -1,9 +1,8 @@
-// NEON with half-precision arithmetic (FEAT_FP16): the baseline, with another loop for the float16 sum of two sources.
+// NEON with half-precision arithmetic (FEAT_FP16): the baseline, except for the float16 sum of two sources.
 //
-// Converting to float32 and back costs more than the memory traffic here. For two operands it is not needed: float32
-// has 24 bits, not less than twice the 11 of float16 plus 2, and then rounding a sum first to 24 bits and then to 11
-// gives the same as rounding it once. With three operands that no longer holds. Compiled only for aarch64, with flags
-// of its own.
+// Converting to float32 and back costs more than the memory traffic here. Two operands do not need it: float32 has 24
+// bits, at least twice float16's 11 plus 2, so rounding a sum first to 24 bits and then to 11 equals rounding it once.
+// That does not hold for three operands. Compiled only for aarch64, with its own compiler flags.
 #include <arm_neon.h>
 
 #include <cstddef>

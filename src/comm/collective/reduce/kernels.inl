@@ -1,9 +1,9 @@
-// The reduction loops, included by one .cpp for each instruction set, which defines kVectorBytes before.
+// The reduction loops, included by one .cpp per instruction set, which must define kVectorBytes first.
 //
-// A *block* is as many elements as fit the accumulators, which stay in registers: the block of every source is read and
-// combined, in order, then the result is written to every destination. So each byte is read once and written once, and
-// a destination may be the same memory as any source, since all sources of a block are read before any of it is
-// written. Cost for n sources and m destinations: n loads and m stores an element, no intermediate memory.
+// A *block* is the number of elements that fit the accumulators, which stay in registers. For each block the loop reads
+// and combines every source in order, then writes the result to every destination. So each byte is read once and
+// written once, and a destination may be the same memory as any source, as all sources of a block are read before the
+// block is written. Cost for n sources and m destinations: n loads and m stores per element, no intermediate memory.
 
 #include "comm/collective/reduce/vectors.inl"
 
@@ -99,7 +99,7 @@ struct Premultiply : Scale<Format> {
   }
 };
 
-/// Division by a power of two, which a multiplication does with the same bits.
+/// Division by a power of two, done as a multiplication with the same bits.
 template <class Format>
 struct DivideByPowerOfTwo : Scale<Format> {
   using Value = typename Format::Value;
@@ -119,7 +119,7 @@ struct Divide {
   Lanes many;
 };
 
-/// Integers, whose wrapped sum is held unsigned, divided as `Number`. The divisor need not fit Number.
+/// Divides integers, whose wrapped sum is held unsigned, as `Number`. The divisor need not fit Number.
 template <class Number>
 struct DivideAs {
   template <class Format>
@@ -138,7 +138,7 @@ struct DivideAs {
 
 // ---- The loop.
 
-/// Pointers to several buffers. When their number is known while compiling (not 0) they stay in registers.
+/// Pointers to several buffers. If their number is known at compile time (not 0) they stay in registers.
 template <class Byte, int kKnown>
 struct Buffers {
   template <class Pointer>
@@ -236,7 +236,7 @@ void run(const ReduceArguments& a) {
   sweep<Format, Combine, Prepare, Finish, 0, 0>(a);
 }
 
-/// Two ranks of one host, and one step of a ring, are the cases most worth loops of their own.
+/// A loop of its own for the most frequent cases: two ranks on one host, and one step of a ring.
 template <class Format>
 void sum_two(const ReduceArguments& a) {
   if (a.destination_count == 1) {

@@ -20,7 +20,8 @@ bool is_floating(DType dtype) noexcept {
   return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
 }
 
-/// The op of this stage: averages that do not divide yet and factors applied before are plain sums.
+/// The op of this stage: an average that does not divide yet, or a premul_sum whose factor was applied earlier, is a
+/// plain sum.
 ReduceOp::Kind kind_of_stage(const Reduction& reduction) noexcept {
   const ReduceOp::Kind kind = reduction.op.kind();
   if (kind == ReduceOp::avg && reduction.divide_by == 1) return ReduceOp::sum;
@@ -28,14 +29,14 @@ ReduceOp::Kind kind_of_stage(const Reduction& reduction) noexcept {
   return kind;
 }
 
-/// A single source comes out as it went in, to the bit.
+/// Whether a single source is copied unchanged, bit for bit.
 bool is_copy(DType dtype, ReduceOp::Kind kind) noexcept {
   return dtype != DType::bool8 && kind != ReduceOp::avg && kind != ReduceOp::premul_sum;
 }
 
 // The sets of kernels that this processor can run, fastest first.
 #if defined(__x86_64__)
-bool has_f16c() noexcept {  // not known to __builtin_cpu_supports of every compiler
+bool has_f16c() noexcept {  // some compilers' __builtin_cpu_supports lacks F16C
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }

@@ -1,16 +1,16 @@
 // Vectors and element formats for kernels.inl. The including file defines kVectorBytes.
 //
-// The compiler's vector extension is used rather than loops left to the vectoriser: destinations may be the same memory
-// as sources and pointers may be unaligned, and with explicit loads and stores neither stands in the way. A *format*
-// says how elements lie in memory and in which type they are computed:
+// This uses the compiler's vector extension, as destinations that alias sources and unaligned pointers prevent
+// auto-vectorisation but not explicit loads and stores. A *format* defines how elements are stored and in which type
+// they are computed:
 //   Value         type of the arithmetic         Lanes   vector of kLanes of them
 //   Vector        what is loaded at once, kVectorStep bytes in memory: Lanes or a Pair of them
 //   kVectors      vectors of a block: as many as the registers hold, with room for operands
 //   kVectorsOfTwo the same when there are just two sources; fewer measure better: loads and stores mix more evenly
 // `one` forms handle single elements at the end.
 //
-// This file is compiled for larger instruction sets than the baseline: it must not use inline functions of headers that
-// others use too (std::min, std::span, ...), lest the linker picks this copy for everybody.
+// This file is compiled for instruction sets beyond the baseline. It must not use inline functions that other files
+// also use (std::min, std::span, ...), or the linker may pick this copy for the whole program.
 
 template <class T, int kLanes>
 struct VectorType {
@@ -19,7 +19,7 @@ struct VectorType {
 template <class T, int kLanes>
 using VectorOf = typename VectorType<T, kLanes>::type;
 
-/// T at any address, in memory of any type. (A memcpy would do, but GCC moves its 16 bytes through integer registers.)
+/// T at any address, in memory of any type. (memcpy would work, but GCC moves 16 bytes through integer registers.)
 template <class T>
 struct __attribute__((packed, may_alias)) Anywhere {
   T value;
@@ -41,7 +41,7 @@ struct Pair {
   Lanes odd;
 };
 
-/// Computed as stored. Unsigned types stand for integers of either sign where wrapping makes them the same.
+/// Computed as stored. Unsigned types also stand for signed integers where wrapping makes them equal.
 template <class T>
 struct Direct {
   using Value = T;
@@ -58,7 +58,7 @@ struct Direct {
   static void store_one(std::byte* to, Value value) { store_bytes(to, value); }
 };
 
-/// One byte that is read as 0 or 1 whatever it holds.
+/// One byte; any non-zero value reads as 1.
 struct Truth : Direct<std::uint8_t> {
   static Vector load(const std::byte* from) {
     return reinterpret_cast<Vector>(load_bytes<Vector>(from) != Vector{}) & static_cast<std::uint8_t>(1);
@@ -66,8 +66,8 @@ struct Truth : Direct<std::uint8_t> {
   static Value load_one(const std::byte* from) { return load_bytes<std::uint8_t>(from) != 0 ? 1 : 0; }
 };
 
-/// Pairs of bfloat16 seen as 32-bit words, so that no shuffle is needed: the elements at odd places, with the low half
-/// cleared, are float32 as they stand; those at even places are after a shift.
+/// Pairs of bfloat16 as 32-bit words, which needs no shuffle: elements at odd places are float32 once the low half is
+/// cleared, elements at even places after a shift.
 struct Bfloat16 {
   using Value = float;
   static constexpr int kLanes = kVectorBytes / sizeof(float);
@@ -90,8 +90,8 @@ struct Bfloat16 {
   static void store_one(std::byte* to, Value value) { store_bytes(to, half::bfloat16_from_float(value)); }
 
  private:
-  /// Rounds to the upper half. NaN needs no care here: its low half is clear, as it came from a bfloat16, from the
-  /// processor or from a factor whose payload was dropped, and so rounding does not carry.
+  /// Rounds to the upper half. NaN needs no special case: its low half is clear, as it came from a bfloat16, from the
+  /// processor or from a factor whose payload was dropped, so rounding does not carry.
   static Words rounded(const Lanes& value) {
     const Words bits = reinterpret_cast<Words>(value);
     const Words odd = reinterpret_cast<Words>((bits & 0x10000u) != 0u);  // all ones, which is -1

@@ -1,13 +1,14 @@
-// Registered memory: every rank reads, and for all_reduce, reduce and gather also writes, the others' buffers where
-// they lie.
+// Collectives in place. Registered memory: every rank reads, and for all_reduce, reduce and gather also writes, the
+// other ranks' buffers.
 //
-// Ordinary memory of operations that only move bytes: the reader has the kernel copy it out of the other process, if
-// the rank that chooses (arena_chooser) finds that faster than the stage. If any rank cannot read, all take the stage,
-// for this operation and those that follow.
+// Ordinary memory in operations that only move bytes: the kernel copies it from the other process to the reader, if the
+// choosing rank (arena_chooser) finds that faster than the stage. If any rank cannot read, all use the stage for this
+// and later operations.
 //
-// A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice out of all ranks'
-// memory, in rank order, and writes it to all of them. Cost: two synchronisations; each byte of each buffer is read
-// once and written once; n ranks share the work evenly. Operations that only move bytes pull them from the contributor.
+// A *slice* is the part of the buffer that one rank reduces. all_reduce: each rank reduces its slice from all ranks'
+// memory, in rank order, and writes the result to all of them. Cost: two synchronisations; each byte of each buffer is
+// read once and written once; the n ranks share the work evenly. Operations that only move bytes pull them from the
+// contributor.
 //
 // The second synchronisation (`finished`) keeps a rank from returning while a peer still reads its buffer.
 
@@ -23,7 +24,7 @@
 namespace maniple {
 namespace {
 
-// Of smaller parts, entering the kernel costs more than the second copy.
+// For smaller parts a system call costs more than the second copy.
 constexpr std::size_t kLeastRead = 16 * 1024;
 
 class Direct {
@@ -38,7 +39,7 @@ class Direct {
     uneven_ = op.op == Op::all_to_all && !(op.in_parts.equal() && op.out_parts.equal());
   }
 
-  /// Whether the inputs can be used where they lie, and some of them are read out of processes.
+  /// Whether the inputs can be used in place, and some are read from other processes' ordinary memory.
   bool reads_processes() { return resolve() && processes_; }
 
   bool run() {
@@ -67,9 +68,9 @@ class Direct {
         break;
       default: return false;
     }
-    if (failed_) call_.arena.contribution(me(), epoch_).refs().failed = 1;  // published as 0
+    if (failed_) call_.arena.contribution(me(), epoch_).refs().failed = 1;  // initially published as 0
     call_.arena.set(Counter::finished, epoch_);
-    call_.context.forget_ticks();  // the wait for the contributions was neither the end nor just now
+    call_.context.forget_ticks();  // the timestamp is the wait for the contributions: not the end, and not recent
     call_.arena.await_all(Counter::finished, epoch_, call_.context);
     return !processes_ || all_could_read();
   }
@@ -80,7 +81,7 @@ class Direct {
   std::size_t element() const { return op_.element(); }
   const Contribution::Refs& refs(int rank) { return call_.arena.contribution(rank, epoch_).refs(); }
 
-  // All ranks read the same contributions, so all decide alike.
+  // All ranks read the same contributions, so all decide the same.
   bool resolve() {
     const bool only_root = op_.op == Op::broadcast || op_.op == Op::scatter;
     if (uneven_ && !arena_holds_counts(call_.arena)) return false;
@@ -111,7 +112,7 @@ class Direct {
     return true;
   }
 
-  // What the ranks of an uneven all_to_all give to each of them.
+  // Counts that `rank` sends to each rank in an uneven all_to_all.
   const std::uint64_t* counts(int rank) const {
     return reinterpret_cast<const std::uint64_t*>(call_.arena.payload(rank, epoch_, call_.arena.payload_bytes()));
   }
@@ -120,7 +121,7 @@ class Direct {
     return uneven_ ? std::accumulate(counts(rank), counts(rank) + me(), std::size_t{0}) : op_.in_parts.offset(me());
   }
 
-  // Bytes that one rank reads of another.
+  // The most bytes that one rank reads from another.
   std::size_t largest_part() {
     std::size_t most = op_.op == Op::broadcast ? op_.count : op_.parts.largest();
     for (int r = 0; r < size() && op_.op == Op::all_to_all; ++r) most = std::max<std::size_t>(most, refs(r).extra);
@@ -179,7 +180,7 @@ class Direct {
     reduce(reduction_of(op_, call_.size()), sources.span(), destinations, count);
   }
 
-  // All at a time, where the root would have to fetch everything by itself.
+  // All ranks write at the same time, instead of the root fetching everything itself.
   void give_to_root() {
     std::byte* const to = gathered_ + op_.parts.offset(me()) * element();
     if (to != op_.in) copy_result_(to, op_.in, op_.parts.count(me()) * element());
@@ -191,14 +192,14 @@ class Direct {
     }
   }
 
-  // Each rank starts with the next one, so that they do not all read the same memory at once.
+  // Each rank starts with the next one, so that not all read the same memory at once.
   std::vector<int> others_and_me() const {
     std::vector<int> order;
     for (int i = 1; i <= size(); ++i) order.push_back((me() + i) % size());
     return order;
   }
 
-  // Elements of a rank's input, from `offset` on.
+  // Copies elements of a rank's input, from `offset` on.
   void copy(std::byte* to, int rank, std::size_t offset, std::size_t count) {
     const std::size_t bytes = count * element();
     if (bytes == 0 || failed_) return;
@@ -210,7 +211,7 @@ class Direct {
     }
   }
 
-  // What the kernel overwrites is read before, too: so very large results come by way of memory that stays in the
+  // The kernel's copy also reads the memory it overwrites, so very large results go through a buffer that stays in the
   // cache.
   bool read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes) {
     if (!copy_result_.is_very_large()) return call_.arena.read_peer(rank, to, from, bytes);

@@ -1,13 +1,13 @@
-// Collectives in shared memory: ranks publish their contributions, wait for those that they take something from,
-// compare what they called, and take the algorithm that fits. The one for small operations is here, too.
+// Collectives in shared memory: ranks publish their contributions, wait for the ranks they read from, compare their
+// calls, and select an algorithm. The algorithm for small operations is here, too.
 //
-// Who waits for whom: in most operations all for all. In small rooted ones only those that receive: the root of reduce
-// and gather for all, the others of broadcast and scatter for the root. Those that only send go on at once, and may be
-// some operations ahead (see `window` in arena.h).
+// In most operations every rank waits for all others. In small rooted ones only receivers wait: in reduce and gather
+// the root for all, in broadcast and scatter the others for the root. Ranks that only send continue at once, and may
+// get some operations ahead (see `window` in arena.h).
 //
-// Whoever waits for a rank compares its own call with that rank's. Two ranks that only send may have called different
-// things without either waiting for the other; so a contribution also carries a hash of all calls so far, and the next
-// one that is compared, at the latest that of the next window, shows the difference.
+// A rank compares its own call with the call of each rank it waits for. Two ranks that only send may make different
+// calls without waiting for each other; so a contribution also carries a hash of all calls so far, and the next
+// comparison, in the next window at the latest, reveals the difference.
 
 #include <fmt/format.h>
 
@@ -21,13 +21,13 @@
 namespace maniple {
 namespace {
 
-// kPlace: no call at all. The rank has found a mismatch, and shows where its own call is: the payload's length is the
-// mode less this.
+// kPlace: not a call. The rank has found a mismatch and publishes its own call's place; the payload's length is the
+// mode minus kPlace.
 enum Mode : std::uint32_t { kInline, kReferences, kPlace };
 
 enum class Awaits { all, root, none };
 
-// Whose contributions this rank takes something from, or has to wait for in any case.
+// The ranks whose contributions this rank reads or must wait for.
 Awaits awaited_in(const Operation& op, int rank) noexcept {
   switch (op.op) {
     case Op::broadcast:
@@ -38,13 +38,13 @@ Awaits awaited_in(const Operation& op, int rank) noexcept {
   }
 }
 
-// The factors are odd, so that a difference is never multiplied to nothing.
+// The factors are odd, so that multiplication never cancels a difference.
 std::uint64_t history_of(std::uint64_t before, const Signature& call) noexcept {
   return before * 0x9e3779b97f4a7c15 + call.seq + call.what * 0xbf58476d1ce4e5b9 + call.count * 0x94d049bb133111eb +
          call.detail * 0xd6e8feb86659fd93;
 }
 
-// What this rank gives to the others.
+// This rank's bytes for the other ranks.
 std::span<const std::byte> input_of(const Operation& op, int rank) noexcept {
   switch (op.op) {
     case Op::broadcast: return rank == op.root ? std::span(op.in, op.bytes()) : std::span<const std::byte>();
@@ -66,20 +66,20 @@ std::span<const std::byte> output_of(const Operation& op, int rank) noexcept {
     case Op::all_reduce: return {op.out, op.bytes()};
     case Op::reduce: return {op.out, rank == op.root ? op.bytes() : 0};
     case Op::gather: return {op.out, rank == op.root ? op.parts.total() * op.element() : 0};
-    default: return {};  // other operations only read each other's memory
+    default: return {};  // in other operations ranks only read other ranks' memory
   }
 }
 
-// Ordinary memory of operations that only move bytes can be read out of its process: one copy by the kernel, where the
-// stage takes two by the ranks.
+// Ordinary memory in operations that only move bytes can be read from its process: one copy by the kernel instead of
+// two by the ranks through the stage.
 bool can_be_read(const ArenaCall& call, Op op) noexcept {
   const bool moves =
       op == Op::broadcast || op == Op::scatter || op == Op::gather || op == Op::all_gather || op == Op::all_to_all;
   return moves && call.arena.reads_peers() && call.forced != "staged";
 }
 
-// Which is faster is found out by trying (see faster_way.h). These begin with reading: every byte has one reader, and
-// ranks read at the same time, each on a core, what would go through the hands of one, or through twice as much memory.
+// Measured at run time (see faster_way.h). The operations below start with reading: every byte has one reader, and the
+// ranks read in parallel, each on its own core, instead of going through one rank, or through twice as much memory.
 enum Way : int { kRead, kStage };
 Way way_at_first(Op op, int ranks) noexcept {
   return op == Op::all_to_all || (op == Op::scatter && ranks >= 4) ? kRead : kStage;
@@ -101,13 +101,14 @@ Contribution::Refs references(const ArenaCall& call, const Operation& op) {
   return refs;
 }
 
-// Registered memory that would fit a contribution, but is reduced faster where it lies. Each rank decides for its own.
+// Registered memory that would fit a contribution, but is reduced faster in place. Each rank decides for its own
+// memory.
 bool worth_direct(const Operation& op) noexcept { return op.op == Op::all_reduce && op.bytes() > 2048; }
 
-// Fetches the cache lines of the next contribution back from the ranks that read it some epochs ago, and have finished:
-// it is likely as long as this one.
+// Fetches the next contribution's cache lines back from ranks that read them some epochs ago and have finished. Assumes
+// that it is as long as this one.
 void prefetch(Arena& arena, std::uint32_t next, std::size_t payload) noexcept {
-  constexpr std::size_t kMost = 2048;  // more requests at once than the core can have under way only delay it
+  constexpr std::size_t kMost = 2048;  // more requests than the core can have in flight only delay it
   constexpr std::size_t kLine = 64;
   const auto* first = reinterpret_cast<const std::byte*>(&arena.contribution(arena.rank(), next));
   fetch_to_write(first);
@@ -118,10 +119,10 @@ void prefetch(Arena& arena, std::uint32_t next, std::size_t payload) noexcept {
   for (std::size_t at = 0; at < std::min(payload, kMost); at += kLine) fetch_to_write(large + at);
 }
 
-// A rank that has published this epoch before it was waited for is ahead, so its next contribution is likely there,
-// too: it is fetched meanwhile.
+// A rank that published this epoch before this rank waited for it is ahead, so its next contribution is probably there,
+// too, and is prefetched.
 void prefetch_if_ahead(Arena& arena, int rank, std::uint32_t epoch, std::size_t payload) noexcept {
-  if (!arena.has_published(rank, epoch)) return;  // fetched now, its line would have to go back to be written
+  if (!arena.has_published(rank, epoch)) return;  // prefetching now would steal the line from its writer
   const auto* first = reinterpret_cast<const std::byte*>(&arena.contribution(rank, epoch + 1));
   __builtin_prefetch(first);
   if (offsetof(Contribution, payload) + payload > 64) __builtin_prefetch(first + 64);
@@ -140,9 +141,8 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-// The algorithm for small operations: the bytes are in the contributions. One synchronisation; each rank reads those
-// that it needs. Every rank reduces for itself, in rank order, so all hold the same bits without a second
-// synchronisation.
+// The algorithm for small operations: the contributions hold the bytes. One synchronisation; each rank reads the bytes
+// it needs. Every rank reduces by itself, in rank order, so all get the same bits without a second synchronisation.
 void run_inline(ArenaCall& call, const Operation& op, std::uint32_t epoch, std::size_t largest) {
   const std::size_t element = op.element();
   const int me = call.rank();
@@ -172,22 +172,22 @@ void run_inline(ArenaCall& call, const Operation& op, std::uint32_t epoch, std::
              op.out_parts.count(r) * element);
       }
       return;
-    default: return;  // barrier: the synchronisation was all
+    default: return;  // barrier: only synchronises
   }
 }
 
 bool same_call(const Contribution& a, const Contribution& b) noexcept { return a.words == b.words; }
 
-// Ranks that called different things show each other where: one more synchronisation carries the places of the calls.
-// It has a short limit of its own. A rank that does not take part (it has gone on, it died, or it does not compare)
-// leaves only its call without the place. Returns whether all took part.
+// Ranks that made different calls exchange the places of these calls in one more synchronisation, with a short time
+// limit of its own. A call of a rank that does not take part (it has continued, died, or does not compare) has no
+// place. Returns whether all took part.
 bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& short_wait, std::vector<RankCall>& calls) {
   Arena& arena = call.arena;
   const std::uint32_t second = arena.next_epoch();
   Contribution& mine = arena.contribution(call.rank(), second);
-  const std::string place = place_text(op.where.file_name(), op.where.line());  // empty: it is no call of the program
+  const std::string place = place_text(op.where.file_name(), op.where.line());  // empty: an internal call
   const std::size_t length = std::min(place.size(), arena.payload_bytes());
-  mine.words.fill(~std::uint64_t{0});  // no rank calls this
+  mine.words.fill(~std::uint64_t{0});  // matches no call
   mine.mode = kPlace + static_cast<std::uint32_t>(length);
   std::memcpy(arena.payload(call.rank(), second, arena.payload_bytes()), place.data(), length);
   arena.publish(second);
@@ -203,15 +203,15 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
                             std::min<std::size_t>(mode - kPlace, arena.payload_bytes()));
         continue;
       }
-    } catch (const Error&) {  // it stays without a place
+    } catch (const Error&) {  // leaves the call without a place
     }
     complete = false;
   }
   return complete;
 }
 
-// The contributions to this epoch differ, in what was called or in the hashes. Throws a Mismatch with what each rank
-// called in the first epoch that differs.
+// The contributions to this epoch differ in the call or in the hash. Throws a Mismatch with each rank's call in the
+// first epoch that differs.
 [[noreturn]] void throw_mismatch(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
   Arena& arena = call.arena;
   const int me = call.rank();
@@ -220,7 +220,7 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
     try {
       arena.await_raised();
     } catch (const PeerLost&) {
-      break;  // it has raised its Mismatch only in its own process, and has ended since
+      break;  // the rank raised its Mismatch only in its own process, and has ended since
     }
   }
   const auto differs = [&](std::uint32_t at) {
@@ -230,7 +230,8 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
     }
     return false;
   };
-  std::uint32_t first = arena.epoch() - 2 * Arena::kWindow + 1;  // what was before is compared, and may be overwritten
+  // Earlier epochs have been compared and may be overwritten.
+  std::uint32_t first = arena.epoch() - 2 * Arena::kWindow + 1;
   while (first != epoch && !differs(first)) ++first;
 
   OperationContext short_wait(std::chrono::milliseconds(500));
@@ -241,26 +242,27 @@ bool exchange_places(ArenaCall& call, const Operation& op, OperationContext& sho
       const auto& words = arena.contribution(r, first).words;
       const Signature theirs{words[0], words[1], words[2], words[3]};
       calls.push_back({.rank = arena.global_rank(r), .call = theirs.describe()});
-    } catch (const Error&) {  // it has not come that far
+    } catch (const Error&) {  // the rank has not reached that epoch
     }
   }
   const bool complete = first == arena.epoch() && exchange_places(call, op, short_wait, calls);
   ErrorInfo info = mismatch_of(std::move(calls));
-  if (!complete) info.sequence = arena.contribution(me, first).words[0];  // the ranks' recorders know the places
+  if (!complete) info.sequence = arena.contribution(me, first).words[0];  // the ranks' recorders have the places
   throw Mismatch(std::move(info));
 }
 
-// Of an uneven all_to_all only the rank itself knows what it gives to whom: it shows it, unless the list is too long.
+// In an uneven all_to_all only the sender knows its counts, so it publishes them unless the list is too long.
 void publish_counts(Arena& arena, const Operation& op, std::uint32_t epoch) {
   if (!arena_holds_counts(arena)) return;
   auto* counts = reinterpret_cast<std::uint64_t*>(arena.payload(arena.rank(), epoch, arena.payload_bytes()));
   for (int r = 0; r < arena.size(); ++r) counts[r] = op.in_parts.count(r);
 }
 
-// An operation of so many bytes takes long enough that two ranks on one core should part (Arena::leave_core_of).
+// From this size an operation takes long enough that two ranks on one core should separate (Arena::leave_core_of).
 constexpr std::size_t kLong = std::size_t{4} << 20;
 
-// Bytes that a rank contributes at most, the same number on all ranks (of an uneven all_to_all: not known to all).
+// Maximum bytes that a rank contributes, the same on all ranks (except in an uneven all_to_all, where ranks do not know
+// it).
 std::size_t largest_input(const Operation& op) noexcept {
   switch (op.op) {
     case Op::barrier: return 0;
@@ -277,7 +279,7 @@ std::size_t largest_input(const Operation& op) noexcept {
 
 namespace {
 
-// Compares this rank's call with those of the ranks that it waited for.
+// Compares this rank's call with the calls of the ranks it waited for.
 void compare_calls(ArenaCall& call, const Operation& op, std::uint32_t epoch, Awaits awaited) {
   const Contribution& mine = call.arena.contribution(call.rank(), epoch);
   std::uint64_t difference = 0;
@@ -296,7 +298,7 @@ void compare_calls(ArenaCall& call, const Operation& op, std::uint32_t epoch, Aw
     throw_mismatch(call, op, epoch);
 }
 
-// A rank that only sends must not be too far ahead, nor ignorant for long of what the others called.
+// A rank that only sends must not get too far ahead, and must compare calls now and then.
 void await_window(ArenaCall& call, const Operation& op, std::uint32_t epoch) {
   const std::uint32_t before = epoch - Arena::kWindow;
   call.arena.await_contributions(before, call.context);
@@ -319,7 +321,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
   const bool fits = !uneven_all_to_all && largest <= arena.payload_bytes();
   Contribution::Refs refs{};
   if (!fits || worth_direct(op)) refs = references(call, op);
-  FasterWay* choice = nullptr;  // on the rank that chooses
+  FasterWay* choice = nullptr;  // only on the choosing rank
   if (!fits && can_be_read(call, op.op) && call.forced != "direct" && call.rank() == arena_chooser(op)) {
     choice = &arena.faster_way(static_cast<int>(op.op), largest);
     refs.staged = choice->next(way_at_first(op.op, call.size())) == kStage ? 1 : 0;
@@ -350,13 +352,13 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
   }
   prefetch(arena, epoch + 1, has_payload ? largest : 0);
   if (awaited != Awaits::none) {
-    // A rank that is late, after the others failed, finds their contributions, but they are gone.
+    // A late rank may find contributions of ranks that have failed and gone since.
     arena.check_raised(epoch);
     if (call.compare) compare_calls(call, op, epoch, awaited);
   }
 
   const std::uint64_t all_came = choice != nullptr && arena_has_choice(call, op, epoch) ? ticks() : 0;
-  int with_payload = fits ? call.size() : 0;  // ranks whose bytes are in their contributions
+  int with_payload = fits ? call.size() : 0;  // number of ranks whose contributions hold their bytes
   if (fits && worth_direct(op)) {
     with_payload = 0;
     for (int r = 0; r < call.size(); ++r) with_payload += arena.contribution(r, epoch).mode == kInline ? 1 : 0;
@@ -369,7 +371,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
     } else {
       arena_staged_move(call, op, epoch);
     }
-    call.context.forget_ticks();  // there was more to do after the last wait
+    call.context.forget_ticks();  // the timestamp is stale: work followed the last wait
   }
   if (all_came != 0)
     choice->add(static_cast<double>(ticks() - all_came) / static_cast<double>(std::max<std::size_t>(largest, 1)));

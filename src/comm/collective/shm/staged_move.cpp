@@ -1,8 +1,8 @@
-// Operations of ordinary memory that move bytes (and reduce_scatter), through the stages.
+// Operations that move bytes (and reduce_scatter) in ordinary memory, through the stages.
 //
-// In step k every contributor fills its slot with the k-th *block* of its contribution, and every receiver drains what
-// it needs from the others' slots. A slot holds either one block for all (broadcast, gather, all_gather) or one *cell*
-// per receiver (scatter, reduce_scatter, all_to_all). Filling runs ahead of draining by a slot, so copies in and out
+// In step k every contributor fills its slot with the k-th *block* of its contribution, and every receiver drains its
+// data from the others' slots. A slot holds either one block for all (broadcast, gather, all_gather) or one *cell* per
+// receiver (scatter, reduce_scatter, all_to_all). Filling runs one slot ahead of draining, so copies in and out
 // overlap.
 //
 // Cost per rank: one copy in, one copy out. A rank's own part is copied directly, not through the stage.
@@ -65,7 +65,7 @@ class StagedMove {
     if (op_.op == Op::broadcast || op_.op == Op::scatter) return rank != op_.root;
     return true;
   }
-  // Every rank's list of counts travels first, so that a disagreement is found before any data are moved.
+  // Every rank's list of counts is sent first, so that a mismatch is found before data are moved.
   std::uint32_t count_steps() const {
     const std::size_t bytes = static_cast<std::size_t>(size_) * sizeof(std::uint64_t);
     return static_cast<std::uint32_t>((bytes + arena_.stage_slot_bytes() - 1) / arena_.stage_slot_bytes());
@@ -91,7 +91,7 @@ class StagedMove {
     }
   }
 
-  // The k-th block of a part of `count` elements: where it starts and how long it is.
+  // Offset and length of the k-th block in a part of `count` elements.
   std::size_t begin(std::uint32_t k) const { return block_ * k; }
   std::size_t length(std::uint32_t k, std::size_t count) const {
     return begin(k) >= count ? 0 : std::min(block_, count - begin(k));

@@ -1,14 +1,13 @@
-// all_reduce and reduce of ordinary memory, through the stages (see arena.h).
+// all_reduce and reduce in ordinary memory, through the stages (see arena.h).
 //
-// The buffer is cut into *chunks* as large as a slot; a chunk is cut into one *slice* per rank. Three phases for each
-// chunk:
+// The buffer is cut into *chunks* of a slot's size, and a chunk into one *slice* per rank. Each chunk has three phases:
 //   fill      copy the slices that others reduce into my slot
 //   reduce    reduce my slice: my own part straight from my buffer, the others' from their slots, in rank order; the
 //             result goes to my buffer and into my slot, at the place that `fill` left free
 //   drain     copy the other slices' results out of their slots
 // The phases of consecutive chunks overlap: a rank fills chunk k while others may still reduce k-1 and drain k-2.
 //
-// Cost per rank and byte of buffer: (n-1)/n copied in, 1 read for the reduction, (n-1)/n copied out; all from caches.
+// Cost per rank and buffer byte: (n-1)/n copied in, 1 read for the reduction, (n-1)/n copied out; all from caches.
 
 #include <cstring>
 
@@ -22,9 +21,9 @@ class StagedReduce {
  public:
   StagedReduce(ArenaCall& call, const Operation& op)
       : call_(call), arena_(call.arena), op_(op), element_(op.element()), me_(call.rank()), sources_(call.size()) {
-    // In place the lines have just been read.
+    // In place, the lines have just been read and are cached.
     if (op.in != op.out) copy_result_ = ResultCopy(op.bytes(), op.op == Op::all_reduce ? call.size() : 1);
-    // Two chunks are enough for the phases to overlap, and the fewer there are the less ranks wait for each other.
+    // Two chunks suffice for the phases to overlap, and fewer chunks mean fewer waits.
     const std::size_t line = 64 / element_;
     const std::size_t most = arena_.stage_slot_bytes() / element_;
     const std::size_t least = 16384 / element_ * static_cast<std::size_t>(call.size());
@@ -35,7 +34,7 @@ class StagedReduce {
   }
 
   void run() {
-    // Filling runs two chunks ahead of draining; kStageSlots bounds how far anyone can be ahead of anyone.
+    // Filling runs two chunks ahead of draining; kStageSlots bounds how far any rank can be ahead of another.
     for (std::uint32_t k = 0; k < steps_ + 2; ++k) {
       if (k < steps_) fill(k);
       if (k >= 1 && k - 1 < steps_) reduce_slice(k - 1);
