@@ -31,7 +31,7 @@ struct BackendContext {
   std::shared_ptr<AbortSignal> abort;
   TransportKind transport = TransportKind::automatic;
   std::string algorithm;
-  Deadline deadline;  ///< for setting up
+  Deadline deadline;  ///< for the set-up
 };
 
 class Backend {

@@ -1,4 +1,4 @@
-// Collectives of ranks on several hosts: shared memory inside a host, messages between hosts.
+// Collectives across several hosts: shared memory inside a host, messages between hosts.
 //
 // Words:
 //   host leader   the rank of a host that exchanges with other hosts in an operation: the root on the root's host, the
@@ -29,7 +29,7 @@ namespace maniple {
 
 class Hierarchy {
  public:
-  /// `arena` is null on a host with one rank of the group.
+  /// `arena` is null if this host has only one rank of the group.
   Hierarchy(const Topology& topology, Arena* arena, const RegisteredTable& registered, Mesh& mesh)
       : topology_(topology), arena_(arena), registered_(registered), mesh_(mesh) {}
 

@@ -103,7 +103,7 @@ class DeviceCalls {
     std::shared_ptr<detail::WorkState> work;
     std::shared_ptr<const DeviceEvent> started;  // null: the engine reports it, or the time counts from the enqueue
     bool told = false;                           // the engine reports when it waits
-    bool running = false;                        // the stream has reached it
+    bool running = false;                        // the stream has reached the operation
     Deadline ask;                                // when to ask the other ranks for their calls
     Seconds ask_after{1};
     Seconds limit{};

@@ -1,9 +1,8 @@
 // The implementation of ProcessGroup: order of operations, deadlines, flight recorder, failure handling.
 //
-//   ProcessGroup::all_reduce                   collectives.cpp; the arguments are checked and become an Operation in
-//                                              validate.cpp
-//   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
-//   run -> start -> start_tasks                async_op: in the group's own thread (the queue), returns a Work
+//   ProcessGroup::all_reduce                   collectives.cpp; validate.cpp checks the arguments and makes an
+//   Operation run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like
+//   start run -> start -> start_tasks                async_op: in the group's own thread (the queue), returns a Work
 //   execute                                    one operation: assigns its number, records it, calls Backend::run
 //   fail -> propagate, failure                 it threw: aborts the group on all ranks; the error names the call
 #pragma once
@@ -119,7 +118,7 @@ class detail::GroupImpl {
 
   MessageWait oldest_message() const;
 
-  // ---- Memory of a device ----------------------------------------------------------------------------------------
+  // ---- Device memory ---------------------------------------------------------------------------------------------
   /// Created on first use, unless the group's backend is for GPUs. Throws Unsupported if the GPU runtime is missing.
   DeviceCalls& device_calls();
   /// Whether the group's backend is for GPUs, which makes registered memory on them possible.

@@ -158,7 +158,7 @@ std::string DeviceMesh::text() const {
     place += fmt::format("{}{} {}", d == 0 ? "" : ", ", dimensions_[d].name, coordinates_[d]);
   std::string text = fmt::format("DeviceMesh of {} rank{}: {}; rank {} is at {}\n", size(), size() == 1 ? "" : "s",
                                  text_of(dimensions_), group_->rank(), place);
-  // One row for each line of the last dimension, with the other coordinates in front.
+  // One row per line of the last dimension, prefixed by the other coordinates.
   const int width = static_cast<int>(fmt::formatted_size("{}", size() - 1));
   for (int rank = 0; rank < size(); ++rank) {
     const std::vector<int> at = coordinates_of(rank);

@@ -75,7 +75,7 @@ class Recorder {
     std::atomic<std::uint64_t> line_and_sum{0};
     std::atomic<std::uint64_t> began{0};
     std::atomic<std::uint64_t> ended{
-        0};  // twice the ticks, and 1 if it failed; before `began`: of an earlier one, this is running
+        0};  // ticks << 1, lowest bit: failed. Earlier than `began`: left by an earlier call, so this one is running
   };
   static_assert(sizeof(Entry) == 64);
   /// An entry's contents and end (0: still running; lowest bit: failed). read() returns none while a writer changes it.

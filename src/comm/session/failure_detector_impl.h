@@ -16,7 +16,7 @@
 
 namespace maniple {
 
-/// How often rank 0 checks on ranks that have not connected yet.
+/// Interval at which rank 0 checks ranks that have not connected yet.
 inline constexpr std::chrono::milliseconds kCheckPeriodDuringInit{1000};
 
 inline DetectorMessage message_about(DetectorMessage::Kind kind, int rank, std::string text = {}) {
@@ -44,7 +44,7 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   std::vector<int> leavers;                         // on the leader: departures not announced yet
   std::map<std::string, DetectorMessage> reported;  // by group: aborts that no leader has passed on yet
   std::vector<DetectorMessage> early;               // aborts reported here before this rank was the leader
-  std::set<std::string> failed;                     // groups, on the leader
+  std::set<std::string> failed;                     // on the leader: groups that have failed
   std::map<std::string, DetectorMessage> doubtful;  // on the leader, by group: aborts that await the lost rank's reply
   std::shared_ptr<MismatchReports> mismatches;
   std::unique_ptr<ListenProbes> probes;

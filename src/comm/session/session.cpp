@@ -110,7 +110,7 @@ void Session::exchange_addresses(const ChosenSettings& chosen, Deadline deadline
 void Session::start_failure_detector(Deadline deadline) {
   bool all_here = transport_ != TransportKind::tcp;
   for (int r = 0; r < world_size(); ++r) all_here &= same_process(r);
-  if (all_here) return;  // threads of one process live and die together
+  if (all_here) return;  // threads of one process end together, so no detector is needed
   FailureDetector::Events events;
   events.lost = [this](int lost, const std::string& text) { on_lost(lost, text); };
   events.gone = [this](int gone) { on_gone(gone); };

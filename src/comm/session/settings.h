@@ -12,7 +12,7 @@ namespace maniple {
 
 struct Setting {
   std::string name;
-  std::string value;  ///< canonical: equal texts mean the same
+  std::string value;  ///< canonical text: equal settings have equal texts
 };
 using Settings = std::vector<Setting>;
 

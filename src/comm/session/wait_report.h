@@ -60,7 +60,7 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
 
   /// The reply to a query for this rank's progress.
   DetectorMessage progress(const DetectorMessage& query) const;
-  // On the leader.
+  // Called on the leader.
   void on_waiting(const DetectorMessage& message);
   void on_progress_reply(const DetectorMessage& answer);
 

@@ -11,8 +11,8 @@
 //
 //   header     0 magic (3)  3 version  4 kind  5 flags  6 streams  7 dtype  8 length (8)  16 number  20 tag
 //              24 CRC-32C of the payload (whole and checked only)
-//              28 CRC-32C of bytes 0 to 23 and of the signature; it continues that of the payload, so it checks that
-//              too
+//              28 CRC-32C of bytes 0 to 23 and of the signature, continued from the payload's CRC, which it thereby
+//              covers
 //   signature  32 (4 x 8), of a collective
 //   piece      0 magic  4 number of the frame  8 index  12 CRC-32C of the payload
 //
@@ -39,9 +39,9 @@ enum class FrameKind : std::uint8_t { collective = 1, message = 2, notice = 3 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::collective;
-  Signature signature;       ///< of a collective
-  DType dtype{};             ///< of a message
-  std::int32_t tag = 0;      ///< of a message
+  Signature signature;       ///< collectives only
+  DType dtype{};             ///< messages only
+  std::int32_t tag = 0;      ///< messages only
   std::uint64_t length = 0;  ///< bytes of payload
   std::uint32_t number = 0;  ///< frames sent earlier on this connection, modulo 2^32
   std::uint32_t check = 0;   ///< CRC-32C of the payload, when checked and not pieced

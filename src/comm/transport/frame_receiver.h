@@ -2,7 +2,7 @@
 //
 // Collectives post memory for each frame, in order; a frame's signature and length are compared with the posted ones
 // before its payload is read. Point-to-point messages reverse that: `peek` returns the header, `accept` supplies the
-// memory. In both cases the payload is read straight into its memory, and a piece counts only once its checksum has
+// memory. In both cases the payload is read directly into its memory , and a piece counts only once its checksum has
 // been verified. A frame that arrives early stays in the ring or socket, except the few KiB in a socket's read-ahead
 // buffer, which let a small frame cost one system call.
 #pragma once
@@ -69,7 +69,7 @@ class FrameReceiver {
  private:
   struct Stream {
     std::unique_ptr<ByteSource> source;
-    bool network = false;                // a socket: read ahead, to make fewer calls
+    bool network = false;                // a socket: read ahead to save system calls
     std::unique_ptr<std::byte[]> ahead;  // bytes read but not yet used: [begin, end)
     std::size_t begin = 0;
     std::size_t end = 0;

@@ -72,7 +72,7 @@ class Mesh {
   std::vector<std::unique_ptr<FrameSender>> senders_;
   std::vector<std::unique_ptr<FrameReceiver>> receivers_;
   std::deque<Transfer> transfers_;  // of the current exchange; senders and receivers point into it
-  bool busy_ = false;               // an exchange is under way
+  bool busy_ = false;               // an exchange is in progress
   std::string broken_;              // why no further exchange is possible: a connection is in the middle of a frame
   std::unique_ptr<std::byte, Free> scratch_;
   std::size_t scratch_bytes_ = 0;

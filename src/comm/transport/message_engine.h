@@ -88,7 +88,7 @@ class MessageEngine {
     std::unique_ptr<FrameReceiver> receiver;
     std::unique_ptr<MessageSlots> slots_out;
     std::unique_ptr<MessageSlots> slots_in;
-    std::uint32_t frames_out = 0;  // sent by `sender`, received by `receiver`
+    std::uint32_t frames_out = 0;  // frames sent by `sender` and received by `receiver`
     std::uint32_t frames_in = 0;
     std::deque<std::shared_ptr<Message>> sends;
     bool sending = false;  // the first of `sends` is being sent, as `outgoing`

@@ -91,7 +91,7 @@ bool MessageEngine::copy_aside(const Message& message) {
   const auto it = std::find_if(peer.sends.begin(), peer.sends.end(),
                                [&message](const auto& other) { return other.get() == &message; });
   if (it == peer.sends.begin() || it == peer.sends.end()) return false;
-  if (!peer.sender) return false;  // not connected yet: whether it can be sent at all is unknown
+  if (!peer.sender) return false;  // not connected yet: the send may still fail
   const std::size_t most = std::min(kMostCopied, peer.sender->capacity());
   const std::size_t bytes = kFrameHeaderBytes + message.bytes;
   if (bytes > most - std::min(most, peer.copied_bytes)) return false;

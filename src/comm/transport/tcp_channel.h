@@ -16,7 +16,7 @@ struct TcpChannelOptions {
   bool checksum = true;    ///< payloads sent carry a CRC-32C
 };
 
-/// From the environment.
+/// Reads the options from the environment.
 TcpChannelOptions tcp_channel_options();
 
 /// Throws InvalidArgument if this system lacks that congestion control or forbids its use. Makes no connection.

@@ -13,8 +13,8 @@ namespace maniple {
 
 struct Transfer {
   const Signature* signature = nullptr;  ///< the collective's, which outlives the transfer; null: a message
-  DType dtype{};                         ///< of a message
-  std::int32_t tag = 0;                  ///< of a message
+  DType dtype{};                         ///< messages only
+  std::int32_t tag = 0;                  ///< messages only
   const std::byte* from = nullptr;       ///< source of a send
   std::byte* to = nullptr;               ///< destination of a receive
   std::size_t size = 0;
@@ -35,7 +35,7 @@ struct TransferProgress {
 };
 TransferProgress progress_of(const std::deque<Transfer*>& transfers);
 
-/// A rank as errors name it.
+/// The other rank, as named in errors.
 struct Peer {
   int rank = 0;         ///< in the group
   int global_rank = 0;  ///< in the world

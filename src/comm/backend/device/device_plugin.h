@@ -95,7 +95,7 @@ struct DeviceContext {
   int device = 0;                 ///< the device this rank uses in this group
   Store* store = nullptr;         ///< holds only this group's keys
   DescriptorExchange* descriptors = nullptr;
-  Deadline deadline;  ///< for setting up
+  Deadline deadline;  ///< for the set-up
   const AbortToken* abort = nullptr;
   bool compare = true;  ///< whether ranks compare their calls (MANIPLE_CHECKS)
 

@@ -1,4 +1,4 @@
-// The interface of a plugin: another communication library (Gloo, an MPI, ...) that can run the operations of a group.
+// The interface of a plugin: another communication library (Gloo, an MPI, ...) that runs a group's operations.
 //
 // A plugin is a shared library that is loaded on first use. It includes this header (and the headers this one includes)
 // and needs no symbol of Maniple: everything here is a pure interface, a plain value or an inline function. It throws
@@ -45,7 +45,7 @@ struct PluginContext {
   int world_size = 1;
   std::string address;     ///< numeric address of the interface that leads to the other ranks
   Store* store = nullptr;  ///< holds only this group's keys
-  Deadline deadline;       ///< for setting up
+  Deadline deadline;       ///< for the set-up
   const AbortToken* abort = nullptr;
   PairReduce pair_reduce = nullptr;
   std::size_t most =

@@ -76,7 +76,7 @@ void mesh_all_reduce_ring(Exchange& exchange, const Operation& operation) {
   ring_gather_slices(exchange, operation.out, slices, operation.element());
 }
 
-// all_reduce, tree: up a binomial tree to rank 0 (see mesh_reduce_tree), and down again.
+// all_reduce, tree: reduces up a binomial tree to rank 0 (see mesh_reduce_tree), then broadcasts down the tree.
 //
 // 2 log2(n) steps and connections to log2(n) ranks, so a thousand ranks need ten connections each instead of a
 // thousand. All ranks get rank 0's bits. Sums of 16-bit numbers use the direct reduce to rank 0, which rounds only

@@ -27,7 +27,7 @@ void mesh_reduce_direct(Exchange& exchange, const Operation& operation) {
                     .root = operation.root});
 }
 
-// reduce, tree: up a binomial tree to the root, chunk by chunk.
+// reduce, tree: partial results travel up a binomial tree to the root, chunk by chunk.
 //
 // Counted from the root, a subtree holds consecutive ranks, and a rank combines its own operand first and then its
 // children's partial results in order. So operands are combined in rank order, starting with the root, grouped by the

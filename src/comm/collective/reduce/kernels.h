@@ -19,8 +19,8 @@ struct ReduceArguments {
   void* const* destinations = nullptr;
   std::size_t destination_count = 0;
   std::size_t count = 0;  ///< elements
-  double factor = 1;      ///< premul_sum
-  int divide_by = 1;      ///< avg
+  double factor = 1;      ///< for premul_sum
+  int divide_by = 1;      ///< for avg
 };
 
 using ReduceKernel = void (*)(const ReduceArguments&);
@@ -38,7 +38,7 @@ const ReduceKernels& avx512_reduce_kernels() noexcept;  ///< x86-64 only
 /// The sets that this processor can run, fastest first.
 std::span<const ReduceKernels* const> supported_reduce_kernels() noexcept;
 
-/// `reduce` with a chosen set.
+/// Like `reduce`, with the given kernel set.
 void reduce_with(const ReduceKernels& kernels, const Reduction& reduction, std::span<const void* const> sources,
                  std::span<void* const> destinations, std::size_t count);
 

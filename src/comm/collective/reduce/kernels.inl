@@ -92,7 +92,7 @@ struct Premultiply : Scale<Format> {
   explicit Premultiply(const ReduceArguments& a) : Scale<Format>(convert(a.factor)) {}
   static Value convert(double factor) {
     if constexpr (static_cast<Value>(0.5) == 0) {
-      return static_cast<Value>(static_cast<std::int64_t>(factor));  // wraps, as the product does
+      return static_cast<Value>(static_cast<std::int64_t>(factor));  // wraps like the product
     } else {
       return static_cast<Value>(factor != factor ? __builtin_nan("") : factor);  // see Bfloat16::rounded
     }

@@ -4,9 +4,9 @@
 // auto-vectorisation but not explicit loads and stores. A *format* defines how elements are stored and in which type
 // they are computed:
 //   Value         type of the arithmetic         Lanes   vector of kLanes of them
-//   Vector        what is loaded at once, kVectorStep bytes in memory: Lanes or a Pair of them
-//   kVectors      vectors of a block: as many as the registers hold, with room for operands
-//   kVectorsOfTwo the same when there are just two sources; fewer measure better: loads and stores mix more evenly
+//   Vector        the unit of a load, kVectorStep bytes in memory: Lanes or a Pair of them
+//   kVectors      vectors in a block: the number that fits the registers, with room for operands
+//   kVectorsOfTwo the same for two sources; fewer are faster, as loads and stores mix more evenly
 // `one` forms handle single elements at the end.
 //
 // This file is compiled for instruction sets beyond the baseline. It must not use inline functions that other files
@@ -94,7 +94,7 @@ struct Bfloat16 {
   /// processor or from a factor whose payload was dropped, so rounding does not carry.
   static Words rounded(const Lanes& value) {
     const Words bits = reinterpret_cast<Words>(value);
-    const Words odd = reinterpret_cast<Words>((bits & 0x10000u) != 0u);  // all ones, which is -1
+    const Words odd = reinterpret_cast<Words>((bits & 0x10000u) != 0u);  // all ones (-1) if odd
     return bits + 0x7fffu - odd;
   }
 };
@@ -118,7 +118,7 @@ struct Float16 {
   }
 #elif defined(__AVX512F__)
   static_assert(kVectorBytes == 64);
-  static constexpr __mmask16 kAll = 0xffff;  // the forms without a mask are warned about by GCC 12, in its own header
+  static constexpr __mmask16 kAll = 0xffff;  // GCC 12 warns in its own header about the forms without a mask
   static Vector load(const std::byte* from) { return _mm512_maskz_cvtph_ps(kAll, load_bytes<__m256i>(from)); }
   static void store(std::byte* to, const Vector& value) {
     store_bytes(to, _mm512_maskz_cvtps_ph(kAll, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

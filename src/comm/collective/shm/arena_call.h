@@ -112,6 +112,6 @@ bool arena_has_choice(ArenaCall& call, const Operation& operation, std::uint32_t
 /// Returns false if the memory involved cannot be used in place.
 bool arena_direct(ArenaCall& call, const Operation& operation, std::uint32_t epoch);
 void arena_staged_reduce(ArenaCall& call, const Operation& operation);                     ///< all_reduce, reduce
-void arena_staged_move(ArenaCall& call, const Operation& operation, std::uint32_t epoch);  ///< the others
+void arena_staged_move(ArenaCall& call, const Operation& operation, std::uint32_t epoch);  ///< all other operations
 
 }  // namespace maniple

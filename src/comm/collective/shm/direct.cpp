@@ -235,7 +235,7 @@ class Direct {
   std::vector<std::byte> cached_;
   bool uneven_ = false;     // all_to_all with counts
   bool processes_ = false;  // some input is ordinary memory
-  bool failed_ = false;     // and could not be read
+  bool failed_ = false;     // reading it failed
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ class StagedMove {
         longest = std::max<std::size_t>(longest, arena_.contribution(r, epoch_).refs().extra);
       exchange_counts_ = true;
     }
-    // Two blocks are enough for filling and draining to overlap.
+    // Two blocks suffice for filling and draining to overlap.
     constexpr std::size_t kLeast = 32 * 1024;
     block_ = std::max<std::size_t>(1, std::min(bytes, std::max(longest * element_ / 2, kLeast)) / element_);
     steps_ = static_cast<std::uint32_t>((longest + block_ - 1) / block_) + (exchange_counts_ ? count_steps() : 0);

@@ -1,11 +1,11 @@
 // all_reduce and reduce in ordinary memory, through the stages (see arena.h).
 //
 // The buffer is cut into *chunks* of a slot's size, and a chunk into one *slice* per rank. Each chunk has three phases:
-//   fill      copy the slices that others reduce into my slot
-//   reduce    reduce my slice: my own part straight from my buffer, the others' from their slots, in rank order; the
-//             result goes to my buffer and into my slot, at the place that `fill` left free
+//   fill      copy the slices that other ranks reduce into this rank's slot
+//   reduce    reduce this rank's slice in rank order: its own operand directly from its buffer, the others' from their
+//             slots. The result goes to its buffer and into its slot, at the place that `fill` left free
 //   drain     copy the other slices' results out of their slots
-// The phases of consecutive chunks overlap: a rank fills chunk k while others may still reduce k-1 and drain k-2.
+// The phases of consecutive chunks overlap: a rank fills chunk k while other ranks may still reduce k-1 and drain k-2.
 //
 // Cost per rank and buffer byte: (n-1)/n copied in, 1 read for the reduction, (n-1)/n copied out; all from caches.
 
