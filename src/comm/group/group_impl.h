@@ -1,8 +1,8 @@
 // The implementation of ProcessGroup: order of operations, deadlines, flight recorder, failure handling.
 //
-//   ProcessGroup::all_reduce                   collectives.cpp; validate.cpp checks the arguments and makes an
-//   Operation run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like
-//   start run -> start -> start_tasks                async_op: in the group's own thread (the queue), returns a Work
+//   ProcessGroup::all_reduce                   collectives.cpp; validate.cpp checks the arguments, makes an Operation
+//   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
+//   run -> start -> start_tasks                async_op: in the group's own thread (the queue), returns a Work
 //   execute                                    one operation: assigns its number, records it, calls Backend::run
 //   fail -> propagate, failure                 it threw: aborts the group on all ranks; the error names the call
 #pragma once
@@ -164,7 +164,7 @@ class detail::GroupImpl {
 
   GroupFacts facts_;
   int global_rank_;
-  std::shared_ptr<AbortSignal> abort_;  // null outside the group, like the next three
+  std::shared_ptr<AbortSignal> abort_;  // null outside the group, like the next three members
   std::shared_ptr<Store> store_;
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Recorder> recorder_;

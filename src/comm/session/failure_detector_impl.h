@@ -1,8 +1,8 @@
 // The failure detector's internals: one object per rank, in the event loop's thread.
 //
-//   detector_wire.cpp one connection: detects the end of a process first
+//   detector_wire.cpp             one connection: detects the end of a process first
 //   failure_detector.cpp          connections, messages, aborts
-//   failure_detector_members.cpp lost, departed and silent ranks; the leader
+//   failure_detector_members.cpp  lost, departed and silent ranks; the leader
 #pragma once
 
 #include <map>

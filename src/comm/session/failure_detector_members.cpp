@@ -161,7 +161,7 @@ void FailureDetector::Impl::check_awaited() {
 
 void FailureDetector::Impl::dial_leader(std::chrono::microseconds delay) {
   const int target = leader;
-  const auto self = shared_from_this();  // keeps this object until PeerDialer has joined the thread
+  const auto self = shared_from_this();  // the thread ends before this object does: PeerDialer joins it
   PeerDialer::Task task;
   task.delay = delay;
   const std::chrono::duration<double> one_try(heartbeat_s > 0 ? heartbeat_s * 0.9 : 20);

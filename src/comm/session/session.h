@@ -65,8 +65,8 @@ class Session : public Connector {
     // Set by open_group. They must not block or use the session, and are not called after remove_group.
     std::function<void(int global_rank)> gone = {};  ///< it has left or ended; which of the two is unknown
     std::function<MessageWait()> message = {};
-    std::function<void(int global_rank, std::uint64_t seq)> departed =
-        {};  ///< in good order, after its call number seq
+    /// A rank has left in good order, after its call number seq.
+    std::function<void(int global_rank, std::uint64_t seq)> departed = {};
   };
   void add_group(const std::string& name, GroupLink link);
   void open_group(const std::string& name, std::function<void(int global_rank)> gone,
@@ -116,17 +116,17 @@ class Session : public Connector {
   UniqueFd arrivals_;
 
   Mutex mutex_;
-  std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_
-      MANIPLE_GUARDED_BY(mutex_);  // data connections not taken yet
-  std::map<int, SecureConnection> early_control_
-      MANIPLE_GUARDED_BY(mutex_);  // accepted before the failure detector existed
+  // Data connections not taken yet.
+  std::map<std::pair<int, std::string>, std::deque<SecureConnection>> waiting_ MANIPLE_GUARDED_BY(mutex_);
+  // Control connections accepted before the failure detector existed.
+  std::map<int, SecureConnection> early_control_ MANIPLE_GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, UniqueFd>> early_segments_ MANIPLE_GUARDED_BY(mutex_);
   std::map<std::string, GroupLink> groups_ MANIPLE_GUARDED_BY(mutex_);
   std::map<int, std::string> lost_ MANIPLE_GUARDED_BY(mutex_);
   std::set<int> gone_ MANIPLE_GUARDED_BY(mutex_);  // left or lost
   PastGroups past_groups_ MANIPLE_GUARDED_BY(mutex_);
-  std::map<std::string, std::exception_ptr> early_aborts_
-      MANIPLE_GUARDED_BY(mutex_);  // of groups that this rank has not made yet
+  // Aborts of groups that this rank has not made yet.
+  std::map<std::string, std::exception_ptr> early_aborts_ MANIPLE_GUARDED_BY(mutex_);
 
   std::unique_ptr<SegmentBroker> segments_;
   std::unique_ptr<FailureDetector> detector_;

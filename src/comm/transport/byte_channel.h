@@ -32,9 +32,8 @@ class ByteSink {
   /// Lower bound of the bytes that fit between the two ends while nothing is read.
   virtual std::size_t capacity() const noexcept { return std::size_t{256} << 10; }
   virtual bool authenticates() const noexcept { return false; }  ///< the other end rejects modified bytes
-  virtual bool wants_checksums() const noexcept {
-    return true;
-  }  ///< for payloads; false if it authenticates or is shared memory
+  /// Whether payloads need checksums; false if the channel authenticates or is shared memory.
+  virtual bool wants_checksums() const noexcept { return true; }
 };
 
 class ByteSource {
@@ -43,9 +42,8 @@ class ByteSource {
   virtual std::size_t read_some(std::span<const iovec> parts) = 0;
   virtual int fd() const noexcept = 0;       ///< to poll for EPOLLIN; -1: none (shared memory)
   virtual std::size_t ready() { return 0; }  ///< bytes that one read_some would return now; 0: unknown
-  virtual bool holds_bytes() const noexcept {
-    return false;
-  }  ///< bytes may be buffered although the descriptor is not readable
+  /// Whether bytes may be buffered although the descriptor is not readable.
+  virtual bool holds_bytes() const noexcept { return false; }
 };
 
 }  // namespace maniple

@@ -31,7 +31,7 @@ constexpr auto kConnectionPoll = 5ms;
 constexpr auto kMixedPoll = 200us;
 // Upper bound on noticing an abort while only rings are awaited.
 constexpr auto kLocalPoll = 5ms;
-// A host that acknowledges nothing for kSilentHeartbeats heartbeats is lost: see set_liveness.
+// A host that stays silent for this many heartbeats is lost: see set_liveness.
 constexpr double kSilentHeartbeats = 4;
 constexpr double kLooksPerHeartbeat = 2;
 

@@ -11,8 +11,7 @@
 //
 //   header     0 magic (3)  3 version  4 kind  5 flags  6 streams  7 dtype  8 length (8)  16 number  20 tag
 //              24 CRC-32C of the payload (whole and checked only)
-//              28 CRC-32C of bytes 0 to 23 and of the signature, continued from the payload's CRC, which it thereby
-//              covers
+//              28 CRC-32C of bytes 0 to 23 and of the signature, continued from the payload's CRC, so it covers that
 //   signature  32 (4 x 8), of a collective
 //   piece      0 magic  4 number of the frame  8 index  12 CRC-32C of the payload
 //

@@ -79,7 +79,8 @@ void MessageEngine::fail_expired(bool moved) {
   });
   if (!pending) return;
   const auto now = Deadline::Clock::now();
-  // A departed rank, if all other ranks have left or are lost, so that no rank can send to a receive from any source.
+  // A departed rank if all other ranks have left or are lost: no rank can then send to a receive from any source.
+  // Otherwise a rank that is present.
   int last_to_leave = kAnyone;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     const PeerState& peer = peers_[static_cast<std::size_t>(rank)];

@@ -48,9 +48,8 @@ struct PluginContext {
   Deadline deadline;       ///< for the set-up
   const AbortToken* abort = nullptr;
   PairReduce pair_reduce = nullptr;
-  std::size_t most =
-      /// Maximum elements (or bytes, when moving bytes) per call of a library that counts in int.
-      std::size_t{1} << 28;
+  /// Maximum elements (or bytes, when moving bytes) per call of a library that counts in int.
+  std::size_t most = std::size_t{1} << 28;
 
   int size() const noexcept { return static_cast<int>(global_ranks.size()); }
 };
