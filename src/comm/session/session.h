@@ -62,7 +62,8 @@ class Session : public Connector {
     std::shared_ptr<AbortSignal> abort;
     std::function<RankCall(std::uint64_t seq)> called;  ///< this rank's call number seq
     std::function<CallProgress()> progress;
-    // Set by open_group. They must not block or use the session, and are not called after remove_group.
+    // open_group sets `gone` and `message`. The callbacks below must not block or use the session, and are not called
+    // after remove_group.
     std::function<void(int global_rank)> gone = {};  ///< it has left or ended; which of the two is unknown
     std::function<MessageWait()> message = {};
     /// A rank has left in good order, after its call number seq.

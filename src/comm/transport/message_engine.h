@@ -66,7 +66,7 @@ class MessageEngine {
   ~MessageEngine();  ///< pending messages fail with Aborted
 
   /// Sends or receives a small message in the calling thread, bypassing all queues. Works only between ranks of one
-  /// host, when no other transfer with that rank is under way and, for a receive, the message arrives soon. Returns
+  /// host, when no other transfer with that rank is in progress and , for a receive, the message arrives soon. Returns
   /// false if nothing was done.
   bool try_now(Message& message);
   /// Starts the messages together. With `background`, a thread finishes them even without a waiter.

@@ -1,4 +1,4 @@
-// Small messages between two ranks of one host: each takes a slot, alongside the ring that carries larger messages.
+// Small messages between two ranks of one host: each takes a slot, alongside the ring for all other messages.
 //
 // The receiver polls the slot itself, so a message of up to 48 bytes costs the transfer of one cache line from core to
 // core. Each slot records how many frames were sent before it, which orders its message and the next frame in the ring.
