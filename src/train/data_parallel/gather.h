@@ -1,10 +1,10 @@
-// From the results of the replicas to one, and in backward the other way round.
+// Concatenates the results of the replicas, and in backward distributes the gradients to the replicas.
 //
-// Each replica has a graph of its own, from leaves that stand for its part of the arguments and its parameters to its
-// results. The gathered results hang on a single node of the program's graph, *not* on those graphs: autograd walks
-// what is on the CPU in the one thread that called backward, so it would walk all replicas one after the other. The
-// node instead has each replica's thread walk that replica's graph, adds up the gradients, and hands it on to the
-// module's parameters and the arguments.
+// Each replica has its own graph. It leads from leaves, which stand for the replica's part of the arguments and for its
+// parameters, to the replica's results. The gathered results hang on a single node of the program's graph, *not* on
+// those graphs: autograd walks the CPU part of a graph in the one thread that called backward, so it would walk all
+// replicas one after another. Instead, the node lets each replica's thread walk that replica's graph. It then adds up
+// the gradients and passes them on to the module's parameters and the arguments.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ namespace maniple {
 
 using Tensors = std::vector<torch::Tensor>;
 
-/// What a replica's forward left behind.
+/// The graph that a replica's forward left behind.
 struct ReplicaGraph {
   Tensors outputs;
-  Tensors inputs;                   ///< leaves; those of arguments that require a gradient
-  std::vector<Tensors> parameters;  ///< leaves; for each of the module's parameters that require a gradient
+  Tensors inputs;                   ///< leaves, for arguments that require a gradient
+  std::vector<Tensors> parameters;  ///< leaves, for each of the module's parameters that requires a gradient
 };
 
-/// Where gradients go.
+/// The tensors that receive gradients.
 struct GatherTargets {
   Tensors inputs;      ///< the arguments that require a gradient
-  Tensors parameters;  ///< the module's parameters that do
+  Tensors parameters;  ///< the module's parameters that require a gradient
 };
 
 struct GatherOptions {
@@ -37,7 +37,8 @@ struct GatherOptions {
   torch::Device device;
 };
 
-/// Concatenates results of two replicas or more. With `targets`, those that require a gradient are connected to them.
+/// Concatenates the results of two or more replicas. With `targets`, results that require a gradient are connected to
+/// them.
 Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<ReplicaGraph> graphs,
                const GatherOptions& options, const GatherTargets& targets);
 

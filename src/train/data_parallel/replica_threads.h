@@ -1,4 +1,4 @@
-// The threads of the replicas, with the settings of the thread that calls.
+// The threads of the replicas, which run with the caller's settings.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,7 @@
 
 namespace maniple {
 
-/// Threads that last: number i always runs part i of a task.
+/// Persistent threads: thread i always runs part i of a task.
 class Workers {
  public:
   using Task = std::function<void(std::size_t part)>;
@@ -30,15 +30,15 @@ class Workers {
   /// Whether the caller is one of the threads.
   bool inside() const noexcept;
 
-  /// Runs the parts 0 .. parts-1 at the same time and returns when all have ended; what each threw, or null. Callers
-  /// take turns; a part must not be one.
+  /// Runs the parts 0 .. parts-1 concurrently and returns when all have ended: the exception that each part threw, or
+  /// null. Concurrent callers take turns; a part must not call this.
   std::vector<std::exception_ptr> run(std::size_t parts, const Task& task);
 
  private:
   void work(std::size_t index);
   void close() noexcept;
 
-  std::mutex turn_;  // of the callers
+  std::mutex turn_;  // serialises the callers
   std::mutex mutex_;
   std::condition_variable begin_, end_;
   std::uint64_t round_ = 0;
@@ -46,28 +46,29 @@ class Workers {
   std::size_t parts_ = 0, running_ = 0;
   bool closing_ = false;
   std::vector<std::exception_ptr> thrown_;
-  std::vector<std::thread> threads_;  // the last member: they use all others
+  std::vector<std::thread> threads_;  // the last member: the threads use all others
 };
 
 class ReplicaThreads {
  public:
-  /// `threads`: as DataParallelOptions has it.
+  /// `threads`: see DataParallelOptions.
   ReplicaThreads(std::vector<torch::Device> devices, int threads);
   ~ReplicaThreads();
 
   std::size_t size() const noexcept { return devices_.size(); }
   torch::Device device(std::size_t replica) const { return devices_[replica]; }
 
-  /// Throws InvalidArgument in a thread of a replica, which would wait for itself.
+  /// Throws InvalidArgument when called in a replica's thread, which would wait for itself.
   void require_outside() const;
 
   /// Whether the caller is one of the threads.
   bool inside() const noexcept { return workers_->inside(); }
 
-  /// Runs task(0) .. task(count-1), each in the thread of its replica with its device current and the caller's
-  /// settings. When all have ended: what each threw, or null.
+  /// Runs task(0) .. task(count-1), each in its replica's thread, with its device current and the caller's settings.
+  /// Returns when all have ended: the exception that each threw, or null.
   std::vector<std::exception_ptr> run(std::size_t count, const Workers::Task& task);
-  /// The same; the first exception, by number of replica, is thrown as ReplicaError; `what` is what failed.
+  /// The same, but throws the first exception, by replica number, as ReplicaError; `what` names the operation that
+  /// failed.
   void run(std::size_t count, const char* what, const Workers::Task& task);
 
  private:

@@ -1,8 +1,8 @@
 // Copies of a module on several devices, and how they follow the module.
 //
-// A replica's parameter on the module's own device is a tensor of its own (so that autograd can distinguish the
-// replicas) over the module's memory. The first replica's buffers are over the module's memory as well: what batch norm
-// writes there is what stays. All else is a copy, written anew by refresh().
+// On the module's own device, a replica's parameter is a separate tensor (so that autograd can distinguish the
+// replicas) that shares the module's memory. The first replica's buffers share the module's memory as well: the module
+// keeps what batch norm writes there. Everything else is a copy, which refresh() updates.
 #pragma once
 
 #include <memory>
@@ -22,13 +22,13 @@ class Replicas {
   torch::nn::Module& original() const noexcept { return *original_; }
   torch::nn::Module& operator[](std::size_t replica) const { return *copies_[replica].module; }
 
-  /// The first `count` replicas become what the module is now.
+  /// Updates the first `count` replicas to the module's current values.
   void refresh(std::size_t count);
 
-  /// Of the original, each once, those that require a gradient now.
+  /// The original's parameters that require a gradient now, each once.
   std::vector<torch::Tensor> trained() const;
-  /// Of a replica: the tensor that stands for each of trained(), or several where the replica has not tied what the
-  /// original has tied.
+  /// For each of trained(), the replica's tensors that stand for it: one, or several if the replica does not tie
+  /// parameters that the original ties.
   std::vector<std::vector<torch::Tensor>> trained_of(std::size_t replica) const;
 
  private:
@@ -46,7 +46,7 @@ class Replicas {
   std::vector<torch::Device> devices_;
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<torch::Tensor> parameters_, buffers_;
-  std::vector<std::size_t> first_;  // of a parameter: the place where the same tensor appears first
+  std::vector<std::size_t> first_;  // for each parameter: the index where the same tensor appears first
   std::vector<Copy> copies_;
 };
 

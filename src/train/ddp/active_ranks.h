@@ -1,5 +1,5 @@
-// Which ranks of a group still have batches, inside with_uneven_inputs (see <maniple/train/uneven_inputs.h>). Outside
-// of it all ranks are active, and nothing is exchanged.
+// Tracks which ranks of a group still have batches, inside with_uneven_inputs (see <maniple/train/uneven_inputs.h>).
+// Outside it all ranks are active, and nothing is exchanged.
 #pragma once
 
 #include <memory>
@@ -18,23 +18,24 @@ class ActiveRanks {
 
   explicit ActiveRanks(std::shared_ptr<ProcessGroup> group);
 
-  void start(const Mode& mode);  ///< with_uneven_inputs begins; throws InvalidArgument inside another
-  void stop() noexcept;          ///< it ends: all ranks are active again
+  void start(const Mode& mode);  ///< with_uneven_inputs begins; throws InvalidArgument inside another one
+  void stop() noexcept;          ///< with_uneven_inputs ends: all ranks are active again
   bool started() const noexcept { return mode_.has_value(); }
 
-  /// Each rank says whether it has a batch; returns whether any has. Throws UnevenInputs where the mode asks for it.
-  /// Collective.
+  /// Exchanges whether each rank has a batch; returns whether any rank has one. Throws UnevenInputs if the mode
+  /// requires it. Collective.
   bool exchange(bool active);
 
   bool all() const noexcept { return count_ == group_->size(); }
-  /// The lowest active rank: the others take its buffers, and the order of its gradients.
+  /// The lowest active rank. The other ranks take its buffers and its order of gradients.
   int first() const noexcept { return first_; }
-  /// That of the last exchange in which any rank was active.
+  /// first() of the last exchange in which any rank was active.
   int last_first() const noexcept { return last_first_; }
   /// Whether any rank had no batch since start().
   bool were_uneven() const noexcept { return were_uneven_; }
 
-  /// What gradients are multiplied by, so that the average over all ranks becomes the one that the mode asks for.
+  /// The factor for this rank's gradients that turns the average over all ranks into the average that the mode
+  /// requests.
   double gradient_factor() const noexcept;
 
  private:

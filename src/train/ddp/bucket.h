@@ -1,9 +1,9 @@
-// Buckets: which gradients share one, its memory, and when it is averaged.
+// Buckets of gradients: which gradients share a bucket, its memory, and when it is averaged.
 //
-// A bucket is one piece of memory that holds the gradients of some parameters, and its state in the backward under way.
+// A bucket is one block of memory that holds the gradients of some parameters, and its state in the current backward.
 //
-// Each gradient has a *view*: a tensor of the parameter's shape and strides whose memory is a part of the bucket's. (It
-// is a tensor of its own and not a view in autograd's sense, so that zero_grad() may detach it.)
+// Each gradient has a *view*: a tensor with the parameter's shape and strides whose memory is part of the bucket. (It
+// is a separate tensor, not a view in autograd's sense, so that zero_grad() may detach it.)
 #pragma once
 
 #include <atomic>
@@ -24,12 +24,13 @@
 
 namespace maniple {
 
-// Which gradients travel together: a pure function of sizes, dtypes and the order in which gradients are ready.
+// The assignment of gradients to buckets: a pure function of sizes, dtypes and the order in which gradients become
+// ready.
 //
 // Parameters are taken in that order and put into the open bucket of their dtype; a bucket that has reached its limit
-// is closed. The first bucket of each dtype has a limit of its own. Buckets are numbered by when their last gradient
-// is ready, because that is when they can be averaged. A parameter larger than the limit makes a bucket by itself or
-// ends one.
+// is closed. The first bucket of each dtype has its own limit. Buckets are numbered in the order in which their last
+// gradient becomes ready, because only then can they be averaged. A parameter larger than the limit fills a bucket by
+// itself or ends one.
 
 struct PlannedParameter {
   std::size_t elements = 0;
@@ -39,7 +40,7 @@ struct PlannedParameter {
 
 struct PlannedBucket {
   std::vector<std::size_t> members;  ///< parameters, in the order in which their gradients are ready
-  PackedLayout layout;               ///< of their gradients
+  PackedLayout layout;               ///< layout of the gradients
 };
 
 struct BucketLimits {
@@ -47,13 +48,13 @@ struct BucketLimits {
   double bytes = 0;
 };
 
-/// `order` holds every index of `parameters` once.
+/// `order` contains every index of `parameters` once.
 std::vector<PlannedBucket> plan_buckets(std::span<const PlannedParameter> parameters,
                                         std::span<const std::size_t> order, const BucketLimits& limits);
 
 class Bucket {
  public:
-  /// It begins at `offset` bytes of `memory`, that of all buckets on its device.
+  /// The bucket begins at byte `offset` of `memory`, which holds all buckets of its device.
   Bucket(int index, bool is_last, const PlannedBucket& plan, std::span<const Parameter> parameters,
          const RegisteredMemory& memory, std::size_t offset, bool gradients_live_here);
 
@@ -65,29 +66,29 @@ class Bucket {
   Buffer buffer() const noexcept { return buffer_; }
   GradBucket for_hook() const;
 
-  /// The parameter's gradient into its view: it is copied unless it lives there. One that is undefined counts as zero.
-  /// Throws for a gradient that does not fit. On a GPU it is only noted, and copied by the next flush().
+  /// Copies the parameter's gradient into its view, unless the gradient lives there. An undefined gradient counts as
+  /// zero. Throws if the gradient does not fit. On a GPU the copy is only noted; the next flush() makes it.
   void copy_in(std::size_t i);
-  /// Copies what is noted, all in one kernel where LibTorch has it, and returns the tensors that were read.
+  /// Makes the noted copies, in one kernel if LibTorch has it. Returns the tensors that were read.
   std::vector<torch::Tensor> flush();
   void forget_noted() noexcept { noted_.clear(); }
 
-  /// After the average: the parameter's gradient is what the view holds.
+  /// After the average: sets the parameter's gradient to the contents of the view.
   void copy_out(std::size_t i) const;
 
-  /// A copy of the parameter's gradient if copy_in() leaves none elsewhere, otherwise undefined.
+  /// A copy of the parameter's gradient if copy_in() leaves no other copy, otherwise undefined.
   torch::Tensor saved(std::size_t i) const;
 
-  /// Sets the gradients of its parameters to none.
+  /// Sets the gradients of the bucket's parameters to none.
   void drop_gradients();
 
-  int pending = 0;        ///< gradients that are not ready in this backward
+  int pending = 0;        ///< gradients not yet ready in this backward
   bool launched = false;  ///< its average is under way or done
   bool finalized =
-      false;  ///< its parameters have the averaged gradients, and have taken their step where DDP does that
-  /// True once somebody has decided about the step that follows the average: whoever sets it takes it, or drops it.
+      false;  ///< its parameters have their averaged gradients, and have stepped if DDP applies the optimizer
+  /// True once the step after the average has been decided: the thread that sets it takes or drops that step.
   std::shared_ptr<std::atomic<bool>> claimed;
-  Work work;  ///< invalid when done at once
+  Work work;  ///< invalid if done at once
   std::chrono::steady_clock::time_point launched_at{};
   std::shared_ptr<std::atomic<std::chrono::steady_clock::rep>> ended_at;  ///< set before `work` is done
 
@@ -106,21 +107,21 @@ class Bucket {
   Buffer buffer_;
 };
 
-// Which way of overlapping communication with backward suits a group: what Overlap::automatic stands for.
+// The choice behind Overlap::automatic: how a group overlaps communication with backward.
 
-/// What the choice depends on.
+/// The inputs of the choice.
 struct OverlapFacts {
   int hosts = 1;
-  int cores = 1;                   ///< physical ones that the ranks of the (only) host may use together
-  int threads = 1;                 ///< that they compute with together
-  std::size_t gradient_bytes = 0;  ///< of a rank
+  int cores = 1;                   ///< physical cores that the ranks of the (only) host may use together
+  int threads = 1;                 ///< threads that those ranks compute with together
+  std::size_t gradient_bytes = 0;  ///< of one rank
 };
 
-/// Between hosts there is a wire to wait for. Within one, averaging is work for cores: a thread of its own pays when
-/// there are as many cores again that nobody computes on, and enough work that waking it does not matter.
+/// Between hosts, communication waits for the network. Within one host, averaging is work for cores: a separate thread
+/// pays only if as many cores again are idle, and if there is enough work to make waking it negligible.
 Overlap choose_overlap(const OverlapFacts& facts) noexcept;
 
-/// `requested`, unless that is automatic: then a choice on which all ranks agree, which is a collective call.
+/// `requested`, unless it is automatic. Then all ranks agree on a choice, and the call is collective.
 Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t gradient_bytes);
 
 }  // namespace maniple

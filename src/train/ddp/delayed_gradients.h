@@ -1,9 +1,7 @@
-// The parameters of DdpOptions::delay_all_reduce_named_params: their gradients are averaged last, in buckets of their
-// own.
+// The parameters of DdpOptions::delay_all_reduce_named_params. Their gradients are averaged last, in separate buckets.
 //
-// Such a parameter may get its gradient in several pieces, so the gradient stays where autograd puts it until all are
-// known to be complete: when the gradient of param_to_hook_all_reduce, the *trigger*, is ready, or at the end of
-// backward.
+// Such a gradient may arrive in several pieces, so it stays where autograd puts it until all are known to be complete.
+// They are complete when the gradient of param_to_hook_all_reduce, the *trigger*, is ready, or at the end of backward.
 #pragma once
 
 #include <string>
@@ -16,20 +14,21 @@ namespace maniple {
 
 class DelayedGradients {
  public:
-  /// Marks the parameters that the options name. Throws InvalidArgument for names that cannot be. The references must
-  /// outlive this object.
+  /// Marks the parameters that the options name. Throws InvalidArgument for unusable names. The references must outlive
+  /// this object.
   DelayedGradients(const DdpOptions& options, std::vector<Parameter>& parameters, std::vector<Bucket>& buckets);
 
-  /// A delayed gradient is ready before any other, perhaps of a backward inside the backward, whose end is not the one
-  /// to wait for: it counts in the backward that begins next.
+  /// A delayed gradient is ready before any other gradient. It may come from a nested backward, whose end is not the
+  /// one to wait for, so it counts for the backward that begins next.
   static void ready_early(Parameter& parameter) { parameter.gradient = Parameter::Gradient::early; }
   void begin_backward();
 
-  /// A delayed gradient is ready in the backward under way. Returns what is wrong with that on this rank, or nothing.
+  /// A delayed gradient is ready in the current backward. Returns what is wrong on this rank, or an empty string.
   std::string ready(const Parameter& parameter, int rank);
 
   bool is_trigger(std::size_t parameter) const noexcept { return parameter == trigger_; }
-  /// Copies all of them into their buckets, which are complete then. False, doing nothing, if one is still expected.
+  /// Copies all delayed gradients into their buckets, which are then complete. Does nothing and returns false if one is
+  /// still expected.
   bool release();
 
  private:

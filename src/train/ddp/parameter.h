@@ -1,5 +1,5 @@
-// The parameters and buffers of a model: what DistributedDataParallel knows of each, whether all ranks have the same,
-// and how one rank's are copied to all.
+// The parameters and buffers of a model: DistributedDataParallel's state for each, the check that all ranks have the
+// same, and the copying of one rank's tensors to all ranks.
 #pragma once
 
 #include <cstddef>
@@ -28,35 +28,35 @@ struct NamedTensor {
 
 struct ModuleTensors {
   std::vector<NamedTensor> trained;  ///< parameters that require a gradient
-  std::vector<NamedTensor> frozen;   ///< those that do not
+  std::vector<NamedTensor> frozen;   ///< parameters that do not require a gradient
   std::vector<NamedTensor> buffers;
 };
 
-/// Where a model's tensors come from: a module, a scripted one, or lists.
+/// The source of a model's tensors: a module, a scripted module, or lists.
 struct TensorSource {
   using Visit = std::function<void(const std::string& name, const torch::Tensor& tensor)>;
-  std::function<void(const Visit&)> parameters;  ///< as they are at the call
+  std::function<void(const Visit&)> parameters;  ///< visits the parameters of that moment
   std::function<void(const Visit&)> buffers;
-  bool replaces_buffers = false;  ///< forward may put other tensors in their place, as assignments in a script do
+  bool replaces_buffers = false;  ///< forward may replace buffers by other tensors, as assignments in a script do
 };
 
-/// What messages begin with: "[DistributedDataParallel world rank 1/4] ".
+/// The beginning of messages: "[DistributedDataParallel world rank 1/4] ".
 std::string ddp_prefix(const ProcessGroup& group);
 
-/// In the order of registration; a tensor that is registered twice appears once, under its first name.
+/// In the order of registration; a tensor registered twice appears once, under its first name.
 ModuleTensors tensors_of(const TensorSource& source);
 /// The buffers alone.
 std::vector<torch::Tensor> buffers_of(const TensorSource& source);
 
-/// Throws InvalidArgument if DdpOptions::device_ids is not where the parameters are.
+/// Throws InvalidArgument if DdpOptions::device_ids does not match the devices of the parameters.
 void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors);
 
-/// Of the lines with which ranks describe what must be the same everywhere, the first in which they differ: "ranks 0, 2
-/// have A; rank 1 has B". Empty where they do not. The same on all ranks. Collective.
+/// Compares lines that must be the same on all ranks and returns the first difference: "ranks 0, 2 have A; rank 1 has
+/// B"; empty if there is none. The result is the same on all ranks. Collective.
 std::string first_difference(ProcessGroup& group, const std::vector<std::string>& lines);
 
-/// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The text
-/// names the first difference and what each rank has. Collective.
+/// Throws InvalidArgument, on all ranks alike, unless all ranks have the same options, parameters and buffers. The
+/// error text gives the first difference and each rank's value. Collective.
 void require_same_on_all_ranks(ProcessGroup& group, const DdpOptions& options, const ModuleTensors& tensors);
 
 /// A parameter that requires a gradient.
@@ -72,7 +72,7 @@ struct Parameter {
   torch::ScalarType dtype;                             ///< at construction
   torch::Device device;                                ///< at construction
   std::optional<GradientHook> hook;                    ///< calls the reducer when autograd has computed the gradient
-  std::shared_ptr<torch::optim::Optimizer> optimizer;  ///< applied in backward; null: by the program
+  std::shared_ptr<torch::optim::Optimizer> optimizer;  ///< applied in backward; null: the program steps the parameter
 
   std::size_t bucket = 0;  ///< its bucket, once buckets are laid out
   std::size_t place = 0;   ///< its index in the bucket
@@ -82,53 +82,54 @@ struct Parameter {
   bool used = true;          ///< find_unused_parameters, static_graph: got a gradient on any rank
   bool accumulated = false;  ///< got a gradient under no_sync since the last synchronised backward
 
-  // Of the backward under way.
+  // State of the backward under way.
   enum class Gradient : std::uint8_t {
     absent,
-    early,  ///< of a delayed parameter: computed before the backward's first other gradient
+    early,  ///< a delayed parameter's gradient, computed before the first other gradient of the backward
     ready,  ///< computed
   };
   Gradient gradient = Gradient::absent;
-  torch::Tensor saved;  ///< its gradient as it was, if this rank has computed none
+  torch::Tensor saved;  ///< the earlier gradient, if this rank has computed none
 
   bool ready() const noexcept { return gradient == Gradient::ready; }
 
-  /// What is wrong and what to do, if it was frozen, converted or given other memory; otherwise empty.
+  /// Describes the change and what to do if the parameter was frozen, converted or given other memory; otherwise empty.
   std::string conversion() const;
 };
 
-/// The optimizer of one parameter, from the program's factory. Throws InvalidArgument for one that cannot step alone.
+/// Makes the optimizer of one parameter by the program's factory. Throws InvalidArgument if it cannot step alone.
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerFactory& make, const Parameter& parameter);
 
-/// Sets `used` of each parameter that has a gradient on any rank. Collective: one all_reduce of a byte for each.
+/// Sets `used` for each parameter that has a gradient on any rank. Collective: one all_reduce with one byte per
+/// parameter.
 void exchange_used(ProcessGroup& group, std::span<Parameter> parameters, const std::vector<bool>& used_here);
 
 /// "fc2.weight, fc2.bias and 3 more".
 std::string names_of(const std::vector<const Parameter*>& parameters);
 
-/// One rank's tensors to all: parameters and buffers at construction, buffers after every backward.
+/// Copies one rank's tensors to all ranks: parameters and buffers at construction, buffers after every backward.
 ///
 /// Tensors without gaps are moved as blocks of memory, in the order of their strides (which are the same on all ranks).
-/// Large ones are broadcast where they lie; small ones are packed into one piece of registered memory, so that a
-/// hundred running means cost one operation. Autograd is not notified: running statistics may change between forward
-/// and backward without harm.
+/// Large tensors are broadcast in place. Small ones are packed into one block of registered memory, so that a hundred
+/// running means cost one operation. Autograd is not notified: running statistics may safely change between forward and
+/// backward.
 class Replicator {
  public:
   Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::Tensor> tensors);
   bool empty() const noexcept { return tensors_.empty(); }
   /// Collective. The first call allocates.
   void copy_from(int root);
-  /// Other tensors in the places of the first ones. False, doing nothing, unless they have the same sizes, strides and
-  /// dtypes.
+  /// Replaces the tensors. Does nothing and returns false unless the new ones have the same sizes, strides and dtypes.
   bool replace(const std::vector<torch::Tensor>& tensors);
 
  private:
-  /// The small tensors of one device and dtype, and their places in one piece of memory.
+  /// The small tensors of one device and dtype, and their places in one block of memory.
   struct Pack {
-    std::vector<std::size_t> indices;  ///< of its tensors among all
+    std::vector<std::size_t> indices;  ///< indices of its tensors among all tensors
     std::vector<torch::Tensor> tensors;
     std::vector<torch::Tensor> places;
-    /// In bytes, without padding: counters of 8 bytes would take 64 each, after every backward, and are only copied.
+    /// In bytes, without padding: counters of 8 bytes would take 64 bytes each, after every backward, and they are only
+    /// copied.
     PackedLayout layout{1, 1};
     Buffer all;
   };
@@ -139,7 +140,7 @@ class Replicator {
   std::vector<torch::Tensor> tensors_;
   bool laid_out_ = false;
   std::vector<Pack> packs_;
-  std::vector<std::size_t> single_;  // of those that are broadcast where they lie
+  std::vector<std::size_t> single_;  // indices of the tensors that are broadcast in place
 };
 
 }  // namespace maniple

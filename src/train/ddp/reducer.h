@@ -1,34 +1,34 @@
-// The reducer of DistributedDataParallel: from autograd's hooks to averaged gradients.
+// The reducer of DistributedDataParallel turns the gradients from autograd's hooks into averaged gradients.
 //
 // A *synchronised backward* on every rank:
 //
-//   first gradient        begin(): no parameter is ready; autograd is asked to call finish() at its end
-//   each gradient         gradient_ready(): it is copied into its bucket; complete buckets are launched (averaged),
+//   first gradient        begin(): no parameter is ready; registers finish() as autograd's end-of-backward callback
+//   each gradient         gradient_ready(): copies it into its bucket and launches (averages) complete buckets,
 //                         strictly in their order
-//   end of backward       finish(): parameters without a gradient are dealt with; the remaining buckets are launched;
-//                         all are waited for and finalized; buffers become rank 0's
+//   end of backward       finish(): handles parameters without a gradient, launches the remaining buckets,
+//                         waits for all and finalizes them; buffers become rank 0's
 //
-// To *finalize* a bucket is to give the averaged gradients back to the parameters, and to step them where the optimizer
-// is applied in backward; in that case a bucket is finalized as soon as it is averaged, if need be in the group's
-// thread.
+// To *finalize* a bucket is to give the averaged gradients back to the parameters, and to step the parameters if the
+// optimizer is applied in backward. In that case a bucket is finalized as soon as it is averaged, possibly in the
+// group's thread.
 //
-// The first backward has no buckets yet: it only notes the order in which gradients are ready, and finish() lays the
-// buckets out.
+// The first backward has no buckets yet. It only records the order in which gradients become ready, and finish() lays
+// out the buckets.
 //
-// If backward throws half-way (a peer died, or the program's own code failed) autograd drops the callback; its
-// destruction shows that this backward is over. If it has communicated by then, the group is aborted: the other ranks
-// wait for buckets that will never be launched here, and the next backward would be paired with them.
+// If backward throws half-way (a peer died, or the program's own code failed), autograd drops the callback, and its
+// destruction shows that this backward is over. If this rank has communicated by then, the group is aborted: the other
+// ranks wait for buckets that will never be launched here, and the next backward would be matched with them.
 //
-// A module that changes after it was wrapped (converted, parameters added or replaced) would train without its
-// gradients being averaged. Each gradient, and the beginning of each backward, check for that.
+// A module that changes after it was wrapped (converted, parameters added or replaced) would train without averaged
+// gradients. Each gradient, and the beginning of each backward, check for such a change.
 //
 // Inside with_uneven_inputs a backward begins by exchanging which ranks are active (active_ranks.h). A rank without
-// batches *shadows* the others: it makes the same calls with zeros. What otherwise comes from rank 0 comes from the
-// first active rank.
+// batches *shadows* the others: it makes the same calls with zeros. The first active rank then takes the role of rank
+// 0.
 //
-// Where to find what: bucket.h (which gradients share a bucket, its memory, when it is averaged), parameter.h (also the
-// copying of buffers), delayed_gradients.h, active_ranks.h, stopwatch.h (statistics). reducer.cpp is the course of a
-// backward, reducer_average.cpp what happens to a bucket.
+// Related files: bucket.h (which gradients share a bucket, its memory, when it is averaged), parameter.h (also copies
+// buffers), delayed_gradients.h, active_ranks.h, stopwatch.h (statistics). reducer.cpp has the course of a backward,
+// reducer_average.cpp the course of a bucket.
 #pragma once
 
 #include <cstdint>
@@ -60,9 +60,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::shared_ptr<ProcessGroup>& group() const noexcept { return group_; }
   DdpStatistics statistics() const;
 
-  /// Gives every parameter its hook, in place of the one that it had. Not in a backward.
+  /// Gives every parameter a hook that replaces its previous one. Not inside a backward.
   void attach_hooks();
-  /// Throws unless the module's parameters are those of construction, with the same dtype and device.
+  /// Throws unless the module has the parameters it had at construction, with the same dtype and device.
   void require_unchanged();
   void set_weight(double weight);
   void register_hook(CommHook hook);
@@ -76,37 +76,37 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void start_uneven_inputs(const ActiveRanks::Mode& mode);
   void end_uneven_inputs() noexcept;
   ActiveRanks& active_ranks() noexcept { return active_; }
-  void shadow();            ///< one synchronised backward of the others
-  void copy_final_model();  ///< collective; from the first of the ranks that were active last
-  /// Runs `communicate`; an error that a rank without batches would cause says so.
+  void shadow();            ///< takes part in one synchronised backward of the other ranks
+  void copy_final_model();  ///< copies from the first of the ranks that were active last; collective
+  /// Runs `communicate`. If an error may be caused by a rank without batches, the error text mentions that.
   void explained(const std::function<void()>& communicate) const;
-  [[noreturn]] void fail(const std::string& text);  ///< on all ranks: the group is aborted
+  [[noreturn]] void fail(const std::string& text);  ///< on all ranks: aborts the group
 
  private:
   class EndOfBackward;  // autograd's callback
 
-  /// The synchronised backward under way.
+  /// State of the synchronised backward under way.
   enum class Backward : std::uint8_t {
     none,
-    computing,  ///< this rank has communicated nothing in it
-    averaging,  ///< it has: if the backward does not reach its end, no rank may go on
-    shadowing,  ///< others compute; this rank has no batch, and averages zeros
+    computing,  ///< this rank has communicated nothing yet
+    averaging,  ///< this rank has communicated: if the backward does not reach its end, no rank may continue
+    shadowing,  ///< other ranks compute; this rank has no batch and averages zeros
   };
   /// static_graph: whose gradients are known from an earlier backward.
   enum class Graph : std::uint8_t {
     unknown,
     own,     ///< this rank's: Parameter::expected
-    shared,  ///< those of all ranks: Parameter::used stays as it is
+    shared,  ///< all ranks': Parameter::used is final
   };
 
   Reducer(TensorSource source, DdpOptions options);
-  std::string added_parameter() const;  ///< what is wrong and what to do, if there is one; otherwise empty
+  std::string added_parameter() const;  ///< describes an added parameter and what to do; empty if there is none
 
   // A backward: reducer.cpp.
   void gradient_ready(std::size_t index);
   void gradient_accumulated(Parameter& parameter);
   void begin();                      // none -> computing
-  void begin_to_average() noexcept;  // computing -> averaging; while shadowing nothing changes
+  void begin_to_average() noexcept;  // computing -> averaging; no effect while shadowing
   void finish();
   void end();               // -> none
   void abandon() noexcept;  // -> none
@@ -117,7 +117,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<torch::Tensor> find_buffers();
   void copy_buffers();
 
-  // What happens to a bucket: reducer_average.cpp.
+  // The course of a bucket: reducer_average.cpp.
   void lay_out();
   void launch_complete();
   void launch(Bucket& bucket);
@@ -147,22 +147,22 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t first_buffer_ = 0;           // in state_
   Replicator buffers_;
   CommHook hook_;
-  bool steps_in_backward_ = false;  // every parameter has its optimizer
+  bool steps_in_backward_ = false;  // every parameter has its own optimizer
   int paused_ = 0;
   double weight_ = 1;
 
-  std::vector<Bucket> buckets_;  // empty until laid out
-  SideStream side_;              // for buckets on GPUs; destroyed before them
+  std::vector<Bucket> buckets_;  // empty until lay_out()
+  SideStream side_;              // for buckets on GPUs; destroyed before the buckets
   std::optional<DelayedGradients> delayed_;
   ActiveRanks active_;
   Graph graph_ = Graph::unknown;
 
-  std::mutex ready_mutex_;  // autograd has a thread for the CPU and one for each GPU
-  // Of the backward under way.
+  std::mutex ready_mutex_;  // autograd has one thread for the CPU and one per GPU
+  // State of the backward under way.
   Backward backward_ = Backward::none;
-  std::vector<std::size_t> ready_order_;  // parameters; only in the first
-  std::size_t next_ = 0;                  // the bucket to be launched next
-  std::optional<double> factor_;          // what this rank's gradient is multiplied by
+  std::vector<std::size_t> ready_order_;  // parameters; only in the first backward
+  std::size_t next_ = 0;                  // the next bucket to launch
+  std::optional<double> factor_;          // factor for this rank's gradients
   Stopwatch watch_;
 };
 

@@ -1,7 +1,7 @@
 // The times of a backward, for DdpStatistics.
 //
-// Averages of buckets follow one another, so the time during which one is under way is counted from its launch, or from
-// the end of the one before it, to its end.
+// Buckets are averaged one after another. The time of an average is counted from its launch, or from the end of the
+// previous average if that is later, to its end.
 #pragma once
 
 #include <algorithm>

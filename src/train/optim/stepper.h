@@ -1,4 +1,5 @@
-// One step of an optimizer: collects the parameters that have a gradient, and steps those together that can be.
+// One step of an optimizer: collects the parameters that have a gradient, and batches those that can be stepped
+// together.
 //
 //   Stepper stepper(masters, optimizer, "AdamW");      // throws for gradients that cannot be used, before anything is
 //                                                      // changed
@@ -6,8 +7,8 @@
 //   stepper.add(parameter, states, 2, step, own);      // for each of its parameters with a gradient
 //   stepper.run();
 //
-// On the CPU a batch of parameters is one call of run_step. On other devices it is a fused kernel of ATen's where this
-// LibTorch has one, otherwise ATen's operations on lists of tensors.
+// On the CPU a batch is one call of run_step. On other devices it is one of ATen's fused kernels if this LibTorch has
+// it, otherwise ATen's operations on lists of tensors.
 #pragma once
 
 #include <array>
@@ -22,7 +23,7 @@
 
 namespace maniple::optim {
 
-/// What an optimizer's table of states is asked for: the address of the parameter, in LibTorch 1.13 as text.
+/// The key of a parameter in an optimizer's table of states: the address of its TensorImpl, in LibTorch 1.13 as text.
 template <class Map>
 typename Map::key_type state_key(const Map&, const torch::Tensor& parameter) {
   if constexpr (std::is_same_v<typename Map::key_type, std::string>) {
@@ -40,15 +41,15 @@ class Stepper {
 
   void begin_group(StepKernel kernel, const StepConstants& constants);
 
-  /// The first `state_count` states are made if they are undefined, as zeros, and put in the order of the parameter's
-  /// memory. `step` is a number that is equal only where `own` (see StepTensor) is.
+  /// Creates the first `state_count` states as zeros if they are undefined, and puts them in the order of the
+  /// parameter's memory. Parameters with equal `step` must have equal `own` (see StepTensor).
   void add(const torch::Tensor& parameter, std::array<torch::Tensor*, 3> states, int state_count, std::int64_t step,
            std::array<double, 2> own);
 
   void run();
 
  private:
-  /// Parameters that are stepped together: of one group, device and dtype, and outside the CPU of one number of steps.
+  /// Parameters that are stepped together: same group, device and dtype, and outside the CPU the same number of steps.
   struct Batch {
     StepKernel kernel = StepKernel::sgd;
     StepConstants constants;
@@ -73,9 +74,9 @@ class Stepper {
   StepConstants constants_;
   int group_ = -1;
   std::vector<Batch> batches_;
-  std::vector<torch::Tensor> kept_;                       // temporary copies, until the step is done
-  std::vector<torch::Tensor> masters_stepped_, rounded_;  // not on the CPU: from where to where results are rounded
-  std::vector<Copy> results_;                             // parameters with gaps in memory, stepped as dense copies
+  std::vector<torch::Tensor> kept_;                       // temporary copies, kept until the step is done
+  std::vector<torch::Tensor> masters_stepped_, rounded_;  // not on the CPU: sources and targets of rounding results
+  std::vector<Copy> results_;  // parameters with gaps in memory, which are stepped as dense copies
   std::vector<torch::Tensor> changed_;
 };
 

@@ -1,7 +1,7 @@
-// Parameters in one row of memory for each device and dtype, and which part of it each rank steps.
+// Parameters in one row of memory per device and dtype, and the part of the row that each rank steps.
 //
-// The row is cut into one part for each rank. All ranks hold the whole row (or, shared, all ranks of a host the same
-// one); a rank changes its own part, its *slices* of parameters, and gather() brings the others'.
+// The row is cut into one part per rank. All ranks hold the whole row; with `shared`, all ranks of a host share one. A
+// rank changes only its own part, its *slices* of parameters, and gather() fetches the slices of other ranks.
 #pragma once
 
 #include <cstdint>
@@ -19,35 +19,35 @@ namespace maniple {
 // ---- Where the row is cut: a pure function. -------------------------------------------------------------------------
 
 struct CutMember {
-  std::int64_t elements = 0;  ///< with padding
-  std::int64_t unit = 1;      ///< it may be cut at multiples of so many elements; 0: not at all
-  std::int64_t cost = 1;      ///< of an element
+  std::int64_t elements = 0;  ///< including padding
+  std::int64_t unit = 1;      ///< it may be cut at multiples of `unit` elements; 0: not at all
+  std::int64_t cost = 1;      ///< per element
 };
-/// Before element `element` of member `member`; member == members: the end.
+/// The position before element `element` of member `member`; member == members.size() is the end.
 struct CutPoint {
   std::size_t member = 0;
   std::int64_t element = 0;
 };
-/// The `parts` - 1 points that divide the members into parts of equal cost, as nearly as they may be cut.
+/// The `parts` - 1 points that divide the members into parts of nearly equal cost, given where members may be cut.
 std::vector<CutPoint> cut_evenly(const std::vector<CutMember>& members, int parts);
 
 // ---- The rows themselves --------------------------------------------------------------------------------------------
 
 /// This rank's part of a parameter.
 struct ParameterSlice {
-  std::size_t group = 0, index = 0;  ///< of the parameter in the optimizer
-  torch::Tensor parameter;           ///< the whole
+  std::size_t group = 0, index = 0;  ///< position of the parameter in the optimizer
+  torch::Tensor parameter;           ///< the whole parameter
   std::int64_t offset = 0, count = 0;
-  torch::Tensor local;  ///< its memory: of the shape of the parameter where it is all of it, otherwise flat
+  torch::Tensor local;  ///< the slice: shaped like the parameter if it covers the whole parameter, otherwise flat
 
   bool is_whole() const { return count == parameter.numel(); }
 };
 
 struct FlatOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;
-  bool shared = false;  ///< the ranks of a host have one row between them
+  bool shared = false;  ///< the ranks of a host share one row
   std::shared_ptr<ProcessGroup> leaders =
-      nullptr;  ///< shared, on several hosts: the first rank of each; on others a handle
+      nullptr;  ///< shared, on several hosts: the first rank of each host; on other ranks a handle
 };
 
 class FlatParameters {
@@ -55,19 +55,19 @@ class FlatParameters {
   struct Item {
     std::size_t group = 0, index = 0;
     torch::Tensor parameter;
-    std::int64_t cost = 1;  ///< bytes of state that an element has
+    std::int64_t cost = 1;  ///< bytes of optimizer state per element
   };
 
-  /// Moves the parameters into the row, with rank 0's values. Collective; shapes, strides and dtypes are the same on
+  /// Moves the parameters into rows, with rank 0's values. Collective. Shapes, strides and dtypes must be the same on
   /// all ranks.
   FlatParameters(FlatOptions options, const std::vector<Item>& items);
 
   const std::vector<ParameterSlice>& slices() const noexcept { return slices_; }
-  /// A parameter that no longer lies here, "parameter 3 of group 0"; empty: none.
+  /// The first parameter found outside its row, "parameter 3 of group 0"; empty if there is none.
   std::string moved() const;
-  /// All ranks have changed their slices; afterwards all see all of them. Collective.
+  /// Call when all ranks may have changed their slices; afterwards every rank sees all slices. Collective.
   void gather();
-  /// Gives the parameters memory of this rank's own.
+  /// Moves the parameters back into memory of this rank's own.
   void leave();
 
  private:
@@ -79,7 +79,7 @@ class FlatParameters {
   };
   struct Row {
     std::vector<Member> members;
-    PackedLayout layout;  // cut into parts by rank; shared: by host
+    PackedLayout layout;  // cut into one part per rank; with `shared`, one per host
     RegisteredMemory memory;
     Device device;
     std::vector<std::size_t> bytes_of_parts;

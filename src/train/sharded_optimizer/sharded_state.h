@@ -1,5 +1,5 @@
-// What ShardedOptimizer is made of, and its state as that of the plain optimizer: what Checkpoint and optim::state_dict
-// use.
+// The members of ShardedOptimizer, and its state in the form of the plain optimizer's state, for Checkpoint and
+// optim::state_dict.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ struct ShardedOptimizerBase::Impl {
   struct Vote {
     std::uint64_t obstructed = 0;
     std::uint64_t rates = 0;      ///< a hash of the learning rates
-    std::uint64_t gradients = 0;  ///< a hash of which parameters have one
-    std::uint64_t count = 0;      ///< of those
+    std::uint64_t gradients = 0;  ///< a hash of which parameters have a gradient
+    std::uint64_t count = 0;      ///< parameters with a gradient
   };
 
   ShardedOptimizerBase& self;
@@ -26,46 +26,46 @@ struct ShardedOptimizerBase::Impl {
   optim::StepOptions step_options;
   MakeLocal make;
   std::shared_ptr<ProcessGroup> leaders = nullptr;           ///< shared, on several hosts
-  std::vector<std::unique_ptr<FlatParameters>> blocks = {};  ///< one for the parameters of each call that brought some
-  std::vector<std::vector<const void*>> known = {};          ///< which parameters, by group
-  std::unique_ptr<torch::optim::Optimizer> local = nullptr;  ///< its groups are ours, its parameters this rank's slices
-  std::vector<std::vector<ParameterSlice>> slices = {};      ///< those parameters, by group
+  std::vector<std::unique_ptr<FlatParameters>> blocks = {};  ///< one for each call that added parameters
+  std::vector<std::vector<const void*>> known = {};          ///< parameters already laid out, by group
+  std::unique_ptr<torch::optim::Optimizer> local = nullptr;  ///< has our groups, with this rank's slices as parameters
+  std::vector<std::vector<ParameterSlice>> slices = {};      ///< the slices, by group
   bool left = false;                                         ///< unshare() was called
 
   ProcessGroup& group() { return *sharding.group; }
 
   // Layout: sharded_optimizer.cpp
-  /// Parameters that were added since the last layout. Throws when others were taken away.
+  /// Parameters added since the last layout. Throws if parameters were removed.
   std::vector<FlatParameters::Item> fresh();
   void check_fresh(const std::vector<FlatParameters::Item>& items);
   void lay_out_fresh();
 
   // Steps
-  /// Why this rank cannot step; empty: it can.
+  /// Why this rank cannot step; empty if it can.
   std::string obstacle();
   Vote vote(const std::string& obstacle);
-  /// Returns when all ranks have arrived, and so have done with their backward.
+  /// Returns when all ranks have arrived, and so have finished their backward.
   void agree();
   void step_slices();
   void step();
 
   // State: sharded_state.cpp
   void require_current();
-  /// The options of this optimizer, which schedulers change, become those of the local one.
+  /// Copies the options of this optimizer, which schedulers change, to the local one.
   void sync_options();
-  /// Of the slices, with the numbers that parameters have in this optimizer.
+  /// State of the slices, with the parameter numbers of this optimizer.
   NamedState local_state();
   std::vector<ShardOf> shards();
-  /// `value(name, entry of tensors, slice)` is the slice's part of a tensor of state.
+  /// `value(name, entry of tensors, slice)` returns the slice's part of a state tensor.
   template <class Tensors, class Value>
   void restore_from(const std::map<std::string, std::string>& texts, const Tensors& tensors, const Value& value);
 };
 
-/// On rank 0 of its group the whole state, in memory of its own; on the others without tensors, and without what
-/// belongs to single parameters. Collective.
+/// On rank 0 of its group, the whole state in its own memory. On other ranks, no tensors and no state of single
+/// parameters. Collective.
 NamedState whole_state(ShardedOptimizerBase& optimizer);
 
-/// Takes this rank's parts out of a whole state. Throws InvalidArgument for one that does not fit. Local.
+/// Restores this rank's parts of a whole state. Throws InvalidArgument if the state does not fit. Local.
 void restore_shards(ShardedOptimizerBase& optimizer, const NamedState& whole);
 
 }  // namespace maniple

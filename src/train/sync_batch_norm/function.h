@@ -1,4 +1,4 @@
-// Batch norm in training, over the ranks of a group, with its backward; and which modules have it.
+// Batch norm in training over the ranks of a group, with its backward, and a list of the modules that use it.
 #pragma once
 
 #include <memory>
@@ -15,15 +15,15 @@ struct BatchNormTensors {
   torch::Tensor weight, bias, running_mean, running_var;  ///< each may be undefined
 };
 
-/// Collective. Running statistics move by `momentum` towards those of this batch.
+/// Collective. Moves the running statistics by `momentum` towards the statistics of this batch.
 torch::Tensor sync_batch_norm(const torch::Tensor& input, const BatchNormTensors& own, double momentum, double eps,
                               const std::shared_ptr<ProcessGroup>& group);
 
-/// LibTorch's own.
+/// LibTorch's own batch norm.
 torch::Tensor plain_batch_norm(const torch::Tensor& input, const BatchNormTensors& own, bool training, double momentum,
                                double eps);
 
-/// Names of the SyncBatchNorm modules and the converted ones; "the module itself" for the root.
+/// Names of the SyncBatchNorm modules and the converted modules; "the module itself" for the root.
 std::vector<std::string> synchronised_in(const torch::nn::Module& module);
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// What an evaluation changes while it lasts, and how ranks that compute together evaluate different numbers of batches.
+// What an evaluation changes temporarily, and how ranks that compute together evaluate different numbers of batches.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace maniple {
 
-/// A module in another mode, until this goes: each part of it is then in its own mode again. One that is in the mode
-/// already stays as it is, with parts that are in the other one.
+/// Puts a module into training or evaluation mode; the destructor restores the mode of each submodule. Does nothing if
+/// the module is already in that mode, even if some submodules are not.
 class ModuleMode {
  public:
   ModuleMode(torch::nn::Module& module, bool training) {
@@ -24,7 +24,8 @@ class ModuleMode {
     module.train(training);
   }
   ~ModuleMode() {
-    for (const auto& [part, training] : before_) part->train(training);  // parents first: train() reaches all below
+    for (const auto& [part, training] : before_)
+      part->train(training);  // parents first: train() reaches all submodules
   }
   ModuleMode(const ModuleMode&) = delete;
   ModuleMode& operator=(const ModuleMode&) = delete;
@@ -33,8 +34,8 @@ class ModuleMode {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-/// Batches of an evaluation on ranks that communicate in forward, and may have different numbers of batches: a rank
-/// that has done its last one computes it again, without counting it, until all have done theirs.
+/// Evaluation on ranks that communicate in forward and may have different numbers of batches. A rank that has finished
+/// its last batch computes that batch again, without counting it, until all ranks have finished.
 class Rounds {
  public:
   explicit Rounds(ProcessGroup* ranks) : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr) {}

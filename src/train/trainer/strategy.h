@@ -1,4 +1,4 @@
-// How a Trainer computes and communicates: a class for each alternative of Strategy, so that the loop in trainer.cpp is
+// How a Trainer computes and communicates. Each alternative of Strategy has a class, so that the loop in trainer.cpp is
 // the same for all.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace maniple {
 
-/// Replicas of the whole model, averaged by DistributedDataParallel; without a group, this process alone. Others derive
-/// from it.
+/// Replicates the whole model and averages gradients by DistributedDataParallel; without a group, trains in this
+/// process alone. The other strategies derive from this class.
 class TrainerStrategy {
  public:
   struct Given {
@@ -22,49 +22,49 @@ class TrainerStrategy {
     torch::optim::Optimizer& optimizer;
     std::function<std::shared_ptr<void>()> autocast;
   };
-  /// The loss of a batch as backward gets it: divided for accumulation, multiplied by a GradScaler. Called once for
-  /// each batch.
+  /// Maps the loss of a batch to the loss for backward: divided for accumulation, multiplied by a GradScaler. Called
+  /// once per batch.
   using Scaled = std::function<torch::Tensor(const torch::Tensor&)>;
 
-  /// Collective. Throws InvalidArgument, before anything is changed, for what the strategy cannot train.
+  /// Collective. Throws InvalidArgument, before anything is changed, if the strategy cannot train `given`.
   static std::unique_ptr<TrainerStrategy> make(const Strategy& choice, Given given);
-  /// `averaged_over`: the ranks of DistributedDataParallel; null: none.
+  /// `averaged_over`: the ranks of DistributedDataParallel; null if it is not used.
   TrainerStrategy(Given given, std::shared_ptr<ProcessGroup> world, std::shared_ptr<ProcessGroup> averaged_over = {},
                   DdpOptions ddp = {});
   virtual ~TrainerStrategy();
 
   const std::shared_ptr<ProcessGroup>& world() const noexcept { return world_; }  ///< null: this process alone
   int ranks() const { return world_ ? world_->size() : 1; }
-  virtual int data_ranks() const { return ranks(); }    ///< how many of them have different batches
+  virtual int data_ranks() const { return ranks(); }    ///< how many ranks have different batches
   virtual bool reports() const { return true; }         ///< whether this rank's metrics count
-  virtual bool divides_model() const { return false; }  ///< then no rank can save the model alone
-  /// The ranks that have different batches and communicate in forward: in an evaluation, too, where some have fewer.
-  /// Null: none.
+  virtual bool divides_model() const { return false; }  ///< if true, no rank can save the model alone
+  /// The ranks that have different batches and communicate in forward, also in an evaluation in which some have fewer
+  /// batches. Null if there are none.
   virtual ProcessGroup* forward_group() const { return nullptr; }
-  /// The ranks that compute on the same batches. Null: none.
+  /// The ranks that compute on the same batches. Null if there are none.
   virtual ProcessGroup* same_batches() const { return nullptr; }
 
-  virtual torch::nn::Module& module() { return *given_.model.module; }       ///< as checkpoints have it
-  virtual torch::optim::Optimizer& optimizer() { return given_.optimizer; }  ///< the one that steps
-  detail::DdpBase* ddp() const noexcept { return ddp_.get(); }               ///< null: none
+  virtual torch::nn::Module& module() { return *given_.model.module; }       ///< the module that checkpoints contain
+  virtual torch::optim::Optimizer& optimizer() { return given_.optimizer; }  ///< the optimizer that steps
+  detail::DdpBase* ddp() const noexcept { return ddp_.get(); }  ///< null if DistributedDataParallel is not used
 
-  /// Throws InvalidArgument for data whose loss the strategy cannot compute.
+  /// Throws InvalidArgument if the strategy cannot compute the loss of such data.
   virtual void require_usable(const detail::TrainerData& data) const;
-  /// Collective over same_batches(): throws InvalidArgument on all of them if they have different batches.
+  /// Collective over same_batches(). Throws InvalidArgument on all these ranks if their batches differ.
   void require_same_batch(const detail::TrainerBatch& batch) const;
   virtual Accumulation accumulation(int batches);
-  /// Forward, with a graph if grad mode is on.
+  /// Runs forward, with a graph if grad mode is on.
   virtual torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& metrics);
-  /// Forward and backward. Returns the loss, detached and unscaled.
+  /// Runs forward and backward. Returns the loss, detached and unscaled.
   virtual torch::Tensor backward(const detail::TrainerBatch& batch, Metrics& metrics, const Scaled& scaled);
-  /// After the backward of a step, before clipping.
+  /// Called after the backward of a step, before clipping.
   virtual void finish_backward() {}
-  /// Options of param_groups() from the program's optimizer to the one that steps: before a step or a save; and back,
-  /// after a load.
+  /// take_options() copies the options in param_groups() from the program's optimizer to the one that steps, before a
+  /// step or a save. give_options() copies them back, after a load.
   virtual void take_options() {}
   virtual void give_options() {}
-  /// What is not finite on this rank when it computes the batch, or empty. Collective; gradients are undefined
-  /// afterwards.
+  /// Which values are not finite on this rank when it computes the batch; empty if all are. Collective; gradients are
+  /// undefined afterwards.
   virtual std::string nonfinite_in(const detail::TrainerBatch& batch);
 
   void drop_gradients();
@@ -81,29 +81,28 @@ class TrainerStrategy {
 
 namespace trainer {
 
-// Each in a file of its own.
 std::unique_ptr<TrainerStrategy> make(const strategy::DataParallel& choice, TrainerStrategy::Given given);
 std::unique_ptr<TrainerStrategy> make(const strategy::Zero1& choice, TrainerStrategy::Given given);
 std::unique_ptr<TrainerStrategy> make(const strategy::FullySharded& choice, TrainerStrategy::Given given);
 std::unique_ptr<TrainerStrategy> make(const strategy::TensorParallel& choice, TrainerStrategy::Given given);
 std::unique_ptr<TrainerStrategy> make(const strategy::Pipeline& choice, TrainerStrategy::Given given);
 
-/// `given`, or the default group; null if there is none.
+/// `given`, or the default group if `given` is null; null if there is neither.
 std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGroup>& given);
-/// All ranks of a strategy over two groups, of which `other` may be null: `world`, or what the default group is to
-/// them.
+/// All ranks of a strategy over two groups, of which `other` may be null: `world` if it is given, else `group` if it
+/// covers all of them, else the default group. Throws InvalidArgument if none of them has the right size.
 std::shared_ptr<ProcessGroup> world_of(const char* strategy, const std::shared_ptr<ProcessGroup>& world,
                                        const std::shared_ptr<ProcessGroup>& group,
                                        const std::shared_ptr<ProcessGroup>& other);
-/// Throws InvalidArgument if the optimizer has made steps, or divides its state already.
+/// Throws InvalidArgument if the optimizer has made steps or already divides its state.
 void require_fresh(const char* strategy, torch::optim::Optimizer& optimizer);
-/// Throws InvalidArgument, saying which strategy fits, if ranks divide a parameter of the model.
+/// Throws InvalidArgument, naming the strategy that fits, if ranks divide a parameter of the model.
 void require_undivided(const char* strategy, torch::nn::Module& module);
-/// Rank 0's values on all ranks of the group.
+/// Sets the tensors to rank 0's values on all ranks of the group.
 void broadcast_from_first(const std::vector<torch::Tensor>& tensors, const std::shared_ptr<ProcessGroup>& group);
 /// "the loss is nan", or empty.
 std::string nonfinite_loss(const torch::Tensor& loss);
-/// "the gradient of parameter fc1.weight is not finite", after " and " if `text` is not empty.
+/// Appends "the gradient of parameter fc1.weight is not finite" to `text`, after " and " if `text` is not empty.
 void add_nonfinite_gradient(std::string& text, const std::string& name);
 
 }  // namespace trainer

@@ -1,5 +1,4 @@
-// What a training writes for people and programs, on rank 0 alone: the progress line, curves for TensorBoard, and
-// log.jsonl.
+// The training log that rank 0 writes: the progress line, curves for TensorBoard, and log.jsonl.
 #pragma once
 
 #include <chrono>
@@ -18,17 +17,17 @@ namespace maniple {
 
 class TrainingLog {
  public:
-  /// `resumed`: where it goes on from ("epoch 1, place 512 of 60000"); empty: it begins. Throws SystemError when the
-  /// folder cannot be made.
+  /// `resumed`: where the training resumes ("epoch 1, place 512 of 60000"); empty for a new training. Throws
+  /// SystemError if the folder cannot be created.
   TrainingLog(const TrainerOptions& options, int rank, bool default_group, const TrainerState& state,
               const std::string& resumed);
 
-  /// The progress line of an epoch of `total` batches; 0: not known.
+  /// Starts the progress line of an epoch of `total` batches; 0: unknown.
   void begin_epoch(const TrainerState& state, std::size_t epochs, std::size_t total);
   void batch(double samples);
   void end_epoch();
 
-  /// A row of metrics; `kind` is "train" or "evaluation".
+  /// Writes a row of metrics; `kind` is "train" or "evaluation".
   void row(std::string_view kind, const TrainerState& state, const MetricRow& metrics, double lr);
 
  private:
@@ -41,7 +40,7 @@ class TrainingLog {
   std::string path_;  ///< of log.jsonl
   UniqueFd lines_;
   std::unique_ptr<Progress> progress_;
-  std::string note_;  ///< the latest row of the training
+  std::string note_;  ///< the latest training row
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
