@@ -1,12 +1,12 @@
-// The index of a checkpoint that many ranks wrote: where the pieces of every tensor are.
+// The index of a checkpoint that many ranks wrote: the places of the pieces of every tensor.
 //
-// A sharded checkpoint has one safetensors file for each rank, with whatever this rank held, and index.json, which
-// describes each part as a whole: its texts, and of each tensor dtype, shape and pieces. A piece is a box
-// (tensor_box.h) of the tensor, in one file under one key. The manifest lists these files like all others, so what is
-// said there of damage holds here, too.
+// A sharded checkpoint has one safetensors file per rank, with what that rank held, and index.json. The index describes
+// each part as a whole: its texts, and the dtype, shape and pieces of each tensor. A piece is a box (tensor_box.h) of
+// the tensor, in one file under one key. The manifest lists these files like all others, so they are checked for damage
+// in the same way.
 //
-// The index comes from outside: it is bounded, and pieces that overlap, leave holes or lie outside are refused, naming
-// the tensor.
+// The index is not trusted: its size is bounded, and pieces that overlap, leave holes or lie outside the tensor are
+// refused, naming the tensor.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ inline constexpr std::size_t kMostIndexBytes = std::size_t{1} << 28;
 
 struct IndexedPiece {
   TensorBox box;
-  std::size_t file = 0;  ///< place in CheckpointIndex::files
+  std::size_t file = 0;  ///< index into CheckpointIndex::files
   std::string key;       ///< the tensor's name in that file
   friend bool operator==(const IndexedPiece&, const IndexedPiece&) = default;
 };
@@ -33,7 +33,7 @@ struct IndexedPiece {
 struct IndexedTensor {
   std::string dtype;  ///< as safetensors spells it
   Extents shape;
-  Extents view;  ///< of all of its boxes
+  Extents view;  ///< the view of all its boxes
   std::vector<IndexedPiece> pieces;
   friend bool operator==(const IndexedTensor&, const IndexedTensor&) = default;
 };
@@ -45,7 +45,7 @@ struct IndexedPart {
 };
 
 struct CheckpointIndex {
-  std::vector<std::string> files;  ///< one for each rank that wrote it
+  std::vector<std::string> files;  ///< one for each rank that wrote the checkpoint
   std::map<std::string, IndexedPart> parts;
   friend bool operator==(const CheckpointIndex&, const CheckpointIndex&) = default;
 };

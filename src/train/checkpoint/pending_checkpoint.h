@@ -1,10 +1,11 @@
-// How a checkpoint is written.
+// Writing a checkpoint.
 //
-// It is written under another name, every file and the directory are synced, then it is renamed and the folder is
-// synced. So whatever happens, a name step-... stands for a whole checkpoint.
+// A checkpoint is written under a temporary name, every file and the directory are synced, then it is renamed and the
+// folder is synced. So a directory named step-... is a whole checkpoint, whenever a crash happens.
 //
-// The writer holds a lock on the directory that it writes (flock, which the kernel drops when the process ends): what
-// nobody locks was left behind by a writer that died, whatever process has its number now.
+// The writer holds a lock on the directory that it writes (flock, which the kernel releases when the process ends). A
+// directory without a lock was left behind by a writer that died, even if another process has the writer's process id
+// now.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace maniple {
 /// A checkpoint in the making. Destroyed without commit(), it leaves nothing behind.
 class PendingCheckpoint {
  public:
-  /// Makes the folder if need be, and clears away what dead writers left in it.
+  /// Creates the folder if necessary, and removes what dead writers left in it.
   PendingCheckpoint(std::string folder, std::int64_t step);
   ~PendingCheckpoint();
   PendingCheckpoint(const PendingCheckpoint&) = delete;
@@ -31,9 +32,10 @@ class PendingCheckpoint {
   std::string path_of(const std::string& file) const { return pending_ + "/" + file; }
   void add(const std::string& file, const FileDigest& digest) { manifest_.files[file] = digest; }
 
-  /// A checkpoint of the same step is replaced. Newer ones are not of this run, or it would not save this one now: they
-  /// are set aside, so that this one is the newest. `loaded`: the run went on from there, so everything above that is
-  /// not of this run. Either all of this happens or nothing. Returns what was set aside and why, a line for each.
+  /// Publishes the checkpoint; replaces one of the same step. Newer checkpoints belong to another run, or this run
+  /// would not save this step now: they are set aside, so that this checkpoint is the newest. `loaded` is the step from
+  /// which this run continued; everything above it belongs to another run. Either all of this happens or nothing.
+  /// Returns what was set aside and why, one line each.
   std::vector<std::string> commit(std::optional<std::int64_t> loaded = {});
 
  private:
@@ -45,15 +47,14 @@ class PendingCheckpoint {
   bool committed_ = false;
 };
 
-/// A writer that died while it replaced a checkpoint may have left the old one under another name: gives it its own
-/// back.
+/// Restores the name of an old checkpoint that a writer renamed while replacing it, before the writer died.
 void restore_replaced(const std::string& folder);
 
-/// Renames each from first to second, in order. If one fails, those before it are undone, and SystemError is thrown.
+/// Renames each path from first to second, in order. If one fails, undoes the earlier ones and throws SystemError.
 void rename_all(const std::vector<std::pair<std::string, std::string>>& names);
 
-/// Makes a directory and those above it, and syncs the parent of each that was made: without that, it could be gone
-/// after a power cut.
+/// Creates a directory and its missing parents, and syncs the parent of each created directory: otherwise the directory
+/// could be lost in a power cut.
 void make_directories(const std::string& path);
 
 }  // namespace maniple

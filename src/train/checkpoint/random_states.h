@@ -1,5 +1,5 @@
-// The state of random generators in checkpoints: tensors rank.0, rank.1, ... of the CPU's, rank.0.cuda, ... of the
-// GPUs' that a rank sees, one after the other.
+// The state of random generators in checkpoints: tensor rank.N for the CPU generator of rank N, rank.N.cuda for the
+// generators of the GPUs that the rank sees, concatenated.
 #pragma once
 
 #include "train/checkpoint/named_state.h"
@@ -7,13 +7,14 @@
 
 namespace maniple {
 
-/// Of all ranks, on rank 0. Collective; null: this process alone.
+/// The states of all ranks, on rank 0. Collective; `ranks` null: this process alone.
 NamedState random_states(ProcessGroup* ranks);
 
-/// Of this rank alone, for a sharded checkpoint.
+/// The state of this rank alone, for a sharded checkpoint.
 PartState own_random_state(int rank);
 
-/// As far as this rank was there, and sees as many GPUs as it did.
+/// Restores this rank's generators if the checkpoint has their states; GPU generators in order, as far as the saved
+/// states reach.
 void set_random_states(const SavedPart& saved, int rank);
 
 }  // namespace maniple

@@ -1,10 +1,10 @@
-// How the ranks of a group write one checkpoint together.
+// A checkpoint that the ranks of a group write together.
 //
-// prepare()  in the calling thread, collective: the ranks agree who writes what (save_plan.h), and each copies its
-// part.
-// write()    in the background, collective over a group of its own, so that training may communicate meanwhile: rank 0
-//            makes the folder under another name, each rank writes and syncs its file, rank 0 writes index and manifest
-//            and renames. A failure on any rank is known to all, and then nothing is left of it.
+// prepare()  in the calling thread, collective: the ranks agree on who writes what (save_plan.h), and each copies its
+//            part.
+// write()    in the background, collective over a separate group so that training may communicate meanwhile: rank 0
+//            creates the folder under a temporary name, each rank writes and syncs its file, rank 0 writes index and
+//            manifest and renames the folder. If any rank fails, all ranks learn of it and nothing is left on disk.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +27,16 @@ using PartStates = std::vector<std::pair<std::string, PartState>>;
 
 class ShardedSave {
  public:
-  /// `ranks` may be null: this process alone. Throws InvalidArgument on all ranks, or on none, and whatever `collect`
-  /// throws on the rank where it does. Nothing of the save before may be under way.
+  /// `ranks` may be null: this process alone. Throws InvalidArgument on all ranks or on none; an exception of `collect`
+  /// is rethrown on the rank where it occurred. The previous save must have ended.
   void prepare(const std::shared_ptr<ProcessGroup>& ranks, const std::function<PartStates()>& collect);
 
   struct Outcome {
     bool saved = false;
-    std::string trouble;             ///< empty: none
+    std::string trouble;             ///< error text; empty if none
     std::vector<std::string> notes;  ///< what was done with other checkpoints
   };
-  /// Throws for ranks that are lost.
+  /// Throws if ranks are lost.
   Outcome write(const std::string& folder, std::int64_t step, int keep_last, std::optional<std::int64_t> loaded);
 
  private:
@@ -45,12 +45,13 @@ class ShardedSave {
   std::string write_file(const std::string& path) const;
   CheckpointIndex index_with_texts(const std::vector<std::string>& replies) const;
 
-  std::shared_ptr<ProcessGroup> background_;  // null: alone
-  std::string layout_;                        // of this rank, for which the plan was made
+  std::shared_ptr<ProcessGroup> background_;  // null: this process alone
+  std::string layout_;                        // this rank's layout for which the plan was made
   SavePlan plan_;
   int rank_ = 0;
 
-  // What this rank writes: pieces in `memory_`, which is kept from save to save, so that copying touches no new pages.
+  // What this rank writes. The pieces lie in `memory_`, which is reused for every save, so that copying touches no new
+  // pages.
   struct Piece {
     SafetensorsEntry entry;
     const char* data;
@@ -58,7 +59,7 @@ class ShardedSave {
   torch::Tensor memory_;
   std::vector<Piece> pieces_;
   std::map<std::string, std::map<std::string, std::string>> own_texts_, united_texts_;
-  std::string trouble_;  // of copying
+  std::string trouble_;  // error text of copying
 };
 
 }  // namespace maniple

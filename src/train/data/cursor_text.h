@@ -1,4 +1,4 @@
-// A sampler's cursor as one line of text, with what its place depends on.
+// A sampler's cursor as one line of text, including the settings on which its place depends.
 #pragma once
 
 #include <charconv>
@@ -27,7 +27,7 @@ inline std::string write_cursor(const SavedCursor& cursor) {
                      cursor.shuffle ? 1 : 0, cursor.seed);
 }
 
-/// Takes `words` and the number behind them from the front of the text.
+/// Removes `words` and the number after them from the front of the text.
 inline bool take_number(std::string_view& text, std::string_view words, std::uint64_t& number) {
   if (text.substr(0, words.size()) != words) return false;
   text.remove_prefix(words.size());
@@ -37,7 +37,7 @@ inline bool take_number(std::string_view& text, std::string_view words, std::uin
   return true;
 }
 
-/// Nothing when the text is not exactly of that form, or its place is behind its end.
+/// Nullopt unless the text has exactly that form and its place is not beyond the dataset.
 inline std::optional<SavedCursor> read_cursor(std::string_view text) {
   SavedCursor cursor;
   std::uint64_t shuffle = 0;

@@ -1,5 +1,4 @@
-// The bytes of a file from beginning to end, those inside gzip uncompressed; and a text in memory read in the same way.
-// No LibTorch.
+// Sequential reading of a file, decompressing gzip, or of a text in memory. Without LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -18,23 +17,23 @@ class ReadableBytes {
   ReadableBytes(const ReadableBytes&) = delete;
   ReadableBytes& operator=(const ReadableBytes&) = delete;
 
-  /// For errors; says if offsets are those of the uncompressed bytes.
+  /// Used in errors. For gzip, the name states that offsets count uncompressed bytes.
   const std::string& name() const noexcept { return name_; }
   std::size_t offset() const noexcept { return offset_; }  ///< of the next byte
 
-  /// Fewer than `size` only at the end.
+  /// Returns fewer than `size` bytes only at the end.
   std::size_t read(void* to, std::size_t size) {
     const std::size_t got = read_some(static_cast<char*>(to), size);
     offset_ += got;
     return got;
   }
-  /// Passes over so many; fewer only at the end.
+  /// Skips `size` bytes; fewer only at the end.
   std::size_t skip(std::size_t size) {
     const std::size_t passed = skip_some(size);
     offset_ += passed;
     return passed;
   }
-  /// How many bytes are left, where that is known.
+  /// Remaining bytes, if known.
   virtual std::optional<std::size_t> left() const { return std::nullopt; }
 
  protected:
@@ -47,7 +46,7 @@ class ReadableBytes {
 };
 
 std::unique_ptr<ReadableBytes> open_bytes(const std::string& path);
-/// The bytes must outlive it. They may be gzip, too.
+/// The bytes must outlive the reader. They may be gzip data, too.
 std::unique_ptr<ReadableBytes> bytes_in_memory(std::string_view bytes, const std::string& name);
 
 }  // namespace maniple

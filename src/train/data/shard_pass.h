@@ -1,4 +1,5 @@
-// One rank's way through the shards of an epoch: which samples, in which order; see streaming.h. No LibTorch.
+// One rank's pass over the shards of an epoch: which samples it reads, in which order; see streaming.h. Without
+// LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace maniple {
 
 class ShardPass {
  public:
-  /// Begins behind the first `start` samples that this rank takes. Opens nothing yet.
+  /// Begins after the first `start` samples of this rank. Opens nothing yet.
   ShardPass(std::shared_ptr<const detail::ShardSet> set, std::size_t epoch, std::size_t start);
 
   /// The next sample of this rank; false when there are no more.
@@ -34,21 +35,21 @@ class ShardPass {
   std::shared_ptr<const detail::ShardSet> set_;
   std::size_t epoch_;
   std::size_t start_;
-  std::size_t limit_;      ///< how many samples this rank takes in the epoch; kUnknown
-  std::size_t available_;  ///< how many its shards have; kUnknown
+  std::size_t limit_;      ///< samples that this rank takes in the epoch; kUnknown
+  std::size_t available_;  ///< samples in this rank's shards; kUnknown
   detail::ShardSet::Part part_;
 
-  // Where reading is.
-  std::size_t shard_ = 0;          ///< among own and shared ones
-  std::size_t in_shard_ = 0;       ///< samples of it that are passed
-  std::size_t shared_passed_ = 0;  ///< samples of shared shards that are passed, of all of them
+  // The reading position.
+  std::size_t shard_ = 0;          ///< index among own and shared shards
+  std::size_t in_shard_ = 0;       ///< samples passed in the current shard
+  std::size_t shared_passed_ = 0;  ///< samples passed in all shared shards, by all ranks
   std::unique_ptr<ShardReader> reader_;
 
   // The shuffle buffer.
   bool filled_ = false;
   SplitMix random_{0};
   std::vector<RawSample> buffer_;
-  std::optional<std::size_t> empty_slot_;  ///< the one drawn last, to be filled with the next sample
+  std::optional<std::size_t> empty_slot_;  ///< the slot drawn last, to be filled with the next sample
   std::size_t taken_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// SplitMix64 (Steele, Lea, Flood 2014): a small generator whose numbers are the same everywhere.
+// SplitMix64 (Steele, Lea, Flood 2014): a small random generator with the same output on every platform.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace maniple {
 
-/// Its finaliser: neighbouring inputs give unrelated outputs.
+/// SplitMix64's finaliser: neighbouring inputs give unrelated outputs.
 constexpr std::uint64_t mixed(std::uint64_t x) noexcept {
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9u;
@@ -26,8 +26,8 @@ class SplitMix {
 
   constexpr std::uint64_t next() noexcept { return mixed(state_ += kStep); }
 
-  /// Uniform in [0, bound), without the bias of a bare remainder: numbers from the last, incomplete stretch are drawn
-  /// again.
+  /// Uniform in [0, bound). Numbers from the last, incomplete range are drawn again, which avoids the bias of a bare
+  /// remainder.
   constexpr std::uint64_t below(std::uint64_t bound) noexcept {
     const std::uint64_t incomplete = (0 - bound) % bound;  // 2^64 mod bound
     std::uint64_t number = next();
@@ -42,9 +42,9 @@ class SplitMix {
   std::uint64_t state_;
 };
 
-/// A random order of 0 .. n-1 that depends on the seed alone: the same on every platform and with every standard
-/// library, because neither std::shuffle nor torch::randperm promises that. Fisher and Yates' shuffle, from the end.
-/// `Index` must hold n - 1; which type it is does not change the order. Takes n * sizeof(Index) bytes.
+/// A random order of 0 .. n-1 that depends only on the seed. It is the same on every platform and with every standard
+/// library, which neither std::shuffle nor torch::randperm promises. Fisher-Yates shuffle, from the end. `Index` must
+/// hold n - 1; the choice of type does not change the order. Takes n * sizeof(Index) bytes.
 template <class Index>
 std::vector<Index> random_order(std::size_t n, std::uint64_t seed) {
   std::vector<Index> order(n);

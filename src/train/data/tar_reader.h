@@ -1,4 +1,4 @@
-// Tars, file by file. No LibTorch here, so that the parser can be fuzzed without it.
+// Reads tar files member by member. Does not use LibTorch, so that the parser can be fuzzed without it.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,19 @@
 
 namespace maniple {
 
-/// No file of a tar may be larger: its bytes go into memory.
+/// Upper limit of a file in a tar: its bytes go into memory.
 inline constexpr std::size_t kTarFileLimit = std::size_t{1} << 30;
 
 class TarReader {
  public:
   explicit TarReader(std::unique_ptr<ReadableBytes> bytes) : bytes_(std::move(bytes)) {}
 
-  /// Goes to the next regular file, whatever was read of the one before. False at the end of the tar.
+  /// Goes to the next regular file, however much was read of the previous one. False at the end of the tar.
   bool next();
   const std::string& name() const noexcept { return name_; }
   std::size_t size() const noexcept { return size_; }
-  std::size_t offset() const noexcept { return header_offset_; }  ///< of its first header
-  /// The bytes of the file. Once for each.
+  std::size_t offset() const noexcept { return header_offset_; }  ///< offset of its first header
+  /// The bytes of the file. Call at most once per file.
   std::string contents();
   const std::string& tar() const noexcept { return bytes_->name(); }
 
@@ -37,7 +37,7 @@ class TarReader {
   std::string name_;
   std::size_t size_ = 0, header_offset_ = 0;
   std::size_t unread_ = 0, padding_ = 0;  ///< of the current file
-  std::string long_name_;                 ///< for the next header; empty: none
+  std::string long_name_;                 ///< name for the next header; empty: none
   bool has_long_size_ = false;
   std::size_t long_size_ = 0;
   bool ended_ = false;

@@ -1,4 +1,4 @@
-// What the ranks of a pipeline tell each other before a step: all go through it in the same way, or all get the same
+// The exchange before a step of a pipeline, which makes all ranks take the step in the same way, or all throw the same
 // error.
 #pragma once
 
@@ -10,20 +10,20 @@
 
 namespace maniple {
 
-/// What one rank says of a call before it begins.
+/// What one rank reports of a call before the call begins.
 struct PipelineProposal {
   std::string call, error;
   std::int64_t input_rows = -1, target_rows = -1;
-  std::string state;  ///< whatever shapes depend on
+  std::string state;  ///< everything that shapes depend on
 
-  std::string text() const;  ///< a line each, the rest is `state`
+  std::string text() const;  ///< one line per field; the rest is `state`
   static PipelineProposal parse(const std::string& text);
 };
 
-/// Of which modules are in training, what requires a gradient, and autocast: a digest.
+/// A digest of the settings that shapes depend on: training modes, which parameters require a gradient, autocast.
 std::string settings_of(const std::vector<torch::nn::AnyModule>& stages);
 
-/// How many rows each micro-batch has: as torch::chunk cuts them. No rows are one micro-batch of none.
+/// The number of rows in each micro-batch, cut as torch::chunk does. A batch without rows gives one empty micro-batch.
 std::vector<std::int64_t> micro_batch_rows(std::int64_t rows, std::int64_t micro_batches);
 std::vector<torch::Tensor> cut_rows(const torch::Tensor& batch, const std::vector<std::int64_t>& rows);
 

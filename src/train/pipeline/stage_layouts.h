@@ -1,5 +1,4 @@
-// StageLayouts: records, while a Pipeline lives, that its ranks hold different parameters
-// (maniple/train/tensor_layout.h).
+// Records, for the lifetime of a Pipeline, that its ranks hold different parameters (maniple/train/tensor_layout.h).
 #pragma once
 
 #include <memory>
@@ -21,7 +20,7 @@ class StageLayouts {
 
   /// `group`: the ranks of the pipeline.
   void add(const torch::nn::Module& stage, const std::shared_ptr<ProcessGroup>& group, const std::string& owner);
-  /// A parameter of a stage that other ranks hold, too; `counted` on the first of these ranks.
+  /// Records a parameter of a stage that other ranks hold, too. `counted` is true on the first of these ranks.
   void tie(const torch::Tensor& parameter, bool counted);
 
  private:

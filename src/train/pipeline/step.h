@@ -1,10 +1,10 @@
 // One step of a pipeline on one rank: the actions of its schedule, and the messages between them.
 //
-// The output of stage b is *boundary* b. Its activation goes to stage b + 1, and the gradient of it comes back, in a
-// message each, or from hand to hand where both stages are on one rank. Messages are matched by their tags, so the
-// order in which they are sent and posted does not matter. Who receives an activation has to know its shape: it is
-// known from an equal step before, or a message of fixed length, the header, goes before. It is a message of the host,
-// wherever the stages are.
+// The output of stage b is *boundary* b. Its activation goes to stage b + 1, and its gradient comes back. Each is one
+// message, or is handed over directly if both stages are on one rank. Messages are matched by tag, so the order in
+// which they are sent and posted does not matter. The receiver of an activation must know its shape: either it knows
+// the shape from an earlier step of the same kind, or a header, a message of fixed length, comes first. The header is a
+// host message, wherever the stages are.
 #pragma once
 
 #include <map>
@@ -21,14 +21,14 @@
 
 namespace maniple {
 
-/// What a rank of a pipeline has in all steps.
+/// State of a pipeline's rank that lasts from step to step.
 struct PipelineRank {
-  std::shared_ptr<ProcessGroup> group;  ///< of the pipeline's own
+  std::shared_ptr<ProcessGroup> group;  ///< the pipeline's own group
   int chunks = 1;
   PipelineOptions options;
   std::vector<torch::nn::AnyModule> stages;
-  std::vector<torch::Device> devices;                        ///< of the stages
-  std::vector<std::unique_ptr<GradientAverager>> averagers;  ///< of the stages; null: nothing is averaged
+  std::vector<torch::Device> devices;                        ///< one per stage
+  std::vector<std::unique_ptr<GradientAverager>> averagers;  ///< one per stage; null: nothing is averaged
   PipelineStatistics statistics;
 
   int rank() const { return group->rank(); }
@@ -38,7 +38,7 @@ struct PipelineRank {
   bool is_last_rank() const { return rank() == ranks() - 1; }
 };
 
-/// Of an activation.
+/// The shape of an activation.
 struct ActivationShape {
   std::vector<std::int64_t> sizes;
   torch::ScalarType dtype = torch::kFloat32;
@@ -47,7 +47,7 @@ struct ActivationShape {
   std::string text() const;
 };
 
-/// Those of one kind of step that this rank has seen, by boundary and micro-batch.
+/// The shapes that this rank has seen in one kind of step, by boundary and micro-batch.
 struct KnownShapes {
   bool complete = false;
   std::map<std::pair<int, int>, ActivationShape> of;
@@ -56,25 +56,25 @@ struct KnownShapes {
 enum class PipelineCall : std::uint8_t { step, evaluate, forward };
 
 struct PipelineBatch {
-  std::vector<std::int64_t> rows;              ///< of each micro-batch
-  std::vector<torch::Tensor> inputs, targets;  ///< where they are needed
+  std::vector<std::int64_t> rows;              ///< rows of each micro-batch
+  std::vector<torch::Tensor> inputs, targets;  ///< empty where this rank does not need them
 };
 
 class PipelineStep {
  public:
   PipelineStep(PipelineRank& rank, PipelineCall call, PipelineBatch batch, KnownShapes& shapes);
 
-  /// Throws what a stage throws; doing() is what it was doing.
+  /// Throws what a stage throws; doing() then describes the action that failed.
   void run();
   std::string doing() const;
 
-  /// On the rank of the last stage.
+  /// Only on the rank of the last stage.
   double mean_loss() const;
   torch::Tensor output() const;
 
  private:
-  /// The end of a stage's graph at its input: takes the gradient. The input is no leaf, so a stage may begin with an
-  /// operation in place.
+  /// The end of a stage's graph at the stage's input, which takes the gradient. The input is not a leaf, so that a
+  /// stage may begin with an in-place operation.
   struct TakeGradient final : torch::autograd::Node {
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
       gradient = std::move(gradients[0]);
@@ -89,12 +89,12 @@ class PipelineStep {
     torch::Tensor tensor, header;
     Work work, header_work;
   };
-  /// Between a forward and its backward.
+  /// State between a forward and its backward.
   struct Pending {
-    NodePointer<TakeGradient> input;  // null: the input needs no gradient
+    NodePointer<TakeGradient> input;  // null: the input requires no gradient
     ActivationShape input_shape;
-    torch::autograd::Edge root;   // of the output, or of the loss; invalid: it needs no gradient
-    torch::Tensor root_gradient;  // of the loss
+    torch::autograd::Edge root;   // of the output, or of the loss; invalid: no gradient is needed
+    torch::Tensor root_gradient;  // gradient of the loss
   };
 
   void forward(const PipelineAction& action);

@@ -1,4 +1,4 @@
-// The events of TensorBoard as bytes: the few messages of its protocol buffers that we write, by hand.
+// TensorBoard events as bytes: the few protocol buffer messages that we write, encoded by hand.
 //
 //   Event      1 wall_time double   2 step int64   3 file_version string   5 summary Summary   7 session_log SessionLog
 //   Summary    1 repeated Value     { 1 tag string   2 simple_value float   8 tensor Tensor   9 metadata }
@@ -7,7 +7,7 @@
 //
 //   length 8 bytes | masked CRC-32C of these 8 | the event | masked CRC-32C of the event        (little-endian)
 //
-// Texts in protocol buffers are UTF-8, and readers refuse an event that is not: wrong bytes become "?".
+// Text in protocol buffers must be UTF-8, and readers refuse an event that is not. Invalid bytes become "?".
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@ struct EventTime {
   std::int64_t step = 0;
 };
 
-std::string version_event(double wall_time);  ///< the first of a file
-std::string restart_event(EventTime time);    ///< earlier events from this step on are void
+std::string version_event(double wall_time);  ///< the first event of a file
+std::string restart_event(EventTime time);    ///< voids earlier events from this step on
 std::string scalar_event(EventTime time, std::string_view tag, float value);
 std::string text_event(EventTime time, std::string_view tag, std::string_view text);
 
-/// The event in its frame.
+/// The event framed as a TFRecord.
 std::string record_of(std::string_view event);
 
 }  // namespace maniple

@@ -1,5 +1,4 @@
-// What an exception says, for a message of ours that names it as the cause. A header of its own because it is needed in
-// several folders.
+// The text of an exception, for messages that name it as the cause. A separate header because several folders need it.
 #pragma once
 
 #include <exception>
@@ -9,7 +8,7 @@
 
 namespace maniple {
 
-/// LibTorch's exceptions without the stack trace that their what() ends with. Not null.
+/// LibTorch's what() ends with a stack trace, which this leaves out. `thrown` must not be null.
 inline std::string exception_text(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);

@@ -1,4 +1,4 @@
-// An error that this rank throws because another rank of the group failed.
+// Errors that this rank throws because another rank of the group failed.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace maniple {
 
-/// Throws an E with that reason, whose origin is rank `rank` of the group. On the other ranks it is reported to the
-/// launcher, which names the rank where the failure began and not the one whose process ended first.
+/// Throws an E with that reason and with rank `rank` of the group as its origin. Other ranks report it to the launcher,
+/// so that the launcher names the rank where the failure began, not the one whose process ended first.
 template <class E>
 [[noreturn]] void throw_failed_on(const ProcessGroup& group, int rank, const std::string& reason) {
   ErrorInfo info = E(reason).info();

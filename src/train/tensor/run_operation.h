@@ -1,4 +1,4 @@
-// How an operation of dist.h runs: now, or as a Work that ends with the tensors written back.
+// Runs an operation of dist.h: now, or as a Work that writes the tensors back when it ends.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@ inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
   return options.group ? options.group : get_default_group();
 }
 
-/// False for a rank that is not in the group: the operation does nothing, whatever its arguments. The first logs a
-/// warning.
+/// False on a rank outside the group: the operation then does nothing, whatever its arguments. The first such operation
+/// logs a warning.
 inline bool takes_part(ProcessGroup& group, const char* operation) { return group.impl().takes_part(operation); }
 
-/// The group's own number of a rank that was passed as `argument`. Throws InvalidArgument for a global rank that is not
-/// in the group; other mistakes are for the group to find.
+/// The group rank of a peer passed as `argument`. Throws InvalidArgument for a global rank outside the group; the group
+/// detects other mistakes.
 int group_rank_of(const ProcessGroup& group, PeerRank peer, const char* operation, const char* argument);
 
 /// "rank 1", or "rank 1 of the group (global rank 3)" where the two differ.
@@ -31,7 +31,7 @@ inline CallOptions call_of(const DistOptions& options) {
   return {.timeout = options.timeout, .async_op = options.async_op, .where = options.where};
 }
 
-/// The tensors are kept alive and written back before the Work is done.
+/// Keeps the tensors alive and writes them back before the Work is done.
 inline Work finishing(const Work& work, Device device, std::vector<Staged> tensors) {
   if (!device.is_cpu()) return finish_on_device(work, device, std::move(tensors));
   return work.then([tensors = std::move(tensors)] {
@@ -39,8 +39,8 @@ inline Work finishing(const Work& work, Device device, std::vector<Staged> tenso
   });
 }
 
-/// Calls `start(options of the call)`, which returns a Work: done already, unless the options ask for an asynchronous
-/// operation or the tensors are on a GPU.
+/// Calls `start(options of the call)`, which returns a Work. The Work is already done, unless the options request an
+/// asynchronous operation or the tensors are on a GPU.
 template <class Start>
 Work run_operation(const DistOptions& options, std::vector<Staged> tensors, Start&& start) {
   const auto group = group_of(options);
@@ -53,7 +53,7 @@ Work run_operation(const DistOptions& options, std::vector<Staged> tensors, Star
   return work;
 }
 
-/// The same for messages: the options that name the current stream of the tensor's device.
+/// For messages: options that name the current stream of the tensor's device.
 inline CallOptions message_call(ProcessGroup& group, const std::vector<Staged>& tensors, const DistOptions& options) {
   CallOptions call = call_of(options);
   call.stream = current_stream_on(require_one_device(group, tensors));

@@ -1,8 +1,8 @@
-// From at::Tensor to Buffer and back.
+// Conversion from at::Tensor to Buffer and back.
 //
-// A group works on contiguous memory. A tensor that is contiguous is used where it lies; any other is *staged*: it
-// travels through a contiguous copy, which is written back once the operation is done. A list of tensors is staged as
-// one piece of memory.
+// A group works on contiguous memory. A contiguous tensor is used in place. Any other tensor is *staged*: a contiguous
+// copy takes its place and is written back when the operation is done. A list of tensors is staged as one block of
+// memory.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ namespace maniple {
 
 enum class Access { read, write, read_write };
 
-/// Where a tensor was passed, for messages: "all_gather: tensor_list[2]".
+/// The argument position of a tensor, for messages: "all_gather: tensor_list[2]".
 struct Argument {
   const char* operation;
   const char* name;
@@ -26,7 +26,7 @@ struct Argument {
 
 std::string named(const Argument& argument);
 
-/// The dtype that the group sees. Throws InvalidArgument for one that it does not have.
+/// The dtype as the group names it. Throws InvalidArgument for a dtype that the group does not have.
 DType dtype_of(const torch::Tensor& tensor, const Argument& argument);
 
 /// Throws unless a group can work on the tensor: it must be defined, strided and not quantized.
@@ -36,7 +36,7 @@ class Staged {
  public:
   Staged() = default;
   Staged(const torch::Tensor& tensor, Access access, const Argument& argument);
-  /// All tensors one after the other; `counts` holds their elements. All must have the same dtype.
+  /// All tensors, one after another; counts() returns their sizes. All must have the same dtype.
   Staged(const std::vector<torch::Tensor>& tensors, Access access, const Argument& argument);
 
   Buffer buffer() const noexcept { return buffer_; }
@@ -45,10 +45,10 @@ class Staged {
   bool writes_back() const noexcept { return writes_ && copied_; }
   bool complex() const noexcept { return complex_; }
 
-  /// Elements of each tensor of a list, as the group counts them.
+  /// The number of elements of each tensor of a list, as the group counts them.
   const std::vector<std::size_t>& counts() const noexcept { return counts_; }
 
-  /// After the operation: the tensors hold what the operation left in buffer().
+  /// Call after the operation: copies the contents of buffer() to the tensors.
   void write_back() const;
 
  private:

@@ -1,4 +1,4 @@
-// The differences between LibTorch 1.13 and later ones, all in one place. The rest of the code sees the newer spelling.
+// The differences between LibTorch 1.13 and later versions, all in one place. The other code uses the newer spelling.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -14,25 +14,25 @@
 #include <type_traits>
 #include <utility>
 
-// TORCH_VERSION_MAJOR exists since 1.8.
+// LibTorch defines TORCH_VERSION_MAJOR since 1.8.
 #define MANIPLE_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 namespace maniple {
 
-/// One number for each memory location at most, without gaps: such a tensor can be moved as a block, whatever its
+/// Whether the elements fill their memory without gaps or overlap: such a tensor can be moved as a block, whatever its
 /// strides.
 inline bool is_dense(const torch::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
 }
 
-/// Notes for autograd that the tensor's memory was written by others, as an in-place operation would.
+/// Notifies autograd that the tensor's memory was written elsewhere, as an in-place operation would.
 inline void bump_version(const torch::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) torch::autograd::impl::bump_version(tensor);
 }
 
-/// Sets gradients to zero, or to none. Optimizer::zero_grad took no argument and set them to zero before 2.0; since
-/// then it takes one, which is true by default.
+/// Sets gradients to zero, or to none. Before 2.0, Optimizer::zero_grad took no argument and set them to zero. Since
+/// then it takes `set_to_none`, true by default.
 inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 #if MANIPLE_TORCH_AT_LEAST(2, 0)
   optimizer.zero_grad(set_to_none);
@@ -44,8 +44,8 @@ inline void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 #endif
 }
 
-// Nodes of autograd's graph. They are held by std::shared_ptr, and by c10::intrusive_ptr in recent versions (2.14 for
-// one).
+// Nodes of autograd's graph. LibTorch holds them by std::shared_ptr, recent versions (such as 2.14) by
+// c10::intrusive_ptr.
 
 using AnyNode = decltype(torch::autograd::Edge::function);
 inline constexpr bool kNodesAreIntrusive = !std::is_same_v<AnyNode, std::shared_ptr<torch::autograd::Node>>;
@@ -60,12 +60,12 @@ NodePointer<Kind> make_node(Arguments&&... arguments) {
   if constexpr (kNodesAreIntrusive) {
     return c10::make_intrusive<Kind>(std::forward<Arguments>(arguments)...);
   } else {
-    // Nodes may form long chains, which deleteNode (of torch::autograd) takes apart without recursion.
+    // Nodes may form long chains; torch::autograd's deleteNode destroys them without recursion.
     return NodePointer<Kind>(new Kind(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); });
   }
 }
 
-/// Another pointer to a node that some pointer holds already.
+/// Another pointer to a node that already has an owner.
 template <class Kind>
 NodePointer<Kind> pointer_to(Kind* node) {
   if constexpr (kNodesAreIntrusive) {
@@ -75,16 +75,17 @@ NodePointer<Kind> pointer_to(Kind* node) {
   }
 }
 
-/// In `void release_resources()` of a node, what is to be done when nobody holds it any more: that of its base. It is
-/// called by intrusive pointers alone, whose destructor waits for weak pointers.
+/// Called at the end of a node's `void release_resources()`: calls its base's version, if there is one. Only intrusive
+/// pointers call release_resources(), when the last strong pointer goes; the destructor runs only after the last weak
+/// pointer.
 template <class Base>
 void release_base(Base& node) {
   if constexpr (requires { node.Base::release_resources(); }) node.Base::release_resources();
 }
 
-/// Calls `before` each time autograd is about to put a gradient into `parameter.grad()`, and `after` when it has, until
-/// it is destroyed. A parameter that is converted to another dtype or device gets a new gradient accumulator, without
-/// the hook that calls `after`; the one that calls `before` belongs to the tensor and stays.
+/// Until it is destroyed, calls `before` each time autograd is about to store a gradient in `parameter.grad()`, and
+/// `after` when it has. A parameter that is converted to another dtype or device gets a new gradient accumulator, which
+/// lacks the hook that calls `after`. The hook that calls `before` belongs to the tensor and stays.
 class GradientHook {
  public:
   GradientHook(const torch::Tensor& parameter, std::function<void()> before, std::function<void()> after)
@@ -100,7 +101,7 @@ class GradientHook {
   GradientHook(GradientHook&& other) noexcept = default;
   GradientHook& operator=(GradientHook&&) = delete;
 
-  /// Whether `after` is still called.
+  /// Whether `after` is still called on new gradients.
   bool is_attached() const { return torch::autograd::impl::grad_accumulator(parameter_) == accumulator_; }
 
  private:
@@ -115,12 +116,12 @@ class GradientHook {
   };
   torch::Tensor parameter_;
   unsigned before_;
-  AnyNode accumulator_;  // autograd itself only holds it weakly
+  AnyNode accumulator_;  // autograd itself holds it only weakly
   std::uintptr_t after_;
 };
 
-/// The dtype that autocast casts to on the CPU or on CUDA. It belongs to a thread, and at::ThreadLocalState does not
-/// carry it (whether autocast is on, it does). Since 2.4 there is one function for all devices.
+/// The dtype that autocast casts to on the CPU or on CUDA. It is thread-local, and at::ThreadLocalState does not carry
+/// it (though it carries whether autocast is on). Since 2.4 one function serves all devices.
 inline torch::ScalarType autocast_dtype(torch::DeviceType device) {
 #if MANIPLE_TORCH_AT_LEAST(2, 4)
   return at::autocast::get_autocast_dtype(device);
@@ -151,14 +152,14 @@ inline void enable_autocast(torch::DeviceType device, bool enabled) {
 #endif
 }
 
-/// Inside a hook: runs `callback` at the end of the backward under way, in its thread. What it throws, backward()
-/// throws.
+/// Inside a hook: runs `callback` at the end of the current backward, in its thread. backward() throws what the
+/// callback throws.
 inline void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-/// Inside a hook or a node: runs `callback` when the backward under way has thrown. Autograd drops the callbacks of its
-/// end then.
+/// Inside a hook or a node: runs `callback` if the current backward throws. In that case autograd drops its
+/// end-of-backward callbacks.
 class IfBackwardThrows {
  public:
   static void call(std::function<void()> callback) {

@@ -1,7 +1,7 @@
-// Renaming by regular expressions, as sed -E and Python's re.sub do it. Without LibTorch.
+// Renaming by regular expressions, like sed -E and Python's re.sub. Without LibTorch.
 //
-// They are POSIX extended expressions, those of regcomp, not std::regex: LibTorch's libraries may bring symbols of an
-// older copy of that, and it recurses once for each character. \d for a digit is understood, too.
+// The expressions are POSIX extended expressions (regcomp), plus \d for a digit. std::regex is not used: LibTorch's
+// libraries may bring symbols of an older copy of it, and it recurses once per character.
 #pragma once
 
 #include <memory>
@@ -14,18 +14,18 @@ namespace maniple {
 
 class NameRules {
  public:
-  /// Pairs of expression and replacement, in which \1 to \9 are what was matched in parentheses, and \0 all of it.
-  /// Throws InvalidArgument for an expression that cannot be understood, with what the C library says of it.
+  /// Pairs of expression and replacement. In the replacement, \1 to \9 are the parenthesised matches and \0 is the
+  /// whole match. Throws InvalidArgument for an invalid expression, with the C library's error text.
   explicit NameRules(const std::vector<std::pair<std::string, std::string>>& rules);
-  /// Expressions that only match.
+  /// Expressions for matching only.
   explicit NameRules(const std::vector<std::string>& patterns);
   ~NameRules();
   NameRules(const NameRules&) = delete;
   NameRules& operator=(const NameRules&) = delete;
 
-  /// Every rule is applied, in order, to what the one before it left, wherever it matches.
+  /// Applies every rule in order, each to the result of the previous one, wherever it matches.
   std::string apply(std::string name) const;
-  /// Whether one of them matches somewhere in the name.
+  /// Whether any expression matches somewhere in the name.
   bool matches(const std::string& name) const;
 
  private:

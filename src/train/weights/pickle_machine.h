@@ -1,5 +1,5 @@
-// The stack machine that a pickle is a program for, with the instructions of protocols 2 to 5. It only makes plain
-// values; calls of functions and descriptions of storages are in pickle.cpp.
+// The stack machine that runs a pickle, with the instructions of protocols 2 to 5. It only makes plain values;
+// pickle.cpp has function calls and storage descriptions.
 #pragma once
 
 #include <cstdint>
@@ -33,25 +33,25 @@ enum class PickleKind : std::uint8_t {
   other,
 };
 
-/// For messages: "a whole number".
+/// The kind in messages: "a whole number".
 const char* described(PickleKind kind);
 
-using PickleRef = std::uint32_t;  // the number of a value
+using PickleRef = std::uint32_t;  // index of a value
 
 struct PickleValue {
   PickleKind kind = PickleKind::none;
-  std::int64_t number = 0;       // of whole numbers; which function, type, storage or tensor
-  std::string_view text;         // in the pickle
-  std::vector<PickleRef> items;  // of dictionaries: key, value, key, value, ...
+  std::int64_t number = 0;       // an integer's value; index of a function, type, storage or tensor
+  std::string_view text;         // points into the pickle
+  std::vector<PickleRef> items;  // for dictionaries: key, value, key, value, ...
 };
 
-inline constexpr std::size_t kMostPickledValues = 4'000'000;  // 56 bytes each; a tensor has about 15
+inline constexpr std::size_t kMostPickledValues = 4'000'000;  // 56 bytes each; a tensor takes about 15 values
 
 class PickleMachine {
  public:
   explicit PickleMachine(std::string_view pickle) : pickle_(pickle) {}
 
-  /// The value that the pickle makes.
+  /// Runs the pickle and returns the value that it makes.
   PickleRef run();
   const PickleValue& operator[](PickleRef ref) const { return values_.at(ref); }
   const PickledTensor& tensor(const PickleValue& value) const {
@@ -157,7 +157,7 @@ class PickleMachine {
   void make_storage();
   void make_tensor(const std::vector<PickleRef>& arguments, bool typed);
   std::vector<std::int64_t> extents(PickleRef ref, std::string_view what) const;
-  bool step();  // one instruction; false at the end
+  bool step();  // runs one instruction; false at the end
 
   std::string_view pickle_;
   std::size_t at_ = 0;
@@ -168,7 +168,7 @@ class PickleMachine {
   std::vector<PickledStorage> storages_;
   std::vector<std::string_view> storage_dtypes_;
   std::vector<PickledTensor> tensors_;
-  std::size_t paired_ = 0;  // entries of dictionaries that were made of pairs
+  std::size_t paired_ = 0;  // entries of dictionaries that were made from pairs
 };
 
 }  // namespace maniple

@@ -1,4 +1,4 @@
-// Tensors and files of weights: dtypes by name, the names of a module's tensors, and tensors that lie in a mapped file.
+// Tensors and weights files: dtypes by name, the names of a module's tensors, and tensors in mapped files.
 #pragma once
 
 #include <functional>
@@ -18,18 +18,18 @@ namespace maniple {
 
 using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-/// As safetensors spells it; nullopt for a dtype that the format does not have.
+/// The dtype's name in safetensors; nullopt if the format does not have it.
 std::optional<std::string> stored_dtype(torch::ScalarType type);
 /// Nullopt for a dtype that this LibTorch does not have.
 std::optional<torch::ScalarType> dtype_of_stored(const std::string& name);
 
-/// Parameters and buffers, in the module's order, under the names that they have in files.
+/// Parameters and buffers, in the module's order, under the names that files use.
 NamedTensors named_tensors_of(const torch::nn::Module& module);
 
-/// Equal for tensors that are the same memory under several names; nullopt for empty ones.
+/// Equal for tensors that are the same memory under several names; nullopt for empty tensors.
 std::optional<std::string> memory_of(const torch::Tensor& tensor);
 
-/// The two ways to rename, together.
+/// Both kinds of renaming: first the rules, then the function.
 class Renaming {
  public:
   Renaming(const std::vector<std::pair<std::string, std::string>>& rules,
@@ -45,19 +45,19 @@ class Renaming {
   std::function<std::string(const std::string&)> function_;
 };
 
-/// The tensors of files, renamed: index into WeightsFiles::stored by name. Those left out are added to `ignored`.
-/// Throws InvalidArgument if two get the same name.
+/// Renames the tensors of the files: maps each new name to an index into WeightsFiles::stored. Tensors that are left
+/// out are added to `ignored`. Throws InvalidArgument if two tensors get the same name.
 std::map<std::string, std::size_t> rename_stored(const WeightsFiles& files, const Renaming& renaming,
                                                  std::vector<std::string>& ignored);
 
-/// Files mapped into memory, each when it is first needed, and for as long as there are tensors in it.
+/// Maps each file into memory when it is first needed, for as long as tensors refer to it.
 class MappedFiles {
  public:
   explicit MappedFiles(const WeightsFiles& files) : files_(files), mapped_(files.files.size()) {}
 
-  /// A tensor whose memory is the file's. (One that is not aligned there has memory of its own.)
+  /// A tensor that uses the file's memory. (A tensor that is not aligned in the file is copied.)
   torch::Tensor tensor(const StoredTensor& stored, torch::ScalarType type);
-  /// Tells the system that what was read through mappings so far need not stay in memory.
+  /// Advises the system that the pages read so far through mappings need not stay in memory.
   void release() const noexcept;
 
  private:
