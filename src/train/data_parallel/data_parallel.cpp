@@ -47,7 +47,7 @@ DataParallelOptions checked(DataParallelOptions options) {
   return options;
 }
 
-/// The parts of all tensors, by replica. As many replicas as there are parts; one where there is nothing to cut.
+/// The parts of all tensors, by replica. There are as many replicas as parts; one if there is nothing to cut.
 std::vector<Tensors> scatter(const Tensors& inputs, std::int64_t dim, std::size_t replicas) {
   std::vector<Tensors> parts;
   std::size_t first = inputs.size();
@@ -128,7 +128,7 @@ class DataParallelBase::State {
   Replicas replicas;
 
  private:
-  /// One part only: the module itself, in the caller's thread and graph.
+  /// Runs a single part: the module itself, in the caller's thread and graph.
   Tensors alone(Tensors inputs, const Call& call) {
     for (Tensor& input : inputs) {
       if (input.defined()) input = input.to(options.devices[0]);
@@ -137,13 +137,13 @@ class DataParallelBase::State {
     for (Tensor& output : outputs) {
       if (!output.defined()) continue;
       output = output.to(*options.output_device);
-      if (output.dim() == 0 && options.devices.size() > 1) output = output.unsqueeze(0);  // as from several parts
+      if (output.dim() == 0 && options.devices.size() > 1) output = output.unsqueeze(0);  // as with several parts
     }
     return outputs;
   }
 
-  std::mutex mutex;                         // of the replicas
-  std::shared_ptr<ReplicaThreads> threads;  // null with one device; graphs hold it too
+  std::mutex mutex;                         // serialises use of the replicas
+  std::shared_ptr<ReplicaThreads> threads;  // null with one device; graphs hold it, too
 };
 
 DataParallelBase::DataParallelBase(const std::shared_ptr<torch::nn::Module>& module, DataParallelOptions options,

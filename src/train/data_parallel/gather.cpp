@@ -14,16 +14,16 @@ namespace {
 
 using torch::Tensor;
 
-/// One result of all replicas.
+/// One result, from all replicas.
 Tensors across(const std::vector<ReplicaGraph>& graphs, std::size_t result) {
   Tensors parts;
   for (const ReplicaGraph& graph : graphs) parts.push_back(graph.outputs[result]);
   return parts;
 }
 
-/// Where the parts of a gathered result lie in it.
+/// The places of the parts in a gathered result.
 struct Layout {
-  bool scalars = false;  // one element for each replica
+  bool scalars = false;  // one element per replica
   std::int64_t dim = 0;
   std::vector<std::int64_t> lengths;
 };
@@ -61,7 +61,7 @@ Tensor concatenated(const Tensors& parts, const Layout& layout, torch::Device de
   return layout.scalars ? torch::stack(here) : torch::cat(here, layout.dim);
 }
 
-/// The part of a gathered result's gradient that is a replica's.
+/// The replica's part of the gradient of a gathered result.
 Tensor part_of(const Tensor& gradient, const Layout& layout, std::size_t replica, torch::Device device) {
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < replica; ++i) begin += layout.lengths[i];
@@ -72,9 +72,10 @@ Tensor part_of(const Tensor& gradient, const Layout& layout, std::size_t replica
 
 // ---- The sum of the replicas' gradients -----------------------------------------------------------------------------
 
-constexpr std::int64_t kLarge = 1 << 16;  // elements: some ten microseconds, more than it costs to wake the threads
+constexpr std::int64_t kLarge =
+    1 << 16;  // elements: adding them takes some ten microseconds, more than waking the threads
 
-/// Nobody else looks at this memory: a gradient may be the same tensor as another's, or a view.
+/// Whether nothing else refers to this memory: a gradient may be the same tensor as another gradient, or a view.
 bool is_ours_alone(const Tensor& tensor) {
   return tensor.layout() == torch::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
          is_dense(tensor);
@@ -91,7 +92,7 @@ bool can_be_sliced(const Tensor& sum, const std::vector<Tensor>& others) {
   return true;
 }
 
-/// Slice number `part` of so many, in the order of memory.
+/// Slice `part` of `parts`, in memory order.
 Tensor slice(const Tensor& tensor, std::size_t part, std::size_t parts) {
   const auto count = static_cast<std::int64_t>(parts), index = static_cast<std::int64_t>(part);
   const std::int64_t begin = tensor.numel() * index / count, end = tensor.numel() * (index + 1) / count;
@@ -103,8 +104,8 @@ struct Sum {
   std::vector<Tensor> others;
 };
 
-/// For each parameter the sum of its addends, from the first to the last, on the parameter's device; undefined where
-/// there are none. Large ones are added by all replicas' threads, each a slice.
+/// For each parameter, the sum of its addends, from first to last, on the parameter's device; undefined if there are
+/// none. Large sums are divided into slices, one for each replica's thread.
 std::vector<Tensor> add_gradients(ReplicaThreads& threads, std::vector<std::vector<Tensor>> addends,
                                   const std::vector<Tensor>& parameters) {
   std::vector<Tensor> sums(addends.size());
@@ -143,8 +144,8 @@ std::vector<Tensor> add_gradients(ReplicaThreads& threads, std::vector<std::vect
 struct GatherBackward : torch::autograd::Node {
   std::shared_ptr<ReplicaThreads> threads;
   std::vector<ReplicaGraph> graphs;
-  std::vector<std::size_t> results;  // those with a gradient, in the order of this node's inputs
-  std::vector<Layout> layouts;       // of these
+  std::vector<std::size_t> results;  // results with a gradient, in the order of this node's inputs
+  std::vector<Layout> layouts;       // layouts of these results
   std::int64_t dim = 0;
   GatherTargets targets;
   bool last_time = false;
@@ -177,7 +178,7 @@ struct GatherBackward : torch::autograd::Node {
   }
 
  private:
-  /// A replica's backward, in its thread.
+  /// Runs a replica's backward, in the replica's thread.
   void walk(std::size_t replica, const torch::autograd::variable_list& gradients, Tensors& found) const {
     const ReplicaGraph& graph = graphs[replica];
     torch::autograd::variable_list ends, seeds, leaves;

@@ -19,12 +19,12 @@
 namespace maniple {
 namespace {
 
-// How a replica's thread computes: as the thread that called, but with a share of its intra-op threads.
+// A replica's thread computes with the settings of the calling thread, but with a share of its intra-op threads.
 
-/// What the calling thread has set: grad mode, inference mode, autocast, profiling.
+/// The calling thread's settings: grad mode, inference mode, autocast, profiling.
 class CallerSettings {
  public:
-  /// While it lives, this thread, which must be one of ours, has the caller's settings.
+  /// Applies the caller's settings to this thread, which must be a replica's, during the scope's lifetime.
   class Scope {
    public:
     explicit Scope(const CallerSettings& settings) : guard_(settings.state_) {
@@ -41,14 +41,14 @@ class CallerSettings {
   torch::ScalarType cpu_dtype_ = autocast_dtype(torch::kCPU), cuda_dtype_ = autocast_dtype(torch::kCUDA);
 };
 
-/// Operations of this thread use so many threads from now on; those of other threads stay as they are.
-/// (at::set_num_threads would also decide for threads that are yet to come.)
+/// Operations of this thread use `threads` threads from now on; other threads are unaffected. (at::set_num_threads
+/// would also affect threads that do not exist yet.)
 void use_intra_op_threads(int threads);
 
-/// While one lives, OpenBLAS uses at most so many threads for an operation. Its own threads serve one operation at a
-/// time, so two replicas that multiply at once would wait for each other. It is a setting of the process: the last
-/// scope to end restores it. Does nothing where matrices are multiplied by OpenMP threads (see above) or in the calling
-/// thread.
+/// During its lifetime, OpenBLAS uses at most `threads` threads for an operation. OpenBLAS's own threads serve one
+/// operation at a time, so two replicas that multiply matrices concurrently would wait for each other. The setting
+/// belongs to the process: the end of the last scope restores it. Does nothing if OpenBLAS multiplies matrices with
+/// OpenMP threads (see above) or in the calling thread.
 class BlasThreads {
  public:
   explicit BlasThreads(int threads);
@@ -57,7 +57,7 @@ class BlasThreads {
   BlasThreads& operator=(const BlasThreads&) = delete;
 };
 
-/// A function of whatever library LibTorch brought along; null if there is none of this name.
+/// Looks up a function in whichever library LibTorch loaded; null if there is none of this name.
 template <class Function>
 Function* loaded(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
@@ -66,7 +66,7 @@ Function* loaded(const char* name) {
 struct OpenBlas {
   int (*get)() = loaded<int()>("openblas_get_num_threads");
   void (*set)(int) = loaded<void(int)>("openblas_set_num_threads");
-  int (*kind)() = loaded<int()>("openblas_get_parallel");  // 0: no threads, 1: its own, 2: those of OpenMP
+  int (*kind)() = loaded<int()>("openblas_get_parallel");  // 0: no threads, 1: its own, 2: OpenMP threads
   bool has_threads() const { return get != nullptr && set != nullptr && kind != nullptr && kind() == 1; }
 };
 const OpenBlas& open_blas() {
@@ -80,7 +80,7 @@ int blas_scopes = 0, blas_threads_before = 0;
 void use_intra_op_threads(int threads) {
   thread_local int current = 0;
   if (current == threads) return;
-  at::get_num_threads();  // a thread's first operation sets the number of the process; let that be over
+  at::get_num_threads();  // a thread's first operation sets the process-wide number; get that done first
   static auto* const openmp = loaded<void(int)>("omp_set_num_threads");
   static auto* const mkl = loaded<int(int)>("MKL_Set_Num_Threads_Local");
   if (openmp != nullptr) openmp(threads);
@@ -101,7 +101,7 @@ BlasThreads::~BlasThreads() {
   if (--blas_scopes == 0) open_blas().set(blas_threads_before);
 }
 
-thread_local const Workers* owner = nullptr;  // whose thread this is
+thread_local const Workers* owner = nullptr;  // the owner of this thread; null for other threads
 
 ErrorKind kind_of(const std::exception_ptr& thrown) {
   try {
@@ -132,7 +132,7 @@ Workers::Workers(std::size_t count) {
       threads_.emplace_back([this, i] { work(i); });
       ::pthread_setname_np(threads_.back().native_handle(), format_text("replica-{}", i).c_str());
     }
-  } catch (...) {  // too many threads
+  } catch (...) {  // too many threads for the system
     close();
     throw;
   }

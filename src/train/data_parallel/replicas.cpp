@@ -27,12 +27,12 @@ bool same_memory(const Tensor& a, const Tensor& b) {
          a.strides() == b.strides() && a.device() == b.device();
 }
 
-/// `mirror` gets the memory of `original`.
+/// Makes `mirror` share the memory of `original`.
 void share(Tensor& mirror, const Tensor& original) {
   if (!same_memory(mirror, original)) mirror.set_data(original.variable_data());
 }
 
-/// `mirror` gets the values of `original`. Autograd is not notified: graphs of an earlier forward are still right,
+/// Copies the values of `original` to `mirror`. Autograd is not notified: graphs of an earlier forward stay valid,
 /// since they hold the same values.
 void copy(Tensor& mirror, const Tensor& original, torch::Device device) {
   const bool fits =
@@ -125,7 +125,7 @@ void Replicas::refresh(std::size_t count) {
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < count; ++i) {
     Copy& one = copies_[i];
-    for (std::size_t k = 0; k < modules_.size(); ++k) {  // parents come before their children
+    for (std::size_t k = 0; k < modules_.size(); ++k) {  // parents precede their children
       const bool on = modules_[k]->is_training();
       if (one.modules[k]->is_training() != on) one.modules[k]->train(on);
     }
@@ -151,7 +151,7 @@ std::vector<Tensor> Replicas::trained() const {
 std::vector<std::vector<Tensor>> Replicas::trained_of(std::size_t replica) const {
   const std::vector<Tensor>& own = copies_[replica].parameters;
   std::vector<std::vector<Tensor>> result;
-  std::map<std::size_t, std::size_t> place;  // of a parameter's first appearance
+  std::map<std::size_t, std::size_t> place;  // place in `result`, by the parameter's first appearance
   for (std::size_t i = 0; i < own.size(); ++i) {
     if (!parameters_[i].requires_grad()) continue;
     const auto [found, is_new] = place.emplace(first_[i], result.size());

@@ -16,8 +16,8 @@ namespace {
 
 struct Open {
   PlannedBucket bucket;
-  std::size_t payload = 0;  // bytes without padding
-  std::size_t last = 0;     // place in the order of its last member
+  std::size_t payload = 0;  // bytes, excluding padding
+  std::size_t last = 0;     // the last member's place in the order
   bool first = true;
 };
 
@@ -101,7 +101,7 @@ std::vector<torch::Tensor> Bucket::flush() {
   std::vector<torch::Tensor> to, from;
   for (const std::size_t i : noted_) {
     torch::Tensor& gradient = parameters_[i].mutable_grad();
-    if (lives_here(gradient, i)) continue;  // noted twice: a copy onto itself would race with the first
+    if (lives_here(gradient, i)) continue;  // noted twice: a copy onto itself would race with the first copy
     to.push_back(views_[i]);
     from.push_back(gradient);
     if (gradients_live_here_) gradient = views_[i];
@@ -142,7 +142,7 @@ Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t grad
   if (requested != Overlap::automatic) return requested;
   OverlapFacts facts{.hosts = group.topology().node_count(), .gradient_bytes = gradient_bytes};
   if (facts.hosts == 1 && group.size() > 1) {
-    // A launcher binds ranks to cores of their own: only together do they know how many there are.
+    // A launcher binds each rank to its own cores, so the number of cores is the size of the union.
     ByteWriter mine;
     mine.put(static_cast<std::int32_t>(at::get_num_threads()));
     mine.put_string(CoreSet::of_this_process().physical().encode());

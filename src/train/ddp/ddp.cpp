@@ -19,7 +19,7 @@ TensorSource source_of(NamedTensors parameters, NamedTensors buffers) {
   return {visiting(std::move(parameters)), visiting(std::move(buffers))};
 }
 
-/// Does not keep the module alive.
+/// Holds the module weakly.
 TensorSource source_of(const std::weak_ptr<torch::nn::Module>& module) {
   return {[module](const TensorSource::Visit& visit) {
             const auto one = module.lock();
@@ -73,7 +73,7 @@ DdpBase::~DdpBase() = default;
 DdpBase::DdpBase(DdpBase&&) noexcept = default;
 DdpBase& DdpBase::operator=(DdpBase&&) noexcept = default;
 
-// Loading gives parameters other memory, for which LibTorch drops their hooks.
+// Loading replaces the memory of parameters, and LibTorch then drops their hooks.
 void DdpBase::load(torch::serialize::InputArchive& archive) {
   ModuleWrapper::load(archive);
   reducer()->attach_hooks();

@@ -23,7 +23,7 @@ std::vector<NamedTensor> once_each(const std::function<void(const TensorSource::
   return result;
 }
 
-/// What must be the same everywhere, one line for each thing.
+/// Describes everything that must be the same on all ranks, one line per item.
 std::vector<std::string> description(const DdpOptions& options, const ModuleTensors& tensors) {
   std::vector<std::string> lines;
   const auto add = [&](const char* name, auto value) { lines.push_back(format_text("option {} = {}", name, value)); };
@@ -81,7 +81,7 @@ std::string first_difference(ProcessGroup& group, const std::vector<std::string>
     longest = std::max(longest, ranks.back().size());
   }
   for (std::size_t i = 0; i < longest; ++i) {
-    std::vector<std::pair<std::string, std::vector<int>>> held;  // in the order of ranks
+    std::vector<std::pair<std::string, std::vector<int>>> held;  // in rank order
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const std::string line = line_or_end(ranks[r], i);
       auto same = std::find_if(held.begin(), held.end(), [&](const auto& one) { return one.first == line; });
@@ -218,7 +218,7 @@ std::string names_of(const std::vector<const Parameter*>& parameters) {
 
 namespace {
 
-constexpr std::size_t kSmall = 256 * 1024;  // bytes of a tensor that is packed
+constexpr std::size_t kSmall = 256 * 1024;  // tensors below this size, in bytes, are packed
 constexpr Argument kArgument{"DistributedDataParallel", "tensor"};
 
 }  // namespace
@@ -226,7 +226,7 @@ constexpr Argument kArgument{"DistributedDataParallel", "tensor"};
 Replicator::Replicator(std::shared_ptr<ProcessGroup> group, std::vector<torch::Tensor> tensors)
     : group_(std::move(group)), tensors_(std::move(tensors)) {}
 
-// One piece of registered memory for each device; in it the tensors of one dtype stand together.
+// Allocates one block of registered memory per device; tensors of one dtype are adjacent.
 void Replicator::lay_out() {
   laid_out_ = true;
   std::map<std::string, std::map<torch::ScalarType, Pack>> by_device;
@@ -257,7 +257,7 @@ void Replicator::lay_out() {
   }
 }
 
-// Loading, and set_data, give a tensor other memory.
+// Loading and set_data replace the memory of tensors.
 void Replicator::find_memory() {
   for (Pack& pack : packs_) {
     for (std::size_t i = 0; i < pack.indices.size(); ++i) {

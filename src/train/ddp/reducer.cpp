@@ -1,4 +1,4 @@
-// The course of a backward. What happens to a bucket is in reducer_average.cpp.
+// The course of a backward. reducer_average.cpp has the course of a bucket.
 #include "train/ddp/reducer.h"
 
 #include <algorithm>
@@ -68,14 +68,14 @@ Reducer::Reducer(TensorSource source, DdpOptions options)
   }
   const bool on_devices =
       std::none_of(parameters_.begin(), parameters_.end(), [](const Parameter& one) { return one.device.is_cpu(); });
-  // On GPUs buckets are averaged beside backward, which costs nobody a thread.
+  // On GPUs buckets are averaged concurrently with backward, without occupying a CPU thread.
   overlap_ = on_devices && options_.overlap == Overlap::automatic
                  ? Overlap::thread
                  : resolve_overlap(options_.overlap, *group_, gradient_bytes);
   delayed_.emplace(options_, parameters_, buckets_);
 }
 
-// A step that waits for its average must not find us gone.
+// Waits for steps in flight: they use this object.
 Reducer::~Reducer() {
   for (Bucket& bucket : buckets_) {
     const bool under_way = bucket.work.valid() && !bucket.work.done();
@@ -113,7 +113,7 @@ std::string Reducer::added_parameter() const {
 
 void Reducer::require_unchanged() {
   for (const Parameter& parameter : parameters_) {
-    // What was loaded past the wrapper has lost its hook, and nothing else.
+    // A parameter loaded without the wrapper has only lost its hook.
     if (!parameter.hook->is_attached() && parameter.tensor.requires_grad() &&
         parameter.tensor.scalar_type() == parameter.dtype && parameter.tensor.device() == parameter.device)
       attach_hooks();
@@ -167,7 +167,8 @@ std::vector<torch::Tensor> Reducer::trained_parameters() const {
   return result;
 }
 
-// The others may be waiting for this rank's part of an average that it will never launch: they get the same text.
+// Aborts the group: other ranks may be waiting for this rank's part of an average that it will never launch. They get
+// the same text.
 void Reducer::fail(const std::string& text) {
   if (group_->size() > 1) group_->abort(text);
   throw InvalidArgument(ddp_prefix(*group_) + text);
@@ -175,7 +176,7 @@ void Reducer::fail(const std::string& text) {
 
 // ---- A backward -----------------------------------------------------------------------------------------------------
 
-/// Lives in autograd's list of callbacks. Either it is called, or it is destroyed without.
+/// Lives in autograd's list of callbacks. If backward throws, autograd destroys it without calling it.
 class Reducer::EndOfBackward {
  public:
   explicit EndOfBackward(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
@@ -234,8 +235,8 @@ void Reducer::gradient_ready(std::size_t index) {
   if (complete && overlap_ != Overlap::none) launch_complete();
 }
 
-// Under no_sync. What is added up is this rank's own, so the next synchronised backward averages it, whether it uses
-// the parameter or not.
+// A gradient under no_sync. It is accumulated on this rank only, so the next synchronised backward averages it, whether
+// or not that backward uses the parameter.
 void Reducer::gradient_accumulated(Parameter& parameter) {
   parameter.accumulated = true;
   if (parameter.expected) return;
@@ -279,7 +280,8 @@ void Reducer::reset() {
       bucket.pending += parameter.expected ? 1 : 0;
       if (!parameter.expected && !shadows()) copy_in_absent(parameter);
     }
-    if (parameters_[bucket.members().front()].delayed) bucket.pending = 1;  // until they are released together
+    if (parameters_[bucket.members().front()].delayed)
+      bucket.pending = 1;  // until the delayed gradients are released together
   }
 }
 
@@ -317,7 +319,7 @@ void Reducer::end() {
   backward_ = Backward::none;
 }
 
-// Those that the module has now: forward may have put other tensors in the places of the first.
+// The module's current buffers: forward may have replaced the original tensors.
 std::vector<torch::Tensor> Reducer::find_buffers() {
   if (!source_.replaces_buffers) return {};
   std::vector<torch::Tensor> now = buffers_of(source_);
@@ -340,7 +342,7 @@ void Reducer::copy_buffers() {
   buffers_.copy_from(active_.first());
 }
 
-// A gradient that was set to none since counts no more.
+// An accumulated gradient that has since been set to none does not count.
 std::vector<bool> Reducer::used_here() const {
   std::vector<bool> used;
   for (const Parameter& parameter : parameters_) {
@@ -349,8 +351,8 @@ std::vector<bool> Reducer::used_here() const {
   return used;
 }
 
-// Backward threw. A bucket that is still under way will be written to: its gradients must not live there any more. They
-// are lost, which they would be anyway: half of the others were never computed.
+// Backward threw. A bucket in flight will still be written to, so its gradients must no longer live there. They are
+// lost in any case: the other gradients of this backward were only partly computed.
 void Reducer::abandon() noexcept {
   const Backward abandoned = std::exchange(backward_, Backward::none);
   const bool awaited = abandoned == Backward::averaging || abandoned == Backward::shadowing;
@@ -363,14 +365,14 @@ void Reducer::abandon() noexcept {
           "before it has computed all gradients",
           group_->rank(), next_, buckets_.size()));
     } catch (...) {
-      // No memory for the text: the others wait until their deadline.
+      // No memory for the text: other ranks wait until their deadline.
     }
   }
   for (Bucket& bucket : buckets_) cancel(bucket);
 }
 
-// Either we take the claim, and the step that was to follow the average is not taken; or the group's thread has it, and
-// we wait for the end of the step, which communicates nothing.
+// If this thread takes the claim, the step after the average is not taken. Otherwise the group's thread has the claim;
+// wait for the end of its step, which does not communicate.
 void Reducer::cancel(Bucket& bucket) noexcept {
   if (!bucket.work.valid() || bucket.work.done()) return;
   if (bucket.claimed && bucket.claimed->exchange(true)) return wait_for_leftover(bucket);
@@ -378,7 +380,8 @@ void Reducer::cancel(Bucket& bucket) noexcept {
   bucket.drop_gradients();
 }
 
-// A bucket that an earlier backward left behind. If it failed, so has the group, and the next operation says so.
+// Waits for a bucket left behind by an earlier backward. Ignores its error: the group has failed as well, and the next
+// operation reports that.
 void Reducer::wait_for_leftover(Bucket& bucket) noexcept {
   try {
     if (bucket.work.valid()) bucket.work.wait();

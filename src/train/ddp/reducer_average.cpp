@@ -1,4 +1,4 @@
-// What happens to a bucket: laid out, launched, waited for, finalized.
+// The course of a bucket: it is laid out, launched, waited for and finalized.
 #include <map>
 
 #include "comm/base/check.h"
@@ -12,10 +12,10 @@ double bytes_of_mb(double mb) { return mb * 1024 * 1024; }
 
 }  // namespace
 
-// Decides which gradients share a bucket, and the order of the buckets, at the end of the first backward: see bucket.h.
-// All ranks take the parameters in the order in which rank 0 (with uneven inputs, the first active rank) had their
-// gradients ready. Parameters without a gradient stand at the end, in the reverse order of registration, as most
-// modules would compute them; after them the delayed ones.
+// Assigns gradients to buckets and orders the buckets, at the end of the first backward: see bucket.h. All ranks use
+// the order in which gradients became ready on rank 0 (with uneven inputs, on the first active rank). Parameters
+// without a gradient follow in the reverse order of registration, in which most modules would compute them. The delayed
+// parameters come last.
 void Reducer::lay_out() {
   std::vector<std::int64_t> order(ready_order_.begin(), ready_order_.end());
   for (const bool delayed : {false, true}) {
@@ -38,11 +38,11 @@ void Reducer::lay_out() {
   const std::vector<std::size_t> places(order.begin(), order.end());
   const auto plans =
       plan_buckets(sizes, places, {bytes_of_mb(options_.first_bucket_mb), bytes_of_mb(options_.bucket_cap_mb)});
-  // One piece of memory for the buckets of each device.
+  // One block of memory for all buckets of a device.
   struct Memory {
     PackedLayout layout = {};
     RegisteredMemory memory = {};
-    std::size_t used = 0;  // buckets
+    std::size_t used = 0;  // buckets placed so far
   };
   std::map<std::pair<DeviceType, int>, Memory> memories;
   const auto memory_of = [&](const PlannedBucket& plan) -> Memory& {
@@ -72,9 +72,9 @@ void Reducer::lay_out() {
   buckets_ = std::move(buckets);
 }
 
-// A gradient that this rank has not computed counts as it is: as zero when there is none, otherwise as what earlier
-// backwards left (which is their average already, so averaging leaves it; or what was added up under no_sync, which is
-// to be averaged). If no rank has computed it, what was there is put back untouched.
+// Handles a gradient that this rank has not computed. If there is none, it counts as zero. Otherwise it keeps what
+// earlier backwards left: either their average, which averaging does not change, or a sum accumulated under no_sync,
+// which still has to be averaged. If no rank has computed the gradient, the old value is put back unchanged.
 void Reducer::copy_in_absent(Parameter& parameter) {
   const torch::NoGradGuard no_grad;
   Bucket& bucket = buckets_[parameter.bucket];
@@ -82,7 +82,7 @@ void Reducer::copy_in_absent(Parameter& parameter) {
   bucket.copy_in(parameter.place);
 }
 
-// A rank that shadows adds nothing to any gradient. What no rank uses keeps what it had.
+// A shadowing rank adds nothing to any gradient. Gradients that no rank uses keep their old values.
 void Reducer::copy_in_zeros(Parameter& parameter) {
   Bucket& bucket = buckets_[parameter.bucket];
   if (options_.static_graph || options_.find_unused_parameters) parameter.saved = bucket.saved(parameter.place);
@@ -113,7 +113,7 @@ void Reducer::average_all() {
   }
 }
 
-// A rank that shadows learns nothing. When all ranks are active, none shadows.
+// A shadowing rank learns nothing. If all ranks are active, none is shadowing.
 void Reducer::learn_graph() {
   if (graph_ == Graph::unknown && !shadows()) {
     for (Parameter& parameter : parameters_) parameter.expected = parameter.ready();
@@ -122,8 +122,8 @@ void Reducer::learn_graph() {
   if (active_.all()) graph_ = Graph::shared;
 }
 
-// bump_version: should a part of the graph that is still to run need a stepped parameter (by way of detach(), say),
-// autograd says so instead of computing with the new value.
+// bump_version: if a part of the graph that has yet to run needs a stepped parameter (by way of detach(), say),
+// autograd reports that instead of computing with the new value.
 void Reducer::finalize(Bucket& bucket) {
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < bucket.members().size(); ++i) {
@@ -144,8 +144,8 @@ void Reducer::launch_complete() {
   while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(buckets_[next_++]);
 }
 
-// On a GPU the host does not wait: what averages the bucket, and the steps that follow where DDP takes them, run on a
-// stream of their own beside that of backward.
+// On a GPU the host does not wait. The average, and the steps after it if DDP takes them, run on a separate stream
+// concurrently with backward.
 void Reducer::launch_on_device(Bucket& bucket) {
   const Device device = bucket.buffer().device;
   side_.run(device, [&] {
@@ -199,8 +199,8 @@ void Reducer::launch(Bucket& bucket) {
   if (finalize_now) finalize(bucket);
 }
 
-// With a rank's weight w and n ranks, multiplying by w n / (sum of w) makes the plain average the weighted one. A rank
-// that shadows has weight 0 and gradients of zero.
+// With rank weight w and n ranks, multiplying by w n / (sum of w) turns the plain average into the weighted one. A
+// shadowing rank has weight 0 and zero gradients.
 void Reducer::scale(Bucket& bucket) {
   if (!factor_ && options_.average == Average::samples) {
     double sum = shadows() ? 0 : weight_;

@@ -1,4 +1,4 @@
-// with_uneven_inputs, and what an error says that uneven inputs without it cause.
+// with_uneven_inputs, and the error texts for uneven inputs without it.
 #include "comm/base/check.h"
 #include "train/ddp/reducer.h"
 #include "train/tensor/public_call.h"
@@ -15,8 +15,7 @@ std::string remedy(const std::string& who) {
       who);
 }
 
-/// A rank that left may have thrown: its group was destroyed as its stack unwound, which looks like leaving in good
-/// order.
+/// A rank that left may have thrown: unwinding its stack destroyed its group, which looks like an orderly departure.
 constexpr const char* kUnlessItFailed = "its own output says whether it failed; if it did not: ";
 
 ErrorInfo with_remedy(const Error& error, const std::string& who) {
@@ -25,14 +24,14 @@ ErrorInfo with_remedy(const Error& error, const std::string& who) {
   return info;
 }
 
-/// "rank 2 has ", "ranks 2, 5 have "; `nobody` if there is none. Errors count ranks in the world.
+/// "rank 2 has ", "ranks 2, 5 have "; `nobody` if the list is empty. Errors number ranks in the world.
 std::string ranks_have(const ErrorInfo& error, const std::vector<int>& ranks, const char* nobody) {
   if (ranks.empty()) return nobody;
   return format_text("{}{} {} {} ", error.group == "world" ? "" : "global ", ranks.size() == 1 ? "rank" : "ranks",
                      joined(ranks), ranks.size() == 1 ? "has" : "have");
 }
 
-/// The ranks that were not in a backward when ranks called different things.
+/// The ranks that were not in a backward when ranks called different operations.
 std::vector<int> elsewhere(const ErrorInfo& error) {
   std::vector<int> ranks;
   for (const RankCall& call : error.calls) {
@@ -91,7 +90,8 @@ void with_uneven_inputs(const std::vector<GradientAverager*>& ddps, const Uneven
   }
   train();
 
-  // The first module's exchange says whether there is another step; those of the others are part of it.
+  // The first module's exchange decides whether there is another step; the exchanges of the other modules are part of
+  // that step.
   detail::Reducer& first = *guards.front().reducer;
   for (;;) {
     bool more = false;

@@ -13,8 +13,8 @@ using torch::Tensor;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// The same memory as `tensor`, behind `node`. Who changes one of the two in place changes the version of both, so that
-/// autograd notices.
+/// A tensor over the memory of `tensor`, behind `node`. The two share a version counter, so that autograd notices
+/// in-place changes of either.
 Tensor behind(const Tensor& tensor, const AnyNode& node) {
   Tensor result = tensor.tensor_data();
   torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(tensor));
@@ -22,7 +22,7 @@ Tensor behind(const Tensor& tensor, const AnyNode& node) {
   return result;
 }
 
-/// Lets the tensors that require a gradient pass through a node of the given kind. Null, if there are none.
+/// Passes the tensors that require a gradient through a node of the given kind. Null if there are none.
 template <class Kind>
 NodePointer<Kind> pass_through(std::vector<Tensor>& tensors, const NodePointer<GatheredBy>& call) {
   torch::autograd::edge_list edges;
@@ -56,7 +56,7 @@ struct ArgumentsOf final : Node {
     if (const auto live = call.lock()) live->arguments_done();
     return std::move(gradients);
   }
-  WeakNodePointer<GatheredBy> call;  // its own outputs lead to ArgumentsOf
+  WeakNodePointer<GatheredBy> call;  // weak: its own outputs lead to ArgumentsOf
 };
 
 }  // namespace
@@ -160,7 +160,7 @@ UnitForward::~UnitForward() {
         "parameters; make a new group and wrap again, or start again from a checkpoint",
         unit_->text(), unit_->group().rank()));
   } catch (...) {
-    // No memory for the text: the others wait until their deadline.
+    // No memory for the text: other ranks wait until their deadline.
   }
 }
 
@@ -193,7 +193,7 @@ std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
   }
   const std::lock_guard lock(unit_->context().mutex);
   const bool passed = graph_ && pass_through<ResultsOf>(tensors, node_->pointer);
-  // expose() left no other pointers to the node than those of the graph, and the parameters' own.
+  // After expose() only the graph and the parameters hold pointers to the node.
   if (graph_ && !passed) {
     const auto own = 1 + static_cast<std::int64_t>(node_->pointer->trained.size());
     if (static_cast<std::int64_t>(node_->pointer.use_count()) > own)
@@ -202,7 +202,7 @@ std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
           "parameters; return them: as tensors, or in tuples, vectors, maps and optionals (tensor_nest.h)",
           unit_->text()));
   }
-  // Inside a backward (activation checkpointing computes again) the unit is needed again at once.
+  // Inside a backward (activation checkpointing recomputes) the unit is needed again at once.
   if (passed && (unit_->context().in_backward() || !unit_->reshards())) node_->pointer->keep();
   finished_ = true;
   unit_->conceal();

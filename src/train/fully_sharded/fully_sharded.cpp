@@ -1,4 +1,4 @@
-// FullyShardedBase, and what is done with all units of a module.
+// FullyShardedBase, and operations on all units of a module.
 #include <maniple/train/fully_sharded.h>
 
 #include <algorithm>
@@ -70,8 +70,8 @@ std::string megabytes(std::uint64_t bytes) { return format_text("{:.2f} MB", sta
 namespace detail {
 namespace {
 
-/// A child of the module behind a unit: torch::save and torch::load of that module, past the unit, would take rows for
-/// whole parameters.
+/// A child of the module behind a unit. It refuses torch::save and torch::load of that module, which would bypass the
+/// unit and take shards for whole parameters.
 struct ArchiveGuard final : torch::nn::Module {
   ArchiveGuard() : torch::nn::Module("ArchiveGuard") {}
   void save(torch::serialize::OutputArchive&) const override { refuse("torch::save"); }

@@ -1,4 +1,4 @@
-// The gradients of a unit: from whole ones on every rank to this rank's rows of their average.
+// The gradients of a unit: averages whole gradients and keeps this rank's rows.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,8 +11,8 @@ namespace {
 
 using torch::Tensor;
 
-/// Small, so that all dtypes hold it exactly, and averages of different ones are none of them (or of some other
-/// rank's).
+/// Small, so that every dtype represents it exactly. If ranks have different tags, their average differs from the tag
+/// of at least one rank.
 double tag_of(int number) { return 1 + number % 61; }
 
 }  // namespace
@@ -52,7 +52,7 @@ std::size_t ShardUnit::reduce_bytes() const {
 
 // ---- Gradients inside no_sync --------------------------------------------------------------------------------------
 
-// zero_grad() sets `grad` to none or zeroes it. Ranks decide alike: an empty tensor has a version, too.
+// zero_grad() sets `grad` to none or zeroes it. All ranks decide alike, because even an empty tensor has a version.
 bool ShardUnit::keeps_accumulated(ShardedParameter& one) {
   if (!one.accumulated.defined()) return false;
   const Tensor& gradient = one.parameter.grad();
@@ -67,7 +67,7 @@ bool ShardUnit::keeps_accumulated(ShardedParameter& one) {
   return false;
 }
 
-// A view in autograd's sense could not be detached, which zero_grad() does.
+// Uses variable_data(): zero_grad() detaches the gradient, which is impossible for a view in autograd's sense.
 void ShardUnit::mark_accumulated(ShardedParameter& one) {
   Tensor& gradient = one.parameter.mutable_grad();
   one.mark_is_ours = !gradient.defined();
@@ -88,7 +88,7 @@ void ShardUnit::drop_accumulated(ShardedParameter& one) noexcept {
 
 void ShardUnit::accumulate(const std::vector<std::size_t>& which, std::vector<Tensor> gradients) {
   const torch::NoGradGuard no_grad;
-  context_->finish_reducing();  // it writes to `grad`
+  context_->finish_reducing();  // which writes to `grad`
   for (std::size_t k = 0; k < which.size(); ++k) {
     if (!gradients[k].defined()) continue;
     ShardedParameter& one = parameters_[which[k]];
@@ -97,7 +97,8 @@ void ShardUnit::accumulate(const std::vector<std::size_t>& which, std::vector<Te
                        one.name()));
     if (keeps_accumulated(one)) {
       one.accumulated.add_(gradients[k]);
-      if (one.mark_is_ours && one.mark.scalar_type() != one.accumulated.scalar_type()) {  // a copy
+      if (one.mark_is_ours && one.mark.scalar_type() !=
+                                  one.accumulated.scalar_type()) {  // the mark is a converted copy, so it is made again
         one.parameter.mutable_grad() = Tensor();
         mark_accumulated(one);
       }
@@ -118,7 +119,7 @@ bool ShardUnit::has_accumulated() {
 
 // ---- Averages ------------------------------------------------------------------------------------------------------
 
-// What was added up without synchronisation counts as part of this gradient.
+// Gradients accumulated without synchronisation count as part of this gradient.
 void ShardUnit::reduce(const std::vector<std::size_t>& which, std::vector<Tensor> gradients) {
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> all(parameters_.size());
@@ -159,7 +160,7 @@ void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tenso
   const std::size_t element_bytes = packed.element_bytes();
   const RegisteredMemory& memory = context_->scratch(ShardContext::Use::reduce, packed.bytes(), device_);
   const auto options = torch::TensorOptions().dtype(layout.dtype).device(device_);
-  // Made on the device: for a copy from the host, the host would wait for all that the stream holds.
+  // Made on the device: a copy from the host would block the host until the stream's earlier work is done.
   const auto heads = static_cast<std::int64_t>(1 + layout.members.size());
   const Tensor head = torch::ones({heads}, options);
   head.narrow(0, 0, 1).fill_(tag_of(number_));
@@ -225,7 +226,8 @@ void ShardUnit::finish_reduce() {
   auto* scratch = static_cast<std::byte*>(context_->scratch(ShardContext::Use::reduce, packed.bytes(), device_).data());
   const auto options = torch::TensorOptions().dtype(layout.dtype).device(device_);
   const auto heads = static_cast<std::int64_t>(1 + layout.members.size());
-  // What this rank has used was used; on a GPU the host need not wait to know that.
+  // A parameter used on this rank counts as used. If this holds for all, the host does not wait for the GPU to read the
+  // flags.
   Tensor head;
   const bool all_used =
       std::all_of(layout.members.begin(), layout.members.end(), [&](std::size_t i) { return used_here_[i]; });
@@ -233,7 +235,8 @@ void ShardUnit::finish_reduce() {
     head = torch::from_blob(scratch + packed.part_begin(rank) * element_bytes, {heads}, options)
                .to(torch::kCPU, torch::kFloat64);
     const double tag = head[0].item<double>();
-    if (std::abs(tag - tag_of(number_)) > 0.4)  // of different tags, at least one rank's is farther away
+    if (std::abs(tag - tag_of(number_)) >
+        0.4)  // if tags differ, the average is farther than this from at least one rank's tag
       fail(
           "other ranks average the gradients of another unit meanwhile; all ranks call the same units in the same "
           "order, in forward and in backward");

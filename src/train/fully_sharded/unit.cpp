@@ -122,7 +122,7 @@ void ShardUnit::collect(torch::nn::Module& module) {
           one.rows = parameter.dim() == 0 ? 1 : parameter.size(0);
           one.row_elements = one.rows == 0 ? 0 : parameter.numel() / one.rows;
           one.own = rows_of(one.rows, group().size(), group().rank());
-          // Of a tensor-parallel module: a part of a part.
+          // In a tensor-parallel module: a part of a part.
           if (divided != nullptr) {
             if (auto shard = divided->shard_of(entry.key())) one.layout = std::move(*shard);
           }
@@ -161,8 +161,8 @@ void ShardUnit::require_same_on_all_ranks(const torch::nn::Module& module) {
   }
 }
 
-// With replicas: first those of the ranks that hold the first part are made equal, then each takes the first of its
-// model.
+// With replicas, first makes the ranks with the same position in different model copies equal, then copies rank 0's
+// values within each model copy.
 void ShardUnit::synchronize(torch::nn::Module& module) {
   std::vector<Tensor> tensors;
   for (const ShardedParameter& one : parameters_) tensors.push_back(one.parameter);
@@ -208,7 +208,7 @@ void ShardUnit::shard() {
   free_unused();
 }
 
-// Again in forward: it may have been frozen until then.
+// Called again in forward: the parameter may have been frozen before.
 void ShardUnit::guard_concealed(ShardedParameter& one) const {
   if (one.guarded || !one.parameter.requires_grad()) return;
   one.guarded = true;
@@ -282,7 +282,7 @@ void ShardUnit::let_go() {
   free_unused();
 }
 
-// A graph may keep the old values: they are refreshed in place.
+// If a graph keeps the old whole parameters, their memory is reused: the values are refreshed in place.
 void ShardUnit::allocate_whole() {
   if (is_whole_) return;
   const Tensor fresh = torch::empty({static_cast<std::int64_t>(std::max<std::size_t>(whole_bytes_, 1))},

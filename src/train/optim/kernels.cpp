@@ -11,10 +11,10 @@
 namespace maniple {
 namespace {
 
-/// A thread is started for each so many elements: starting it takes some 20 us, they take some 300.
+/// Elements per thread: starting a thread takes about 20 us, processing that many elements about 300 us.
 constexpr std::size_t kElementsOfThread = std::size_t{1} << 18;
 
-// ---- How elements lie in memory, and in which type they are computed. -----------------------------------------------
+// ---- Storage formats, and the type in which elements are computed. --------------------------------------------------
 
 template <class T>
 struct AsStored {
@@ -30,7 +30,7 @@ struct InBfloat16 {
   [[gnu::always_inline]] static Value load(Stored bits) {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
-  /// To nearest, ties to even. The carry of rounding would make infinity of some NaN.
+  /// Rounds to nearest, ties to even. NaN is handled separately: the rounding carry would turn some NaNs into infinity.
   [[gnu::always_inline]] static Stored store(Value value) {
     const auto bits = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -45,7 +45,7 @@ struct InFloat16 {
   [[gnu::always_inline]] static Stored store(Value value) { return static_cast<Stored>(value); }
 };
 
-// ---- The formulas: parameter p and states from gradient g, in the order of torch::optim's operations. ---------------
+// ---- Update formulas for parameter p and states from gradient g, in the order of torch::optim's operations. ---------
 
 enum class Momentum { none, plain, nesterov };
 
@@ -93,7 +93,7 @@ struct AdamRule {
     square = square * beta2 + rest2 * g * g;
     V second = square;
     if constexpr (kAmsgrad) {
-      largest = square > largest || square != square ? square : largest;  // NaN stays to be seen
+      largest = square > largest || square != square ? square : largest;  // NaN is kept
       second = largest;
     }
     V root;
@@ -121,12 +121,12 @@ struct LionRule {
   [[gnu::always_inline]] void operator()(V& p, V g, V& average, V&, V&) const {
     g = g * sign;
     const V direction = average * beta1 + rest1 * g;
-    p = p * keep - (direction > 0 ? lr : direction < 0 ? -lr : direction);  // NaN stays to be seen
+    p = p * keep - (direction > 0 ? lr : direction < 0 ? -lr : direction);  // NaN is kept
     average = average * beta2 + rest2 * g;
   }
 };
 
-// ---- The loop, once for each format and formula. --------------------------------------------------------------------
+// ---- The loop, instantiated for each format and formula. ------------------------------------------------------------
 
 template <class Format, bool kMaster, class Rule, class State>
 [[gnu::always_inline]] inline void loop(const Rule rule, typename Format::Stored* __restrict parameter,
@@ -228,7 +228,7 @@ void run_step(StepKernel kernel, StepDtype dtype, const StepConstants& constants
   std::size_t total = 0;
   for (const StepTensor& tensor : tensors) total += tensor.count;
 
-  // Elements begin .. end of all tensors in a row.
+  // Processes elements begin .. end of all tensors, counted consecutively.
   const auto run_range = [&](std::size_t begin, std::size_t end) {
     std::size_t first = 0;
     for (const StepTensor& tensor : tensors) {
@@ -245,7 +245,7 @@ void run_step(StepKernel kernel, StepDtype dtype, const StepConstants& constants
   for (std::size_t part = 1; part < parts; ++part) {
     try {
       others.emplace_back(run_range, boundary(part), boundary(part + 1));
-    } catch (const std::system_error&) {  // no further threads are to be had
+    } catch (const std::system_error&) {  // the system has no more threads
       run_range(boundary(part), boundary(part + 1));
     }
   }

@@ -16,7 +16,7 @@ double half_cosine(double from, double to, double part) {
   return to + (from - to) * (1 + std::cos(std::numbers::pi * part)) / 2;
 }
 
-/// The momentum of one group's options, whatever it is called there.
+/// Sets the momentum of a group's options, under whatever name the options have for it.
 void set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
   if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) {
     sgd->momentum(momentum);
@@ -35,7 +35,7 @@ void set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
   }
 }
 
-/// The words of a saved state. Throws ProtocolError.
+/// Splits a saved state into words. Throws ProtocolError.
 std::vector<std::string> words_of(const std::string& saved, const char* kind, std::size_t least) {
   std::istringstream stream(saved);
   std::vector<std::string> words;
@@ -102,7 +102,8 @@ LrSchedule one_cycle(OneCycleOptions o) {
   MANIPLE_REQUIRE(o.rise >= 0 && o.rise <= 1, "lr::one_cycle: a rise of {}; expected a part from 0 to 1", o.rise);
   MANIPLE_REQUIRE(o.divide_start > 0 && o.divide_end > 0,
                   "lr::one_cycle: divided by {} and {}; expected numbers above 0", o.divide_start, o.divide_end);
-  // From `value` to the next one's, where the phase ends. The last one's is the value of the end.
+  // A phase changes rate and momentum from its own values to the next phase's, which they reach at `end`. The last
+  // phase has the final values.
   struct Phase {
     double end, rate, momentum;
   };
@@ -166,7 +167,7 @@ LrSchedule sequential(std::vector<LrSchedule> schedules, std::vector<std::int64_
                                            [](const LrSchedule& one) { return one.momentum != nullptr; }),
                   "lr::sequential: some schedules change momentum and others do not; expected all or none "
                   "(.cycle_momentum = false)");
-  /// Which schedule it is at a step, and which step of its own.
+  /// The index of the schedule at a step, and the step within it.
   const auto find = [milestones](std::int64_t at) {
     const auto passed = std::upper_bound(milestones.begin(), milestones.end(), at) - milestones.begin();
     const auto index = static_cast<std::size_t>(passed);
@@ -240,7 +241,7 @@ void LrScheduler::set_steps(std::int64_t steps) {
   std::size_t place = 0;
   for (auto* optimizer : optimizers_) {
     for (auto& group : optimizer->param_groups()) {
-      // A group that was added later begins with the rate that it has.
+      // A group that was added later starts with its own rate.
       if (place == base_.size()) base_.push_back(group.options().get_lr());
       MANIPLE_REQUIRE(schedules_.size() == 1 || place < schedules_.size(),
                       "LrScheduler: {} schedules, but a further parameter group was added", schedules_.size());

@@ -12,14 +12,14 @@ namespace {
 
 using torch::Tensor;
 
-/// The loss of a closure, which needs gradients though the step itself has none.
+/// The loss of a closure, which needs gradients although the step itself runs without them.
 Tensor loss_of_closure(const torch::optim::Optimizer::LossClosure& closure) {
   if (closure == nullptr) return {};
   const at::AutoGradMode with_gradients(true);
   return closure();
 }
 
-/// The state of a parameter, made by `make` in its first step.
+/// The state of a parameter; `make` creates it in the first step.
 template <class State, class Make>
 State& state_for(torch::optim::Optimizer& optimizer, const Tensor& parameter, const Make& make) {
   auto& states = optimizer.state();
@@ -33,7 +33,8 @@ State& state_for(torch::optim::Optimizer& optimizer, const Tensor& parameter, co
   return result;
 }
 
-/// Threads would step it at the same time. LibTorch itself looks for it in different groups only.
+/// A parameter that appears twice would be stepped by two threads at once. LibTorch itself only looks for it in
+/// different groups.
 void require_distinct(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   std::unordered_set<const void*> seen;
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -44,7 +45,7 @@ void require_distinct(const std::vector<torch::optim::OptimizerParamGroup>& grou
   }
 }
 
-/// Adam and AdamW have the same options and states, in classes that are not related.
+/// Adam and AdamW have the same options and states, but in unrelated classes.
 template <class Options, class State>
 void step_adam(torch::optim::Optimizer& optimizer, MasterWeights& masters, const char* name, bool decoupled) {
   Stepper stepper(masters, optimizer, name);
@@ -81,7 +82,7 @@ void step_adam(torch::optim::Optimizer& optimizer, MasterWeights& masters, const
 // ---- Master weights in LibTorch's archives --------------------------------------------------------------------------
 
 constexpr const char* kMasterWeights =
-    "maniple_master_weights";  // beside what torch::optim writes, which looks for its own names
+    "maniple_master_weights";  // in addition to torch::optim's entries, which are looked up by name
 
 std::string master_name(std::size_t group, std::size_t i) { return format_text("group_{}_parameter_{}", group, i); }
 
@@ -99,7 +100,7 @@ void save_masters(torch::serialize::OutputArchive& archive, const MasterWeights&
   archive.write(kMasterWeights, copies);
 }
 
-/// Of an archive without copies the next step makes them from the parameters.
+/// If an archive has no copies, the next step makes them from the parameters.
 void load_masters(torch::serialize::InputArchive& archive, MasterWeights& masters,
                   const torch::optim::Optimizer& optimizer) {
   masters.reset_master_weights();
@@ -158,12 +159,12 @@ Tensor SGD::step(LossClosure closure) {
                                  .weight_decay = options.weight_decay()});
     for (const Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
-      if (!momentum) {  // torch::optim keeps no state then
+      if (!momentum) {  // like torch::optim, which keeps no state then
         stepper.add(parameter, {}, 0, 0, {});
         continue;
       }
       auto& state = state_for<torch::optim::SGDParamState>(*this, parameter, [](auto&) {});
-      const bool first = !state.momentum_buffer().defined();  // the buffer becomes the gradient
+      const bool first = !state.momentum_buffer().defined();  // the first gradient becomes the buffer
       stepper.add(parameter, {&state.momentum_buffer()}, 1, first ? 1 : 2,
                   {first ? 0 : options.momentum(), first ? 1 : 1 - options.dampening()});
     }

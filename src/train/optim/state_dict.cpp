@@ -1,4 +1,4 @@
-// The names of Python's optimizer.state_dict(), made from and into those of checkpoints.
+// Converts between the names of Python's optimizer.state_dict() and the names in checkpoints.
 #include <maniple/train/optim.h>
 
 #include "comm/base/check.h"
@@ -12,11 +12,11 @@ namespace {
 
 using Dict = std::map<std::string, torch::Tensor>;
 
-// PyTorch's names: "param_groups.0.lr" and, with parameters counted over all groups, "state.3.exp_avg".
+// PyTorch's names: "param_groups.0.lr" and, with parameters numbered across all groups, "state.3.exp_avg".
 constexpr const char* kParameters = "params";
 constexpr const char* kStep = "step";
 
-/// Options that are neither here nor there numbers.
+/// Boolean options: numbers neither in PyTorch nor in checkpoints.
 bool is_flag(const std::string& option) { return option == "amsgrad" || option == "nesterov" || option == "centered"; }
 
 std::string dict_group(std::size_t g) { return format_text("param_groups.{}", g); }
@@ -40,7 +40,7 @@ Dict state_dict(torch::optim::Optimizer& optimizer) {
   require_whole_parameters("optim::state_dict", optimizer);
   const NamedState saved = state_of(optimizer);
   Dict dict;
-  std::int64_t n = 0;  // parameters so far
+  std::int64_t n = 0;  // parameters counted so far
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto count = static_cast<std::int64_t>(optimizer.param_groups()[g].params().size());
     dict[dotted(dict_group(g), kParameters)] = torch::arange(n, n + count, torch::kInt64);
@@ -73,7 +73,7 @@ Dict state_dict(torch::optim::Optimizer& optimizer) {
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& dict) {
   const PublicCall call("optim::load_state_dict, which all ranks call");
   require_whole_parameters("optim::load_state_dict", optimizer);
-  NamedState state = state_of(optimizer);  // for the options that the dict does not have
+  NamedState state = state_of(optimizer);  // for options that the dict does not have
   state.tensors.clear();
   auto& groups = optimizer.param_groups();
   std::size_t n = 0;

@@ -33,7 +33,7 @@ bool fits(const Tensor& tensor, const Tensor& like, torch::ScalarType dtype) {
          tensor.device() == like.device();
 }
 
-/// `tensor` in this dtype, in memory as `like`, which is dense: itself if it is so already.
+/// `tensor` in this dtype, with the memory order of `like`, which is dense. Returns `tensor` itself if it already fits.
 Tensor fitted(const Tensor& tensor, const Tensor& like, torch::ScalarType dtype) {
   if (fits(tensor, like, dtype)) return tensor;
   return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype)).copy_(tensor);
@@ -69,7 +69,7 @@ void Stepper::begin_group(StepKernel kernel, const StepConstants& constants) {
 
 Stepper::Batch& Stepper::batch_of(const Tensor& parameter, bool on_cpu, std::int64_t step,
                                   const std::array<double, 2>& own) {
-  // The latest first: parameters of a batch mostly follow each other.
+  // The latest first: consecutive parameters mostly belong to the same batch.
   for (auto batch = batches_.rbegin(); batch != batches_.rend() && batch->group == group_; ++batch) {
     if (batch->device == parameter.device() && batch->dtype == parameter.scalar_type() &&
         (on_cpu || batch->step == step))
@@ -105,7 +105,7 @@ void Stepper::add(const Tensor& parameter, std::array<Tensor*, 3> states, int st
     } else if (!fits(state, dense, state_dtype)) {
       MANIPLE_REQUIRE(state.sizes() == dense.sizes(), "an optimizer's state has shape [{}], its parameter [{}]",
                       joined(state.sizes()), joined(dense.sizes()));
-      state = fitted(state, dense, state_dtype);  // from a checkpoint, or the parameter was converted
+      state = fitted(state, dense, state_dtype);  // loaded from a checkpoint, or the parameter was converted
     }
   }
   Tensor master;
@@ -116,7 +116,7 @@ void Stepper::add(const Tensor& parameter, std::array<Tensor*, 3> states, int st
       masters_.set_master_weight(parameter, master);
     }
   }
-  if (parameter.numel() == 0) return;  // it has no address by which a kernel could tell whether there is a master
+  if (parameter.numel() == 0) return;  // without an address, a kernel could not detect whether there is a master
   changed_.push_back(parameter);
 
   const bool on_cpu = parameter.device().is_cpu() && step_dtype(dtype);
@@ -147,8 +147,8 @@ bool Stepper::run_fused(Batch& batch) {
   const StepConstants& c = batch.constants;
   const bool maximize = c.sign < 0;
   if (is_adam(batch.kernel)) {
-    // The kernel reads the number of steps on the device. All have the same one, filled in there: nothing is waited
-    // for.
+    // The kernel reads the number of steps on the device. It is the same for all parameters and is filled in there, so
+    // that the host does not wait.
     const Tensor step = at::full({}, static_cast<double>(batch.step),
                                  torch::TensorOptions().dtype(torch::kFloat32).device(batch.device));
     const std::vector<Tensor> steps(batch.parameters.size(), step);
@@ -229,7 +229,7 @@ void Stepper::run() {
   for (std::size_t i = 0; i < rounded_.size(); ++i) rounded_[i].copy_(masters_stepped_[i]);
 #endif
   for (Copy& result : results_) result.to.copy_(result.from);
-  // A graph that still needs the old values is told, as by any operation in place.
+  // Notifies graphs that still need the old values, as an in-place operation would.
   for (const Tensor& parameter : changed_) {
     if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
   }

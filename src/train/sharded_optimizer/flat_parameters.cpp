@@ -11,14 +11,15 @@
 namespace maniple {
 namespace {
 
-/// Elements in a row have the order of a contiguous tensor.
+/// Whether the parameter's elements lie in a row in the order of a contiguous tensor.
 bool is_flat(const torch::Tensor& parameter) { return parameter.is_contiguous() || !is_dense(parameter); }
 
 std::string named(std::size_t group, std::size_t index) {
   return format_text("parameter {} of group {}", index, group);
 }
 
-/// Each would be moved to a place of its own, and no longer see what happens to the other.
+/// Refuses parameters that overlap in memory: each would be moved to its own place, and changes of one would no longer
+/// reach the other.
 void require_apart(const std::vector<FlatParameters::Item>& items) {
   struct Extent {
     const char *begin, *end;
@@ -52,7 +53,7 @@ std::vector<CutPoint> cut_evenly(const std::vector<CutMember>& members, int part
   std::size_t at = 0;
   std::int64_t before = 0;  // cost of the members before `at`
   for (int part = 1; part < parts; ++part) {
-    // total * part / parts, without overflow
+    // total * part / parts, without overflow.
     const std::int64_t target = total / parts * part + total % parts * part / parts;
     while (at < members.size() && before + members[at].elements * members[at].cost <= target) {
       before += members[at].elements * members[at].cost;
@@ -123,7 +124,7 @@ void FlatParameters::move_in(Row& row) {
 void FlatParameters::cut() {
   const Topology& topology = options_.group->topology();
   const int ranks = topology.size();
-  // Parts in a row: by rank; shared, those of a host follow each other.
+  // The order of ranks in a row: by rank; with `shared`, the ranks of a host are adjacent.
   std::vector<int> order(static_cast<std::size_t>(ranks));
   std::iota(order.begin(), order.end(), 0);
   if (options_.shared) {
@@ -143,7 +144,7 @@ void FlatParameters::cut() {
   std::vector<CutPoint> points = cut_evenly(members, ranks);
   points.push_back({members.size(), 0});
 
-  std::size_t first = 0;  // member of the row
+  std::size_t first = 0;  // index of the row's first member
   for (Row& row : rows_) {
     PackedLayout& layout = row.layout;
     const std::size_t last = first + row.members.size();
@@ -162,7 +163,7 @@ void FlatParameters::cut() {
       const Member& member = row.members[i];
       const torch::Tensor& parameter = member.parameter;
       const PackedLayout::Piece piece = layout.piece(own, i);
-      // One without elements has a state as well: it is rank 0's.
+      // A parameter without elements has state, too; rank 0 holds it.
       if (piece.count == 0 && (parameter.numel() != 0 || topology.rank != 0)) continue;
       ParameterSlice& slice = slices_.emplace_back();
       slice.group = member.group, slice.index = member.index;
@@ -173,7 +174,7 @@ void FlatParameters::cut() {
                                      : tensor_on(row.memory, piece.offset * layout.element_bytes(), {slice.count}, {1},
                                                  parameter.options());
     }
-    if (options_.shared) {  // the first rank of a host sends what all of its ranks have stepped
+    if (options_.shared) {  // the first rank of a host sends what all ranks of that host have stepped
       std::vector<std::size_t> ends_of_hosts;
       std::size_t parts = 0;
       for (const auto& node : topology.nodes) {

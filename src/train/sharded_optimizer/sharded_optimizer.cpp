@@ -1,4 +1,4 @@
-// ShardedOptimizer: a plain optimizer of this rank's slices, and the agreement of all ranks around its steps.
+// ShardedOptimizer: a plain optimizer of this rank's slices, and the agreement of all ranks before each step.
 #include <maniple/train/sharded_optimizer.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ bool is_half(const Tensor& tensor) {
   return tensor.scalar_type() == torch::kFloat16 || tensor.scalar_type() == torch::kBFloat16;
 }
 
-/// Tensors of state that a kind of optimizer keeps for a parameter.
+/// The number of state tensors per parameter in a kind of optimizer.
 std::int64_t states_of(const torch::optim::OptimizerOptions& options) {
   const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options);
   const auto* adam_w = dynamic_cast<const torch::optim::AdamWOptions*>(&options);
@@ -79,7 +79,7 @@ std::vector<FlatParameters::Item> ShardedOptimizerBase::Impl::fresh() {
 void ShardedOptimizerBase::Impl::check_fresh(const std::vector<FlatParameters::Item>& items) {
   std::vector<std::string> lines;
   for (const auto& item : items) lines.push_back(described(item.group, item.index, item.parameter));
-  // An optimizer without parameters, for its options.
+  // An optimizer without parameters, made for its options.
   Groups bare;
   for (const auto& one : self.param_groups()) bare.emplace_back(std::vector<Tensor>(), one.options().clone());
   for (const auto& [name, text] : state_of(*make(std::move(bare))).texts)
@@ -233,7 +233,7 @@ void ShardedOptimizerBase::Impl::step() {
   try {
     step_slices();
   } catch (const std::exception& failure) {
-    // The others have stepped their parts: there is no way back, and they must not wait for this one.
+    // Other ranks have stepped their parts, which cannot be undone; they must not wait for this rank.
     group().abort(format_text("the step of ShardedOptimizer failed on rank {}: {}", group().rank(), failure.what()));
     throw;
   }
@@ -299,7 +299,7 @@ void ShardedOptimizerBase::unshare() {
   for (const auto& block : impl_->blocks) block->leave();
   impl_->left = true;
   impl_->group().barrier(
-      {.where = public_place()});  // nobody changes the shared memory that others have not copied yet
+      {.where = public_place()});  // no rank may change shared memory that others have not copied yet
 }
 
 void ShardedOptimizerBase::save(torch::serialize::OutputArchive&) const {

@@ -1,4 +1,5 @@
-// The state of a ShardedOptimizer: of this rank's slices, and gathered into what the plain optimizer would have.
+// The state of a ShardedOptimizer: the state of this rank's slices, and the whole state as the plain optimizer would
+// have it.
 #include "train/sharded_optimizer/sharded_state.h"
 
 #include "comm/base/check.h"
@@ -11,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int kStateTag = 1 << 20;  // of the messages by which rank 0 gathers the state
+constexpr int kStateTag = 1 << 20;  // tags of the messages by which rank 0 gathers the state
 
 std::string count_name(std::size_t group) { return StateKey{StateOwner::of_group(group), kParametersField}.text(); }
 bool is_of_parameter(const std::string& name) { return StateKey::parse(name).owner.is_parameter(); }
@@ -133,7 +134,7 @@ NamedState whole_state(ShardedOptimizerBase& optimizer) {
   NamedState own = impl.local_state();
   const std::vector<ShardOf> shards = impl.shards();
 
-  // Every rank tells what it holds; then rank 0 receives each part where it belongs.
+  // Every rank lists what it holds; then rank 0 receives each part directly in its place.
   ByteWriter list;
   list.put(static_cast<std::uint64_t>(own.texts.size()));
   for (const auto& [name, text] : own.texts) list.put_string(name), list.put_string(text);

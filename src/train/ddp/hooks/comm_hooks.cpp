@@ -1,4 +1,5 @@
-// The plain communication hooks, and the table of all: a new one is one file beside this one and one line below.
+// The plain communication hooks, and the table of all hooks. To add a hook, add a file in this folder and a row in the
+// table.
 #include <maniple/train/comm_hooks.h>
 
 #include "comm/base/check.h"
@@ -35,8 +36,8 @@ Work CommContext::then(const Work& work, std::function<void()> next) const {
 
 namespace {
 
-// Each rank rounds its gradient to the short type; the group adds in float32, divides, and rounds once; the result is
-// widened again. Gradients that are short already are averaged as they are. Cost: half the bytes (a quarter for
+// Each rank rounds its gradient to the short type. The group adds in float32, divides, and rounds once; the result is
+// widened again. Gradients that already have a short type are averaged unchanged. Cost: half the bytes (a quarter for
 // float64), two passes over the bucket.
 CommHook compress_to(torch::ScalarType short_type) {
   return [short_type](GradBucket& bucket, CommContext& comm) {

@@ -1,6 +1,6 @@
-// The average of gradients that travel as 8-bit integers; the header says how. Cost for a bucket of N numbers: an
-// all_to_all and an all_gather of about N bytes, two passes of quantizing and n + 2 of decoding a part or the whole. On
-// a GPU it is the same with tensor operations, and the host waits for nothing.
+// Averages gradients that travel as 8-bit integers; the header describes the scheme. Cost for a bucket of N numbers on
+// n ranks: an all_to_all and an all_gather of about N bytes, two passes of quantizing, and n + 2 passes of decoding a
+// part or the whole. On a GPU the same is done by tensor operations, and the host does not wait.
 #include <maniple/train/int8_hook.h>
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace maniple {
 namespace {
 
-/// To the nearest whole number, for magnitudes below 2^22; unlike std::nearbyint it is two additions on every
+/// Rounds to the nearest whole number, for magnitudes below 2^22. Unlike std::nearbyint, this is two additions on every
 /// processor.
 float rounded(float x) noexcept {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: no room for fractions behind it
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: leaves no bits for fractions
   return (x + kMagic) - kMagic;
 }
 
@@ -74,24 +74,24 @@ torch::Tensor quantized_rows(const torch::Tensor& numbers, std::int64_t block) {
   if (blocks == 0) return torch::empty({0}, numbers.options().dtype(torch::kUInt8));
   const torch::Tensor values =
       torch::constant_pad_nd(numbers, {0, blocks * block - numbers.numel()}).view({blocks, block});
-  const torch::Tensor largest = values.abs().amax(1, true);  // NaN if there is one
+  const torch::Tensor largest = values.abs().amax(1, true);  // NaN if the block contains one
   const torch::Tensor scales = (largest / 127).masked_fill_(largest < kSmallestBlock, 0);
   scales.masked_fill_(largest.le(FLT_MAX).logical_not_(), std::numeric_limits<float>::quiet_NaN());
   const torch::Tensor inverse = scales.reciprocal().masked_fill_(scales.gt(0).logical_not_(), 0);
-  // What is not finite, times zero, is NaN: such a block is known by its scale.
+  // A value that is not finite, times zero, is NaN; the scale marks such a block.
   const torch::Tensor whole = (values * inverse).round_().clamp_(-127, 127).nan_to_num_(0);
   const torch::Tensor rows = torch::empty({blocks, 4 + block}, values.options().dtype(torch::kUInt8));
-  // A copy, as a reduction may leave any stride in the dimension that it has reduced.
+  // A copy, because a reduction may leave any stride in the reduced dimension.
   rows.narrow(1, 0, 4).copy_(scales.clone(torch::MemoryFormat::Contiguous).view(torch::kUInt8));
   rows.narrow(1, 4, block).copy_(whole.to(torch::kInt8).view(torch::kUInt8));
   return rows.view({-1});
 }
 
-// All parts of a bucket are whole blocks, so its rows are those of the parts, one after the other.
+// All parts of a bucket are whole blocks, so the bucket's rows are the concatenated rows of the parts.
 void add_quantized_rows(const torch::Tensor& coded, std::int64_t block, const torch::Tensor& numbers) {
   if (coded.numel() == 0) return;
   const torch::Tensor rows = coded.view({-1, 4 + block});
-  // A copy, as rows need not begin where a float may.
+  // A copy, because rows may begin at addresses that are not aligned for floats.
   const torch::Tensor scales = rows.narrow(1, 0, 4).clone(torch::MemoryFormat::Contiguous).view(torch::kFloat32);
   const torch::Tensor values = rows.narrow(1, 4, block).view(torch::kInt8).to(torch::kFloat32).mul_(scales);
   numbers.add_(values.view({-1}).narrow(0, 0, numbers.numel()));
@@ -106,7 +106,7 @@ std::span<std::uint8_t> bytes_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<std::uint8_t>(), static_cast<std::size_t>(tensor.numel())};
 }
 
-/// The part of a bucket that each rank averages: whole blocks, in the order of ranks.
+/// Divides a bucket into the parts that each rank averages: whole blocks, in rank order.
 struct Division {
   Division(std::size_t numbers, std::size_t block_size, int ranks) : total(numbers), block(block_size) {
     const std::size_t blocks = blocks_of(numbers, block), n = static_cast<std::size_t>(ranks);
@@ -128,12 +128,12 @@ struct Division {
   }
 
   std::size_t total, block;
-  std::vector<std::size_t> begin, length;  // in numbers
-  std::vector<std::size_t> bytes, offset;  // when coded
+  std::vector<std::size_t> begin, length;  // in elements
+  std::vector<std::size_t> bytes, offset;  // of the coded part
   std::size_t all_bytes = 0;
 };
 
-/// All parts of `numbers`, one after the other, as bytes.
+/// All parts of `numbers`, coded one after another.
 torch::Tensor coded(const torch::Tensor& numbers, const Division& parts) {
   if (!numbers.is_cpu()) return quantized_rows(numbers, static_cast<std::int64_t>(parts.block));
   torch::Tensor result = torch::empty({static_cast<std::int64_t>(parts.all_bytes)}, torch::kUInt8);
@@ -143,7 +143,7 @@ torch::Tensor coded(const torch::Tensor& numbers, const Division& parts) {
   return result;
 }
 
-/// Adds what was coded to `numbers`.
+/// Adds the decoded numbers to `numbers`.
 void add_coded(const torch::Tensor& coded, const Division& parts, const torch::Tensor& numbers) {
   if (!numbers.is_cpu()) {
     return add_quantized_rows(coded, static_cast<std::int64_t>(parts.block), numbers);
@@ -183,7 +183,7 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const auto me = static_cast<std::size_t>(group.rank()), n = static_cast<std::size_t>(group.size());
   const Division parts(static_cast<std::size_t>(mine.numel()), static_cast<std::size_t>(options.block_size),
                        group.size());
-  const Division part(parts.length[me], parts.block, 1);  // this rank's
+  const Division part(parts.length[me], parts.block, 1);  // this rank's part
   const auto own_bytes = static_cast<std::int64_t>(parts.bytes[me]);
   const torch::Tensor out = coded(mine, parts);
   const torch::Tensor in = torch::empty({static_cast<std::int64_t>(n) * own_bytes}, out.options());
@@ -204,8 +204,8 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const torch::Tensor result = torch::zeros_like(mine);
   add_coded(averages, parts, result);
   if (options.use_error_feedback) {
-    // What the first coding lost of this rank's gradient, and what the second lost of the average of its part: times n,
-    // as it will be divided by n.
+    // The error of the first coding of this rank's gradient, plus the error of the second coding of its part's average.
+    // The latter is multiplied by n, since it will be divided by n.
     torch::Tensor& error = errors.of(bucket, torch::kFloat32);
     const torch::Tensor seen = torch::zeros_like(mine);
     add_coded(out, parts, seen);
@@ -214,7 +214,7 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
     error.narrow(0, begin, own.numel()).add_(own.sub_(result.narrow(0, begin, own.numel())), static_cast<double>(n));
     error.masked_fill_(torch::isfinite(error).logical_not_(), 0);
   }
-  // Not the whole buffer: the zeros between gradients must not become NaN with the block that they are in.
+  // Not the whole buffer: zeros between gradients must not become NaN because of the block that contains them.
   std::vector<torch::Tensor> averaged;
   for (std::size_t i = 0; i < bucket.gradients().size(); ++i) averaged.push_back(part_of(result, bucket, i));
   copy_all(bucket.gradients(), averaged);

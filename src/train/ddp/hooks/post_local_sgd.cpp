@@ -1,5 +1,4 @@
-// Gradients averaged over all ranks at first, over few or none later. Cost: those of the all_reduce, where there is
-// one.
+// Averages gradients over all ranks at first, and over few or none later. Cost: the all_reduce, if there is one.
 #include "comm/base/check.h"
 #include "train/ddp/hooks/hook_parts.h"
 #include "train/tensor/public_call.h"

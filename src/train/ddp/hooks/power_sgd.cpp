@@ -1,8 +1,8 @@
-// PowerSGD; the header says what it is.
+// PowerSGD; the header describes the algorithm.
 //
-// Words: a *matrix* is a gradient that is compressed, of n x m; P is n x r, Q is m x r. The first message holds all Ps
-// of the bucket and, behind them, the gradients that are not compressed; the second holds all Qs. Cost for a bucket:
-// two all_reduces of r (n + m) numbers for each matrix and of the rest as it is; about 6 n m r multiplications.
+// A *matrix* is a compressed gradient of shape n x m; P is n x r, Q is m x r. The first message holds all Ps of the
+// bucket, followed by the gradients that are not compressed; the second holds all Qs. Cost for a bucket: two
+// all_reduces, of r (n + m) numbers per matrix and of the other gradients unchanged; about 6 n m r multiplications.
 #include <maniple/train/power_sgd.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ double product(const Column& a, const Column& b) {
   return sum;
 }
 
-/// Takes away what lies in the span of the columns before; twice, because the first pass leaves its own rounding.
+/// Subtracts the projection on earlier columns; twice, because the first pass leaves its own rounding error.
 void project(Column& column, const std::vector<Column>& before) {
   for (int pass = 0; pass < 2; ++pass) {
     for (const Column& one : before) {
@@ -69,7 +69,7 @@ void orthogonalize_by_tensors(const torch::Tensor& matrix, double epsilon) {
   const double rounding = matrix.scalar_type() == torch::kFloat64 ? 1e-14 : 1e-6;
   const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
   const auto options = matrix.options().dtype(torch::kFloat64);
-  const torch::Tensor units = torch::empty({columns, rows}, options);  // one column in each row
+  const torch::Tensor units = torch::empty({columns, rows}, options);  // each row holds one column
   const torch::Tensor given = matrix.t().to(torch::kFloat64), place = torch::arange(1, rows + 1, options);
   for (std::int64_t c = 0; c < columns; ++c) {
     const torch::Tensor wave = torch::sin(place.square() * (0.7390851332151607 / static_cast<double>(c + 1)));
@@ -114,7 +114,7 @@ namespace {
 constexpr const char* kQ = "q/";
 constexpr const char* kIteration = "iteration";
 
-/// The same on every rank, another for every parameter and draw.
+/// The same on every rank, but different for every parameter and iteration.
 std::uint64_t seed_of(std::uint64_t seed, const std::string& name, std::int64_t iteration) {
   std::uint64_t hash = mixed(seed + SplitMix::kStep);
   for (const char c : name) hash = mixed(hash ^ static_cast<unsigned char>(c));
@@ -122,10 +122,10 @@ std::uint64_t seed_of(std::uint64_t seed, const std::string& name, std::int64_t 
 }
 
 struct Matrix {
-  std::size_t place = 0;  // in the bucket
-  torch::Tensor values;   // n x m: this rank's gradient, with what was left out of the one before
+  std::size_t place = 0;  // index in the bucket
+  torch::Tensor values;   // n x m: this rank's gradient plus the error of the previous one
   std::int64_t rank = 0;  // r
-  torch::Tensor p, q;     // views of the messages
+  torch::Tensor p, q;     // views into the messages
 };
 
 }  // namespace
@@ -140,7 +140,7 @@ struct PowerSGDState::Impl {
   Work average(GradBucket& bucket, CommContext& comm);
   void compress(GradBucket& bucket, const std::shared_ptr<ProcessGroup>& group);
 
-  /// r for a gradient of this shape; 0: not compressed.
+  /// The rank r for a gradient of this shape; 0: not compressed.
   std::int64_t rank_for(const torch::Tensor& gradient) const {
     if (gradient.dim() < 2 || gradient.numel() == 0) return 0;
     const std::int64_t n = gradient.size(0), m = gradient.numel() / n;
@@ -149,7 +149,7 @@ struct PowerSGDState::Impl {
     return compressed * options.min_compression_rate < static_cast<double>(n * m) ? r : 0;
   }
 
-  /// What this step's Q is: that of the last step, or random, with orthonormal columns.
+  /// The initial Q of this step: the previous step's Q, or a random one with orthonormal columns.
   torch::Tensor start_of(const std::string& name, std::int64_t m, std::int64_t r, const torch::TensorOptions& like) {
     const std::uint64_t seed = seed_of(options.random_seed, name, iteration);
     torch::Tensor& q = qs[name];
@@ -226,7 +226,8 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
   all_reduce(first, ReduceOp::avg, over);
   count_all_reduce(traffic, first.nbytes() + second.nbytes(), group->size());
 
-  // On a GPU nobody waits to see it: what comes of numbers that are not finite is replaced, there, at the end.
+  // On a GPU the host does not wait for this value; results from numbers that are not finite are replaced on the device
+  // at the end.
   const torch::Tensor finite = torch::isfinite(first.narrow(0, 0, plain_at)).all();
   const bool on_device = !finite.is_cpu();
   const bool sound = on_device || finite.item<bool>();
@@ -260,7 +261,8 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
       part_of(error, bucket, one.place).copy_(left_out.view(gradient.sizes()));
     }
     if (options.warm_start) {
-      qs[name] = on_device ? one.q.masked_fill(finite.logical_not(), 0) : one.q.clone();  // of zeros comes a new basis
+      qs[name] =
+          on_device ? one.q.masked_fill(finite.logical_not(), 0) : one.q.clone();  // zeros are replaced by a new basis
     } else {
       qs.erase(name);
     }
