@@ -1,7 +1,7 @@
-// A group's losses l_i of n_i samples shall add up to the sum of n_i l_i / N, with N the sum of n_i. N is only known
-// with the last of them, so the others are divided by what N will be if all are like the first; if that was wrong, the
-// gradients so far are multiplied by (what was assumed) / N before the last backward, which is the one that
-// communicates.
+// The losses l_i of a group, each over n_i samples, must add up to the sum of n_i l_i / N, where N is the sum of all
+// n_i. N is known only at the last loss. The earlier losses are divided by the value that N will have if all batches
+// are as large as the first. If that assumption was wrong, the accumulated gradients are multiplied by (assumed N) / N
+// before the last backward, which is the one that communicates.
 #include <maniple/train/accumulation.h>
 
 #include <torch/torch.h>

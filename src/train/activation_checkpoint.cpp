@@ -1,9 +1,9 @@
-// How it works. The first call runs with a graph, on inputs that are cut off from the graph outside. The edges by which
-// that graph leaves the function, to parameters and to what was captured, become the next edges of one node of ours,
-// and the graph is dropped with all its activations. In backward the node calls the function again, diverts the same
-// edges of the new graph to nodes that collect what arrives there, runs autograd on it, and hands what was collected to
-// its own next edges. So gradients reach parameters through the outer graph alone: hooks run once, and the inner run
-// touches nothing outside.
+// How it works. The first call runs with a graph, on inputs that are detached from the outer graph. The edges by which
+// that graph leaves the function, to parameters and to captured tensors, become the next edges of one node of ours, and
+// the graph is dropped with all its activations. In backward the node calls the function again, redirects the same
+// edges of the new graph to nodes that collect the arriving gradients, runs autograd on the new graph, and passes the
+// collected gradients to its own next edges. So gradients reach parameters through the outer graph alone: hooks run
+// once, and the inner run affects nothing outside.
 #include <maniple/train/activation_checkpoint.h>
 
 #include <ATen/SequenceNumber.h>
@@ -35,8 +35,8 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using EdgeIndex = std::unordered_map<Edge, std::size_t>;
 
-/// The nodes of autograd's graph that the calling thread makes from its construction on. Those that add gradients to
-/// leaves do not count: they belong to the leaf.
+/// The nodes of autograd's graph that the calling thread creates from this object's construction on. Nodes that
+/// accumulate gradients of leaves are excluded: they belong to the leaf.
 class NewNodes {
  public:
   bool contain(const Node& node) const {
@@ -49,8 +49,7 @@ class NewNodes {
   std::uint64_t begin_ = at::sequence_number::peek();
 };
 
-/// Calls `visit` for each edge, of the roots and of all nodes behind them, that leads out of the new nodes. It may
-/// change it.
+/// Calls `visit` for each edge that leads out of the new nodes, starting from the roots. `visit` may change the edge.
 template <class Visit>
 void visit_leaving_edges(edge_list& roots, const NewNodes& inside, const Visit& visit) {
   std::vector<Node*> open;
@@ -73,7 +72,7 @@ void visit_leaving_edges(edge_list& roots, const NewNodes& inside, const Visit& 
   }
 }
 
-/// Takes the gradient that arrives at the place of an input of another node.
+/// Stands in for an input of another node and collects the gradient that arrives there.
 struct Collector final : Node {
   explicit Collector(const Edge& in_place_of) {
     input_metadata_.emplace_back(in_place_of.function->input_metadata(in_place_of.input_nr));
@@ -85,7 +84,7 @@ struct Collector final : Node {
   torch::Tensor gradient;
 };
 
-// ---- What has to be as it was in the first call ---------------------------------------------------------------------
+// ---- State that must be as it was in the first call -----------------------------------------------------------------
 
 class RandomStates {
  public:
@@ -120,7 +119,7 @@ class RandomStates {
   std::vector<torch::Tensor> states_;
 };
 
-/// Sets the states; at the end of its life it sets those of before.
+/// Sets the random states; the destructor restores the previous ones.
 class RandomStatesGuard {
  public:
   explicit RandomStatesGuard(const RandomStates& states) : before_(states.now()) { states.set(); }
@@ -128,7 +127,7 @@ class RandomStatesGuard {
     try {
       before_.set();
     } catch (...) {
-      // Other random numbers than without checkpointing, which is better than ending the program.
+      // Random numbers then differ from a run without checkpointing, which is better than ending the program.
     }
   }
   RandomStatesGuard(const RandomStatesGuard&) = delete;
@@ -158,8 +157,8 @@ struct AutocastSettings {
   }
 };
 
-/// Sets autocast, but no cache of cast weights: a cast that is shared between the function and what is outside of it
-/// would be a different way out of the graph in each of the two calls.
+/// Sets autocast, but without its cache of cast weights: a cast shared between the function and the outside would make
+/// the graphs of the two calls leave the function by different edges.
 class AutocastGuard {
  public:
   explicit AutocastGuard(const AutocastSettings& settings) {
@@ -176,7 +175,7 @@ class AutocastGuard {
 
 // ---- The node -------------------------------------------------------------------------------------------------------
 
-/// The inputs, cut off from the graph, and where their gradients come out.
+/// The inputs detached from the graph, and the edges by which their gradients come out.
 struct CutInputs {
   explicit CutInputs(const std::vector<torch::Tensor>& inputs) {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -198,12 +197,11 @@ struct CheckpointBackward final : Node {
     function = nullptr;
   }
 
-  detail::TensorFunction function;  ///< null: released
+  detail::TensorFunction function;  ///< null after release
   std::vector<torch::autograd::SavedVariable> inputs;
-  std::vector<std::size_t> differentiable;  ///< which results the gradients are of
+  std::vector<std::size_t> differentiable;  ///< the indices of results with gradients
   std::size_t results = 0;
-  EdgeIndex
-      captured;  ///< edges out of the function, but for those to its inputs, and their places among the next edges
+  EdgeIndex captured;  ///< edges out of the function, except to its inputs, and their places among the next edges
   RandomStates random;
   AutocastSettings autocast;
 
@@ -212,7 +210,8 @@ struct CheckpointBackward final : Node {
                           std::vector<NodePointer<Collector>>& collectors);
 };
 
-/// The roots of a graph whose edges out of the function lead to collectors, and the gradients that belong to them.
+/// Recomputes the function. Returns the roots of a graph whose outgoing edges lead to collectors, and the roots'
+/// gradients.
 edge_list CheckpointBackward::compute_again(const variable_list& gradients, variable_list& root_gradients,
                                             std::vector<NodePointer<Collector>>& collectors) {
   detail::TensorFunction again;
@@ -297,7 +296,7 @@ std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std
   const NodePointer<CheckpointBackward> node = make_node<CheckpointBackward>();
   if (options.preserve_random_state) node->random = RandomStates::for_inputs(inputs);
 
-  // Before the function has run: should it change one in place, LibTorch says so in backward.
+  // Saved before the function runs: if the function changes an input in place, LibTorch reports that in backward.
   for (const torch::Tensor& input : inputs) node->inputs.emplace_back(input, false);
   edge_list next;
   std::vector<torch::Tensor> outputs;
@@ -328,7 +327,7 @@ std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std
   node->function = std::move(function);
   node->set_next_edges(std::move(next));
   for (const std::size_t i : node->differentiable) {
-    outputs[i] = outputs[i].tensor_data();  // the same memory, without the graph, which ends here
+    outputs[i] = outputs[i].tensor_data();  // the same memory, but without the graph, which is dropped here
     torch::autograd::set_history(outputs[i], node);
   }
   return outputs;

@@ -1,7 +1,7 @@
-// Mixed precision: autocast for a region, and the scale of a loss.
+// Mixed precision: autocast for a region, and loss scaling.
 //
-// On the CPU gradients are divided and looked at by a loop of our own, which reads them once (LibTorch has none there
-// before 2.3); on other devices by LibTorch's kernels for lists of tensors.
+// On the CPU our own loop unscales and checks gradients, reading them once (before 2.3 LibTorch has no such loop for
+// the CPU). Other devices use LibTorch's kernels for lists of tensors.
 #include <maniple/train/amp.h>
 
 #include <ATen/Parallel.h>
@@ -53,7 +53,7 @@ Autocast::~Autocast() {
 
 namespace {
 
-constexpr std::int64_t kUnscaleGrain = 32 * 1024;  // elements that are worth a thread
+constexpr std::int64_t kUnscaleGrain = 32 * 1024;  // elements per thread that make a thread worthwhile
 
 /// Multiplies in place. Returns whether all numbers were finite.
 template <class Number>
@@ -61,7 +61,7 @@ bool unscale_memory(Number* data, std::int64_t count, float inverse) {
   using Wide = std::conditional_t<std::is_same_v<Number, double>, double, float>;
   std::atomic<bool> finite = true;
   at::parallel_for(0, count, kUnscaleGrain, [&](std::int64_t begin, std::int64_t end) {
-    int bad = 0;  // a number and not a bool, and no branch: the compiler makes vectors of it
+    int bad = 0;  // an integer without branches, so that the compiler vectorises the loop
     for (std::int64_t i = begin; i < end; ++i) {
       const Wide value = static_cast<Wide>(data[i]);
       bad |= !(std::abs(value) <= std::numeric_limits<Wide>::max());
@@ -85,7 +85,7 @@ bool unscale_on_cpu(torch::Tensor& gradient, float inverse) {
   return finite;
 }
 
-/// What a float32 above 0 can hold.
+/// Whether a float32 above 0 can hold the value.
 bool is_scale(double value) { return value > 0 && value <= static_cast<double>(std::numeric_limits<float>::max()); }
 
 void require_gradient(const torch::Tensor& gradient, std::size_t index) {
@@ -106,15 +106,15 @@ struct GradScaler::Impl {
   enum class Stage { unscaled, stepped };
   struct OfOptimizer {
     Stage stage = Stage::unscaled;
-    torch::Tensor found;  ///< one float32 where the scale is: above zero if a gradient is not finite
+    torch::Tensor found;  ///< one float32 on the device of `scale`: above zero if a gradient is not finite
   };
 
   GradScalerOptions options;
-  double start = 0;  ///< scale and growth tracker before they are tensors
+  double start = 0;  ///< scale and growth tracker until the tensors exist
   int start_tracker = 0;
-  torch::Tensor scale;    ///< one float32, on the device of the first loss; undefined before
+  torch::Tensor scale;    ///< one float32, on the device of the first loss; undefined before that
   torch::Tensor tracker;  ///< one int32
-  std::map<const torch::optim::Optimizer*, OfOptimizer> optimizers;  ///< since the last update
+  std::map<const torch::optim::Optimizer*, OfOptimizer> optimizers;  ///< optimizers seen since the last update
 
   void place(const torch::Device& device) {
     if (scale.defined()) return;
@@ -146,10 +146,10 @@ struct GradScaler::Impl {
         lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
       }
     }
-    place(torch::kCPU);  // no gradient at all
+    place(torch::kCPU);  // there are no gradients
     torch::Tensor found = torch::zeros({}, scale.options());
     if (!on_cpu.empty()) {
-      // As PyTorch does: the reciprocal is that of a float64.
+      // Like PyTorch: the reciprocal of a float64.
       const auto inverse = static_cast<float>(1.0 / scale_now());
       bool finite = true;
       for (torch::Tensor& gradient : on_cpu) finite = unscale_on_cpu(gradient, inverse) && finite;
@@ -161,7 +161,7 @@ struct GradScaler::Impl {
       const torch::Device device = gradients.front().device();
       torch::Tensor here = torch::zeros({}, torch::TensorOptions().device(device).dtype(torch::kFloat32));
       const torch::Tensor factor = inverse.to(device, torch::kFloat32, true);
-      if (key.second == torch::kBFloat16) {  // for which LibTorch has no such kernel on a GPU
+      if (key.second == torch::kBFloat16) {  // LibTorch lacks such a kernel for bfloat16 on a GPU
         for (torch::Tensor gradient : gradients) {
           here += gradient.isfinite().all().logical_not();
           gradient.copy_(gradient.to(torch::kFloat32).mul_(factor));

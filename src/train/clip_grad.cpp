@@ -18,10 +18,10 @@
 namespace maniple {
 namespace {
 
-constexpr double kTiny = 1e-6;  // as in PyTorch: a norm of zero is not divided by
+constexpr double kTiny = 1e-6;  // as in PyTorch: avoids division by a norm of zero
 
 struct Gradient {
-  std::size_t parameter;  ///< its place in the list
+  std::size_t parameter;  ///< index in the list
   torch::Tensor tensor;
 };
 
@@ -40,11 +40,11 @@ std::vector<Gradient> gradients_of(const std::vector<torch::Tensor>& parameters,
 
 bool is_finite(const torch::Tensor& one) { return std::isfinite(one.item<double>()); }
 
-// ---- A few kernels for many tensors of a GPU, where LibTorch has them -----------------------------------------------
+// ---- Few kernels for many GPU tensors, where LibTorch has them ------------------------------------------------------
 //
-// All tensors of a list have the same device and dtype. On the CPU these would be the same loops.
+// All tensors of a list have the same device and dtype. On the CPU these kernels would be the same loops.
 
-/// The norm with a dtype to compute it in came later than the one without.
+/// LibTorch got the variant with a dtype for the computation later than the variant without.
 template <class DType>
 std::vector<torch::Tensor> norms_of(const std::vector<torch::Tensor>& tensors, double p, DType wide) {
   if constexpr (requires { at::_foreach_norm(tensors, p, wide); }) {
@@ -59,7 +59,7 @@ std::vector<torch::Tensor> norms_of(const std::vector<torch::Tensor>& tensors, d
   }
 }
 
-/// So did the factor that is a tensor. (A plain call would take it for a list of one.)
+/// LibTorch got the variant with a tensor as factor later, too. (A plain call would take the tensor for a list of one.)
 template <class Tensor>
 void multiply(const std::vector<Tensor>& tensors, const Tensor& factor) {
   if constexpr (requires { static_cast<void (*)(at::TensorList, const Tensor&)>(&at::_foreach_mul_); }) {
@@ -78,14 +78,14 @@ void clamp(const std::vector<torch::Tensor>& tensors, double most) {
 #endif
 }
 
-/// Places in the list of gradients, by device and dtype.
+/// Indices into the list of gradients, by device and dtype.
 using Kinds = std::map<std::pair<std::string, torch::ScalarType>, std::vector<std::size_t>>;
 
 Kinds kinds_of(const std::vector<Gradient>& gradients) {
   Kinds kinds;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const torch::Tensor& tensor = gradients[i].tensor;
-    // The norm of nothing is zero; the largest element of nothing would be an error.
+    // Skipped: the norm of an empty tensor is zero, but the maximum of an empty tensor is an error.
     if (tensor.numel() > 0) kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(i);
   }
   return kinds;
@@ -97,8 +97,8 @@ std::vector<torch::Tensor> tensors_at(const std::vector<Gradient>& gradients, co
   return tensors;
 }
 
-/// Where norms are added up. Ranks whose gradients are on GPUs communicate there, so one that has none at all has to as
-/// well.
+/// The device on which norms are added up. Ranks with gradients on GPUs communicate there, so a rank without gradients
+/// has to as well.
 torch::Device device_for(const std::vector<Gradient>& gradients, const std::vector<torch::Tensor>& parameters,
                          const std::shared_ptr<ProcessGroup>& group) {
   if (!gradients.empty()) return gradients.front().tensor.device();
@@ -111,17 +111,17 @@ torch::Device device_for(const std::vector<Gradient>& gradients, const std::vect
 
 using Groups = std::vector<std::shared_ptr<ProcessGroup>>;
 
-/// The gradients that the same groups divide.
+/// The gradients that are divided by the same groups.
 struct Share {
   Groups groups;                     ///< outermost first; empty: replicated
   std::vector<torch::Tensor> norms;  ///< on this rank
 };
 
-/// What clip_grad_norm_ knows about a list of parameters before it looks at gradients.
+/// The properties of a list of parameters that do not depend on the gradients.
 struct Division {
   std::vector<Share> shares;          ///< in the order of the list, so equal on all ranks of the groups
-  std::vector<std::size_t> share;     ///< by parameter
-  std::vector<TensorLayout> layouts;  ///< by parameter
+  std::vector<std::size_t> share;     ///< per parameter: index into `shares`
+  std::vector<TensorLayout> layouts;  ///< per parameter
 
   std::size_t share_of(const Groups& groups) {
     for (std::size_t i = 0; i < shares.size(); ++i) {
@@ -132,8 +132,8 @@ struct Division {
   }
 };
 
-/// `given`: the caller's group, for parameters without a layout. Where it has the ranks of a layout's group it replaces
-/// that group: a rank without parameters knows no other.
+/// `given` is the caller's group, for parameters without a layout. It replaces a layout's group that has the same
+/// ranks, because a rank without parameters knows no other group.
 Division division_of(const std::vector<torch::Tensor>& parameters, const std::shared_ptr<ProcessGroup>& given) {
   Division division;
   division.share_of({});
@@ -164,8 +164,8 @@ Division division_of(const std::vector<torch::Tensor>& parameters, const std::sh
   return division;
 }
 
-/// The norm of all shares together. A group's ranks need not have the same groups inside it, so the innermost are added
-/// up first. In float64: ranks may have different dtypes, and powers of norms are large.
+/// The norm of all shares together. The ranks of a group may have different groups inside it, so the innermost norms
+/// are added up first. Computed in float64: dtypes may differ between ranks, and powers of norms are large.
 torch::Tensor norm_over_ranks(std::vector<Share> shares, double p, torch::ScalarType wide, torch::Device device) {
   const auto options = torch::TensorOptions().device(device);
   const bool largest = std::isinf(p);
@@ -212,7 +212,8 @@ torch::Tensor norm_over_ranks(std::vector<Share> shares, double p, torch::Scalar
       format_text("clip_grad_norm_: the norm is {}, though each gradient's own is finite here", total));
 }
 
-/// A rank of a pipeline whose stages have no parameters takes part in the norm, too. Null: there is no pipeline.
+/// The pipeline's group: a rank whose stages have no parameters takes part in the norm, too. Null if there is no
+/// pipeline.
 std::shared_ptr<ProcessGroup> pipeline_group(const torch::nn::Module& module) {
   if (const auto* partial = dynamic_cast<const PartialModule*>(&module)) return partial->divided_over();
   for (const auto& child : module.named_children()) {
@@ -241,7 +242,7 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double ma
   }
   const torch::Device device = device_for(gradients, parameters, options.group);
   const Kinds kinds = device.is_cpu() ? Kinds() : kinds_of(gradients);
-  std::vector<torch::Tensor> norms(gradients.size());  // undefined where there is nothing
+  std::vector<torch::Tensor> norms(gradients.size());  // undefined for empty gradients
   for (const auto& [kind, places] : kinds) {
     const std::vector<torch::Tensor> own = norms_of(tensors_at(gradients, places), p, wide);
     for (std::size_t i = 0; i < places.size(); ++i) norms[places[i]] = own[i].to(device);
@@ -262,7 +263,7 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double ma
   const torch::Tensor factor = (max_norm / (total + kTiny)).clamp_max(1.0);
   if (device.is_cpu()) {
     const double number = factor.item<double>();
-    if (number == 1) return total;  // short enough: no second pass
+    if (number == 1) return total;  // nothing to clip: saves the second pass
     for (const Gradient& gradient : gradients) gradient.tensor.mul_(number);
   }
   for (const auto& [kind, places] : kinds) {
@@ -282,7 +283,7 @@ torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, c
   return clip_grad_norm_(std::vector<torch::Tensor>{parameter}, max_norm, options);
 }
 
-// Once or twice is the same.
+// A parameter that occurs twice does no harm: clipping is idempotent.
 void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value) {
   MANIPLE_REQUIRE(clip_value >= 0, "clip_grad_value_: a clip_value of {}; expected a number that is not negative",
                   clip_value);

@@ -99,7 +99,7 @@ const char* remedy_for(int code) {
 DurableFile::DurableFile(std::string path, Hash hash)
     : path_(std::move(path)), partial_(format_text("{}.partial-{}", path_, ::getpid())) {
   if (hash == Hash::sha256) hash_ = std::make_unique<Sha256>();
-  ::unlink(partial_.c_str());  // left behind by a process that had this PID
+  ::unlink(partial_.c_str());  // left behind by an earlier process with this PID
   fd_ = open_file(partial_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (!fd_) fail("create");
 }

@@ -1,4 +1,4 @@
-// The whole tensors of parameters that ranks divide, and the way back.
+// Gathers the whole tensors of parameters that ranks divide, and sets them.
 #include <cstring>
 #include <utility>
 
@@ -14,7 +14,7 @@ namespace {
 using torch::Tensor;
 using Extents = std::vector<std::int64_t>;
 
-/// Elements of a tensor that some rank holds, as a box in its shape (or view).
+/// Elements of a tensor that some rank holds, as a box in the tensor's shape (or view).
 struct Piece {
   Extents offset, size;
   Tensor elements;  ///< contiguous
@@ -30,7 +30,7 @@ Tensor box_in(Tensor whole, const Extents& offset, const Extents& size) {
   return whole;
 }
 
-/// Offsets and sizes of all pieces, for the other ranks.
+/// Offsets and sizes of all pieces, encoded for other ranks.
 std::string described(const std::vector<Piece>& pieces) {
   std::vector<std::int64_t> numbers;
   for (const Piece& piece : pieces) {
@@ -130,7 +130,7 @@ std::vector<std::pair<std::string, Tensor>> full_parameters(torch::nn::Module& m
 void set_full_parameters(torch::nn::Module& module, const std::vector<std::pair<std::string, Tensor>>& parameters) {
   const torch::NoGradGuard no_grad;
   const auto named = module.named_parameters();
-  // Everything is looked at before anything is changed.
+  // Everything is checked before anything is changed.
   for (const auto& [name, tensor] : parameters) {
     const Tensor* parameter = named.find(name);
     MANIPLE_REQUIRE(parameter != nullptr, "set_full_parameters: the module has no parameter {}", name);

@@ -22,7 +22,7 @@ const char* kind_name(MetricKind kind) {
   }
 }
 
-/// Two parts of the same metric as one. NaN wins, so that it is not lost.
+/// Combines two parts of the same metric. NaN wins, so that it is not lost.
 double together(MetricKind kind, double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return std::nan("");
   switch (kind) {
@@ -32,7 +32,7 @@ double together(MetricKind kind, double a, double b) {
   }
 }
 
-/// Per sample: whether its target is among the best `top_k`.
+/// For each sample, whether its target is among the `top_k` best scores.
 torch::Tensor hits(const torch::Tensor& scores, const torch::Tensor& target, int top_k) {
   const torch::NoGradGuard no_grad;
   MANIPLE_REQUIRE(scores.defined() && target.defined() && scores.dim() == target.dim() + 1 && target.dim() >= 1 &&
@@ -46,7 +46,7 @@ torch::Tensor hits(const torch::Tensor& scores, const torch::Tensor& target, int
   return std::get<1>(detached.topk(top_k, 1)).eq(target.unsqueeze(1)).any(1);
 }
 
-/// A part of what is written for each name: value and count.
+/// The data exchanged for each name: value and count.
 struct Part {
   double value = 0;
   double count = 0;
@@ -117,7 +117,7 @@ void Metrics::put(const std::string& name, MetricKind kind, const torch::Tensor&
   own.count += count;
   const torch::Tensor one = value.detach().reshape({});
   if (own.tensor.defined() && own.tensor.device() != one.device()) {
-    // Rare: another device than before. What is there is read, and a new sum begun.
+    // Rare: the device has changed. Reads the old sum and starts a new one.
     own.value = own.has_value ? together(kind, own.value, own.tensor.item<double>()) : own.tensor.item<double>();
     own.has_value = true;
     own.tensor = torch::Tensor();
@@ -157,7 +157,7 @@ torch::Tensor accuracy(const torch::Tensor& scores, const torch::Tensor& target,
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-// One wait for each device, however many there are on it.
+// Waits once for each device, regardless of the number of values on it.
 std::vector<double> Metrics::values() const {
   std::vector<double> values(entries_.size(), 0);
   std::map<std::string, std::vector<std::size_t>> on_device;
@@ -190,7 +190,7 @@ MetricRow Metrics::local() const {
   return MetricRow(std::move(row));
 }
 
-/// The union of the names of all ranks, rank 0's first. The names that were agreed on before keep their places.
+/// The union of the names of all ranks, rank 0's first. Names that were agreed on before keep their places.
 void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
   std::string own;
   for (const Entry& entry : entries_) {
@@ -211,7 +211,7 @@ void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
         agreed.push_back({name, kind});
       } else if (found->kind != kind) {
         const MetricKind before = found->kind;
-        agreed.clear();  // or the names before this one would be agreed on without it
+        agreed.clear();  // otherwise the earlier names would be agreed on without this one
         throw InvalidArgument(
             format_text("Metrics: \"{}\" is a {} on rank {}, but a {} on a rank before it, or earlier", name,
                         kind_name(kind), rank, kind_name(before)));
@@ -241,7 +241,7 @@ MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group, const 
   const auto size = static_cast<std::size_t>(ranks->size());
   const std::vector<double> own_values = values();
   std::vector<Part> all;
-  // Each rank's parts in the order agreed on, and before them whether it has names, or kinds, that are not.
+  // Each rank's parts in the agreed order, preceded by whether the rank has names or kinds that were not agreed on.
   const auto gather = [&] {
     std::vector<Part> own(agreed.size() + 1);
     for (std::size_t i = 0; i < entries_.size(); ++i) {

@@ -7,7 +7,7 @@
 namespace maniple::detail {
 namespace {
 
-/// Integers are not converted between floating-point types, so they do not count.
+/// Integers are not converted between floating-point types, so only the device matters for them.
 bool differs(const torch::Tensor& tensor, std::optional<torch::Device> device, std::optional<torch::Dtype> dtype) {
   if (!tensor.defined()) return false;
   const torch::Device own = tensor.device();

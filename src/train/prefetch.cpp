@@ -7,12 +7,12 @@
 
 namespace maniple::detail {
 
-// A GPU has a stream for the copies. Other devices, of which LibTorch has some, get plain copies.
+// A GPU gets a stream for the copies. Other devices that LibTorch supports use plain copies.
 Prefetcher::Prefetcher(torch::Device device, const PrefetchOptions& options) : device_(device), options_(options) {
   MANIPLE_REQUIRE(options.batches >= 1, "prefetch_to: {} batches are to be read ahead; expected 1 or more",
                   options.batches);
   if (!device.is_cuda()) return;
-  device_ = torch::empty({0}, torch::TensorOptions(device)).device();  // which one it is, if it is the current one
+  device_ = torch::empty({0}, torch::TensorOptions(device)).device();  // resolves the index of the current device
   stream_ = std::make_shared<CopyStream>(device_);
 }
 

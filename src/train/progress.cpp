@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::size_t kWidestBar = 30;
 constexpr std::size_t kNarrowestBar = 5;
-constexpr std::size_t kFrame = 3;      // its brackets, and a space
-constexpr std::size_t kShortBar = 10;  // what it shrinks to, before a note is cut for it
-constexpr std::size_t kLeastNote = 8;  // what is left of a note at least, when it is cut for a bar
+constexpr std::size_t kFrame = 3;      // the bar's brackets and a space
+constexpr std::size_t kShortBar = 10;  // the bar shrinks to this width before a note is cut for it
+constexpr std::size_t kLeastNote = 8;  // a note keeps at least this width when it is cut for a bar
 
 std::string bar_of(const ProgressState& state, std::size_t columns) {
   const std::size_t filled = columns * std::min(state.steps, state.total) / state.total;
@@ -87,7 +87,7 @@ namespace {
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 constexpr auto kLongestSilence = std::chrono::seconds(30);
-constexpr std::size_t kParts = 10;  // lines in a log, when nothing is slow
+constexpr std::size_t kParts = 10;  // lines in a log, unless steps are slow
 constexpr std::size_t kLogWidth = 110;
 
 ProgressStyle style_for(const ProgressOptions& options) {
@@ -103,7 +103,7 @@ int terminal_width(std::FILE* stream) {
   return known ? size.ws_col : 80;
 }
 
-/// Lines: the tenths of the way, and the end itself.
+/// In a log: the next step after which a line is due; every tenth of the total, and the end.
 std::size_t next_line_after(std::size_t steps, std::size_t total) {
   if (total == 0 || steps >= total) return steps + 1;
   const std::size_t part = steps * kParts / total + 1;
@@ -159,7 +159,7 @@ void Progress::finish() {
     std::fputc('\n', options_.stream);
     std::fflush(options_.stream);
   } else if (total_ == 0 || steps_ < total_) {
-    draw();  // the line of the last step has not been printed
+    draw();  // the line of the last step has not been printed yet
   }
   finished_ = true;
 }
@@ -178,15 +178,15 @@ void Progress::draw() {
                          .elapsed = elapsed(),
                          .over = end_ != Clock::time_point()};
   if (options_.style == ProgressStyle::bar) {
-    // The last column stays free: some terminals go to the next line when it is written.
+    // The last column stays free: some terminals wrap when it is written.
     const auto width = static_cast<std::size_t>(terminal_width(options_.stream));
     state.width = width - 1;
-    // A terminal that has become narrower has broken the line that was there into several; go back to where it began.
+    // A terminal that has become narrower has wrapped the previous line into several; go back to where it began.
     const std::size_t rows_above = drawn_columns_ > 0 ? (drawn_columns_ - 1) / width : 0;
     const std::string back = rows_above > 0 ? format_text("\x1b[{}A", rows_above) : "";
     const std::string text = progress_line(state);
     std::fputs((back + "\r" + text + (rows_above > 0 ? "\x1b[J" : "\x1b[K")).c_str(),
-               options_.stream);  // and clear what was longer
+               options_.stream);  // also clears the rest of a longer line
     drawn_columns_ = columns_of(text);
   } else {
     if (total_ > 0 && next_line_ <= steps_) next_line_ = next_line_after(steps_, total_);

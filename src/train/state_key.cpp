@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kGroup = "group.", kParameter = "parameter.";
 
-/// A number as std::to_string prints it.
+/// Parses a number in the form that std::to_string prints.
 std::optional<std::size_t> natural_number(std::string_view text) {
   std::size_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -37,7 +37,7 @@ StateKey StateKey::parse(std::string_view text) {
   rest.remove_prefix(end_of_group + 1);
   if (!rest.starts_with(kParameter)) return {StateOwner::of_group(*group), std::string(rest)};
   rest.remove_prefix(kParameter.size());
-  const std::size_t dot = rest.rfind('.');  // names of parameters have dots, fields do not
+  const std::size_t dot = rest.rfind('.');  // names of parameters contain dots, fields do not
   if (dot == std::string_view::npos || dot == 0) return other;
   return {StateOwner::of_parameter(*group, std::string(rest.substr(0, dot))), std::string(rest.substr(dot + 1))};
 }

@@ -22,11 +22,11 @@ namespace {
 
 constexpr std::int64_t kSameKeystrokeMs = 200;
 
-// What the handler touches: lock-free atomics only, so that it is safe wherever it interrupts.
+// The state that the handler uses: lock-free atomics only, so that it is safe wherever the handler interrupts.
 std::atomic<bool> taken = false;
 std::atomic<int> first_signal = 0;
 std::atomic<std::int64_t> first_ms = 0;
-ForkGuard installed_by;  // the process of the object that waits for the signals
+ForkGuard installed_by;  // the process whose GracefulStop waits for the signals
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
 std::int64_t now_ms() noexcept {
@@ -41,11 +41,11 @@ extern "C" void maniple_note_signal(int number) {
     struct sigaction standard = {};
     standard.sa_handler = SIG_DFL;
     ::sigaction(signal, &standard, nullptr);
-    ::raise(signal);  // held back until this handler returns
+    ::raise(signal);  // delivered when this handler returns
   };
   int none = 0;
   if (!installed_by.owned()) {
-    end_by(number);  // a child of fork() has nobody who asks `requested()`
+    end_by(number);  // in a child of fork() nothing polls requested()
   } else if (first_signal.compare_exchange_strong(none, number)) {
     first_ms.store(now_ms());
   } else if (const std::int64_t first = first_ms.load(); first != 0 && now_ms() - first >= kSameKeystrokeMs) {
@@ -58,14 +58,14 @@ extern "C" void maniple_note_signal(int number) {
 
 GracefulStop::GracefulStop(GracefulStopOptions options) : every_(options.every) {
   MANIPLE_REQUIRE(options.every >= 1, "GracefulStop: every is {}; expected at least 1", options.every);
-  if (!installed_by.owned()) taken.store(false);  // it is that of the process that this one was forked from
+  if (!installed_by.owned()) taken.store(false);  // inherited from the parent of fork()
   MANIPLE_REQUIRE(!taken.exchange(true), "GracefulStop: there is one already in this process; use that one");
   installed_by = ForkGuard();
   first_ms.store(0);
   first_signal.store(0);
   struct sigaction ours = {};
   ours.sa_handler = maniple_note_signal;
-  ours.sa_flags = SA_RESTART;  // what is waiting in a system call need not know
+  ours.sa_flags = SA_RESTART;  // interrupted system calls are restarted
   ::sigemptyset(&ours.sa_mask);
   for (const int number : options.signals) ::sigaddset(&ours.sa_mask, number);
   for (const int number : options.signals) {
@@ -85,7 +85,7 @@ GracefulStop::~GracefulStop() { restore(); }
 void GracefulStop::restore() noexcept {
   for (const Previous& previous : previous_) {
     struct sigaction current = {};
-    // Somebody else's handler, put there after ours, is left alone.
+    // Leaves a handler alone that other code installed after ours.
     if (::sigaction(previous.number, nullptr, &current) != 0 || current.sa_handler != maniple_note_signal) continue;
     ::sigaction(previous.number, &previous.action, nullptr);
   }
@@ -104,7 +104,7 @@ bool GracefulStop::requested_anywhere(const std::shared_ptr<ProcessGroup>& group
   if (group) group->require_member("GracefulStop");
   if (agreed_) return true;
   if (calls_++ % static_cast<std::uint64_t>(every_) != static_cast<std::uint64_t>(every_ - 1)) return false;
-  // 0: nobody, 1: request(), otherwise a signal and 1.
+  // 0: no request, 1: request(), otherwise the signal number plus 1.
   std::int32_t answer = first_signal.load() != 0 ? first_signal.load() + 1 : asked_.load() ? 1 : 0;
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
   if (ranks && ranks->size() > 1) ranks->all_reduce(buffer_of(answer), ReduceOp::max, {.where = public_place()});
@@ -130,7 +130,7 @@ bool EarlyStopping::update(double value, const SourceLocation& where) {
   if (group && group->size() > 1) group->broadcast(buffer_of(value), 0, {.where = public_place()});
   ++updates_;
   const double gain = options_.mode == StopMode::min ? best_ - value : value - best_;
-  // Two infinities of the same sign differ by NaN, which is no gain.
+  // The difference of two equal infinities is NaN, which is not a gain.
   if (!std::isnan(value) && (std::isnan(best_) || gain > options_.min_delta)) {
     best_ = value;
     best_update_ = updates_;

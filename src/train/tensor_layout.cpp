@@ -17,7 +17,8 @@ namespace {
 class Layouts {
  public:
   static Layouts& all() {
-    static auto* const layouts = new Layouts;  // parameters in static objects may outlive any other static object
+    static auto* const layouts =
+        new Layouts;  // never destroyed: parameters in static objects may outlive any other static object
     return *layouts;
   }
 
@@ -37,7 +38,7 @@ class Layouts {
     const std::lock_guard lock(mutex_);
     const auto found = records_.find(tensor.unsafeGetTensorImpl());
     if (found == records_.end()) return {};
-    if (found->second.tensor.expired()) {  // of an earlier tensor at the same address
+    if (found->second.tensor.expired()) {  // record of an earlier tensor at the same address
       records_.erase(found);
       return {};
     }

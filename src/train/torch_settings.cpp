@@ -22,13 +22,13 @@ namespace {
 #if defined(__x86_64__)
 constexpr bool kMkldnnIsFast = true;
 #else
-constexpr bool kMkldnnIsFast = false;  // not always: it is measured
+constexpr bool kMkldnnIsFast = false;  // it depends on the processor, so it is measured
 #endif
 
-/// One way must be so much faster than the usual one to be preferred: more than noise makes it.
+/// How many times faster the other way must be to be preferred over the usual one; more than measurement noise.
 constexpr double kClearly = 1.5;
 
-/// Forward and backward of a small convolution, in milliseconds: the best of a few, after one that prepares.
+/// Milliseconds for forward and backward of a small convolution: the best of `runs` after a warm-up.
 double trial_ms(bool mkldnn, int runs) {
   at::globalContext().setUserEnabledMkldnn(mkldnn);
   const auto input = torch::ones({4, 32, 24, 24}).requires_grad_();
@@ -43,7 +43,7 @@ double trial_ms(bool mkldnn, int runs) {
   return best;
 }
 
-/// Decides, and leaves LibTorch in that state.
+/// Decides, and leaves LibTorch with that setting.
 void choose_convolution(TorchSettings& result) {
   const std::string setting = knob_word(Knob::mkldnn);
   if (!at::globalContext().hasMKLDNN()) {
@@ -51,7 +51,7 @@ void choose_convolution(TorchSettings& result) {
     return;
   }
   if (setting == "measure" || (setting == "auto" && !kMkldnnIsFast)) {
-    // In turns, so that a busy moment of the machine hits both.
+    // Alternates, so that other load on the machine affects both.
     result.mkldnn_ms = result.blas_ms = std::numeric_limits<double>::infinity();
     for (int turn = 0; turn < 2; ++turn) {
       result.blas_ms = std::min(result.blas_ms, trial_ms(false, 2));
@@ -65,7 +65,7 @@ void choose_convolution(TorchSettings& result) {
   at::globalContext().setUserEnabledMkldnn(result.mkldnn);
 }
 
-/// The file that holds the matrix product LibTorch calls, when it is a library of its own.
+/// The file with the matrix product that LibTorch calls, if it is in a separate library.
 std::string blas_file() {
   void* const product = ::dlsym(RTLD_DEFAULT, "sgemm_");
   Dl_info where = {};
@@ -75,7 +75,7 @@ std::string blas_file() {
   return file.find("libtorch") != std::string::npos ? "" : file;
 }
 
-/// Distributions install every BLAS under the same name, libblas.so.3, in folders of their own.
+/// Distributions install every BLAS under the same name, libblas.so.3, each in its own folder.
 bool is_reference_blas(const std::string& file) {
   if (file.find("libblas.so") == std::string::npos) return false;
   for (const char* fast : {"openblas", "mkl", "blis", "atlas", "flexiblas", "armpl"}) {
@@ -114,7 +114,7 @@ std::string TorchSettings::text() const {
 }
 
 std::uint64_t seed_all(std::uint64_t seed, std::uint64_t stream) {
-  // Stream 0 is the seed itself, so that a program on one rank draws what plain LibTorch would draw.
+  // Stream 0 uses the seed itself, so that a program on one rank draws the same numbers as plain LibTorch.
   const std::uint64_t given = stream == 0 ? seed : mixed(seed + SplitMix::kStep * stream);
   torch::manual_seed(given);
   return given;

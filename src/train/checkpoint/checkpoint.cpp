@@ -1,5 +1,5 @@
-// A checkpoint is a list of parts (part.h). Rank 0 writes it (pending_checkpoint.h), or all ranks do (sharded_save.h);
-// either kind is read as a SavedCheckpoint.
+// A checkpoint is a list of parts (part.h). Rank 0 writes it (pending_checkpoint.h), or all ranks do (sharded_save.h).
+// Both forms are read as a SavedCheckpoint.
 #include <maniple/train/checkpoint.h>
 
 #include <sys/stat.h>
@@ -33,7 +33,7 @@ namespace {
 constexpr const char* kRandomPart = "random";
 constexpr const char* kSave = "Checkpoint::save, which all ranks call";
 
-/// Only what waiting cannot fix is an error here; what cannot be read or made is an error of load and save.
+/// Refuses only what waiting cannot fix; a folder that cannot be read or created is an error of load() and save().
 void require_directory(const std::string& folder) {
   struct stat status{};
   const bool found = ::stat(folder.c_str(), &status) == 0;
@@ -42,7 +42,7 @@ void require_directory(const std::string& folder) {
                   folder);
 }
 
-/// What a run can go on from after a save has failed.
+/// Describes the checkpoints that remain after a save has failed.
 std::string what_is_left(const std::string& folder) {
   try {
     const auto steps = list_checkpoints(folder);
@@ -61,9 +61,9 @@ struct Checkpoint::Impl {
   std::set<std::string> names = {kRandomPart, "manifest"};
 
   ForkGuard guard;
-  std::thread writer;                  // of the save under way
-  ShardedSave sharded;                 // with options.sharded
-  std::optional<std::int64_t> loaded;  // since the latest save: where the run went on from
+  std::thread writer;                  // of the save in progress
+  ShardedSave sharded;                 // used with options.sharded
+  std::optional<std::int64_t> loaded;  // the step from which the run continued; reset by the next save
   mutable std::mutex mutex;
   std::string error;
   std::string pruned;
@@ -91,7 +91,7 @@ struct Checkpoint::Impl {
 
   // ---- Saving --------------------------------------------------------------------------------------------------
 
-  /// Ends a save, however it went.
+  /// Ends a save, successful or not.
   void report(std::int64_t step, ShardedSave::Outcome outcome) {
     if (outcome.saved) loaded.reset();
     if (!outcome.trouble.empty()) {
@@ -171,7 +171,7 @@ struct Checkpoint::Impl {
     };
     std::map<std::string, NamedState> states;
     for (const Part& part : parts) {
-      if (part.divided != nullptr) states[part.name] = whole_of(part);  // a copy already
+      if (part.divided != nullptr) states[part.name] = whole_of(part);  // already a copy
     }
     if (ranks && ranks->rank() != 0) return;
     wait();
@@ -188,7 +188,7 @@ struct Checkpoint::Impl {
 
   // ---- Loading -------------------------------------------------------------------------------------------------
 
-  /// The newest that is whole, -1 when there is none. Throws when there are some, but none can be used.
+  /// The newest whole checkpoint, -1 if there are none. Throws if there are some but none is usable.
   std::int64_t choose(const LoadOptions& load) const {
     restore_replaced(options.folder);
     if (load.step) {
@@ -211,7 +211,7 @@ struct Checkpoint::Impl {
     return -1;
   }
 
-  /// The same, with every rank verifying some of the files. Collective.
+  /// The same, but the ranks divide the files to verify. Collective.
   std::int64_t choose_together(const LoadOptions& load, ProcessGroup& ranks) const {
     std::string offered, failed;
     if (ranks.rank() == 0) {
@@ -281,8 +281,8 @@ struct Checkpoint::Impl {
       read(step, load, 0);
       return loaded = step;
     }
-    // Rank 0 chooses, so that all take the same one; a failure anywhere is an error everywhere, or the others would
-    // wait for this rank in their next collective.
+    // Rank 0 chooses, so that all ranks load the same step. A failure on any rank is an error on all: otherwise the
+    // other ranks would wait for it in their next collective.
     constexpr std::int64_t kFailed = -2;
     std::int64_t step = kFailed;
     std::exception_ptr failure;

@@ -30,8 +30,8 @@ bool exists(const std::string& path) {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-/// A file that the manifest lists. Its length is compared before anything is read: hashing a file that was lengthened
-/// takes hours.
+/// Opens a file that the manifest lists. Compares its length before anything is read: hashing a file that was
+/// lengthened takes hours.
 RegularFile open_listed(const std::string& path, const FileDigest& expected) {
   RegularFile file(path);
   if (file.size() != expected.bytes)
@@ -82,7 +82,7 @@ CheckpointManifest parse_manifest(std::string_view text) {
 std::string checkpoint_name(std::int64_t step) { return format_text("{}{:012}", kStep, step); }
 
 std::vector<std::int64_t> list_checkpoints(const std::string& folder) {
-  // What cannot be looked into may hold some: a run that then began anew would be a surprise.
+  // A folder that cannot be read may hold checkpoints, and silently starting a new run would be a surprise.
   const UniqueFd fd = open_file(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (!fd && errno != ENOENT) throw_system_error("look into the checkpoint folder " + folder);
   std::vector<std::int64_t> steps;
@@ -139,7 +139,7 @@ std::string name_aside(const std::string& folder, std::int64_t step) {
 }
 
 void remove_checkpoint(const std::string& path) {
-  if (::unlink(path.c_str()) == 0) return;  // a link: what it leads to is not ours
+  if (::unlink(path.c_str()) == 0) return;  // a link: its target is not ours
   remove_tree(path);
   if (exists(path)) throw_system_error("remove " + path);
 }
@@ -154,7 +154,7 @@ std::vector<std::string> prune_checkpoints(const std::string& folder, int keep, 
       try {
         inspect_checkpoint(folder, step);
       } catch (const SystemError& error) {
-        if (error.code() != ENOENT && error.code() != ENOTDIR) continue;  // perhaps it can be read the next time
+        if (error.code() != ENOENT && error.code() != ENOTDIR) continue;  // it may be readable the next time
         trouble = error.what();
       } catch (const Error& error) {
         trouble = error.what();
@@ -171,7 +171,7 @@ std::vector<std::string> prune_checkpoints(const std::string& folder, int keep, 
       ++kept;
       continue;
     }
-    // Renamed first, so that no name step-... ever stands for half a checkpoint.
+    // Renamed first, so that a directory named step-... is never half a checkpoint.
     const std::string removed = format_text("{}/{}{}", folder, kRemoved, checkpoint_name(step));
     remove_checkpoint(removed);
     if (::rename(path.c_str(), removed.c_str()) != 0) throw_system_error("rename " + path);

@@ -28,7 +28,7 @@ const Json* member(const Json& object, const char* name) {
   return found == object.end() ? nullptr : &*found;
 }
 
-/// False if it is no list of whole numbers.
+/// False if `list` is not a list of whole numbers.
 bool read_extents(const Json* list, Extents& extents) {
   if (list == nullptr || !list->is_array() || list->size() > kMostDimensionsOfView) return false;
   for (const Json& extent : *list) {
@@ -134,7 +134,7 @@ std::string encode_index(const CheckpointIndex& index) {
 }
 
 CheckpointIndex parse_index(std::string_view text) {
-  // As in a safetensors header: names that occur twice, and deep nesting, are refused while parsing.
+  // As in a safetensors header, duplicate names and deep nesting are refused while parsing.
   std::vector<std::set<std::string>> open;
   std::string trouble;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {

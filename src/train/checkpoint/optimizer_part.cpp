@@ -1,11 +1,11 @@
-// The part of a checkpoint that is an optimizer.
+// The optimizer part of a checkpoint.
 //
-// An optimizer names the state of a parameter by its position: "group.0.parameter.3.exp_avg". Stages of a pipeline have
-// positions in common, and in another layout the same parameter has another one. So sharded checkpoints name it by the
-// part and name of the parameter: "group.0.parameter.model/3.weight.exp_avg". Texts beside it say which parameters
-// there are: "...model/3.weight.listed", and "...model/5.weight.tied" for another name of one that modules share. Both
-// kinds of names are read. Where positions are the names, texts say what the parameters are called,
-// "group.0.parameter.3.names", for stages of a pipeline that load them.
+// An optimizer names a parameter's state by position: "group.0.parameter.3.exp_avg". Positions are ambiguous among the
+// stages of a pipeline, and differ between layouts. So sharded checkpoints use the part and name of the parameter:
+// "group.0.parameter.model/3.weight.exp_avg". They also have texts that list the parameters:
+// "...model/3.weight.listed", and "...model/5.weight.tied" for another name of a parameter that modules share. Both
+// kinds of names can be read. If positions are used, texts give the names of the parameters,
+// "group.0.parameter.3.names", for pipeline stages that load the checkpoint.
 #include <algorithm>
 #include <set>
 #include <sstream>
@@ -25,7 +25,7 @@ constexpr const char* kNames = "names";
 
 std::string count_name(std::size_t group) { return StateKey{StateOwner::of_group(group), kParametersField}.text(); }
 
-/// Calls f(owner by position, parameter).
+/// Calls f(owner by position, parameter) for every parameter.
 template <class F>
 void for_each_parameter(const Optimizer& optimizer, const F& f) {
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -34,7 +34,7 @@ void for_each_parameter(const Optimizer& optimizer, const F& f) {
   }
 }
 
-/// Of a tensor of the optimizer's state: as its parameter, if it has its shape.
+/// The shard of a tensor of the optimizer's state: like its parameter's, if it has the parameter's shape.
 TensorShard shard_of_state(const Optimizer& optimizer, const std::string& name, const torch::Tensor& local,
                            const Layouts& layouts) {
   const torch::Tensor parameter = parameter_of_state(optimizer, name);
@@ -48,7 +48,8 @@ TensorShard shard_of_state(const Optimizer& optimizer, const std::string& name, 
   return shard_with(&layouts, name, parameter, local);
 }
 
-/// From names by position to names by parameter. Left as it is where a parameter is in no module that was added.
+/// Replaces names by position with names by parameter. Does nothing if a parameter is in none of the modules that were
+/// added.
 void name_by_parameter(PartState& state, const Optimizer& optimizer, const Layouts& layouts) {
   std::map<StateOwner, StateOwner> named;
   std::map<std::string, std::string> texts;
@@ -77,7 +78,7 @@ void name_by_parameter(PartState& state, const Optimizer& optimizer, const Layou
   if (layouts.partial) state.kind = PartState::Texts::united;
 }
 
-/// For names by position.
+/// Adds the names of parameters to a state with names by position.
 void add_names(PartState& state, const Optimizer& optimizer, const Layouts& layouts) {
   for_each_parameter(optimizer, [&](const StateOwner& position, const torch::Tensor& parameter) {
     if (const Layouts::Parameter* const known = layouts.find(parameter))
@@ -85,13 +86,13 @@ void add_names(PartState& state, const Optimizer& optimizer, const Layouts& layo
   });
 }
 
-/// A saved state as the optimizer names it.
+/// A saved state under the optimizer's names.
 struct ByPosition {
   std::map<std::string, std::string> texts;
-  std::map<std::string, std::string> tensors;  // and what they are called in the checkpoint
+  std::map<std::string, std::string> tensors;  // and their names in the checkpoint
 };
 
-/// The owner of a parameter's state in a checkpoint, by its group and each of its names there.
+/// The owner of a parameter's state in a checkpoint, by its group and each of its saved names.
 std::map<StateOwner, StateOwner> saved_owners(const SavedPart& saved) {
   std::map<StateOwner, StateOwner> owners;
   for (const auto& [name, text] : saved.texts()) {

@@ -10,7 +10,7 @@ namespace {
 
 namespace torch_optim = torch::optim;
 
-// Of the optimizer.
+// Fields of the optimizer itself.
 constexpr const char* kKind = "kind";
 constexpr const char* kGroups = "groups";
 
@@ -96,7 +96,8 @@ struct Saver {
   void operator()(const char* field, std::int64_t& value) { state.texts[key(field)] = text_of(value); }
   void operator()(const char* field, bool& value) { state.texts[key(field)] = value ? "1" : "0"; }
   void operator()(const char* field, torch::Tensor& value) {
-    if (value.defined()) state.tensors[key(field)] = value;  // max_exp_avg_sq without amsgrad, say
+    if (value.defined())
+      state.tensors[key(field)] = value;  // undefined for max_exp_avg_sq without amsgrad, for example
   }
 };
 
@@ -106,7 +107,7 @@ const std::string& text_in(const NamedState& state, const StateKey& key) {
   return found->second;
 }
 
-/// Takes the fields of an owner from a state. Tensors go where the parameter is.
+/// Takes the fields of an owner from a state, and moves tensors to the parameter's device.
 struct Loader {
   const NamedState& state;
   StateOwner owner;

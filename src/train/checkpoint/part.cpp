@@ -13,7 +13,7 @@ constexpr const char* kValue = "value";
 
 struct ModuleTensors {
   std::map<std::string, torch::Tensor> parameters, buffers;
-  std::set<std::string> of_all_ranks;  // names, of modules whose ranks hold different tensors
+  std::set<std::string> of_all_ranks;  // names in modules whose ranks hold different tensors
 };
 
 void add_tensors(const torch::nn::Module& module, const std::string& prefix, ModuleTensors& tensors) {
@@ -45,8 +45,8 @@ ModuleTensors tensors_of(torch::jit::Module& module) {
   return tensors;
 }
 
-/// Calls f(name, tensor, shard) for the parameters that are shards. A module that divides those below it, too, comes
-/// after them: it knows.
+/// Calls f(name, tensor, shard) for the parameters that are shards. Visits children first: a module that also divides
+/// its children's parameters comes later, and its shards prevail.
 template <class F>
 void for_each_shard(torch::nn::Module& module, const std::string& prefix, const F& f) {
   for (const auto& child : module.named_children()) for_each_shard(*child.value(), dotted(prefix, child.key()), f);
@@ -57,7 +57,7 @@ void for_each_shard(torch::nn::Module& module, const std::string& prefix, const 
   }
 }
 template <class F>
-void for_each_shard(torch::jit::Module&, const std::string&, const F&) {}  // scripted models are not divided
+void for_each_shard(torch::jit::Module&, const std::string&, const F&) {}  // scripted models are never divided
 
 template <class Module>
 PartState save_module(Module& module, const Layouts* layouts) {
@@ -90,7 +90,7 @@ void load_module(Module& module, const SavedPart& saved, const LoadOptions& opti
     MANIPLE_REQUIRE(!options.strict, "{} (strict = false loads the rest)", text);
     log_warning("checkpoint: {}", text);
   }
-  // Everything is looked at before anything is changed.
+  // Everything is checked before anything is changed.
   for (const auto& [name, shard] : here) {
     const auto found = saved.tensors().find(name);
     if (found == saved.tensors().end()) continue;
@@ -114,7 +114,7 @@ void add_module_layouts(const std::string& part, Module& module, Layouts& layout
   for_each_shard(module, "", [&](const std::string& name, const torch::Tensor& tensor, TensorShard shard) {
     shard.name = name;
     shard.local = tensor;
-    box_of(shard);  // throws if it cannot be
+    box_of(shard);  // throws for an inconsistent shard
     layouts.of[tensor.unsafeGetTensorImpl()].shard = std::move(shard);
   });
   for (auto& [tensor, known] : layouts.of) known.shard.local = torch::Tensor();
@@ -129,7 +129,7 @@ Part any_module_part(const std::string& name, Module& module) {
           [name, &module](Layouts& layouts) { add_module_layouts(name, module, layouts); }};
 }
 
-/// LibTorch keeps the count of steps to itself; a derived class may name it.
+/// LibTorch keeps the step count protected; a derived class can access it.
 struct SchedulerSteps : torch::optim::LRScheduler {
   static unsigned& of(torch::optim::LRScheduler& scheduler) { return scheduler.*(&SchedulerSteps::step_count_); }
 };
@@ -140,7 +140,7 @@ const std::string& text_in(const SavedPart& saved) {
   return found->second;
 }
 
-/// Of a tensor of the module that another of the ranks that save holds.
+/// The name of a tensor of the module that another of the saving ranks holds.
 std::string name_elsewhere(const torch::nn::Module& module, const Topology& savers) {
   if (const auto* const partial = dynamic_cast<const PartialModule*>(&module)) {
     int both = 0;

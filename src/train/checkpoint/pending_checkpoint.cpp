@@ -24,9 +24,9 @@ UniqueFd open_directory(const std::string& path) {
   return open_file(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/// A lock that others cannot have while the descriptor is open; none if somebody has it.
+/// Locks a directory exclusively while the descriptor is open; returns none if another process has the lock.
 UniqueFd locked_directory(const std::string& path) {
-  UniqueFd fd = kept_from_children(open_directory(path));  // a child would keep the lock of a parent that died
+  UniqueFd fd = kept_from_children(open_directory(path));  // a child would keep the lock after its parent died
   if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) fd.reset();
   return fd;
 }
@@ -67,7 +67,7 @@ void rename_all(const std::vector<std::pair<std::string, std::string>>& names) {
   }
 }
 
-// The lock keeps it from a writer that is between the two renames.
+// The lock excludes a writer that is between its two renames.
 void restore_replaced(const std::string& folder) {
   UniqueFd lock;
   for (const std::string& name : names_in(folder)) {
@@ -92,7 +92,7 @@ PendingCheckpoint::PendingCheckpoint(std::string folder, std::int64_t step) : fo
   clear_away(folder_);
   const std::string name = format_text("{}/{}{}-{}", folder_, kPartial, checkpoint_name(step), ::getpid());
   pending_ = name;
-  // Processes of other containers may have our number.
+  // A process in another container may have the same process id.
   for (int copy = 2; ::mkdir(pending_.c_str(), 0777) != 0; ++copy) {
     if (errno != EEXIST) throw_system_error("make " + pending_);
     pending_ = format_text("{}-{}", name, copy);
@@ -101,7 +101,8 @@ PendingCheckpoint::PendingCheckpoint(std::string folder, std::int64_t step) : fo
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (committed_ || !guard_.owned()) return;  // in a child of fork() it is the parent's, who may be writing it
+  if (committed_ || !guard_.owned())
+    return;  // in a child of fork() the checkpoint belongs to the parent, which may be writing it
   try {
     remove_checkpoint(pending_);
   } catch (const Error& error) {
@@ -129,7 +130,7 @@ std::vector<std::string> PendingCheckpoint::commit(std::optional<std::int64_t> l
       notes.push_back(format_text("{} was set aside as {}: it is newer than step {}, {}", name, aside, last_of_run,
                                   last_of_run == step ? "which is saved now" : "with which this run went on"));
     } else if (other == step) {
-      // A directory that is not empty cannot be replaced at once: the old one goes out of the way first.
+      // rename() cannot replace a directory that is not empty: the old one is moved away first.
       replaced = format_text("{}/{}{}", folder_, kReplaced, name);
       remove_checkpoint(replaced);
       names.emplace_back(folder_ + "/" + name, replaced);

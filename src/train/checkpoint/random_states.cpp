@@ -24,7 +24,7 @@ void set_random_state(at::Generator generator, const torch::Tensor& state) {
 std::string random_name(int rank) { return format_text("rank.{}", rank); }
 std::string device_random_name(int rank) { return format_text("rank.{}.cuda", rank); }
 
-/// Of the GPUs that this rank sees, one after the other; it may see none.
+/// The states of the GPUs that this rank sees, concatenated; empty if it sees none.
 std::string device_states() {
   std::string states;
   for (const at::Generator& generator : device_generators()) {

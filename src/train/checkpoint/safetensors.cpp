@@ -33,7 +33,7 @@ constexpr std::array kElementTypes = {
 };
 
 std::uint64_t get_offset(const Json& value, const std::string& name) {
-  // Negative numbers and fractions are other types to the parser.
+  // The parser has other types for negative numbers and fractions.
   if (!value.is_number_unsigned())
     throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown_name(name)));
   return value.get<std::uint64_t>();
@@ -77,7 +77,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   return entry;
 }
 
-/// The tensors must follow each other without overlap and without holes, and fill the file.
+/// The tensors must be contiguous, without overlap and without holes, and fill the file.
 void check_places(const std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes) {
   std::uint64_t at = 0;
   const SafetensorsEntry* before = nullptr;
@@ -188,7 +188,7 @@ std::uint64_t safetensors_header_bytes(std::string_view prefix, std::uint64_t fi
 
 SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_bytes) {
   if (text.empty() || text.front() != '{') throw ProtocolError("the header does not begin with {");
-  // Names that occur twice would silently be the last one's, and nesting could cost memory without end: both are
+  // Of duplicate names the parser would silently keep the last, and nesting could take unlimited memory: both are
   // refused while parsing.
   std::set<std::string> names;
   std::string trouble;

@@ -29,7 +29,7 @@ Extents get_extents(ByteReader& reader) {
   return extents;
 }
 
-/// A box of one tensor, and who holds it.
+/// A box of one tensor, and the ranks that hold it.
 struct SharedBox {
   const HeldBox* first;
   std::vector<SavePlan::Holder> holders;
@@ -120,7 +120,7 @@ SavePlan make_save_plan(const std::vector<std::vector<HeldBox>>& held) {
     plan.index.files.push_back(rank_file_name(r, ranks));
     for (std::size_t i = 0; i < held[r].size(); ++i) tensors[{held[r][i].part, held[r][i].name}].push_back({r, i});
   }
-  // A piece that one of its holders will write.
+  // A piece to be written by one of its holders.
   struct Job {
     std::int64_t bytes;
     TensorBox box;
@@ -154,7 +154,8 @@ SavePlan make_save_plan(const std::vector<std::vector<HeldBox>>& held) {
       }
     }
   }
-  // The largest first, each to the holder that has least to write. (Stable, so that all ranks make the same plan.)
+  // Largest first; each goes to the holder with the fewest bytes to write. (Stable, so that all ranks make the same
+  // plan.)
   std::stable_sort(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) { return a.bytes > b.bytes; });
   for (Job& job : jobs) {
     std::size_t to = 0;

@@ -10,9 +10,9 @@ namespace maniple {
 namespace {
 
 constexpr std::string_view kSafetensorsSuffix = ".safetensors";
-/// Short stretches are taken from a window of the file that was read at once: a column shard is thousands of them.
+/// Short runs are copied from a window of the file that is read at once: a column shard has thousands of them.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 20;
-/// A process may have 1024 descriptors, and a checkpoint more files.
+/// A process may have 1024 descriptors; a checkpoint may have more files.
 constexpr std::size_t kMostOpenFiles = 512;
 
 }  // namespace
@@ -44,7 +44,7 @@ struct SavedCheckpoint::File {
 
   RegularFile file;
   SafetensorsHeader header;
-  std::uint64_t data = 0;  // where it begins
+  std::uint64_t data = 0;  // offset of the data in the file
   std::map<std::string_view, const SafetensorsEntry*> by_name;
   std::string window;
   std::uint64_t window_begin = 0;
@@ -132,7 +132,7 @@ void SavedCheckpoint::read(const IndexedTensor& tensor, const TensorBox& wanted,
                  static_cast<std::uint64_t>(count * element));
     });
   }
-  MANIPLE_ASSERT(left == 0);  // the index was checked: the pieces are the whole
+  MANIPLE_ASSERT(left == 0);  // the index was checked: the pieces cover the tensor
 }
 
 }  // namespace maniple

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kPieceAlignment = 64;
 constexpr std::int64_t kSamples = 64;
 constexpr std::size_t kMostReply = std::size_t{1} << 30;
-/// One rank's disk may take long; a rank that is lost is noticed at once.
+/// One rank's disk may be slow; a lost rank is detected at once.
 constexpr auto kLongestWrite = std::chrono::hours(2);
 
 std::uint64_t mixed(std::uint64_t hash, std::string_view bytes) {  // FNV-1a
@@ -27,7 +27,8 @@ std::uint64_t mixed(std::uint64_t hash, std::string_view bytes) {  // FNV-1a
 }
 constexpr std::uint64_t kHashSeed = 0xcbf29ce484222325;
 
-/// Of a few elements, evenly spread: replicas that have diverged, or that are none, differ in nearly all of them.
+/// A hash of a few elements, evenly spread. Replicas that have diverged, or that are not replicas, differ in nearly all
+/// elements.
 std::uint64_t fingerprint(const torch::Tensor& tensor) {
   const std::int64_t count = tensor.numel(), element = static_cast<std::int64_t>(tensor.element_size());
   std::uint64_t hash = kHashSeed;
@@ -50,7 +51,7 @@ std::uint64_t fingerprint(const torch::Tensor& tensor) {
   return hash;
 }
 
-/// The elements of `box` in a tensor that holds `held`.
+/// The elements of `box` in a tensor that holds the box `held`.
 torch::Tensor narrowed(torch::Tensor tensor, const TensorBox& held, const TensorBox& box) {
   for (std::size_t d = 0; d < box.size.size(); ++d) {
     if (box.size[d] == held.size[d]) continue;
@@ -137,7 +138,7 @@ void ShardedSave::prepare(const std::shared_ptr<ProcessGroup>& ranks, const std:
   united_texts_.clear();
   for (auto& [part, state] : states)
     (state.kind == PartState::Texts::united ? united_texts_ : own_texts_)[part] = std::move(state.texts);
-  // The others count on this rank from here on: what fails is reported to them by write().
+  // From here on other ranks rely on this rank: a failure is reported to them by write().
   trouble_.clear();
   try {
     copy(held, tensors);
@@ -226,7 +227,7 @@ void ShardedSave::copy(const std::vector<HeldBox>& held, const std::vector<torch
   }
 }
 
-/// Returns what rank 0 needs to know: 1, length, hash and texts; or 0 and what is wrong.
+/// Returns the reply for rank 0: 1, length, hash and texts; or 0 and the error text.
 std::string ShardedSave::write_file(const std::string& path) const {
   ByteWriter reply;
   try {
@@ -249,7 +250,7 @@ std::string ShardedSave::write_file(const std::string& path) const {
   return reply.take();
 }
 
-/// On rank 0. `replies` are of ranks that have all written.
+/// On rank 0. `replies` come from ranks that have all written their files.
 CheckpointIndex ShardedSave::index_with_texts(const std::vector<std::string>& replies) const {
   CheckpointIndex index = plan_.index;
   for (const auto& [part, texts] : own_texts_) index.parts[part].texts = texts;
@@ -316,7 +317,7 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
       } catch (const std::exception& error) {
         outcome.trouble = error.what();
       }
-      pending.reset();  // a failed one is gone before anybody is told
+      pending.reset();  // removes a failed checkpoint before other ranks learn the outcome
     }
   }
   if (ranks != nullptr)

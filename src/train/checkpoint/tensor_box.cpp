@@ -49,7 +49,7 @@ std::string trouble_of_cover(const std::vector<const TensorBox*>& boxes, const E
     held += count;
     sorted.push_back(box);
   }
-  // Sorted by the dimension in which they differ most, few pairs have to be compared.
+  // Sorting by the dimension with the most distinct offsets leaves few pairs to compare.
   std::size_t by = 0, most = 0;
   for (std::size_t d = 0; d < view.size(); ++d) {
     std::set<std::int64_t> places;
@@ -115,7 +115,7 @@ std::optional<BoxRuns::Run> BoxRuns::from(std::int64_t position) const {
     place_[d] = rest / view_strides_[d];
     rest %= view_strides_[d];
   }
-  // The first place of the box that is not before `position`.
+  // The first position in the box that is not before `position`.
   for (std::size_t d = 0; d < n; ++d) {
     if (place_[d] < box_.offset[d]) {
       std::copy(box_.offset.begin() + static_cast<std::ptrdiff_t>(d), box_.offset.end(),
@@ -123,7 +123,7 @@ std::optional<BoxRuns::Run> BoxRuns::from(std::int64_t position) const {
       break;
     }
     if (place_[d] < box_.offset[d] + box_.size[d]) continue;
-    for (;; --d) {  // behind the box in this dimension: one further in an outer one
+    for (;; --d) {  // past the box in this dimension: advance in an outer one
       if (d == 0) return std::nullopt;
       if (++place_[d - 1] < box_.offset[d - 1] + box_.size[d - 1]) break;
     }
@@ -132,7 +132,7 @@ std::optional<BoxRuns::Run> BoxRuns::from(std::int64_t position) const {
     break;
   }
   Run run{0, 0, 0};
-  std::int64_t in_run = 0;  // elements of this run before the place
+  std::int64_t in_run = 0;  // elements of this run before the position
   for (std::size_t d = 0; d < n; ++d) {
     run.begin += place_[d] * view_strides_[d];
     run.at += (place_[d] - box_.offset[d]) * box_strides_[d];

@@ -64,7 +64,7 @@ void rethrow_as_data_error(const std::string& name) {
   } catch (...) {
     raise("an exception that is no std::exception");
   }
-  std::terminate();  // raise() has thrown
+  std::terminate();  // unreachable: raise() throws
 }
 
 namespace {
@@ -96,7 +96,7 @@ class SampledBatches final : public BatchSource {
     has_taken_ = false;
   }
   std::optional<BatchTask> next() override {
-    if (left_ == 0) return std::nullopt;  // asking the sampler again would tell it that the epoch is over
+    if (left_ == 0) return std::nullopt;  // a further request would make the sampler end the epoch
     --left_;
     auto indices = sampler_.next(options_.batch_size);
     MANIPLE_ASSERT(indices);
@@ -111,7 +111,7 @@ class SampledBatches final : public BatchSource {
     has_taken_ = true;
   }
   void ended() override {
-    while (sampler_.next(options_.batch_size)) sampler_.batch_done();  // a last one that was dropped
+    while (sampler_.next(options_.batch_size)) sampler_.batch_done();  // a last, smaller batch that was dropped
   }
   void failed() override { sampler_.seek(has_taken_ ? sampler_.cursor() : start_); }
   void set_epoch(std::size_t epoch) override { sampler_.set_epoch(epoch); }
@@ -201,7 +201,7 @@ class StreamBatches final : public BatchSource {
   }
 
  private:
-  /// Full batches are counted: with one that was smaller this rank is at its end, whatever follows.
+  /// Counts full batches: after a smaller batch this rank is at its end, whatever follows.
   std::size_t place() const { return start_ + taken_ * options_.batch_size; }
   void go_to(std::size_t epoch, std::size_t start) {
     epoch_ = epoch;
@@ -216,8 +216,8 @@ class StreamBatches final : public BatchSource {
   std::unique_ptr<ShardPass> pass_;
   std::size_t epoch_ = 0;
   std::size_t start_ = 0;  ///< samples of this rank before the pass
-  std::size_t taken_ = 0;  ///< batches of the pass that the loop has
-  bool stays_ = false;     ///< the next pass keeps the start
+  std::size_t taken_ = 0;  ///< batches of the pass that the loop has received
+  bool stays_ = false;     ///< the next pass keeps `start_`
   bool over_ = false;
 };
 

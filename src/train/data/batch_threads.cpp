@@ -23,7 +23,7 @@ MemoryPinning::MemoryPinning(bool asked) {
 }
 
 std::vector<torch::Tensor> MemoryPinning::pinned(std::vector<torch::Tensor> tensors) const {
-  const c10::DeviceGuard guard(*device_);  // a thread of ours would otherwise make a context on the first device
+  const c10::DeviceGuard guard(*device_);  // otherwise our thread would create a context on the first device
   for (torch::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.device().is_cpu()) tensor = tensor.pin_memory();
   }
@@ -32,10 +32,10 @@ std::vector<torch::Tensor> MemoryPinning::pinned(std::vector<torch::Tensor> tens
 
 namespace {
 
-/// Operations of this thread use no threads besides it: workers are threads already. (at::set_num_threads would also
-/// decide for threads that are yet to be made, such as those of backward.)
+/// Operations of this thread use no other threads, since workers are threads already. (at::set_num_threads would also
+/// affect threads that do not exist yet, such as the threads of backward.)
 void compute_alone() {
-  at::get_num_threads();  // a thread's first operation sets the number of the process; let that be over
+  at::get_num_threads();  // a thread's first operation sets the process-wide number; get that done first
   using SetThreads = void(int);
   if (auto* set = reinterpret_cast<SetThreads*>(::dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
 }
@@ -110,7 +110,7 @@ struct BatchThreads::Impl {
     }
   }
 
-  /// Null: there are no more tasks.
+  /// Null if there are no more tasks.
   std::shared_ptr<Slot> next_slot() {
     auto slot = std::make_shared<Slot>();
     try {
@@ -124,7 +124,7 @@ struct BatchThreads::Impl {
     return slot;
   }
 
-  /// With the mutex held.
+  /// The caller holds the mutex.
   void add(std::shared_ptr<Slot> slot) {
     fed = slot == nullptr || slot->error != nullptr;
     if (slot != nullptr) {
@@ -164,12 +164,12 @@ struct BatchThreads::Impl {
   const LoaderOptions options;
   const std::shared_ptr<BatchSource> source;
   const Make make;
-  const std::size_t most;  ///< batches that are held or being made
+  const std::size_t most;  ///< max batches held or being made
   std::mutex mutex;
-  std::condition_variable has_task;           ///< for workers
-  std::condition_variable changed;            ///< for the loop, and the thread that reads
+  std::condition_variable has_task;           ///< signals workers
+  std::condition_variable changed;            ///< signals the loop and the reading thread
   std::deque<std::shared_ptr<Slot>> slots;    ///< in order; the loop takes from the front
-  std::deque<std::shared_ptr<Slot>> waiting;  ///< those that no worker has taken
+  std::deque<std::shared_ptr<Slot>> waiting;  ///< slots that no worker has taken
   bool fed = false;                           ///< there are no more tasks
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;

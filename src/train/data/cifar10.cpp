@@ -27,8 +27,8 @@ std::span<const char* const> names_of(Cifar10::Split split) {
   return split == Cifar10::Split::train ? std::span<const char* const>(kTrainFiles) : kTestFiles;
 }
 
-/// The file in the folder, or in the folder that the archive makes; if there is neither, the first, which the error
-/// will show.
+/// The file in the folder, or in the folder that unpacking the archive creates. If neither exists, the former, which
+/// the error then names.
 std::string batch_file(const std::string& folder, const char* name) {
   const std::string plain = folder + "/" + name;
   const std::string unpacked = folder + "/cifar-10-batches-bin/" + name;
@@ -50,7 +50,7 @@ std::size_t records_in(const RegularFile& file, std::size_t expected) {
   return records;
 }
 
-/// The first `count` records of the file, pictures and labels to where they belong.
+/// Reads the first `count` records of the file into `pixels` and `labels`.
 void read_records(const RegularFile& file, std::size_t count, std::uint8_t* pixels, std::int64_t* labels) {
   std::vector<std::uint8_t> bytes(std::min(count, kRecordsAtOnce) * kRecord);
   for (std::size_t begin = 0; begin < count; begin += kRecordsAtOnce) {
@@ -72,7 +72,7 @@ Cifar10::Cifar10(const std::string& folder, Split split, Cifar10Options options)
   for (const float deviation : options.deviation) {
     MANIPLE_REQUIRE(deviation > 0, "Cifar10: a deviation of {}; expected a positive number", deviation);
   }
-  std::vector<std::pair<RegularFile, std::size_t>> files;  // and how many of its records are taken
+  std::vector<std::pair<RegularFile, std::size_t>> files;  // each with the number of records to take
   std::size_t count = 0;
   for (const char* name : names_of(split)) {
     if (options.limit > 0 && count >= options.limit) break;

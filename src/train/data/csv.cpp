@@ -30,8 +30,8 @@ struct CsvDataset::File {
   explicit File(const std::string& path) : bytes(path) {}
   RegularFile bytes;
   std::shared_ptr<const CsvLayout> layout = nullptr;
-  std::vector<std::size_t> offsets = {};  ///< of records, and where the last one ends
-  std::size_t first = 0;                  ///< number of its first sample
+  std::vector<std::size_t> offsets = {};  ///< of records; the last entry is the end of the last record
+  std::size_t first = 0;                  ///< index of its first sample
 };
 
 CsvDataset::CsvDataset(const std::string& pattern, const CsvOptions& options)
@@ -81,11 +81,10 @@ torch::data::Example<> CsvDataset::get(std::size_t index) const {
   };
   CsvRecord record;
   record.text = read(offset, file.offsets[place + 1]);
-  while (record.text.ends_with('\n') || record.text.ends_with('\r'))
-    record.text.pop_back();  // lines without anything, too
+  while (record.text.ends_with('\n') || record.text.ends_with('\r')) record.text.pop_back();  // including empty lines
   try {
     return example_of(*file.layout, record, file.bytes.path());
-  } catch (const InvalidArgument&) {  // once more, with the number of the line
+  } catch (const InvalidArgument&) {  // parsed again with the line number, for the error
     const std::string before = read(0, offset);
     record.line = 1 + static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n'));
     return example_of(*file.layout, record, file.bytes.path());

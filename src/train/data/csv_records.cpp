@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kCsvPortion = std::size_t{64} << 10;
 
-/// "FILE:LINE:COLUMN" of a byte of a record, which may have several lines.
+/// "FILE:LINE:COLUMN" of a byte in a record, which may span several lines.
 std::string csv_place(const std::string& file, const CsvRecord& record, std::size_t at) {
   const std::string_view before = std::string_view(record.text).substr(0, at);
   const auto lines = static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n'));
@@ -25,7 +25,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-/// Quotes that are doubled become single ones.
+/// Replaces doubled quotes by single ones.
 std::string single_quoted(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -35,7 +35,7 @@ std::string single_quoted(std::string_view text) {
   return result;
 }
 
-/// from_chars does not know "+1".
+/// from_chars does not accept "+1".
 std::string_view without_plus(std::string_view text) {
   if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   return text;
@@ -51,7 +51,7 @@ std::errc read_number(std::string_view text, Number& number) {
 
 }  // namespace
 
-/// Adds bytes to the buffer; false when there are none.
+/// Adds bytes to the buffer; false at the end of the file.
 bool CsvRecords::fill() {
   if (ended_) return false;
   buffer_offset_ += at_;
@@ -64,20 +64,20 @@ bool CsvRecords::fill() {
   return !ended_;
 }
 
-/// How far behind `at_` the line end of the record is, or the end of the file. Quotes count only at the beginning of a
-/// field, so that one inside a field without quotes does not swallow the lines behind it; split_csv then says where it
-/// is.
+/// The distance from `at_` to the line end of the record, or to the end of the file. A quote counts only at the
+/// beginning of a field: a stray quote inside an unquoted field must not swallow the following lines. split_csv then
+/// reports where the stray quote is.
 std::size_t CsvRecords::find_end() {
   const std::string_view rest = std::string_view(buffer_).substr(at_);
   const std::size_t end = rest.find('\n');
   if (end != std::string_view::npos && rest.substr(0, end).find('"') == std::string_view::npos)
-    return end;  // most lines
+    return end;  // the common case
   enum class In {
     field_start,
     plain,
     quotes,
     quote
-  } in = In::field_start;  // quote: behind one that ends the quotes, or is doubled
+  } in = In::field_start;  // quote: after a quote that ends the quoted text or is the first of a doubled quote
   for (std::size_t scanned = 0;;) {
     for (; at_ + scanned < buffer_.size(); ++scanned) {
       const char c = buffer_[at_ + scanned];
@@ -201,7 +201,7 @@ float CsvLayout::real_of(const CsvRecord& record, const std::string& file, const
   }
   float value = 0;
   std::errc error = read_number(text, value);
-  if (error == std::errc::result_out_of_range) {  // also what is too small, which is 0
+  if (error == std::errc::result_out_of_range) {  // also for values that are too small, which become 0
     double wide = 0;
     error = read_number(text, wide);
     value = static_cast<float>(wide);

@@ -24,24 +24,23 @@
 namespace maniple {
 namespace {
 
-/// By content: the two bytes that gzip begins with.
+/// By content: gzip data begins with these two bytes.
 bool is_gzip(std::string_view bytes) noexcept { return bytes.substr(0, 2) == "\x1f\x8b"; }
 
-/// Deflate makes at best 1032 bytes of one; what claims to hold more lies.
+/// Deflate expands data by a factor of at most 1032; a header that claims more is false.
 constexpr std::size_t kGzipBestRatio = 1032;
 
-/// Reads what gzip wrote, from memory, in whatever portions are asked for.
+/// Decompresses gzip data in memory, in portions of any size.
 class GzipReader {
  public:
-  /// The bytes must outlive the reader. `name` is for errors.
+  /// The bytes must outlive the reader. `name` is used in errors.
   GzipReader(std::string_view bytes, std::string name);
   ~GzipReader();
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
 
-  /// Fills `size` bytes, or fewer when the end is reached. Throws InvalidArgument naming file and offset when the data
-  /// is truncated, damaged (its CRC-32 is compared) or followed by something else. Several members in a row are one
-  /// file.
+  /// Fills `size` bytes, or fewer at the end. Throws InvalidArgument with file and offset if the data is truncated,
+  /// damaged (its CRC-32 is verified) or followed by other data. Several consecutive members are one file.
   std::size_t read(std::uint8_t* to, std::size_t size);
 
  private:
@@ -52,7 +51,7 @@ class GzipReader {
 
 struct GzipReader::Stream {
   z_stream z = {};
-  std::string_view rest;  ///< what zlib was not given yet; it counts in 32 bits
+  std::string_view rest;  ///< input not yet given to zlib, which counts in 32 bits
   std::size_t size = 0;
   bool ended = false;
 
@@ -121,10 +120,10 @@ const char* type_name(unsigned type) {
   }
 }
 
-/// The bytes before the elements, once they are all there.
+/// The bytes before the elements, once they are complete.
 struct Header {
   std::vector<std::size_t> shape;
-  std::size_t bytes = 0;  ///< its own
+  std::size_t bytes = 0;  ///< size of the header
   std::size_t elements = 0;
 };
 
@@ -177,7 +176,7 @@ IdxArray parse_idx(std::string_view file, const std::string& name) {
     return array;
   }
 
-  // Inside gzip: first as much as a header can need, which says how much is to come.
+  // Inside gzip: first reads the max size of a header, which gives the size of the data.
   GzipReader gzip(file, name);
   std::string start(4 + 4 * kMostDimensions, '\0');
   const std::string inner = name + " (uncompressed)";
@@ -197,7 +196,7 @@ IdxArray parse_idx(std::string_view file, const std::string& name) {
   MANIPLE_REQUIRE(early + more == header.elements,
                   "{}: ends at offset {}; its header announces {} bytes of elements up to offset {}", inner,
                   header.bytes + early + more, header.elements, header.bytes + header.elements);
-  // Reading on, even by one byte, is also what makes zlib compare the checksum at the end.
+  // Reading one more byte also makes zlib verify the checksum at the end.
   std::uint8_t extra = 0;
   MANIPLE_REQUIRE(start.size() - header.bytes <= early && gzip.read(&extra, 1) == 0,
                   "{}: offset {}: more bytes follow the last element", inner, header.bytes + header.elements);

@@ -19,7 +19,7 @@ constexpr std::size_t kSide = 28;
 constexpr int kFontRows = 7;
 constexpr int kFontColumns = 5;
 
-// A row of points is five bits, the leftmost point highest.
+// A row of points is five bits, leftmost point in the highest bit.
 constexpr std::array<std::array<std::uint8_t, kFontRows>, 10> kFont = {{
     {0b01110, 0b10001, 0b10001, 0b10001, 0b10001, 0b10001, 0b01110},
     {0b00100, 0b01100, 0b00100, 0b00100, 0b00100, 0b00100, 0b01110},
@@ -38,7 +38,7 @@ double point(std::size_t digit, int row, int column) {
   return (kFont[digit][static_cast<std::size_t>(row)] >> (kFontColumns - 1 - column)) & 1;
 }
 
-/// The font between its points: linear in both directions.
+/// The font's value between its points: linear interpolation in both directions.
 double ink(std::size_t digit, double y, double x) {
   const int row = static_cast<int>(std::floor(y));
   const int column = static_cast<int>(std::floor(x));
@@ -50,12 +50,12 @@ double ink(std::size_t digit, double y, double x) {
 
 void draw(std::size_t digit, SplitMix& random, std::uint8_t* pixels) {
   const auto between = [&](double low, double high) { return low + (high - low) * random.unit(); };
-  const double height = between(2.2, 3.2);  // pixels for each point of the font
+  const double height = between(2.2, 3.2);  // pixels per point of the font
   const double width = between(2.4, 3.6);
   const double slant = between(-0.25, 0.25);
   const double middle_y = 13.5 + between(-2.5, 2.5);
   const double middle_x = 13.5 + between(-2.5, 2.5);
-  const double strength = between(1.3, 2.2);  // above 1: strokes become broader
+  const double strength = between(1.3, 2.2);  // above 1: broader strokes
   const double noise = between(0, 0.12);
   for (std::size_t row = 0; row < kSide; ++row) {
     for (std::size_t column = 0; column < kSide; ++column) {
@@ -87,13 +87,13 @@ constexpr int kClasses = 10;
 constexpr const char* kFiles[2][2] = {{"train-images-idx3-ubyte", "train-labels-idx1-ubyte"},
                                       {"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"}};
 
-/// With or without ".gz"; if there is neither, the plain name, which the error will show.
+/// The file with or without ".gz". If neither exists, the plain name, which the error then names.
 std::string idx_file(const std::string& folder, const char* name) {
   const std::string plain = folder + "/" + name;
   return !is_readable(plain) && is_readable(plain + ".gz") ? plain + ".gz" : plain;
 }
 
-/// The vector's bytes as a tensor of these sizes, copied once.
+/// Copies the vector's bytes into a tensor of these sizes.
 torch::Tensor tensor_of(std::vector<std::uint8_t>& bytes, torch::IntArrayRef sizes) {
   torch::Tensor tensor = torch::empty(sizes, torch::kUInt8);
   std::copy(bytes.begin(), bytes.end(), tensor.data_ptr<std::uint8_t>());

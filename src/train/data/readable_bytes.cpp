@@ -33,7 +33,7 @@ class FileBytes final : public ReadableBytes {
         std::memcpy(to + done, portion_.data() + inside, count);
         done += count;
         at_ += count;
-      } else if (size - done >= kPortion) {  // straight to where it is to go
+      } else if (size - done >= kPortion) {  // reads directly into the destination
         file_.read(at_, to + done, size - done);
         at_ += size - done;
         done = size;
@@ -50,14 +50,14 @@ class FileBytes final : public ReadableBytes {
     size = std::min(size, file_.size() - at_);
     at_ += size;
     if (at_ > portion_at_ + portion_.size())
-      portion_size_ = kFirstPortion;  // probably a header, and then the next skip
+      portion_size_ = kFirstPortion;  // probably a header, followed by the next skip
     return size;
   }
 
   RegularFile file_;
   std::size_t at_ = 0;
   std::size_t portion_at_ = 0;
-  std::size_t portion_size_ = kFirstPortion;  ///< of the next one: grows while everything is read
+  std::size_t portion_size_ = kFirstPortion;  ///< of the next read; grows during sequential reading
   std::vector<char> portion_ = {};
 };
 
@@ -82,7 +82,7 @@ class MemoryBytes final : public ReadableBytes {
   std::string_view bytes_;
 };
 
-/// What gzip wrote: several members in a row are one file, and each one's CRC-32 is compared.
+/// Decompresses gzip data. Several consecutive members are one file; the CRC-32 of each is verified.
 class UnzippedBytes final : public ReadableBytes {
  public:
   explicit UnzippedBytes(std::unique_ptr<ReadableBytes> zipped)

@@ -52,18 +52,18 @@ struct DistributedSampler::State {
   bool drop_last;
   SamplerMode mode;
 
-  // The pass that is under way, or that comes next.
+  // The current or next pass.
   std::size_t epoch = 0;
-  std::size_t start = 0;               ///< the place at which it begins: 0, or where seek() said
-  std::size_t position = 0;            ///< how many samples this rank has handed out
-  std::size_t done = 0;                ///< how many of them the loop has counted
-  std::deque<std::size_t> ahead = {};  ///< sizes of the batches handed out and not counted
-  bool stays = false;                  ///< the next reset keeps the start
+  std::size_t start = 0;               ///< the place at which the pass begins: 0, or the argument of seek()
+  std::size_t position = 0;            ///< samples that this rank has handed out
+  std::size_t done = 0;                ///< samples that the loop has counted
+  std::deque<std::size_t> ahead = {};  ///< sizes of batches handed out but not counted
+  bool stays = false;                  ///< the next reset keeps `start`
   bool drained = false;                ///< next() had nothing more to hand out
-  bool looping = false;                ///< a loop over counting() is under way
-  bool ended = false;                  ///< it has come to its end
+  bool looping = false;                ///< a loop over counting() is in progress
+  bool ended = false;                  ///< that loop has ended
   bool counts = false;                 ///< whether the loop counts at all
-  bool warned = false;                 ///< of an epoch in the order of the one before
+  bool warned = false;                 ///< of an epoch in the same order as the previous one
   std::vector<std::uint32_t> narrow =
       {};  ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
   std::vector<std::uint64_t> wide = {};
@@ -75,7 +75,7 @@ struct DistributedSampler::State {
     return whole + (rest != 0 && !drop_last ? 1 : 0);
   }
 
-  /// The place in the order that this rank's i-th sample has. Past its end the order begins again.
+  /// The place in the order of this rank's i-th sample. Past the end, the order begins again.
   std::size_t place(std::size_t i) const { return (start + rank + i * ranks) % size; }
 
   template <class Index>
@@ -86,7 +86,7 @@ struct DistributedSampler::State {
     return part;
   }
 
-  /// Shuffles if that is still to be done for this epoch.
+  /// Shuffles if this has not been done for this epoch.
   void prepare() {
     if (!shuffle || !narrow.empty() || !wide.empty() || local_size() == 0) return;
     if (size - 1 <= std::numeric_limits<std::uint32_t>::max()) {
@@ -106,11 +106,11 @@ struct DistributedSampler::State {
     drained = looping = ended = false;
   }
 
-  /// Whether the pass is over, and with it the epoch. A loop over counting() says so itself: its loader asks ahead of
-  /// time, and may leave the last, smaller batch out.
+  /// Whether the pass, and with it the epoch, is over. A loop over counting() reports its own end, because its loader
+  /// reads ahead and may drop the last, smaller batch.
   bool over() const { return ended || (drained && ahead.empty() && !looping); }
 
-  /// Before a pass begins: the one before it was over, and nothing says that this is another epoch.
+  /// Called before a pass begins. Warns if the previous pass was over and no new epoch was set.
   void warn_if_repeated() {
     const bool trains = shuffle && mode == SamplerMode::training && size > 1;
     if (!trains || !(drained || ended) || stays || std::exchange(warned, true) || rank != 0) return;
@@ -146,7 +146,7 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions 
 }
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
-  if (epoch == state_->epoch) return;  // after seek(), the usual call at the head of the loop changes nothing
+  if (epoch == state_->epoch) return;  // after seek(), the usual call at the beginning of the loop changes nothing
   state_->begin_at(epoch, 0);
   state_->stays = false;
 }
@@ -217,7 +217,7 @@ DistributedSampler::Cursor DistributedSampler::cursor() const {
                   "cursor; write the loop as `for (auto& batch : sampler.counting(*loader))`, or call batch_done() "
                   "after each batch",
                   state.position);
-  // A rank that has all of its part has seen the end: what is left of the epoch is dropped, or other ranks have it.
+  // A rank that has finished its part has reached the end: the rest of the epoch is dropped or belongs to other ranks.
   const std::size_t all = local_size();
   if (all > 0 && state.done == all) return {state.epoch, state.size};
   return {state.epoch, state.start + state.done * state.ranks};

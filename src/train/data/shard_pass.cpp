@@ -16,7 +16,7 @@ std::uint64_t seed_of_epoch(std::uint64_t seed, std::size_t epoch) {
   return mixed(seed + SplitMix::kStep * (epoch + 1));
 }
 
-/// Of ranks 0 .. ranks-1 that take samples in turn, how many of `samples` the given one takes.
+/// The number of `samples` that rank `rank` takes if ranks 0 .. ranks-1 take samples in turn.
 std::size_t turns(std::size_t samples, std::size_t rank, std::size_t ranks) {
   return samples / ranks + (rank < samples % ranks ? 1 : 0);
 }
@@ -30,7 +30,7 @@ std::vector<std::string> find_shards(const std::string& pattern) {
   if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
   MANIPLE_REQUIRE(!paths.empty(), "find_shards: no file fits \"{}\"", pattern);
-  std::sort(paths.begin(), paths.end());  // glob's own order depends on the locale
+  std::sort(paths.begin(), paths.end());  // glob's order depends on the locale
   return paths;
 }
 
@@ -128,7 +128,7 @@ void ShardPass::leave_shard() {
   in_shard_ = 0;
 }
 
-/// The next sample that is this rank's, in the order of the files.
+/// Reads the next sample of this rank, in file order.
 bool ShardPass::read(RawSample* sample) {
   const auto ranks = static_cast<std::size_t>(set_->options.num_replicas);
   const auto rank = static_cast<std::size_t>(set_->options.rank);
@@ -160,8 +160,8 @@ bool ShardPass::read(RawSample* sample) {
   return false;
 }
 
-/// Passes over so many of this rank's samples (false: there are fewer), over whole shards without opening them if their
-/// numbers are known.
+/// Skips `samples` samples of this rank; false if there are fewer. Skips whole shards without opening them if their
+/// sizes are known.
 bool ShardPass::pass_over(std::size_t samples) {
   while (samples > 0) {
     if (set_->knows_samples() && reader_ == nullptr && shard_ < part_.own.size() + part_.shared.size()) {
@@ -185,21 +185,21 @@ bool ShardPass::pass_over(std::size_t samples) {
   return true;
 }
 
-/// Fills the buffer with what it holds after `start_` draws. The draws do not depend on what is drawn, so they are made
-/// first, with numbers in the place of samples, and only what is left is read.
+/// Fills the buffer with its contents after `start_` draws. Draws do not depend on the samples, so they are simulated
+/// first, with sample numbers, and only the samples that remain are read.
 void ShardPass::fill_buffer() {
   filled_ = true;
   while (!load_buffer()) {
   }
 }
 
-/// False: the samples have ended before they were thought to; `available_` says now where.
+/// False if the samples ended earlier than expected; `available_` then has their number.
 bool ShardPass::load_buffer() {
   const auto rank = static_cast<std::size_t>(set_->options.rank);
   random_ = SplitMix(mixed(seed_of_epoch(set_->options.seed, epoch_) + SplitMix::kStep * (rank + 1)));
   std::vector<std::size_t> numbers(std::min(std::max<std::size_t>(set_->options.shuffle_buffer, 1), available_));
   std::iota(numbers.begin(), numbers.end(), std::size_t{0});
-  std::size_t behind = numbers.size();  // the number that is read next
+  std::size_t behind = numbers.size();  // the number of the next sample to read
   const std::size_t start = std::min({start_, limit_, available_});
   for (taken_ = 0; taken_ < start; ++taken_) {
     std::size_t& drawn = numbers[random_.below(numbers.size())];
@@ -219,7 +219,7 @@ bool ShardPass::load_buffer() {
   for (const std::size_t slot : slots) {
     if (pass_over(numbers[slot] - at) && read(&buffer_[slot])) {
       at = numbers[slot] + 1;
-    } else if (taken_ == 0) {  // there are fewer samples than places for them
+    } else if (taken_ == 0) {  // there are fewer samples than slots
       buffer_.resize(slot);
       return true;
     } else {
@@ -230,7 +230,7 @@ bool ShardPass::load_buffer() {
 }
 
 bool ShardPass::count_available() {
-  MANIPLE_ASSERT(available_ == kUnknown);  // of numbers that were given, read() has complained
+  MANIPLE_ASSERT(available_ == kUnknown);  // for given numbers, read() has already thrown
   rewind();
   for (available_ = 0; read(nullptr);) ++available_;
   return false;
@@ -240,7 +240,7 @@ bool ShardPass::next(RawSample& sample) {
   if (!filled_) fill_buffer();
   if (taken_ >= limit_) return false;
   if (const auto slot =
-          std::exchange(empty_slot_, std::nullopt)) {  // not before: an error must not come before it is due
+          std::exchange(empty_slot_, std::nullopt)) {  // filled late: an error must not come before its sample is due
     if (!read(&buffer_[*slot])) {
       std::swap(buffer_[*slot], buffer_.back());
       buffer_.pop_back();

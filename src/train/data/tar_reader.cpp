@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kBlock = 512;
 constexpr std::size_t kLongestPax = std::size_t{1} << 20;
 
-// Where the fields of a header are.
+// The places of the fields of a header.
 struct Field {
   std::size_t at, size;
 };
@@ -23,13 +23,14 @@ constexpr std::size_t kType = 156;
 
 std::string_view bytes_of(const char* block, Field field) { return {block + field.at, field.size}; }
 
-/// Up to the first NUL.
+/// The field's text, up to the first NUL.
 std::string text_of_field(const char* block, Field field) {
   const std::string_view bytes = bytes_of(block, field);
   return std::string(bytes.substr(0, bytes.find('\0')));
 }
 
-/// Octal digits between spaces and NULs, or (first bit set) big-endian base 256. Nothing: it is neither, or too large.
+/// Octal digits between spaces and NULs, or (first bit set) big-endian base 256. Nullopt if it is neither, or too
+/// large.
 std::optional<std::size_t> number_of(std::string_view bytes) {
   if ((static_cast<unsigned char>(bytes[0]) & 0x80U) != 0) {
     std::size_t value = static_cast<unsigned char>(bytes[0]) & 0x7fU;
@@ -47,7 +48,7 @@ std::optional<std::size_t> number_of(std::string_view bytes) {
   if (error == std::errc::result_out_of_range) return std::nullopt;
   const std::string_view rest(end, static_cast<std::size_t>(bytes.data() + bytes.size() - end));
   if (rest.find_first_not_of(std::string_view(" \0", 2)) != std::string_view::npos) return std::nullopt;
-  return value;  // a field of NULs alone is 0
+  return value;  // a field of NULs is 0
 }
 
 bool sum_fits(const char* block) {
@@ -65,7 +66,7 @@ bool is_zero(const char* block) {
 
 }  // namespace
 
-/// False at the end of the bytes; a part of a block is an error.
+/// False at the end of the bytes; an incomplete block is an error.
 bool TarReader::read_header(char* block) {
   const std::size_t got = bytes_->read(block, kBlock);
   MANIPLE_REQUIRE(got == 0 || got == kBlock, "{}: ends at offset {}, in the middle of a header: the tar is truncated",
@@ -79,7 +80,7 @@ std::string TarReader::read_exactly(std::size_t size, const char* what) {
     MANIPLE_REQUIRE(*left >= size, "{}: offset {}: {} has {} bytes, but the tar ends after {}: it is truncated", tar(),
                     start, what, size, *left);
   }
-  constexpr std::size_t kGrowth = std::size_t{1} << 20;  // inside gzip nobody knows how much really follows
+  constexpr std::size_t kGrowth = std::size_t{1} << 20;  // inside gzip the real size is unknown until it has been read
   std::string text;
   while (text.size() < size) {
     const std::size_t before = text.size();
@@ -99,7 +100,7 @@ void TarReader::skip_exactly(std::size_t size) {
                   tar(), start, size, one_line(name_), passed);
 }
 
-/// Records "LENGTH KEY=VALUE\n", the length being that of the whole record.
+/// Records of the form "LENGTH KEY=VALUE\n", where LENGTH is the length of the whole record.
 void TarReader::read_pax(std::size_t size) {
   const std::size_t start = bytes_->offset();
   const std::string text = read_exactly(size, "a pax header");
@@ -131,7 +132,7 @@ void TarReader::read_pax(std::size_t size) {
   }
 }
 
-/// Behind the first block of zeros: reads the little that usually follows, so that gzip's checksum is compared.
+/// After the first block of zeros: reads the few bytes that usually follow, so that gzip's checksum is verified.
 void TarReader::end_of_tar() {
   constexpr std::size_t kMostPadding = std::size_t{1} << 20;
   ended_ = true;
@@ -177,12 +178,12 @@ bool TarReader::next() {
     name_ = std::exchange(long_name_, {});
     if (name_.empty()) {
       name_ = text_of_field(block, kName);
-      // GNU has other things in the place of the prefix.
+      // GNU tar uses the prefix field for other data.
       if (std::string_view(block + kMagic.at, 6) == std::string_view("ustar\0", 6) && block[kPrefix.at] != 0)
         name_ = text_of_field(block, kPrefix) + "/" + name_;
     }
     size_ = std::exchange(has_long_size_, false) ? long_size_ : *size;
-    const bool is_link = type >= '1' && type <= '6';  // links, devices, directories: nothing follows
+    const bool is_link = type >= '1' && type <= '6';  // links, devices, directories: no data follows
     if (is_link) size_ = 0;
     const auto left = bytes_->left();
     MANIPLE_REQUIRE(!left || size_ <= *left,
@@ -230,7 +231,7 @@ class TarSamples final : public ShardReader {
   }
 
  private:
-  /// The next file that belongs to a sample.
+  /// Goes to the next file that belongs to a sample.
   bool find_file() {
     while ((has_file_ = tar_.next())) {
       const std::string& name = tar_.name();
@@ -251,7 +252,7 @@ class TarSamples final : public ShardReader {
   std::string path_;
   bool has_file_ = false;
   std::string key_, extension_;
-  std::vector<std::string> extensions_;  ///< of the sample so far
+  std::vector<std::string> extensions_;  ///< of the current sample
 };
 
 }  // namespace

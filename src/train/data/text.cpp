@@ -70,7 +70,7 @@ ByteText::ByteText(std::shared_ptr<const Source> source, ByteTextOptions options
       "ByteText: a validation_fraction of {}; expected more than 0 and less than 1", options.validation_fraction);
   const std::size_t all = source_->size();
   MANIPLE_REQUIRE(all > 0, "{}: is empty", source_->name());
-  // Of a whole number of bytes, at least one: the parts together are the text, whatever the fraction.
+  // A whole number of bytes, at least one: the parts always add up to the text.
   const auto held_back = std::clamp<std::size_t>(
       static_cast<std::size_t>(std::llround(static_cast<double>(all) * options.validation_fraction)), 1, all);
   switch (options.split) {

@@ -1,4 +1,5 @@
-// GPipe (Huang et al., 2019). The simplest; keeps the activations of all micro-batches until the first backward.
+// GPipe (Huang et al., 2019). The simplest schedule; keeps the activations of all micro-batches until the first
+// backward.
 #include "train/pipeline/schedule.h"
 
 namespace maniple {

@@ -1,10 +1,10 @@
-// Interleaved 1F1B (Narayanan et al., 2021): a rank has several stages that are not neighbours, so that the pipeline is
-// full, and empty again, after fewer layers: the bubble is divided by the number of a rank's stages, for as many times
-// more messages.
+// Interleaved 1F1B (Narayanan et al., 2021): a rank has several stages that are not adjacent, so that the pipeline
+// fills and drains after fewer layers. The bubble is divided by the number of stages per rank; the number of messages
+// is multiplied by it.
 //
-// Micro-batches go through the ranks in rounds of at least `ranks` of them (all, where there are fewer): those of a
-// round pass a rank's first stage, then its second, and so on. Rounds differ by one where the number does not divide;
-// smaller ones would deadlock.
+// Micro-batches pass through the ranks in rounds of at least `ranks` micro-batches (a single round if there are fewer).
+// The micro-batches of a round pass a rank's first stage, then its second, and so on. Round sizes differ by one if the
+// number of micro-batches is not divisible; rounds of fewer than `ranks` would deadlock.
 #include <algorithm>
 
 #include "train/pipeline/schedule.h"

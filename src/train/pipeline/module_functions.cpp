@@ -1,4 +1,4 @@
-// Functions of torch::nn::Module that a Pipeline refuses.
+// The functions of torch::nn::Module that a Pipeline refuses.
 #include "comm/base/format.h"
 #include <maniple/train/pipeline.h>
 

@@ -1,5 +1,5 @@
-// 1F1B (PipeDream-Flush, Narayanan et al., 2021). As fast as GPipe; rank r keeps the activations of at most ranks - r
-// micro-batches.
+// 1F1B (PipeDream-Flush, Narayanan et al., 2021). As fast as GPipe, but rank r keeps the activations of at most ranks -
+// r micro-batches.
 #include <algorithm>
 
 #include "train/pipeline/schedule.h"

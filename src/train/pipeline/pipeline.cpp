@@ -24,16 +24,16 @@ namespace {
 using torch::Tensor;
 
 constexpr Seconds kNoticeLimit(1);
-constexpr std::size_t kMostKinds = 64;  // of steps whose shapes are remembered
+constexpr std::size_t kMostKinds = 64;  // kinds of steps whose shapes are remembered
 
 const char* name_of(PipelineCall call) {
   return call == PipelineCall::step ? "step" : call == PipelineCall::evaluate ? "evaluate" : "forward";
 }
 
-/// As a child of the Pipeline.
+/// The stage's name as a child of the Pipeline.
 std::string stage_name(int stage) { return format_text("stage{}", stage); }
 
-/// The name of a parameter that two stages share; empty: none do.
+/// The name of a parameter that two stages share; empty if there is none.
 std::string shared_between(const std::vector<torch::nn::AnyModule>& stages) {
   std::map<const void*, std::size_t> stage_of;
   for (std::size_t i = 0; i < stages.size(); ++i) {
@@ -44,7 +44,7 @@ std::string shared_between(const std::vector<torch::nn::AnyModule>& stages) {
   return {};
 }
 
-/// Of the exception that is being handled.
+/// Whether the exception being handled is a PeerLost.
 bool is_peer_lost() {
   try {
     throw;
@@ -55,8 +55,8 @@ bool is_peer_lost() {
   }
 }
 
-/// Where the tensors of the stages are. Those without any are where others of this rank are, or else where the group
-/// communicates.
+/// The devices of the stages' tensors. A stage without tensors gets the device of this rank's other stages, or else the
+/// device on which the group communicates.
 std::vector<torch::Device> devices_of(const std::vector<torch::nn::AnyModule>& stages, ProcessGroup& group) {
   const auto of_stage = [](const torch::nn::AnyModule& stage, torch::Device otherwise) {
     for (const auto& tensors : {stage.ptr()->parameters(), stage.ptr()->buffers()}) {
@@ -85,22 +85,22 @@ class Pipeline::Impl {
   Tensor forward(const Tensor& input);
 
   PipelineRank rank;
-  std::set<std::string> names;  ///< in checkpoints, of what all ranks hold
-  bool named_by_stage = false;  ///< there, too: stages have names in common
+  std::set<std::string> names;  ///< names in checkpoints, on all ranks together
+  bool named_by_stage = false;  ///< names in checkpoints contain the stage, because stages have names in common
 
  private:
   struct Tied {
     std::string name;
-    Tensor parameter;  // undefined: not on this rank
+    Tensor parameter;  // undefined on ranks that do not hold it
     std::shared_ptr<ProcessGroup> group;
-    Tensor before;  // the gradient that was there before the step; undefined: none
+    Tensor before;  // the gradient before the step; undefined if there was none
   };
 
   void agree_on_options(ProcessGroup& group, std::string error) const;
   void exchange_names();
   void tie(const NamedTensors& given);
   void average_over(const std::shared_ptr<ProcessGroup>& data_group);
-  /// What all ranks will do, or the same InvalidArgument on all.
+  /// Agrees on the step that all ranks will take, or throws the same InvalidArgument on all ranks.
   PipelineBatch agree(PipelineCall call, const Tensor& input, const Tensor& target);
   std::string mistake_in(PipelineCall call, const Tensor& input, const Tensor& target) const;
   template <class Body>
@@ -112,12 +112,12 @@ class Pipeline::Impl {
 
   StageLayouts layouts_;
   std::vector<Tied> tied_;
-  std::map<std::string, KnownShapes> known_;  // by what the ranks said before such a step
-  KnownShapes unknown_;                       // with dynamic_shapes
-  KnownShapes* shapes_ = nullptr;             // of the step under way
+  std::map<std::string, KnownShapes> known_;  // keyed by what the ranks reported before such a step
+  KnownShapes unknown_;                       // used with dynamic_shapes
+  KnownShapes* shapes_ = nullptr;             // shapes of the current step
 };
 
-// ---- Making one -----------------------------------------------------------------------------------------------------
+// ---- Construction ---------------------------------------------------------------------------------------------------
 
 Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions options) {
   const PublicCall call("the constructor of Pipeline, which all ranks call");
@@ -145,7 +145,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   std::vector<int> all(static_cast<std::size_t>(given->size()));
   std::iota(all.begin(), all.end(), 0);
   rank.group = given->new_group(all, {}, {.where = public_place()});
-  // A schedule sends and posts receives in an order of its own on each rank.
+  // Each rank sends and posts receives in the order of its schedule, so messages are matched by tags.
   if (rank.group->impl().has_device_engine()) rank.group->impl().device_calls().match_by_tags();
   rank.devices = devices_of(rank.stages, *rank.group);
   rank.averagers.resize(rank.stages.size());
@@ -325,9 +325,9 @@ PipelineBatch Pipeline::Impl::agree(PipelineCall call, const Tensor& input, cons
   return batch;
 }
 
-/// Returns when all ranks have noticed that the step failed: what throws may destroy the pipeline next, and others
-/// would see connections that close before they hear of the cause. Who is lost, or computes for long, is not waited
-/// for.
+/// Returns when all ranks have noticed that the step failed. The exception may destroy the pipeline next, and other
+/// ranks would see closed connections before they learn of the cause. Does not wait if a rank is lost, and never longer
+/// than kNoticeLimit.
 void Pipeline::Impl::wait_until_all_noticed(bool somebody_is_lost) noexcept {
   try {
     std::vector<std::string> keys;
@@ -335,11 +335,11 @@ void Pipeline::Impl::wait_until_all_noticed(bool somebody_is_lost) noexcept {
     rank.group->store().set(keys[static_cast<std::size_t>(rank.rank())], "1");
     if (!somebody_is_lost) rank.group->store().wait(keys, Deadline::after(kNoticeLimit));
   } catch (const std::exception&) {
-    // The cause is thrown, not this.
+    // The caller throws the cause of the failure, not this error.
   }
 }
 
-/// What goes wrong on this rank goes wrong on all: they would wait for it.
+/// Runs a step. An error on this rank aborts the groups, because other ranks would wait for this rank.
 template <class Body>
 void Pipeline::Impl::run(PipelineStep& step, const Body& after) {
   try {
@@ -361,7 +361,7 @@ void Pipeline::Impl::run(PipelineStep& step, const Body& after) {
 double Pipeline::Impl::loss_of(PipelineCall call, const Tensor& input, const Tensor& target) {
   const PublicCall named(call == PipelineCall::step ? "Pipeline::step, which all ranks call"
                                                     : "Pipeline::evaluate, which all ranks call");
-  PipelineBatch batch = agree(call, input, target);  // chooses shapes_
+  PipelineBatch batch = agree(call, input, target);  // also sets shapes_
   PipelineStep step(rank, call, std::move(batch), *shapes_);
   const bool trains = call == PipelineCall::step;
   double loss = 0;

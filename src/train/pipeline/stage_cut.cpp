@@ -1,4 +1,4 @@
-// A Sequential cut into the stages of a pipeline.
+// Cuts a Sequential into the stages of a pipeline.
 #include <map>
 #include <set>
 
@@ -9,7 +9,7 @@
 namespace maniple {
 namespace {
 
-/// Some layers of a Sequential, under the names that they have there.
+/// Some layers of a Sequential, under their names there.
 struct LayersImpl : torch::nn::Module {
   LayersImpl(const torch::nn::Sequential& all, std::size_t begin, std::size_t end) : torch::nn::Module("Stage") {
     const auto names = all->named_children();
@@ -50,7 +50,7 @@ StageCut cut_into_stages(const torch::nn::Sequential& layers, const StageCutOpti
       joined(cut.begins), layers->size(), count, options.stages_per_rank, ranks);
 
   struct Holders {
-    std::string name;  // where it is first
+    std::string name;  // the name where it appears first
     torch::Tensor parameter;
     std::set<std::size_t> ranks;
   };

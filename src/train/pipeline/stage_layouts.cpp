@@ -6,7 +6,8 @@
 
 namespace maniple {
 
-// A Pipeline may be made of the stages of another that is about to go: its records then take the place of the other's.
+// A Pipeline may be made from the stages of another one that is about to be destroyed: its records then replace the
+// other's.
 void StageLayouts::add(const torch::Tensor& parameter, const std::shared_ptr<ProcessGroup>& group,
                        const std::string& owner) {
   TensorLayout layout = layout_of(parameter);
@@ -40,7 +41,7 @@ StageLayouts::~StageLayouts() {
       const auto now = layout_of(one.parameter).divided_over;
       if (std::find(now.begin(), now.end(), group) != now.end()) set_layout(one.parameter, std::move(one.layout));
     } catch (const std::exception&) {
-      // A group that divides the parameter is gone; the next use of its layout says so.
+      // A group that divides the parameter is gone; the next use of its layout reports that.
     }
   }
 }

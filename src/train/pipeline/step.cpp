@@ -20,7 +20,7 @@ namespace {
 using torch::Tensor;
 using Kind = PipelineAction::Kind;
 
-constexpr std::size_t kAhead = 3;          // actions whose receives are posted before they are due
+constexpr std::size_t kAhead = 3;          // actions whose receives are posted in advance
 constexpr std::int64_t kHeaderWords = 16;  // dtype, requires_grad, dimensions, sizes
 constexpr std::size_t kFirstSize = 3;
 
@@ -172,8 +172,8 @@ void PipelineStep::forward(const PipelineAction& action) {
   if (stage != rank_.last_stage()) {
     note_shape({stage, m}, {output.sizes().vec(), output.scalar_type(), output.requires_grad()}, stage + 1);
     if (output.requires_grad()) pending.root = torch::autograd::impl::gradient_edge(output);
-    // With its version counter: a stage of this rank that changes it in place is noticed, should the graph here need
-    // it.
+    // tensor_data() keeps the version counter: autograd detects it if a stage of this rank changes the output in place
+    // and the graph here still needs it.
     deliver(Direction::activation, {stage, m}, output.tensor_data(), stage + 1);
   }
   if (call_ == PipelineCall::step) pending_[{action.chunk, m}] = std::move(pending);
@@ -220,7 +220,7 @@ void PipelineStep::wait(const Work& work) {
   rank_.statistics.wait_ms += wall_ms() - begin;
 }
 
-/// For the sender of an activation; tells the receiver where it cannot know it.
+/// On the sender of an activation: sends the shape if the receiver cannot know it.
 void PipelineStep::note_shape(Key key, const ActivationShape& shape, int to_stage) {
   const auto known = shapes_.of.find(key);
   if (known == shapes_.of.end()) {
@@ -261,7 +261,7 @@ void PipelineStep::post_data(Direction direction, Key key, const ActivationShape
       irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group, .where = public_place()});
 }
 
-/// Posts what an action will need, as far as its shape is known.
+/// Posts the receives of an action, as far as their shapes are known.
 void PipelineStep::post(const PipelineAction& action) {
   const int stage = rank_.stage_of(action.chunk), m = action.micro_batch;
   if (action.kind == Kind::forward) {

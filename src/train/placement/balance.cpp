@@ -40,9 +40,9 @@ std::uint64_t bytes_of_layer(const torch::nn::Module& layer, std::unordered_set<
   return bytes;
 }
 
-// ---- What a layer hands to the next one -----------------------------------------------------------------------------
+// ---- Values passed from layer to layer ------------------------------------------------------------------------------
 
-/// Its tensors through `change`, if it is a T.
+/// Applies `change` to the tensors of the value if the value is a T; returns whether it is.
 template <class T, class Change>
 bool change_as(AnyValue& value, const Change& change) {
   const T* const found = value.try_get<T>();
@@ -55,7 +55,7 @@ bool change_as(AnyValue& value, const Change& change) {
   return true;
 }
 
-/// False if it is of another type than those that are known.
+/// False if the value's type is not supported.
 template <class Change>
 bool change_tensors(AnyValue& value, const Change& change) {
   return change_as<Tensor>(value, change) || change_as<std::vector<Tensor>>(value, change) ||
@@ -65,7 +65,7 @@ bool change_tensors(AnyValue& value, const Change& change) {
 
 // ---- Measuring ------------------------------------------------------------------------------------------------------
 
-/// At the end of its life random generators and the layers' buffers are what they were.
+/// The destructor restores the random generators and the layers' buffers.
 class UndoMeasuring {
  public:
   explicit UndoMeasuring(const torch::nn::Sequential& layers) {
@@ -96,7 +96,7 @@ class UndoMeasuring {
   std::vector<std::pair<Tensor, Tensor>> buffers_;
 };
 
-/// Forward and backward of a layer; its result.
+/// Runs forward and backward of a layer; returns the result.
 AnyValue run_once(torch::nn::AnyModule& layer, const AnyValue& input) {
   const torch::AutoGradMode with_graph(true);
   AnyValue own = input;
@@ -107,7 +107,7 @@ AnyValue run_once(torch::nn::AnyModule& layer, const AnyValue& input) {
     if (cut.is_floating_point()) sources.push_back(cut.set_requires_grad(true));
     return cut;
   });
-  // A copy where it can be one: a layer that works in place (ReLU) must not change a leaf.
+  // A copy where possible: an in-place layer (ReLU) must not change a leaf.
   AnyValue argument = own;
   change_tensors(argument, [](const Tensor& leaf) { return leaf.requires_grad() ? leaf.clone() : leaf; });
   AnyValue output = layer.any_forward(std::move(argument));
@@ -124,13 +124,13 @@ AnyValue run_once(torch::nn::AnyModule& layer, const AnyValue& input) {
   return output;
 }
 
-/// Milliseconds of each layer.
+/// Milliseconds for each layer.
 std::vector<double> measure(const torch::nn::Sequential& layers, const ComputeDevice& on,
                             const BalanceOptions& options) {
   MANIPLE_REQUIRE(options.repeats >= 1, "balance: {} repeats; expected at least 1", options.repeats);
   const UndoMeasuring undo(layers);
-  // In milliseconds. On the CPU the processor time of this thread, which takes part in what the intra-op threads do:
-  // other programs do not count.
+  // A clock in milliseconds. On the CPU it measures the processor time of this thread, which shares the work of the
+  // intra-op threads, so that other programs do not count.
   const auto clock = [&] {
     timespec now{};
     if (on.device().is_cuda()) torch::cuda::synchronize(on.device().index());
@@ -146,7 +146,7 @@ std::vector<double> measure(const torch::nn::Sequential& layers, const ComputeDe
     double least = std::numeric_limits<double>::infinity();
     AnyValue output = value;
     on.run([&] {
-      output = run_once(*layer, value);  // the first time is slower: memory, kernels
+      output = run_once(*layer, value);  // the first run is slower: memory, kernels
       for (int i = 0; i < options.repeats; ++i) {
         const double begin = clock();
         run_once(*layer, value);
@@ -169,7 +169,7 @@ std::vector<double> bytes_of_layers(const torch::nn::Sequential& layers) {
   return costs;
 }
 
-/// The cut of rank 0 on all ranks; what `make` throws there is thrown on all.
+/// Rank 0's cut, on all ranks; an exception of `make` on rank 0 is thrown on all ranks.
 std::vector<std::size_t> cut_of_rank_0(ProcessGroup& group, const std::function<std::vector<std::size_t>()>& make) {
   std::string text;
   std::exception_ptr thrown;
@@ -212,8 +212,8 @@ std::vector<std::size_t> balanced_cut(const std::vector<double>& costs, std::siz
   }
   std::vector<double> sums(n + 1, 0.0);
   for (std::size_t i = 0; i < n; ++i) sums[i + 1] = sums[i] + costs[i];
-  // least[k][i]: the largest part when layers i .. n-1 are cut into k parts as well as can be; end[k][i]: where the
-  // first of them ends.
+  // least[k][i] is the largest part if layers i .. n-1 are cut optimally into k parts; end[k][i] is the end of the
+  // first of these parts.
   const double never = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> least(parts + 1, std::vector<double>(n + 1, never));
   std::vector<std::vector<std::size_t>> end(parts + 1, std::vector<std::size_t>(n + 1, n));
@@ -268,7 +268,7 @@ PlacedSequentialImpl::PlacedSequentialImpl(const torch::nn::Sequential& layers, 
   MANIPLE_REQUIRE(devices_.size() == begins_.size(), "PlacedSequential: {} devices for {} parts", devices_.size(),
                   begins_.size());
   require_fits(layers, begins_);
-  std::map<const void*, std::pair<std::size_t, std::size_t>> first;  // of a tensor: its part, its layer
+  std::map<const void*, std::pair<std::size_t, std::size_t>> first;  // for each tensor: its first part and layer
   for (std::size_t part = 0; part < begins_.size(); ++part) {
     const std::size_t end = part + 1 < begins_.size() ? begins_[part + 1] : layers->size();
     for (std::size_t i = begins_[part]; i < end; ++i) {
@@ -292,7 +292,7 @@ PlacedSequentialImpl::PlacedSequentialImpl(const torch::nn::Sequential& layers, 
 
 Tensor PlacedSequentialImpl::forward(Tensor input) {
   AnyValue value(std::move(input));
-  torch::Device at = torch::kMeta;  // that of no part
+  torch::Device at = torch::kMeta;  // meta: the device of no part
   for (std::size_t part = 0; part < begins_.size(); ++part) {
     const std::size_t begin = begins_[part], end = part + 1 < begins_.size() ? begins_[part + 1] : layers_.size();
     const torch::Device device = devices_[part].device();

@@ -56,8 +56,8 @@ cpu_set_t checked_cores(const std::vector<int>& cores) {
   return chosen;
 }
 
-/// Autograd walks nodes in the order of these numbers, latest first, and each thread counts its own. With this the
-/// order, and so that of additions, is what it is in one thread.
+/// Autograd runs nodes in descending order of sequence numbers, and each thread has its own counter. Advancing the
+/// counter keeps the order of nodes, and so the order of additions, the same as in one thread.
 void count_at_least(std::uint64_t number) {
   while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
 }
@@ -76,7 +76,7 @@ class CpuSlot {
     const cpu_set_t cores = checked_cores(options.cores);
     call([&] {
       ::pthread_setname_np(::pthread_self(), format_text("cpu-slot-{}", number_).c_str());
-      // Before its first operation: the intra-op threads that it starts inherit the cores.
+      // Before the thread's first operation: the intra-op threads that it starts inherit the cores.
       if (bind) ::sched_setaffinity(0, sizeof(cores), &cores);
     });
   }
@@ -153,7 +153,7 @@ ComputeDevice cpu_slot(const CpuSlotOptions& options) {
 }
 
 std::vector<ComputeDevice> my_devices() {
-  // Kept until the process ends: at its exit the slots' threads must not be waited for while statics go.
+  // Kept until the process ends: at exit, threads of the slots must not be joined while static objects are destroyed.
   static const auto* const devices = [] {
     constexpr std::int64_t kMost = 1024;
     const int given = static_cast<int>(environment_integer("MANIPLE_DEVICES_PER_PROCESS", 0, kMost).value_or(0));

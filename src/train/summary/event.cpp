@@ -20,7 +20,7 @@ void put_varint(std::string& to, std::uint64_t value) {
   to += static_cast<char>(value);
 }
 
-/// A message in the making. Fields with the value zero are written as well: readers take them as they are.
+/// A protocol buffer message under construction. Writes fields with value zero, too; readers accept them.
 class Message {
  public:
   Message& number(unsigned field, std::int64_t value) {
@@ -77,9 +77,9 @@ std::string scalar_event(EventTime time, std::string_view tag, float value) {
 
 std::string text_event(EventTime time, std::string_view tag, std::string_view text) {
   constexpr std::int64_t kString = 7;
-  const Message shape = Message().message(2, Message().number(1, 1));  // one dimension of one element
+  const Message shape = Message().message(2, Message().number(1, 1));  // one dimension of size one
   const Message tensor = Message().number(1, kString).message(2, shape).text(8, text);
-  const Message metadata = Message().message(1, Message().text(1, "text"));  // for the plug-in of this name
+  const Message metadata = Message().message(1, Message().text(1, "text"));  // the name of TensorBoard's plug-in
   const Message one = Message().text(1, std::string(tag) + "/text_summary").message(8, tensor).message(9, metadata);
   return event_at(time).message(5, Message().message(1, one)).bytes();
 }

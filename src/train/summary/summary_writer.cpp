@@ -40,7 +40,7 @@ std::string host_name() {
 }
 
 std::string new_path(const std::string& folder, const std::string& suffix) {
-  static std::atomic<int> files = 0;  // of this process: two in one second are two
+  static std::atomic<int> files = 0;  // per process: distinguishes files created in the same second
   return format_text("{}/events.out.tfevents.{:010}.{}.{}.{}{}", folder, static_cast<long long>(now()), host_name(),
                      ::getpid(), files++, suffix);
 }
@@ -61,7 +61,7 @@ class SummaryWriter::Impl {
   void write(const std::string& event) {
     const std::lock_guard lock(mutex_);
     if (!fd_) return;
-    // What a file begins with is written before all else, even if there was no room for it at first.
+    // The header of a file comes before everything else, even if there was no space for it at first.
     const std::string bytes = opening_ + event;
     if (append(bytes)) {
       opening_.clear();
@@ -89,7 +89,7 @@ class SummaryWriter::Impl {
   }
 
  private:
-  /// All of it or nothing: half a record would make what follows unreadable.
+  /// Appends all bytes or none: half a record would make everything after it unreadable.
   bool append(const std::string& bytes) {
     const std::size_t done = write_all(fd_.get(), bytes);
     if (done == bytes.size()) {
@@ -99,7 +99,7 @@ class SummaryWriter::Impl {
     const int code = errno;
     if (done > 0 && ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) {
       failed("cannot truncate", errno);
-      fd_.reset();  // rather no more events than a file that cannot be read
+      fd_.reset();  // better no more events than an unreadable file
       return false;
     }
     failed("cannot write to", code);
@@ -115,7 +115,7 @@ class SummaryWriter::Impl {
   const std::string path_;
   mutable std::mutex mutex_;
   UniqueFd fd_;
-  std::string opening_;  ///< what has to be written before the next event
+  std::string opening_;  ///< bytes to write before the next event
   std::uint64_t size_ = 0;
   std::string error_;
   bool warned_ = false;

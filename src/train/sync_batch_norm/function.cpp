@@ -1,16 +1,16 @@
-// Words: a *value* is an element of the input; each channel has `count` of them on this rank and `total` on all ranks.
+// Terms: a *value* is an element of the input. Each channel has `count` values on this rank and `total` on all ranks.
 //
-// forward    every rank computes mean and variance (about its own mean) of its values and gathers those of all:
+// forward    Every rank computes mean and variance (about its own mean) of its values, and gathers those of all ranks:
 //              mean = sum(n_r mean_r) / total,  var = sum(n_r (var_r + (mean_r - mean)^2)) / total
-//            which is exact whatever the n_r, and loses nothing when the mean is large against the deviation.
-// backward   with x^ = (x - mean) / sqrt(var + eps), and sums over the values of all ranks:
+//            This is exact for any n_r, and accurate even if the mean is large compared with the deviation.
+// backward   With x^ = (x - mean) / sqrt(var + eps), and sums over the values of all ranks:
 //              dx = weight / sqrt(var + eps) (dy - sum(dy) / total - x^ sum(dy x^) / total)
 //              dweight = sum(dy x^), dbias = sum(dy), both over this rank's values
 //
-// The heavy passes are LibTorch's fused kernels. On the CPU those of batch norm in evaluation, with the batch's
-// statistics in place of the running ones, compute x^ weight + bias and the two sums. For GPUs LibTorch has kernels for
-// just this, one for each step, with 1 / sqrt(var + eps) (*invstd*) in place of the variance; with them the host waits
-// for nothing.
+// LibTorch's fused kernels make the expensive passes. On the CPU these are its kernels of batch norm in evaluation,
+// with the batch's statistics instead of the running ones: they compute x^ weight + bias and the two sums. For GPUs
+// LibTorch has one kernel for each of these steps, which take 1 / sqrt(var + eps) (*invstd*) instead of the variance;
+// the host never waits.
 #include "train/sync_batch_norm/function.h"
 
 #include <ATen/ops/batch_norm_native.h>
@@ -35,7 +35,7 @@ struct GroupHolder : torch::CustomClassHolder {
   std::shared_ptr<ProcessGroup> group;
 };
 
-/// In the dtype and layout that kernels like.
+/// Converts to the dtype and layout that the kernels prefer.
 Tensor ready(const Tensor& tensor, torch::MemoryFormat format) {
   const auto dtype = tensor.scalar_type();
   const bool reduced = dtype == torch::kBFloat16 || dtype == torch::kHalf;
@@ -45,7 +45,8 @@ Tensor as(const Tensor& tensor, const Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()) : tensor;
 }
 
-/// The other ranks wait for this one in a layer that it will not reach; its next forward would be paired with it.
+/// If backward throws, the other ranks wait for this rank in a layer that it will not reach, and its next forward would
+/// be matched with that layer.
 void abort_if_backward_throws(const std::shared_ptr<ProcessGroup>& group) {
   IfBackwardThrows::call([group] {
     if (group->error()) return;
@@ -55,7 +56,7 @@ void abort_if_backward_throws(const std::shared_ptr<ProcessGroup>& group) {
           "would mix the statistics of different layers. Make a new group, or start again from a checkpoint",
           group->rank()));
     } catch (...) {
-      // No memory for the text: the others wait until their deadline.
+      // No memory for the text: other ranks wait until their deadline.
     }
   });
 }
@@ -100,18 +101,18 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 
 // ---- On a GPU -------------------------------------------------------------------------------------------------------
 
-/// The count of a rank without values. LibTorch's kernel divides by counts as it adds them up; beside any other this
-/// one is nothing.
+/// The count of a rank without values. LibTorch's kernel divides by partial sums of counts, so the count cannot be 0;
+/// compared with any other count this one is negligible.
 constexpr double kNoValues = 1e-20;
 
 struct DeviceStatistics {
-  Tensor mean, invstd;  // of all ranks; float32 for short types, otherwise as the input
+  Tensor mean, invstd;  // over all ranks; float32 for short types, otherwise as the input
   Tensor counts;        // of each rank, int32
   double total = -1;    // -1: more than 1
 };
 
-/// Collective. The running statistics follow. The number of values is read only where it may be too small: a rank with
-/// two of its own knows that there are enough.
+/// Collective. Also updates the running statistics. The number of values is read only where it may be too small: a rank
+/// that has two values itself knows that there are enough.
 DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensors& own, double momentum, double eps,
                                           const std::shared_ptr<ProcessGroup>& group) {
   const std::int64_t channels = x.size(1), count = x.numel() / channels;
@@ -133,7 +134,7 @@ DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensor
     result.total = std::round(counts.sum().item<double>());
     if (result.total <= 1) return result;
   }
-  // The kernel wants them in the dtype that it computes in.
+  // The kernel requires them in the dtype in which it computes.
   const Tensor running_mean = as(own.running_mean, mean), running_var = as(own.running_var, mean);
   std::tie(result.mean, result.invstd) =
       at::batch_norm_gather_stats_with_counts(mean, all.narrow(1, 0, channels), all.narrow(1, channels, channels),
@@ -144,7 +145,7 @@ DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensor
   return result;
 }
 
-/// This rank's share of the gradients of the input (if it is needed), weight and bias. Collective if it is.
+/// This rank's share of the gradients of the input (if `needed`), weight and bias. Collective if `needed`.
 std::array<Tensor, 3> backward_on_device(const Tensor& input, const Tensor& gradient, const Tensor& weight,
                                          const Tensor& mean, const Tensor& invstd, const Tensor& counts, bool needed,
                                          const std::shared_ptr<ProcessGroup>& group) {
@@ -170,7 +171,7 @@ std::array<Tensor, 3> backward_on_device(const Tensor& input, const Tensor& grad
 }
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
-  /// `weight` and `bias` once more, as what autograd connects; it takes no undefined tensors.
+  /// Takes `weight` and `bias` again, as arguments that autograd connects; it does not accept undefined tensors.
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
                         const detail::TorchOptional<Tensor>&, const detail::TorchOptional<Tensor>&,
                         const BatchNormTensors& own, double momentum, double eps,

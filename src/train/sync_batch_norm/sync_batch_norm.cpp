@@ -1,7 +1,7 @@
-// How a torch::nn::BatchNorm becomes a synchronised one, although its forward is not virtual: every way to it ends in
-// LibTorch's operator aten::batch_norm, and the kernel of that operator can be exchanged. The one below looks the layer
-// up by its weight or running mean. It is installed when the program is loaded, not by the first conversion: LibTorch's
-// tables must not change while other threads compute.
+// Turns a torch::nn::BatchNorm into a synchronised one although its forward is not virtual: every call ends in
+// LibTorch's operator aten::batch_norm, and the kernel of that operator can be replaced. The kernel below finds the
+// layer by its weight or running mean. It is installed when the program is loaded, not by the first conversion:
+// LibTorch's tables must not change while other threads compute.
 #include <torch/library.h>
 
 #include <ATen/ops/batch_norm_native.h>
@@ -24,10 +24,10 @@ namespace {
 using torch::Tensor;
 
 struct Converted {
-  /// Keeps the address, by which the layer is known, from being given to another tensor.
+  /// Keeps the address, which identifies the layer, from being reused by another tensor.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
-  std::weak_ptr<torch::nn::Module> module;  // says whether it is in training
-  std::weak_ptr<ProcessGroup> group;        // weak: this table outlives whatever the program holds
+  std::weak_ptr<torch::nn::Module> module;  // tells whether it is in training mode
+  std::weak_ptr<ProcessGroup> group;        // weak: this table outlives the program's objects
   bool default_group;
 
   std::shared_ptr<ProcessGroup> current_group() const {
@@ -61,7 +61,7 @@ class Table {
   std::unordered_map<const c10::TensorImpl*, Converted> entries_;
 };
 
-/// Never destroyed: modules may compute until the very end.
+/// Never destroyed: modules may compute until the process ends.
 Table& table() {
   static Table* const the_table = new Table;
   return *the_table;
@@ -89,7 +89,7 @@ Tensor batch_norm(const Tensor& input, const detail::TorchOptional<Tensor>& weig
   return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
-// With and without autograd (inference mode), where the ranks of a group may compute.
+// For all dispatch keys that a group's ranks may use, with and without autograd (inference mode).
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("batch_norm", &batch_norm); }
 TORCH_LIBRARY_IMPL(aten, CPU, library) { library.impl("batch_norm", &batch_norm); }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { library.impl("batch_norm", &batch_norm); }
@@ -101,7 +101,7 @@ struct Layer {
   Tensor weight, running_mean;
 };
 
-/// The tensors of a torch::nn::BatchNorm, or nothing.
+/// Reads the tensors of a torch::nn::BatchNorm; returns false for other modules.
 template <class... Kinds>
 bool read_batch_norm(torch::nn::Module& module, Layer& layer) {
   const auto read = [&](auto* batch_norm) {
@@ -126,7 +126,7 @@ bool is_known_otherwise(const torch::nn::Module& module) {
 
 std::string shown(const std::string& name) { return name.empty() ? "the module itself" : name; }
 
-/// Throws for what cannot be converted.
+/// Throws if the layer cannot be converted.
 void require_convertible(const Layer& layer) {
   MANIPLE_REQUIRE(layer.weight.defined() || layer.running_mean.defined(),
                   "convert_sync_batchnorm: {} has neither affine parameters nor running statistics and cannot be "

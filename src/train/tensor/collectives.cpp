@@ -1,4 +1,4 @@
-// The collectives of dist.h: tensors are staged, the group does the rest.
+// The collectives of dist.h: they stage tensors, and the group communicates.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -14,7 +14,7 @@ bool is_whole_number(DType dtype) {
   return dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32 && dtype != DType::float64;
 }
 
-/// Warns once: the integer average divides towards zero, as documented, but that is seldom intended.
+/// Warns once: the integer average truncates towards zero, as documented, but that is rarely intended.
 void warn_of_truncation(const char* operation) {
   static std::atomic<bool> warned{false};
   if (warned.exchange(true)) return;
@@ -56,7 +56,7 @@ bool all_equal(const std::vector<std::size_t>& counts) {
   return std::all_of(counts.begin(), counts.end(), [&](std::size_t count) { return count == counts[0]; });
 }
 
-/// Equal parts need no counts, and are faster without.
+/// Equal parts need no counts, and are faster without them.
 std::span<const std::size_t> uneven(const std::vector<std::size_t>& counts) {
   return all_equal(counts) ? std::span<const std::size_t>() : std::span<const std::size_t>(counts);
 }
@@ -202,7 +202,7 @@ Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& inp
 
 namespace {
 
-// Whether all pairs exchange equally much can only be seen by looking at all ranks, so counts are always passed.
+// One rank cannot know whether all pairs exchange equal amounts, so counts are always passed.
 Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_t> in_counts,
               std::vector<std::size_t> out_counts, const DistOptions& options) {
   const Buffer from = in.buffer();
@@ -212,7 +212,7 @@ Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_
   });
 }
 
-/// Elements of each part of a tensor that is cut along its first dimension.
+/// The number of elements in each part of a tensor that is cut along its first dimension.
 std::vector<std::size_t> parts_of(const torch::Tensor& tensor, const std::vector<std::int64_t>& rows,
                                   const Staged& staged, const char* name, int ranks) {
   if (rows.empty()) return {};

@@ -1,4 +1,4 @@
-// The one default group of a process, the only global state of the tensor layer; and what is asked about the process.
+// The process's default group, the only global state of the tensor layer, and queries about the process.
 #include <maniple/dist.h>
 
 #include <cstdlib>
@@ -14,8 +14,8 @@
 namespace maniple {
 namespace {
 
-// A program that ends without destroy_process_group gets it from atexit, while groups still work. A child of fork()
-// begins without one.
+// If a program ends without destroy_process_group, atexit calls it while groups still work. A child of fork() begins
+// without a default group.
 struct Held {
   std::mutex mutex;
   std::shared_ptr<ProcessGroup> group;
@@ -124,7 +124,7 @@ bool is_main_process() {
   return environment_integer("RANK", 0, kMaxWorldSize - 1).value_or(0) == 0;
 }
 
-// Rank 0 sends how it went: nothing, or a mark and the text of what was thrown.
+// Rank 0 sends the outcome: nothing, or a mark and the text of the exception.
 void detail::run_main_process_first(const std::function<void()>& function, const DistOptions& options) {
   if (!options.group && !is_initialized()) return function();
   const auto group = group_of(options);

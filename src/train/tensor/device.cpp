@@ -36,7 +36,7 @@ void write_back_all(const std::vector<Staged>& tensors) {
 }
 
 #ifdef MANIPLE_TORCH_CUDA
-// Work::wait orders this thread's current stream after an operation.
+// Makes Work::wait order this thread's current stream after an operation.
 const bool kHookIsSet = [] {
   current_stream.store([](int device) -> void* {
     return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
@@ -97,11 +97,12 @@ Work run_on_device(ProcessGroup& group, Device device, CallOptions call, std::ve
   if (!copies) {
     call.stream = stream.stream();
     Work work = start(call);
-    // On the current stream LibTorch's allocator keeps the order; on ours the tensors must stay until the end.
+    // On the current stream LibTorch's allocator preserves the order; on our stream the tensors must live until the
+    // end.
     if (async) when_done(work, [tensors = std::move(tensors)](const std::exception_ptr&) {});
     return work;
   }
-  // What is written back belongs to the operation: both run on one stream, whose end is the end of the Work.
+  // Writing back belongs to the operation: both run on one stream, and the Work ends when that stream gets there.
   if (async) {
     at::cuda::CUDAEvent event;
     event.record(stream);
@@ -147,29 +148,30 @@ struct SideStream::Streams {
   std::map<int, One> by_device;
 };
 
-// Streams are not alike. While a stream waits for an event of the current one, which is what ours does for most of a
-// step, each kernel of the current stream begins 1 us later if the GPU reads the commands of both in one place, which
-// nothing tells: 3 % of a step of ResNet-50 on an H200. So some are tried: kernels in a row, with a stream that waits
-// for their end and without.
+// Chooses a stream by measurement. While a stream waits for an event of the current one (which a side stream does for
+// most of a step), each kernel of the current stream may start 1 us later. This happens if the GPU fetches the commands
+// of both streams through one channel, which no API reports. It costs 3 % of a step of ResNet-50 on an H200. So several
+// streams are tried: each trial times consecutive kernels while the stream waits for their end, and compares with the
+// time without a waiting stream.
 static c10::cuda::CUDAStream stream_beside(Device device) try {
   constexpr int kStreams = 6, kTries = 3, kKernels = 200;
   constexpr std::int64_t kCycles = 3'000'000;  // 2 ms
   constexpr float kAlike = 1.1F;
   const c10::cuda::CUDAGuard guard(index_of(device));  // `sleep` runs on the current device
   const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_of(device));
-  const auto next = [&] {  // the pool goes round: the current stream may be one of it
+  const auto next = [&] {  // the pool is cyclic and may return the current stream
     const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true, index_of(device));
     return stream == current ? c10::cuda::getStreamFromPool(true, index_of(device)) : stream;
   };
   if (is_capturing(torch::Device(torch::kCUDA, index_of(device)))) return next();
-  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);  // other threads may capture
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);  // other threads may be capturing
   const auto options = torch::TensorOptions().device(torch::kCUDA, index_of(device));
   torch::Tensor number = torch::zeros({1}, options);
   const auto milliseconds = [&](const c10::cuda::CUDAStream* waits) {
     float least = std::numeric_limits<float>::max();
     for (int i = 0; i < kTries; ++i) {
       at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
-      at::cuda::sleep(kCycles);  // sleep: of the GPU, so that its kernels do not wait for the host
+      at::cuda::sleep(kCycles);  // sleep: on the GPU, so that its kernels do not wait for the host
       begin.record(current);
       for (int k = 0; k < kKernels; ++k) number.add_(1);
       end.record(current);
@@ -192,8 +194,8 @@ static c10::cuda::CUDAStream stream_beside(Device device) try {
   log_debug("cuda:{}: {} kernels in a row take {} ms, {} ms beside the stream of gradients", device.index, kKernels,
             alone, least);
   return best;
-} catch (
-    const c10::Error& error) {  // training goes on without it; should the device have failed, the next call says so
+} catch (const c10::Error&
+             error) {  // training continues without a measurement; if the device has failed, the next call reports it
   log_debug("cuda:{}: no streams are compared: {}", device.index, error.what_without_backtrace());
   return c10::cuda::getStreamFromPool(true, index_of(device));
 }
@@ -245,7 +247,7 @@ void SideStream::join(std::optional<Device> only) {
 SideStream::~SideStream() {
   try {
     join();
-  } catch (...) {  // the device has failed: nothing is computed on it any more
+  } catch (...) {  // the device has failed: nothing more is computed on it
   }
 }
 
@@ -269,7 +271,8 @@ std::shared_ptr<void> CopyStream::start(std::vector<torch::Tensor>& tensors) {
 void CopyStream::wait(const std::shared_ptr<void>& event, const std::vector<torch::Tensor>& tensors) {
   const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(device_.index());
   static_cast<at::cuda::CUDAEvent*>(event.get())->block(current);
-  // They were allocated for the stream of copies; without this their memory could be used for the next copy too early.
+  // The tensors were allocated on the copy stream; without record_stream, their memory could be reused for the next
+  // copy too early.
   for (const torch::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.is_cuda() && tensor.layout() == torch::kStrided) tensor.record_stream(current);
   }
@@ -285,14 +288,15 @@ PeakMemory peak_memory() {
   PeakMemory most;
   const c10::DeviceIndex count = c10::cuda::device_count();
   for (c10::DeviceIndex i = 0; i < count; ++i) {
-    if (!at::detail::getCUDAHooks().hasPrimaryContext(i)) continue;  // it is not this function that begins to use a GPU
+    if (!at::detail::getCUDAHooks().hasPrimaryContext(i))
+      continue;  // this function must not be the first user of a GPU
     try {
       const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(i);
-      // The first of the counters is of all pools together.
+      // Index 0 of the counters covers all pools together.
       const auto reserved = static_cast<std::size_t>(statistics.reserved_bytes[0].peak);
       if (reserved > most.reserved) most = {static_cast<std::size_t>(statistics.allocated_bytes[0].peak), reserved};
     } catch (const c10::Error&) {
-      // Others use this GPU in this process, and LibTorch does not yet.
+      // Other libraries use this GPU in this process, but LibTorch does not yet.
     }
   }
   return most;
@@ -326,7 +330,7 @@ void SideStream::keep(Device, std::vector<torch::Tensor>) {}
 void SideStream::join(std::optional<Device>) {}
 SideStream::~SideStream() = default;
 
-// Never called: there is no tensor on a GPU.
+// Never called: there are no GPU tensors.
 void* current_stream_on(Device) { return nullptr; }
 Work run_on_device(ProcessGroup&, Device, CallOptions call, std::vector<Staged>,
                    const std::function<Work(const CallOptions&)>& start) {
@@ -365,8 +369,8 @@ torch::Tensor tensor_on(const RegisteredMemory& memory, std::size_t offset, c10:
 #if MANIPLE_TORCH_AT_LEAST(2, 2)
 namespace {
 
-/// Whether both have their elements in the same order. Strides of dimensions of size 1 mean nothing: those of a
-/// convolution's weight and of its gradient often differ there.
+/// Whether both tensors store their elements in the same order. Strides of dimensions of size 1 are irrelevant: they
+/// often differ between a convolution's weight and its gradient.
 bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
   if (a.sizes() != b.sizes() || a.dtype() != b.dtype()) return false;
   for (std::int64_t i = 0; i < a.dim(); ++i) {
@@ -375,9 +379,9 @@ bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
   return true;
 }
 
-/// The kernel for many tensors wants equal strides and one dtype; for the sake of one that has others, LibTorch would
-/// copy all of them one by one. And it has too few bytes under way to fill the memory's bandwidth: large ones are
-/// copied by themselves, as CUDA does it.
+/// LibTorch's kernel for many tensors requires equal strides and one dtype; if a single tensor differs, LibTorch copies
+/// all of them one by one. That kernel also keeps too few bytes in flight to use the full memory bandwidth, so large
+/// tensors are copied separately, by CUDA's own copy.
 void copy_all_on_device(const std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
   constexpr std::size_t kLarge = std::size_t{1} << 20;
   struct Lists {
@@ -406,7 +410,7 @@ void copy_all(const std::vector<torch::Tensor>& to, const std::vector<torch::Ten
   if (!on_cpu) return copy_all_on_device(to, from);
 #endif
   for (std::size_t i = 0; i < to.size(); ++i) {
-    // Most are so small that a tensor operation would take longer than the copy.
+    // Most tensors are so small that a tensor operation would take longer than the copy.
     if (on_cpu && is_dense(to[i]) && to[i].strides() == from[i].strides() && to[i].dtype() == from[i].dtype()) {
       std::memcpy(to[i].data_ptr(), from[i].data_ptr(), to[i].nbytes());
     } else {

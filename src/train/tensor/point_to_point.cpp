@@ -1,4 +1,4 @@
-// The point-to-point operations of dist.h, and what its ranks mean.
+// The point-to-point operations of dist.h, and the meaning of their rank arguments.
 #include <algorithm>
 
 #include "comm/base/check.h"

@@ -14,7 +14,8 @@ namespace {
 
 thread_local const PublicCall* innermost = nullptr;
 
-// The flight recorder keeps pointers to the texts. There are as many as a program has lines with such calls.
+// Texts are never freed, because the flight recorder keeps pointers to them. Their number is bounded by the number of
+// such call sites in the program.
 struct Texts {
   std::mutex mutex;
   std::map<std::tuple<const void*, const void*, const void*, unsigned>, const std::string> by_call;

@@ -17,7 +17,7 @@ std::string text_of(c10::ScalarType dtype) { return c10::toString(dtype); }
 
 bool lies_ready(const torch::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
-/// A contiguous tensor as the numbers it is made of.
+/// A contiguous tensor as real numbers.
 torch::Tensor as_reals(const torch::Tensor& tensor) {
   return tensor.is_complex() ? torch::view_as_real(tensor) : tensor;
 }

@@ -1,5 +1,5 @@
-// Collectives as autograd functions. Each is a pair of moves, one for forward and one for backward; the pairs are the
-// transposes of each other.
+// Collectives as autograd functions. Each has one communication for forward and one for backward, which are transposes
+// of each other.
 #include <algorithm>
 #include <atomic>
 
@@ -29,13 +29,13 @@ std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGrou
 
 std::atomic<std::uint64_t> operations_done{0}, bytes_given{0};
 
-/// For tensor_parallel_statistics().
+/// Counts for tensor_parallel_statistics().
 void note(const Tensor& input) {
   operations_done.fetch_add(1, std::memory_order_relaxed);
   bytes_given.fetch_add(input.nbytes(), std::memory_order_relaxed);
 }
 
-/// The part of `x` along `dim` that a rank has of `extent`.
+/// A rank's part of `x` along `dim`.
 Tensor part_of(const Tensor& x, std::int64_t dim, int rank, int size) {
   const GroupShare share = group_share(x.size(dim), rank, size);
   return x.narrow(dim, share.begin, share.count).contiguous();
@@ -74,7 +74,8 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
   return x;
 }
 
-/// The other ranks wait for this one in a layer that it will not reach; its next collective would be paired with it.
+/// If backward throws, the other ranks wait for this rank in a layer that it will not reach, and its next collective
+/// would be matched with that layer.
 void abort_group_if_backward_throws(const std::shared_ptr<ProcessGroup>& group) {
   IfBackwardThrows::call([group] {
     if (group->error()) return;
@@ -84,7 +85,7 @@ void abort_group_if_backward_throws(const std::shared_ptr<ProcessGroup>& group) 
           "gradients of different layers. Make a new group, or start again from a checkpoint",
           group->rank()));
     } catch (...) {
-      // No memory for the text: the others wait until their deadline.
+      // No memory for the text: other ranks wait until their deadline.
     }
   });
 }
@@ -143,8 +144,8 @@ Tensor apply(const char* who, Move there, Move back, const Tensor& x, std::int64
   return GroupMove::apply(x, static_cast<std::int64_t>(there), static_cast<std::int64_t>(back), dim, extent, group);
 }
 
-/// Loss of each sample. Logits are float32 or float64, [samples, this rank's share]; targets are counted from the
-/// share's beginning, and those of other ranks lie outside of it.
+/// The loss of each sample. Logits are float32 or float64, [samples, this rank's share]. Targets are relative to the
+/// beginning of the share; targets in other ranks' shares lie outside its range.
 struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& logits, const Tensor& targets,
                         const std::shared_ptr<ProcessGroup>& group) {
@@ -156,7 +157,7 @@ struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
     const Tensor elsewhere = (targets < 0).logical_or(targets >= logits.size(1));
     const Tensor at = targets.masked_fill(elsewhere, 0).unsqueeze(1);
     const Tensor mine = shifted.gather(1, at).squeeze(1).masked_fill(elsewhere, 0);
-    Tensor softmax = shifted.exp_();  // `mine` was taken before
+    Tensor softmax = shifted.exp_();  // in place: `mine` was read before
     const Tensor sums = torch::stack({softmax.sum(1), mine});
     if (group->size() > 1) note(sums);
     all_reduce(sums, ReduceOp::sum, with);
@@ -213,7 +214,8 @@ Tensor sharded_dropout(const Tensor& x, double p, bool training, const std::shar
   if (!training || p == 0) return x;
   const auto group = group_or_default(given, "sharded_dropout");
   if (group->size() == 1 || p == 1) return torch::dropout(x, p, true);
-  // One number of LibTorch's generator, the same on all ranks, and the rank make the seed of a generator for this call.
+  // One number from LibTorch's generator, which is the same on all ranks, and the rank seed a separate generator for
+  // this call.
   const auto drawn = static_cast<std::uint64_t>(torch::randint(INT64_MAX, {1}, torch::kInt64).item<std::int64_t>());
   at::Generator random = at::globalContext().defaultGenerator(x.device()).clone();
   random.set_current_seed(drawn * 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(group->rank()) + 1);

@@ -10,7 +10,7 @@ namespace {
 
 using torch::Tensor;
 
-/// This rank's share of an extent of which `unit` stay together.
+/// This rank's share of an extent; each `unit` consecutive elements stay together.
 GroupShare share_of(std::shared_ptr<ProcessGroup>& group, const char* layer, const char* what, std::int64_t extent,
                     std::int64_t unit = 1) {
   if (!group) group = get_default_group();
@@ -33,7 +33,7 @@ Tensor kept(const Tensor& whole, std::int64_t dim, const GroupShare& share) {
   return whole.narrow(dim, share.begin, share.count).clone(torch::MemoryFormat::Contiguous);
 }
 
-/// A parameter of which this rank holds a share along a dimension.
+/// Marks a parameter of which this rank holds a share along a dimension.
 void divide(const Tensor& parameter, std::int64_t dim, const GroupShare& share, std::int64_t extent,
             const std::shared_ptr<ProcessGroup>& group, const char* layer) {
   set_layout(parameter, {.kind = LayoutKind::tensor_parallel,
@@ -49,7 +49,7 @@ void divide(const Tensor& parameter, std::int64_t dim, const GroupShare& share, 
                   function, layer));
 }
 
-/// What enters layers that are divided by their outputs.
+/// The input of layers that are divided by their outputs.
 Tensor entering(const Tensor& x, bool sequence_parallel, const std::shared_ptr<ProcessGroup>& group) {
   return sequence_parallel ? all_gather_from_group(x, 1, group) : copy_to_group(x, group);
 }
@@ -109,7 +109,7 @@ Tensor RowParallelLinearImpl::forward(const Tensor& x) {
   require_input("RowParallelLinear", x, options.input_is_divided ? share_.count : in_);
   Tensor mine = x;
   if (!options.input_is_divided) {
-    // As scatter_to_group, but in units.
+    // Like scatter_to_group, but in whole units.
     mine = copy_to_group(x, options.group).narrow(-1, share_.begin, share_.count);
   }
   Tensor y = torch::linear(mine, weight);
@@ -152,7 +152,7 @@ Tensor VocabParallelEmbeddingImpl::forward(const Tensor& ids) {
   }
   const bool first = share_.begin == 0, last = share_.begin + share_.count == vocabulary_;
   Tensor at = ids - share_.begin;
-  // Ids outside the vocabulary are left for LibTorch to refuse, on the first and the last rank.
+  // The first and the last rank leave ids outside the vocabulary to LibTorch, which refuses them.
   Tensor elsewhere = torch::zeros_like(at, torch::kBool);
   if (!first) elsewhere = elsewhere.logical_or(at < 0);
   if (!last) elsewhere = elsewhere.logical_or(at >= share_.count);
@@ -206,7 +206,7 @@ ParallelAttentionImpl::ParallelAttentionImpl(ParallelBlockOptions given) : optio
 Tensor ParallelAttentionImpl::forward(const Tensor& x) {
   MANIPLE_REQUIRE(x.dim() == 3 && x.size(2) == options.width,
                   "ParallelAttention: input of [{}]; expected [batch, tokens, {}]", joined(x.sizes()), options.width);
-  // Entered once, for one collective in backward instead of three.
+  // The input enters once, for one collective in backward instead of three.
   const Tensor all = entering(x, options.sequence_parallel, options.group);
   const std::int64_t batch = all.size(0), tokens = all.size(1), per_head = options.width / options.heads;
   const auto heads_of = [&](const ColumnParallelLinear& layer) {

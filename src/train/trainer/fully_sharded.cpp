@@ -1,4 +1,4 @@
-// FullySharded: the whole model is a unit, and the program's loss function is its forward.
+// FullySharded: the whole model is one unit, and the program's loss function is the unit's forward.
 #include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
 #include "train/tensor/public_call.h"
@@ -10,7 +10,7 @@ namespace {
 
 using detail::FullyShardedBase;
 
-/// A unit of a module of unknown class.
+/// The unit of a module of unknown class.
 struct ShardedRoot final : FullyShardedBase {
   ShardedRoot(std::shared_ptr<torch::nn::Module> module, FullyShardOptions options)
       : FullyShardedBase(std::move(module), std::move(options)) {}
@@ -50,7 +50,7 @@ class FullyShardedStrategy final : public TrainerStrategy {
 
   std::string nonfinite_in(const detail::TrainerBatch& batch) override {
     drop_gradients();
-    const auto unsynced = root_->no_sync();  // whole gradients of this rank's batch
+    const auto unsynced = root_->no_sync();  // keeps the whole gradients of this rank's batch
     Metrics unused;
     const torch::Tensor loss = loss_of(batch, unused);
     loss.backward();
@@ -79,7 +79,7 @@ class FullyShardedStrategy final : public TrainerStrategy {
     trainer::broadcast_from_first(tensors, world());
   }
 
-  bool is_unit_;  ///< so its own forward gathers
+  bool is_unit_;  ///< the module is a unit itself, so its own forward gathers
   std::shared_ptr<FullyShardedBase> root_;
 };
 
@@ -113,7 +113,7 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::FullySharded& cho
   const bool is_unit = dynamic_cast<FullyShardedBase*>(&module) != nullptr;
   if (!is_unit) {
     require_fresh("FullySharded", given.optimizer);
-    // Its backward begins right after its forward.
+    // The root's backward begins right after its forward, so resharding in between would be wasted.
     if (!options.reshard_after_forward) options.reshard_after_forward = false;
   }
   const auto world = world_of("FullySharded", choice.world, options.group, options.replicate_group);

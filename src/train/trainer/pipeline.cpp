@@ -1,4 +1,4 @@
-// Pipeline: the Sequential is cut into stages, and the criterion is the loss of the last one.
+// Pipeline: the Sequential is cut into stages, and the criterion is the loss of the last stage.
 #include <unordered_set>
 
 #include "comm/base/check.h"
@@ -13,7 +13,7 @@ namespace {
 
 using TensorSet = std::unordered_set<const c10::TensorImpl*>;
 
-/// Takes the parameters of other ranks' stages from the optimizer, and gives back their memory.
+/// Removes the parameters of other ranks' stages from the optimizer and frees their memory.
 void drop_others(torch::nn::Module& whole, Pipeline& pipeline, torch::optim::Optimizer& optimizer) {
   TensorSet here;
   for (const auto& tensors : {pipeline.parameters(), pipeline.buffers()}) {
@@ -86,8 +86,8 @@ class PipelineStrategy final : public TrainerStrategy {
     return torch::full({}, pipeline_->step(batch.data, batch.target) / factor, torch::kFloat64);
   }
 
-  // The gradients of this rank's stages are still there; over a data group they are averages, but the loss shows which
-  // pipeline it was.
+  // The gradients of this rank's stages still exist. Over a data group they are averages, but the loss shows which
+  // pipeline was affected.
   std::string nonfinite_in(const detail::TrainerBatch& batch) override {
     std::string gradients;
     for (const auto& entry : pipeline_->named_parameters()) {
@@ -105,7 +105,7 @@ class PipelineStrategy final : public TrainerStrategy {
   }
 
  private:
-  /// What the criterion is called with while a batch goes through the stages.
+  /// What the criterion is called with while a batch passes through the stages.
   struct Running {
     Running(PipelineStrategy& of, const detail::TrainerBatch& batch_, Metrics& metrics_, double factor_)
         : strategy(of), batch(batch_), metrics(metrics_), factor(factor_) {

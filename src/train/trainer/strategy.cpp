@@ -1,4 +1,4 @@
-// What all strategies have in common, and DataParallel.
+// The common part of all strategies, and DataParallel.
 #include "train/trainer/strategy.h"
 
 #include <cmath>
@@ -77,7 +77,8 @@ torch::Tensor TrainerStrategy::backward(const detail::TrainerBatch& batch, Metri
   return loss.detach();
 }
 
-// The averaged gradients do not show where it began: this rank's batch is computed once more, for itself.
+// Averaged gradients do not show which rank's values were not finite first, so this rank's batch is computed again
+// without averaging.
 std::string TrainerStrategy::nonfinite_in(const detail::TrainerBatch& batch) {
   drop_gradients();
   const auto unsynced = ddp_ ? std::make_unique<NoSync>(ddp_->reducer()) : nullptr;
@@ -95,8 +96,8 @@ std::string TrainerStrategy::nonfinite_in(const detail::TrainerBatch& batch) {
   return text;
 }
 
-/// Of all parameters, also of those that the optimizer lacks, and to none rather than zero: the optimizer leaves a
-/// parameter alone that a step does not use, before and after a restart.
+/// Drops the gradients of all parameters, including those that the optimizer lacks. Sets them to none rather than zero:
+/// the optimizer then skips a parameter that a step does not use, before and after a restart.
 void TrainerStrategy::drop_gradients() {
   zero_grad(given_.optimizer, true);
   for (torch::Tensor& parameter : module().parameters()) parameter.mutable_grad() = torch::Tensor();
@@ -177,7 +178,7 @@ void add_nonfinite_gradient(std::string& text, const std::string& name) {
 
 namespace {
 
-/// The ranks with different batches, by the alternative of the strategy; null: one.
+/// For each strategy, the group whose ranks have different batches; null: only this rank.
 std::shared_ptr<ProcessGroup> dividing_data(const strategy::DataParallel& one) {
   return trainer::group_or_default(one.ddp.group);
 }

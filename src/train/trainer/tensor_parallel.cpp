@@ -1,5 +1,5 @@
-// TensorParallel: the layers communicate by themselves; what is left is to average over the data group, and to count
-// each sample once.
+// TensorParallel: the layers communicate by themselves. The strategy averages over the data group and counts each
+// sample once.
 #include "comm/base/check.h"
 #include "train/tensor_layout.h"
 #include "train/trainer/strategy.h"

@@ -59,7 +59,7 @@ struct Trainer::Impl {
     if (options.lr) {
       for (auto& parameters : optimizer.param_groups()) rates.push_back(parameters.options().get_lr());
     }
-    metrics.add("loss", 0.0, 0);  // the first of a row
+    metrics.add("loss", 0.0, 0);  // the first metric of a row
     if (options.checkpoint.folder.empty()) return;
     options.checkpoint.group = group;
     options.checkpoint.sharded = options.checkpoint.sharded || strategy->divides_model();
@@ -94,7 +94,7 @@ struct Trainer::Impl {
     return TrainerStrategy::make(options.strategy, {std::move(model), optimizer, options.autocast});
   }
 
-  // ---- What is kept ----------------------------------------------------------------------------------------------
+  // ---- State kept in checkpoints ---------------------------------------------------------------------------------
 
   std::string state_text() const {
     return format_text("epoch {} batch {} step {} samples {} ranks {}", state.epoch, state.batch, state.step,
@@ -129,10 +129,11 @@ struct Trainer::Impl {
     return groups.empty() ? 0 : groups.front().options().get_lr();
   }
 
-  /// Where this rank's metrics go: those of ranks with the same batch count once.
+  /// The metrics to which this rank adds: ranks with the same batch count once.
   Metrics& counted(Metrics& kept) { return strategy->reports() ? kept : uncounted; }
 
-  /// Whether a gradient of the optimizer's is not finite on any rank. `norm` of all of them, if it is known.
+  /// Whether a gradient of the optimizer is not finite on any rank. `norm` is the norm of all gradients, if it is
+  /// known.
   bool found_nonfinite(torch::Tensor norm) {
     if (options.nonfinite_gradients == NonfiniteGradients::ignore || scaler.step) return false;
     const std::vector<torch::Tensor> parameters = parameters_of(strategy->optimizer());
@@ -144,7 +145,7 @@ struct Trainer::Impl {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     if (!norm.defined()) norm = clip_grad_norm_(parameters, kInfinity, {.norm_type = kInfinity, .where = {}});
     std::uint8_t found = std::isfinite(norm.item<double>()) ? 0 : 1;
-    // With some communication hooks, and with sharded parameters, ranks have gradients of their own.
+    // With some communication hooks, and with sharded parameters, gradients differ between ranks.
     if (group && group->size() > 1) group->all_reduce(buffer_of(found), ReduceOp::max, {.where = public_place()});
     return found != 0;
   }
@@ -197,14 +198,14 @@ struct Trainer::Impl {
     ++state.step;
   }
 
-  /// Of the steps since the row before, if there are any: on all ranks equally many.
+  /// Writes a row for the steps since the previous row, if there are any; all ranks have made the same number of steps.
   void write_row() {
     if (std::exchange(rows_step, state.step) == state.step) return;
     state.train = metrics.all_reduce(group, {});
     log->row("train", state, state.train, rate());
   }
 
-  /// Whether the training goes on after this batch.
+  /// Returns whether the training continues after this batch.
   bool train_on(const detail::TrainerBatch& batch) {
     if (accumulation.pending() == 0) strategy->drop_gradients();
     {
@@ -273,9 +274,9 @@ struct Trainer::Impl {
     if (best && best_so_far.improved()) best->save(state.step, {});
   }
 
-  // ---- All of it -------------------------------------------------------------------------------------------------
+  // ---- The run ---------------------------------------------------------------------------------------------------
 
-  /// Where the training goes on from, when there is a checkpoint; otherwise empty.
+  /// Where the training resumes if there is a checkpoint; otherwise empty.
   std::string begin() {
     if (begun) {
       if (state.batch > 0 && train->cursor)
@@ -284,7 +285,7 @@ struct Trainer::Impl {
     }
     const bool loaded = checkpoint && checkpoint->load({}, {});
     if (loaded) strategy->give_options();
-    begun = true;  // not if that threw: the next call tries again
+    begun = true;  // not set if that threw, so that the next call tries again
     if (!loaded) return "";
     return train->cursor ? train->cursor() : format_text("epoch {}, batch {}", state.epoch, state.batch);
   }
@@ -336,7 +337,7 @@ struct Trainer::Impl {
         train_epoch();
       }
     }
-    // A training that was at its end already: what it has reached.
+    // The training was at its end already: evaluate what it has reached.
     if (evaluation != nullptr && state.evaluation.empty() && state.end != TrainerEnd::stopped)
       state.evaluation = judge(*evaluation);
     if (train->cursor) cursor = train->cursor();
@@ -344,29 +345,29 @@ struct Trainer::Impl {
     if (best) best->wait();
   }
 
-  torch::optim::Optimizer& optimizer;  ///< the program's; strategy->optimizer() steps
+  torch::optim::Optimizer& optimizer;  ///< the program's optimizer; strategy->optimizer() steps
   TrainerOptions options;
   std::unique_ptr<TrainerStrategy> strategy;
   std::shared_ptr<ProcessGroup> group;  ///< null: this process alone
   Accumulation accumulation;
   EarlyStopping best_so_far;
-  detail::TrainerScaler scaler;  ///< empty functions: none
-  std::vector<double> rates;     ///< of the optimizer's groups at the beginning, for options.lr
-  Metrics metrics;               ///< since the latest row
-  Metrics uncounted;             ///< of batches that other ranks count
-  std::int64_t rows_step = 0;    ///< the step of that row
+  detail::TrainerScaler scaler;  ///< empty functions if there is no GradScaler
+  std::vector<double> rates;     ///< rates of the optimizer's groups at the beginning, for options.lr
+  Metrics metrics;               ///< since the previous row
+  Metrics uncounted;             ///< metrics of batches that other ranks count
+  std::int64_t rows_step = 0;    ///< the step of the previous row
   TrainerState state;
-  std::string cursor;  ///< of the data, when run() ended
+  std::string cursor;  ///< cursor of the data when run() ended
   bool begun = false;
   bool stop_asked = false;
 
-  // While run() runs.
+  // Set while run() runs.
   const detail::TrainerData* train = nullptr;
   const detail::TrainerData* evaluation = nullptr;
   std::optional<GracefulStop> stop;
   std::optional<TrainingLog> log;
 
-  std::unique_ptr<Checkpoint> checkpoint;  ///< last: a save under way ends before anything else goes
+  std::unique_ptr<Checkpoint> checkpoint;  ///< last: a save in progress must end before other members are destroyed
   std::unique_ptr<Checkpoint> best;
 };
 
@@ -383,7 +384,7 @@ const TrainerState& Trainer::run(const detail::TrainerData& train, const detail:
     Impl& impl;
     ~Ends() {
       impl.train = impl.evaluation = nullptr;
-      impl.stop.reset();  // signals are as before
+      impl.stop.reset();  // restores the signal handlers
       impl.log.reset();
     }
   } ends{*impl_};

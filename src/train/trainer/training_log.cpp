@@ -25,8 +25,8 @@ TrainingLog::TrainingLog(const TrainerOptions& options, int rank, bool default_g
     std::fprintf(stderr, "going on after step %lld: %s\n", static_cast<long long>(state.step), resumed.c_str());
   if (!writes_) return;
   SummaryWriterOptions writer{.only_rank_0 = false};
-  if (!resumed.empty()) writer.purge_step = state.step + 1;  // what was written after the checkpoint is written again
-  curves_.emplace(options.log_dir, writer);                  // makes the folder
+  if (!resumed.empty()) writer.purge_step = state.step + 1;  // events after the checkpoint will be written again
+  curves_.emplace(options.log_dir, writer);                  // creates the folder
   path_ = options.log_dir + "/log.jsonl";
   lines_ = open_file(path_, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (!lines_) throw_system_error("cannot make " + path_);
@@ -75,7 +75,7 @@ void TrainingLog::row(std::string_view kind, const TrainerState& state, const Me
   write_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
-/// One write(2): a killed process leaves whole lines.
+/// A single write(2), so that a killed process leaves only whole lines.
 void TrainingLog::write_line(const std::string& line) {
   const std::string whole = line + "\n";
   if (::write(lines_.get(), whole.data(), whole.size()) != static_cast<ssize_t>(whole.size()))

@@ -1,4 +1,4 @@
-// Zero1: the program's optimizer keeps the options, a ShardedOptimizer over the same parameters steps.
+// Zero1: the program's optimizer holds the options; a ShardedOptimizer over the same parameters steps.
 #include <typeinfo>
 
 #include "comm/base/check.h"
@@ -49,8 +49,8 @@ class Zero1Strategy final : public TrainerStrategy {
  public:
   Zero1Strategy(Given given, const std::shared_ptr<ProcessGroup>& group, const strategy::Zero1& choice)
       : TrainerStrategy(std::move(given), group, group, choice.ddp),
-        // After DistributedDataParallel: the optimizer gives the parameters other memory, with the values that all
-        // ranks have now.
+        // After DistributedDataParallel: the sharded optimizer moves the parameters to other memory, with the values
+        // that all ranks have by now.
         sharded_(sharded_from(given_.optimizer, {.group = group, .shared_parameters = choice.shared_parameters})) {}
 
   torch::optim::Optimizer& optimizer() override { return *sharded_; }

@@ -15,10 +15,10 @@
 namespace maniple {
 namespace {
 
-/// What is read at a time: large enough for the disk, small enough to stay in the cache until it is converted.
+/// Bytes read at a time: enough for the disk, few enough to stay in the cache until they are converted.
 constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
 
-/// One tensor of a file that goes into one of the module.
+/// A tensor of a file and the module's tensor that receives it.
 struct Assignment {
   const StoredTensor* from = nullptr;
   torch::ScalarType type{};
@@ -26,14 +26,14 @@ struct Assignment {
   bool transposed = false;
 };
 
-/// Some rows of a tensor of a file, which lie one after the other there.
+/// Rows of a tensor that are contiguous in its file.
 struct Piece {
   const RegularFile* file = nullptr;
   std::uint64_t begin = 0;
   std::size_t bytes = 0;
-  char* memory = nullptr;    // where the bytes belong as they are; or
-  torch::Tensor to;          // the rows that they are converted to,
-  torch::ScalarType type{};  // from this dtype
+  char* memory = nullptr;    // destination of unconverted bytes; or
+  torch::Tensor to;          // the rows that receive converted values,
+  torch::ScalarType type{};  // converted from this dtype
 };
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return format_text("[{}]", joined(shape)); }
@@ -44,7 +44,7 @@ bool convertible(torch::ScalarType from, torch::ScalarType to) {
   return c10::isIntegralType(from, false) && c10::isIntegralType(to, false);
 }
 
-/// Why the tensor in the file does not fit that of the module; empty: it does.
+/// Why the tensor in the file does not fit the module's tensor; empty if it fits.
 std::string misfit(const std::string& name, const StoredTensor& from, const torch::Tensor& to, bool transposed,
                    bool convert) {
   const auto type = dtype_of_stored(from.dtype);
@@ -62,8 +62,8 @@ std::string misfit(const std::string& name, const StoredTensor& from, const torc
                      shape_text(to.sizes().vec()));
 }
 
-/// Adds the pieces of one tensor. Its rows are those of the first dimension, or single elements where both sides have
-/// them in one order.
+/// Adds the pieces of one tensor. Rows are indices of the first dimension, or single elements if both sides have the
+/// same order.
 void add_pieces(const Assignment& assignment, const RegularFile& file, std::vector<Piece>& pieces) {
   torch::Tensor to = assignment.transposed ? assignment.to.t() : assignment.to;
   if (to.numel() == 0) return;
@@ -119,11 +119,11 @@ void copy_all(const WeightsFiles& files, const std::vector<Assignment>& assignme
   std::sort(pieces.begin(), pieces.end(), in_order);
   std::sort(on_devices.begin(), on_devices.end(), in_order);
   for (const auto& file : files.files) ::posix_fadvise(file->descriptor(), 0, 0, POSIX_FADV_SEQUENTIAL);
-  // All threads read at about the same place, as a disk likes it.
+  // All threads read near the same offset, which suits disks.
   std::atomic<std::size_t> next = 0;
   const auto threads = std::min<std::int64_t>(at::get_num_threads(), static_cast<std::int64_t>(pieces.size()));
   at::parallel_for(0, threads, 1, [&](std::int64_t, std::int64_t) {
-    const torch::NoGradGuard no_grad_here;  // it is a setting of the thread
+    const torch::NoGradGuard no_grad_here;  // grad mode is thread-local
     torch::Tensor buffer;
     for (std::size_t i = next++; i < pieces.size(); i = next++) read_piece(pieces[i], buffer);
   });
@@ -146,7 +146,8 @@ WeightsReport load_into(const NamedTensors& tensors, const std::string& path, co
   report.ignored = files.stored.ignored;
   std::map<std::string, std::size_t> stored = rename_stored(files, renaming, report.ignored);
 
-  // By memory: a tensor with several names is loaded if one of them is there, from the last one as Python does it.
+  // By memory: a tensor with several names is loaded if any of them is in the file; if there are several, the last one
+  // wins, as in Python.
   std::map<std::string, std::size_t> assigned;
   std::vector<Assignment> assignments;
   std::vector<std::pair<std::string, std::string>> not_there;  // name, memory
@@ -192,7 +193,8 @@ WeightsReport load_into(const NamedTensors& tensors, const std::string& path, co
   copy_all(files, assignments);
   for (const Assignment& assignment : assignments) {
     if (!assignment.to.is_inference())
-      assignment.to.unsafeGetTensorImpl()->bump_version();  // shared with what it was detached from
+      assignment.to.unsafeGetTensorImpl()
+          ->bump_version();  // the detached tensor shares its version counter with the original
   }
   return report;
 }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostRenamedBytes = 4096;
 
-/// \d as POSIX writes it, inside and outside of brackets.
+/// Replaces \d by its POSIX form, inside and outside brackets.
 std::string without_digit_class(const std::string& pattern) {
   std::string result;
   bool inside = false;
@@ -68,7 +68,7 @@ struct NameRules::Rule {
                         static_cast<std::size_t>(part.rm_eo - part.rm_so));
       }
       at = end;
-      if (begin == end) {  // an empty match: go on behind the next character
+      if (begin == end) {  // an empty match: continue after the next character
         if (at < name.size()) result += name[at];
         ++at;
       }

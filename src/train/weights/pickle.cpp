@@ -20,12 +20,12 @@ constexpr std::size_t kMostArguments = 16;
 constexpr std::size_t kMostDimensions = 64;
 constexpr std::size_t kMostNameBytes = 4096;
 
-/// What the pickle may call. Each is done here, by call().
+/// What the pickle may call. call() implements each of these itself.
 enum class Function : std::uint8_t {
   ordered_dict,
   tensor,          // (storage, offset, shape, strides, ...)
   typed_tensor,    // (storage, offset, shape, strides, requires_grad, hooks, dtype, ...)
-  first_argument,  // what a parameter, a torch.Size or a type tag is made of
+  first_argument,  // rebuilds a parameter, a torch.Size or a type tag
   ignored,
 };
 
@@ -40,14 +40,14 @@ constexpr std::array kFunctions = {
     NamedFunction{"torch._utils", "_rebuild_tensor_v3", Function::typed_tensor},
     NamedFunction{"torch._utils", "_rebuild_parameter", Function::first_argument},
     NamedFunction{"torch._utils", "_rebuild_parameter_with_state", Function::first_argument},
-    NamedFunction{"torch.jit._pickle", "restore_type_tag", Function::first_argument},  // of torch::pickle_save
+    NamedFunction{"torch.jit._pickle", "restore_type_tag", Function::first_argument},  // written by torch::pickle_save
     NamedFunction{"torch", "Size", Function::first_argument},
     NamedFunction{"torch", "device", Function::ignored},
 };
 
 struct NamedType {
-  std::string_view name;   // in the module torch
-  std::string_view dtype;  // as safetensors spells it; empty: bytes of no dtype
+  std::string_view name;   // in module torch
+  std::string_view dtype;  // as safetensors spells it; empty for untyped bytes
 };
 constexpr std::array kStorageTypes = {
     NamedType{"FloatStorage", "F32"},     NamedType{"DoubleStorage", "F64"},       NamedType{"HalfStorage", "F16"},
@@ -114,7 +114,7 @@ void PickleMachine::call() {
   switch (static_cast<Function>(values_[callee].number)) {
     case Function::ordered_dict: {
       std::vector<PickleRef> items;
-      if (!list.empty()) {  // pairs; a list may be given to many dictionaries, so their sum is bounded
+      if (!list.empty()) {  // pairs; many dictionaries may be made from one list, so the sum is bounded
         const std::vector<PickleRef>& pairs = values_[list.front()].items;
         if (pairs.size() > kMostPickledValues - paired_) fail("its dictionaries have too many entries");
         paired_ += pairs.size();
@@ -134,7 +134,7 @@ void PickleMachine::call() {
   }
 }
 
-/// From ("storage", type, key, location, elements).
+/// Makes a storage from ("storage", type, key, location, elements).
 void PickleMachine::make_storage() {
   const PickleValue& id = values_[pop()];
   const auto is = [&](std::size_t i, PickleKind kind) { return values_[id.items[i]].kind == kind; };
@@ -179,7 +179,7 @@ void PickleMachine::make_tensor(const std::vector<PickleRef>& arguments, bool ty
     if (values_[arguments[6]].kind != PickleKind::dtype) fail("the dtype of a tensor is something else");
     tensor.dtype = kDtypes[static_cast<std::size_t>(values_[arguments[6]].number)].dtype;
   }
-  // conj and neg: elements mean something else than their bytes say.
+  // With conj or neg, the elements differ from the stored bytes.
   if (const std::size_t metadata = typed ? 7 : 6; arguments.size() > metadata)
     MANIPLE_REQUIRE(
         values_[arguments[metadata]].items.empty(),
@@ -193,7 +193,7 @@ void PickleMachine::make_tensor(const std::vector<PickleRef>& arguments, bool ty
   const std::uint64_t element = element_bytes_of(tensor.dtype);
   const auto bytes = tensor_bytes(tensor.shape, element);
   if (!bytes) fail("a tensor is larger than any file");
-  // Its last element, counted from the beginning of the storage, must lie inside.
+  // The last element, counted from the beginning of the storage, must lie inside it.
   constexpr auto kMostBytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (tensor.storage.elements > kMostBytes / tensor.storage.element_bytes) fail("a storage is larger than any file");
   const std::uint64_t elements = tensor.storage.elements * tensor.storage.element_bytes / element;
@@ -257,7 +257,7 @@ PickledStateDict read_state_dict(std::string_view pickle, std::string_view key) 
   PickledStateDict result;
   std::set<std::string_view> names;
   std::vector<std::string> inside;
-  std::set<PickleRef> looked_at;  // one dictionary may be there many times
+  std::set<PickleRef> looked_at;  // a dictionary may occur many times
   if (dict.items.size() > 2 * kMostTensors) throw ProtocolError("its dictionary has too many entries");
   for (std::size_t i = 0; i + 1 < dict.items.size(); i += 2) {
     const PickleValue &name = machine[dict.items[i]], &value = machine[dict.items[i + 1]];

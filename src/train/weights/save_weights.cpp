@@ -15,17 +15,17 @@ namespace {
 
 constexpr std::string_view kEnding = ".safetensors";
 constexpr std::int64_t kWrittenAtOnce = std::int64_t{16}
-                                        << 20;  // bytes of a tensor that has to be copied or converted first
+                                        << 20;  // bytes of a tensor that must be copied or converted before writing
 
-/// A tensor as it will be in a file.
+/// A tensor in the form that the file will have.
 struct Saved {
   SafetensorsEntry entry;
-  torch::Tensor tensor;  // of that shape, perhaps of another dtype
+  torch::Tensor tensor;  // has that shape, but maybe another dtype
   torch::ScalarType type{};
 };
 
-/// What is saved, in the module's order; tensors with several names once, and the other names in `metadata`, as Hugging
-/// Face has it.
+/// The tensors to save, in the module's order. A tensor with several names is saved once; its other names go into
+/// `metadata`, as in Hugging Face's files.
 std::vector<Saved> chosen_tensors(const NamedTensors& tensors, const SaveWeightsOptions& options,
                                   std::map<std::string, std::string>& metadata) {
   const Renaming renaming(options.rename, options.rename_by);
@@ -33,7 +33,7 @@ std::vector<Saved> chosen_tensors(const NamedTensors& tensors, const SaveWeights
   MANIPLE_REQUIRE(!options.dtype || c10::isFloatingType(*options.dtype), "dtype is {}; expected a floating-point dtype",
                   c10::toString(options.dtype.value_or(torch::kFloat32)));
   std::vector<Saved> chosen;
-  std::map<std::string, std::string> saved_as;  // by memory
+  std::map<std::string, std::string> saved_as;  // name in the file, by memory
   std::set<std::string> names;
   for (const auto& [own_name, tensor] : tensors) {
     MANIPLE_REQUIRE(
@@ -64,7 +64,7 @@ std::vector<Saved> chosen_tensors(const NamedTensors& tensors, const SaveWeights
   return chosen;
 }
 
-/// Writes a tensor in row-major order, in its dtype of the file, with little memory besides its own.
+/// Writes a tensor in row-major order and the file's dtype, using little additional memory.
 void write_tensor(DurableFile& file, const Saved& saved) {
   torch::Tensor tensor = saved.tensor;
   if (tensor.numel() == 0) return;
@@ -82,7 +82,7 @@ void write_tensor(DurableFile& file, const Saved& saved) {
 }
 
 void write_file(DurableFile& file, std::vector<Saved> tensors, const std::map<std::string, std::string>& metadata) {
-  // Wide elements first: so all are aligned in the file, and readers can use them where they are.
+  // Wide elements first: then all tensors are aligned in the file, and readers can use them in place.
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const Saved& a, const Saved& b) { return c10::elementSize(a.type) > c10::elementSize(b.type); });
   SafetensorsHeader header;
@@ -94,7 +94,7 @@ void write_file(DurableFile& file, std::vector<Saved> tensors, const std::map<st
   file.sync();
 }
 
-/// Tensors in their order, as many in each part as fit; one that is larger has a part of its own.
+/// Divides tensors into parts, in order, with as many per part as fit. A tensor that is too large gets its own part.
 std::vector<std::vector<Saved>> divided(std::vector<Saved> tensors, std::uint64_t most_bytes) {
   std::vector<std::vector<Saved>> parts(1);
   std::uint64_t bytes = 0;
@@ -110,7 +110,7 @@ std::vector<std::vector<Saved>> divided(std::vector<Saved> tensors, std::uint64_
   return parts;
 }
 
-/// The files of an earlier save at this path that are not of this one.
+/// The files of an earlier save at this path, from its index.
 std::vector<std::string> files_of_index(const std::string& path, const std::string& stem) {
   std::set<std::string> files;
   try {
@@ -118,7 +118,7 @@ std::vector<std::string> files_of_index(const std::string& path, const std::stri
       const std::string full = folder_of(path) + file;
       if (full.starts_with(stem + "-") && full.ends_with(kEnding)) files.insert(full);
     }
-  } catch (const Error&) {  // there is none, or it is not ours to understand
+  } catch (const Error&) {  // there is no index, or not one of ours
   }
   return {files.begin(), files.end()};
 }
@@ -150,12 +150,12 @@ void save(const NamedTensors& tensors, std::string path, const SaveWeightsOption
     DurableFile& index_file = files.emplace_back(index_path, DurableFile::Hash::none);
     index_file.write(encode_weights_index(index));
     index_file.sync();
-    // An index must not point to files of two saves, not even if this process is killed here: so it goes first, and
-    // comes last.
+    // An index must never refer to files of two saves, even if this process is killed here. So the old index is removed
+    // first, and the new one is published last.
     ::unlink(index_path.c_str());
   }
   DurableFile::publish(files);
-  // What an earlier save left would be taken for this one's.
+  // Otherwise files of an earlier save would be taken for this one's.
   ::unlink(parts.size() == 1 ? index_path.c_str() : path.c_str());
   for (const std::string& file : old) {
     if (current.count(file) == 0) ::unlink(file.c_str());

@@ -24,7 +24,7 @@ std::string entry_text(const std::string& name, const ZipEntry& entry, const Rea
 
 StoredTensors read_torch_file(std::uint64_t file_bytes, const ReadAt& read, std::string_view key) {
   const std::map<std::string, ZipEntry> entries = read_zip_directory(file_bytes, read);
-  // All entries are in one folder, which has the name of the file when it was saved.
+  // All entries are in one folder, named after the file when it was saved.
   std::string folder;
   const ZipEntry* pickle = nullptr;
   for (const auto& [name, entry] : entries) {
@@ -66,7 +66,7 @@ StoredTensors read_torch_file(std::uint64_t file_bytes, const ReadAt& read, std:
 }
 
 void refuse_legacy_torch_file(std::string_view first_bytes) {
-  // The pickle of a magic number, 0x1950a86a20f9469cfc6c; before that, a tar archive.
+  // Older formats: a pickle of the magic number 0x1950a86a20f9469cfc6c, and before that a tar archive.
   constexpr std::string_view kMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
   constexpr std::size_t kTarSignature = 257;
   const bool legacy = first_bytes.starts_with(kMagic) ||

@@ -58,7 +58,7 @@ std::optional<torch::ScalarType> dtype_of_stored(const std::string& name) {
 }
 
 NamedTensors named_tensors_of(const torch::nn::Module& module) {
-  // A wrapper's only child is "module": files do not depend on whether the module was wrapped.
+  // A wrapper's only child is "module"; skipped, so that files do not depend on whether the module was wrapped.
   const bool wrapped = dynamic_cast<const detail::ModuleWrapper*>(&module) != nullptr;
   NamedTensors tensors;
   const auto add = [&](const torch::OrderedDict<std::string, torch::Tensor>& named) {
@@ -96,8 +96,8 @@ std::map<std::string, std::size_t> rename_stored(const WeightsFiles& files, cons
   return places;
 }
 
-/// Copy-on-write, so that tensors in it can be written to, and without a reservation: that of a large file might be
-/// refused.
+/// A copy-on-write mapping, so that its tensors can be written to. It reserves no swap, because a reservation for a
+/// large file might be refused.
 struct MappedFiles::Mapping {
   explicit Mapping(const RegularFile& file) : bytes(file.size()) {
     if (bytes == 0) return;

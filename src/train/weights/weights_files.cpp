@@ -49,7 +49,7 @@ StoredTensors read_file(const RegularFile& file, const std::string& key) {
   return read_safetensors(file, first);
 }
 
-/// Calls `read` with what went wrong completed by the file's name.
+/// Calls `read`, and adds the file's name to its errors.
 template <class Read>
 auto naming(const std::string& path, Read&& read) {
   try {
@@ -61,7 +61,7 @@ auto naming(const std::string& path, Read&& read) {
   }
 }
 
-/// The file that a path means: that of a folder, or the index of one that was saved in several.
+/// The file for a path: the file in a folder, or the index if a model was saved in several files.
 std::string resolved(const std::string& path) {
   if (!is_folder(path)) {
     if (const std::string index = path + std::string(kIndexEnding); !is_readable(path) && is_readable(index))
@@ -101,7 +101,7 @@ WeightsFiles open_shards(const std::string& path, const std::string& key) {
     StoredTensors stored = naming(file.path(), [&] { return read_file(file, key); });
     for (StoredTensor& tensor : stored.tensors) {
       const auto place = index.files.find(tensor.name);
-      if (place != index.files.end() && place->second != shard) continue;  // the index says which one counts
+      if (place != index.files.end() && place->second != shard) continue;  // the index decides which one counts
       tensor.file = all.files.size() - 1;
       if (!found.insert(tensor.name).second)
         throw ProtocolError(format_text("{}: tensor \"{}\" is also in another file, and the index names none",
@@ -156,7 +156,7 @@ bool is_folder(const std::string& path) noexcept {
 }
 
 WeightsIndex parse_weights_index(std::string_view text) {
-  // As in parse_safetensors: names that occur twice and nesting are refused while parsing.
+  // As in parse_safetensors, duplicate names and nesting are refused while parsing.
   using Json = nlohmann::json;
   std::set<std::string> names;
   std::string trouble;

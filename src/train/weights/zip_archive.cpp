@@ -9,7 +9,7 @@
 namespace maniple {
 namespace {
 
-// Field widths and places are those of PKWARE's APPNOTE.TXT, 4.3 and 4.5.3.
+// Widths and places of fields follow PKWARE's APPNOTE.TXT, 4.3 and 4.5.3.
 constexpr std::string_view kLocalSignature = "PK\3\4";
 constexpr std::string_view kCentralSignature = "PK\1\2";
 constexpr std::string_view kEndSignature = "PK\5\6";
@@ -18,8 +18,8 @@ constexpr std::string_view kLocator64Signature = "PK\6\7";
 constexpr std::size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocator64Bytes = 20;
 constexpr std::size_t kMostCommentBytes = 0xffff;
 constexpr std::uint64_t kMostDirectoryBytes = std::uint64_t{64} << 20;
-constexpr std::uint64_t kEncrypted = 0x10000;  // no method of compression
-constexpr std::uint64_t kIn64 = 0xffffffff;    // of a field whose value is in the zip64 extra field
+constexpr std::uint64_t kEncrypted = 0x10000;  // outside the range of compression methods
+constexpr std::uint64_t kIn64 = 0xffffffff;    // marks a field whose value is in the zip64 extra field
 
 std::uint64_t number_at(std::string_view bytes, std::size_t at, std::size_t width) {
   MANIPLE_ASSERT(at + width <= bytes.size());
@@ -80,13 +80,13 @@ Directory find_directory(std::uint64_t file_bytes, const ReadAt& read) {
 
 struct Central {
   std::string name;
-  std::uint64_t local = 0;  // where its local header begins
+  std::uint64_t local = 0;  // offset of its local header
   std::uint64_t bytes = 0;
   std::uint64_t method = 0;
 };
 
-/// Replaces the fields that did not fit into 32 bits by those of the zip64 extra field, which has only these, in this
-/// order.
+/// Replaces fields that did not fit into 32 bits by the zip64 extra field's values. It contains only those fields, in
+/// this order.
 void widen(std::string_view extra, const std::string& name, std::initializer_list<std::uint64_t*> fields) {
   std::string_view wide;
   for (std::size_t at = 0; at + 4 <= extra.size();) {
@@ -147,7 +147,7 @@ std::map<std::string, ZipEntry> read_zip_directory(std::uint64_t file_bytes, con
   std::vector<Central> entries = read_entries(directory, read);
   std::sort(entries.begin(), entries.end(), [](const Central& a, const Central& b) { return a.local < b.local; });
   std::map<std::string, ZipEntry> result;
-  std::uint64_t taken = 0;  // up to where the entries before reach
+  std::uint64_t taken = 0;  // end of the previous entries
   for (const Central& entry : entries) {
     const std::string shown = shown_name(entry.name);
     if (entry.local < taken) throw ProtocolError(format_text("zip entry \"{}\" overlaps the one before it", shown));
