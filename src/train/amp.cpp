@@ -146,7 +146,7 @@ struct GradScaler::Impl {
         lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
       }
     }
-    place(torch::kCPU);  // there are no gradients
+    place(torch::kCPU);  // without any gradient
     torch::Tensor found = torch::zeros({}, scale.options());
     if (!on_cpu.empty()) {
       // Like PyTorch: the reciprocal of a float64.

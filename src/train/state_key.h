@@ -64,8 +64,7 @@ void for_each_field(const Map& map, const std::string& owner, const F& f) {
   const std::string prefix = owner + ".";
   for (auto entry = map.lower_bound(prefix); entry != map.end() && entry->first.starts_with(prefix); ++entry) {
     const std::string field = entry->first.substr(prefix.size());
-    if (field.find('.') == std::string::npos)
-      f(field, entry->second);  // otherwise it belongs to the owner "w.x", not to "w"
+    if (field.find('.') == std::string::npos) f(field, entry->second);  // others belong to the owner "w.x", not to "w"
   }
 }
 

@@ -17,8 +17,7 @@ namespace {
 class Layouts {
  public:
   static Layouts& all() {
-    static auto* const layouts =
-        new Layouts;  // never destroyed: parameters in static objects may outlive any other static object
+    static auto* const layouts = new Layouts;  // parameters in static objects may outlive any other static object
     return *layouts;
   }
 

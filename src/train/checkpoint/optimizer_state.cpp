@@ -96,8 +96,7 @@ struct Saver {
   void operator()(const char* field, std::int64_t& value) { state.texts[key(field)] = text_of(value); }
   void operator()(const char* field, bool& value) { state.texts[key(field)] = value ? "1" : "0"; }
   void operator()(const char* field, torch::Tensor& value) {
-    if (value.defined())
-      state.tensors[key(field)] = value;  // undefined for max_exp_avg_sq without amsgrad, for example
+    if (value.defined()) state.tensors[key(field)] = value;  // e.g. max_exp_avg_sq without amsgrad is undefined
   }
 };
 

@@ -53,10 +53,8 @@ struct Part {
   std::function<PartState(const Layouts*)> save;
   std::function<void(const SavedPart&, const LoadOptions&, const Layouts&)> load;
   std::function<void(Layouts&)> add_layouts = {};  ///< set for modules
-  ShardedOptimizerBase* divided =
-      nullptr;  ///< if set, `save` gathers its state on rank 0, so all ranks must call it together
-  std::function<void(PartState&, const Layouts&)> annotate =
-      {};  ///< adds parameter names to a state saved without layouts
+  ShardedOptimizerBase* divided = nullptr;         ///< if set, `save` gathers its state on rank 0, collectively
+  std::function<void(PartState&, const Layouts&)> annotate = {};  ///< adds names to a state saved without layouts
 };
 
 Part module_part(const std::string& name, torch::nn::Module& module);

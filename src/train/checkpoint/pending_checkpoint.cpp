@@ -101,8 +101,7 @@ PendingCheckpoint::PendingCheckpoint(std::string folder, std::int64_t step) : fo
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (committed_ || !guard_.owned())
-    return;  // in a child of fork() the checkpoint belongs to the parent, which may be writing it
+  if (committed_ || !guard_.owned()) return;  // in a child of fork() the parent owns it and may be writing it
   try {
     remove_checkpoint(pending_);
   } catch (const Error& error) {

@@ -72,8 +72,7 @@ Tensor part_of(const Tensor& gradient, const Layout& layout, std::size_t replica
 
 // ---- The sum of the replicas' gradients -----------------------------------------------------------------------------
 
-constexpr std::int64_t kLarge =
-    1 << 16;  // elements: adding them takes some ten microseconds, more than waking the threads
+constexpr std::int64_t kLarge = 1 << 16;  // elements: takes about ten microseconds, more than waking the threads
 
 /// Whether nothing else refers to this memory: a gradient may be the same tensor as another gradient, or a view.
 bool is_ours_alone(const Tensor& tensor) {

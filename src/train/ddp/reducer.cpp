@@ -280,8 +280,7 @@ void Reducer::reset() {
       bucket.pending += parameter.expected ? 1 : 0;
       if (!parameter.expected && !shadows()) copy_in_absent(parameter);
     }
-    if (parameters_[bucket.members().front()].delayed)
-      bucket.pending = 1;  // until the delayed gradients are released together
+    if (parameters_[bucket.members().front()].delayed) bucket.pending = 1;  // until they are released together
   }
 }
 

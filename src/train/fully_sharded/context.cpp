@@ -1,4 +1,4 @@
-// What the units of a group share: scratch memory, gathering ahead, and the course of a backward.
+// State shared by the units of a group: scratch memory, gathering ahead, and the course of a backward.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -13,7 +13,7 @@
 namespace maniple::detail {
 namespace {
 
-/// The contexts of this process, by group. Ranks may be threads, each with groups of its own.
+/// The contexts of this process, by group. Ranks may be threads, each with its own groups.
 struct Contexts {
   std::mutex mutex;
   std::map<std::tuple<ProcessGroup*, ProcessGroup*, Overlap>, std::weak_ptr<ShardContext>> by_group;
@@ -38,7 +38,7 @@ std::shared_ptr<ShardContext> ShardContext::of(const FullyShardOptions& options)
   return made;
 }
 
-// More than enough bytes: whether threads pay is a question of cores and hosts here.
+// Passes a large byte count to resolve_overlap(): here only cores and hosts decide whether a thread pays.
 ShardContext::ShardContext(const FullyShardOptions& options)
     : group_(options.group),
       replicate_(options.replicate_group),
@@ -48,7 +48,7 @@ ShardContext::ShardContext(const FullyShardOptions& options)
 ShardContext::~ShardContext() {
   for (auto& [use, work] : work_) {
     try {
-      if (work.valid()) work.wait();  // it writes to the scratch
+      if (work.valid()) work.wait();  // it writes to the scratch, which is destroyed next
     } catch (...) {
     }
   }
@@ -72,13 +72,13 @@ void ShardContext::remove(ShardUnit* unit) noexcept {
       entry = entry->second == unit ? next_[phase].erase(entry) : std::next(entry);
   }
   if (last_ == unit) last_ = nullptr;
-  if (ahead_ == unit) ahead_ = nullptr;  // its gather goes on, and is dropped by the next
+  if (ahead_ == unit) ahead_ = nullptr;  // its gather continues; the next gather waits for it and discards it
   if (reducing_ == unit) reducing_ = nullptr;
 }
 
-// As large as any of the units needs: it is made once.
+// Allocates the max size that any unit needs, so that the memory is normally allocated once.
 const RegisteredMemory& ShardContext::scratch(Use use, std::size_t bytes, torch::Device device) {
-  if (!asynchronous(device)) use = Use::gather;  // never both at once
+  if (!asynchronous(device)) use = Use::gather;  // gather and reduce never run concurrently
   Scratch& one = scratch_[{use, device.str()}];
   if (one.bytes >= bytes && one.memory.data() != nullptr) return one.memory;
   for (const ShardUnit* unit : units_) {
@@ -118,7 +118,7 @@ void ShardContext::start(Use use, torch::Device device, const std::function<Work
 }
 
 void ShardContext::wait(Use use, torch::Device device) {
-  if (!device.is_cpu()) return side_.join(device_for(device));  // this thread's streams of other devices are not theirs
+  if (!device.is_cpu()) return side_.join(device_for(device));  // not this thread's streams on other devices
   if (Work work = std::exchange(work_[use], Work()); work.valid()) work.wait();
 }
 
@@ -128,11 +128,11 @@ void ShardContext::require_good(Use use) {
 
 // ---- Passes --------------------------------------------------------------------------------------------------------
 
-// Ranks decide alike: all they look at are the calls of units, which are the same everywhere.
+// Ranks decide alike, because decisions depend only on the order of unit calls, which is the same on all ranks.
 void ShardContext::gather(ShardUnit& unit) {
   const std::lock_guard lock(mutex);
   if (std::exchange(ahead_, nullptr) != &unit) {
-    wait(Use::gather, unit.device());  // one that nobody wanted
+    wait(Use::gather, unit.device());  // wait for a gather that was started ahead and is not needed
     unit.start_gather();
   }
   unit.finish_gather();
@@ -148,7 +148,8 @@ void ShardContext::gather(ShardUnit& unit) {
   ahead_ = &next;
 }
 
-// A gather that has begun goes on, and the next one waits for it: it has read the shards already.
+// A gather that has started continues, and the next gather waits for it. Its result is discarded: it has already read
+// the shards, which programs may write between passes.
 void ShardContext::end_pass() noexcept {
   if (last_ != nullptr) next_[running_ ? 1 : 0].erase(last_);
   last_ = nullptr;
@@ -169,7 +170,7 @@ void ShardContext::leave_forward() noexcept {
 
 namespace {
 
-/// Lives in autograd's list of callbacks. Either it is called, or it is destroyed without: then backward has thrown.
+/// Lives in autograd's list of callbacks. If backward throws, autograd destroys it without calling it.
 class EndOfBackward {
  public:
   explicit EndOfBackward(std::weak_ptr<ShardContext> context) : context_(std::move(context)) {}
@@ -222,8 +223,8 @@ void ShardContext::finish_backward() {
   running_ = false;
 }
 
-// What was added up without synchronisation is due now, also in units that this backward did not reach. All ranks know
-// the units that may have some, but not whether another rank has: they may use different parameters.
+// Gradients accumulated without synchronisation are averaged now, also in units that this backward did not reach. All
+// ranks know which units may have such gradients, but not whether another rank has: ranks may use different parameters.
 void ShardContext::reduce_waiting() {
   std::vector<ShardUnit*> units;
   for (ShardUnit* unit : units_) {
@@ -278,7 +279,7 @@ void ShardContext::abort(const std::string& why) noexcept {
       if (group && group->size() > 1 && !group->error()) group->abort(why);
     }
   } catch (...) {
-    // No memory for the text: the others wait until their deadline.
+    // No memory for the text: other ranks wait until their deadline.
   }
 }
 

@@ -7,13 +7,13 @@
 namespace maniple::detail {
 namespace {
 
-/// What comes before the rows of a rank.
+/// Precedes the rows of each rank.
 struct Header {
-  std::int64_t unit = 0;    ///< its number
+  std::int64_t unit = 0;    ///< number of the unit
   std::int64_t frozen = 0;  ///< a hash of which parameters require a gradient
 };
 
-/// Bytes on a device of the scratch, or of a whole.
+/// A byte tensor over device memory in the scratch or in a whole parameter.
 Tensor bytes_at(void* data, std::size_t bytes, torch::Device device) {
   return torch::from_blob(data, {static_cast<std::int64_t>(bytes)},
                           torch::TensorOptions().dtype(torch::kUInt8).device(device));
@@ -28,7 +28,7 @@ void ShardUnit::lay_out_gather() {
   gather_ = PackedLayout::by_rows(1, sizeof(Header), rows, group().size());
 }
 
-// An empty shard has no address, and cannot have moved.
+// An empty shard has no address, so it cannot have moved.
 void ShardUnit::require_in_place() const {
   for (const ShardedParameter& one : parameters_) {
     const Tensor &now = one.parameter, &shard = one.shard;
@@ -78,7 +78,7 @@ void ShardUnit::start_gather() {
   if (device_.is_cpu()) {
     std::memcpy(own, &header, sizeof header);
   } else {
-    // Filled on the device: for a copy from the host, the host would wait for all that the stream holds.
+    // Filled on the device: a copy from the host would block the host until the stream's earlier work is done.
     const Tensor numbers = bytes_at(own, sizeof header, device_).view(torch::kInt64);
     numbers.narrow(0, 0, 1).fill_(header.unit);
     numbers.narrow(0, 1, 1).fill_(header.frozen);
@@ -127,7 +127,7 @@ void ShardUnit::finish_gather() {
   if (!to.empty()) copy_all(to, from);
 }
 
-// On a GPU the host would have to wait: only the first times.
+// On a GPU reading the headers blocks the host, so only the first two gathers are checked.
 void ShardUnit::check_headers() {
   if (!device_.is_cpu() && ++checked_ > 2) return;
   auto* scratch =
@@ -142,7 +142,7 @@ void ShardUnit::check_headers() {
       std::memcpy(&header, numbers.data_ptr(), sizeof header);
     }
     if (header.unit == number_ && header.frozen == checked_hash_) continue;
-    context_->require_good(ShardContext::Use::gather);  // one that failed on a GPU leaves what was there before
+    context_->require_good(ShardContext::Use::gather);  // a failed gather on a GPU leaves the old contents
     if (header.unit != number_)
       fail(
           format_text("rank {} of the group gathers unit {} meanwhile; all ranks call the same units in the same "

@@ -97,8 +97,7 @@ void ShardUnit::accumulate(const std::vector<std::size_t>& which, std::vector<Te
                        one.name()));
     if (keeps_accumulated(one)) {
       one.accumulated.add_(gradients[k]);
-      if (one.mark_is_ours && one.mark.scalar_type() !=
-                                  one.accumulated.scalar_type()) {  // the mark is a converted copy, so it is made again
+      if (one.mark_is_ours && one.mark.scalar_type() != one.accumulated.scalar_type()) {  // a copy
         one.parameter.mutable_grad() = Tensor();
         mark_accumulated(one);
       }
@@ -235,8 +234,7 @@ void ShardUnit::finish_reduce() {
     head = torch::from_blob(scratch + packed.part_begin(rank) * element_bytes, {heads}, options)
                .to(torch::kCPU, torch::kFloat64);
     const double tag = head[0].item<double>();
-    if (std::abs(tag - tag_of(number_)) >
-        0.4)  // if tags differ, the average is farther than this from at least one rank's tag
+    if (std::abs(tag - tag_of(number_)) > 0.4)  // if tags differ, at least one rank's is farther away
       fail(
           "other ranks average the gradients of another unit meanwhile; all ranks call the same units in the same "
           "order, in forward and in backward");

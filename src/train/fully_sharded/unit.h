@@ -259,11 +259,10 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   std::map<Use, Work> work_;
   SideStream side_;  // destroyed before scratch_
 
-  int forwards_ = 0;           // live UnitForwards
-  ShardUnit* last_ = nullptr;  // the unit gathered last in this pass
-  std::unordered_map<ShardUnit*, ShardUnit*>
-      next_[2];                 // the unit that follows each unit, in forward (0) or backward (1)
-  ShardUnit* ahead_ = nullptr;  // the unit whose gather was started ahead
+  int forwards_ = 0;                                    // live UnitForwards
+  ShardUnit* last_ = nullptr;                           // the unit gathered last in this pass
+  std::unordered_map<ShardUnit*, ShardUnit*> next_[2];  // each unit's successor, in forward (0) or backward (1)
+  ShardUnit* ahead_ = nullptr;                          // the unit whose gather was started ahead
 
   bool running_ = false;
   std::uint64_t backwards_ = 0;

@@ -45,9 +45,8 @@ struct StepConstants {
 struct StepTensor {
   void* parameter = nullptr;
   const void* gradient = nullptr;
-  float* master =
-      nullptr;  ///< float32 copy of the parameter; if set, states are float32, too, and `parameter` is only written
-  void* states[3] = {};  ///< momentum_buffer; or exp_avg, exp_avg_sq, max_exp_avg_sq
+  float* master = nullptr;  ///< the parameter in float32; then states are float32, too, and `parameter` is only written
+  void* states[3] = {};     ///< momentum_buffer; or exp_avg, exp_avg_sq, max_exp_avg_sq
   std::size_t count = 0;
   /// Values that depend on the number of steps. Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t). SGD: the factors of buffer
   /// and gradient.

@@ -26,7 +26,7 @@ using torch::Tensor;
 struct Converted {
   /// Keeps the address, which identifies the layer, from being reused by another tensor.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
-  std::weak_ptr<torch::nn::Module> module;  // tells whether it is in training mode
+  std::weak_ptr<torch::nn::Module> module;  // its mode decides which statistics are used
   std::weak_ptr<ProcessGroup> group;        // weak: this table outlives the program's objects
   bool default_group;
 

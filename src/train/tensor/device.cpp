@@ -194,8 +194,8 @@ static c10::cuda::CUDAStream stream_beside(Device device) try {
   log_debug("cuda:{}: {} kernels in a row take {} ms, {} ms beside the stream of gradients", device.index, kKernels,
             alone, least);
   return best;
-} catch (const c10::Error&
-             error) {  // training continues without a measurement; if the device has failed, the next call reports it
+} catch (
+    const c10::Error& error) {  // training goes on without it; if the device has failed, the next call reports that
   log_debug("cuda:{}: no streams are compared: {}", device.index, error.what_without_backtrace());
   return c10::cuda::getStreamFromPool(true, index_of(device));
 }
@@ -288,8 +288,7 @@ PeakMemory peak_memory() {
   PeakMemory most;
   const c10::DeviceIndex count = c10::cuda::device_count();
   for (c10::DeviceIndex i = 0; i < count; ++i) {
-    if (!at::detail::getCUDAHooks().hasPrimaryContext(i))
-      continue;  // this function must not be the first user of a GPU
+    if (!at::detail::getCUDAHooks().hasPrimaryContext(i)) continue;  // must not be the first user of a GPU
     try {
       const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(i);
       // Index 0 of the counters covers all pools together.

@@ -24,8 +24,7 @@ class ModuleMode {
     module.train(training);
   }
   ~ModuleMode() {
-    for (const auto& [part, training] : before_)
-      part->train(training);  // parents first: train() reaches all submodules
+    for (const auto& [part, training] : before_) part->train(training);  // parents first: train() reaches all below
   }
   ModuleMode(const ModuleMode&) = delete;
   ModuleMode& operator=(const ModuleMode&) = delete;

@@ -178,7 +178,7 @@ void add_nonfinite_gradient(std::string& text, const std::string& name) {
 
 namespace {
 
-/// For each strategy, the group whose ranks have different batches; null: only this rank.
+/// For each strategy, the group whose ranks have different batches; null: this rank trains alone.
 std::shared_ptr<ProcessGroup> dividing_data(const strategy::DataParallel& one) {
   return trainer::group_or_default(one.ddp.group);
 }

@@ -193,8 +193,7 @@ WeightsReport load_into(const NamedTensors& tensors, const std::string& path, co
   copy_all(files, assignments);
   for (const Assignment& assignment : assignments) {
     if (!assignment.to.is_inference())
-      assignment.to.unsafeGetTensorImpl()
-          ->bump_version();  // the detached tensor shares its version counter with the original
+      assignment.to.unsafeGetTensorImpl()->bump_version();  // the detached tensor shares this counter
   }
   return report;
 }

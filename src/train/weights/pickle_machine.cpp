@@ -42,7 +42,7 @@ bool PickleMachine::step() {
     case 'X':
     case 'T': make(PickleKind::text, 0, take(take_number(4))); break;  // BINUNICODE, BINSTRING
     case 0x8c:
-    case 'U': make(PickleKind::text, 0, take(take_number(1))); break;  // the same, short
+    case 'U': make(PickleKind::text, 0, take(take_number(1))); break;  // SHORT_BINUNICODE, SHORT_BINSTRING
     case 0x8d: make(PickleKind::text, 0, take(take_number(8))); break;
     case 'B': make(PickleKind::bytes, 0, take(take_number(4))); break;
     case 'C': make(PickleKind::bytes, 0, take(take_number(1))); break;

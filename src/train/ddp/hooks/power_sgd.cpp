@@ -261,8 +261,7 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
       part_of(error, bucket, one.place).copy_(left_out.view(gradient.sizes()));
     }
     if (options.warm_start) {
-      qs[name] =
-          on_device ? one.q.masked_fill(finite.logical_not(), 0) : one.q.clone();  // zeros are replaced by a new basis
+      qs[name] = on_device ? one.q.masked_fill(finite.logical_not(), 0) : one.q.clone();  // zeros lead to a new basis
     } else {
       qs.erase(name);
     }
