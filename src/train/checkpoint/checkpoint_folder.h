@@ -59,7 +59,8 @@ std::string name_aside(const std::string& folder, std::int64_t step);
 void remove_checkpoint(const std::string& path);
 
 /// Called after the newest step, `saved`, was saved. Removes all but the newest `keep` whole checkpoints (judged by
-/// file lengths), `saved` included; sets those that are not whole aside. Returns what was done and why, one line each.
+/// file lengths), `saved` included. Sets aside checkpoints that are not whole. Returns what was done and why, one line
+/// each.
 std::vector<std::string> prune_checkpoints(const std::string& folder, int keep, std::int64_t saved);
 
 }  // namespace maniple

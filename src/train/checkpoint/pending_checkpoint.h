@@ -20,7 +20,7 @@
 
 namespace maniple {
 
-/// A checkpoint in the making. Destroyed without commit(), it leaves nothing behind.
+/// A checkpoint that is being written. Destroyed without commit(), it leaves nothing behind.
 class PendingCheckpoint {
  public:
   /// Creates the folder if necessary, and removes what dead writers left in it.

@@ -22,7 +22,7 @@ namespace maniple {
 
 struct IdxArray {
   std::vector<std::size_t> shape;   ///< at least one dimension
-  std::vector<std::uint8_t> bytes;  ///< the product of `shape`
+  std::vector<std::uint8_t> bytes;  ///< count: the product of `shape`
 };
 
 /// `name` is the file's name, used in errors.

@@ -1,10 +1,10 @@
 // Concatenates the results of the replicas, and in backward distributes the gradients to the replicas.
 //
 // Each replica has its own graph. It leads from leaves, which stand for the replica's part of the arguments and for its
-// parameters, to the replica's results. The gathered results hang on a single node of the program's graph, *not* on
-// those graphs: autograd walks the CPU part of a graph in the one thread that called backward, so it would walk all
-// replicas one after another. Instead, the node lets each replica's thread walk that replica's graph. It then adds up
-// the gradients and passes them on to the module's parameters and the arguments.
+// parameters, to the replica's results. The gathered results are connected to a single node of the program's graph,
+// *not* to those graphs: autograd runs the CPU part of a graph in the one thread that called backward, so it would run
+// the replicas' graphs one after another. Instead, the node lets each replica's thread run that replica's graph. It
+// then adds up the gradients and passes them on to the module's parameters and the arguments.
 #pragma once
 
 #include <cstdint>

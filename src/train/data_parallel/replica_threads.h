@@ -30,8 +30,8 @@ class Workers {
   /// Whether the caller is one of the threads.
   bool inside() const noexcept;
 
-  /// Runs the parts 0 .. parts-1 concurrently and returns when all have ended: the exception that each part threw, or
-  /// null. Concurrent callers take turns; a part must not call this.
+  /// Runs the parts 0 .. parts-1 concurrently and waits for all. Returns the exception that each part threw, or null.
+  /// Concurrent callers take turns; a part must not call this.
   std::vector<std::exception_ptr> run(std::size_t parts, const Task& task);
 
  private:
@@ -64,8 +64,8 @@ class ReplicaThreads {
   /// Whether the caller is one of the threads.
   bool inside() const noexcept { return workers_->inside(); }
 
-  /// Runs task(0) .. task(count-1), each in its replica's thread, with its device current and the caller's settings.
-  /// Returns when all have ended: the exception that each threw, or null.
+  /// Runs task(0) .. task(count-1), each in its replica's thread, with its device current and the caller's settings,
+  /// and waits for all. Returns the exception that each threw, or null.
   std::vector<std::exception_ptr> run(std::size_t count, const Workers::Task& task);
   /// The same, but throws the first exception, by replica number, as ReplicaError; `what` names the operation that
   /// failed.
