@@ -128,7 +128,7 @@ struct GradScaler::Impl {
 
   torch::Tensor unscale(torch::optim::Optimizer& optimizer) {
     const torch::NoGradGuard no_grad;
-    std::map<std::pair<std::string, torch::ScalarType>, std::vector<torch::Tensor>> lists;  // on devices
+    std::map<std::pair<std::string, torch::ScalarType>, std::vector<torch::Tensor>> lists;  // outside the CPU
     std::vector<torch::Tensor> on_cpu;
     std::vector<torch::Tensor> parameters;
     for (const auto& group : optimizer.param_groups())

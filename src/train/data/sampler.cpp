@@ -65,7 +65,7 @@ struct DistributedSampler::State {
   bool counts = false;                 ///< whether the loop counts at all
   bool warned = false;                 ///< of an epoch in the same order as the previous one
   std::vector<std::uint32_t> narrow =
-      {};  ///< this rank's indices, when they fit; both empty when not made yet or not shuffled
+      {};  ///< this rank's indices if they fit; both are empty before prepare() and without shuffling
   std::vector<std::uint64_t> wide = {};
 
   std::size_t local_size() const {

@@ -1,4 +1,4 @@
-// Copies of a module on several devices, and how they follow the module.
+// Copies of a module on several devices, and their updates from the module.
 //
 // On the module's own device, a replica's parameter is a separate tensor (so that autograd can distinguish the
 // replicas) that shares the module's memory. The first replica's buffers share the module's memory as well: the module

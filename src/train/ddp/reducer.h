@@ -92,7 +92,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     averaging,  ///< this rank has communicated: if the backward does not reach its end, no rank may continue
     shadowing,  ///< other ranks compute; this rank has no batch and averages zeros
   };
-  /// static_graph: whose gradients are known from an earlier backward.
+  /// static_graph: which ranks' gradients are known from an earlier backward.
   enum class Graph : std::uint8_t {
     unknown,
     own,     ///< this rank's: Parameter::expected

@@ -52,7 +52,7 @@ void Reducer::explained(const std::function<void()>& communicate) const {
     throw Mismatch(with_remedy(error, ranks_have(error.info(), elsewhere(error.info()), "a rank has ")));
   } catch (const PeerLost& error) {
     const LossKind loss = error.info().loss;
-    if (loss != LossKind::left && loss != LossKind::left_or_ended) throw;  // it died: its own output says why
+    if (loss != LossKind::left && loss != LossKind::left_or_ended) throw;  // it died: its own output gives the reason
     const std::string who = ranks_have(error.info(), error.info().ranks, "it has ");
     throw PeerLost(with_remedy(error, kUnlessItFailed + who));
   } catch (const Timeout& error) {

@@ -1,4 +1,4 @@
-// A call of a unit's forward, and the nodes that it leaves in autograd's graph: see unit.h.
+// A call of a unit's forward, and its nodes in autograd's graph: see unit.h.
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 

@@ -16,7 +16,7 @@ namespace {
 
 using torch::Tensor;
 
-/// The units at and below a module, and the names of their modules.
+/// A unit at or below a module, and the name of the unit's module.
 struct NamedUnit {
   std::string name;
   std::shared_ptr<detail::ShardUnit> unit;
@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<detail::ShardUnit>> bare_units_of(torch::nn::Module&
   return units;
 }
 
-/// Units of one model have one family.
+/// Puts all units of a model into one family.
 void join_family(const std::vector<std::shared_ptr<detail::ShardUnit>>& units) {
   for (const auto& unit : units) unit->family = units.front()->family;
 }

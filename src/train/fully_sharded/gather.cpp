@@ -1,4 +1,4 @@
-// Gathering the parameters of a unit.
+// Gathers the parameters of a unit.
 #include <cstring>
 
 #include "comm/base/check.h"

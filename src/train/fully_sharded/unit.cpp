@@ -1,4 +1,4 @@
-// Construction of a unit, and its parameters as shards and as wholes.
+// Construction of a unit, and the switch of its parameters between shards and whole tensors.
 #include "train/fully_sharded/unit.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using torch::Tensor;
 
-/// Calls f(module, its name) for the module and all below it but for units and what they contain.
+/// Calls f(module, its name) for the module and its descendants, except nested units and their contents.
 template <class F>
 void for_each_own(torch::nn::Module& module, const std::string& prefix, const F& f, bool& contains_units) {
   f(module, prefix);

@@ -3,7 +3,7 @@
 //   Event      1 wall_time double   2 step int64   3 file_version string   5 summary Summary   7 session_log SessionLog
 //   Summary    1 repeated Value     { 1 tag string   2 simple_value float   8 tensor Tensor   9 metadata }
 //
-// and a file of them as TFRecords:
+// Events are stored in a file as TFRecords:
 //
 //   length 8 bytes | masked CRC-32C of these 8 | the event | masked CRC-32C of the event        (little-endian)
 //
