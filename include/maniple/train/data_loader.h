@@ -25,9 +25,9 @@
 // Collating   A function makes a batch from samples. The default stacks them: tensors get a new first dimension,
 //             numbers become a 1-D tensor; Example, tuples, pairs, arrays, vectors (of equal lengths) and maps are
 //             collated member by member; anything else becomes a std::vector.
-// Cursor      Counts the batches that the loop has received, not the batches fetched ahead. See "in the middle of an
-//             epoch" in sampler.h, which applies here as well. A restart may use another number of ranks and another
-//             batch size (streams: the same number of ranks).
+// Cursor      Counts the batches that the loop has received, not the batches fetched ahead. The rules of sampler.h
+//             for resuming in the middle of an epoch apply. A restart may use another number of ranks and another batch
+//             size (streams: the same number of ranks).
 // Errors      An exception from get(), the decode function or the collate function reaches the loop as a DataError, at
 //             the batch concerned. Its text names the sample and quotes the error; std::rethrow_if_nested throws the
 //             original. The loader stays usable: the next loop resumes with the batch that failed, or at the position
